@@ -1,0 +1,587 @@
+/*
+ * VmmGraph: GPU memory for graph-mode LLM engines.
+ *
+ * Written by cbindgen from src/capi; do not edit (tests/header.rs: UPDATE_EXPECT=1 cargo test --test header).
+ *
+ * Conventions
+ *   - Every function that can fail returns a vmmgraph_status_t: VMMGRAPH_OK (0) or a VMMGRAPH_ERROR. Outputs come last and are
+ *     untouched on failure. vmmgraph_last_error and vmmgraph_last_error_message tell more, for the calling thread.
+ *   - Nothing aborts, exits or throws. Out of memory leaves everything usable.
+ *   - Handles are checked keys, not addresses: a destroyed, foreign or null handle is VMMGRAPH_ERROR_INVALID_HANDLE.
+ *   - Structs begin with struct_size. Zero a struct, set struct_size to its sizeof, and then what differs from the default.
+ *   - Sizes are bytes. Streams are CUstream or cudaStream_t; null is the default stream. All functions are thread-safe.
+ */
+
+
+#ifndef VMMGRAPH_H
+#define VMMGRAPH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef _WIN32
+#define VMMGRAPH_API
+#else
+#define VMMGRAPH_API __attribute__((visibility("default")))
+#endif
+
+#define VMMGRAPH_VERSION_MAJOR 0
+#define VMMGRAPH_VERSION_MINOR 1
+#define VMMGRAPH_VERSION_PATCH 0
+
+
+// Version of the C ABI: calls, structs and numbers of the same ABI version work together.
+#define VMMGRAPH_ABI_VERSION 1
+
+// The call did what it says.
+#define VMMGRAPH_OK 0
+
+// A pointer that must not be null is null.
+#define VMMGRAPH_ERROR_NULL_ARGUMENT 1
+
+// A number is outside its domain.
+#define VMMGRAPH_ERROR_INVALID_ARGUMENT 2
+
+// A size is zero or beyond 2^46 bytes, or a page size does not fit the device.
+#define VMMGRAPH_ERROR_INVALID_SIZE 3
+
+// A handle was destroyed, is of another kind, or never was one.
+#define VMMGRAPH_ERROR_INVALID_HANDLE 4
+
+// The driver has no device of that number.
+#define VMMGRAPH_ERROR_INVALID_DEVICE 5
+
+// A pointer is not the start of a live block.
+#define VMMGRAPH_ERROR_FOREIGN_POINTER 6
+
+// A block was freed before.
+#define VMMGRAPH_ERROR_DOUBLE_FREE 7
+
+// A struct_size is none that this library knows.
+#define VMMGRAPH_ERROR_STRUCT_SIZE 8
+
+// The object is in another state than the call needs.
+#define VMMGRAPH_ERROR_WRONG_STATE 100
+
+// The object was closed by an earlier internal error; it can only be destroyed.
+#define VMMGRAPH_ERROR_CLOSED 101
+
+// The device is open with other settings.
+#define VMMGRAPH_ERROR_DEVICE_IN_USE 102
+
+// The stream of the last replay is being captured.
+#define VMMGRAPH_ERROR_STREAM_CAPTURING 103
+
+// The device's memory is used up. Nothing has changed.
+#define VMMGRAPH_ERROR_OUT_OF_MEMORY 200
+
+// The device's byte budget is used up. Nothing has changed.
+#define VMMGRAPH_ERROR_OVER_BUDGET 201
+
+// No address range of that length is left. Nothing has changed.
+#define VMMGRAPH_ERROR_OUT_OF_ADDRESSES 202
+
+// The process has no file descriptor left (host driver). Nothing has changed.
+#define VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS 203
+
+// The driver refused a call; vmmgraph_last_error names the call and its result.
+#define VMMGRAPH_ERROR_DRIVER 300
+
+// The CUDA driver library cannot be loaded.
+#define VMMGRAPH_ERROR_DRIVER_MISSING 301
+
+// The CUDA driver library is too old.
+#define VMMGRAPH_ERROR_DRIVER_TOO_OLD 302
+
+// The device has no virtual memory management.
+#define VMMGRAPH_ERROR_UNSUPPORTED 303
+
+// A bug in the library; the arena is closed, the process goes on.
+#define VMMGRAPH_ERROR_INTERNAL 900
+
+// Choose by VMMGRAPH_DRIVER (cuda or host) if set; else a GPU if there is one; else the host.
+#define VMMGRAPH_DRIVER_AUTO 0
+
+// CUDA, or an error that says what is missing.
+#define VMMGRAPH_DRIVER_CUDA 1
+
+// This machine's memory; addresses are ordinary pointers of this process.
+#define VMMGRAPH_DRIVER_HOST 2
+
+// The arena's policy; in an arena's options: VMMGRAPH_RETAIN_OWN_PAGES.
+#define VMMGRAPH_RETAIN_DEFAULT 0
+
+// Blocks that are live at the seal move to pages of their own: other graphs never touch them.
+#define VMMGRAPH_RETAIN_OWN_PAGES 1
+
+// Blocks that are live at the seal stay on shared pages: the next replay of another graph may overwrite them.
+#define VMMGRAPH_RETAIN_SHARED_PAGES 2
+
+// Being captured: blocks may be allocated.
+#define VMMGRAPH_SPACE_OPEN 0
+
+// Captured: it may be replayed.
+#define VMMGRAPH_SPACE_SEALED 1
+
+// Undoing a failed driver call failed as well: it can only be destroyed.
+#define VMMGRAPH_SPACE_BROKEN 2
+
+// Nothing is logged.
+#define VMMGRAPH_LOG_OFF 0
+
+// A failure that could not be undone.
+#define VMMGRAPH_LOG_ERROR 1
+
+// A failure that was undone, or memory that could not be given back.
+#define VMMGRAPH_LOG_WARN 2
+
+// Devices and arenas come and go.
+#define VMMGRAPH_LOG_INFO 3
+
+// Captures, and what they used.
+#define VMMGRAPH_LOG_DEBUG 4
+
+// Everything.
+#define VMMGRAPH_LOG_TRACE 5
+
+// Never defined: a vmmgraph_arena_t is a key, not an address.
+typedef struct vmmgraph_arena vmmgraph_arena;
+
+// Never defined: a vmmgraph_device_t is a key, not an address.
+typedef struct vmmgraph_device vmmgraph_device;
+
+// Never defined: a vmmgraph_space_t is a key, not an address.
+typedef struct vmmgraph_space vmmgraph_space;
+
+// The result of a call: VMMGRAPH_OK or one of the VMMGRAPH_ERROR numbers. Numbers are never reused; treat an unknown one as a
+// failure.
+typedef int32_t vmmgraph_status_t;
+
+// The numbers behind a failure. What does not apply is 0, the device -1.
+typedef struct vmmgraph_error_info_t {
+  // Set to sizeof(vmmgraph_error_info_t) before the call.
+  size_t struct_size;
+  // The status the call returned.
+  vmmgraph_status_t status;
+  // The driver's own result.
+  int32_t driver_result;
+  // The device's number.
+  int32_t device;
+  // 0.
+  int32_t reserved;
+  // Bytes asked for, or the address or argument that was refused.
+  uint64_t requested;
+  // Bytes there were: free on the device, or left in the budget, or the limit of a size.
+  uint64_t available;
+} vmmgraph_error_info_t;
+
+// How to open a device. Zero everything, then set struct_size and what differs from the default; 0 is the default.
+typedef struct vmmgraph_device_options_t {
+  // sizeof(vmmgraph_device_options_t).
+  size_t struct_size;
+  // VMMGRAPH_DRIVER_AUTO, _CUDA or _HOST.
+  int32_t driver;
+  // The device's number with that driver, from 0.
+  int32_t device;
+  // Bytes of physical memory the device's page pool may hold; 0: no limit. Set at open and by vmmgraph_device_set_budget.
+  uint64_t budget_bytes;
+  // Host driver: mapping granularity in bytes, a power of two; 0: 2 MiB.
+  uint64_t host_granularity_bytes;
+  // Host driver: bytes of the device; 0: this machine's memory.
+  uint64_t host_memory_bytes;
+} vmmgraph_device_options_t;
+
+// A device: its driver and its page pool. Calls with it are thread-safe.
+typedef struct vmmgraph_device *vmmgraph_device_t;
+
+// What does not change about a device.
+typedef struct vmmgraph_device_info_t {
+  // Set to sizeof(vmmgraph_device_info_t) before the call.
+  size_t struct_size;
+  // VMMGRAPH_DRIVER_CUDA or _HOST.
+  int32_t driver;
+  // The device's number.
+  int32_t device;
+  // What mapped lengths and addresses are multiples of, in bytes.
+  uint64_t granularity_bytes;
+  // Bytes of the device.
+  uint64_t total_bytes;
+  // The device's name, zero-terminated.
+  char name[128];
+} vmmgraph_device_info_t;
+
+// Exact counts of a device's page pool since the device was opened.
+typedef struct vmmgraph_device_stats_t {
+  // Set to sizeof(vmmgraph_device_stats_t) before the call.
+  size_t struct_size;
+  // Bytes held from the driver now.
+  uint64_t physical_bytes;
+  // The most bytes ever held at once.
+  uint64_t peak_physical_bytes;
+  // Bytes of pages that belong to single spaces (retained blocks).
+  uint64_t retained_bytes;
+  // Bytes of pages that are mapped nowhere.
+  uint64_t free_bytes;
+  // The byte budget; 0: none.
+  uint64_t budget_bytes;
+  // Pages held now.
+  uint64_t pages;
+  // Pages created so far.
+  uint64_t pages_created;
+  // Pages given back so far.
+  uint64_t pages_released;
+  // Mappings that exist now.
+  uint64_t mappings;
+  // Mappings made so far.
+  uint64_t maps;
+  // Mappings taken away so far.
+  uint64_t unmaps;
+  // Bytes of addresses reserved now.
+  uint64_t reserved_bytes;
+  // Reservations that exist now.
+  uint64_t reservations;
+  // Things the driver refused to take back, kept for the next trim.
+  uint64_t pending;
+} vmmgraph_device_stats_t;
+
+// How to make an arena. Zero everything, then set struct_size and what differs from the default; 0 is the default.
+typedef struct vmmgraph_arena_options_t {
+  // sizeof(vmmgraph_arena_options_t).
+  size_t struct_size;
+  // Bytes of a small page, a power of two; 0: 2 MiB, or the device's granularity if that is larger.
+  uint64_t small_page_bytes;
+  // Bytes of a large page, a multiple of the small one; 0: 16 MiB. Equal to the small page: one size only.
+  uint64_t large_page_bytes;
+  // Most bytes a large page may waste behind a block's end; 0: half a large page.
+  uint64_t max_waste_bytes;
+  // One of VMMGRAPH_RETAIN_*.
+  int32_t retain;
+  // 0.
+  int32_t reserved;
+} vmmgraph_arena_options_t;
+
+// An arena: physical pages shared by graphs that never run at the same time. Calls with it are thread-safe.
+typedef struct vmmgraph_arena *vmmgraph_arena_t;
+
+// What an arena holds.
+typedef struct vmmgraph_arena_stats_t {
+  // Set to sizeof(vmmgraph_arena_stats_t) before the call.
+  size_t struct_size;
+  // Bytes of physical memory: shared and retained pages.
+  uint64_t physical_bytes;
+  // Bytes of shared pages.
+  uint64_t shared_bytes;
+  // Bytes of shared pages that no space maps; trim gives them back.
+  uint64_t free_bytes;
+  // Bytes of pages that belong to single spaces.
+  uint64_t retained_bytes;
+  // Bytes of addresses reserved.
+  uint64_t reserved_bytes;
+  // Bytes of addresses with a page behind them; a page that shows n times counts n times.
+  uint64_t mapped_bytes;
+  // Bytes of live blocks.
+  uint64_t live_bytes;
+  // The most bytes that were live at once in any one space.
+  uint64_t high_water_bytes;
+  // Bytes of live blocks in the current space (vmmgraph_arena_allocate).
+  uint64_t current_offset_bytes;
+  // Live blocks.
+  uint64_t blocks;
+  // Spaces.
+  uint64_t spaces;
+  // Small shared pages.
+  uint64_t small_pages;
+  // Large shared pages.
+  uint64_t large_pages;
+} vmmgraph_arena_stats_t;
+
+// A space: the addresses of one capture. Calls with it are thread-safe.
+typedef struct vmmgraph_space *vmmgraph_space_t;
+
+// What a capture used.
+typedef struct vmmgraph_seal_report_t {
+  // Set to sizeof(vmmgraph_seal_report_t) before the call.
+  size_t struct_size;
+  // The most bytes that were live at once.
+  uint64_t peak_live_bytes;
+  // Small shared pages the space shows.
+  uint64_t small_pages;
+  // Large shared pages the space shows.
+  uint64_t large_pages;
+  // Mappings made.
+  uint64_t maps;
+  // Bytes of pages that became the space's own.
+  uint64_t retained_bytes;
+  // Blocks that are still live.
+  uint64_t retained_blocks;
+} vmmgraph_seal_report_t;
+
+// Launches a graph; must not throw, and must not replay in the same arena.
+typedef void (*vmmgraph_launch_fn)(void *user);
+
+// What a space uses.
+typedef struct vmmgraph_space_stats_t {
+  // Set to sizeof(vmmgraph_space_stats_t) before the call.
+  size_t struct_size;
+  // The space's number, unique in the process.
+  uint64_t id;
+  // VMMGRAPH_SPACE_OPEN, _SEALED or _BROKEN.
+  int32_t phase;
+  // 0.
+  int32_t reserved;
+  // Live blocks.
+  uint64_t blocks;
+  // Their bytes, rounded up to 512 each.
+  uint64_t live_bytes;
+  // The most bytes that were live at once.
+  uint64_t peak_live_bytes;
+  // Bytes of addresses reserved.
+  uint64_t reserved_bytes;
+  // Bytes of addresses with a page behind them.
+  uint64_t mapped_bytes;
+  // Bytes of pages that are the space's own.
+  uint64_t retained_bytes;
+  // Mappings made so far.
+  uint64_t maps;
+} vmmgraph_space_stats_t;
+
+// Receives one line of text: `length` bytes of UTF-8, not zero-terminated, valid during the call. May be called from any thread,
+// with no lock of the library's held that the caller could need; must not throw.
+typedef void (*vmmgraph_log_fn)(int32_t level, const char *text, size_t length, void *user);
+
+// Called once with `user` when a sink is no longer in use.
+typedef void (*vmmgraph_drop_fn)(void *user);
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// The ABI version of the library that is loaded; compare it with VMMGRAPH_ABI_VERSION of the header.
+VMMGRAPH_API uint32_t vmmgraph_abi_version(void);
+
+// The version of the library that is loaded, as "major.minor.patch". Static, zero-terminated.
+VMMGRAPH_API const char *vmmgraph_version(void);
+
+// The name of a status, such as "out of memory"; "unknown status" for any other number. Static, zero-terminated.
+VMMGRAPH_API
+const char *vmmgraph_status_name(vmmgraph_status_t status);
+
+// The numbers behind this thread's last failure; status VMMGRAPH_OK if there was none. Successful calls leave it alone.
+//
+// Arguments:
+// `info` is null or points to a vmmgraph_error_info_t whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_last_error(struct vmmgraph_error_info_t *info);
+
+// This thread's last failure in words, for people. Copies at most `capacity` bytes, always zero-terminated if capacity is not 0,
+// and writes the bytes needed (terminator included) to `needed`. Either pointer may be null.
+//
+// Arguments:
+// `buffer` is null or points to `capacity` writable bytes; `needed` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_last_error_message(char *buffer,
+                                              size_t capacity,
+                                              size_t *needed);
+
+// Opens a device. Opening one again gives another handle to the same page pool. `options` may be null.
+//
+// Arguments:
+// `options` is null or points to a struct whose struct_size is set; `device` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_device_open(const struct vmmgraph_device_options_t *options,
+                                       vmmgraph_device_t *device);
+
+// Ends a handle. The device itself closes when its arenas and other handles are gone too.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_device_close(vmmgraph_device_t device);
+
+// What does not change about the device.
+//
+// Arguments:
+// `info` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_device_info(vmmgraph_device_t device,
+                                       struct vmmgraph_device_info_t *info);
+
+// Limits the bytes of physical memory the device's page pool may hold; 0: no limit. Nothing is taken away.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_device_set_budget(vmmgraph_device_t device, uint64_t bytes);
+
+// The counts of the device's page pool as they are now.
+//
+// Arguments:
+// `stats` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_device_stats(vmmgraph_device_t device,
+                                        struct vmmgraph_device_stats_t *stats);
+
+// Makes an arena on a device. `options` may be null. The arena keeps the device open.
+//
+// Arguments:
+// `options` is null or points to a struct whose struct_size is set; `arena` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_arena_create(vmmgraph_device_t device,
+                                        const struct vmmgraph_arena_options_t *options,
+                                        vmmgraph_arena_t *arena);
+
+// Ends a handle. The arena's spaces stay until they are destroyed; its pages go when no space needs them.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_destroy(vmmgraph_arena_t arena);
+
+// Gives back the pages that no space maps, after waiting for the replays launched so far. `released` (may be null) receives
+// their bytes.
+//
+// Arguments:
+// `released` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_arena_trim(vmmgraph_arena_t arena,
+                                      uint64_t *released);
+
+// Orders everything replayed so far for good: the stream of the last replay may be captured or destroyed afterwards.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_arena_mark(vmmgraph_arena_t arena);
+
+// What the arena holds now.
+//
+// Arguments:
+// `stats` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_arena_stats(vmmgraph_arena_t arena,
+                                       struct vmmgraph_arena_stats_t *stats);
+
+// The arena, its spaces, their blocks and the device's pages as one JSON object. Copies as vmmgraph_last_error_message does.
+//
+// Arguments:
+// `buffer` is null or points to `capacity` writable bytes; `needed` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_arena_stats_json(vmmgraph_arena_t arena,
+                                            char *buffer,
+                                            size_t capacity,
+                                            size_t *needed);
+
+// Seals the current space, if there is one, and opens the next: for engines whose captures are strictly serial. Blocks of
+// earlier spaces stay valid until the arena is destroyed.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_arena_switch_to_new_virtual_space(vmmgraph_arena_t arena);
+
+// Allocates in the current space, opening one if there is none. As vmmgraph_space_allocate.
+//
+// Arguments:
+// `block` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_arena_allocate(vmmgraph_arena_t arena,
+                                          uint64_t bytes,
+                                          void *stream,
+                                          void **block);
+
+// Frees a block of the current space or of one before it.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_deallocate(vmmgraph_arena_t arena, void *block);
+
+// Opens a space for a capture. The arena's pages stay while the space does, also after the arena is destroyed.
+//
+// Arguments:
+// `space` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_space_open(vmmgraph_arena_t arena,
+                                      vmmgraph_space_t *space);
+
+// Destroys a space: waits for its arena's replays, unmaps it and gives its addresses back. Its graph must be gone, or never be
+// launched again.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_space_destroy(vmmgraph_space_t space);
+
+// Allocates a block of at least `bytes` for work on `stream` (a CUstream or cudaStream_t; null: the default stream), aligned to
+// 512 bytes, with undefined contents. May be called while the stream is captured. On failure nothing has changed.
+//
+// Arguments:
+// `block` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_space_allocate(vmmgraph_space_t space,
+                                          uint64_t bytes,
+                                          void *stream,
+                                          void **block);
+
+// Frees a block. Before the seal its pages serve the next block of the same stream; afterwards a retained block's pages return
+// to the arena. Its addresses stay mapped, since the graph writes there.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_space_free(vmmgraph_space_t space,
+                                      void *block);
+
+// Notes that `stream` uses the block as well: once freed, it stays busy until the seal.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_space_record_stream(vmmgraph_space_t space,
+                                               void *block,
+                                               void *stream);
+
+// Ends the capture. Blocks that are still live are treated as `retain` (one of VMMGRAPH_RETAIN_*) says. `report` may be null. On
+// failure the space is open as before, and the call can be repeated.
+//
+// Arguments:
+// `report` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_space_seal(vmmgraph_space_t space,
+                                      int32_t retain,
+                                      struct vmmgraph_seal_report_t *report);
+
+// Calls `launch(user)`, which gives the space's graph to `stream`, in order after every earlier replay of the arena: no two of
+// them overlap, whatever their streams and threads. The same stream as the last replay costs no driver call.
+//
+// Arguments:
+// `launch` is null or may be called with `user`; it must not throw.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_space_replay(vmmgraph_space_t space,
+                                        void *stream,
+                                        vmmgraph_launch_fn launch,
+                                        void *user);
+
+// The blocks that are live now, in address order: after the seal, those that were retained and not freed since. Copies at most
+// `capacity` pointers and writes how many there are to `count`. `blocks` may be null if capacity is 0.
+//
+// Arguments:
+// `blocks` points to `capacity` writable pointers; `count` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_space_live_blocks(vmmgraph_space_t space,
+                                             void **blocks,
+                                             size_t capacity,
+                                             size_t *count);
+
+// What the space uses now.
+//
+// Arguments:
+// `stats` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_space_stats(vmmgraph_space_t space,
+                                       struct vmmgraph_space_stats_t *stats);
+
+// Sends log lines up to `max_level` to `sink` from now on; null: to nobody. The sink before is dropped once nobody is inside it.
+//
+// Arguments:
+// `sink` and `drop` are null or may be called with `user` from any thread.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_set_log_sink(vmmgraph_log_fn sink,
+                                        void *user,
+                                        vmmgraph_drop_fn drop,
+                                        int32_t max_level);
+
+// Makes `arena` the one that vmmgraph_torch_alloc uses on its device, in place of a default one. It stays so, also after its
+// handle is destroyed, until another takes its place. Null: the next call makes a default one on device `device` again.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_torch_set_arena(int32_t device,
+                                           vmmgraph_arena_t arena);
+
+// Allocates in the current space of the device's arena: the `alloc_fn` of torch's CUDAPluggableAllocator. Null, with
+// vmmgraph_last_error set, if that fails; torch makes its own out-of-memory error of it.
+VMMGRAPH_API
+void *vmmgraph_torch_alloc(ptrdiff_t size,
+                           int32_t device,
+                           void *stream);
+
+// Frees such a block: the `free_fn` of torch's CUDAPluggableAllocator. A failure is kept for vmmgraph_last_error and logged.
+VMMGRAPH_API
+void vmmgraph_torch_free(void *block,
+                         ptrdiff_t _size,
+                         int32_t device,
+                         void *_stream);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* VMMGRAPH_H */

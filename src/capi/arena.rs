@@ -1,0 +1,251 @@
+//! Arenas.
+
+use std::ffi::{c_char, c_void};
+use std::sync::Arc;
+
+use super::device::vmmgraph_device_t;
+use super::guard::{Failure, check_size, guard, guard_closing, options, out};
+use super::handle::{get, register, remove};
+use super::status::vmmgraph_status_t;
+use super::text::copy_text;
+use crate::error::Error;
+use crate::{Address, Device, Options, RetainPolicy, SharedVmmAllocator, Stream};
+
+/// Never defined: a vmmgraph_arena_t is a key, not an address.
+pub struct vmmgraph_arena {
+    _private: (),
+}
+
+/// An arena: physical pages shared by graphs that never run at the same time. Calls with it are thread-safe.
+pub type vmmgraph_arena_t = *mut vmmgraph_arena;
+
+/// The arena's policy; in an arena's options: VMMGRAPH_RETAIN_OWN_PAGES.
+pub const VMMGRAPH_RETAIN_DEFAULT: i32 = 0;
+/// Blocks that are live at the seal move to pages of their own: other graphs never touch them.
+pub const VMMGRAPH_RETAIN_OWN_PAGES: i32 = 1;
+/// Blocks that are live at the seal stay on shared pages: the next replay of another graph may overwrite them.
+pub const VMMGRAPH_RETAIN_SHARED_PAGES: i32 = 2;
+
+/// How to make an arena. Zero everything, then set struct_size and what differs from the default; 0 is the default.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct vmmgraph_arena_options_t {
+    /// sizeof(vmmgraph_arena_options_t).
+    pub struct_size: usize,
+    /// Bytes of a small page, a power of two; 0: 2 MiB, or the device's granularity if that is larger.
+    pub small_page_bytes: u64,
+    /// Bytes of a large page, a multiple of the small one; 0: 16 MiB. Equal to the small page: one size only.
+    pub large_page_bytes: u64,
+    /// Most bytes a large page may waste behind a block's end; 0: half a large page.
+    pub max_waste_bytes: u64,
+    /// One of VMMGRAPH_RETAIN_*.
+    pub retain: i32,
+    /// 0.
+    pub reserved: i32,
+}
+
+/// What an arena holds.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct vmmgraph_arena_stats_t {
+    /// Set to sizeof(vmmgraph_arena_stats_t) before the call.
+    pub struct_size: usize,
+    /// Bytes of physical memory: shared and retained pages.
+    pub physical_bytes: u64,
+    /// Bytes of shared pages.
+    pub shared_bytes: u64,
+    /// Bytes of shared pages that no space maps; trim gives them back.
+    pub free_bytes: u64,
+    /// Bytes of pages that belong to single spaces.
+    pub retained_bytes: u64,
+    /// Bytes of addresses reserved.
+    pub reserved_bytes: u64,
+    /// Bytes of addresses with a page behind them; a page that shows n times counts n times.
+    pub mapped_bytes: u64,
+    /// Bytes of live blocks.
+    pub live_bytes: u64,
+    /// The most bytes that were live at once in any one space.
+    pub high_water_bytes: u64,
+    /// Bytes of live blocks in the current space (vmmgraph_arena_allocate).
+    pub current_offset_bytes: u64,
+    /// Live blocks.
+    pub blocks: u64,
+    /// Spaces.
+    pub spaces: u64,
+    /// Small shared pages.
+    pub small_pages: u64,
+    /// Large shared pages.
+    pub large_pages: u64,
+}
+
+pub(super) fn policy(retain: i32) -> Result<Option<RetainPolicy>, Failure> {
+    match retain {
+        VMMGRAPH_RETAIN_DEFAULT => Ok(None),
+        VMMGRAPH_RETAIN_OWN_PAGES => Ok(Some(RetainPolicy::Retain)),
+        VMMGRAPH_RETAIN_SHARED_PAGES => Ok(Some(RetainPolicy::Share)),
+        other => {
+            let expected = "one of VMMGRAPH_RETAIN_*";
+            Err(Error::InvalidArgument { what: "retain", value: other as u64, expected }.into())
+        }
+    }
+}
+
+/// Runs a body with the arena behind a handle; a panic closes that arena.
+fn with(
+    arena: vmmgraph_arena_t,
+    body: impl FnOnce(&Arc<SharedVmmAllocator>) -> Result<(), Failure>,
+) -> vmmgraph_status_t {
+    let close = || {
+        if let Ok(arena) = get::<SharedVmmAllocator, _>(arena) {
+            arena.close();
+        }
+    };
+    guard_closing(close, || body(&get(arena)?))
+}
+
+/// Makes an arena on a device. `options` may be null. The arena keeps the device open.
+///
+/// # Safety
+/// `options` is null or points to a struct whose struct_size is set; `arena` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_arena_create(
+    device: vmmgraph_device_t,
+    options: *const vmmgraph_arena_options_t,
+    arena: *mut vmmgraph_arena_t,
+) -> vmmgraph_status_t {
+    guard(|| {
+        let device = get::<Device, _>(device)?;
+        // SAFETY: the caller's contract.
+        let (given, arena) = (unsafe { self::options(options) }?, unsafe { out(arena) }?);
+        let options = match given {
+            Some(given) => Options {
+                small_page_bytes: given.small_page_bytes,
+                large_page_bytes: given.large_page_bytes,
+                max_waste_bytes: given.max_waste_bytes,
+                retain: policy(given.retain)?.unwrap_or_default(),
+            },
+            None => Options::default(),
+        };
+        *arena = register(Arc::new(SharedVmmAllocator::new(&device, &options)?));
+        Ok(())
+    })
+}
+
+/// Ends a handle. The arena's spaces stay until they are destroyed; its pages go when no space needs them.
+#[unsafe(no_mangle)]
+pub extern "C" fn vmmgraph_arena_destroy(arena: vmmgraph_arena_t) -> vmmgraph_status_t {
+    guard(|| remove::<SharedVmmAllocator, _>(arena).map(drop))
+}
+
+/// Gives back the pages that no space maps, after waiting for the replays launched so far. `released` (may be null) receives
+/// their bytes.
+///
+/// # Safety
+/// `released` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_arena_trim(
+    arena: vmmgraph_arena_t,
+    released: *mut u64,
+) -> vmmgraph_status_t {
+    with(arena, |arena| {
+        let bytes = arena.trim()?;
+        if !released.is_null() {
+            // SAFETY: writable by the caller's contract.
+            unsafe { *released = bytes };
+        }
+        Ok(())
+    })
+}
+
+/// Orders everything replayed so far for good: the stream of the last replay may be captured or destroyed afterwards.
+#[unsafe(no_mangle)]
+pub extern "C" fn vmmgraph_arena_mark(arena: vmmgraph_arena_t) -> vmmgraph_status_t {
+    with(arena, |arena| Ok(arena.mark()?))
+}
+
+/// What the arena holds now.
+///
+/// # Safety
+/// `stats` is null or points to a struct whose struct_size is set.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_arena_stats(
+    arena: vmmgraph_arena_t,
+    stats: *mut vmmgraph_arena_stats_t,
+) -> vmmgraph_status_t {
+    with(arena, |arena| {
+        // SAFETY: the caller's contract.
+        let stats = unsafe { out(stats) }?;
+        check_size::<vmmgraph_arena_stats_t>(stats.struct_size)?;
+        let now = arena.stats();
+        *stats = vmmgraph_arena_stats_t {
+            struct_size: stats.struct_size,
+            physical_bytes: now.physical_bytes,
+            shared_bytes: now.shared.bytes,
+            free_bytes: now.shared.free_bytes,
+            retained_bytes: now.retained_bytes,
+            reserved_bytes: now.reserved_bytes,
+            mapped_bytes: now.mapped_bytes,
+            live_bytes: now.live_bytes,
+            high_water_bytes: now.high_water_bytes,
+            current_offset_bytes: arena.current_offset(),
+            blocks: now.blocks,
+            spaces: now.spaces.len() as u64,
+            small_pages: now.shared.small_pages,
+            large_pages: now.shared.large_pages,
+        };
+        Ok(())
+    })
+}
+
+/// The arena, its spaces, their blocks and the device's pages as one JSON object. Copies as vmmgraph_last_error_message does.
+///
+/// # Safety
+/// `buffer` is null or points to `capacity` writable bytes; `needed` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_arena_stats_json(
+    arena: vmmgraph_arena_t,
+    buffer: *mut c_char,
+    capacity: usize,
+    needed: *mut usize,
+) -> vmmgraph_status_t {
+    with(arena, |arena| {
+        // SAFETY: the caller's contract.
+        unsafe { copy_text(&arena.snapshot().to_json(), buffer, capacity, needed) };
+        Ok(())
+    })
+}
+
+/// Seals the current space, if there is one, and opens the next: for engines whose captures are strictly serial. Blocks of
+/// earlier spaces stay valid until the arena is destroyed.
+#[unsafe(no_mangle)]
+pub extern "C" fn vmmgraph_arena_switch_to_new_virtual_space(arena: vmmgraph_arena_t) -> vmmgraph_status_t {
+    with(arena, |arena| Ok(arena.switch_to_new_virtual_space()?))
+}
+
+/// Allocates in the current space, opening one if there is none. As vmmgraph_space_allocate.
+///
+/// # Safety
+/// `block` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_arena_allocate(
+    arena: vmmgraph_arena_t,
+    bytes: u64,
+    stream: *mut c_void,
+    block: *mut *mut c_void,
+) -> vmmgraph_status_t {
+    with(arena, |arena| {
+        // SAFETY: the caller's contract.
+        let block = unsafe { out(block) }?;
+        *block = arena.allocate(bytes, Stream(stream as u64))?.0 as *mut c_void;
+        Ok(())
+    })
+}
+
+/// Frees a block of the current space or of one before it.
+#[unsafe(no_mangle)]
+pub extern "C" fn vmmgraph_arena_deallocate(
+    arena: vmmgraph_arena_t,
+    block: *mut c_void,
+) -> vmmgraph_status_t {
+    with(arena, |arena| Ok(arena.deallocate(Address(block as u64))?))
+}

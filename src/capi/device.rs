@@ -1,0 +1,223 @@
+//! Devices.
+
+use std::ffi::c_char;
+
+use super::guard::{check_size, guard, options, out};
+use super::handle::{get, register, remove};
+use super::log::start;
+use super::status::vmmgraph_status_t;
+use super::text::copy_text;
+use crate::error::Error;
+use crate::{Device, DriverChoice, DriverKind, HostOptions};
+
+/// Never defined: a vmmgraph_device_t is a key, not an address.
+pub struct vmmgraph_device {
+    _private: (),
+}
+
+/// A device: its driver and its page pool. Calls with it are thread-safe.
+pub type vmmgraph_device_t = *mut vmmgraph_device;
+
+/// Choose by VMMGRAPH_DRIVER (cuda or host) if set; else a GPU if there is one; else the host.
+pub const VMMGRAPH_DRIVER_AUTO: i32 = 0;
+/// CUDA, or an error that says what is missing.
+pub const VMMGRAPH_DRIVER_CUDA: i32 = 1;
+/// This machine's memory; addresses are ordinary pointers of this process.
+pub const VMMGRAPH_DRIVER_HOST: i32 = 2;
+
+/// How to open a device. Zero everything, then set struct_size and what differs from the default; 0 is the default.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct vmmgraph_device_options_t {
+    /// sizeof(vmmgraph_device_options_t).
+    pub struct_size: usize,
+    /// VMMGRAPH_DRIVER_AUTO, _CUDA or _HOST.
+    pub driver: i32,
+    /// The device's number with that driver, from 0.
+    pub device: i32,
+    /// Bytes of physical memory the device's page pool may hold; 0: no limit. Set at open and by vmmgraph_device_set_budget.
+    pub budget_bytes: u64,
+    /// Host driver: mapping granularity in bytes, a power of two; 0: 2 MiB.
+    pub host_granularity_bytes: u64,
+    /// Host driver: bytes of the device; 0: this machine's memory.
+    pub host_memory_bytes: u64,
+}
+
+/// What does not change about a device.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct vmmgraph_device_info_t {
+    /// Set to sizeof(vmmgraph_device_info_t) before the call.
+    pub struct_size: usize,
+    /// VMMGRAPH_DRIVER_CUDA or _HOST.
+    pub driver: i32,
+    /// The device's number.
+    pub device: i32,
+    /// What mapped lengths and addresses are multiples of, in bytes.
+    pub granularity_bytes: u64,
+    /// Bytes of the device.
+    pub total_bytes: u64,
+    /// The device's name, zero-terminated.
+    pub name: [c_char; 128],
+}
+
+/// Exact counts of a device's page pool since the device was opened.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct vmmgraph_device_stats_t {
+    /// Set to sizeof(vmmgraph_device_stats_t) before the call.
+    pub struct_size: usize,
+    /// Bytes held from the driver now.
+    pub physical_bytes: u64,
+    /// The most bytes ever held at once.
+    pub peak_physical_bytes: u64,
+    /// Bytes of pages that belong to single spaces (retained blocks).
+    pub retained_bytes: u64,
+    /// Bytes of pages that are mapped nowhere.
+    pub free_bytes: u64,
+    /// The byte budget; 0: none.
+    pub budget_bytes: u64,
+    /// Pages held now.
+    pub pages: u64,
+    /// Pages created so far.
+    pub pages_created: u64,
+    /// Pages given back so far.
+    pub pages_released: u64,
+    /// Mappings that exist now.
+    pub mappings: u64,
+    /// Mappings made so far.
+    pub maps: u64,
+    /// Mappings taken away so far.
+    pub unmaps: u64,
+    /// Bytes of addresses reserved now.
+    pub reserved_bytes: u64,
+    /// Reservations that exist now.
+    pub reservations: u64,
+    /// Things the driver refused to take back, kept for the next trim.
+    pub pending: u64,
+}
+
+/// Opens a device. Opening one again gives another handle to the same page pool. `options` may be null.
+///
+/// # Safety
+/// `options` is null or points to a struct whose struct_size is set; `device` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_device_open(
+    options: *const vmmgraph_device_options_t,
+    device: *mut vmmgraph_device_t,
+) -> vmmgraph_status_t {
+    guard(|| {
+        start();
+        // SAFETY: the caller's contract.
+        let (given, device) = (unsafe { self::options(options) }?, unsafe { out(device) }?);
+        let mut host = HostOptions::default();
+        let mut budget = None;
+        let (mut choice, mut ordinal) = (DriverChoice::Auto, 0);
+        if let Some(given) = given {
+            choice = match given.driver {
+                VMMGRAPH_DRIVER_AUTO => DriverChoice::Auto,
+                VMMGRAPH_DRIVER_CUDA => DriverChoice::Cuda,
+                VMMGRAPH_DRIVER_HOST => DriverChoice::Host,
+                other => {
+                    let expected = "VMMGRAPH_DRIVER_AUTO, _CUDA or _HOST";
+                    return Err(
+                        Error::InvalidArgument { what: "driver", value: other as u64, expected }.into()
+                    );
+                }
+            };
+            ordinal = given.device;
+            budget = (given.budget_bytes > 0).then_some(given.budget_bytes);
+            if given.host_granularity_bytes > 0 {
+                host.granularity = given.host_granularity_bytes;
+            }
+            if given.host_memory_bytes > 0 {
+                host.memory_bytes = given.host_memory_bytes;
+            }
+        }
+        let opened = Device::open(choice, ordinal, host)?;
+        if budget.is_some() {
+            opened.set_budget(budget);
+        }
+        *device = register(opened);
+        Ok(())
+    })
+}
+
+/// Ends a handle. The device itself closes when its arenas and other handles are gone too.
+#[unsafe(no_mangle)]
+pub extern "C" fn vmmgraph_device_close(device: vmmgraph_device_t) -> vmmgraph_status_t {
+    guard(|| remove::<Device, _>(device).map(drop))
+}
+
+/// What does not change about the device.
+///
+/// # Safety
+/// `info` is null or points to a struct whose struct_size is set.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_device_info(
+    device: vmmgraph_device_t,
+    info: *mut vmmgraph_device_info_t,
+) -> vmmgraph_status_t {
+    guard(|| {
+        let device = get::<Device, _>(device)?;
+        // SAFETY: the caller's contract.
+        let info = unsafe { out(info) }?;
+        check_size::<vmmgraph_device_info_t>(info.struct_size)?;
+        let found = device.driver().info();
+        info.driver = match found.kind {
+            DriverKind::Cuda => VMMGRAPH_DRIVER_CUDA,
+            DriverKind::Host => VMMGRAPH_DRIVER_HOST,
+        };
+        info.device = found.ordinal;
+        info.granularity_bytes = found.granularity;
+        info.total_bytes = found.total_bytes;
+        // SAFETY: the array has the length given.
+        unsafe { copy_text(&found.name, info.name.as_mut_ptr(), info.name.len(), std::ptr::null_mut()) };
+        Ok(())
+    })
+}
+
+/// Limits the bytes of physical memory the device's page pool may hold; 0: no limit. Nothing is taken away.
+#[unsafe(no_mangle)]
+pub extern "C" fn vmmgraph_device_set_budget(device: vmmgraph_device_t, bytes: u64) -> vmmgraph_status_t {
+    guard(|| {
+        get::<Device, _>(device)?.set_budget((bytes > 0).then_some(bytes));
+        Ok(())
+    })
+}
+
+/// The counts of the device's page pool as they are now.
+///
+/// # Safety
+/// `stats` is null or points to a struct whose struct_size is set.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_device_stats(
+    device: vmmgraph_device_t,
+    stats: *mut vmmgraph_device_stats_t,
+) -> vmmgraph_status_t {
+    guard(|| {
+        let device = get::<Device, _>(device)?;
+        // SAFETY: the caller's contract.
+        let stats = unsafe { out(stats) }?;
+        check_size::<vmmgraph_device_stats_t>(stats.struct_size)?;
+        let now = device.stats();
+        *stats = vmmgraph_device_stats_t {
+            struct_size: stats.struct_size,
+            physical_bytes: now.physical_bytes,
+            peak_physical_bytes: now.peak_physical_bytes,
+            retained_bytes: now.retained_bytes,
+            free_bytes: now.free_bytes,
+            budget_bytes: now.budget_bytes.unwrap_or(0),
+            pages: now.pages,
+            pages_created: now.pages_created,
+            pages_released: now.pages_released,
+            mappings: now.mappings,
+            maps: now.maps,
+            unmaps: now.unmaps,
+            reserved_bytes: now.reserved_bytes,
+            reservations: now.reservations,
+            pending: now.pending,
+        };
+        Ok(())
+    })
+}

@@ -1,0 +1,95 @@
+//! Handles: keys into one table, dressed as pointers.
+//!
+//! A handle is never dereferenced. Its value is a slot and the slot's generation, so a handle that was destroyed, that belongs to
+//! another kind of object, or that is no handle at all is an error and not undefined behaviour.
+
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::RwLock;
+use slotmap::{DefaultKey, Key, KeyData, SlotMap};
+
+use super::guard::Failure;
+use super::status::VMMGRAPH_ERROR_INVALID_HANDLE;
+use crate::error::Error;
+use crate::{Device, SharedVmmAllocator, Space};
+
+enum Object {
+    Device(Arc<Device>),
+    Arena(Arc<SharedVmmAllocator>),
+    Space(Arc<Space>),
+}
+
+/// An object that C knows by handle.
+pub(super) trait Handled: Sized {
+    const NAME: &'static str;
+    fn wrap(object: Arc<Self>) -> ObjectBox;
+    fn unwrap(object: &ObjectBox) -> Option<&Arc<Self>>;
+}
+
+/// A registered object; opaque outside this file.
+pub(super) struct ObjectBox(Object);
+
+macro_rules! handled {
+    ($($kind:ident: $type:ty, $name:literal;)*) => {$(
+        impl Handled for $type {
+            const NAME: &'static str = $name;
+            fn wrap(object: Arc<Self>) -> ObjectBox {
+                ObjectBox(Object::$kind(object))
+            }
+            fn unwrap(object: &ObjectBox) -> Option<&Arc<Self>> {
+                match &object.0 {
+                    Object::$kind(object) => Some(object),
+                    _ => None,
+                }
+            }
+        }
+    )*};
+}
+
+handled! {
+    Device: Device, "a device handle";
+    Arena: SharedVmmAllocator, "an arena handle";
+    Space: Space, "a space handle";
+}
+
+type Table = RwLock<SlotMap<DefaultKey, ObjectBox>>;
+
+fn table() -> &'static Table {
+    static TABLE: OnceLock<Table> = OnceLock::new();
+    TABLE.get_or_init(Table::default)
+}
+
+/// The key a handle stands for; the null key, which is never in the table, for what no key looks like.
+fn key<P>(handle: *mut P) -> DefaultKey {
+    let data = KeyData::from_ffi(handle as u64);
+    // `from_ffi` rounds numbers that are no keys to ones that are.
+    if data.as_ffi() == handle as u64 { data.into() } else { DefaultKey::null() }
+}
+
+fn refuse<T: Handled, P>(handle: *mut P) -> Failure {
+    let error = Error::InvalidArgument {
+        what: T::NAME,
+        value: handle as u64,
+        expected: "a live handle of that kind",
+    };
+    Failure::Status(VMMGRAPH_ERROR_INVALID_HANDLE, error)
+}
+
+/// A new handle to an object.
+pub(super) fn register<T: Handled, P>(object: Arc<T>) -> *mut P {
+    table().write().insert(T::wrap(object)).data().as_ffi() as *mut P
+}
+
+/// The object behind a handle.
+pub(super) fn get<T: Handled, P>(handle: *mut P) -> Result<Arc<T>, Failure> {
+    let table = table().read();
+    table.get(key(handle)).and_then(T::unwrap).cloned().ok_or_else(|| refuse::<T, P>(handle))
+}
+
+/// Ends a handle and returns the object. Its destructor runs with the caller, outside the table's lock.
+pub(super) fn remove<T: Handled, P>(handle: *mut P) -> Result<Arc<T>, Failure> {
+    let mut table = table().write();
+    let object = table.get(key(handle)).and_then(T::unwrap).cloned().ok_or_else(|| refuse::<T, P>(handle))?;
+    table.remove(key(handle));
+    Ok(object)
+}

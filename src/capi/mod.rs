@@ -1,0 +1,43 @@
+//! The C ABI: `include/vmmgraph/vmmgraph.h` is written from this folder by cbindgen (tests/header.rs).
+//!
+//! One file a noun. Every function is a [`guard`](guard::guard) around a call into the crate: handles are looked up, never
+//! dereferenced; a panic becomes a status; details of the last failure are kept for the thread.
+
+#![allow(non_camel_case_types, reason = "the names are C's")]
+
+// In the order the header is read.
+#[rustfmt::skip]
+mod status;
+mod arena;
+mod device;
+mod log;
+mod space;
+mod torch;
+
+mod guard;
+mod handle;
+mod text;
+
+pub use arena::*;
+pub use device::*;
+pub use log::*;
+pub use space::*;
+pub use status::*;
+pub use torch::*;
+
+use std::ffi::c_char;
+
+/// Version of the C ABI: calls, structs and numbers of the same ABI version work together.
+pub const VMMGRAPH_ABI_VERSION: u32 = 1;
+
+/// The ABI version of the library that is loaded; compare it with VMMGRAPH_ABI_VERSION of the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn vmmgraph_abi_version() -> u32 {
+    VMMGRAPH_ABI_VERSION
+}
+
+/// The version of the library that is loaded, as "major.minor.patch". Static, zero-terminated.
+#[unsafe(no_mangle)]
+pub extern "C" fn vmmgraph_version() -> *const c_char {
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}

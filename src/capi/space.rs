@@ -1,0 +1,271 @@
+//! Spaces.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use super::arena::{policy, vmmgraph_arena_t};
+use super::guard::{Failure, check_size, guard, guard_closing, out};
+use super::handle::{get, register, remove};
+use super::status::{VMMGRAPH_ERROR_NULL_ARGUMENT, vmmgraph_status_t};
+use crate::error::Error;
+use crate::{Address, Phase, SharedVmmAllocator, Space, Stream};
+
+/// Never defined: a vmmgraph_space_t is a key, not an address.
+pub struct vmmgraph_space {
+    _private: (),
+}
+
+/// A space: the addresses of one capture. Calls with it are thread-safe.
+pub type vmmgraph_space_t = *mut vmmgraph_space;
+
+/// Being captured: blocks may be allocated.
+pub const VMMGRAPH_SPACE_OPEN: i32 = 0;
+/// Captured: it may be replayed.
+pub const VMMGRAPH_SPACE_SEALED: i32 = 1;
+/// Undoing a failed driver call failed as well: it can only be destroyed.
+pub const VMMGRAPH_SPACE_BROKEN: i32 = 2;
+
+/// Launches a graph; must not throw, and must not replay in the same arena.
+pub type vmmgraph_launch_fn = Option<unsafe extern "C" fn(user: *mut c_void)>;
+
+/// What a capture used.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct vmmgraph_seal_report_t {
+    /// Set to sizeof(vmmgraph_seal_report_t) before the call.
+    pub struct_size: usize,
+    /// The most bytes that were live at once.
+    pub peak_live_bytes: u64,
+    /// Small shared pages the space shows.
+    pub small_pages: u64,
+    /// Large shared pages the space shows.
+    pub large_pages: u64,
+    /// Mappings made.
+    pub maps: u64,
+    /// Bytes of pages that became the space's own.
+    pub retained_bytes: u64,
+    /// Blocks that are still live.
+    pub retained_blocks: u64,
+}
+
+/// What a space uses.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct vmmgraph_space_stats_t {
+    /// Set to sizeof(vmmgraph_space_stats_t) before the call.
+    pub struct_size: usize,
+    /// The space's number, unique in the process.
+    pub id: u64,
+    /// VMMGRAPH_SPACE_OPEN, _SEALED or _BROKEN.
+    pub phase: i32,
+    /// 0.
+    pub reserved: i32,
+    /// Live blocks.
+    pub blocks: u64,
+    /// Their bytes, rounded up to 512 each.
+    pub live_bytes: u64,
+    /// The most bytes that were live at once.
+    pub peak_live_bytes: u64,
+    /// Bytes of addresses reserved.
+    pub reserved_bytes: u64,
+    /// Bytes of addresses with a page behind them.
+    pub mapped_bytes: u64,
+    /// Bytes of pages that are the space's own.
+    pub retained_bytes: u64,
+    /// Mappings made so far.
+    pub maps: u64,
+}
+
+/// Runs a body with the space behind a handle; a panic closes its arena.
+fn with(space: vmmgraph_space_t, body: impl FnOnce(&Arc<Space>) -> Result<(), Failure>) -> vmmgraph_status_t {
+    let close = || {
+        if let Ok(space) = get::<Space, _>(space) {
+            space.close_arena();
+        }
+    };
+    guard_closing(close, || body(&get(space)?))
+}
+
+/// Opens a space for a capture. The arena's pages stay while the space does, also after the arena is destroyed.
+///
+/// # Safety
+/// `space` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_space_open(
+    arena: vmmgraph_arena_t,
+    space: *mut vmmgraph_space_t,
+) -> vmmgraph_status_t {
+    guard(|| {
+        let arena = get::<SharedVmmAllocator, _>(arena)?;
+        // SAFETY: the caller's contract.
+        let space = unsafe { out(space) }?;
+        *space = register(arena.open_space()?);
+        Ok(())
+    })
+}
+
+/// Destroys a space: waits for its arena's replays, unmaps it and gives its addresses back. Its graph must be gone, or never be
+/// launched again.
+#[unsafe(no_mangle)]
+pub extern "C" fn vmmgraph_space_destroy(space: vmmgraph_space_t) -> vmmgraph_status_t {
+    guard(|| remove::<Space, _>(space).map(drop))
+}
+
+/// Allocates a block of at least `bytes` for work on `stream` (a CUstream or cudaStream_t; null: the default stream), aligned to
+/// 512 bytes, with undefined contents. May be called while the stream is captured. On failure nothing has changed.
+///
+/// # Safety
+/// `block` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_space_allocate(
+    space: vmmgraph_space_t,
+    bytes: u64,
+    stream: *mut c_void,
+    block: *mut *mut c_void,
+) -> vmmgraph_status_t {
+    with(space, |space| {
+        // SAFETY: the caller's contract.
+        let block = unsafe { out(block) }?;
+        *block = space.allocate(bytes, Stream(stream as u64))?.0 as *mut c_void;
+        Ok(())
+    })
+}
+
+/// Frees a block. Before the seal its pages serve the next block of the same stream; afterwards a retained block's pages return
+/// to the arena. Its addresses stay mapped, since the graph writes there.
+#[unsafe(no_mangle)]
+pub extern "C" fn vmmgraph_space_free(space: vmmgraph_space_t, block: *mut c_void) -> vmmgraph_status_t {
+    with(space, |space| Ok(space.free(Address(block as u64))?))
+}
+
+/// Notes that `stream` uses the block as well: once freed, it stays busy until the seal.
+#[unsafe(no_mangle)]
+pub extern "C" fn vmmgraph_space_record_stream(
+    space: vmmgraph_space_t,
+    block: *mut c_void,
+    stream: *mut c_void,
+) -> vmmgraph_status_t {
+    with(space, |space| Ok(space.record_stream(Address(block as u64), Stream(stream as u64))?))
+}
+
+/// Ends the capture. Blocks that are still live are treated as `retain` (one of VMMGRAPH_RETAIN_*) says. `report` may be null. On
+/// failure the space is open as before, and the call can be repeated.
+///
+/// # Safety
+/// `report` is null or points to a struct whose struct_size is set.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_space_seal(
+    space: vmmgraph_space_t,
+    retain: i32,
+    report: *mut vmmgraph_seal_report_t,
+) -> vmmgraph_status_t {
+    with(space, |space| {
+        let policy = policy(retain)?;
+        // SAFETY: the caller's contract.
+        let report = if report.is_null() { None } else { Some(unsafe { out(report) }?) };
+        if let Some(report) = &report {
+            check_size::<vmmgraph_seal_report_t>(report.struct_size)?;
+        }
+        let sealed = match policy {
+            Some(policy) => space.seal_with(policy)?,
+            None => space.seal()?,
+        };
+        if let Some(report) = report {
+            *report = vmmgraph_seal_report_t {
+                struct_size: report.struct_size,
+                peak_live_bytes: sealed.peak_live_bytes,
+                small_pages: sealed.small_pages,
+                large_pages: sealed.large_pages,
+                maps: sealed.maps,
+                retained_bytes: sealed.retained_bytes,
+                retained_blocks: sealed.retained.len() as u64,
+            };
+        }
+        Ok(())
+    })
+}
+
+/// Calls `launch(user)`, which gives the space's graph to `stream`, in order after every earlier replay of the arena: no two of
+/// them overlap, whatever their streams and threads. The same stream as the last replay costs no driver call.
+///
+/// # Safety
+/// `launch` is null or may be called with `user`; it must not throw.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_space_replay(
+    space: vmmgraph_space_t,
+    stream: *mut c_void,
+    launch: vmmgraph_launch_fn,
+    user: *mut c_void,
+) -> vmmgraph_status_t {
+    with(space, |space| {
+        let null = Error::InvalidArgument { what: "launch", value: 0, expected: "a function" };
+        let launch = launch.ok_or(Failure::Status(VMMGRAPH_ERROR_NULL_ARGUMENT, null))?;
+        // SAFETY: the caller's contract.
+        Ok(space.replay(Stream(stream as u64), || unsafe { launch(user) })?)
+    })
+}
+
+/// The blocks that are live now, in address order: after the seal, those that were retained and not freed since. Copies at most
+/// `capacity` pointers and writes how many there are to `count`. `blocks` may be null if capacity is 0.
+///
+/// # Safety
+/// `blocks` points to `capacity` writable pointers; `count` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_space_live_blocks(
+    space: vmmgraph_space_t,
+    blocks: *mut *mut c_void,
+    capacity: usize,
+    count: *mut usize,
+) -> vmmgraph_status_t {
+    with(space, |space| {
+        // SAFETY: the caller's contract.
+        let count = unsafe { out(count) }?;
+        if capacity > 0 {
+            // SAFETY: only tells null apart.
+            unsafe { out(blocks) }?;
+        }
+        let mut live = space.live_blocks();
+        live.sort_unstable();
+        for (index, block) in live.iter().take(capacity).enumerate() {
+            // SAFETY: `index` < `capacity`, which the caller has room for.
+            unsafe { *blocks.add(index) = block.0 as *mut c_void };
+        }
+        *count = live.len();
+        Ok(())
+    })
+}
+
+/// What the space uses now.
+///
+/// # Safety
+/// `stats` is null or points to a struct whose struct_size is set.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_space_stats(
+    space: vmmgraph_space_t,
+    stats: *mut vmmgraph_space_stats_t,
+) -> vmmgraph_status_t {
+    with(space, |space| {
+        // SAFETY: the caller's contract.
+        let stats = unsafe { out(stats) }?;
+        check_size::<vmmgraph_space_stats_t>(stats.struct_size)?;
+        let now = space.stats();
+        *stats = vmmgraph_space_stats_t {
+            struct_size: stats.struct_size,
+            id: now.id,
+            phase: match now.phase {
+                Phase::Open => VMMGRAPH_SPACE_OPEN,
+                Phase::Sealed => VMMGRAPH_SPACE_SEALED,
+                Phase::Broken => VMMGRAPH_SPACE_BROKEN,
+            },
+            reserved: 0,
+            blocks: now.blocks,
+            live_bytes: now.live_bytes,
+            peak_live_bytes: now.peak_live_bytes,
+            reserved_bytes: now.reserved_bytes,
+            mapped_bytes: now.mapped_bytes,
+            retained_bytes: now.retained_bytes,
+            maps: now.maps,
+        };
+        Ok(())
+    })
+}

@@ -1,0 +1,23 @@
+//! Text into a caller's buffer.
+
+use std::ffi::c_char;
+use std::ptr;
+
+/// Copies `text` and a terminator, as much as fits, and reports what would have.
+///
+/// # Safety
+/// `buffer` is null or points to `capacity` writable bytes; `needed` is null or writable.
+pub(super) unsafe fn copy_text(text: &str, buffer: *mut c_char, capacity: usize, needed: *mut usize) {
+    if !buffer.is_null() && capacity > 0 {
+        let length = text.len().min(capacity - 1);
+        // SAFETY: `length` + 1 <= `capacity` bytes are writable by the caller's contract, and the text has `length` bytes.
+        unsafe {
+            ptr::copy_nonoverlapping(text.as_ptr().cast(), buffer, length);
+            *buffer.add(length) = 0;
+        }
+    }
+    if !needed.is_null() {
+        // SAFETY: writable by the caller's contract.
+        unsafe { *needed = text.len() + 1 };
+    }
+}

@@ -1,0 +1,85 @@
+//! The functions of libcuda.so that the library calls, looked up once and all together.
+//!
+//! cudarc finds and holds the library and supplies the types. Its wrappers are not called: they panic on a missing symbol, and
+//! they return a Rust enum, which a result code newer than the bindings would make undefined behaviour. Here a missing symbol
+//! is an error and a result is the plain integer of the C ABI.
+
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::sync::OnceLock;
+
+use cudarc::driver::sys;
+
+use crate::error::{Error, Result};
+
+/// A driver function's result: 0 is success.
+pub(super) type Code = c_int;
+
+macro_rules! driver_functions {
+    ($($name:ident($($arg:ty),*);)*) => {
+        /// The driver's functions, under their exported (versioned) names.
+        #[allow(non_snake_case, reason = "the driver's own names")]
+        #[derive(Debug)]
+        pub(super) struct Api { $(pub(super) $name: unsafe extern "C" fn($($arg),*) -> Code,)* }
+
+        impl Api {
+            fn load() -> Result<Self> {
+                // SAFETY: only asks whether the library can be loaded.
+                if !unsafe { sys::is_culib_present() } {
+                    return Err(Error::DriverMissing);
+                }
+                // SAFETY: the library can be loaded, by the check above, so this does not panic.
+                let library = unsafe { sys::culib() };
+                Ok(Self { $($name: {
+                    let symbol = concat!(stringify!($name), "\0");
+                    // SAFETY: the signature is the one of the CUDA driver API for this name, checked against cuda.h 13.0; the
+                    // library is never unloaded, so the pointer stays good.
+                    *unsafe { library.get::<unsafe extern "C" fn($($arg),*) -> Code>(symbol.as_bytes()) }
+                        .map_err(|_| Error::SymbolMissing { name: stringify!($name) })?
+                },)* })
+            }
+        }
+    };
+}
+
+driver_functions! {
+    cuInit(c_uint);
+    cuGetErrorName(Code, *mut *const c_char);
+    cuDeviceGetCount(*mut c_int);
+    cuDeviceGet(*mut sys::CUdevice, c_int);
+    cuDeviceGetName(*mut c_char, c_int, sys::CUdevice);
+    cuDeviceGetAttribute(*mut c_int, c_int, sys::CUdevice);
+    cuDeviceTotalMem_v2(*mut usize, sys::CUdevice);
+    cuDevicePrimaryCtxRetain(*mut sys::CUcontext, sys::CUdevice);
+    cuDevicePrimaryCtxRelease_v2(sys::CUdevice);
+    cuCtxGetCurrent(*mut sys::CUcontext);
+    cuCtxPushCurrent_v2(sys::CUcontext);
+    cuCtxPopCurrent_v2(*mut sys::CUcontext);
+    cuCtxSynchronize();
+    cuThreadExchangeStreamCaptureMode(*mut c_int);
+    cuMemGetInfo_v2(*mut usize, *mut usize);
+    cuMemGetAllocationGranularity(*mut usize, *const sys::CUmemAllocationProp, c_int);
+    cuMemAddressReserve(*mut sys::CUdeviceptr, usize, usize, sys::CUdeviceptr, c_ulonglong);
+    cuMemAddressFree(sys::CUdeviceptr, usize);
+    cuMemCreate(*mut c_ulonglong, usize, *const sys::CUmemAllocationProp, c_ulonglong);
+    cuMemRelease(c_ulonglong);
+    cuMemMap(sys::CUdeviceptr, usize, usize, c_ulonglong, c_ulonglong);
+    cuMemSetAccess(sys::CUdeviceptr, usize, *const sys::CUmemAccessDesc, usize);
+    cuMemUnmap(sys::CUdeviceptr, usize);
+    cuEventCreate(*mut sys::CUevent, c_uint);
+    cuEventDestroy_v2(sys::CUevent);
+    cuEventRecord(sys::CUevent, sys::CUstream);
+    cuEventSynchronize(sys::CUevent);
+    cuStreamWaitEvent(sys::CUstream, sys::CUevent, c_uint);
+    cuStreamIsCapturing(sys::CUstream, *mut c_int);
+    cuMemsetD32Async(sys::CUdeviceptr, c_uint, usize, sys::CUstream);
+    cuMemcpyDtoH_v2(*mut c_void, sys::CUdeviceptr, usize);
+    cuMemcpyHtoD_v2(sys::CUdeviceptr, *const c_void, usize);
+}
+
+impl Api {
+    /// The functions, looked up at the first call.
+    pub(super) fn get() -> Result<&'static Self> {
+        static API: OnceLock<Result<Api>> = OnceLock::new();
+        API.get_or_init(Self::load).as_ref().map_err(Clone::clone)
+    }
+}

@@ -1,0 +1,344 @@
+//! The CUDA driver: `cuMem*` over the device's primary context.
+//!
+//! Every call makes the primary context current if another one is, and relaxes the thread's capture mode, so that memory can
+//! grow in the middle of a capture (as PyTorch's own allocator does around its driver calls).
+
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr;
+
+use cudarc::driver::sys;
+
+use super::{DeviceInfo, Driver, DriverKind, Event, PageHandle};
+use crate::error::{Error, Result};
+use crate::units::{Address, Stream};
+
+mod api;
+
+use api::{Api, Code};
+
+const ERROR_OUT_OF_MEMORY: Code = 2;
+const ERROR_NO_DEVICE: Code = 100;
+/// `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`
+const ATTRIBUTE_VMM: c_int = 102;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`
+const CAPTURE_RELAXED: c_int = 2;
+/// `CU_EVENT_DISABLE_TIMING`
+const EVENT_DISABLE_TIMING: u32 = 2;
+
+/// An NVIDIA GPU.
+#[derive(Debug)]
+pub struct CudaDriver {
+    api: &'static Api,
+    info: DeviceInfo,
+    device: sys::CUdevice,
+    /// The device's primary context, retained while this object lives.
+    context: sys::CUcontext,
+}
+
+// SAFETY: the context handle may be used from any thread (CUDA driver API, "Context Management"); nothing else is shared.
+unsafe impl Send for CudaDriver {}
+// SAFETY: as above; the driver's functions are thread-safe.
+unsafe impl Sync for CudaDriver {}
+
+impl CudaDriver {
+    /// How many usable GPUs there are; zero, not an error, where the driver finds none.
+    ///
+    /// # Errors
+    /// [`Error::DriverMissing`], [`Error::SymbolMissing`], or the driver's own refusal to start.
+    pub fn count() -> Result<i32> {
+        let api = Api::get()?;
+        // SAFETY: no preconditions.
+        let code = unsafe { (api.cuInit)(0) };
+        if code == ERROR_NO_DEVICE {
+            return Ok(0);
+        }
+        check(api, "cuInit", code)?;
+        let mut count = 0;
+        // SAFETY: the out pointer is good.
+        check(api, "cuDeviceGetCount", unsafe { (api.cuDeviceGetCount)(&raw mut count) })?;
+        Ok(count)
+    }
+
+    /// Opens GPU `ordinal` and retains its primary context, the one that torch and the CUDA runtime use.
+    ///
+    /// # Errors
+    /// As [`count`](Self::count); [`Error::InvalidDevice`]; [`Error::Unsupported`] without virtual memory management.
+    pub fn new(ordinal: i32) -> Result<Self> {
+        let count = Self::count()?;
+        if !(0..count).contains(&ordinal) {
+            return Err(Error::InvalidDevice { driver: DriverKind::Cuda, ordinal, count });
+        }
+        let api = Api::get()?;
+        let mut device = 0;
+        // SAFETY: the out pointer is good.
+        check(api, "cuDeviceGet", unsafe { (api.cuDeviceGet)(&raw mut device, ordinal) })?;
+        let mut supported = 0;
+        // SAFETY: the out pointer is good.
+        let code = unsafe { (api.cuDeviceGetAttribute)(&raw mut supported, ATTRIBUTE_VMM, device) };
+        check(api, "cuDeviceGetAttribute", code)?;
+        if supported == 0 {
+            return Err(Error::Unsupported { device: ordinal });
+        }
+        let mut name = [0; 128];
+        // SAFETY: the buffer has the length given, one byte of which stays zero.
+        let code = unsafe { (api.cuDeviceGetName)(name.as_mut_ptr(), name.len() as c_int - 1, device) };
+        check(api, "cuDeviceGetName", code)?;
+        // SAFETY: the buffer ends in a zero byte and lives on this stack.
+        let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+        let mut total = 0;
+        // SAFETY: the out pointer is good.
+        check(api, "cuDeviceTotalMem", unsafe { (api.cuDeviceTotalMem_v2)(&raw mut total, device) })?;
+        let mut granularity = 0;
+        let prop = allocation(ordinal);
+        // SAFETY: both pointers are good; 0 is CU_MEM_ALLOC_GRANULARITY_MINIMUM.
+        let code = unsafe { (api.cuMemGetAllocationGranularity)(&raw mut granularity, &raw const prop, 0) };
+        check(api, "cuMemGetAllocationGranularity", code)?;
+        let mut context = ptr::null_mut();
+        // SAFETY: the out pointer is good. Last, so that nothing after it can fail and lose the reference.
+        let code = unsafe { (api.cuDevicePrimaryCtxRetain)(&raw mut context, device) };
+        check(api, "cuDevicePrimaryCtxRetain", code)?;
+        let info = DeviceInfo {
+            kind: DriverKind::Cuda,
+            ordinal,
+            name,
+            granularity: granularity as u64,
+            total_bytes: total as u64,
+        };
+        Ok(Self { api, info, device, context })
+    }
+
+    /// Runs one driver call with our context current and capture restrictions off, and restores both.
+    fn call(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
+        let api = self.api;
+        let mut current = ptr::null_mut();
+        // SAFETY: the out pointer is good.
+        check(api, "cuCtxGetCurrent", unsafe { (api.cuCtxGetCurrent)(&raw mut current) })?;
+        let foreign = current != self.context;
+        if foreign {
+            // SAFETY: we hold a reference to the context.
+            check(api, "cuCtxPushCurrent", unsafe { (api.cuCtxPushCurrent_v2)(self.context) })?;
+        }
+        let mut mode = CAPTURE_RELAXED;
+        // SAFETY: the pointer is good; the driver writes the previous mode there. Without the exchange (which has no reason to
+        // fail) the call below is merely refused during a capture, so its result needs no check.
+        unsafe { (api.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
+        let code = call(api);
+        // SAFETY: as above, giving the thread back the mode it had.
+        unsafe { (api.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
+        if foreign {
+            // SAFETY: pops what was pushed above; the out pointer is good.
+            unsafe { (api.cuCtxPopCurrent_v2)(&raw mut current) };
+        }
+        check(api, name, code)
+    }
+
+    /// As [`call`](Self::call), for giving things back: a driver that is shutting down has taken them already.
+    fn give_back(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
+        match self.call(name, call) {
+            // DEINITIALIZED, CONTEXT_IS_DESTROYED
+            Err(Error::Driver { code: 4 | 709, .. }) => Ok(()),
+            result => result,
+        }
+    }
+
+    fn out_of_memory(&self, requested: u64, error: Error) -> Error {
+        match error {
+            Error::Driver { code: ERROR_OUT_OF_MEMORY, .. } => Error::OutOfMemory {
+                requested,
+                free: self.free_bytes().unwrap_or(0),
+                total: self.info.total_bytes,
+                device: self.info.ordinal,
+            },
+            other => other,
+        }
+    }
+}
+
+impl Drop for CudaDriver {
+    fn drop(&mut self) {
+        // SAFETY: gives back the reference taken in `new`. A driver that is gone already refuses, which changes nothing.
+        unsafe { (self.api.cuDevicePrimaryCtxRelease_v2)(self.device) };
+    }
+}
+
+fn check(api: &Api, call: &'static str, code: Code) -> Result<()> {
+    if code == 0 {
+        return Ok(());
+    }
+    let mut text = ptr::null();
+    // SAFETY: the out pointer is good; any integer is allowed as a code.
+    let known = unsafe { (api.cuGetErrorName)(code, &raw mut text) } == 0 && !text.is_null();
+    let name = if known {
+        // SAFETY: the driver returns a static, zero-terminated string.
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    } else {
+        "unknown result".to_owned()
+    };
+    Err(Error::Driver { call, code, name })
+}
+
+fn location(ordinal: i32) -> sys::CUmemLocation {
+    sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal }
+}
+
+/// Plain device memory of one GPU. Everything not named is zero, as the driver asks.
+fn allocation(ordinal: i32) -> sys::CUmemAllocationProp {
+    sys::CUmemAllocationProp {
+        type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        location: location(ordinal),
+        win32HandleMetaData: ptr::null_mut(),
+        allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
+            compressionType: 0,
+            gpuDirectRDMACapable: 0,
+            usage: 0,
+            reserved: [0; 4],
+        },
+    }
+}
+
+fn stream(stream: Stream) -> sys::CUstream {
+    stream.0 as sys::CUstream
+}
+
+fn event(event: Event) -> sys::CUevent {
+    event.0 as sys::CUevent
+}
+
+impl Driver for CudaDriver {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn free_bytes(&self) -> Result<u64> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the out pointers are good.
+        self.call("cuMemGetInfo", |api| unsafe { (api.cuMemGetInfo_v2)(&raw mut free, &raw mut total) })?;
+        Ok(free as u64)
+    }
+
+    fn reserve(&self, len: u64) -> Result<Address> {
+        let mut base = 0;
+        // SAFETY: the out pointer is good; alignment 0 is the default and address 0 leaves the choice to the driver.
+        self.call("cuMemAddressReserve", |api| unsafe {
+            (api.cuMemAddressReserve)(&raw mut base, len as usize, 0, 0, 0)
+        })
+        .map_err(|error| match error {
+            Error::Driver { code: ERROR_OUT_OF_MEMORY, .. } => {
+                Error::OutOfAddresses { requested: len, device: self.info.ordinal }
+            }
+            other => other,
+        })?;
+        Ok(Address(base))
+    }
+
+    fn free_addresses(&self, base: Address, len: u64) -> Result<()> {
+        // SAFETY: a reservation of ours with nothing mapped in it (precondition of the door).
+        self.give_back("cuMemAddressFree", |api| unsafe { (api.cuMemAddressFree)(base.0, len as usize) })
+    }
+
+    fn create(&self, len: u64) -> Result<PageHandle> {
+        let mut handle = 0;
+        let prop = allocation(self.info.ordinal);
+        // SAFETY: both pointers are good.
+        self.call("cuMemCreate", |api| unsafe {
+            (api.cuMemCreate)(&raw mut handle, len as usize, &raw const prop, 0)
+        })
+        .map_err(|error| self.out_of_memory(len, error))?;
+        Ok(PageHandle(handle))
+    }
+
+    fn release(&self, page: PageHandle) -> Result<()> {
+        // SAFETY: a handle of ours, released once (precondition of the door).
+        self.give_back("cuMemRelease", |api| unsafe { (api.cuMemRelease)(page.0) })
+    }
+
+    fn map(&self, at: Address, len: u64, page: PageHandle) -> Result<()> {
+        // SAFETY: a free place of a reservation of ours and a live page (preconditions of the door).
+        self.call("cuMemMap", |api| unsafe { (api.cuMemMap)(at.0, len as usize, 0, page.0, 0) })
+            .map_err(|error| self.out_of_memory(len, error))
+    }
+
+    fn set_access(&self, at: Address, len: u64) -> Result<()> {
+        let access = sys::CUmemAccessDesc {
+            location: location(self.info.ordinal),
+            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: the pointer is good and the range is mapped (precondition of the door).
+        self.call("cuMemSetAccess", |api| unsafe {
+            (api.cuMemSetAccess)(at.0, len as usize, &raw const access, 1)
+        })
+        .map_err(|error| self.out_of_memory(len, error))
+    }
+
+    fn unmap(&self, at: Address, len: u64) -> Result<()> {
+        // SAFETY: exactly one mapping of ours that the device no longer uses (preconditions of the door).
+        self.give_back("cuMemUnmap", |api| unsafe { (api.cuMemUnmap)(at.0, len as usize) })
+    }
+
+    fn event_create(&self) -> Result<Event> {
+        let mut created = ptr::null_mut();
+        // SAFETY: the out pointer is good.
+        self.call("cuEventCreate", |api| unsafe {
+            (api.cuEventCreate)(&raw mut created, EVENT_DISABLE_TIMING)
+        })?;
+        Ok(Event(created as u64))
+    }
+
+    fn event_destroy(&self, destroyed: Event) -> Result<()> {
+        // SAFETY: an event of ours, destroyed once.
+        self.give_back("cuEventDestroy", |api| unsafe { (api.cuEventDestroy_v2)(event(destroyed)) })
+    }
+
+    fn event_record(&self, recorded: Event, on: Stream) -> Result<()> {
+        // SAFETY: an event of ours; the stream is alive by the contract of whoever named it.
+        self.call("cuEventRecord", |api| unsafe { (api.cuEventRecord)(event(recorded), stream(on)) })
+    }
+
+    fn event_wait(&self, awaited: Event, by: Stream) -> Result<()> {
+        // SAFETY: as above.
+        self.call("cuStreamWaitEvent", |api| unsafe {
+            (api.cuStreamWaitEvent)(stream(by), event(awaited), 0)
+        })
+    }
+
+    fn event_synchronize(&self, awaited: Event) -> Result<()> {
+        // SAFETY: an event of ours.
+        self.call("cuEventSynchronize", |api| unsafe { (api.cuEventSynchronize)(event(awaited)) })
+    }
+
+    fn is_capturing(&self, asked: Stream) -> Result<bool> {
+        let mut status = 0;
+        // SAFETY: the out pointer is good; the stream is alive by the contract of whoever named it.
+        self.call("cuStreamIsCapturing", |api| unsafe {
+            (api.cuStreamIsCapturing)(stream(asked), &raw mut status)
+        })?;
+        Ok(status != 0)
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        // SAFETY: no preconditions beyond a current context.
+        self.call("cuCtxSynchronize", |api| unsafe { (api.cuCtxSynchronize)() })
+    }
+
+    fn fill(&self, at: Address, len: u64, value: u32, on: Stream) -> Result<()> {
+        // SAFETY: the range is mapped and accessible by the caller's contract.
+        self.call("cuMemsetD32Async", |api| unsafe {
+            (api.cuMemsetD32Async)(at.0, value, len as usize / 4, stream(on))
+        })
+    }
+
+    fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
+        // SAFETY: the destination is a slice of that length; the source is mapped by the caller's contract.
+        self.call("cuMemcpyDtoH", |api| unsafe {
+            (api.cuMemcpyDtoH_v2)(into.as_mut_ptr().cast::<c_void>(), at.0, into.len())
+        })
+    }
+
+    fn write(&self, at: Address, from: &[u8]) -> Result<()> {
+        // SAFETY: the source is a slice of that length; the destination is mapped by the caller's contract.
+        self.call("cuMemcpyHtoD", |api| unsafe {
+            (api.cuMemcpyHtoD_v2)(at.0, from.as_ptr().cast::<c_void>(), from.len())
+        })
+    }
+}

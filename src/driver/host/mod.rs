@@ -1,0 +1,208 @@
+//! The host driver: real aliasing on any Linux machine, no GPU.
+//!
+//! Streams do their work at once and in the caller's order, so an event has always happened. Ordering is therefore
+//! checked by the calls that are made (see the tests of `order`), not by timing.
+
+use std::collections::HashSet;
+use std::fmt;
+
+use rustix::system::sysinfo;
+
+use super::{DeviceInfo, Driver, DriverKind, Event, PageHandle};
+use crate::error::{Error, Result};
+use crate::sync::Mutex;
+use crate::units::{Address, MAX_BYTES, Stream};
+
+#[allow(unreachable_pub, reason = "the stand-in libcuda.so compiles the same file as its own module")]
+mod memory;
+
+use memory::{Memory, Refusal};
+
+/// How many devices the host driver pretends to have.
+const DEVICES: i32 = 8;
+
+/// What a host device looks like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostOptions {
+    /// Mapping granularity in bytes, a power of two of at least 4096. Default 2 MiB, as on NVIDIA GPUs.
+    pub granularity: u64,
+    /// Bytes of the device. Default: the machine's memory. Pages take real memory only where they are written.
+    pub memory_bytes: u64,
+}
+
+impl Default for HostOptions {
+    fn default() -> Self {
+        let info = sysinfo();
+        Self { granularity: 2 << 20, memory_bytes: info.totalram as u64 * u64::from(info.mem_unit) }
+    }
+}
+
+/// A pretend device in this process's memory.
+pub struct HostDriver {
+    info: DeviceInfo,
+    memory: Memory,
+    events: Mutex<Events>,
+}
+
+#[derive(Default)]
+struct Events {
+    last: u64,
+    live: HashSet<u64>,
+}
+
+impl HostDriver {
+    /// Opens pretend device `ordinal`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidDevice`] beyond the eighth, [`Error::InvalidPageSize`] and [`Error::InvalidSize`] for options out of
+    /// their domain.
+    pub fn new(ordinal: i32, options: HostOptions) -> Result<Self> {
+        let HostOptions { granularity, memory_bytes } = options;
+        if !(0..DEVICES).contains(&ordinal) {
+            return Err(Error::InvalidDevice { driver: DriverKind::Host, ordinal, count: DEVICES });
+        }
+        if !granularity.is_power_of_two() || !(4096..=1 << 30).contains(&granularity) {
+            return Err(Error::InvalidPageSize {
+                what: "granularity",
+                bytes: granularity,
+                granularity: 4096,
+            });
+        }
+        if memory_bytes == 0 || memory_bytes > MAX_BYTES {
+            return Err(Error::InvalidSize { what: "host device", bytes: memory_bytes, limit: MAX_BYTES });
+        }
+        let name = format!("host memory {ordinal}");
+        Ok(Self {
+            info: DeviceInfo {
+                kind: DriverKind::Host,
+                ordinal,
+                name,
+                granularity,
+                total_bytes: memory_bytes,
+            },
+            memory: Memory::new(granularity, memory_bytes),
+            events: Mutex::default(),
+        })
+    }
+
+    /// Pages, reservations, mappings and events that were not given back: all zero when nothing is lost.
+    #[must_use]
+    pub fn leftovers(&self) -> [usize; 4] {
+        let left = self.memory.leftovers();
+        [left.pages, left.reservations, left.mappings, self.events.lock().live.len()]
+    }
+
+    fn refused(&self, call: &'static str, requested: u64, refusal: Refusal) -> Error {
+        let device = self.info.ordinal;
+        let driver = |code, name: &str| Error::Driver { call, code, name: name.to_owned() };
+        match refusal {
+            Refusal::Invalid(why) => driver(1, why),
+            Refusal::NotSupported(why) => driver(801, why),
+            Refusal::OutOfMemory => {
+                Error::OutOfMemory { requested, free: self.memory.free(), total: self.memory.total(), device }
+            }
+            Refusal::OutOfAddresses => Error::OutOfAddresses { requested, device },
+            Refusal::OutOfDescriptors => Error::OutOfDescriptors,
+        }
+    }
+
+    fn known(&self, call: &'static str, event: Event) -> Result<()> {
+        if self.events.lock().live.contains(&event.0) {
+            Ok(())
+        } else {
+            Err(self.refused(call, 0, Refusal::Invalid("not an event")))
+        }
+    }
+}
+
+impl fmt::Debug for HostDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostDriver").field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+impl Driver for HostDriver {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn free_bytes(&self) -> Result<u64> {
+        Ok(self.memory.free())
+    }
+
+    fn reserve(&self, len: u64) -> Result<Address> {
+        self.memory.reserve(len).map(Address).map_err(|r| self.refused("reserve", len, r))
+    }
+
+    fn free_addresses(&self, base: Address, len: u64) -> Result<()> {
+        self.memory.free_addresses(base.0, len).map_err(|r| self.refused("free_addresses", len, r))
+    }
+
+    fn create(&self, len: u64) -> Result<PageHandle> {
+        self.memory.create(len).map(PageHandle).map_err(|r| self.refused("create", len, r))
+    }
+
+    fn release(&self, page: PageHandle) -> Result<()> {
+        self.memory.release(page.0).map_err(|r| self.refused("release", 0, r))
+    }
+
+    fn map(&self, at: Address, len: u64, page: PageHandle) -> Result<()> {
+        self.memory.map(at.0, len, 0, page.0).map_err(|r| self.refused("map", len, r))
+    }
+
+    fn set_access(&self, at: Address, len: u64) -> Result<()> {
+        self.memory.set_access(at.0, len).map_err(|r| self.refused("set_access", len, r))
+    }
+
+    fn unmap(&self, at: Address, len: u64) -> Result<()> {
+        self.memory.unmap(at.0, len).map_err(|r| self.refused("unmap", len, r))
+    }
+
+    fn event_create(&self) -> Result<Event> {
+        let mut events = self.events.lock();
+        events.last += 1;
+        let event = events.last;
+        events.live.insert(event);
+        Ok(Event(event))
+    }
+
+    fn event_destroy(&self, event: Event) -> Result<()> {
+        if self.events.lock().live.remove(&event.0) {
+            Ok(())
+        } else {
+            Err(self.refused("event_destroy", 0, Refusal::Invalid("not an event")))
+        }
+    }
+
+    fn event_record(&self, event: Event, _stream: Stream) -> Result<()> {
+        self.known("event_record", event)
+    }
+
+    fn event_wait(&self, event: Event, _stream: Stream) -> Result<()> {
+        self.known("event_wait", event)
+    }
+
+    fn event_synchronize(&self, event: Event) -> Result<()> {
+        self.known("event_synchronize", event)
+    }
+
+    fn is_capturing(&self, _stream: Stream) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn fill(&self, at: Address, len: u64, value: u32, _stream: Stream) -> Result<()> {
+        self.memory.fill(at.0, len, value).map_err(|r| self.refused("fill", len, r))
+    }
+
+    fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
+        self.memory.read(at.0, into).map_err(|r| self.refused("read", into.len() as u64, r))
+    }
+
+    fn write(&self, at: Address, from: &[u8]) -> Result<()> {
+        self.memory.write(at.0, from).map_err(|r| self.refused("write", from.len() as u64, r))
+    }
+}

@@ -1,0 +1,176 @@
+//! Everything that can go wrong, with the numbers that explain it.
+//!
+//! Every failure is one of these values, up to the very edge: the library never aborts, exits or lets a panic cross into C. A
+//! failed call has changed nothing that its documentation does not name.
+
+use crate::driver::DriverKind;
+use crate::units::Address;
+
+/// `Result` with this crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// A failed call.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A size that is zero or beyond what any device can address.
+    #[error("{what} of {bytes} bytes: must be between 1 and {limit}")]
+    InvalidSize {
+        /// What was to be sized.
+        what: &'static str,
+        /// Bytes asked for.
+        bytes: u64,
+        /// Most bytes allowed.
+        limit: u64,
+    },
+    /// A page size the device cannot map.
+    #[error(
+        "{what} of {bytes} bytes does not fit the device's granularity of {granularity} bytes and the other page sizes"
+    )]
+    InvalidPageSize {
+        /// Which of the sizes.
+        what: &'static str,
+        /// Bytes asked for.
+        bytes: u64,
+        /// The device's mapping granularity in bytes.
+        granularity: u64,
+    },
+    /// An argument outside its domain.
+    #[error("{what} is {value}: {expected}")]
+    InvalidArgument {
+        /// The argument.
+        what: &'static str,
+        /// What it was.
+        value: u64,
+        /// What it may be.
+        expected: &'static str,
+    },
+    /// A device number the driver does not have.
+    #[error("device {ordinal}: the {driver} driver has {count} device(s)")]
+    InvalidDevice {
+        /// The driver asked.
+        driver: DriverKind,
+        /// The number asked for.
+        ordinal: i32,
+        /// How many devices there are.
+        count: i32,
+    },
+    /// The device is open in this process with other settings.
+    #[error("{driver} device {ordinal} is already open in this process with other settings")]
+    DeviceInUse {
+        /// The driver.
+        driver: DriverKind,
+        /// The device's number.
+        ordinal: i32,
+    },
+    /// An address that is not the start of a live block of this space.
+    #[error("{address:?} is not the start of a live block of this space")]
+    ForeignPointer {
+        /// The address given.
+        address: Address,
+    },
+    /// A block that was freed before.
+    #[error("the block at {address:?} was already freed")]
+    DoubleFree {
+        /// The address given.
+        address: Address,
+    },
+    /// The object is not in the state the call needs.
+    #[error("{what} is {found}: it must be {expected}")]
+    WrongState {
+        /// The object.
+        what: &'static str,
+        /// The state it needs.
+        expected: &'static str,
+        /// The state it has.
+        found: &'static str,
+    },
+    /// The device has no memory left for a page.
+    #[error("out of memory on device {device}: {requested} bytes requested, {free} of {total} bytes free")]
+    OutOfMemory {
+        /// Bytes of the page that could not be created.
+        requested: u64,
+        /// Bytes the driver calls free.
+        free: u64,
+        /// Bytes of the device.
+        total: u64,
+        /// The device's number.
+        device: i32,
+    },
+    /// The page pool's own limit is reached.
+    #[error("over budget on device {device}: {requested} bytes requested, {held} of {budget} bytes held")]
+    OverBudget {
+        /// Bytes of the page that was not created.
+        requested: u64,
+        /// Bytes the pool holds.
+        held: u64,
+        /// The limit.
+        budget: u64,
+        /// The device's number.
+        device: i32,
+    },
+    /// No address range of that length is left.
+    #[error("out of address space on device {device}: {requested} bytes requested")]
+    OutOfAddresses {
+        /// Bytes of the range.
+        requested: u64,
+        /// The device's number.
+        device: i32,
+    },
+    /// The process has no file descriptor left for a page of the host driver.
+    #[error("out of file descriptors: the host driver keeps one for each page")]
+    OutOfDescriptors,
+    /// The stream is being captured, so nothing can be ordered behind its work.
+    #[error(
+        "stream {stream:#x} is being captured: call mark() before the capture begins, or replay after it ends"
+    )]
+    StreamCapturing {
+        /// The stream's handle.
+        stream: u64,
+    },
+    /// The driver's library cannot be loaded.
+    #[error("the CUDA driver library is not there (libcuda.so.1)")]
+    DriverMissing,
+    /// The driver's library lacks a function.
+    #[error("the CUDA driver library has no {name}: a newer driver is needed")]
+    SymbolMissing {
+        /// The missing function.
+        name: &'static str,
+    },
+    /// The device cannot do what the library is built on.
+    #[error("device {device} has no virtual memory management")]
+    Unsupported {
+        /// The device's number.
+        device: i32,
+    },
+    /// The driver refused a call.
+    #[error("{call} failed with {code} ({name})")]
+    Driver {
+        /// The driver function.
+        call: &'static str,
+        /// Its result.
+        code: i32,
+        /// The driver's name for that result.
+        name: String,
+    },
+    /// An earlier internal failure closed the object.
+    #[error("{what} was closed by an earlier failure")]
+    Closed {
+        /// The object.
+        what: &'static str,
+    },
+    /// A bug in this library.
+    #[error("internal error: {what}")]
+    Internal {
+        /// What went wrong.
+        what: String,
+    },
+}
+
+impl Error {
+    /// Whether more memory, a larger budget or a `trim` elsewhere would let the same call succeed.
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::OutOfMemory { .. } | Self::OverBudget { .. } | Self::OutOfDescriptors)
+    }
+}

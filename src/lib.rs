@@ -1,0 +1,65 @@
+//! GPU memory for graph-mode LLM engines.
+//!
+//! An engine captures one CUDA graph for each batch shape. Replay needs fixed addresses, so each captured shape keeps its
+//! activations for ever, and memory grows with the number of shapes. Here every capture has **its own addresses over one shared
+//! set of physical pages**: N shapes cost what the hungriest moment of the hungriest shape costs.
+//!
+//! ```
+//! use vmmgraph::{Device, DriverChoice, HostOptions, Options, SharedVmmAllocator, Stream};
+//!
+//! # fn main() -> vmmgraph::Result<()> {
+//! let device = Device::open(DriverChoice::Host, 0, HostOptions::default())?;
+//! let arena = SharedVmmAllocator::new(&device, &Options::default())?;
+//! let stream = Stream(0);
+//!
+//! let mut shapes = Vec::new();
+//! for batch in [1, 8, 64] {
+//!     let space = arena.open_space()?;               // one capture
+//!     let hidden = space.allocate(batch << 20, stream)?;
+//!     let logits = space.allocate(batch << 20, stream)?;
+//!     space.free(hidden)?;
+//!     space.free(logits)?;
+//!     space.seal()?;                                 // the capture ends
+//!     shapes.push(space);
+//! }
+//! shapes[1].replay(stream, || { /* launch the graph on the stream */ })?;
+//!
+//! // 64 MiB + 64 MiB were live at the hungriest moment: that is what is held, for all three.
+//! assert!(arena.mapped_size() < 140 << 20);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Layers
+//!
+//! ```text
+//!   capi                C ABI: include/vmmgraph/vmmgraph.h           knows C, knows everything below
+//!   arena   stats       SharedVmmAllocator; snapshots
+//!   space   device      blocks, slabs, seal; a device and its pool
+//!   order   pages       replay order; page pool, shared set, reservations
+//!   driver              the one platform door: CUDA, host
+//!   units error sync    numbers with invariants; failures; locks
+//! ```
+//!
+//! A layer names only layers below its own (`tests/layers.rs` checks this).
+
+mod arena;
+pub mod capi;
+mod device;
+pub mod driver;
+mod error;
+mod order;
+pub mod pages;
+mod space;
+mod stats;
+mod sync;
+pub mod units;
+
+pub use arena::{Options, SharedVmmAllocator};
+pub use device::Device;
+pub use driver::{DriverChoice, DriverKind, HostOptions};
+pub use error::{Error, Result};
+pub use order::ReplayOrder;
+pub use space::{Phase, RetainPolicy, RetainedBlock, SealReport, Space, SpaceStats};
+pub use stats::{ArenaStats, Snapshot};
+pub use units::{Address, Stream};

@@ -1,0 +1,324 @@
+//! The page pool of one device.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::Serialize;
+use slotmap::SlotMap;
+
+use super::PageId;
+use super::reservation::Remains;
+use crate::driver::{Event, PageHandle, SharedDriver};
+use crate::error::{Error, Result};
+use crate::sync::Mutex;
+
+/// Who a page belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// An arena: every space of it may map the page.
+    Shared {
+        /// The arena's number.
+        arena: u64,
+    },
+    /// One space: the page holds retained blocks, and no other space maps it.
+    Retained {
+        /// The arena's number.
+        arena: u64,
+        /// The space's number.
+        space: u64,
+    },
+    /// Nobody: it goes back to the driver with its last pin.
+    Doomed,
+}
+
+struct Page {
+    handle: PageHandle,
+    bytes: u64,
+    owner: Owner,
+    pins: u32,
+}
+
+/// Exact counts of one device's pages and driver calls since the device was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PoolStats {
+    /// Bytes held from the driver now.
+    pub physical_bytes: u64,
+    /// The most bytes ever held at once.
+    pub peak_physical_bytes: u64,
+    /// Bytes owned by single spaces (retained blocks).
+    pub retained_bytes: u64,
+    /// Bytes of pages that are mapped nowhere.
+    pub free_bytes: u64,
+    /// The byte budget; `None`: none.
+    pub budget_bytes: Option<u64>,
+    /// Pages held now.
+    pub pages: u64,
+    /// Pages created so far.
+    pub pages_created: u64,
+    /// Pages given back so far.
+    pub pages_released: u64,
+    /// Mappings that exist now.
+    pub mappings: u64,
+    /// Mappings made so far (each is one map and one set-access call).
+    pub maps: u64,
+    /// Mappings taken away so far.
+    pub unmaps: u64,
+    /// Bytes of addresses reserved now.
+    pub reserved_bytes: u64,
+    /// Reservations that exist now.
+    pub reservations: u64,
+    /// Things the driver has refused to take back so far, kept for the next try.
+    pub pending: u64,
+}
+
+#[derive(Default)]
+struct State {
+    pages: SlotMap<PageId, Page>,
+    /// Ranges whose teardown the driver refused.
+    remains: Vec<Remains>,
+    /// Events it would not destroy.
+    events: Vec<Event>,
+    stats: PoolStats,
+}
+
+/// Every physical page of one device, and what each is for.
+///
+/// Thread-safe. Its lock is never held across a driver call, and no other lock of this crate is taken inside it.
+pub struct PagePool {
+    driver: SharedDriver,
+    state: Mutex<State>,
+}
+
+impl PagePool {
+    /// A pool without pages on the driver's device.
+    #[must_use]
+    pub fn new(driver: SharedDriver) -> Arc<Self> {
+        Arc::new(Self { driver, state: Mutex::new(State::default()) })
+    }
+
+    /// The driver of the device.
+    #[must_use]
+    pub fn driver(&self) -> &SharedDriver {
+        &self.driver
+    }
+
+    /// Limits the bytes this pool may hold from now on; `None` lifts the limit. Nothing is taken away.
+    pub fn set_budget(&self, bytes: Option<u64>) {
+        self.state.lock().stats.budget_bytes = bytes;
+    }
+
+    /// Creates a page of `bytes` and pins it once.
+    ///
+    /// # Errors
+    /// [`Error::OverBudget`] or what the driver says; nothing has changed then.
+    pub fn create(self: &Arc<Self>, bytes: u64, owner: Owner) -> Result<Pin> {
+        {
+            let stats = &mut self.state.lock().stats;
+            let held = stats.physical_bytes;
+            if let Some(budget) = stats.budget_bytes
+                && bytes > budget.saturating_sub(held)
+            {
+                let device = self.driver.info().ordinal;
+                return Err(Error::OverBudget { requested: bytes, held, budget, device });
+            }
+            // Counted before the driver is asked, so that two threads cannot pass the budget together.
+            stats.physical_bytes += bytes;
+        }
+        match self.driver.create(bytes) {
+            Ok(handle) => {
+                let mut state = self.state.lock();
+                state.stats.pages_created += 1;
+                state.stats.peak_physical_bytes =
+                    state.stats.peak_physical_bytes.max(state.stats.physical_bytes);
+                let id = state.pages.insert(Page { handle, bytes, owner, pins: 1 });
+                Ok(Pin { pool: Arc::clone(self), id, bytes })
+            }
+            Err(error) => {
+                self.state.lock().stats.physical_bytes -= bytes;
+                Err(error)
+            }
+        }
+    }
+
+    /// Pins a page that is not doomed.
+    pub(super) fn pin(self: &Arc<Self>, id: PageId) -> Result<Pin> {
+        let mut state = self.state.lock();
+        let page = state.pages.get_mut(id).filter(|page| page.owner != Owner::Doomed);
+        let page = page.ok_or_else(|| Error::Internal { what: format!("page {id:?} is gone") })?;
+        page.pins += 1;
+        Ok(Pin { pool: Arc::clone(self), id, bytes: page.bytes })
+    }
+
+    /// How often a page is pinned: by mappings, and by those about to map it.
+    pub(super) fn pins(&self, id: PageId) -> u32 {
+        self.state.lock().pages.get(id).map_or(0, |page| page.pins)
+    }
+
+    /// Who owns a page.
+    #[must_use]
+    pub fn owner(&self, id: PageId) -> Owner {
+        self.state.lock().pages.get(id).map_or(Owner::Doomed, |page| page.owner)
+    }
+
+    /// Changes a page's owner. A doomed page stays doomed.
+    pub fn hand_over(&self, id: PageId, to: Owner) {
+        if let Some(page) = self.state.lock().pages.get_mut(id)
+            && page.owner != Owner::Doomed
+        {
+            page.owner = to;
+        }
+    }
+
+    /// Nobody wants the page any more: it goes back to the driver with its last pin, at once if it has none.
+    pub fn doom(&self, id: PageId) {
+        self.hand_over(id, Owner::Doomed);
+        self.collect(id);
+    }
+
+    fn unpin(&self, id: PageId) {
+        if let Some(page) = self.state.lock().pages.get_mut(id) {
+            page.pins -= 1;
+        }
+        self.collect(id);
+    }
+
+    /// Gives a page back if it is doomed and unpinned.
+    fn collect(&self, id: PageId) {
+        let page = {
+            let mut state = self.state.lock();
+            match state.pages.get(id) {
+                Some(page) if page.owner == Owner::Doomed && page.pins == 0 => state.pages.remove(id),
+                _ => None,
+            }
+        };
+        let Some(page) = page else { return };
+        let result = self.driver.release(page.handle);
+        let mut state = self.state.lock();
+        match result {
+            Ok(()) => {
+                state.stats.physical_bytes -= page.bytes;
+                state.stats.pages_released += 1;
+            }
+            Err(error) => {
+                tracing::warn!(%error, bytes = page.bytes, "the driver did not take a page back; kept for another try");
+                state.pages.insert(page);
+            }
+        }
+    }
+
+    /// Keeps a range whose teardown the driver refused.
+    pub(super) fn keep(&self, remains: Remains) {
+        self.state.lock().remains.push(remains);
+    }
+
+    /// Destroys an event; if the driver refuses, at a later try.
+    pub fn destroy_event(&self, event: Event) {
+        if let Err(error) = self.driver.event_destroy(event) {
+            tracing::warn!(%error, "the driver did not destroy an event; kept for another try");
+            self.state.lock().events.push(event);
+        }
+    }
+
+    /// Tries again to give back everything the driver refused earlier.
+    ///
+    /// # Errors
+    /// The first refusal; what is refused again stays on the list.
+    pub fn retry(&self) -> Result<()> {
+        let (remains, events) = {
+            let mut state = self.state.lock();
+            (std::mem::take(&mut state.remains), std::mem::take(&mut state.events))
+        };
+        let mut first = Ok(());
+        for event in events {
+            self.destroy_event(event);
+        }
+        for mut range in remains {
+            if let Err(error) = range.tear_down(self) {
+                self.keep(range);
+                first = first.and(Err(error));
+            }
+        }
+        let doomed: Vec<PageId> = {
+            let state = self.state.lock();
+            let pages = state.pages.iter();
+            pages
+                .filter(|(_, page)| page.owner == Owner::Doomed && page.pins == 0)
+                .map(|(id, _)| id)
+                .collect()
+        };
+        for id in doomed {
+            self.collect(id);
+        }
+        first
+    }
+
+    /// Records driver work that the other files of this layer did.
+    pub(super) fn record(&self, change: impl FnOnce(&mut PoolStats)) {
+        change(&mut self.state.lock().stats);
+    }
+
+    /// The counts as they are now.
+    #[must_use]
+    pub fn stats(&self) -> PoolStats {
+        let state = self.state.lock();
+        let mut stats = state.stats;
+        stats.pages = state.pages.len() as u64;
+        stats.pending = (state.remains.len() + state.events.len()) as u64;
+        for page in state.pages.values() {
+            stats.retained_bytes += u64::from(matches!(page.owner, Owner::Retained { .. })) * page.bytes;
+            stats.free_bytes += u64::from(page.pins == 0) * page.bytes;
+            stats.pending += u64::from(page.pins == 0 && page.owner == Owner::Doomed);
+        }
+        stats
+    }
+}
+
+impl Drop for PagePool {
+    fn drop(&mut self) {
+        // Last chance for what was refused before; at process exit the driver may be gone, and then nothing is lost either.
+        if let Err(error) = self.retry() {
+            tracing::warn!(%error, "memory could not be given back");
+        }
+    }
+}
+
+impl fmt::Debug for PagePool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PagePool").field("device", self.driver.info()).field("stats", &self.stats()).finish()
+    }
+}
+
+/// A claim on a page: while it lives, the page does.
+#[derive(Debug)]
+pub struct Pin {
+    pool: Arc<PagePool>,
+    id: PageId,
+    bytes: u64,
+}
+
+impl Pin {
+    /// The page.
+    #[must_use]
+    pub fn id(&self) -> PageId {
+        self.id
+    }
+
+    /// Bytes of the page.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(super) fn handle(&self) -> Result<PageHandle> {
+        let state = self.pool.state.lock();
+        let page = state.pages.get(self.id);
+        page.map(|page| page.handle)
+            .ok_or_else(|| Error::Internal { what: format!("page {:?} is gone", self.id) })
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        self.pool.unpin(self.id);
+    }
+}

@@ -1,0 +1,204 @@
+//! Addresses reserved from the driver, and the pages mapped there.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use super::{PagePool, Pin};
+use crate::error::{Error, Result};
+use crate::units::Address;
+
+/// A range of addresses and its mappings. Dropping it unmaps everything and gives the addresses back; whoever drops it has
+/// made sure that the device no longer uses them.
+pub struct Reservation {
+    pool: Arc<PagePool>,
+    range: Remains,
+}
+
+/// What a reservation is made of. While it waits in the pool for another try, its pins keep the pool alive: the pool
+/// cannot go before everything in it has been given back.
+pub(super) struct Remains {
+    base: Address,
+    len: u64,
+    reserved: bool,
+    /// Offset to the page mapped there.
+    mapped: BTreeMap<u64, Pin>,
+}
+
+impl Reservation {
+    /// Reserves `len` bytes of addresses, a multiple of the granularity. No memory is behind them.
+    ///
+    /// # Errors
+    /// [`Error::OutOfAddresses`] or what the driver says.
+    pub fn new(pool: &Arc<PagePool>, len: u64) -> Result<Self> {
+        let base = pool.driver().reserve(len)?;
+        pool.record(|stats| {
+            stats.reserved_bytes += len;
+            stats.reservations += 1;
+        });
+        let range = Remains { base, len, reserved: true, mapped: BTreeMap::new() };
+        Ok(Self { pool: Arc::clone(pool), range })
+    }
+
+    /// The first address.
+    #[must_use]
+    pub fn base(&self) -> Address {
+        self.range.base
+    }
+
+    /// Bytes of addresses.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.range.len
+    }
+
+    /// The pages mapped here, with their offsets, in address order.
+    pub fn mapped(&self) -> impl Iterator<Item = (u64, &Pin)> {
+        self.range.mapped.iter().map(|(offset, pin)| (*offset, pin))
+    }
+
+    /// Maps a page at a free offset and makes it accessible.
+    ///
+    /// # Errors
+    /// What the driver says, with the page back in the caller's hands; nothing is mapped then, unless undoing failed as
+    /// well: then the mapping stays recorded, without the page in return, until this range is dropped.
+    pub fn map(&mut self, offset: u64, pin: Pin) -> Result<(), (Error, Option<Pin>)> {
+        let at = self.range.base.plus(offset);
+        let driver = self.pool.driver();
+        let mapped = pin.handle().and_then(|handle| driver.map(at, pin.bytes(), handle));
+        if let Err(error) = mapped {
+            return Err((error, Some(pin)));
+        }
+        self.pool.record(|stats| {
+            stats.maps += 1;
+            stats.mappings += 1;
+        });
+        let access = driver.set_access(at, pin.bytes());
+        self.range.mapped.insert(offset, pin);
+        access.map_err(|error| {
+            let pin = self.unmap(offset);
+            (
+                error,
+                pin.inspect_err(|undo| tracing::error!(error = %undo, ?at, "undoing a mapping failed")).ok(),
+            )
+        })
+    }
+
+    /// Takes the page at `offset` away and returns it.
+    ///
+    /// # Errors
+    /// What the driver says; the page stays mapped then.
+    pub fn unmap(&mut self, offset: u64) -> Result<Pin> {
+        self.range.unmap(&self.pool, offset)
+    }
+
+    /// Puts `pins` behind one another from `offset` on, in place of everything mapped in the `len` bytes there; returns the
+    /// pages that were there.
+    ///
+    /// # Errors
+    /// [`NotReplaced`] says whether the pages that were there are back in place. `pins` are dropped.
+    pub fn replace(&mut self, offset: u64, len: u64, pins: Vec<Pin>) -> Result<Vec<Pin>, NotReplaced> {
+        let starts: Vec<u64> = self.range.mapped.range(offset..offset + len).map(|(at, _)| *at).collect();
+        let mut old = Vec::with_capacity(starts.len());
+        for at in &starts {
+            match self.unmap(*at) {
+                Ok(pin) => old.push(pin),
+                Err(error) => return Err(self.restore(error, offset, old)),
+            }
+        }
+        let Err(error) = self.map_all(offset, pins) else { return Ok(old) };
+        let starts: Vec<u64> = self.range.mapped.range(offset..offset + len).map(|(at, _)| *at).collect();
+        for at in starts.into_iter().rev() {
+            if let Err(undo) = self.unmap(at) {
+                tracing::error!(error = %undo, "undoing an exchange of pages failed");
+                return Err(NotReplaced { error, restored: false });
+            }
+        }
+        Err(self.restore(error, offset, old))
+    }
+
+    fn restore(&mut self, error: Error, offset: u64, old: Vec<Pin>) -> NotReplaced {
+        let result = self.map_all(offset, old);
+        if let Err(undo) = &result {
+            tracing::error!(error = %undo, "undoing an exchange of pages failed");
+        }
+        NotReplaced { error, restored: result.is_ok() }
+    }
+
+    /// Maps pages behind one another. Stops at the first failure, with the earlier ones mapped.
+    fn map_all(&mut self, mut offset: u64, pins: Vec<Pin>) -> Result<()> {
+        for pin in pins {
+            let bytes = pin.bytes();
+            self.map(offset, pin).map_err(|(error, _)| error)?;
+            offset += bytes;
+        }
+        Ok(())
+    }
+
+    /// Leaves the range to the pool, to be torn down at its next [`retry`](PagePool::retry): for a range that the device may
+    /// still be using.
+    pub fn defer(mut self) {
+        self.keep();
+    }
+
+    fn keep(&mut self) {
+        let empty = Remains { base: self.range.base, len: 0, reserved: false, mapped: BTreeMap::new() };
+        self.pool.keep(std::mem::replace(&mut self.range, empty));
+    }
+}
+
+/// A [`replace`](Reservation::replace) that failed.
+#[derive(Debug)]
+pub struct NotReplaced {
+    /// Why.
+    pub error: Error,
+    /// Whether everything is mapped as before. If not, nothing of that part of the range can be relied on.
+    pub restored: bool,
+}
+
+impl Remains {
+    fn unmap(&mut self, pool: &PagePool, offset: u64) -> Result<Pin> {
+        let nothing = || Error::Internal { what: format!("nothing is mapped at offset {offset:#x}") };
+        let bytes = self.mapped.get(&offset).ok_or_else(nothing)?.bytes();
+        pool.driver().unmap(self.base.plus(offset), bytes)?;
+        pool.record(|stats| {
+            stats.unmaps += 1;
+            stats.mappings -= 1;
+        });
+        self.mapped.remove(&offset).ok_or_else(nothing)
+    }
+
+    /// Gives back all it can and reports the first refusal.
+    pub(super) fn tear_down(&mut self, pool: &PagePool) -> Result<()> {
+        let mut first = Ok(());
+        for offset in self.mapped.keys().rev().copied().collect::<Vec<_>>() {
+            first = first.and(self.unmap(pool, offset).map(drop));
+        }
+        first?;
+        if self.reserved {
+            pool.driver().free_addresses(self.base, self.len)?;
+            self.reserved = false;
+            pool.record(|stats| {
+                stats.reserved_bytes -= self.len;
+                stats.reservations -= 1;
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if let Err(error) = self.range.tear_down(&self.pool) {
+            tracing::warn!(%error, base = ?self.range.base, "the driver did not take a range back; kept for another try");
+            self.keep();
+        }
+    }
+}
+
+impl fmt::Debug for Reservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Remains { base, len, mapped, .. } = &self.range;
+        write!(f, "Reservation({base:?} + {len:#x}, {} mappings)", mapped.len())
+    }
+}

@@ -1,0 +1,235 @@
+//! The numbered pages that all spaces of one arena may map.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use super::{Class, Owner, PageId, PageNo, PagePool, Pin};
+use crate::error::Result;
+use crate::sync::Mutex;
+use crate::units::Geometry;
+
+/// Pages shared by graphs that never run at the same time.
+///
+/// A number gets its page when a space first needs it and loses it only when no space maps it. Since every space takes the
+/// lowest numbers that are free in it, low numbers are shared by many spaces and high ones by the hungriest only, which is
+/// why [`trim`](Self::trim) finds something once the hungriest space is gone.
+#[derive(Debug)]
+pub struct SharedSet {
+    pool: Arc<PagePool>,
+    arena: u64,
+    geometry: Geometry,
+    numbers: Mutex<Numbers>,
+}
+
+#[derive(Debug, Default)]
+struct Numbers {
+    small: Vec<Option<PageId>>,
+    large: Vec<Option<PageId>>,
+    /// Pages without a number: once retained, since freed, perhaps still mapped where they were.
+    spare: Vec<(Class, PageId)>,
+}
+
+/// A shared page, pinned.
+#[derive(Debug)]
+pub struct Acquired {
+    /// The claim on the page.
+    pub pin: Pin,
+    /// Whether the page was created by this call.
+    pub created: bool,
+}
+
+/// What a shared set holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct SharedStats {
+    /// Bytes of all its pages.
+    pub bytes: u64,
+    /// Bytes of those that no space maps; `trim` gives them back.
+    pub free_bytes: u64,
+    /// Small pages.
+    pub small_pages: u64,
+    /// Large pages.
+    pub large_pages: u64,
+}
+
+impl Numbers {
+    fn slot(&mut self, no: PageNo) -> &mut Option<PageId> {
+        let slots = match no.class {
+            Class::Small => &mut self.small,
+            Class::Large => &mut self.large,
+        };
+        let index = no.index as usize;
+        if slots.len() <= index {
+            slots.resize(index + 1, None);
+        }
+        &mut slots[index]
+    }
+
+    fn all(&self) -> impl Iterator<Item = (Class, PageId)> {
+        let small = self.small.iter().flatten().map(|id| (Class::Small, *id));
+        let large = self.large.iter().flatten().map(|id| (Class::Large, *id));
+        small.chain(large).chain(self.spare.iter().copied())
+    }
+}
+
+impl SharedSet {
+    /// An empty set for arena number `arena`.
+    #[must_use]
+    pub fn new(pool: &Arc<PagePool>, arena: u64, geometry: Geometry) -> Arc<Self> {
+        Arc::new(Self { pool: Arc::clone(pool), arena, geometry, numbers: Mutex::default() })
+    }
+
+    /// The device's pool.
+    #[must_use]
+    pub fn pool(&self) -> &Arc<PagePool> {
+        &self.pool
+    }
+
+    /// The number of the arena whose set this is.
+    #[must_use]
+    pub fn arena(&self) -> u64 {
+        self.arena
+    }
+
+    /// The page sizes.
+    #[must_use]
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// Bytes of a page of this class.
+    #[must_use]
+    pub fn bytes(&self, class: Class) -> u64 {
+        match class {
+            Class::Small => self.geometry.small(),
+            Class::Large => self.geometry.large(),
+        }
+    }
+
+    /// The page with this number, pinned; a spare or a new one if the number has none yet.
+    ///
+    /// Before it gives up for lack of memory it gives back the pages that no space maps and tries once more.
+    ///
+    /// # Errors
+    /// Those of [`PagePool::create`]; the set is as it was, less unmapped pages.
+    pub fn acquire(&self, no: PageNo) -> Result<Acquired> {
+        let mut numbers = self.numbers.lock();
+        if let Some(id) = *numbers.slot(no) {
+            return Ok(Acquired { pin: self.pool.pin(id)?, created: false });
+        }
+        if let Some(spare) = numbers.spare.iter().position(|(class, _)| *class == no.class) {
+            let pin = self.pool.pin(numbers.spare[spare].1)?;
+            numbers.spare.swap_remove(spare);
+            *numbers.slot(no) = Some(pin.id());
+            return Ok(Acquired { pin, created: false });
+        }
+        let owner = Owner::Shared { arena: self.arena };
+        let bytes = self.bytes(no.class);
+        // The lock is held across the driver's call: two spaces that need the same number must end up with one page.
+        let pin = self.pool.create(bytes, owner).or_else(|error| {
+            if error.is_out_of_memory() && self.release_unmapped(&mut numbers) > 0 {
+                self.pool.create(bytes, owner)
+            } else {
+                Err(error)
+            }
+        })?;
+        *numbers.slot(no) = Some(pin.id());
+        Ok(Acquired { pin, created: true })
+    }
+
+    /// Gives back the page of this number if no space maps it: the undo of an [`acquire`](Self::acquire) that created it.
+    pub fn discard(&self, no: PageNo) {
+        let mut numbers = self.numbers.lock();
+        if let Some(id) = *numbers.slot(no)
+            && self.pool.pins(id) == 0
+        {
+            *numbers.slot(no) = None;
+            self.pool.doom(id);
+        }
+    }
+
+    /// Makes the page of this number `space`'s own if the one pin on it is the caller's; its number is free for another
+    /// page then. Whether it did.
+    #[must_use]
+    pub fn take(&self, no: PageNo, space: u64) -> bool {
+        let mut numbers = self.numbers.lock();
+        match *numbers.slot(no) {
+            Some(id) if self.pool.pins(id) == 1 => {
+                *numbers.slot(no) = None;
+                self.pool.hand_over(id, Owner::Retained { arena: self.arena, space });
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The undo of [`take`](Self::take).
+    pub fn put_back(&self, no: PageNo, pin: &Pin) {
+        let mut numbers = self.numbers.lock();
+        if numbers.slot(no).is_some() {
+            // Another space needed the number meanwhile and got another page for it.
+            drop(numbers);
+            return self.give(pin);
+        }
+        self.pool.hand_over(pin.id(), Owner::Shared { arena: self.arena });
+        *numbers.slot(no) = Some(pin.id());
+    }
+
+    /// The way back of a retained page whose blocks were freed: every space may map it again, under whatever number needs a
+    /// page next.
+    pub fn give(&self, pin: &Pin) {
+        let class = if pin.bytes() == self.geometry.small() { Class::Small } else { Class::Large };
+        self.pool.hand_over(pin.id(), Owner::Shared { arena: self.arena });
+        self.numbers.lock().spare.push((class, pin.id()));
+    }
+
+    /// Gives every page back that no space maps; returns their bytes.
+    pub fn trim(&self) -> u64 {
+        self.release_unmapped(&mut self.numbers.lock())
+    }
+
+    fn release_unmapped(&self, numbers: &mut Numbers) -> u64 {
+        let mut released = 0;
+        let mut unmapped = |class: Class, id: PageId| {
+            let free = self.pool.pins(id) == 0;
+            if free {
+                self.pool.doom(id);
+                released += self.bytes(class);
+            }
+            free
+        };
+        for slot in &mut numbers.small {
+            *slot = slot.filter(|id| !unmapped(Class::Small, *id));
+        }
+        for slot in &mut numbers.large {
+            *slot = slot.filter(|id| !unmapped(Class::Large, *id));
+        }
+        numbers.spare.retain(|(class, id)| !unmapped(*class, *id));
+        released
+    }
+
+    /// The counts as they are now.
+    #[must_use]
+    pub fn stats(&self) -> SharedStats {
+        let numbers = self.numbers.lock();
+        let mut stats = SharedStats::default();
+        for (class, id) in numbers.all() {
+            stats.bytes += self.bytes(class);
+            stats.free_bytes += u64::from(self.pool.pins(id) == 0) * self.bytes(class);
+            match class {
+                Class::Small => stats.small_pages += 1,
+                Class::Large => stats.large_pages += 1,
+            }
+        }
+        stats
+    }
+}
+
+impl Drop for SharedSet {
+    fn drop(&mut self) {
+        let numbers = std::mem::take(self.numbers.get_mut());
+        for (_, id) in numbers.all() {
+            self.pool.doom(id);
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! A space: the addresses of one capture, and the blocks in it.
+//!
+//! [`layout`] decides, this file carries it out: it reserves and maps what a plan names, and commits the plan only when all of
+//! that succeeded. The lock order of the crate is space, then shared set, then pool; a space's lock is held across the driver
+//! calls of that space only, so captures on other threads go on.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use serde::Serialize;
+
+use crate::error::{Error, Result};
+use crate::order::ReplayOrder;
+use crate::pages::{Owner, PageNo, Reservation, SharedSet};
+use crate::sync::Mutex;
+use crate::units::{Address, BlockBytes, Stream};
+
+mod layout;
+mod seal;
+mod slab;
+
+use layout::{Freed, Growth, Layout, NotLive, Place};
+
+pub use seal::{RetainPolicy, RetainedBlock, SealReport};
+
+/// What all spaces of an arena have in common.
+#[derive(Debug)]
+pub(crate) struct Common {
+    pub(crate) shared: Arc<SharedSet>,
+    pub(crate) order: ReplayOrder,
+    pub(crate) retain: RetainPolicy,
+    /// Set when a bug was caught: nothing is trusted any more, but everything can still be destroyed.
+    pub(crate) closed: AtomicBool,
+    /// The most bytes any space has had live at once.
+    pub(crate) high_water: AtomicU64,
+    /// Every space that is still there, by number.
+    pub(crate) spaces: Mutex<HashMap<u64, Weak<Space>>>,
+}
+
+/// Where in its life a space is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// Being captured: blocks may be allocated.
+    Open,
+    /// Captured: it may be replayed, and its retained blocks freed.
+    Sealed,
+    /// Undoing a failed driver call failed as well: it can only be dropped.
+    Broken,
+}
+
+impl Phase {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Sealed => "sealed",
+            Self::Broken => "broken",
+        }
+    }
+}
+
+/// What one space uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct SpaceStats {
+    /// The space's number, unique in the process.
+    pub id: u64,
+    /// Where in its life it is.
+    pub phase: Phase,
+    /// Live blocks.
+    pub blocks: u64,
+    /// Their bytes, rounded up to 512 each.
+    pub live_bytes: u64,
+    /// The most bytes that were live at once.
+    pub peak_live_bytes: u64,
+    /// Bytes of addresses reserved.
+    pub reserved_bytes: u64,
+    /// Bytes of addresses with a page behind them; pages that show twice count twice.
+    pub mapped_bytes: u64,
+    /// Bytes of pages that are this space's own.
+    pub retained_bytes: u64,
+    /// Mappings made so far.
+    pub maps: u64,
+}
+
+struct State {
+    phase: Phase,
+    layout: Layout,
+    /// The layout's ranges, under the same indices.
+    ranges: Vec<Reservation>,
+    maps: u64,
+}
+
+/// The addresses of one capture, over the pages of its arena.
+///
+/// Thread-safe. Dropping it waits for the arena's replays that were launched through [`replay`](Self::replay), then unmaps
+/// everything and gives the addresses back; work launched in any other way must be done by then.
+pub struct Space {
+    id: u64,
+    common: Arc<Common>,
+    state: Mutex<State>,
+}
+
+impl Space {
+    /// A new space of the arena, without addresses yet.
+    pub(crate) fn open(common: &Arc<Common>) -> Arc<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let layout = Layout::new(common.shared.geometry());
+        let state = State { phase: Phase::Open, layout, ranges: Vec::new(), maps: 0 };
+        let space = Arc::new(Self { id, common: Arc::clone(common), state: Mutex::new(state) });
+        common.spaces.lock().insert(id, Arc::downgrade(&space));
+        space
+    }
+
+    /// The space's number, unique in the process.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The arena this space belongs to, by number.
+    #[must_use]
+    pub fn arena(&self) -> u64 {
+        self.common.shared.arena()
+    }
+
+    fn usable(&self) -> Result<()> {
+        if self.common.closed.load(Ordering::Relaxed) {
+            Err(Error::Closed { what: "the arena" })
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Allocates a block of at least `size` bytes (rounded up to 512) for work on `stream`, aligned to 512 bytes.
+    ///
+    /// The contents are undefined. No driver call is made if a suitable address range is mapped already; else pages are mapped,
+    /// and the arena grows if too few are free. May be called while the stream is being captured.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSize`]; [`Error::WrongState`] unless the space is open; out of memory, budget, addresses or descriptors:
+    /// then nothing has changed and the next call works.
+    pub fn allocate(&self, size: u64, stream: Stream) -> Result<Address> {
+        let bytes = BlockBytes::round_up(size)?;
+        self.usable()?;
+        let mut state = self.state.lock();
+        state.expect(Phase::Open)?;
+        if let Some(place) = state.layout.place(bytes, stream) {
+            return Ok(state.address(place));
+        }
+        let growth = state.layout.plan(bytes, stream);
+        state.grow(&self.common.shared, &growth)?;
+        let place = state.layout.commit(&growth);
+        Ok(state.address(place))
+    }
+
+    /// Frees a block. Before the seal its pages serve the next block of the same stream; afterwards a retained block's pages
+    /// return to the arena's shared set. The addresses stay mapped either way, since the graph writes there.
+    ///
+    /// # Errors
+    /// [`Error::ForeignPointer`] or [`Error::DoubleFree`], with nothing changed.
+    pub fn free(&self, address: Address) -> Result<()> {
+        self.usable()?;
+        let mut state = self.state.lock();
+        let freed = state.find(address, Layout::free)?;
+        if state.phase == Phase::Sealed {
+            state.give_back(&self.common.shared, freed);
+        }
+        Ok(())
+    }
+
+    /// Notes that `stream` uses the block as well: once freed, it stays busy until the seal, as nothing orders the two streams'
+    /// later work. Without effect after the seal.
+    ///
+    /// # Errors
+    /// As [`free`](Self::free).
+    pub fn record_stream(&self, address: Address, stream: Stream) -> Result<()> {
+        self.usable()?;
+        let mut state = self.state.lock();
+        if state.phase == Phase::Sealed {
+            return state.find(address, |layout, place| layout.record_stream(place, stream)).map(drop);
+        }
+        state.find(address, |layout, place| layout.record_stream(place, stream))
+    }
+
+    /// Closes the space's arena after a bug was caught: every later call but destruction answers [`Error::Closed`].
+    pub(crate) fn close_arena(&self) {
+        self.common.closed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the address lies in this space, in a live block or not.
+    #[must_use]
+    pub fn contains(&self, address: Address) -> bool {
+        self.state.lock().range_of(address).is_some()
+    }
+
+    /// Launches this space's graph: calls `launch`, in order after every earlier replay of the arena.
+    ///
+    /// Same stream as the arena's last replay: no driver call. Another one: it is made to wait for an event. `launch` must
+    /// give the graph to `stream` and must not replay in this arena itself.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] unless the space is sealed; those of [`ReplayOrder::replay`]. `launch` was not called then.
+    pub fn replay<T>(&self, stream: Stream, launch: impl FnOnce() -> T) -> Result<T> {
+        self.usable()?;
+        self.state.lock().expect(Phase::Sealed)?;
+        self.common.order.replay(stream, launch)
+    }
+
+    /// What the space uses now.
+    #[must_use]
+    pub fn stats(&self) -> SpaceStats {
+        let pool = self.common.shared.pool();
+        let state = self.state.lock();
+        let usage = state.layout.usage();
+        let mapped = || state.ranges.iter().flat_map(Reservation::mapped);
+        let own = Owner::Retained { arena: self.arena(), space: self.id };
+        SpaceStats {
+            id: self.id,
+            phase: state.phase,
+            blocks: usage.blocks,
+            live_bytes: usage.bytes,
+            peak_live_bytes: usage.peak_bytes,
+            reserved_bytes: state.ranges.iter().map(Reservation::bytes).sum(),
+            mapped_bytes: mapped().map(|(_, pin)| pin.bytes()).sum(),
+            retained_bytes: mapped()
+                .filter(|(_, pin)| pool.owner(pin.id()) == own)
+                .map(|(_, pin)| pin.bytes())
+                .sum(),
+            maps: state.maps,
+        }
+    }
+
+    /// Mappings made so far; what [`stats`](Self::stats) calls `maps`, without the rest.
+    #[must_use]
+    pub fn maps(&self) -> u64 {
+        self.state.lock().maps
+    }
+
+    /// Bytes live now; what [`stats`](Self::stats) calls `live_bytes`, without the rest.
+    #[must_use]
+    pub fn live_bytes(&self) -> u64 {
+        self.state.lock().layout.usage().bytes
+    }
+
+    /// The most bytes that were live at once.
+    pub(crate) fn peak_live_bytes(&self) -> u64 {
+        self.state.lock().layout.usage().peak_bytes
+    }
+}
+
+impl State {
+    fn expect(&self, expected: Phase) -> Result<()> {
+        if self.phase == expected {
+            return Ok(());
+        }
+        Err(Error::WrongState { what: "the space", expected: expected.name(), found: self.phase.name() })
+    }
+
+    fn address(&self, place: Place) -> Address {
+        self.ranges[place.range].base().plus(place.offset)
+    }
+
+    fn range_of(&self, address: Address) -> Option<Place> {
+        // A handful at most: ranges double in size.
+        let found =
+            self.ranges.iter().position(|r| address >= r.base() && address.0 - r.base().0 < r.bytes());
+        found.map(|range| Place { range, offset: address.0 - self.ranges[range].base().0 })
+    }
+
+    /// Applies a layout function to the block at an address.
+    fn find<T>(
+        &mut self,
+        address: Address,
+        apply: impl FnOnce(&mut Layout, Place) -> Result<T, NotLive>,
+    ) -> Result<T> {
+        let place = self.range_of(address).ok_or(Error::ForeignPointer { address })?;
+        apply(&mut self.layout, place).map_err(|why| match why {
+            NotLive::FreedBefore => Error::DoubleFree { address },
+            NotLive::Foreign => Error::ForeignPointer { address },
+        })
+    }
+
+    /// Maps what a plan names. On failure exactly what was done is undone, last first.
+    fn grow(&mut self, shared: &SharedSet, growth: &Growth) -> Result<()> {
+        let fresh = growth.range == self.ranges.len();
+        if fresh {
+            self.ranges.push(Reservation::new(shared.pool(), growth.range_bytes)?);
+        }
+        let mut done: Vec<(u64, PageNo, bool)> = Vec::with_capacity(growth.pages.len());
+        let mut offset = growth.offset;
+        let mut failure = None;
+        for page in &growth.pages {
+            let range = &mut self.ranges[growth.range];
+            let mapped = shared.acquire(*page).and_then(|acquired| {
+                let (bytes, created) = (acquired.pin.bytes(), acquired.created);
+                let result = range.map(offset, acquired.pin);
+                result.map(|()| (bytes, created)).map_err(|(error, pin)| {
+                    drop(pin);
+                    if created {
+                        shared.discard(*page);
+                    }
+                    error
+                })
+            });
+            match mapped {
+                Ok((bytes, created)) => {
+                    done.push((offset, *page, created));
+                    offset += bytes;
+                    self.maps += 1;
+                }
+                Err(error) => {
+                    failure = Some(error);
+                    break;
+                }
+            }
+        }
+        let Some(error) = failure else { return Ok(()) };
+        tracing::debug!(%error, mapped = done.len(), "growing a space failed and is undone");
+        for (offset, page, created) in done.into_iter().rev() {
+            match self.ranges[growth.range].unmap(offset) {
+                Ok(pin) => {
+                    drop(pin);
+                    if created {
+                        shared.discard(page);
+                    }
+                }
+                Err(undo) => tracing::error!(error = %undo, "undoing a mapping failed"),
+            }
+        }
+        // A mapping that could not be undone stands where the next plan would put its pages.
+        if self.ranges[growth.range].mapped().any(|(at, _)| at >= growth.offset) {
+            self.phase = Phase::Broken;
+        }
+        if fresh && self.phase != Phase::Broken {
+            self.ranges.pop();
+        }
+        Err(error)
+    }
+
+    /// Returns the pages under freed tiles, if they are the space's own, to the shared set.
+    fn give_back(&mut self, shared: &SharedSet, freed: Freed) {
+        for (offset, bytes) in self.layout.freed_tiles(freed) {
+            for (at, pin) in self.ranges[freed.range].mapped() {
+                if (offset..offset + bytes).contains(&at)
+                    && matches!(shared.pool().owner(pin.id()), Owner::Retained { .. })
+                {
+                    shared.give(pin);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Space {
+    fn drop(&mut self) {
+        self.common.spaces.lock().remove(&self.id);
+        let state = self.state.get_mut();
+        self.common.high_water.fetch_max(state.layout.usage().peak_bytes, Ordering::Relaxed);
+        let pool = self.common.shared.pool();
+        // An open space was never replayed; its addresses are not in use.
+        let idle = if state.phase == Phase::Open {
+            Ok(())
+        } else {
+            self.common.order.wait().or_else(|error| match error {
+                Error::StreamCapturing { .. } => Err(error),
+                _ => pool.driver().synchronize(),
+            })
+        };
+        for (_, pin) in state.ranges.iter().flat_map(Reservation::mapped) {
+            if matches!(pool.owner(pin.id()), Owner::Retained { .. }) {
+                pool.doom(pin.id());
+            }
+        }
+        if let Err(error) = idle {
+            tracing::warn!(%error, space = self.id, "the last replay may still run: the space is torn down by a later trim");
+            state.ranges.drain(..).for_each(Reservation::defer);
+        }
+    }
+}
+
+impl fmt::Debug for Space {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Space({})", self.id)
+    }
+}

@@ -1,0 +1,188 @@
+//! Packs small blocks into one page. Plain code over granule numbers: no driver, no addresses.
+
+use std::num::NonZeroU16;
+
+use crate::units::BLOCK_GRANULE;
+
+/// One page cut into granules of [`BLOCK_GRANULE`] bytes.
+///
+/// Blocks are placed at the lowest gap that fits. Invariants: bit `g` of `taken` is set exactly if granule `g` belongs to a
+/// live block; `lengths[g]` is that block's number of granules if it starts at `g`, else `None`.
+#[derive(Debug)]
+pub(crate) struct Slab {
+    taken: Box<[u64]>,
+    lengths: Box<[Option<NonZeroU16>]>,
+    live: u32,
+    /// No gap is longer than this many granules. A full slab is passed over without a search.
+    longest_gap: u32,
+}
+
+/// Why a block cannot be freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotABlock {
+    /// Inside a live block, but not its start.
+    Inside,
+    /// In a gap: freed before, or never a block.
+    Gap,
+}
+
+impl Slab {
+    /// An empty slab of `bytes`, a power of two from one granule to [`MAX_SMALL_PAGE`](crate::units::MAX_SMALL_PAGE).
+    pub(crate) fn new(bytes: u64) -> Self {
+        let granules = (bytes / BLOCK_GRANULE) as usize;
+        let mut taken = vec![0; granules.div_ceil(64)].into_boxed_slice();
+        if granules < 64 {
+            // The bits behind the last granule are taken for ever.
+            taken[0] = u64::MAX << granules;
+        }
+        Self {
+            taken,
+            lengths: vec![None; granules].into_boxed_slice(),
+            live: 0,
+            longest_gap: granules as u32,
+        }
+    }
+
+    /// Blocks that are live.
+    pub(crate) fn live(&self) -> u32 {
+        self.live
+    }
+
+    /// Places a block of `granules` (at least one); the granule it starts at, or `None` if no gap is long enough.
+    pub(crate) fn allocate(&mut self, granules: u32) -> Option<u32> {
+        if granules > self.longest_gap {
+            return None;
+        }
+        let Some(start) = self.find_gap(granules) else {
+            self.longest_gap = granules - 1;
+            return None;
+        };
+        self.mark(start, granules, true);
+        self.lengths[start as usize] = NonZeroU16::new(granules as u16);
+        self.live += 1;
+        Some(start)
+    }
+
+    /// Frees the block that starts at `start`; its granules.
+    pub(crate) fn free(&mut self, start: u32) -> Result<u32, NotABlock> {
+        let Some(length) = self.lengths.get_mut(start as usize).and_then(Option::take) else {
+            let inside =
+                self.taken.get(start as usize / 64).is_some_and(|word| word >> (start % 64) & 1 == 1);
+            return Err(if inside { NotABlock::Inside } else { NotABlock::Gap });
+        };
+        let granules = u32::from(length.get());
+        self.mark(start, granules, false);
+        self.live -= 1;
+        self.longest_gap = self.lengths.len() as u32;
+        Ok(granules)
+    }
+
+    /// The live blocks: start and length in granules, lowest first.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = (u32, u32)> {
+        let lengths = self.lengths.iter().enumerate();
+        lengths.filter_map(|(start, length)| length.map(|n| (start as u32, u32::from(n.get()))))
+    }
+
+    /// The lowest gap of `granules`.
+    fn find_gap(&self, granules: u32) -> Option<u32> {
+        let (mut start, mut length) = (0, 0);
+        for (index, &word) in self.taken.iter().enumerate() {
+            if word == u64::MAX {
+                length = 0;
+                continue;
+            }
+            let mut bit = 0;
+            while bit < 64 {
+                let rest = word >> bit;
+                if rest & 1 == 1 {
+                    length = 0;
+                    bit += rest.trailing_ones();
+                } else {
+                    if length == 0 {
+                        start = index as u32 * 64 + bit;
+                    }
+                    let gap = rest.trailing_zeros().min(64 - bit);
+                    length += gap;
+                    if length >= granules {
+                        return Some(start);
+                    }
+                    bit += gap;
+                }
+            }
+        }
+        None
+    }
+
+    fn mark(&mut self, start: u32, granules: u32, taken: bool) {
+        let (mut at, end) = (start, start + granules);
+        while at < end {
+            let bits = (64 - at % 64).min(end - at);
+            let mask = (u64::MAX >> (64 - bits)) << (at % 64);
+            let word = &mut self.taken[at as usize / 64];
+            *word = if taken { *word | mask } else { *word & !mask };
+            at += bits;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The same slab, one byte a granule.
+    struct Naive(Vec<Option<u32>>);
+
+    impl Naive {
+        fn allocate(&mut self, n: u32) -> Option<u32> {
+            let n = n as usize;
+            let start =
+                (0..=self.0.len().checked_sub(n)?).find(|s| self.0[*s..s + n].iter().all(Option::is_none))?;
+            self.0[start..start + n].fill(Some(start as u32));
+            Some(start as u32)
+        }
+
+        fn free(&mut self, start: u32) -> Option<u32> {
+            if start > 0 && self.0[start as usize - 1] == Some(start) {
+                return None;
+            }
+            let mine = self.0.iter_mut().filter(|owner| **owner == Some(start));
+            let n = mine.map(|owner| *owner = None).count() as u32;
+            (n > 0).then_some(n)
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn places_and_frees_exactly_as_the_naive_twin(
+            log in 0u32..13,
+            ops in proptest::collection::vec((any::<bool>(), 0u32..5000), 1..300),
+        ) {
+            let granules = 1u32 << log;
+            let mut slab = Slab::new(u64::from(granules) * BLOCK_GRANULE);
+            let mut naive = Naive(vec![None; granules as usize]);
+            for (allocate, number) in ops {
+                if allocate {
+                    let n = 1 + number % granules.min(1 + number / 7);
+                    prop_assert_eq!(slab.allocate(n), naive.allocate(n));
+                } else {
+                    prop_assert_eq!(slab.free(number % granules).ok(), naive.free(number % granules));
+                }
+                let starts = slab.blocks().map(|(start, _)| start).collect::<Vec<_>>();
+                prop_assert_eq!(slab.live() as usize, starts.len());
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_a_block_says_why() {
+        let mut slab = Slab::new(64 * BLOCK_GRANULE);
+        assert_eq!(slab.allocate(4), Some(0));
+        assert_eq!(slab.free(1), Err(NotABlock::Inside));
+        assert_eq!(slab.free(4), Err(NotABlock::Gap));
+        assert_eq!(slab.free(0), Ok(4));
+        assert_eq!(slab.free(0), Err(NotABlock::Gap));
+        assert_eq!(slab.free(64), Err(NotABlock::Gap));
+    }
+}

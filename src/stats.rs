@@ -1,0 +1,56 @@
+//! Snapshots of what is held, as plain data and as JSON text.
+
+use serde::Serialize;
+
+use crate::driver::DriverKind;
+use crate::pages::{PoolStats, SharedStats};
+use crate::space::SpaceStats;
+
+/// What one arena holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ArenaStats {
+    /// The arena's number, unique in the process.
+    pub id: u64,
+    /// Bytes of physical memory: shared and retained pages.
+    pub physical_bytes: u64,
+    /// The shared pages.
+    pub shared: SharedStats,
+    /// Bytes of pages that belong to single spaces.
+    pub retained_bytes: u64,
+    /// Bytes of addresses reserved.
+    pub reserved_bytes: u64,
+    /// Bytes of addresses with a page behind them; a page that shows n times counts n times.
+    pub mapped_bytes: u64,
+    /// Bytes of live blocks, rounded up to 512 each.
+    pub live_bytes: u64,
+    /// Live blocks.
+    pub blocks: u64,
+    /// The most bytes that were live at once in any one space.
+    pub high_water_bytes: u64,
+    /// Every space.
+    pub spaces: Vec<SpaceStats>,
+}
+
+/// An arena and the device under it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Snapshot {
+    /// The driver.
+    pub driver: DriverKind,
+    /// The device's number.
+    pub device: i32,
+    /// The device's name.
+    pub device_name: String,
+    /// The device's page pool, which other arenas may draw from too.
+    pub pool: PoolStats,
+    /// The arena.
+    pub arena: ArenaStats,
+}
+
+impl Snapshot {
+    /// The snapshot as one JSON object, its keys the field names above.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        // Plain structs of numbers and strings always have a JSON form.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}

@@ -1,0 +1,151 @@
+//! Numbers with an invariant, as types.
+
+use std::fmt;
+
+use crate::error::{Error, Result};
+
+/// Smallest unit of a block, in bytes. Torch rounds tensor storage to the same 512 bytes, so its sizes fit unchanged.
+pub const BLOCK_GRANULE: u64 = 512;
+
+/// Largest block or page anyone may ask for, in bytes: 2^46, half of a 47-bit address space.
+pub const MAX_BYTES: u64 = 1 << 46;
+
+/// Largest small page, in bytes: 16 MiB, so that a length inside a slab fits 16 bits.
+pub const MAX_SMALL_PAGE: u64 = BLOCK_GRANULE << 15;
+
+/// An address on the device (on the host driver, in this process).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Address(pub u64);
+
+impl Address {
+    /// The address `bytes` further on. Callers stay inside one reservation, which never wraps.
+    #[must_use]
+    pub fn plus(self, bytes: u64) -> Self {
+        Self(self.0 + bytes)
+    }
+}
+
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// A stream, by the driver's own handle (`CUstream` as an integer; 0 is the default stream).
+///
+/// The library never dereferences it and only hands it back to the driver.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Stream(pub u64);
+
+/// Bytes of a block as the library accounts for them.
+///
+/// Invariant: a multiple of [`BLOCK_GRANULE`], at least one granule and at most [`MAX_BYTES`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BlockBytes(u64);
+
+impl BlockBytes {
+    /// Rounds a request up to whole granules.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSize`] for zero and for more than [`MAX_BYTES`].
+    pub fn round_up(requested: u64) -> Result<Self> {
+        if requested == 0 || requested > MAX_BYTES {
+            return Err(Error::InvalidSize { what: "block", bytes: requested, limit: MAX_BYTES });
+        }
+        Ok(Self(requested.next_multiple_of(BLOCK_GRANULE)))
+    }
+
+    /// The number of bytes.
+    #[must_use]
+    pub fn get(self) -> u64 {
+        self.0
+    }
+}
+
+/// The page sizes of an arena and how much of a page a block may waste.
+///
+/// Invariants: `small` is a power of two from 4096 bytes to [`MAX_SMALL_PAGE`]; `large` is a multiple of `small` (equal: one page
+/// size only); `max_waste < large`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    small: u64,
+    large: u64,
+    max_waste: u64,
+}
+
+impl Geometry {
+    /// Checks and keeps the three sizes, in bytes.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPageSize`] names the first size that breaks an invariant; `granularity` is the device's.
+    pub fn new(small: u64, large: u64, max_waste: u64, granularity: u64) -> Result<Self> {
+        let refuse = |what, bytes| Err(Error::InvalidPageSize { what, bytes, granularity });
+        if !small.is_power_of_two()
+            || small < 4096
+            || !small.is_multiple_of(granularity)
+            || small > MAX_SMALL_PAGE
+        {
+            return refuse("small page", small);
+        }
+        if large < small || !large.is_multiple_of(small) || large > MAX_BYTES {
+            return refuse("large page", large);
+        }
+        if max_waste >= large {
+            return refuse("largest waste", max_waste);
+        }
+        Ok(Self { small, large, max_waste })
+    }
+
+    /// Bytes of a small page.
+    #[must_use]
+    pub fn small(self) -> u64 {
+        self.small
+    }
+
+    /// Bytes of a large page; equal to [`small`](Self::small) when there is one size only.
+    #[must_use]
+    pub fn large(self) -> u64 {
+        self.large
+    }
+
+    /// Most bytes of a page that may lie idle behind the end of a block: a tail within this distance of a whole large page gets
+    /// one. Never less than what rounding up to small pages wastes.
+    #[must_use]
+    pub fn max_waste(self) -> u64 {
+        if self.large == self.small { self.small - 1 } else { self.max_waste.max(self.small - 1) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn block_sizes_are_whole_granules_within_the_limit() {
+        for (asked, got) in [(1, 512), (512, 512), (513, 1024), (MAX_BYTES, MAX_BYTES)] {
+            assert_eq!(BlockBytes::round_up(asked).unwrap().get(), got);
+        }
+        for asked in [0, MAX_BYTES + 1, u64::MAX] {
+            assert!(
+                matches!(BlockBytes::round_up(asked), Err(Error::InvalidSize { bytes, .. }) if bytes == asked)
+            );
+        }
+    }
+
+    #[test]
+    fn a_geometry_that_no_device_can_map_is_refused() {
+        const MIB: u64 = 1 << 20;
+        assert!(Geometry::new(2 * MIB, 16 * MIB, 8 * MIB, 2 * MIB).is_ok());
+        assert_eq!(Geometry::new(2 * MIB, 2 * MIB, 0, 2 * MIB).unwrap().max_waste(), 2 * MIB - 1);
+        for (small, large, waste) in [
+            (0, 16 * MIB, 0),
+            (MIB, 16 * MIB, 0),
+            (3 * MIB, 15 * MIB, 0),
+            (2 * MIB, 17 * MIB, 0),
+            (4 * MIB, 2 * MIB, 0),
+            (2 * MIB, 16 * MIB, 16 * MIB),
+        ] {
+            assert!(Geometry::new(small, large, waste, 2 * MIB).is_err(), "{small} {large} {waste}");
+        }
+    }
+}

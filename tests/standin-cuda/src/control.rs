@@ -1,0 +1,60 @@
+//! What the tests steer the stand-in by: `standin_*`, found with `cudarc::driver::sys::culib().get(b"standin_...\0")`.
+//!
+//! A real driver lacks these symbols, which is how a test knows which one it runs on. Counters and faults are process wide.
+
+use std::ffi::{CStr, c_char};
+
+use crate::code::Code;
+use crate::{capture, faults, state};
+
+/// Driver calls since the last reset, over the functions that can fail in real life (memory, events, synchronising).
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_calls() -> u64 {
+    faults::count(None)
+}
+
+/// Calls of one of those functions since the last reset, by its exported name; 0 for any other name.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn standin_count(name: *const c_char) -> u64 {
+    if name.is_null() {
+        return 0;
+    }
+    // SAFETY: not null, and then a zero-terminated string by the caller's contract.
+    unsafe { CStr::from_ptr(name) }.to_str().map_or(0, |name| faults::count(Some(name)))
+}
+
+/// Makes the `nth` of those calls, counted from now, fail with `code` and without any effect. Zero disarms.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_fail(nth: u64, code: Code) {
+    faults::arm(0, nth, code);
+}
+
+/// A second failure, independent of the first.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_fail_second(nth: u64, code: Code) {
+    faults::arm(1, nth, code);
+}
+
+/// Writes how many pages, reservations, mappings and events are alive, in this order.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn standin_leftovers(out: *mut u64) {
+    if out.is_null() {
+        return;
+    }
+    let mut left = [0; 4];
+    for device in state::devices().unwrap_or_default() {
+        let memory = device.memory.leftovers();
+        left[0] += memory.pages as u64;
+        left[1] += memory.reservations as u64;
+        left[2] += memory.mappings as u64;
+    }
+    left[3] = capture::table().events();
+    // SAFETY: not null, and then room for four numbers by the caller's contract.
+    unsafe { out.cast::<[u64; 4]>().write_unaligned(left) };
+}
+
+/// Starts counting anew. Armed failures stay armed.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_reset_counters() {
+    faults::reset();
+}

@@ -1,0 +1,211 @@
+//! Start, error texts, devices and contexts.
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::capture;
+use crate::code::{CAPTURE_UNSUPPORTED, Code, INVALID_CONTEXT, INVALID_VALUE, describe};
+use crate::faults::{Call, counted};
+use crate::state::{context_of, contexts, current, device, device_of, devices, initialise};
+use crate::{answer, give};
+
+/// The version that `cuDriverGetVersion` names: 13.0.
+const VERSION: c_int = 13000;
+const NAME: &[u8] = b"Stand-in GPU\0";
+
+/// Starts the driver.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuInit(flags: c_uint) -> Code {
+    answer(|| if flags == 0 { initialise() } else { Err(INVALID_VALUE) })
+}
+
+/// The driver's version; as with CUDA, also before `cuInit`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> Code {
+    // SAFETY: the caller's contract.
+    answer(|| unsafe { give(version, VERSION) })
+}
+
+/// The name of a result code.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGetErrorName(error: Code, text: *mut *const c_char) -> Code {
+    let known = describe(error);
+    // SAFETY: the caller's contract. An unknown code gets a null pointer and an error, as with CUDA.
+    answer(|| unsafe { give(text, known.map_or(std::ptr::null(), |(name, _)| name.as_ptr())) })
+        .max(if known.is_some() { 0 } else { INVALID_VALUE })
+}
+
+/// A sentence about a result code.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGetErrorString(error: Code, text: *mut *const c_char) -> Code {
+    let known = describe(error);
+    // SAFETY: the caller's contract. An unknown code gets a null pointer and an error, as with CUDA.
+    answer(|| unsafe { give(text, known.map_or(std::ptr::null(), |(_, sentence)| sentence.as_ptr())) })
+        .max(if known.is_some() { 0 } else { INVALID_VALUE })
+}
+
+/// How many devices there are.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> Code {
+    // SAFETY: the caller's contract.
+    answer(|| unsafe { give(count, devices()?.len() as c_int) })
+}
+
+/// The device of an ordinal, which is the ordinal.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGet(out: *mut c_int, ordinal: c_int) -> Code {
+    answer(|| {
+        device(ordinal)?;
+        // SAFETY: the caller's contract.
+        unsafe { give(out, ordinal) }
+    })
+}
+
+/// The device's name, cut to the buffer's length.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, len: c_int, dev: c_int) -> Code {
+    answer(|| {
+        device(dev)?;
+        let room = usize::try_from(len).unwrap_or(0);
+        if name.is_null() || room == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let count = room.min(NAME.len()) - 1;
+        // SAFETY: by the caller's contract the buffer has `room` bytes, which are more than `count`.
+        unsafe {
+            std::ptr::copy_nonoverlapping(NAME.as_ptr().cast(), name, count);
+            name.add(count).write(0);
+        }
+        Ok(())
+    })
+}
+
+/// One of the device's numbers; 0 for those that say nothing about a stand-in.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, dev: c_int) -> Code {
+    answer(|| {
+        device(dev)?;
+        let number = match attribute {
+            // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+            16 => 132,
+            // CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, ..._VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+            41 | 102 => 1,
+            // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+            75 => 9,
+            1..=255 => 0,
+            _ => return Err(INVALID_VALUE),
+        };
+        // SAFETY: the caller's contract.
+        unsafe { give(value, number) }
+    })
+}
+
+/// Bytes of the device.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: c_int) -> Code {
+    // SAFETY: the caller's contract.
+    answer(|| unsafe { give(bytes, device(dev)?.1.memory.total() as usize) })
+}
+
+/// Takes hold of the device's primary context.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut *mut c_void, dev: c_int) -> Code {
+    answer(|| {
+        let (index, device) = device(dev)?;
+        // SAFETY: the caller's contract.
+        unsafe { give(context, context_of(index)) }?;
+        device.retained.fetch_add(1, Relaxed);
+        Ok(())
+    })
+}
+
+/// Lets go of the device's primary context. The last time, its streams, events and captures are gone.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDevicePrimaryCtxRelease_v2(dev: c_int) -> Code {
+    answer(|| {
+        let (index, device) = device(dev)?;
+        let before = device.retained.fetch_update(Relaxed, Relaxed, |n| n.checked_sub(1));
+        if before.map_err(|_| INVALID_CONTEXT)? == 1 {
+            capture::table().forget(index);
+        }
+        Ok(())
+    })
+}
+
+/// Puts a context on the thread's stack.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxPushCurrent_v2(context: *mut c_void) -> Code {
+    answer(|| {
+        let index = device_of(context)?;
+        contexts(|stack| {
+            stack.push(index);
+            Ok(())
+        })
+    })
+}
+
+/// Takes the current context off the thread's stack.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut *mut c_void) -> Code {
+    answer(|| {
+        let index = contexts(|stack| stack.pop().ok_or(INVALID_CONTEXT))?;
+        if context.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the caller's contract. CUDA allows a null pointer here.
+        unsafe { give(context, context_of(index)) }
+    })
+}
+
+/// The thread's current context, or null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut *mut c_void) -> Code {
+    answer(|| {
+        let index = contexts(|stack| Ok(stack.last().copied()))?;
+        // SAFETY: the caller's contract.
+        unsafe { give(context, index.map_or(std::ptr::null_mut(), context_of)) }
+    })
+}
+
+/// Replaces the thread's current context; null takes it off.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> Code {
+    answer(|| {
+        let index = if context.is_null() { None } else { Some(device_of(context)?) };
+        contexts(|stack| {
+            stack.pop();
+            stack.extend(index);
+            Ok(())
+        })
+    })
+}
+
+/// The device of the current context.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxGetDevice(out: *mut c_int) -> Code {
+    // SAFETY: the caller's contract.
+    answer(|| unsafe { give(out, current()?.0 as c_int) })
+}
+
+/// Waits for the device, which is never behind. Refused while a stream of the context is captured, whose capture is then lost.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxSynchronize() -> Code {
+    answer(|| {
+        counted(Call::cuCtxSynchronize)?;
+        if capture::table().invalidate_device(current()?.0) { Err(CAPTURE_UNSUPPORTED) } else { Ok(()) }
+    })
+}
+
+/// Free and total bytes of the current device.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Code {
+    answer(|| {
+        counted(Call::cuMemGetInfo_v2)?;
+        let memory = &current()?.1.memory;
+        // SAFETY: the caller's contract.
+        unsafe {
+            give(free, memory.free() as usize)?;
+            give(total, memory.total() as usize)
+        }
+    })
+}

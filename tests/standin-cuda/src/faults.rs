@@ -1,0 +1,68 @@
+//! Counting the calls that can fail in real life, and making the n-th of them fail.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use parking_lot::Mutex;
+
+use crate::code::{Answer, Code};
+
+macro_rules! counted_calls {
+    ($($name:ident),*) => {
+        /// The calls a library's memory layer makes and must survive the failure of.
+        #[derive(Clone, Copy)]
+        #[allow(clippy::enum_variant_names, reason = "the functions' own names")]
+        #[allow(non_camel_case_types, reason = "the functions' own names")]
+        pub(crate) enum Call { $($name),* }
+
+        const NAMES: &[&str] = &[$(stringify!($name)),*];
+    };
+}
+
+counted_calls! {
+    cuMemAddressReserve, cuMemAddressFree, cuMemCreate, cuMemRelease, cuMemMap, cuMemUnmap, cuMemSetAccess, cuEventCreate,
+    cuEventDestroy_v2, cuEventRecord, cuStreamWaitEvent, cuEventSynchronize, cuCtxSynchronize, cuMemGetInfo_v2
+}
+
+/// A failure to come.
+struct Fault {
+    calls_left: u64,
+    code: Code,
+}
+
+static COUNTS: [AtomicU64; NAMES.len()] = [const { AtomicU64::new(0) }; NAMES.len()];
+static FAULTS: Mutex<[Option<Fault>; 2]> = Mutex::new([const { None }; 2]);
+
+/// Counts a call; an error if it is the one that was to fail. Comes first in its function, so that it has no effect then.
+pub(crate) fn counted(call: Call) -> Answer {
+    COUNTS[call as usize].fetch_add(1, Relaxed);
+    let mut result = Ok(());
+    for slot in FAULTS.lock().iter_mut() {
+        let Some(fault) = slot else { continue };
+        fault.calls_left -= 1;
+        if fault.calls_left == 0 {
+            result = Err(fault.code);
+            *slot = None;
+        }
+    }
+    result
+}
+
+/// Makes the `nth` counted call from now fail, in one of two independent slots; zero disarms the slot.
+pub(crate) fn arm(slot: usize, nth: u64, code: Code) {
+    FAULTS.lock()[slot] = (nth > 0).then_some(Fault { calls_left: nth, code });
+}
+
+/// Counted calls of one name since the last reset, or of all.
+pub(crate) fn count(name: Option<&str>) -> u64 {
+    NAMES
+        .iter()
+        .zip(&COUNTS)
+        .filter(|(n, _)| name.is_none_or(|name| name == **n))
+        .map(|(_, c)| c.load(Relaxed))
+        .sum()
+}
+
+/// Starts counting anew.
+pub(crate) fn reset() {
+    COUNTS.iter().for_each(|c| c.store(0, Relaxed));
+}

@@ -1,0 +1,209 @@
+//! The stand-in's own controls: counters, failures, leftovers, the environment. How it behaves as a driver is the matter of
+//! `tests/conformance.rs` in the root package.
+
+use std::ffi::CStr;
+use std::process::Command;
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cuda::control::{
+    standin_calls, standin_count, standin_fail, standin_fail_second, standin_leftovers,
+    standin_reset_counters,
+};
+use cuda::device::{
+    cuCtxSetCurrent, cuCtxSynchronize, cuDeviceGetCount, cuDevicePrimaryCtxRelease_v2,
+    cuDevicePrimaryCtxRetain, cuDeviceTotalMem_v2, cuGetErrorName, cuInit, cuMemGetInfo_v2,
+};
+use cuda::stream::{cuEventCreate, cuEventDestroy_v2, cuStreamCreate, cuStreamSynchronize};
+use cuda::vmm::{
+    AllocationProp, Location, cuMemAddressFree, cuMemAddressReserve, cuMemCreate, cuMemMap, cuMemRelease,
+    cuMemUnmap,
+};
+
+const GRANULE: usize = 2 << 20;
+
+/// Counters and failures belong to the whole process, so the tests take turns. The context is that of `device`.
+fn turn(device: i32) -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    assert_eq!(cuInit(0), 0);
+    let mut context = ptr::null_mut();
+    // SAFETY: the out pointer is good.
+    assert_eq!(unsafe { cuDevicePrimaryCtxRetain(&raw mut context, device) }, 0);
+    assert_eq!(cuCtxSetCurrent(context), 0);
+    standin_reset_counters();
+    turn
+}
+
+fn create(device: i32) -> Result<u64, i32> {
+    let prop = AllocationProp {
+        kind: 1,
+        requested_handle_types: 0,
+        location: Location { kind: 1, id: device },
+        win32_handle_meta_data: ptr::null_mut(),
+        alloc_flags: [0; 8],
+    };
+    let mut page = 0;
+    // SAFETY: both pointers are good.
+    match unsafe { cuMemCreate(&raw mut page, GRANULE, &raw const prop, 0) } {
+        0 => Ok(page),
+        code => Err(code),
+    }
+}
+
+fn reserve() -> Result<u64, i32> {
+    let mut base = 0;
+    // SAFETY: the out pointer is good.
+    match unsafe { cuMemAddressReserve(&raw mut base, GRANULE, 0, 0, 0) } {
+        0 => Ok(base),
+        code => Err(code),
+    }
+}
+
+fn count(name: &CStr) -> u64 {
+    // SAFETY: the text ends in a zero byte.
+    unsafe { standin_count(name.as_ptr()) }
+}
+
+fn leftovers() -> [u64; 4] {
+    let mut left = [0; 4];
+    // SAFETY: there is room for four numbers.
+    unsafe { standin_leftovers(left.as_mut_ptr()) };
+    left
+}
+
+#[test]
+fn the_calls_that_can_fail_are_counted() {
+    let _turn = turn(0);
+    let page = create(0).unwrap();
+    assert_eq!(cuMemRelease(page), 0);
+    assert_eq!(cuMemRelease(page), 1, "a second time");
+    assert_eq!(cuStreamSynchronize(ptr::null_mut()), 0);
+    assert_eq!((standin_calls(), count(c"cuMemCreate"), count(c"cuMemRelease")), (3, 1, 2));
+    assert_eq!((count(c"cuStreamSynchronize"), count(c"nonsense")), (0, 0));
+    standin_reset_counters();
+    assert_eq!(standin_calls(), 0);
+}
+
+#[test]
+fn the_nth_call_fails_without_effect_and_once() {
+    let _turn = turn(0);
+    let before = leftovers();
+    standin_fail(2, 2);
+    let page = create(0).unwrap();
+    assert_eq!(cuMemRelease(page), 2);
+    assert_eq!(leftovers()[0], before[0] + 1, "the page is still there");
+    assert_eq!(cuMemRelease(page), 0);
+    // Zero disarms.
+    standin_fail(1, 999);
+    standin_fail(0, 0);
+    assert_eq!(cuCtxSynchronize(), 0);
+    assert_eq!(leftovers(), before);
+}
+
+#[test]
+fn two_failures_are_independent() {
+    let _turn = turn(0);
+    standin_fail(1, 2);
+    standin_fail_second(3, 719);
+    assert_eq!(create(0), Err(2));
+    assert_eq!(cuCtxSynchronize(), 0);
+    assert_eq!(cuCtxSynchronize(), 719);
+    assert_eq!(cuCtxSynchronize(), 0);
+}
+
+#[test]
+fn leftovers_are_pages_reservations_mappings_events() {
+    let _turn = turn(0);
+    let before = leftovers();
+    let (page, base) = (create(0).unwrap(), reserve().unwrap());
+    assert_eq!(cuMemMap(base, GRANULE, 0, page, 0), 0);
+    let mut event = ptr::null_mut();
+    // SAFETY: the out pointer is good.
+    assert_eq!(unsafe { cuEventCreate(&raw mut event, 0) }, 0);
+    assert_eq!(leftovers(), before.map(|n| n + 1));
+    assert_eq!(cuMemAddressFree(base, GRANULE), 1, "while mapped");
+    assert_eq!(cuMemUnmap(base, GRANULE), 0);
+    assert_eq!(cuMemAddressFree(base, GRANULE), 0);
+    assert_eq!(cuMemRelease(page), 0);
+    assert_eq!(cuEventDestroy_v2(event), 0);
+    assert_eq!(cuEventDestroy_v2(event), 400, "a stale handle");
+    assert_eq!(leftovers(), before);
+}
+
+#[test]
+fn pages_are_told_apart_across_devices() {
+    let _turn = turn(1);
+    let (here, there) = (create(1).unwrap(), create(0).unwrap());
+    assert_ne!(here, there);
+    let base = reserve().unwrap();
+    assert_eq!(cuMemMap(base, GRANULE, 0, there, 0), 1, "another device's addresses");
+    assert_eq!(cuMemMap(base, GRANULE, 0, here, 0), 0);
+    assert_eq!(cuMemUnmap(base, GRANULE), 0);
+    assert_eq!(cuMemAddressFree(base, GRANULE), 0);
+    assert_eq!((cuMemRelease(here), cuMemRelease(there)), (0, 0));
+}
+
+#[test]
+fn null_pointers_and_unknown_codes_are_refused() {
+    let _turn = turn(0);
+    // SAFETY: a null pointer is what the stand-in has to bear.
+    unsafe {
+        assert_eq!(cuMemGetInfo_v2(ptr::null_mut(), ptr::null_mut()), 1);
+        assert_eq!(cuMemCreate(ptr::null_mut(), GRANULE, ptr::null(), 0), 1);
+        assert_eq!(cuStreamCreate(ptr::null_mut(), 0), 1);
+        standin_leftovers(ptr::null_mut());
+    }
+    let mut text = ptr::null();
+    // SAFETY: the out pointer is good.
+    assert_eq!(unsafe { cuGetErrorName(2, &raw mut text) }, 0);
+    // SAFETY: the driver's texts are static and end in a zero byte.
+    assert_eq!(unsafe { CStr::from_ptr(text) }, c"CUDA_ERROR_OUT_OF_MEMORY");
+    // SAFETY: the out pointer is good.
+    assert_eq!(unsafe { cuGetErrorName(12345, &raw mut text) }, 1);
+}
+
+/// What this process sees of the stand-in, as text. In a child process, `cuInit` is the first call.
+fn look() -> String {
+    let (mut count, mut bytes, mut context) = (-1, 0, ptr::null_mut());
+    // SAFETY: the out pointer is good.
+    let early = unsafe { cuDeviceGetCount(&raw mut count) };
+    let started = cuInit(0);
+    // SAFETY: the out pointers are good.
+    let codes = unsafe {
+        let counted = cuDeviceGetCount(&raw mut count);
+        let sized = cuDeviceTotalMem_v2(&raw mut bytes, 0);
+        [counted, sized, cuDevicePrimaryCtxRetain(&raw mut context, 0)]
+    };
+    let current = [cuCtxSynchronize(), cuCtxSetCurrent(context), cuCtxSynchronize()];
+    let released = cuDevicePrimaryCtxRelease_v2(0);
+    format!("{early} {started} {codes:?} {count} {bytes} {current:?} {released} {}", cuCtxSynchronize())
+}
+
+const CHILD: &str = "STANDIN_CUDA_TEST_CHILD";
+
+#[test]
+fn child() {
+    if std::env::var_os(CHILD).is_some() {
+        println!("<{}>", look());
+    }
+}
+
+#[test]
+fn the_environment_says_how_many_devices_of_what_size() {
+    let see = |devices: &str, memory: &str| {
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "child", "--nocapture"])
+            .env(CHILD, "1")
+            .env("STANDIN_CUDA_DEVICES", devices)
+            .env("STANDIN_CUDA_MEMORY", memory)
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.split(['<', '>']).nth(1).unwrap_or_default().to_owned()
+    };
+    // Not initialised; then everything; no context, set, there; and a context that is gone at the end.
+    assert_eq!(see("3", "1073741824"), "3 0 [0, 0, 0] 3 1073741824 [201, 0, 0] 0 709");
+    assert_eq!(see("", ""), "3 0 [0, 0, 0] 2 68719476736 [201, 0, 0] 0 709");
+    assert_eq!(see("0", ""), "3 100 [3, 3, 3] -1 0 [3, 3, 3] 3 3");
+}
