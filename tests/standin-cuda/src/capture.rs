@@ -21,6 +21,16 @@ pub(crate) enum Node {
 }
 
 impl Node {
+    /// Whether everything it touches is mapped now.
+    pub(crate) fn mapped(self) -> bool {
+        let accessible =
+            |at, len| state::device_at(at).is_ok_and(|(_, device)| device.memory.accessible(at, len));
+        match self {
+            Self::Fill { at, len, .. } => accessible(at, len),
+            Self::Copy { to, from, len } => accessible(to, len) && accessible(from, len),
+        }
+    }
+
     /// Does the work on what is mapped now.
     pub(crate) fn run(self) -> Answer {
         match self {

@@ -11,7 +11,7 @@ use crate::{answer, give};
 /// The legacy stream, on which calls without a stream work.
 const LEGACY: *mut c_void = std::ptr::null_mut();
 
-/// Makes a graph executable.
+/// Makes a graph executable; its memsets must be over mapped addresses by then (measured).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
     out: *mut *mut c_void,
@@ -25,6 +25,10 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
         }
         let mut table = table();
         let nodes = table.graphs.get(&(graph as u64)).map(Arc::clone).ok_or(INVALID_HANDLE)?;
+        // What a capture took over unmapped addresses must be mapped by now (measured).
+        if !nodes.iter().all(|node| node.mapped()) {
+            return Err(INVALID_VALUE);
+        }
         let exec = table.next();
         table.execs.insert(exec, nodes);
         // SAFETY: the caller's contract.

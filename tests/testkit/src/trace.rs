@@ -57,7 +57,7 @@ impl fmt::Display for Order {
         match self {
             Self::Ascending => f.write_str("ascending"),
             Self::Descending => f.write_str("descending"),
-            Self::Random(seed) => write!(f, "random {seed}"),
+            Self::Random(_) => f.write_str("random"),
         }
     }
 }

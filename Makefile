@@ -1,0 +1,27 @@
+# make demo and make test need the Rust toolchain and make; they install what else is missing (scripts/setup.sh).
+
+.PHONY: demo test header bench ci gpu-build clean
+
+demo: ## the main job on the driver at hand: a GPU if there is one, else this machine's memory
+	@scripts/setup.sh demo
+	cargo run --locked --release --quiet -p vmmgraph-demo -- --json build/demo.json
+
+test: ## every test that needs no GPU: Rust, C, C++, the installed package
+	@scripts/setup.sh test
+	scripts/test.sh
+
+header: ## writes include/vmmgraph/vmmgraph.h anew after a change in src/capi
+	UPDATE_EXPECT=1 cargo test --locked --test header
+
+bench: ## host costs of spaces and blocks, with their limits
+	cargo bench --locked --bench space
+
+ci: ## what CI runs
+	.ci/run
+
+gpu-build: ## collects what scripts/gpu.sh runs on a GPU machine
+	@scripts/setup.sh test
+	scripts/gpu.sh build
+
+clean:
+	rm -rf build target

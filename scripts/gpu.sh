@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Every GPU test and benchmark, in two steps, since a GPU machine may have no Rust:
+#   scripts/gpu.sh build   here: puts the test binaries, the demo, the library and the test data into build/gpu
+#   scripts/gpu.sh run     there: runs them all and prints one table; build/gpu is all it needs
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=build/gpu
+
+build() {
+  rm -rf "$out"
+  mkdir -p "$out/tests"
+  cp -r tests/data "$out/tests/data"
+  # The newest binary of each test, as cargo reports it.
+  binaries=$(cargo test --locked --release --no-run --test conformance --test gpu --message-format=json 2>/dev/null |
+    sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')
+  for binary in $binaries; do
+    name=$(basename "$binary" | sed 's/-[0-9a-f]*$//')
+    strip -o "$out/$name" "$binary"
+  done
+  cargo build --locked --release -p vmmgraph-demo
+  strip -o "$out/demo" target/release/vmmgraph-demo
+  if [ -e build/cmake/libvmmgraph.so ]; then
+    cp -P build/cmake/libvmmgraph.so* "$out/"
+    for program in capture_example api_test; do
+      found=$(find build/cmake -name "$program" -type f -perm -u+x | head -1)
+      [ -z "$found" ] || cp "$found" "$out/"
+    done
+  fi
+  du -sh "$out"
+}
+
+run() {
+  log=$(mktemp)
+  table=()
+  failed=0
+  row() { # row NAME COMMAND...
+    local name=$1
+    shift
+    echo "=== $name"
+    if "$@" 2>&1 | tee "$log"; then status=passed; else status=FAILED failed=1; fi
+    local counts
+    counts=$(grep -E '^test result:|tests? ran\.|^\[  PASSED' "$log" | tail -1 || true)
+    table+=("$(printf '%-34s %-7s %s' "$name" "$status" "$counts")")
+  }
+  nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader || { echo "no GPU here" >&2; exit 1; }
+  export VMMGRAPH_TEST_ROOT=$PWD/$out VMMGRAPH_TEST_DRIVER=real VMMGRAPH_DRIVER=cuda
+  row "driver conformance" "$out/conformance" --nocapture --test-threads=1
+  row "library on the GPU" "$out/gpu" --include-ignored --nocapture --test-threads=1
+  row "demo, cuda driver" "$out/demo" --data "$out/tests/data" --json "$out/demo-cuda.json"
+  if [ -e "$out/libvmmgraph.so" ] && [ -e "$out/capture_example" ]; then
+    row "C++ example, cuda driver" env LD_LIBRARY_PATH="$PWD/$out" "$out/capture_example"
+  fi
+  echo
+  date -u '+%Y-%m-%d %H:%M UTC'
+  printf '%s\n' "${table[@]}"
+  exit $failed
+}
+
+case ${1:-} in
+build) build ;;
+run) run ;;
+*)
+  echo "usage: scripts/gpu.sh build|run" >&2
+  exit 2
+  ;;
+esac

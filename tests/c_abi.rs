@@ -1,0 +1,472 @@
+//! The C functions as C calls them: every hostile argument gets a status, and nothing else happens.
+
+#![allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "passing bad arguments is what is tested; each call's contract allows them"
+)]
+
+use std::ffi::{CStr, c_char, c_void};
+use std::mem::{size_of, zeroed};
+use std::ptr::{null, null_mut};
+use std::sync::Mutex;
+
+use vmmgraph::capi::*;
+
+/// Handles that never were: null, small numbers, all ones, and the address of something else.
+fn garbage<T>() -> Vec<*mut T> {
+    static SOMETHING_ELSE: u64 = 0;
+    let real = (&raw const SOMETHING_ELSE).cast_mut();
+    vec![null_mut(), 1 as *mut T, 2 as *mut T, (1u64 << 32) as *mut T, usize::MAX as *mut T, real.cast()]
+}
+
+fn device(ordinal: i32) -> vmmgraph_device_t {
+    let mut options: vmmgraph_device_options_t = unsafe { zeroed() };
+    options.struct_size = size_of::<vmmgraph_device_options_t>();
+    options.driver = VMMGRAPH_DRIVER_HOST;
+    options.device = ordinal;
+    let mut device = null_mut();
+    assert_eq!(unsafe { vmmgraph_device_open(&raw const options, &raw mut device) }, VMMGRAPH_OK);
+    device
+}
+
+fn arena(device: vmmgraph_device_t) -> vmmgraph_arena_t {
+    let mut arena = null_mut();
+    assert_eq!(unsafe { vmmgraph_arena_create(device, null(), &raw mut arena) }, VMMGRAPH_OK);
+    arena
+}
+
+fn space(arena: vmmgraph_arena_t) -> vmmgraph_space_t {
+    let mut space = null_mut();
+    assert_eq!(unsafe { vmmgraph_space_open(arena, &raw mut space) }, VMMGRAPH_OK);
+    space
+}
+
+fn allocate(space: vmmgraph_space_t, bytes: u64) -> (i32, *mut c_void) {
+    let mut block = null_mut();
+    (unsafe { vmmgraph_space_allocate(space, bytes, null_mut(), &raw mut block) }, block)
+}
+
+fn message() -> String {
+    let mut needed = 0;
+    unsafe { vmmgraph_last_error_message(null_mut(), 0, &raw mut needed) };
+    let mut text = vec![0u8; needed];
+    unsafe { vmmgraph_last_error_message(text.as_mut_ptr().cast(), needed, null_mut()) };
+    CStr::from_bytes_with_nul(&text).unwrap().to_str().unwrap().to_owned()
+}
+
+fn last() -> vmmgraph_error_info_t {
+    let mut info: vmmgraph_error_info_t = unsafe { zeroed() };
+    info.struct_size = size_of::<vmmgraph_error_info_t>();
+    assert_eq!(unsafe { vmmgraph_last_error(&raw mut info) }, VMMGRAPH_OK);
+    info
+}
+
+unsafe extern "C" fn count(user: *mut c_void) {
+    unsafe { *user.cast::<u32>() += 1 };
+}
+
+#[test]
+fn a_handle_that_is_none_is_refused_by_every_function() {
+    let mut bytes = 0u64;
+    for device in garbage::<vmmgraph_device>() {
+        let mut info: vmmgraph_device_info_t = unsafe { zeroed() };
+        let mut stats: vmmgraph_device_stats_t = unsafe { zeroed() };
+        let mut arena = null_mut();
+        for status in unsafe {
+            [
+                vmmgraph_device_close(device),
+                vmmgraph_device_info(device, &raw mut info),
+                vmmgraph_device_stats(device, &raw mut stats),
+                vmmgraph_device_set_budget(device, 1),
+                vmmgraph_arena_create(device, null(), &raw mut arena),
+            ]
+        } {
+            assert_eq!(status, VMMGRAPH_ERROR_INVALID_HANDLE);
+        }
+        assert_eq!(last().requested, device as u64);
+        assert!(arena.is_null());
+    }
+    for arena in garbage::<vmmgraph_arena>() {
+        let mut stats: vmmgraph_arena_stats_t = unsafe { zeroed() };
+        let (mut space, mut block) = (null_mut(), null_mut());
+        for status in unsafe {
+            [
+                vmmgraph_arena_destroy(arena),
+                vmmgraph_arena_trim(arena, &raw mut bytes),
+                vmmgraph_arena_mark(arena),
+                vmmgraph_arena_stats(arena, &raw mut stats),
+                vmmgraph_arena_stats_json(arena, null_mut(), 0, null_mut()),
+                vmmgraph_arena_switch_to_new_virtual_space(arena),
+                vmmgraph_arena_allocate(arena, 1, null_mut(), &raw mut block),
+                vmmgraph_arena_deallocate(arena, null_mut()),
+                vmmgraph_space_open(arena, &raw mut space),
+            ]
+        } {
+            assert_eq!(status, VMMGRAPH_ERROR_INVALID_HANDLE);
+        }
+        if !arena.is_null() {
+            assert_eq!(vmmgraph_torch_set_arena(0, arena), VMMGRAPH_ERROR_INVALID_HANDLE);
+        }
+    }
+    for space in garbage::<vmmgraph_space>() {
+        let mut stats: vmmgraph_space_stats_t = unsafe { zeroed() };
+        let mut n = 0usize;
+        for status in unsafe {
+            [
+                vmmgraph_space_destroy(space),
+                allocate(space, 1).0,
+                vmmgraph_space_free(space, null_mut()),
+                vmmgraph_space_record_stream(space, null_mut(), null_mut()),
+                vmmgraph_space_seal(space, VMMGRAPH_RETAIN_DEFAULT, null_mut()),
+                vmmgraph_space_replay(space, null_mut(), Some(count), null_mut()),
+                vmmgraph_space_live_blocks(space, null_mut(), 0, &raw mut n),
+                vmmgraph_space_stats(space, &raw mut stats),
+            ]
+        } {
+            assert_eq!(status, VMMGRAPH_ERROR_INVALID_HANDLE);
+        }
+    }
+}
+
+#[test]
+fn a_handle_of_another_kind_or_destroyed_is_refused() {
+    let device = device(1);
+    let arena = arena(device);
+    let space = space(arena);
+    assert_eq!(vmmgraph_arena_mark(device.cast()), VMMGRAPH_ERROR_INVALID_HANDLE);
+    assert_eq!(vmmgraph_arena_mark(space.cast()), VMMGRAPH_ERROR_INVALID_HANDLE);
+    assert_eq!(vmmgraph_space_destroy(arena.cast()), VMMGRAPH_ERROR_INVALID_HANDLE);
+    assert_eq!(vmmgraph_device_close(arena.cast()), VMMGRAPH_ERROR_INVALID_HANDLE);
+
+    // In an order in which everything outlives what it stands on.
+    assert_eq!(vmmgraph_device_close(device), VMMGRAPH_OK);
+    assert_eq!(vmmgraph_arena_destroy(arena), VMMGRAPH_OK);
+    let (status, block) = allocate(space, 3 << 20);
+    assert_eq!(status, VMMGRAPH_OK);
+    unsafe { block.cast::<u64>().write(1) };
+    assert_eq!(vmmgraph_space_destroy(space), VMMGRAPH_OK);
+    for status in [
+        vmmgraph_device_close(device),
+        vmmgraph_arena_destroy(arena),
+        vmmgraph_space_destroy(space),
+        vmmgraph_space_free(space, block),
+        allocate(space, 1).0,
+    ] {
+        assert_eq!(status, VMMGRAPH_ERROR_INVALID_HANDLE);
+    }
+    assert!(message().contains("handle"), "{}", message());
+}
+
+#[test]
+fn numbers_outside_their_domain_are_refused_with_the_limit() {
+    let mut out = null_mut();
+    let mut options: vmmgraph_device_options_t = unsafe { zeroed() };
+    let open = |options: &vmmgraph_device_options_t, out: &mut vmmgraph_device_t| unsafe {
+        vmmgraph_device_open(options, out)
+    };
+    for size in [
+        0,
+        1,
+        size_of::<vmmgraph_device_options_t>() - 1,
+        size_of::<vmmgraph_device_options_t>() + 1,
+        usize::MAX,
+    ] {
+        options.struct_size = size;
+        assert_eq!(open(&options, &mut out), VMMGRAPH_ERROR_STRUCT_SIZE);
+    }
+    options.struct_size = size_of::<vmmgraph_device_options_t>();
+    options.driver = VMMGRAPH_DRIVER_HOST;
+    for ordinal in [-1, 99, i32::MIN, i32::MAX] {
+        options.device = ordinal;
+        assert_eq!(open(&options, &mut out), VMMGRAPH_ERROR_INVALID_DEVICE);
+        assert_eq!(last().device, ordinal);
+        assert!(vmmgraph_torch_alloc(512, ordinal, null_mut()).is_null());
+    }
+    options.device = 2;
+    for driver in [-1, 3, i32::MAX] {
+        options.driver = driver;
+        assert_eq!(open(&options, &mut out), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    }
+    options.driver = VMMGRAPH_DRIVER_HOST;
+    for granularity in [1, 3 << 20, 1 << 63] {
+        options.host_granularity_bytes = granularity;
+        assert_eq!(open(&options, &mut out), VMMGRAPH_ERROR_INVALID_SIZE);
+    }
+    assert!(out.is_null(), "a failed call wrote its output");
+
+    let device = device(3);
+    let mut arena_options: vmmgraph_arena_options_t = unsafe { zeroed() };
+    arena_options.struct_size = size_of::<vmmgraph_arena_options_t>();
+    let mut made = null_mut();
+    for (small, large, waste, retain, expected) in [
+        (1, 0, 0, 0, VMMGRAPH_ERROR_INVALID_SIZE),
+        (1 << 63, 0, 0, 0, VMMGRAPH_ERROR_INVALID_SIZE),
+        (0, u64::MAX, 0, 0, VMMGRAPH_ERROR_INVALID_SIZE),
+        (0, 0, u64::MAX, 0, VMMGRAPH_ERROR_INVALID_SIZE),
+        (0, 0, 0, 3, VMMGRAPH_ERROR_INVALID_ARGUMENT),
+        (0, 0, 0, -1, VMMGRAPH_ERROR_INVALID_ARGUMENT),
+    ] {
+        (arena_options.small_page_bytes, arena_options.large_page_bytes) = (small, large);
+        (arena_options.max_waste_bytes, arena_options.retain) = (waste, retain);
+        assert_eq!(
+            unsafe { vmmgraph_arena_create(device, &raw const arena_options, &raw mut made) },
+            expected
+        );
+    }
+    arena_options.struct_size = 4;
+    assert_eq!(
+        unsafe { vmmgraph_arena_create(device, &raw const arena_options, &raw mut made) },
+        VMMGRAPH_ERROR_STRUCT_SIZE
+    );
+    assert!(made.is_null());
+
+    let arena = arena(device);
+    let space = space(arena);
+    for bytes in [0, 1 << 63, u64::MAX, (1 << 46) + 1] {
+        assert_eq!(allocate(space, bytes), (VMMGRAPH_ERROR_INVALID_SIZE, null_mut()));
+        assert_eq!((last().requested, last().available), (bytes, 1 << 46));
+        assert!(message().contains(&bytes.to_string()), "{}", message());
+    }
+    for retain in [-1, 3, i32::MAX] {
+        assert_eq!(
+            unsafe { vmmgraph_space_seal(space, retain, null_mut()) },
+            VMMGRAPH_ERROR_INVALID_ARGUMENT
+        );
+    }
+    let mut report: vmmgraph_seal_report_t = unsafe { zeroed() };
+    assert_eq!(unsafe { vmmgraph_space_seal(space, 0, &raw mut report) }, VMMGRAPH_ERROR_STRUCT_SIZE);
+    // Refused before anything was done: the space is open as before.
+    assert_eq!(allocate(space, 1).0, VMMGRAPH_OK);
+    vmmgraph_space_destroy(space);
+    vmmgraph_arena_destroy(arena);
+    vmmgraph_device_close(device);
+}
+
+#[test]
+fn null_pointers_are_refused() {
+    let device = device(4);
+    let arena = arena(device);
+    let space = space(arena);
+    for status in unsafe {
+        [
+            vmmgraph_device_open(null(), null_mut()),
+            vmmgraph_device_info(device, null_mut()),
+            vmmgraph_device_stats(device, null_mut()),
+            vmmgraph_arena_create(device, null(), null_mut()),
+            vmmgraph_arena_stats(arena, null_mut()),
+            vmmgraph_arena_allocate(arena, 1, null_mut(), null_mut()),
+            vmmgraph_space_open(arena, null_mut()),
+            vmmgraph_space_allocate(space, 1, null_mut(), null_mut()),
+            vmmgraph_space_stats(space, null_mut()),
+            vmmgraph_space_live_blocks(space, null_mut(), 1, null_mut()),
+            vmmgraph_space_replay(space, null_mut(), None, null_mut()),
+            vmmgraph_last_error(null_mut()),
+        ]
+    } {
+        assert_eq!(status, VMMGRAPH_ERROR_NULL_ARGUMENT);
+    }
+    for status in [
+        vmmgraph_space_free(space, null_mut()),
+        vmmgraph_space_free(space, 0x1000 as *mut c_void),
+        vmmgraph_space_record_stream(space, usize::MAX as *mut c_void, null_mut()),
+        vmmgraph_arena_deallocate(arena, (&raw const device).cast_mut().cast()),
+    ] {
+        assert_eq!(status, VMMGRAPH_ERROR_FOREIGN_POINTER);
+    }
+    // Optional ones are optional.
+    assert_eq!(unsafe { vmmgraph_arena_trim(arena, null_mut()) }, VMMGRAPH_OK);
+    assert_eq!(unsafe { vmmgraph_arena_stats_json(arena, null_mut(), 0, null_mut()) }, VMMGRAPH_OK);
+    assert_eq!(unsafe { vmmgraph_last_error_message(null_mut(), 0, null_mut()) }, VMMGRAPH_OK);
+    vmmgraph_torch_free(null_mut(), -1, -1, null_mut());
+    vmmgraph_torch_free(0x1000 as *mut c_void, -1, 77, null_mut());
+    assert_eq!(last().status, VMMGRAPH_ERROR_FOREIGN_POINTER);
+    vmmgraph_space_destroy(space);
+    vmmgraph_arena_destroy(arena);
+    vmmgraph_device_close(device);
+}
+
+#[test]
+fn a_life_cycle_with_its_numbers() {
+    let device = device(5);
+    let arena = arena(device);
+    let space = space(arena);
+    let (_, passing) = allocate(space, 40 << 20);
+    let (_, kept) = allocate(space, 4000);
+    assert_eq!(vmmgraph_space_free(space, passing), VMMGRAPH_OK);
+    assert_eq!(vmmgraph_space_free(space, passing), VMMGRAPH_ERROR_DOUBLE_FREE);
+    assert_eq!(last().requested, passing as u64);
+    let mut report: vmmgraph_seal_report_t = unsafe { zeroed() };
+    report.struct_size = size_of::<vmmgraph_seal_report_t>();
+    assert_eq!(unsafe { vmmgraph_space_seal(space, VMMGRAPH_RETAIN_DEFAULT, &raw mut report) }, VMMGRAPH_OK);
+    assert_eq!((report.retained_blocks, report.retained_bytes), (1, 2 << 20));
+    assert_eq!(report.peak_live_bytes, (40 << 20) + 4096);
+    let (mut block, mut blocks) = (null_mut(), 0);
+    assert_eq!(unsafe { vmmgraph_space_live_blocks(space, &raw mut block, 1, &raw mut blocks) }, VMMGRAPH_OK);
+    assert_eq!((block, blocks), (kept, 1));
+    let mut launched = 0u32;
+    let user = (&raw mut launched).cast();
+    assert_eq!(unsafe { vmmgraph_space_replay(space, null_mut(), Some(count), user) }, VMMGRAPH_OK);
+    assert_eq!(launched, 1);
+    assert_eq!(allocate(space, 1).0, VMMGRAPH_ERROR_WRONG_STATE);
+
+    let mut stats: vmmgraph_arena_stats_t = unsafe { zeroed() };
+    stats.struct_size = size_of::<vmmgraph_arena_stats_t>();
+    assert_eq!(unsafe { vmmgraph_arena_stats(arena, &raw mut stats) }, VMMGRAPH_OK);
+    assert_eq!((stats.physical_bytes, stats.retained_bytes, stats.spaces), (50 << 20, 2 << 20, 1));
+    let mut needed = 0;
+    unsafe { vmmgraph_arena_stats_json(arena, null_mut(), 0, &raw mut needed) };
+    let mut text = vec![1 as c_char; needed];
+    assert_eq!(
+        unsafe { vmmgraph_arena_stats_json(arena, text.as_mut_ptr(), needed, null_mut()) },
+        VMMGRAPH_OK
+    );
+    let text = unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().unwrap();
+    let json: serde_json::Value = serde_json::from_str(text).unwrap();
+    assert_eq!(json["arena"]["spaces"][0]["retained_bytes"], 2 << 20);
+    assert_eq!(json["pool"]["physical_bytes"], 50 << 20);
+    // Cut short, it is still terminated.
+    let mut short = [1 as c_char; 8];
+    unsafe { vmmgraph_arena_stats_json(arena, short.as_mut_ptr(), 8, null_mut()) };
+    assert_eq!(short[7], 0);
+    vmmgraph_space_destroy(space);
+    vmmgraph_arena_destroy(arena);
+    vmmgraph_device_close(device);
+}
+
+#[test]
+fn the_torch_functions_use_the_arena_that_was_set() {
+    let device = device(6);
+    let arena = arena(device);
+    assert_eq!(vmmgraph_torch_set_arena(7, arena), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    assert_eq!(vmmgraph_torch_set_arena(6, arena), VMMGRAPH_OK);
+    let block = vmmgraph_torch_alloc(20 << 20, 6, null_mut());
+    assert!(!block.is_null());
+    let mut stats: vmmgraph_arena_stats_t = unsafe { zeroed() };
+    stats.struct_size = size_of::<vmmgraph_arena_stats_t>();
+    unsafe { vmmgraph_arena_stats(arena, &raw mut stats) };
+    assert_eq!(stats.current_offset_bytes, 20 << 20);
+    assert!(vmmgraph_torch_alloc(-1, 6, null_mut()).is_null());
+    assert_eq!(last().status, VMMGRAPH_ERROR_INVALID_SIZE);
+    // A block of a space before the current one is found too.
+    assert_eq!(vmmgraph_arena_switch_to_new_virtual_space(arena), VMMGRAPH_OK);
+    vmmgraph_torch_free(block, 20 << 20, 6, null_mut());
+    unsafe { vmmgraph_arena_stats(arena, &raw mut stats) };
+    assert_eq!(stats.live_bytes, 0);
+    assert_eq!(vmmgraph_torch_set_arena(6, null_mut()), VMMGRAPH_OK);
+    vmmgraph_arena_destroy(arena);
+    vmmgraph_device_close(device);
+}
+
+#[test]
+fn many_threads_calling_anything_at_all() {
+    let device = device(7);
+    // Handles as numbers, since pointers do not cross threads.
+    let shared = Mutex::new((arena(device) as usize, Vec::<usize>::new()));
+    std::thread::scope(|scope| {
+        for thread in 0..16u64 {
+            let shared = &shared;
+            let device = device as usize;
+            scope.spawn(move || {
+                let device = device as vmmgraph_device_t;
+                let mut seed = thread + 1;
+                let mut next = || {
+                    seed ^= seed << 13;
+                    seed ^= seed >> 7;
+                    seed ^= seed << 17;
+                    seed
+                };
+                for _ in 0..400 {
+                    let (arena_now, some) = {
+                        let shared = shared.lock().unwrap();
+                        let spaces = &shared.1;
+                        let pick = next() as usize % (spaces.len() + 1);
+                        (
+                            shared.0 as vmmgraph_arena_t,
+                            spaces.get(pick).map_or(null_mut(), |s| *s as vmmgraph_space_t),
+                        )
+                    };
+                    let mut n = 0usize;
+                    match next() % 11 {
+                        0 => {
+                            let mut new = null_mut();
+                            if unsafe { vmmgraph_space_open(arena_now, &raw mut new) } == VMMGRAPH_OK {
+                                shared.lock().unwrap().1.push(new as usize);
+                            }
+                        }
+                        1 => drop(vmmgraph_space_destroy(some)),
+                        2..=4 => {
+                            let (status, block) = allocate(some, next() % (12 << 20));
+                            if status == VMMGRAPH_OK && next() % 2 == 0 {
+                                vmmgraph_space_free(some, block);
+                            }
+                        }
+                        5 => drop(unsafe { vmmgraph_space_seal(some, (next() % 3) as i32, null_mut()) }),
+                        6 => {
+                            let mut launched = 0u32;
+                            let user = (&raw mut launched).cast();
+                            unsafe {
+                                vmmgraph_space_replay(some, (next() % 3) as *mut c_void, Some(count), user)
+                            };
+                        }
+                        7 => drop(unsafe { vmmgraph_arena_trim(arena_now, null_mut()) }),
+                        8 => drop(unsafe { vmmgraph_arena_stats_json(arena_now, null_mut(), 0, &raw mut n) }),
+                        9 => drop(vmmgraph_space_free(some, next() as *mut c_void)),
+                        _ => {
+                            if next() % 40 == 0 {
+                                let mut shared = shared.lock().unwrap();
+                                vmmgraph_arena_destroy(shared.0 as vmmgraph_arena_t);
+                                shared.0 = arena(device) as usize;
+                            }
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let (arena, spaces) = shared.into_inner().unwrap();
+    for space in spaces {
+        vmmgraph_space_destroy(space as vmmgraph_space_t);
+    }
+    vmmgraph_arena_destroy(arena as vmmgraph_arena_t);
+    let mut stats: vmmgraph_device_stats_t = unsafe { zeroed() };
+    stats.struct_size = size_of::<vmmgraph_device_stats_t>();
+    assert_eq!(unsafe { vmmgraph_device_stats(device, &raw mut stats) }, VMMGRAPH_OK);
+    assert_eq!((stats.physical_bytes, stats.mappings, stats.reservations, stats.pending), (0, 0, 0, 0));
+    vmmgraph_device_close(device);
+}
+
+static LINES: Mutex<Vec<(i32, String)>> = Mutex::new(Vec::new());
+
+unsafe extern "C" fn sink(level: i32, text: *const c_char, length: usize, user: *mut c_void) {
+    let text = unsafe { std::slice::from_raw_parts(text.cast::<u8>(), length) };
+    LINES.lock().unwrap().push((level, String::from_utf8(text.to_vec()).unwrap()));
+    // A sink that causes events itself must not be called for them.
+    let mut other = null_mut();
+    unsafe { vmmgraph_device_open(null(), &raw mut other) };
+    vmmgraph_device_close(other);
+    unsafe { *user.cast::<u32>() += 1 };
+}
+
+#[test]
+fn log_lines_reach_the_sink_up_to_its_level_and_its_user_is_dropped_once() {
+    static DROPPED: Mutex<u32> = Mutex::new(0);
+    unsafe extern "C" fn dropped(user: *mut c_void) {
+        drop(unsafe { Box::from_raw(user.cast::<u32>()) });
+        *DROPPED.lock().unwrap() += 1;
+    }
+    let user = || Box::into_raw(Box::new(0u32)).cast::<c_void>();
+    let set = |sink: vmmgraph_log_fn, user, level| unsafe {
+        vmmgraph_set_log_sink(sink, user, Some(dropped), level)
+    };
+    assert_eq!(set(Some(sink), user(), VMMGRAPH_LOG_INFO), VMMGRAPH_OK);
+    let device = device(0);
+    let arena = arena(device);
+    let created =
+        |lines: &[(i32, String)]| lines.iter().filter(|(_, line)| line.contains("arena created")).count();
+    assert!(created(&LINES.lock().unwrap()) > 0, "{:?}", LINES.lock().unwrap());
+    assert!(LINES.lock().unwrap().iter().all(|(level, _)| *level <= VMMGRAPH_LOG_INFO));
+    assert_eq!(set(None, null_mut(), VMMGRAPH_LOG_TRACE), VMMGRAPH_OK);
+    assert_eq!(*DROPPED.lock().unwrap(), 1);
+    vmmgraph_arena_destroy(arena);
+    vmmgraph_device_close(device);
+}

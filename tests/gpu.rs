@@ -1,0 +1,311 @@
+//! The library on a real GPU. Ignored in `cargo test`, which has the stand-in on its library path; `scripts/gpu.sh` runs them.
+
+use std::path::Path;
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use cudarc::driver::sys;
+use vmmgraph::driver::CudaDriver;
+use vmmgraph::{Address, driver::HostDriver};
+use vmmgraph::{Device, Error, HostOptions, Options, SharedVmmAllocator, Space, Stream};
+use vmmgraph_testkit::{Captured, MIB, Order, Stamps, Trace, capture, replay, shuffle};
+
+/// Tests that time things or look at free memory run one at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    // SAFETY: asks for a symbol that only the stand-in has.
+    let standin = unsafe { sys::culib().get::<unsafe extern "C" fn() -> u64>(b"standin_calls\0") }.is_ok();
+    assert!(!standin, "this is the stand-in, not a GPU");
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn device() -> Arc<Device> {
+    Device::with_driver(Arc::new(CudaDriver::new(0).expect("a GPU")))
+}
+
+fn trace(name: &str) -> Trace {
+    let root = std::env::var("VMMGRAPH_TEST_ROOT").unwrap_or_else(|_| env!("CARGO_MANIFEST_DIR").to_owned());
+    Trace::load(&Path::new(&root).join("tests/data"), name).unwrap()
+}
+
+fn ok(code: sys::CUresult) {
+    assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+}
+
+/// The primary context, current on this thread until dropped, and streams of it.
+struct Context(sys::CUcontext);
+
+impl Context {
+    fn new() -> Self {
+        let mut context = ptr::null_mut();
+        // SAFETY: out pointers on this stack; released in `drop`.
+        unsafe {
+            ok(sys::cuInit(0));
+            ok(sys::cuDevicePrimaryCtxRetain(&raw mut context, 0));
+            ok(sys::cuCtxPushCurrent_v2(context));
+        }
+        Self(context)
+    }
+
+    fn stream(&self) -> sys::CUstream {
+        let mut stream = ptr::null_mut();
+        // SAFETY: out pointer on this stack; 1 is CU_STREAM_NON_BLOCKING.
+        ok(unsafe { sys::cuStreamCreate(&raw mut stream, 1) });
+        stream
+    }
+
+    fn synchronize(&self) {
+        // SAFETY: the context is current.
+        ok(unsafe { sys::cuCtxSynchronize() });
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: pops and releases what `new` pushed and retained.
+        unsafe {
+            ok(sys::cuCtxPopCurrent_v2(&raw mut self.0));
+            ok(sys::cuDevicePrimaryCtxRelease_v2(0));
+        }
+    }
+}
+
+fn handle(stream: sys::CUstream) -> Stream {
+    Stream(stream as u64)
+}
+
+fn capture_all(arena: &SharedVmmAllocator, trace: &Trace) -> (Vec<Captured>, Duration) {
+    let start = Instant::now();
+    let captured = trace.shapes.iter().map(|shape| capture(arena, shape, Stream(0)).unwrap()).collect();
+    (captured, start.elapsed())
+}
+
+#[test]
+#[ignore = "SKIPPED: needs a GPU, scripts/gpu.sh runs it"]
+fn the_trace_takes_the_same_pages_as_on_the_host_and_its_driver_work_is_short() {
+    let _alone = alone();
+    let all = trace("capture-trace-65");
+    let host = Device::with_driver(Arc::new(HostDriver::new(0, HostOptions::default()).unwrap()));
+    let host_arena = SharedVmmAllocator::new(&host, &Options::default()).unwrap();
+    let _host_captured = capture_all(&host_arena, &all);
+
+    let mut times = Vec::new();
+    for order in [Order::Ascending, Order::Descending, Order::Random(1), Order::Ascending, Order::Ascending] {
+        let device = device();
+        let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+        let (_captured, time) = capture_all(&arena, &all.ordered(order));
+        let (on_gpu, on_host) = (device.stats(), host.stats());
+        assert_eq!(
+            (on_gpu.physical_bytes, on_gpu.peak_physical_bytes, on_gpu.pages_created, on_gpu.maps),
+            (on_host.physical_bytes, on_host.peak_physical_bytes, on_host.pages_created, on_host.maps)
+        );
+        println!(
+            "RESULT capture of 65 shapes, {order}: {:.1} ms, {} maps, {} pages",
+            time.as_secs_f64() * 1e3,
+            on_gpu.maps,
+            on_gpu.pages
+        );
+        times.push(time);
+    }
+    times.sort_unstable();
+    let median = times[times.len() / 2];
+    println!("RESULT capture of 65 shapes, median of {}: {:.1} ms", times.len(), median.as_secs_f64() * 1e3);
+    assert!(median <= Duration::from_millis(110), "{median:?}");
+}
+
+#[test]
+#[ignore = "SKIPPED: needs a GPU, scripts/gpu.sh runs it"]
+fn blocks_written_by_memsets_and_read_by_copies_hold_their_contents() {
+    let _alone = alone();
+    for name in ["capture-trace-65", "capture-trace-65-retained"] {
+        let all = trace(name);
+        let device = device();
+        let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+        let (captured, _) = capture_all(&arena, &all);
+        let stamps = Stamps::new(device.driver(), Stream(0));
+        let (mut blocks, mut wrong, mut lost) = (0, 0, 0);
+        for round in 0..2 {
+            let mut order: Vec<usize> = (0..all.shapes.len()).collect();
+            shuffle(&mut order, u64::from(round) + 3);
+            for index in order {
+                let found = replay(&captured[index], &all.shapes[index], &stamps, round).unwrap();
+                blocks += found.blocks;
+                wrong += found.wrong;
+            }
+            lost += captured.iter().map(|c| c.lost_retained(&stamps, round).unwrap()).sum::<u64>();
+        }
+        println!("RESULT {name}: {blocks} blocks checked, {wrong} wrong, {lost} retained blocks lost");
+        assert_eq!((wrong, lost), (0, 0));
+        drop((captured, arena));
+        assert_eq!(device.stats().physical_bytes, 0);
+    }
+}
+
+/// A graph of memsets: captured into a space that grows in the middle of the capture, and launched through the arena's order.
+struct Graph {
+    space: Arc<Space>,
+    exec: sys::CUgraphExec,
+    /// The block that is live at the end, and what the graph writes there.
+    output: (Address, u32),
+}
+
+impl Graph {
+    fn capture(
+        arena: &SharedVmmAllocator,
+        stream: sys::CUstream,
+        number: u32,
+        mode: sys::CUstreamCaptureMode,
+    ) -> Self {
+        let space = arena.open_space().unwrap();
+        let (mut graph, mut exec) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: a live stream; every memset below writes to a block that is live when it is captured.
+        unsafe {
+            ok(sys::cuStreamBeginCapture_v2(stream, mode));
+            for layer in 0..4u64 {
+                let bytes = (u64::from(number) + 3) * 8 * MIB + layer * 3 * MIB;
+                let scratch = space.allocate(bytes, handle(stream)).unwrap();
+                ok(sys::cuMemsetD32Async(scratch.0, 0xdead_0000 + number, bytes as usize / 4, stream));
+                space.free(scratch).unwrap();
+            }
+            let output = space.allocate(6 * MIB, handle(stream)).unwrap();
+            let value = 0x600d_0000 + number;
+            ok(sys::cuMemsetD32Async(output.0, value, 6 * MIB as usize / 4, stream));
+            ok(sys::cuStreamEndCapture(stream, &raw mut graph));
+            ok(sys::cuGraphInstantiateWithFlags(&raw mut exec, graph, 0));
+            ok(sys::cuGraphDestroy(graph));
+            assert_eq!(space.seal().unwrap().retained.len(), 1);
+            Self { space, exec, output: (output, value) }
+        }
+    }
+
+    fn replay(&self, stream: sys::CUstream) {
+        // SAFETY: a live exec and stream; the launch goes to the stream the order was made for.
+        self.space.replay(handle(stream), || ok(unsafe { sys::cuGraphLaunch(self.exec, stream) })).unwrap();
+    }
+
+    fn output_holds(&self, device: &Device) -> bool {
+        let mut bytes = vec![0; 6 * MIB as usize];
+        device.driver().read(self.output.0, &mut bytes).unwrap();
+        bytes.chunks_exact(4).all(|word| word == self.output.1.to_ne_bytes())
+    }
+}
+
+#[test]
+#[ignore = "SKIPPED: needs a GPU, scripts/gpu.sh runs it"]
+fn real_graphs_keep_their_outputs_while_others_replay_on_other_streams() {
+    let _alone = alone();
+    let context = Context::new();
+    let device = device();
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let streams = [context.stream(), context.stream(), context.stream()];
+    let modes = [
+        sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+        sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+        sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
+    ];
+    let mut graphs: Vec<Graph> =
+        (0..12).map(|n| Graph::capture(&arena, streams[0], n, modes[n as usize % 3])).collect();
+    for graph in &graphs {
+        graph.replay(streams[0]);
+    }
+    for turn in 0..600usize {
+        graphs[turn * 7 % 12].replay(streams[turn * 5 % 3]);
+    }
+    context.synchronize();
+    assert!(graphs.iter().all(|graph| graph.output_holds(&device)), "an output was destroyed");
+
+    // Half of the graphs go while the others are in use; then one more is captured on the stream of the last replay.
+    for graph in graphs.split_off(6) {
+        graphs[0].replay(streams[1]);
+        // SAFETY: the exec is launched no more; CUDA keeps it until its last launch is done.
+        ok(unsafe { sys::cuGraphExecDestroy(graph.exec) });
+        drop(graph.space);
+    }
+    arena.trim().unwrap();
+    assert_eq!(device.stats().free_bytes, 0);
+    let last = *streams.last().unwrap();
+    graphs[1].replay(last);
+    graphs.push(Graph::capture(&arena, last, 20, modes[1]));
+    for (turn, graph) in graphs.iter().enumerate() {
+        graph.replay(streams[turn % 3]);
+    }
+    context.synchronize();
+    assert!(graphs.iter().all(|graph| graph.output_holds(&device)), "an output was destroyed");
+    for graph in &graphs {
+        // SAFETY: as above; the context is idle.
+        ok(unsafe { sys::cuGraphExecDestroy(graph.exec) });
+    }
+    drop((graphs, arena));
+    assert_eq!(device.stats().physical_bytes, 0);
+}
+
+#[test]
+#[ignore = "SKIPPED: needs a GPU, scripts/gpu.sh runs it"]
+fn out_of_memory_is_a_value_and_the_next_call_works() {
+    let _alone = alone();
+    let device = device();
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let space = arena.open_space().unwrap();
+    let small = space.allocate(64 * MIB, Stream(0)).unwrap();
+    let before = device.stats();
+    let free = device.driver().free_bytes().unwrap();
+    let refused = space.allocate(free + 1024 * MIB, Stream(0));
+    assert!(matches!(refused, Err(Error::OutOfMemory { device: 0, .. })), "{refused:?}");
+    let after = device.stats();
+    assert_eq!(
+        (after.physical_bytes, after.mappings, after.pending),
+        (before.physical_bytes, before.mappings, 0)
+    );
+    space.free(small).unwrap();
+    assert_eq!(space.allocate(64 * MIB, Stream(0)), Ok(small));
+    assert!(device.driver().free_bytes().unwrap() + 64 * MIB >= free);
+}
+
+#[test]
+#[ignore = "SKIPPED: needs a GPU, scripts/gpu.sh runs it"]
+fn costs_on_this_machine() {
+    let _alone = alone();
+    let device = device();
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let space = arena.open_space().unwrap();
+    let block = space.allocate(24 * MIB, Stream(0)).unwrap();
+    space.free(block).unwrap();
+    let time = |what: &str, turns: u32, body: &mut dyn FnMut()| {
+        let mut times: Vec<Duration> = (0..51)
+            .map(|_| {
+                let start = Instant::now();
+                (0..turns).for_each(|_| body());
+                start.elapsed() / turns
+            })
+            .collect();
+        times.sort_unstable();
+        println!("RESULT {what}: {:?} (median of 51 x {turns})", times[25]);
+        times[25]
+    };
+    let allocate = time("allocate + free, mapped", 1000, &mut || {
+        let block = space.allocate(24 * MIB, Stream(0)).unwrap();
+        space.free(block).unwrap();
+    });
+    let open = time("open + drop a space", 100, &mut || drop(arena.open_space().unwrap()));
+    let first = time("open, first block of 16 MiB (reserve, map), drop", 5, &mut || {
+        let space = arena.open_space().unwrap();
+        space.allocate(16 * MIB, Stream(0)).unwrap();
+    });
+    let sealed = arena.open_space().unwrap();
+    sealed.seal().unwrap();
+    let same = time("replay order, same stream", 1000, &mut || sealed.replay(Stream(0), || ()).unwrap());
+    let context = Context::new();
+    let streams = [context.stream(), context.stream()];
+    let mut turn = 0;
+    let other = time("replay order, another stream", 100, &mut || {
+        turn += 1;
+        sealed.replay(handle(streams[turn % 2]), || ()).unwrap();
+    });
+    assert!(allocate < Duration::from_micros(1) && open < Duration::from_micros(5), "{allocate:?} {open:?}");
+    assert!(
+        first < Duration::from_millis(2)
+            && same < Duration::from_micros(1)
+            && other < Duration::from_micros(50)
+    );
+}

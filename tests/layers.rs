@@ -1,0 +1,110 @@
+//! The layers are law: a module of `src` names only modules of lower layers, and only `capi` knows C.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Lowest first. Modules of one row may name each other only where noted.
+const LAYERS: &[&[&str]] = &[
+    &["error", "units", "sync"],
+    &["driver"],
+    &["pages"],
+    &["order", "device"],
+    &["space"],
+    &["stats"],
+    &["arena"],
+    &["capi"],
+];
+
+/// Neighbours that name each other: a failed `units` constructor is an `Error`, which carries an `Address`; an `Error` names the
+/// driver kind it came from, and nothing else of the driver.
+const EXCEPTIONS: &[(&str, &str)] = &[("error", "units"), ("units", "error"), ("error", "driver")];
+
+fn rank(module: &str) -> Option<usize> {
+    LAYERS.iter().position(|row| row.contains(&module))
+}
+
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|ending| ending == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// The modules of this crate that a source names: the words after `crate::`, where a re-export counts as its module.
+fn named(text: &str, reexports: &BTreeMap<String, String>) -> Vec<String> {
+    let code: Vec<&str> = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+    let code = code.join(" ");
+    let mut modules = Vec::new();
+    for after in code.split("crate::").skip(1) {
+        let list = match after.strip_prefix('{') {
+            Some(list) => list.split('}').next().unwrap_or("").to_owned(),
+            None => after.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or("").to_owned(),
+        };
+        for word in list.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty()) {
+            modules.push(reexports.get(word).cloned().unwrap_or_else(|| word.to_owned()));
+        }
+    }
+    modules.retain(|module| rank(module).is_some());
+    modules
+}
+
+#[test]
+fn a_module_names_only_lower_layers() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let root = fs::read_to_string(src.join("lib.rs")).unwrap();
+    let mut reexports = BTreeMap::new();
+    for line in root.lines().filter_map(|line| line.strip_prefix("pub use ")) {
+        let (module, items) = line.split_once("::").unwrap();
+        for item in items.split(|c: char| !c.is_alphanumeric()).filter(|item| !item.is_empty()) {
+            reexports.insert(item.to_owned(), module.to_owned());
+        }
+    }
+    assert!(reexports.len() > 10, "lib.rs re-exports nothing: has its form changed?");
+
+    let mut files = Vec::new();
+    sources(&src, &mut files);
+    let (mut checked, mut wrong) = (0, Vec::new());
+    for file in files {
+        let inside = file.strip_prefix(&src).unwrap();
+        let first = inside.components().next().unwrap().as_os_str().to_string_lossy();
+        let module = first.trim_end_matches(".rs").to_owned();
+        let Some(mine) = rank(&module) else {
+            assert_eq!(module, "lib", "{} belongs to no layer", file.display());
+            continue;
+        };
+        for other in named(&fs::read_to_string(&file).unwrap(), &reexports) {
+            checked += 1;
+            let allowed = other == module
+                || rank(&other).is_some_and(|theirs| theirs < mine)
+                || EXCEPTIONS.contains(&(module.as_str(), other.as_str()));
+            if !allowed {
+                wrong.push(format!("{} names {other}", inside.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(checked > 50, "only {checked} names found: has the form of the imports changed?");
+}
+
+#[test]
+fn cudarc_is_named_in_the_cuda_driver_only_and_policy_has_no_unsafe() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = Vec::new();
+    sources(&src, &mut files);
+    for file in files {
+        let inside = file.strip_prefix(&src).unwrap().to_string_lossy().into_owned();
+        let text = fs::read_to_string(&file).unwrap();
+        if text.contains("cudarc::") {
+            assert!(inside.starts_with("driver/cuda/"), "{inside} names cudarc");
+        }
+        if text.contains("unsafe {") {
+            let may = inside.starts_with("driver/") || inside.starts_with("capi/");
+            assert!(may, "{inside} contains unsafe code");
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! The order of replays: which driver calls make it, and that nothing slips past it.
+
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use cudarc::driver::sys;
+use vmmgraph::driver::{CudaDriver, HostDriver};
+use vmmgraph::{Device, Error, HostOptions, Options, SharedVmmAllocator, Space, Stream};
+use vmmgraph_testkit::{FaultyDriver, MIB};
+
+const A: Stream = Stream(0xa0);
+const B: Stream = Stream(0xb0);
+
+fn logged() -> (Arc<FaultyDriver>, SharedVmmAllocator) {
+    let driver = FaultyDriver::new(Arc::new(HostDriver::new(0, HostOptions::default()).unwrap()));
+    let device = Device::with_driver(driver.clone());
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    driver.start_log();
+    (driver, arena)
+}
+
+fn sealed(arena: &SharedVmmAllocator) -> Arc<Space> {
+    let space = arena.open_space().unwrap();
+    let block = space.allocate(MIB, A).unwrap();
+    space.free(block).unwrap();
+    space.seal().unwrap();
+    space
+}
+
+#[test]
+fn the_same_stream_costs_no_driver_call_and_another_one_waits_for_an_event() {
+    let (driver, arena) = logged();
+    let spaces = [sealed(&arena), sealed(&arena)];
+    let _ = driver.take_log();
+
+    for turn in 0..4 {
+        spaces[turn % 2].replay(A, || assert!(driver.take_log().is_empty())).unwrap();
+    }
+    assert!(driver.take_log().is_empty());
+
+    let calls = [
+        "is_capturing Stream(160)",
+        "event_create",
+        "event_record Event(1) Stream(160)",
+        "event_wait Event(1) Stream(176)",
+    ];
+    spaces[0].replay(B, || assert_eq!(driver.take_log(), calls)).unwrap();
+    spaces[1].replay(B, || assert!(driver.take_log().is_empty())).unwrap();
+
+    // A mark does the recording, once; the next change of stream only waits.
+    arena.mark().unwrap();
+    assert_eq!(driver.take_log(), ["is_capturing Stream(176)", "event_record Event(1) Stream(176)"]);
+    arena.mark().unwrap();
+    let third = arena.open_space().unwrap();
+    assert!(driver.take_log().is_empty());
+    spaces[0].replay(A, || assert_eq!(driver.take_log(), ["event_wait Event(1) Stream(160)"])).unwrap();
+
+    // Opening a space marks, so that its capture may use the stream of the last replay.
+    let fourth = arena.open_space().unwrap();
+    assert_eq!(driver.take_log(), ["is_capturing Stream(160)", "event_record Event(1) Stream(160)"]);
+    drop((third, fourth));
+}
+
+#[test]
+fn dropping_a_replayed_space_waits_for_the_replays_before_it_unmaps() {
+    let (driver, arena) = logged();
+    let space = sealed(&arena);
+    space.replay(B, || ()).unwrap();
+    let _ = driver.take_log();
+    drop(space);
+    let log = driver.take_log();
+    let at = |what: &str| {
+        log.iter().position(|call| call.starts_with(what)).unwrap_or_else(|| panic!("no {what}: {log:?}"))
+    };
+    assert!(at("event_record") < at("event_synchronize") && at("event_synchronize") < at("unmap"), "{log:?}");
+}
+
+#[test]
+fn a_launch_that_panics_leaves_the_order_usable() {
+    let (_, arena) = logged();
+    let space = sealed(&arena);
+    let panics =
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| space.replay(A, || panic!("planted"))));
+    assert!(panics.is_err());
+    assert_eq!(space.replay(B, || 7), Ok(7));
+}
+
+#[test]
+fn an_open_space_cannot_be_replayed_and_a_sealed_one_cannot_grow() {
+    let (_, arena) = logged();
+    let space = arena.open_space().unwrap();
+    let refused = space.replay(A, || panic!("launched"));
+    assert!(matches!(refused, Err(Error::WrongState { expected: "sealed", found: "open", .. })));
+    space.seal().unwrap();
+    assert!(matches!(space.allocate(1, A), Err(Error::WrongState { expected: "open", found: "sealed", .. })));
+    assert!(matches!(space.seal(), Err(Error::WrongState { .. })));
+}
+
+#[test]
+fn launches_of_many_threads_never_overlap() {
+    let (_, arena) = logged();
+    let spaces = [sealed(&arena), sealed(&arena), sealed(&arena)];
+    let inside = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for (thread, space) in spaces.iter().enumerate() {
+            let inside = &inside;
+            scope.spawn(move || {
+                for turn in 0..2_000 {
+                    let launch = || {
+                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two launches at once");
+                        std::hint::spin_loop();
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                    };
+                    space.replay(Stream((thread as u64 + turn) % 4), launch).unwrap();
+                }
+            });
+        }
+    });
+}
+
+/// On the stand-in, with a real capture under way.
+#[test]
+fn a_stream_being_captured_is_never_touched() {
+    fn ok(code: sys::CUresult) {
+        assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+    }
+    let device = Device::with_driver(Arc::new(CudaDriver::new(0).unwrap()));
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let mut context = ptr::null_mut();
+    let (mut a, mut b) = (ptr::null_mut(), ptr::null_mut());
+    let mut graph = ptr::null_mut();
+    let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    // SAFETY: out pointers on this stack; the context is retained and current until the end of the test.
+    unsafe {
+        ok(sys::cuDevicePrimaryCtxRetain(&raw mut context, 0));
+        ok(sys::cuCtxPushCurrent_v2(context));
+        ok(sys::cuStreamCreate(&raw mut a, 1));
+        ok(sys::cuStreamCreate(&raw mut b, 1));
+    }
+    let (on_a, on_b) = (Stream(a as u64), Stream(b as u64));
+    let (first, second) = (sealed(&arena), sealed(&arena));
+    first.replay(on_a, || ()).unwrap();
+
+    // SAFETY: a live stream of the current context.
+    ok(unsafe { sys::cuStreamBeginCapture_v2(a, mode) });
+    let refused = second.replay(on_b, || panic!("launched"));
+    assert_eq!(refused, Err(Error::StreamCapturing { stream: on_a.0 }));
+    // Memory grows in the middle of the capture all the same.
+    assert!(matches!(arena.open_space(), Err(Error::StreamCapturing { .. })));
+    // SAFETY: as above; the capture is intact, so ending it succeeds.
+    unsafe {
+        ok(sys::cuStreamEndCapture(a, &raw mut graph));
+        ok(sys::cuGraphDestroy(graph));
+    }
+
+    // The usual way: open the space, then begin the capture.
+    let space = arena.open_space().unwrap();
+    // SAFETY: as above.
+    ok(unsafe { sys::cuStreamBeginCapture_v2(a, mode) });
+    let block = space.allocate(40 * MIB, on_a).unwrap();
+    assert_eq!(second.replay(on_b, || 1), Ok(1));
+    space.free(block).unwrap();
+    // A space dropped while the stream of the last replay is captured waits for a later trim.
+    first.replay(on_b, || ()).unwrap();
+    // SAFETY: as above.
+    ok(unsafe { sys::cuStreamBeginCapture_v2(b, mode) });
+    let mapped = device.stats().mappings;
+    drop(first);
+    assert_eq!((device.stats().pending, device.stats().mappings), (1, mapped));
+    // SAFETY: as above.
+    unsafe {
+        for stream in [a, b] {
+            ok(sys::cuStreamEndCapture(stream, &raw mut graph));
+            ok(sys::cuGraphDestroy(graph));
+        }
+    }
+    arena.trim().unwrap();
+    assert_eq!(device.stats().pending, 0);
+    space.seal().unwrap();
+    drop((space, second, arena));
+    assert_eq!(device.stats().physical_bytes, 0);
+    // SAFETY: nothing uses the streams or the context any more.
+    unsafe {
+        ok(sys::cuStreamDestroy_v2(a));
+        ok(sys::cuStreamDestroy_v2(b));
+        ok(sys::cuCtxPopCurrent_v2(&raw mut context));
+        ok(sys::cuDevicePrimaryCtxRelease_v2(0));
+    }
+}

@@ -1,0 +1,324 @@
+//! Spaces on the host driver, with real contents: what is shared, what is kept, what is refused, and how many fit.
+
+use std::process::Command;
+use std::sync::Arc;
+
+use vmmgraph::driver::HostDriver;
+use vmmgraph::{
+    Address, Device, Error, HostOptions, Options, RetainPolicy, SharedVmmAllocator, Space, Stream,
+};
+use vmmgraph_testkit::MIB;
+
+const A: Stream = Stream(0);
+const B: Stream = Stream(1);
+
+fn device(options: HostOptions) -> (Arc<HostDriver>, Arc<Device>) {
+    let host = Arc::new(HostDriver::new(0, options).unwrap());
+    (host.clone(), Device::with_driver(host))
+}
+
+fn arena(device: &Arc<Device>) -> SharedVmmAllocator {
+    SharedVmmAllocator::new(device, &Options::default()).unwrap()
+}
+
+fn poke(at: Address, value: u64) {
+    // SAFETY: the tests pass live blocks of the host driver, which are memory of this process.
+    unsafe { (at.0 as *mut u64).write_volatile(value) };
+}
+
+fn peek(at: Address) -> u64 {
+    // SAFETY: as in `poke`.
+    unsafe { (at.0 as *const u64).read_volatile() }
+}
+
+#[test]
+fn two_spaces_show_the_same_page_and_a_retained_block_leaves_it() {
+    let (_, device) = device(HostOptions::default());
+    let arena = arena(&device);
+    let open = || {
+        let space = arena.open_space().unwrap();
+        let passing = space.allocate(48 * MIB, A).unwrap();
+        space.free(passing).unwrap();
+        (space, passing)
+    };
+    let ((first, in_first), (second, in_second)) = (open(), open());
+    assert_ne!(in_first, in_second);
+    poke(in_first, 1);
+    assert_eq!(peek(in_second), 1, "the spaces share no page");
+
+    let kept = first.allocate(48 * MIB, A).unwrap();
+    let shared = second.allocate(48 * MIB, A).unwrap();
+    let report = first.seal().unwrap();
+    assert_eq!(report.retained.len(), 1);
+    assert_eq!((report.retained[0].address, report.retained[0].bytes), (kept.0, 48 * MIB));
+    assert_eq!(second.seal_with(RetainPolicy::Share).unwrap().retained_bytes, 0);
+    poke(kept, 2);
+    poke(shared, 3);
+    assert_eq!((peek(kept), peek(shared)), (2, 3), "a retained block shares memory");
+
+    // Freed, its pages serve others, while the first graph may still write there.
+    let before = device.stats().physical_bytes;
+    first.free(kept).unwrap();
+    assert_eq!(first.free(kept), Err(Error::DoubleFree { address: kept }));
+    assert_eq!(first.stats().retained_bytes, 0);
+    let third = arena.open_space().unwrap();
+    let a = third.allocate(48 * MIB, A).unwrap();
+    let b = third.allocate(48 * MIB, A).unwrap();
+    assert_eq!(device.stats().physical_bytes, before, "the freed pages were not used again");
+    poke(kept, 4);
+    assert!([peek(a), peek(b)].contains(&4), "the first space lost its page");
+}
+
+#[test]
+fn a_retained_block_costs_what_it_covers() {
+    let (_, device) = device(HostOptions::default());
+    let arena = arena(&device);
+    // Rounded up to a large page while it is captured; 5 small pages once it is retained.
+    let sizes = [10 * MIB, 4000, 16 * MIB];
+    let expected = [10 * MIB, 2 * MIB, 16 * MIB];
+    for (bytes, own) in sizes.into_iter().zip(expected) {
+        let space = arena.open_space().unwrap();
+        let block = space.allocate(bytes, A).unwrap();
+        assert_eq!(space.seal().unwrap().retained_bytes, own);
+        poke(block.plus(bytes - 8), 7);
+        assert_eq!(peek(block.plus(bytes - 8)), 7);
+        assert_eq!(device.stats().retained_bytes, own);
+    }
+}
+
+#[test]
+fn blocks_of_two_streams_never_share_a_page_in_one_space() {
+    let (_, device) = device(HostOptions::default());
+    let arena = arena(&device);
+    let space = arena.open_space().unwrap();
+    let a = space.allocate(MIB, A).unwrap();
+    space.free(a).unwrap();
+    let b = space.allocate(MIB, B).unwrap();
+    poke(a, 1);
+    poke(b, 2);
+    assert_eq!(peek(a), 1);
+    // A block both streams use keeps its memory until the seal.
+    space.record_stream(b, A).unwrap();
+    space.free(b).unwrap();
+    let again = space.allocate(MIB, B).unwrap();
+    poke(again, 3);
+    assert_eq!(peek(b), 2);
+    assert_eq!(space.seal().unwrap().retained.len(), 1);
+}
+
+#[test]
+fn what_is_not_a_block_is_refused_and_changes_nothing() {
+    let (_, device) = device(HostOptions::default());
+    let arena = arena(&device);
+    let (space, other) = (arena.open_space().unwrap(), arena.open_space().unwrap());
+    let block = space.allocate(3 * MIB, A).unwrap();
+    for address in [Address(0), Address(1), Address(u64::MAX), block.plus(512), block.plus(2 * MIB)] {
+        assert_eq!(space.free(address), Err(Error::ForeignPointer { address }));
+        assert_eq!(space.record_stream(address, B), Err(Error::ForeignPointer { address }));
+        assert_eq!(arena.deallocate(address), Err(Error::ForeignPointer { address }));
+    }
+    assert_eq!(other.free(block), Err(Error::ForeignPointer { address: block }));
+    for bytes in [0, 1 << 63, u64::MAX] {
+        assert!(matches!(space.allocate(bytes, A), Err(Error::InvalidSize { bytes: b, .. }) if b == bytes));
+    }
+    // More addresses than there are: refused by the system, and the next call works.
+    assert!(matches!(
+        space.allocate(1 << 46, A),
+        Err(Error::OutOfAddresses { .. } | Error::OutOfMemory { .. })
+    ));
+    assert_eq!(space.stats().blocks, 1);
+    space.free(block).unwrap();
+    assert_eq!(space.free(block), Err(Error::DoubleFree { address: block }));
+}
+
+#[test]
+fn out_of_memory_and_over_budget_leave_everything_usable() {
+    let (_, device) = device(HostOptions { memory_bytes: 64 * MIB, ..HostOptions::default() });
+    let arena = arena(&device);
+    let space = arena.open_space().unwrap();
+    let block = space.allocate(48 * MIB, A).unwrap();
+    let before = (device.stats(), space.stats());
+    let refused = space.allocate(32 * MIB, A);
+    assert!(
+        matches!(refused, Err(Error::OutOfMemory { requested, free, total, device: 0 })
+        if (requested, free, total) == (16 * MIB, 0, 64 * MIB)),
+        "{refused:?}"
+    );
+    let after = device.stats();
+    assert_eq!((after.physical_bytes, after.mappings), (before.0.physical_bytes, before.0.mappings));
+    assert_eq!((space.stats().blocks, space.stats().mapped_bytes), (1, before.1.mapped_bytes));
+    space.free(block).unwrap();
+    assert_eq!(space.allocate(48 * MIB, A), Ok(block));
+
+    device.set_budget(Some(50 * MIB));
+    let refused = space.allocate(16 * MIB, A);
+    assert!(
+        matches!(refused, Err(Error::OverBudget { requested, held, budget, .. })
+        if (requested, held, budget) == (16 * MIB, 48 * MIB, 50 * MIB)),
+        "{refused:?}"
+    );
+    device.set_budget(None);
+    space.allocate(16 * MIB, A).unwrap();
+}
+
+#[test]
+fn pages_that_nobody_maps_are_given_back_before_an_allocation_fails() {
+    let (_, device) = device(HostOptions { memory_bytes: 64 * MIB, ..HostOptions::default() });
+    let arena = arena(&device);
+    let large = arena.open_space().unwrap();
+    large.allocate(64 * MIB, A).unwrap();
+    drop(large);
+    assert_eq!(device.stats().free_bytes, 64 * MIB);
+    let small = arena.open_space().unwrap();
+    small.allocate(6 * MIB, A).unwrap();
+    assert_eq!(device.stats().physical_bytes, 6 * MIB);
+}
+
+#[test]
+fn ten_thousand_spaces_are_open_at_once() {
+    let (host, device) = device(HostOptions::default());
+    let arena = arena(&device);
+    let spaces: Vec<Arc<Space>> = (0..10_000)
+        .map(|_| {
+            let space = arena.open_space().unwrap();
+            for bytes in [1000, 3 * MIB] {
+                let block = space.allocate(bytes, A).unwrap();
+                poke(block, bytes);
+                space.free(block).unwrap();
+            }
+            space
+        })
+        .collect();
+    let stats = arena.stats();
+    assert_eq!(stats.spaces.len(), 10_000);
+    assert_eq!(stats.physical_bytes, 4 * MIB, "each needs two small pages, and they are the same two");
+    assert!(stats.reserved_bytes < 1 << 46, "{} bytes of addresses", stats.reserved_bytes);
+    drop((spaces, arena));
+    assert_eq!(host.leftovers(), [0; 4]);
+}
+
+#[test]
+fn spaces_of_many_threads_grow_one_arena() {
+    let (host, device) = device(HostOptions::default());
+    let arena = arena(&device);
+    std::thread::scope(|scope| {
+        for thread in 0..8u64 {
+            let arena = &arena;
+            scope.spawn(move || {
+                for round in 0..20 {
+                    let space = arena.open_space().unwrap();
+                    let blocks: Vec<_> = (1..=6)
+                        .map(|n| space.allocate((n * 3 + thread + round) * MIB / 2, A).unwrap())
+                        .collect();
+                    for block in &blocks[1..] {
+                        space.free(*block).unwrap();
+                    }
+                    let report = space.seal().unwrap();
+                    assert_eq!(report.retained.len(), 1);
+                    poke(blocks[0], thread << 32 | round);
+                    assert_eq!(space.replay(Stream(thread), || peek(blocks[0])), Ok(thread << 32 | round));
+                    if round % 5 == 0 {
+                        arena.trim().unwrap();
+                    }
+                    let _ = arena.snapshot().to_json();
+                }
+            });
+        }
+    });
+    assert_eq!(device.stats().retained_bytes, 0);
+    arena.trim().unwrap();
+    assert_eq!(device.stats().physical_bytes, 0);
+    drop(arena);
+    assert_eq!(host.leftovers(), [0; 4]);
+}
+
+#[test]
+fn spaces_outlive_their_arena() {
+    let (host, device) = device(HostOptions::default());
+    let arena = arena(&device);
+    let space = arena.open_space().unwrap();
+    let block = space.allocate(20 * MIB, A).unwrap();
+    drop((arena, device));
+    poke(block, 5);
+    space.allocate(MIB, A).unwrap();
+    space.seal().unwrap();
+    assert_eq!(space.replay(A, || peek(block)), Ok(5));
+    drop(space);
+    assert_eq!(host.leftovers(), [0; 4]);
+}
+
+#[test]
+fn other_page_sizes_and_granularities_work() {
+    for (granularity, small, large) in
+        [(4096, 0, 0), (4096, 8192, 8192), (65536, 65536, 1 << 20), (1 << 24, 0, 0)]
+    {
+        let (_, device) = device(HostOptions { granularity, ..HostOptions::default() });
+        let options = Options { small_page_bytes: small, large_page_bytes: large, ..Options::default() };
+        let arena = SharedVmmAllocator::new(&device, &options).unwrap();
+        let space = arena.open_space().unwrap();
+        for bytes in [100, 5000, 70_000, 3 * MIB] {
+            let block = space.allocate(bytes, A).unwrap();
+            poke(block.plus((bytes - 8) & !7), bytes);
+            space.free(block).unwrap();
+        }
+        space.seal().unwrap();
+    }
+    let (_, device) = device(HostOptions { granularity: 2 * MIB, ..HostOptions::default() });
+    let options = Options { small_page_bytes: MIB, ..Options::default() };
+    assert!(
+        matches!(SharedVmmAllocator::new(&device, &options), Err(Error::InvalidPageSize { bytes, .. }) if bytes == MIB)
+    );
+}
+
+/// Runs one test of this file again in a process of its own.
+fn in_a_child(test: &str) -> std::process::Output {
+    let exe = std::env::current_exe().unwrap();
+    Command::new(exe).args(["--exact", test, "--nocapture"]).env("VMMGRAPH_TEST_CHILD", "1").output().unwrap()
+}
+
+fn is_child() -> bool {
+    std::env::var_os("VMMGRAPH_TEST_CHILD").is_some()
+}
+
+#[test]
+fn a_dropped_space_is_really_unmapped() {
+    if is_child() {
+        let (_, device) = device(HostOptions::default());
+        let arena = arena(&device);
+        let space = arena.open_space().unwrap();
+        let block = space.allocate(MIB, A).unwrap();
+        poke(block, 1);
+        println!("written");
+        drop(space);
+        poke(block, 2);
+        println!("still mapped");
+        return;
+    }
+    let output = in_a_child("a_dropped_space_is_really_unmapped");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("written") && !text.contains("still mapped") && !output.status.success(), "{text}");
+}
+
+#[test]
+fn running_out_of_descriptors_is_its_own_error() {
+    if is_child() {
+        use rustix::process::{Resource, Rlimit, setrlimit};
+        setrlimit(Resource::Nofile, Rlimit { current: Some(40), maximum: Some(40) }).unwrap();
+        let (_, device) = device(HostOptions::default());
+        let options = Options { large_page_bytes: 2 * MIB, ..Options::default() };
+        let arena = SharedVmmAllocator::new(&device, &options).unwrap();
+        let space = arena.open_space().unwrap();
+        assert_eq!(space.allocate(100 * MIB, A), Err(Error::OutOfDescriptors));
+        assert_eq!(device.stats().pages, 0);
+        space.allocate(20 * MIB, A).unwrap();
+        println!("went on");
+        return;
+    }
+    let output = in_a_child("running_out_of_descriptors_is_its_own_error");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        text.contains("went on") && output.status.success(),
+        "{text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
