@@ -11,7 +11,7 @@ use crate::pages::SharedSet;
 use crate::space::{Common, Phase, RetainPolicy, Space};
 use crate::stats::{ArenaStats, Snapshot};
 use crate::sync::Mutex;
-use crate::units::{Address, Geometry, Stream};
+use crate::units::{Address, BlockBytes, Geometry, Stream};
 
 const MIB: u64 = 1 << 20;
 
@@ -208,6 +208,8 @@ impl SharedVmmAllocator {
     /// # Errors
     /// Those of [`Space::allocate`] and [`open_space`](Self::open_space).
     pub fn allocate(&self, size: u64, stream: Stream) -> Result<Address> {
+        // Before a space is opened for it.
+        BlockBytes::round_up(size)?;
         let current = {
             let mut serial = self.serial.lock();
             match &serial.current {

@@ -40,8 +40,8 @@ pub enum Error {
     InvalidArgument {
         /// The argument.
         what: &'static str,
-        /// What it was.
-        value: u64,
+        /// What it was; wide enough for every integer of C.
+        value: i128,
         /// What it may be.
         expected: &'static str,
     },

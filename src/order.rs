@@ -8,11 +8,12 @@
 //! Recording and launching happen under one lock, so that two threads cannot both find the arena idle.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::driver::{Event, SharedDriver};
 use crate::error::{Error, Result};
 use crate::pages::PagePool;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, MutexGuard, thread_token};
 use crate::units::Stream;
 
 /// Keeps the replays of one arena from overlapping.
@@ -20,6 +21,17 @@ use crate::units::Stream;
 pub struct ReplayOrder {
     pool: Arc<PagePool>,
     last: Mutex<Last>,
+    /// The thread that is inside `launch`, by token; 0: none. A thread that finds itself here would wait for itself.
+    launching: AtomicUsize,
+}
+
+/// Ends a launch, also one that panics.
+struct Launching<'a>(&'a AtomicUsize);
+
+impl Drop for Launching<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
 }
 
 #[derive(Debug, Default)]
@@ -57,18 +69,30 @@ impl ReplayOrder {
     /// No replay yet, on the device of this pool.
     #[must_use]
     pub fn new(pool: &Arc<PagePool>) -> Self {
-        Self { pool: Arc::clone(pool), last: Mutex::default() }
+        Self { pool: Arc::clone(pool), last: Mutex::default(), launching: AtomicUsize::new(0) }
+    }
+
+    /// The lock, unless this thread holds it already because it is inside `launch`.
+    fn lock(&self) -> Result<MutexGuard<'_, Last>> {
+        // Relaxed: only this thread's own store can equal its token.
+        if self.launching.load(Ordering::Relaxed) == thread_token() {
+            let (expected, found) =
+                ("returned before the arena's order is used again", "inside launch on this thread");
+            return Err(Error::WrongState { what: "a replay", expected, found });
+        }
+        Ok(self.last.lock())
     }
 
     /// Calls `launch` with everything replayed so far ordered before what it gives to `stream`.
     ///
-    /// `launch` must not replay in the same arena. If it fails, the stream counts as used all the same.
+    /// `launch` must not replay, mark, trim, or open or drop spaces in the same arena: those answer [`Error::WrongState`] then. If
+    /// it fails, the stream counts as used all the same.
     ///
     /// # Errors
     /// What the driver says, and [`Error::StreamCapturing`] if the stream of the last replay is being captured and was not
     /// [marked](Self::mark) before; `launch` has not been called then.
     pub fn replay<T>(&self, stream: Stream, launch: impl FnOnce() -> T) -> Result<T> {
-        let mut last = self.last.lock();
+        let mut last = self.lock()?;
         if last.stream != Some(stream) {
             if let Some(event) = last.mark(self.pool.driver())? {
                 self.pool.driver().event_wait(event, stream)?;
@@ -76,6 +100,8 @@ impl ReplayOrder {
             last.stream = Some(stream);
         }
         last.marked = false;
+        self.launching.store(thread_token(), Ordering::Relaxed);
+        let _launching = Launching(&self.launching);
         Ok(launch())
     }
 
@@ -85,7 +111,7 @@ impl ReplayOrder {
     /// # Errors
     /// As [`replay`](Self::replay).
     pub fn mark(&self) -> Result<()> {
-        self.last.lock().mark(self.pool.driver()).map(drop)
+        self.lock()?.mark(self.pool.driver()).map(drop)
     }
 
     /// Blocks the caller until everything replayed so far is done.
@@ -93,7 +119,7 @@ impl ReplayOrder {
     /// # Errors
     /// As [`replay`](Self::replay).
     pub fn wait(&self) -> Result<()> {
-        let event = self.last.lock().mark(self.pool.driver())?;
+        let event = self.lock()?.mark(self.pool.driver())?;
         // Outside the lock: replays go on meanwhile, and the event is destroyed with this object only. A mark that moves it
         // on makes this wait longer, never shorter.
         event.map_or(Ok(()), |event| self.pool.driver().event_synchronize(event))

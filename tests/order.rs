@@ -87,6 +87,36 @@ fn a_launch_that_panics_leaves_the_order_usable() {
 }
 
 #[test]
+fn a_launch_that_uses_the_order_of_its_own_arena_is_refused_and_does_not_hang() {
+    let (_, arena) = logged();
+    let (outer, inner) = (sealed(&arena), sealed(&arena));
+    let mut dropped = Some(sealed(&arena));
+    let refused = |result: Result<(), Error>| {
+        assert!(matches!(result, Err(Error::WrongState { what: "a replay", .. })))
+    };
+    let block = outer
+        .replay(A, || {
+            refused(inner.replay(A, || panic!("launched")));
+            refused(arena.mark());
+            refused(arena.trim().map(drop));
+            refused(arena.open_space().map(drop));
+            refused(arena.switch_to_new_virtual_space());
+            // Its teardown waits for a trim, since what is being launched now might be what it has to wait for.
+            drop(dropped.take());
+            assert_eq!(arena.device().stats().pending, 1);
+            refused(arena.allocate(MIB, A).map(drop));
+        })
+        .and_then(|()| arena.allocate(MIB, A));
+    assert!(block.is_ok());
+    arena.trim().unwrap();
+    assert_eq!(arena.device().stats().pending, 0);
+    // Another arena's order is its own.
+    let (_, other) = logged();
+    let elsewhere = sealed(&other);
+    assert_eq!(outer.replay(A, || elsewhere.replay(B, || 5)), Ok(Ok(5)));
+}
+
+#[test]
 fn an_open_space_cannot_be_replayed_and_a_sealed_one_cannot_grow() {
     let (_, arena) = logged();
     let space = arena.open_space().unwrap();

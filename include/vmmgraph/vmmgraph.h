@@ -60,6 +60,9 @@
 // A struct_size is none that this library knows.
 #define VMMGRAPH_ERROR_STRUCT_SIZE 8
 
+// The library that is loaded has another ABI version than the header (the C++ API checks this).
+#define VMMGRAPH_ERROR_ABI_MISMATCH 9
+
 // The object is in another state than the call needs.
 #define VMMGRAPH_ERROR_WRONG_STATE 100
 
@@ -99,15 +102,6 @@
 // A bug in the library; the arena is closed, the process goes on.
 #define VMMGRAPH_ERROR_INTERNAL 900
 
-// Choose by VMMGRAPH_DRIVER (cuda or host) if set; else a GPU if there is one; else the host.
-#define VMMGRAPH_DRIVER_AUTO 0
-
-// CUDA, or an error that says what is missing.
-#define VMMGRAPH_DRIVER_CUDA 1
-
-// This machine's memory; addresses are ordinary pointers of this process.
-#define VMMGRAPH_DRIVER_HOST 2
-
 // The arena's policy; in an arena's options: VMMGRAPH_RETAIN_OWN_PAGES.
 #define VMMGRAPH_RETAIN_DEFAULT 0
 
@@ -117,14 +111,14 @@
 // Blocks that are live at the seal stay on shared pages: the next replay of another graph may overwrite them.
 #define VMMGRAPH_RETAIN_SHARED_PAGES 2
 
-// Being captured: blocks may be allocated.
-#define VMMGRAPH_SPACE_OPEN 0
+// Choose by VMMGRAPH_DRIVER (cuda or host) if set; else a GPU if there is one; else the host.
+#define VMMGRAPH_DRIVER_AUTO 0
 
-// Captured: it may be replayed.
-#define VMMGRAPH_SPACE_SEALED 1
+// CUDA, or an error that says what is missing.
+#define VMMGRAPH_DRIVER_CUDA 1
 
-// Undoing a failed driver call failed as well: it can only be destroyed.
-#define VMMGRAPH_SPACE_BROKEN 2
+// This machine's memory; addresses are ordinary pointers of this process.
+#define VMMGRAPH_DRIVER_HOST 2
 
 // Nothing is logged.
 #define VMMGRAPH_LOG_OFF 0
@@ -143,6 +137,15 @@
 
 // Everything.
 #define VMMGRAPH_LOG_TRACE 5
+
+// Being captured: blocks may be allocated.
+#define VMMGRAPH_SPACE_OPEN 0
+
+// Captured: it may be replayed.
+#define VMMGRAPH_SPACE_SEALED 1
+
+// Undoing a failed driver call failed as well: it can only be destroyed.
+#define VMMGRAPH_SPACE_BROKEN 2
 
 // Never defined: a vmmgraph_arena_t is a key, not an address.
 typedef struct vmmgraph_arena vmmgraph_arena;
@@ -175,6 +178,62 @@ typedef struct vmmgraph_error_info_t {
   uint64_t available;
 } vmmgraph_error_info_t;
 
+// A device: its driver and its page pool. Calls with it are thread-safe.
+typedef struct vmmgraph_device *vmmgraph_device_t;
+
+// How to make an arena. Zero everything, then set struct_size and what differs from the default; 0 is the default.
+typedef struct vmmgraph_arena_options_t {
+  // sizeof(vmmgraph_arena_options_t).
+  size_t struct_size;
+  // Bytes of a small page, a power of two; 0: 2 MiB, or the device's granularity if that is larger.
+  uint64_t small_page_bytes;
+  // Bytes of a large page, a multiple of the small one; 0: 16 MiB. Equal to the small page: one size only.
+  uint64_t large_page_bytes;
+  // Most bytes a large page may waste behind a block's end; 0: half a large page.
+  uint64_t max_waste_bytes;
+  // One of VMMGRAPH_RETAIN_*.
+  int32_t retain;
+  // 0.
+  int32_t reserved;
+} vmmgraph_arena_options_t;
+
+// An arena: physical pages shared by graphs that never run at the same time. Calls with it are thread-safe.
+typedef struct vmmgraph_arena *vmmgraph_arena_t;
+
+// What an arena holds.
+typedef struct vmmgraph_arena_stats_t {
+  // Set to sizeof(vmmgraph_arena_stats_t) before the call.
+  size_t struct_size;
+  // Bytes of physical memory: shared and retained pages.
+  uint64_t physical_bytes;
+  // Bytes of shared pages.
+  uint64_t shared_bytes;
+  // Bytes of shared pages that no space maps; trim gives them back.
+  uint64_t free_bytes;
+  // Bytes of pages that belong to single spaces.
+  uint64_t retained_bytes;
+  // Bytes of addresses reserved.
+  uint64_t reserved_bytes;
+  // Bytes of addresses with a page behind them; a page that shows n times counts n times.
+  uint64_t mapped_bytes;
+  // Bytes of live blocks.
+  uint64_t live_bytes;
+  // The most bytes that were live at once in any one space.
+  uint64_t high_water_bytes;
+  // Bytes of live blocks in the current space (vmmgraph_arena_allocate).
+  uint64_t current_offset_bytes;
+  // Live blocks.
+  uint64_t blocks;
+  // Spaces.
+  uint64_t spaces;
+  // Small shared pages.
+  uint64_t small_pages;
+  // Large shared pages.
+  uint64_t large_pages;
+  // 1 if an internal error closed the arena, which can only be destroyed then; else 0.
+  uint64_t closed;
+} vmmgraph_arena_stats_t;
+
 // How to open a device. Zero everything, then set struct_size and what differs from the default; 0 is the default.
 typedef struct vmmgraph_device_options_t {
   // sizeof(vmmgraph_device_options_t).
@@ -190,9 +249,6 @@ typedef struct vmmgraph_device_options_t {
   // Host driver: bytes of the device; 0: this machine's memory.
   uint64_t host_memory_bytes;
 } vmmgraph_device_options_t;
-
-// A device: its driver and its page pool. Calls with it are thread-safe.
-typedef struct vmmgraph_device *vmmgraph_device_t;
 
 // What does not change about a device.
 typedef struct vmmgraph_device_info_t {
@@ -244,56 +300,12 @@ typedef struct vmmgraph_device_stats_t {
   uint64_t pending;
 } vmmgraph_device_stats_t;
 
-// How to make an arena. Zero everything, then set struct_size and what differs from the default; 0 is the default.
-typedef struct vmmgraph_arena_options_t {
-  // sizeof(vmmgraph_arena_options_t).
-  size_t struct_size;
-  // Bytes of a small page, a power of two; 0: 2 MiB, or the device's granularity if that is larger.
-  uint64_t small_page_bytes;
-  // Bytes of a large page, a multiple of the small one; 0: 16 MiB. Equal to the small page: one size only.
-  uint64_t large_page_bytes;
-  // Most bytes a large page may waste behind a block's end; 0: half a large page.
-  uint64_t max_waste_bytes;
-  // One of VMMGRAPH_RETAIN_*.
-  int32_t retain;
-  // 0.
-  int32_t reserved;
-} vmmgraph_arena_options_t;
+// Receives one line of text: `length` bytes of UTF-8, not zero-terminated, valid during the call. May be called from any thread,
+// with no lock of the library's held that the caller could need; must not throw.
+typedef void (*vmmgraph_log_fn)(int32_t level, const char *text, size_t length, void *user);
 
-// An arena: physical pages shared by graphs that never run at the same time. Calls with it are thread-safe.
-typedef struct vmmgraph_arena *vmmgraph_arena_t;
-
-// What an arena holds.
-typedef struct vmmgraph_arena_stats_t {
-  // Set to sizeof(vmmgraph_arena_stats_t) before the call.
-  size_t struct_size;
-  // Bytes of physical memory: shared and retained pages.
-  uint64_t physical_bytes;
-  // Bytes of shared pages.
-  uint64_t shared_bytes;
-  // Bytes of shared pages that no space maps; trim gives them back.
-  uint64_t free_bytes;
-  // Bytes of pages that belong to single spaces.
-  uint64_t retained_bytes;
-  // Bytes of addresses reserved.
-  uint64_t reserved_bytes;
-  // Bytes of addresses with a page behind them; a page that shows n times counts n times.
-  uint64_t mapped_bytes;
-  // Bytes of live blocks.
-  uint64_t live_bytes;
-  // The most bytes that were live at once in any one space.
-  uint64_t high_water_bytes;
-  // Bytes of live blocks in the current space (vmmgraph_arena_allocate).
-  uint64_t current_offset_bytes;
-  // Live blocks.
-  uint64_t blocks;
-  // Spaces.
-  uint64_t spaces;
-  // Small shared pages.
-  uint64_t small_pages;
-  // Large shared pages.
-  uint64_t large_pages;
-} vmmgraph_arena_stats_t;
+// Called once with `user` when a sink is no longer in use.
+typedef void (*vmmgraph_drop_fn)(void *user);
 
 // A space: the addresses of one capture. Calls with it are thread-safe.
 typedef struct vmmgraph_space *vmmgraph_space_t;
@@ -316,7 +328,8 @@ typedef struct vmmgraph_seal_report_t {
   uint64_t retained_blocks;
 } vmmgraph_seal_report_t;
 
-// Launches a graph; must not throw, and must not replay in the same arena.
+// Launches a graph. Must not throw. Replaying, marking, trimming, and opening or destroying spaces in the same arena from inside it
+// is VMMGRAPH_ERROR_WRONG_STATE.
 typedef void (*vmmgraph_launch_fn)(void *user);
 
 // What a space uses.
@@ -344,13 +357,6 @@ typedef struct vmmgraph_space_stats_t {
   // Mappings made so far.
   uint64_t maps;
 } vmmgraph_space_stats_t;
-
-// Receives one line of text: `length` bytes of UTF-8, not zero-terminated, valid during the call. May be called from any thread,
-// with no lock of the library's held that the caller could need; must not throw.
-typedef void (*vmmgraph_log_fn)(int32_t level, const char *text, size_t length, void *user);
-
-// Called once with `user` when a sink is no longer in use.
-typedef void (*vmmgraph_drop_fn)(void *user);
 
 #ifdef __cplusplus
 extern "C" {
@@ -382,36 +388,6 @@ VMMGRAPH_API
 vmmgraph_status_t vmmgraph_last_error_message(char *buffer,
                                               size_t capacity,
                                               size_t *needed);
-
-// Opens a device. Opening one again gives another handle to the same page pool. `options` may be null.
-//
-// Arguments:
-// `options` is null or points to a struct whose struct_size is set; `device` is null or writable.
-VMMGRAPH_API
-vmmgraph_status_t vmmgraph_device_open(const struct vmmgraph_device_options_t *options,
-                                       vmmgraph_device_t *device);
-
-// Ends a handle. The device itself closes when its arenas and other handles are gone too.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_device_close(vmmgraph_device_t device);
-
-// What does not change about the device.
-//
-// Arguments:
-// `info` is null or points to a struct whose struct_size is set.
-VMMGRAPH_API
-vmmgraph_status_t vmmgraph_device_info(vmmgraph_device_t device,
-                                       struct vmmgraph_device_info_t *info);
-
-// Limits the bytes of physical memory the device's page pool may hold; 0: no limit. Nothing is taken away.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_device_set_budget(vmmgraph_device_t device, uint64_t bytes);
-
-// The counts of the device's page pool as they are now.
-//
-// Arguments:
-// `stats` is null or points to a struct whose struct_size is set.
-VMMGRAPH_API
-vmmgraph_status_t vmmgraph_device_stats(vmmgraph_device_t device,
-                                        struct vmmgraph_device_stats_t *stats);
 
 // Makes an arena on a device. `options` may be null. The arena keeps the device open.
 //
@@ -473,6 +449,47 @@ vmmgraph_status_t vmmgraph_arena_allocate(vmmgraph_arena_t arena,
 
 // Frees a block of the current space or of one before it.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_deallocate(vmmgraph_arena_t arena, void *block);
+
+// Opens a device. Opening one again gives another handle to the same page pool. `options` may be null.
+//
+// Arguments:
+// `options` is null or points to a struct whose struct_size is set; `device` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_device_open(const struct vmmgraph_device_options_t *options,
+                                       vmmgraph_device_t *device);
+
+// Ends a handle. The device itself closes when its arenas and other handles are gone too.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_device_close(vmmgraph_device_t device);
+
+// What does not change about the device.
+//
+// Arguments:
+// `info` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_device_info(vmmgraph_device_t device,
+                                       struct vmmgraph_device_info_t *info);
+
+// Limits the bytes of physical memory the device's page pool may hold; 0: no limit. Nothing is taken away.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_device_set_budget(vmmgraph_device_t device, uint64_t bytes);
+
+// The counts of the device's page pool as they are now.
+//
+// Arguments:
+// `stats` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_device_stats(vmmgraph_device_t device,
+                                        struct vmmgraph_device_stats_t *stats);
+
+// Sends log lines up to `max_level` to `sink` from now on; null: to nobody, or to stderr if VMMGRAPH_LOG says so. The sink
+// before is dropped once nobody is inside it.
+//
+// Arguments:
+// `sink` and `drop` are null or may be called with `user` from any thread.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_set_log_sink(vmmgraph_log_fn sink,
+                                        void *user,
+                                        vmmgraph_drop_fn drop,
+                                        int32_t max_level);
 
 // Opens a space for a capture. The arena's pages stay while the space does, also after the arena is destroyed.
 //
@@ -549,16 +566,6 @@ vmmgraph_status_t vmmgraph_space_live_blocks(vmmgraph_space_t space,
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_stats(vmmgraph_space_t space,
                                        struct vmmgraph_space_stats_t *stats);
-
-// Sends log lines up to `max_level` to `sink` from now on; null: to nobody. The sink before is dropped once nobody is inside it.
-//
-// Arguments:
-// `sink` and `drop` are null or may be called with `user` from any thread.
-VMMGRAPH_API
-vmmgraph_status_t vmmgraph_set_log_sink(vmmgraph_log_fn sink,
-                                        void *user,
-                                        vmmgraph_drop_fn drop,
-                                        int32_t max_level);
 
 // Makes `arena` the one that vmmgraph_torch_alloc uses on its device, in place of a default one. It stays so, also after its
 // handle is destroyed, until another takes its place. Null: the next call makes a default one on device `device` again.

@@ -76,6 +76,8 @@ pub struct vmmgraph_arena_stats_t {
     pub small_pages: u64,
     /// Large shared pages.
     pub large_pages: u64,
+    /// 1 if an internal error closed the arena, which can only be destroyed then; else 0.
+    pub closed: u64,
 }
 
 pub(super) fn policy(retain: i32) -> Result<Option<RetainPolicy>, Failure> {
@@ -85,7 +87,7 @@ pub(super) fn policy(retain: i32) -> Result<Option<RetainPolicy>, Failure> {
         VMMGRAPH_RETAIN_SHARED_PAGES => Ok(Some(RetainPolicy::Share)),
         other => {
             let expected = "one of VMMGRAPH_RETAIN_*";
-            Err(Error::InvalidArgument { what: "retain", value: other as u64, expected }.into())
+            Err(Error::InvalidArgument { what: "retain", value: i128::from(other), expected }.into())
         }
     }
 }
@@ -192,6 +194,7 @@ pub unsafe extern "C" fn vmmgraph_arena_stats(
             spaces: now.spaces.len() as u64,
             small_pages: now.shared.small_pages,
             large_pages: now.shared.large_pages,
+            closed: u64::from(!arena.is_initialized()),
         };
         Ok(())
     })

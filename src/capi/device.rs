@@ -120,9 +120,12 @@ pub unsafe extern "C" fn vmmgraph_device_open(
                 VMMGRAPH_DRIVER_HOST => DriverChoice::Host,
                 other => {
                     let expected = "VMMGRAPH_DRIVER_AUTO, _CUDA or _HOST";
-                    return Err(
-                        Error::InvalidArgument { what: "driver", value: other as u64, expected }.into()
-                    );
+                    return Err(Error::InvalidArgument {
+                        what: "driver",
+                        value: i128::from(other),
+                        expected,
+                    }
+                    .into());
                 }
             };
             ordinal = given.device;

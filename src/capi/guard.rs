@@ -68,7 +68,7 @@ pub(super) fn check_size<T>(struct_size: usize) -> Result<(), Failure> {
     }
     let error = Error::InvalidArgument {
         what: "struct_size",
-        value: struct_size as u64,
+        value: struct_size as i128,
         expected: "the size of the struct in this version of vmmgraph.h",
     };
     Err(Failure::Status(VMMGRAPH_ERROR_STRUCT_SIZE, error))

@@ -69,7 +69,7 @@ fn key<P>(handle: *mut P) -> DefaultKey {
 fn refuse<T: Handled, P>(handle: *mut P) -> Failure {
     let error = Error::InvalidArgument {
         what: T::NAME,
-        value: handle as u64,
+        value: handle as u64 as i128,
         expected: "a live handle of that kind",
     };
     Failure::Status(VMMGRAPH_ERROR_INVALID_HANDLE, error)

@@ -59,14 +59,18 @@ impl Drop for Sink {
 }
 
 static SINK: RwLock<Option<Arc<Sink>>> = RwLock::new(None);
+/// Changes only under SINK's write lock, so that whoever holds it to read sees the two agree.
 static LEVEL: AtomicI32 = AtomicI32::new(VMMGRAPH_LOG_OFF);
+/// What VMMGRAPH_LOG asks for on stderr.
+static STDERR_LEVEL: AtomicI32 = AtomicI32::new(VMMGRAPH_LOG_OFF);
 
 thread_local! {
     /// Set while this thread is inside a sink: what the sink causes is not logged.
     static BUSY: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Sends log lines up to `max_level` to `sink` from now on; null: to nobody. The sink before is dropped once nobody is inside it.
+/// Sends log lines up to `max_level` to `sink` from now on; null: to nobody, or to stderr if VMMGRAPH_LOG says so. The sink
+/// before is dropped once nobody is inside it.
 ///
 /// # Safety
 /// `sink` and `drop` are null or may be called with `user` from any thread.
@@ -79,14 +83,16 @@ pub unsafe extern "C" fn vmmgraph_set_log_sink(
 ) -> vmmgraph_status_t {
     guard(|| {
         start();
-        let level = if sink.is_some() {
-            max_level.clamp(VMMGRAPH_LOG_OFF, VMMGRAPH_LOG_TRACE)
-        } else {
-            VMMGRAPH_LOG_OFF
-        };
         let new = sink.map(|write| Arc::new(Sink { write, user, drop }));
-        let old = std::mem::replace(&mut *SINK.write(), new);
-        LEVEL.store(level, Ordering::Relaxed);
+        let level = match &new {
+            Some(_) => max_level.clamp(VMMGRAPH_LOG_OFF, VMMGRAPH_LOG_TRACE),
+            None => STDERR_LEVEL.load(Ordering::Relaxed),
+        };
+        let old = {
+            let mut sink = SINK.write();
+            LEVEL.store(level, Ordering::Relaxed);
+            std::mem::replace(&mut *sink, new)
+        };
         // Here, not under the lock: this may call `drop`.
         std::mem::drop(old);
         Ok(())
@@ -105,6 +111,7 @@ pub(super) fn start() {
             "trace" => VMMGRAPH_LOG_TRACE,
             _ => VMMGRAPH_LOG_OFF,
         });
+        STDERR_LEVEL.store(level, Ordering::Relaxed);
         LEVEL.store(level, Ordering::Relaxed);
         // A Rust program that listens already keeps its own subscriber.
         let _ = tracing::subscriber::set_global_default(registry().with(ToSink));
@@ -141,8 +148,13 @@ impl<S: Subscriber> Layer<S> for ToSink {
         let mut line = Line::default();
         event.record(&mut line);
         let text = line.message + &line.fields;
-        let sink = SINK.read().clone();
+        let (sink, wanted) = {
+            let sink = SINK.read();
+            // Asked again, since the sink may have changed since `enabled`.
+            (sink.clone(), level <= LEVEL.load(Ordering::Relaxed))
+        };
         match sink {
+            _ if !wanted => {}
             // SAFETY: the promise made to vmmgraph_set_log_sink; the text lives until the call returns.
             Some(sink) => unsafe { (sink.write)(level, text.as_ptr().cast(), text.len(), sink.user) },
             // Not eprintln!, which panics when stderr is closed.

@@ -25,7 +25,8 @@ pub const VMMGRAPH_SPACE_SEALED: i32 = 1;
 /// Undoing a failed driver call failed as well: it can only be destroyed.
 pub const VMMGRAPH_SPACE_BROKEN: i32 = 2;
 
-/// Launches a graph; must not throw, and must not replay in the same arena.
+/// Launches a graph. Must not throw. Replaying, marking, trimming, and opening or destroying spaces in the same arena from inside it
+/// is VMMGRAPH_ERROR_WRONG_STATE.
 pub type vmmgraph_launch_fn = Option<unsafe extern "C" fn(user: *mut c_void)>;
 
 /// What a capture used.

@@ -29,6 +29,8 @@ pub const VMMGRAPH_ERROR_FOREIGN_POINTER: i32 = 6;
 pub const VMMGRAPH_ERROR_DOUBLE_FREE: i32 = 7;
 /// A struct_size is none that this library knows.
 pub const VMMGRAPH_ERROR_STRUCT_SIZE: i32 = 8;
+/// The library that is loaded has another ABI version than the header (the C++ API checks this).
+pub const VMMGRAPH_ERROR_ABI_MISMATCH: i32 = 9;
 /// The object is in another state than the call needs.
 pub const VMMGRAPH_ERROR_WRONG_STATE: i32 = 100;
 /// The object was closed by an earlier internal error; it can only be destroyed.
@@ -69,6 +71,7 @@ pub extern "C" fn vmmgraph_status_name(status: vmmgraph_status_t) -> *const c_ch
         VMMGRAPH_ERROR_FOREIGN_POINTER => c"foreign pointer",
         VMMGRAPH_ERROR_DOUBLE_FREE => c"double free",
         VMMGRAPH_ERROR_STRUCT_SIZE => c"wrong struct size",
+        VMMGRAPH_ERROR_ABI_MISMATCH => c"abi mismatch",
         VMMGRAPH_ERROR_WRONG_STATE => c"wrong state",
         VMMGRAPH_ERROR_CLOSED => c"closed",
         VMMGRAPH_ERROR_DEVICE_IN_USE => c"device in use",
@@ -122,6 +125,11 @@ pub(super) fn remember_as(status: vmmgraph_status_t, error: Error) -> vmmgraph_s
     status
 }
 
+/// The thread's last failure; none on a thread that is ending.
+fn last() -> Option<(vmmgraph_status_t, Error)> {
+    LAST.try_with(|last| last.borrow().clone()).ok().flatten()
+}
+
 fn status_of(error: &Error) -> vmmgraph_status_t {
     match error {
         Error::InvalidSize { .. } | Error::InvalidPageSize { .. } => VMMGRAPH_ERROR_INVALID_SIZE,
@@ -160,7 +168,7 @@ fn describe(status: vmmgraph_status_t, error: &Error) -> vmmgraph_error_info_t {
         Error::InvalidPageSize { bytes, granularity, .. } => {
             (info.requested, info.available) = (bytes, granularity);
         }
-        Error::InvalidArgument { value, .. } => info.requested = value,
+        Error::InvalidArgument { value, .. } => info.requested = value as u64,
         Error::InvalidDevice { ordinal, .. } | Error::DeviceInUse { ordinal, .. } => info.device = ordinal,
         Error::ForeignPointer { address } | Error::DoubleFree { address } => info.requested = address.0,
         Error::OutOfMemory { requested, free, device, .. } => {
@@ -193,10 +201,10 @@ pub unsafe extern "C" fn vmmgraph_last_error(info: *mut vmmgraph_error_info_t) -
         // SAFETY: the caller's contract.
         let info = unsafe { out(info) }?;
         check_size::<vmmgraph_error_info_t>(info.struct_size)?;
-        *info = LAST.with_borrow(|last| match last {
-            Some((status, error)) => describe(*status, error),
+        *info = match last() {
+            Some((status, error)) => describe(status, &error),
             None => describe(VMMGRAPH_OK, &Error::DriverMissing),
-        });
+        };
         Ok(())
     })
 }
@@ -213,7 +221,7 @@ pub unsafe extern "C" fn vmmgraph_last_error_message(
     needed: *mut usize,
 ) -> vmmgraph_status_t {
     guard(|| {
-        let text = LAST.with_borrow(|last| last.as_ref().map_or(String::new(), |(_, error)| error.to_string()));
+        let text = last().map_or(String::new(), |(_, error)| error.to_string());
         // SAFETY: the caller's contract.
         unsafe { copy_text(&text, buffer, capacity, needed) };
         Ok(())
@@ -232,7 +240,7 @@ mod tests {
         let name = |status| unsafe { CStr::from_ptr(vmmgraph_status_name(status)) }.to_str().unwrap();
         assert_eq!(name(VMMGRAPH_OK), "ok");
         assert_eq!(name(VMMGRAPH_ERROR_OVER_BUDGET), "over budget");
-        for status in [-1, 9, 104, 204, 304, 901, i32::MIN, i32::MAX] {
+        for status in [-1, 10, 104, 204, 304, 901, i32::MIN, i32::MAX] {
             assert_eq!(name(status), "unknown status");
         }
     }

@@ -45,7 +45,9 @@ pub extern "C" fn vmmgraph_torch_set_arena(device: i32, arena: vmmgraph_arena_t)
             let ordinal = arena.device().driver().info().ordinal;
             if ordinal != device {
                 let expected = "the device of the arena";
-                return Err(Error::InvalidArgument { what: "device", value: device as u64, expected }.into());
+                return Err(
+                    Error::InvalidArgument { what: "device", value: i128::from(device), expected }.into()
+                );
             }
             arenas().lock().insert(device, arena)
         };

@@ -47,7 +47,7 @@ fn decide(
         (DriverChoice::Auto, Some("host")) => Ok((DriverKind::Host, "VMMGRAPH_DRIVER=host")),
         (DriverChoice::Auto, Some(word)) if !word.is_empty() => Err(Error::InvalidArgument {
             what: "VMMGRAPH_DRIVER (length of its text)",
-            value: word.len() as u64,
+            value: word.len() as i128,
             expected: "cuda, host, or unset",
         }),
         (DriverChoice::Auto, _) => Ok(match gpus() {

@@ -78,10 +78,19 @@ pub(crate) struct RetainedTile {
 /// Why an address cannot be freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotLive {
-    /// A block started there once.
+    /// A block started there once, or (in a slab) may have.
     FreedBefore,
     /// No block of this space starts there.
     Foreign,
+}
+
+impl From<NotABlock> for NotLive {
+    fn from(why: NotABlock) -> Self {
+        match why {
+            NotABlock::Inside => Self::Foreign,
+            NotABlock::Gap => Self::FreedBefore,
+        }
+    }
 }
 
 /// What a space uses.
@@ -310,10 +319,7 @@ impl Layout {
             Tenant::None => return Err(NotLive::FreedBefore),
             Tenant::Block { bytes, tiles } => (bytes.get(), *tiles),
             Tenant::Slab { slab, .. } => {
-                let granules = slab.free(granule).map_err(|why| match why {
-                    NotABlock::Inside => NotLive::Foreign,
-                    NotABlock::Gap => NotLive::FreedBefore,
-                })?;
+                let granules = slab.free(granule)?;
                 (u64::from(granules) * BLOCK_GRANULE, usize::from(slab.live() == 0))
             }
         };
@@ -337,12 +343,12 @@ impl Layout {
     pub(crate) fn record_stream(&mut self, place: Place, stream: Stream) -> Result<(), NotLive> {
         let (window, granule) = self.locate(place)?;
         let Window { range, first, tenant, .. } = &self.windows[window];
-        let live = match tenant {
-            Tenant::None => false,
-            Tenant::Block { .. } => true,
-            Tenant::Slab { slab, .. } => slab.blocks().any(|(start, _)| start == granule),
-        };
-        if !live || self.parked.contains(&place) {
+        match tenant {
+            Tenant::None => return Err(NotLive::FreedBefore),
+            Tenant::Block { .. } => {}
+            Tenant::Slab { slab, .. } => drop(slab.block(granule)?),
+        }
+        if self.parked.contains(&place) {
             return Err(NotLive::FreedBefore);
         }
         let page = self.ranges[*range].tiles[*first].page;

@@ -150,6 +150,17 @@ impl Space {
         if let Some(place) = state.layout.place(bytes, stream) {
             return Ok(state.address(place));
         }
+        // Before the plan, which lists every page: a hopeless request must not cost memory either.
+        let driver = self.common.shared.pool().driver();
+        let (total, device) = (driver.info().total_bytes, driver.info().ordinal);
+        if bytes.get() > total {
+            return Err(Error::OutOfMemory {
+                requested: bytes.get(),
+                free: driver.free_bytes()?,
+                total,
+                device,
+            });
+        }
         let growth = state.layout.plan(bytes, stream);
         state.grow(&self.common.shared, &growth)?;
         let place = state.layout.commit(&growth);
@@ -199,7 +210,7 @@ impl Space {
     /// Launches this space's graph: calls `launch`, in order after every earlier replay of the arena.
     ///
     /// Same stream as the arena's last replay: no driver call. Another one: it is made to wait for an event. `launch` must
-    /// give the graph to `stream` and must not replay in this arena itself.
+    /// give the graph to `stream`; it may allocate and free, but not replay, mark, trim, or open or drop spaces in this arena.
     ///
     /// # Errors
     /// [`Error::WrongState`] unless the space is sealed; those of [`ReplayOrder::replay`]. `launch` was not called then.
@@ -365,7 +376,7 @@ impl Drop for Space {
             Ok(())
         } else {
             self.common.order.wait().or_else(|error| match error {
-                Error::StreamCapturing { .. } => Err(error),
+                Error::StreamCapturing { .. } | Error::WrongState { .. } => Err(error),
                 _ => pool.driver().synchronize(),
             })
         };

@@ -63,14 +63,19 @@ impl Slab {
         Some(start)
     }
 
+    /// The granules of the live block that starts at `start`.
+    pub(crate) fn block(&self, start: u32) -> Result<u32, NotABlock> {
+        if let Some(Some(length)) = self.lengths.get(start as usize) {
+            return Ok(u32::from(length.get()));
+        }
+        let inside = self.taken.get(start as usize / 64).is_some_and(|word| word >> (start % 64) & 1 == 1);
+        Err(if inside { NotABlock::Inside } else { NotABlock::Gap })
+    }
+
     /// Frees the block that starts at `start`; its granules.
     pub(crate) fn free(&mut self, start: u32) -> Result<u32, NotABlock> {
-        let Some(length) = self.lengths.get_mut(start as usize).and_then(Option::take) else {
-            let inside =
-                self.taken.get(start as usize / 64).is_some_and(|word| word >> (start % 64) & 1 == 1);
-            return Err(if inside { NotABlock::Inside } else { NotABlock::Gap });
-        };
-        let granules = u32::from(length.get());
+        let granules = self.block(start)?;
+        self.lengths[start as usize] = None;
         self.mark(start, granules, false);
         self.live -= 1;
         self.longest_gap = self.lengths.len() as u32;

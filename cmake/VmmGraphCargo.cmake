@@ -1,0 +1,70 @@
+# The Rust core as one static archive.
+#
+# Defines the target vmmgraph_archive, which builds it, and sets
+#   VMMGRAPH_ARCHIVE              the archive's path (with generator expressions)
+#   VMMGRAPH_NATIVE_STATIC_LIBS   what a program that links the archive needs from the system
+#
+# VMMGRAPH_PREBUILT_ARCHIVE=<path> takes an archive as it is: no Rust is needed then.
+
+set(VMMGRAPH_PREBUILT_ARCHIVE "" CACHE FILEPATH "Take this libvmmgraph.a instead of calling cargo")
+option(VMMGRAPH_CARGO_OFFLINE "Keep cargo from using the network" OFF)
+set(VMMGRAPH_CARGO_FLAGS "" CACHE STRING "More arguments for cargo rustc")
+
+find_program(VMMGRAPH_CARGO cargo DOC "cargo, which builds the Rust core")
+find_program(VMMGRAPH_RUSTC rustc DOC "rustc, which names the system libraries of a Rust archive")
+mark_as_advanced(VMMGRAPH_CARGO VMMGRAPH_RUSTC VMMGRAPH_CARGO_FLAGS)
+
+if(VMMGRAPH_PREBUILT_ARCHIVE)
+  get_filename_component(VMMGRAPH_ARCHIVE "${VMMGRAPH_PREBUILT_ARCHIVE}" ABSOLUTE BASE_DIR "${CMAKE_BINARY_DIR}")
+  if(NOT EXISTS "${VMMGRAPH_ARCHIVE}")
+    message(FATAL_ERROR "VMMGRAPH_PREBUILT_ARCHIVE=${VMMGRAPH_PREBUILT_ARCHIVE}: there is no such file")
+  endif()
+  add_custom_target(vmmgraph_archive)
+else()
+  if(NOT VMMGRAPH_CARGO)
+    message(FATAL_ERROR "VmmGraph's core is Rust, and cargo was not found. "
+      "Set VMMGRAPH_CARGO, or VMMGRAPH_PREBUILT_ARCHIVE to a libvmmgraph.a that was built elsewhere.")
+  endif()
+  set(_target_dir "${PROJECT_BINARY_DIR}/cargo")
+  set(_out_dir "${_target_dir}/$<IF:$<CONFIG:Debug>,debug,release>")
+  set(VMMGRAPH_ARCHIVE "${_out_dir}/libvmmgraph.a")
+  separate_arguments(_flags UNIX_COMMAND "${VMMGRAPH_CARGO_FLAGS}")
+  if(VMMGRAPH_CARGO_OFFLINE)
+    list(APPEND _flags --offline)
+  endif()
+  # CC and CXX are cargo's own business: CMake may have set them for a cross compiler.
+  add_custom_command(
+    OUTPUT "${VMMGRAPH_ARCHIVE}"
+    COMMAND "${CMAKE_COMMAND}" -E env --unset=CC --unset=CXX --unset=CFLAGS --unset=CXXFLAGS
+      "CARGO_TARGET_DIR=${_target_dir}"
+      "${VMMGRAPH_CARGO}" rustc --locked --package vmmgraph --lib --crate-type staticlib
+      "--profile=$<IF:$<CONFIG:Debug>,dev,release>" ${_flags}
+    DEPENDS "${PROJECT_SOURCE_DIR}/Cargo.toml" "${PROJECT_SOURCE_DIR}/Cargo.lock"
+    DEPFILE "${_out_dir}/libvmmgraph.d"
+    WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
+    COMMENT "Building the Rust core"
+    USES_TERMINAL
+    COMMAND_EXPAND_LISTS
+    VERBATIM)
+  add_custom_target(vmmgraph_archive DEPENDS "${VMMGRAPH_ARCHIVE}")
+endif()
+
+if(NOT DEFINED CACHE{VMMGRAPH_NATIVE_STATIC_LIBS})
+  # What rustc 1.95 answers for Linux; asked again below where there is a rustc.
+  set(_libs "-lgcc_s -lutil -lrt -lpthread -lm -ldl -lc")
+  if(VMMGRAPH_RUSTC)
+    execute_process(
+      COMMAND "${VMMGRAPH_RUSTC}" --crate-name empty --crate-type staticlib --print native-static-libs
+        -o "${CMAKE_CURRENT_BINARY_DIR}/libempty.a" -
+      INPUT_FILE /dev/null
+      RESULT_VARIABLE _result
+      OUTPUT_VARIABLE _output
+      ERROR_VARIABLE _output)
+    file(REMOVE "${CMAKE_CURRENT_BINARY_DIR}/libempty.a")
+    if(_result EQUAL 0 AND _output MATCHES "native-static-libs: ([^\n]+)")
+      string(STRIP "${CMAKE_MATCH_1}" _libs)
+    endif()
+  endif()
+  set(VMMGRAPH_NATIVE_STATIC_LIBS "${_libs}" CACHE STRING "System libraries that a program with libvmmgraph.a needs")
+  mark_as_advanced(VMMGRAPH_NATIVE_STATIC_LIBS)
+endif()

@@ -1,0 +1,31 @@
+# What is installed. Component runtime: the library a program loads; development: everything to build one.
+include(CMakePackageConfigHelpers)
+
+set(_config_dir "${CMAKE_INSTALL_LIBDIR}/cmake/VmmGraph")
+set(_config_build_dir "${PROJECT_BINARY_DIR}/config")
+
+install(TARGETS vmmgraph EXPORT VmmGraphTargets
+  LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT runtime NAMELINK_COMPONENT development)
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/vmmgraph" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT development
+  FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
+install(EXPORT VmmGraphTargets NAMESPACE VmmGraph:: DESTINATION "${_config_dir}" COMPONENT development)
+if(VMMGRAPH_STATIC)
+  install(FILES "${VMMGRAPH_ARCHIVE}" DESTINATION "${CMAKE_INSTALL_LIBDIR}" RENAME libvmmgraph.a COMPONENT development)
+endif()
+
+# Relative to the prefix, so that the tree can be moved.
+foreach(_dir LIBDIR INCLUDEDIR)
+  file(RELATIVE_PATH VMMGRAPH_${_dir} "${CMAKE_INSTALL_PREFIX}" "${CMAKE_INSTALL_FULL_${_dir}}")
+  set(VMMGRAPH_PC_${_dir} "\${prefix}/${VMMGRAPH_${_dir}}")
+endforeach()
+file(RELATIVE_PATH VMMGRAPH_PC_PREFIX "${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig" "${CMAKE_INSTALL_PREFIX}")
+string(REGEX REPLACE "/$" "" VMMGRAPH_PC_PREFIX "${VMMGRAPH_PC_PREFIX}")
+
+configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/VmmGraphConfig.cmake.in"
+  "${_config_build_dir}/VmmGraphConfig.cmake" INSTALL_DESTINATION "${_config_dir}")
+write_basic_package_version_file("${_config_build_dir}/VmmGraphConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
+configure_file("${PROJECT_SOURCE_DIR}/cmake/vmmgraph.pc.in" "${_config_build_dir}/vmmgraph.pc" @ONLY)
+install(
+  FILES "${_config_build_dir}/VmmGraphConfig.cmake" "${_config_build_dir}/VmmGraphConfigVersion.cmake"
+  DESTINATION "${_config_dir}" COMPONENT development)
+install(FILES "${_config_build_dir}/vmmgraph.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig" COMPONENT development)

@@ -1,0 +1,494 @@
+// VmmGraph for C++17: move-only owners and exceptions over vmmgraph.h. Header-only; link VmmGraph::vmmgraph.
+//
+//   vmmgraph::SharedVmmAllocator arena;                  // pages on device 0, shared by all of its spaces
+//   vmmgraph::Space space = arena.open_space();          // one capture
+//   void* hidden = space.allocate(bytes, stream);
+//   space.free(hidden);
+//   space.seal();                                        // the capture ends
+//   space.replay(stream, [&] { cudaGraphLaunch(exec, stream); });
+//
+// Conventions
+//   - Sizes are bytes. A stream is a CUstream or cudaStream_t; null is the default stream.
+//   - Every call that fails throws Error, and OutOfMemory when memory, budget, addresses or file descriptors ran out; nothing has
+//     changed then. Calls marked noexcept and destructors never throw.
+//   - All calls are thread-safe, except moving or destroying an object that another thread uses.
+//   - A moved-from object owns nothing: it can be destroyed or assigned to; any other call throws VMMGRAPH_ERROR_INVALID_HANDLE.
+//   - Stats structs are those of vmmgraph.h, which documents their fields.
+
+#ifndef VMMGRAPH_HPP
+#define VMMGRAPH_HPP
+
+#if __cplusplus < 201703L
+#error "vmmgraph.hpp needs C++17; vmmgraph.h needs C only"
+#endif
+#ifndef __cpp_exceptions
+#error "vmmgraph.hpp needs exceptions; vmmgraph.h does not"
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "vmmgraph.h"
+
+namespace vmmgraph {
+
+// The numbers behind a failure: status, driver_result, device, requested, available.
+using ErrorInfo = vmmgraph_error_info_t;
+// What does not change about a device: driver, granularity, total bytes, name.
+using DeviceInfo = vmmgraph_device_info_t;
+// Exact counts of a device's page pool.
+using DeviceStats = vmmgraph_device_stats_t;
+// What an arena holds.
+using ArenaStats = vmmgraph_arena_stats_t;
+// What a space uses.
+using SpaceStats = vmmgraph_space_stats_t;
+// What a capture used.
+using SealReport = vmmgraph_seal_report_t;
+
+// A call failed. `what()` is the library's message, with the value and the limit in it.
+class VMMGRAPH_API Error : public std::runtime_error {
+public:
+    // Callers only catch errors; the library's wrappers make them.
+    Error(const std::string& message, const ErrorInfo& info) : std::runtime_error(message), info_(info) {}
+
+    // One of the VMMGRAPH_ERROR numbers.
+    [[nodiscard]] vmmgraph_status_t status() const noexcept { return info_.status; }
+    // The numbers behind it; what does not apply is 0, the device -1.
+    [[nodiscard]] const ErrorInfo& info() const noexcept { return info_; }
+
+private:
+    ErrorInfo info_;
+};
+
+// Memory, budget, addresses or file descriptors ran out (statuses 200 to 203). Everything is as it was and stays usable.
+class VMMGRAPH_API OutOfMemory : public Error {
+public:
+    using Error::Error;
+};
+
+// Which driver a device is opened with.
+enum class DriverChoice : std::int32_t {
+    // By the environment variable VMMGRAPH_DRIVER (cuda or host) if set; else a GPU if there is one; else the host.
+    automatic = VMMGRAPH_DRIVER_AUTO,
+    // CUDA, or an Error that says what is missing.
+    cuda = VMMGRAPH_DRIVER_CUDA,
+    // This machine's memory; addresses are ordinary pointers of this process.
+    host = VMMGRAPH_DRIVER_HOST,
+};
+
+// What becomes of blocks that are live when their capture ends.
+enum class Retain : std::int32_t {
+    // As the arena's options say; in those: own_pages.
+    inherit = VMMGRAPH_RETAIN_DEFAULT,
+    // They move to pages of their own: other graphs never touch them.
+    own_pages = VMMGRAPH_RETAIN_OWN_PAGES,
+    // They stay on shared pages: the next replay of another graph may overwrite them.
+    shared_pages = VMMGRAPH_RETAIN_SHARED_PAGES,
+};
+
+// How much is logged.
+enum class LogLevel : std::int32_t {
+    off = VMMGRAPH_LOG_OFF,
+    // A failure that could not be undone.
+    error = VMMGRAPH_LOG_ERROR,
+    // A failure that was undone, or memory that could not be given back.
+    warn = VMMGRAPH_LOG_WARN,
+    // Devices and arenas come and go.
+    info = VMMGRAPH_LOG_INFO,
+    // Captures, and what they used.
+    debug = VMMGRAPH_LOG_DEBUG,
+    trace = VMMGRAPH_LOG_TRACE,
+};
+
+// How to open a device. 0 is the default of every number.
+struct DeviceOptions {
+    DriverChoice driver = DriverChoice::automatic;
+    // The device's number with that driver.
+    int device = 0;
+    // Bytes of physical memory the device's page pool may hold; 0: no limit.
+    std::uint64_t budget_bytes = 0;
+    // Host driver: mapping granularity in bytes, a power of two; 0: 2 MiB.
+    std::uint64_t host_granularity_bytes = 0;
+    // Host driver: bytes of the device; 0: this machine's memory.
+    std::uint64_t host_memory_bytes = 0;
+};
+
+// How to make an arena. 0 is the default of every number.
+struct ArenaOptions {
+    // Bytes of a small page, a power of two; 0: 2 MiB, or the device's granularity if that is larger.
+    std::uint64_t small_page_bytes = 0;
+    // Bytes of a large page, a multiple of the small one; 0: 16 MiB. Equal to the small page: one size only.
+    std::uint64_t large_page_bytes = 0;
+    // Most bytes a large page may waste behind a block's end; 0: half a large page.
+    std::uint64_t max_waste_bytes = 0;
+    // What seal() does with live blocks unless it is told otherwise.
+    Retain retain = Retain::inherit;
+};
+
+// How to make an arena together with its device. 0 is the default of every number.
+struct Options : ArenaOptions {
+    DriverChoice driver = DriverChoice::automatic;
+    // As in DeviceOptions; the budget is the device's, not the arena's.
+    std::uint64_t budget_bytes = 0;
+    std::uint64_t host_granularity_bytes = 0;
+    std::uint64_t host_memory_bytes = 0;
+};
+
+namespace detail {
+
+template <class Struct>
+[[nodiscard]] Struct sized() noexcept {
+    Struct value{};
+    value.struct_size = sizeof(Struct);
+    return value;
+}
+
+// Text from a function that copies into (buffer, capacity, needed). It may grow between two calls.
+template <class Read>
+[[nodiscard]] std::string read_text(Read&& read) {
+    std::string text(255, '\0');
+    for (;;) {
+        std::size_t needed = 1;
+        read(text.data(), text.size() + 1, &needed);
+        const bool fits = needed <= text.size() + 1;
+        text.resize(needed - 1);
+        if (fits) {
+            return text;
+        }
+    }
+}
+
+[[noreturn]] inline void fail(vmmgraph_status_t status) {
+    auto info = sized<ErrorInfo>();
+    std::string message;
+    if (vmmgraph_last_error(&info) == VMMGRAPH_OK && info.status == status) {
+        message = read_text([](char* buffer, std::size_t capacity, std::size_t* needed) {
+            static_cast<void>(vmmgraph_last_error_message(buffer, capacity, needed));
+        });
+    } else {
+        // The thread is ending and keeps no details any more.
+        info = sized<ErrorInfo>();
+        info.status = status;
+        info.device = -1;
+    }
+    message = "vmmgraph: " + (message.empty() ? std::string(vmmgraph_status_name(status)) : message);
+    if (status >= VMMGRAPH_ERROR_OUT_OF_MEMORY && status <= VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS) {
+        throw OutOfMemory(message, info);
+    }
+    throw Error(message, info);
+}
+
+inline void check(vmmgraph_status_t status) {
+    if (status != VMMGRAPH_OK) {
+        fail(status);
+    }
+}
+
+// The library that was loaded may be another than the one whose header this was compiled with.
+inline void require_abi() {
+    const std::uint32_t loaded = vmmgraph_abi_version();
+    if (loaded == VMMGRAPH_ABI_VERSION) {
+        return;
+    }
+    auto info = sized<ErrorInfo>();
+    info.status = VMMGRAPH_ERROR_ABI_MISMATCH;
+    info.device = -1;
+    info.requested = VMMGRAPH_ABI_VERSION;
+    info.available = loaded;
+    throw Error("vmmgraph: compiled with the headers of ABI " + std::to_string(VMMGRAPH_ABI_VERSION) +
+                    ", but the library that is loaded is " + vmmgraph_version() + " with ABI " + std::to_string(loaded),
+                info);
+}
+
+// A handle with one owner.
+template <class Handle, vmmgraph_status_t (*Destroy)(Handle)>
+class Owned {
+public:
+    Owned() noexcept = default;
+    explicit Owned(Handle handle) noexcept : handle_(handle) {}
+    Owned(Owned&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+    Owned& operator=(Owned&& other) noexcept {
+        // In this order, moving to itself changes nothing.
+        const Handle taken = std::exchange(other.handle_, nullptr);
+        const Owned old(std::exchange(handle_, taken));
+        return *this;
+    }
+    Owned(const Owned&) = delete;
+    Owned& operator=(const Owned&) = delete;
+    ~Owned() {
+        if (handle_ != nullptr) {
+            // Nobody is left to tell; the library logs what it cannot give back and keeps it for the next trim.
+            static_cast<void>(Destroy(handle_));
+        }
+    }
+    [[nodiscard]] Handle get() const noexcept { return handle_; }
+
+private:
+    Handle handle_ = nullptr;
+};
+
+}  // namespace detail
+
+// The version of the library that is loaded, as "major.minor.patch". Static; never fails.
+[[nodiscard]] inline std::string_view version() noexcept { return vmmgraph_version(); }
+
+// A device: its driver and its page pool. Opening one again gives another handle to the same pool; the device closes when its
+// handles and arenas are gone.
+class Device {
+public:
+    // Opens a device. Throws if the driver lacks it, or if it is open with another host geometry.
+    [[nodiscard]] static Device open(const DeviceOptions& options = {}) {
+        detail::require_abi();
+        auto given = detail::sized<vmmgraph_device_options_t>();
+        given.driver = static_cast<std::int32_t>(options.driver);
+        given.device = options.device;
+        given.budget_bytes = options.budget_bytes;
+        given.host_granularity_bytes = options.host_granularity_bytes;
+        given.host_memory_bytes = options.host_memory_bytes;
+        vmmgraph_device_t handle = nullptr;
+        detail::check(vmmgraph_device_open(&given, &handle));
+        return Device(handle);
+    }
+
+    // What does not change about the device.
+    [[nodiscard]] DeviceInfo info() const {
+        auto info = detail::sized<DeviceInfo>();
+        detail::check(vmmgraph_device_info(handle(), &info));
+        return info;
+    }
+
+    // The counts of the page pool as they are now; every arena of the device draws from it.
+    [[nodiscard]] DeviceStats stats() const {
+        auto stats = detail::sized<DeviceStats>();
+        detail::check(vmmgraph_device_stats(handle(), &stats));
+        return stats;
+    }
+
+    // Limits the bytes of physical memory the page pool may hold; 0: no limit. Nothing is taken away.
+    void set_budget(std::uint64_t bytes) { detail::check(vmmgraph_device_set_budget(handle(), bytes)); }
+
+    // The C handle, still owned by this object; null if moved from.
+    [[nodiscard]] vmmgraph_device_t handle() const noexcept { return handle_.get(); }
+
+private:
+    explicit Device(vmmgraph_device_t handle) noexcept : handle_(handle) {}
+
+    detail::Owned<vmmgraph_device_t, vmmgraph_device_close> handle_;
+};
+
+// A space: the addresses of one capture over the pages of its arena, which stay while the space does.
+//
+// The destructor waits for the arena's replays, unmaps the space and gives its addresses back: its graph must be gone by then, or
+// never be launched again.
+class Space {
+public:
+    // Allocates a block of at least `bytes` for work on `stream`, aligned to 512 bytes, with undefined contents. The stream may be
+    // under capture. The space owns the block; free it or let it be retained.
+    [[nodiscard]] void* allocate(std::size_t bytes, void* stream = nullptr) {
+        void* block = nullptr;
+        detail::check(vmmgraph_space_allocate(handle(), bytes, stream, &block));
+        return block;
+    }
+
+    // Frees a block. Before the seal its pages serve the next block of the same stream; afterwards a retained block's pages return
+    // to the arena. Throws for null, for what is no live block of this space, and for a second free.
+    void free(void* block) { detail::check(vmmgraph_space_free(handle(), block)); }
+
+    // Notes that `stream` uses the block as well: once freed, it stays busy until the seal.
+    void record_stream(void* block, void* stream) { detail::check(vmmgraph_space_record_stream(handle(), block, stream)); }
+
+    // Ends the capture; what it used. Blocks that are still live are treated as `retain` says. On failure the space is open as
+    // before, and the call can be repeated.
+    SealReport seal(Retain retain = Retain::inherit) {
+        auto report = detail::sized<SealReport>();
+        detail::check(vmmgraph_space_seal(handle(), static_cast<std::int32_t>(retain), &report));
+        return report;
+    }
+
+    // Calls `launch()`, which gives the space's graph to `stream`, on this thread and in order after every earlier replay of the
+    // arena. An exception of `launch` arrives at the caller; the stream counts as used then. `launch` must not call this arena or
+    // its spaces.
+    template <class F>
+    void replay(void* stream, F&& launch) {
+        static_assert(std::is_invocable_v<F&>, "launch is called without arguments");
+        using Launch = std::remove_reference_t<F>;
+        struct Call {
+            Launch* launch;
+            std::exception_ptr thrown;
+        } call{std::addressof(launch), nullptr};
+        // Nothing may unwind through the library: the exception waits here.
+        const vmmgraph_launch_fn trampoline = [](void* user) noexcept {
+            auto* const self = static_cast<Call*>(user);
+            try {
+                static_cast<void>(std::invoke(*self->launch));
+            } catch (...) {
+                self->thrown = std::current_exception();
+            }
+        };
+        const vmmgraph_status_t status = vmmgraph_space_replay(handle(), stream, trampoline, &call);
+        if (call.thrown) {
+            std::rethrow_exception(std::move(call.thrown));
+        }
+        detail::check(status);
+    }
+
+    // What the space uses now.
+    [[nodiscard]] SpaceStats stats() const {
+        auto stats = detail::sized<SpaceStats>();
+        detail::check(vmmgraph_space_stats(handle(), &stats));
+        return stats;
+    }
+
+    // The blocks that are live now, in address order: after the seal, those that were retained and not freed since.
+    [[nodiscard]] std::vector<void*> live_blocks() const {
+        std::vector<void*> blocks;
+        std::size_t count = 0;
+        do {
+            blocks.resize(count);
+            detail::check(vmmgraph_space_live_blocks(handle(), blocks.data(), blocks.size(), &count));
+        } while (count > blocks.size());
+        blocks.resize(count);
+        return blocks;
+    }
+
+    // The C handle, still owned by this object; null if moved from.
+    [[nodiscard]] vmmgraph_space_t handle() const noexcept { return handle_.get(); }
+
+private:
+    friend class SharedVmmAllocator;
+    explicit Space(vmmgraph_space_t handle) noexcept : handle_(handle) {}
+
+    detail::Owned<vmmgraph_space_t, vmmgraph_space_destroy> handle_;
+};
+
+// An arena: physical pages on one device, shared by graphs that never run at the same time.
+//
+// New code opens a Space for each capture. Engines whose captures are strictly serial may call switch_to_new_virtual_space,
+// allocate and deallocate instead, which work on one current space. Spaces may outlive the arena.
+class SharedVmmAllocator {
+public:
+    // Opens device `device` and makes an arena on it, which keeps the device open.
+    explicit SharedVmmAllocator(int device = 0, const Options& options = {})
+        : SharedVmmAllocator(Device::open({options.driver, device, options.budget_bytes, options.host_granularity_bytes,
+                                           options.host_memory_bytes}),
+                             options) {}
+
+    // Makes an arena on a device, which it keeps open. Throws for page sizes that do not fit the device.
+    explicit SharedVmmAllocator(const Device& device, const ArenaOptions& options = {}) {
+        auto given = detail::sized<vmmgraph_arena_options_t>();
+        given.small_page_bytes = options.small_page_bytes;
+        given.large_page_bytes = options.large_page_bytes;
+        given.max_waste_bytes = options.max_waste_bytes;
+        given.retain = static_cast<std::int32_t>(options.retain);
+        vmmgraph_arena_t handle = nullptr;
+        detail::check(vmmgraph_arena_create(device.handle(), &given, &handle));
+        handle_ = Owned(handle);
+    }
+
+    // Opens a space for a capture. No memory is taken before its first block. If replays came since the last mark, this marks
+    // them: the stream of the last replay must not be under capture already.
+    [[nodiscard]] Space open_space() {
+        vmmgraph_space_t space = nullptr;
+        detail::check(vmmgraph_space_open(handle(), &space));
+        return Space(space);
+    }
+
+    // Gives back the pages that no space maps, after waiting for the replays launched so far; their bytes.
+    std::size_t trim() {
+        std::uint64_t released = 0;
+        detail::check(vmmgraph_arena_trim(handle(), &released));
+        return static_cast<std::size_t>(released);
+    }
+
+    // Orders everything replayed so far for good: the stream of the last replay may be captured or destroyed afterwards.
+    void mark() { detail::check(vmmgraph_arena_mark(handle())); }
+
+    // Seals the current space, if there is one, and opens the next. Blocks of earlier spaces stay valid as long as the arena.
+    void switch_to_new_virtual_space() { detail::check(vmmgraph_arena_switch_to_new_virtual_space(handle())); }
+
+    // Allocates in the current space, opening one if there is none. As Space::allocate.
+    [[nodiscard]] void* allocate(std::size_t bytes, void* stream = nullptr) {
+        void* block = nullptr;
+        detail::check(vmmgraph_arena_allocate(handle(), bytes, stream, &block));
+        return block;
+    }
+
+    // Frees a block of the current space or of one before it. As Space::free.
+    void deallocate(void* block) { detail::check(vmmgraph_arena_deallocate(handle(), block)); }
+
+    // The most bytes that were live at once in any one space.
+    [[nodiscard]] std::size_t high_water_mark() const { return static_cast<std::size_t>(stats().high_water_bytes); }
+
+    // Bytes in use in the current space.
+    [[nodiscard]] std::size_t current_offset() const { return static_cast<std::size_t>(stats().current_offset_bytes); }
+
+    // Bytes of physical memory the arena holds.
+    [[nodiscard]] std::size_t mapped_size() const { return static_cast<std::size_t>(stats().physical_bytes); }
+
+    // Bytes of addresses reserved in all spaces.
+    [[nodiscard]] std::size_t reserved_size() const { return static_cast<std::size_t>(stats().reserved_bytes); }
+
+    // Whether there is an arena behind this object that can be used: not if it was moved from, and not if an internal error of the
+    // library closed it.
+    [[nodiscard]] bool is_initialized() const noexcept {
+        auto stats = detail::sized<ArenaStats>();
+        return vmmgraph_arena_stats(handle(), &stats) == VMMGRAPH_OK && stats.closed == 0;
+    }
+
+    // What the arena holds now.
+    [[nodiscard]] ArenaStats stats() const {
+        auto stats = detail::sized<ArenaStats>();
+        detail::check(vmmgraph_arena_stats(handle(), &stats));
+        return stats;
+    }
+
+    // The arena, its spaces, their blocks and the device's pages as one JSON object.
+    [[nodiscard]] std::string stats_json() const {
+        return detail::read_text([this](char* buffer, std::size_t capacity, std::size_t* needed) {
+            detail::check(vmmgraph_arena_stats_json(handle(), buffer, capacity, needed));
+        });
+    }
+
+    // The C handle, still owned by this object; null if moved from.
+    [[nodiscard]] vmmgraph_arena_t handle() const noexcept { return handle_.get(); }
+
+private:
+    using Owned = detail::Owned<vmmgraph_arena_t, vmmgraph_arena_destroy>;
+
+    Owned handle_;
+};
+
+// Sends the library's log lines up to `max_level` to `sink` from now on; an empty function: to nobody. The sink may be called from
+// any thread, several at once; what it throws is dropped, and what it causes is not logged. It is destroyed when it was replaced
+// and nobody is inside it any more.
+inline void set_log_sink(std::function<void(LogLevel, std::string_view)> sink, LogLevel max_level = LogLevel::info) {
+    using Sink = std::function<void(LogLevel, std::string_view)>;
+    if (!sink) {
+        detail::check(vmmgraph_set_log_sink(nullptr, nullptr, nullptr, VMMGRAPH_LOG_OFF));
+        return;
+    }
+    const vmmgraph_log_fn write = [](std::int32_t level, const char* text, std::size_t length, void* user) noexcept {
+        try {
+            (*static_cast<Sink*>(user))(static_cast<LogLevel>(level), std::string_view(text, length));
+        } catch (...) {
+            // Logging fails for nobody.
+        }
+    };
+    const vmmgraph_drop_fn drop = [](void* user) noexcept { delete static_cast<Sink*>(user); };
+    auto owned = std::make_unique<Sink>(std::move(sink));
+    // The library owns it from here on.
+    detail::check(vmmgraph_set_log_sink(write, owned.release(), drop, static_cast<std::int32_t>(max_level)));
+}
+
+}  // namespace vmmgraph
+
+#endif  // VMMGRAPH_HPP

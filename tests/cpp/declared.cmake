@@ -1,0 +1,12 @@
+# Reads HEADER (vmmgraph.h): `header`, its text without comments, and `declared`, the sorted names of its functions.
+cmake_minimum_required(VERSION 3.24)
+file(READ "${HEADER}" header)
+string(REGEX REPLACE "//[^\n]*" "" header "${header}")
+string(REGEX MATCHALL "vmmgraph_[a-z0-9_]+\\(" declared "${header}")
+list(TRANSFORM declared REPLACE "\\($" "")
+list(SORT declared)
+list(REMOVE_DUPLICATES declared)
+list(LENGTH declared count)
+if(count LESS 30)
+  message(FATAL_ERROR "only ${count} functions found in ${HEADER}: ${declared}")
+endif()

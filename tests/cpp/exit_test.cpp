@@ -1,0 +1,111 @@
+// The end of a process with everything still there: an arena in a static object, spaces that outlive it, spaces and threads that
+// nobody ends. `exit_test <how>`; the status must be 0 and stderr empty.
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "host.hpp"
+
+namespace {
+
+// Destroyed after everything below it in this file, and after Rust's own thread-local data.
+struct Last {
+    ~Last() {
+        if (!armed) {
+            return;
+        }
+        // A failure as late as this is a failure as always.
+        try {
+            vmmgraph::Options nonsense;
+            nonsense.driver = static_cast<vmmgraph::DriverChoice>(99);
+            vmmgraph::SharedVmmAllocator arena(0, nonsense);
+            std::fputs("an unknown driver was opened\n", stderr);
+            std::_Exit(3);
+        } catch (const vmmgraph::Error& error) {
+            if (error.status() != VMMGRAPH_ERROR_INVALID_ARGUMENT) {
+                std::fprintf(stderr, "wrong status %d\n", error.status());
+                std::_Exit(4);
+            }
+        }
+    }
+    bool armed = false;
+} last;
+
+std::vector<vmmgraph::Space> spaces_that_outlive_the_arena;
+
+struct Holder {
+    std::unique_ptr<vmmgraph::SharedVmmAllocator> arena;
+} holder;
+
+vmmgraph::SharedVmmAllocator& arena() {
+    static vmmgraph::SharedVmmAllocator the_arena = host::arena();
+    return the_arena;
+}
+
+void use(vmmgraph::Space& space) {
+    host::fill(space.allocate(host::MiB), host::MiB, 1);
+    void* const freed = space.allocate(3 * host::MiB);
+    space.free(freed);
+    space.seal();
+    space.replay(reinterpret_cast<void*>(1), [] {});
+    space.replay(reinterpret_cast<void*>(2), [] {});
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    const std::string how = argc > 1 ? argv[1] : "";
+    if (how == "static") {
+        // An arena in a static object, with a current space that was never sealed.
+        arena().switch_to_new_virtual_space();
+        static_cast<void>(arena().allocate(host::MiB));
+        auto space = arena().open_space();
+        use(space);
+    } else if (how == "leaked") {
+        auto* const space = new vmmgraph::Space(arena().open_space());
+        use(*space);
+        auto* const open = new vmmgraph::Space(arena().open_space());
+        static_cast<void>(open->allocate(host::MiB));
+        std::atexit([] { static_cast<void>(arena().stats_json()); });
+    } else if (how == "outlive") {
+        for (int i = 0; i < 3; ++i) {
+            spaces_that_outlive_the_arena.push_back(arena().open_space());
+            use(spaces_that_outlive_the_arena.back());
+        }
+    } else if (how == "logging") {
+        vmmgraph::set_log_sink([](vmmgraph::LogLevel, std::string_view) {}, vmmgraph::LogLevel::trace);
+        holder.arena = std::make_unique<vmmgraph::SharedVmmAllocator>(host::arena());
+        auto space = holder.arena->open_space();
+        use(space);
+        spaces_that_outlive_the_arena.push_back(std::move(space));
+    } else if (how == "late") {
+        // Now this thread keeps details of a failure, which Rust destroys before `last`.
+        try {
+            static_cast<void>(arena().allocate(0));
+            return 2;
+        } catch (const vmmgraph::Error&) {
+            last.armed = true;
+        }
+    } else if (how == "threads") {
+        static thread_local vmmgraph::Space own = arena().open_space();
+        use(own);
+        for (int i = 0; i < 4; ++i) {
+            std::thread([] {
+                auto* const mine = new vmmgraph::SharedVmmAllocator(host::arena(1));
+                for (;;) {
+                    auto space = mine->open_space();
+                    use(space);
+                }
+            }).detach();
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    } else {
+        std::fprintf(stderr, "no such way: %s\n", how.c_str());
+        return 2;
+    }
+    return 0;
+}

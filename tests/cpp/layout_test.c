@@ -1,0 +1,150 @@
+/* The structs and numbers of ABI 1, frozen: a line here changes only together with VMMGRAPH_ABI_VERSION. Before the first release
+   everything may change. The test abi.coverage makes sure that no struct and no number of vmmgraph.h is missing. */
+#include <vmmgraph/vmmgraph.h>
+
+#define SIZE(type, bytes) _Static_assert(sizeof(type) == (bytes), #type)
+#define FIELD(type, field, offset, bytes)                                                                \
+    _Static_assert(offsetof(type, field) == (offset) && sizeof(((type *)0)->field) == (bytes), #type "." #field)
+#define NUMBER(name, value) _Static_assert((name) == (value), #name)
+
+_Static_assert(sizeof(void *) == 8, "64-bit platforms only");
+NUMBER(VMMGRAPH_ABI_VERSION, 1);
+
+NUMBER(VMMGRAPH_OK, 0);
+NUMBER(VMMGRAPH_ERROR_NULL_ARGUMENT, 1);
+NUMBER(VMMGRAPH_ERROR_INVALID_ARGUMENT, 2);
+NUMBER(VMMGRAPH_ERROR_INVALID_SIZE, 3);
+NUMBER(VMMGRAPH_ERROR_INVALID_HANDLE, 4);
+NUMBER(VMMGRAPH_ERROR_INVALID_DEVICE, 5);
+NUMBER(VMMGRAPH_ERROR_FOREIGN_POINTER, 6);
+NUMBER(VMMGRAPH_ERROR_DOUBLE_FREE, 7);
+NUMBER(VMMGRAPH_ERROR_STRUCT_SIZE, 8);
+NUMBER(VMMGRAPH_ERROR_ABI_MISMATCH, 9);
+NUMBER(VMMGRAPH_ERROR_WRONG_STATE, 100);
+NUMBER(VMMGRAPH_ERROR_CLOSED, 101);
+NUMBER(VMMGRAPH_ERROR_DEVICE_IN_USE, 102);
+NUMBER(VMMGRAPH_ERROR_STREAM_CAPTURING, 103);
+NUMBER(VMMGRAPH_ERROR_OUT_OF_MEMORY, 200);
+NUMBER(VMMGRAPH_ERROR_OVER_BUDGET, 201);
+NUMBER(VMMGRAPH_ERROR_OUT_OF_ADDRESSES, 202);
+NUMBER(VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS, 203);
+NUMBER(VMMGRAPH_ERROR_DRIVER, 300);
+NUMBER(VMMGRAPH_ERROR_DRIVER_MISSING, 301);
+NUMBER(VMMGRAPH_ERROR_DRIVER_TOO_OLD, 302);
+NUMBER(VMMGRAPH_ERROR_UNSUPPORTED, 303);
+NUMBER(VMMGRAPH_ERROR_INTERNAL, 900);
+NUMBER(VMMGRAPH_DRIVER_AUTO, 0);
+NUMBER(VMMGRAPH_DRIVER_CUDA, 1);
+NUMBER(VMMGRAPH_DRIVER_HOST, 2);
+NUMBER(VMMGRAPH_RETAIN_DEFAULT, 0);
+NUMBER(VMMGRAPH_RETAIN_OWN_PAGES, 1);
+NUMBER(VMMGRAPH_RETAIN_SHARED_PAGES, 2);
+NUMBER(VMMGRAPH_SPACE_OPEN, 0);
+NUMBER(VMMGRAPH_SPACE_SEALED, 1);
+NUMBER(VMMGRAPH_SPACE_BROKEN, 2);
+NUMBER(VMMGRAPH_LOG_OFF, 0);
+NUMBER(VMMGRAPH_LOG_ERROR, 1);
+NUMBER(VMMGRAPH_LOG_WARN, 2);
+NUMBER(VMMGRAPH_LOG_INFO, 3);
+NUMBER(VMMGRAPH_LOG_DEBUG, 4);
+NUMBER(VMMGRAPH_LOG_TRACE, 5);
+
+SIZE(vmmgraph_error_info_t, 40);
+FIELD(vmmgraph_error_info_t, struct_size, 0, 8);
+FIELD(vmmgraph_error_info_t, status, 8, 4);
+FIELD(vmmgraph_error_info_t, driver_result, 12, 4);
+FIELD(vmmgraph_error_info_t, device, 16, 4);
+FIELD(vmmgraph_error_info_t, reserved, 20, 4);
+FIELD(vmmgraph_error_info_t, requested, 24, 8);
+FIELD(vmmgraph_error_info_t, available, 32, 8);
+
+SIZE(vmmgraph_device_options_t, 40);
+FIELD(vmmgraph_device_options_t, struct_size, 0, 8);
+FIELD(vmmgraph_device_options_t, driver, 8, 4);
+FIELD(vmmgraph_device_options_t, device, 12, 4);
+FIELD(vmmgraph_device_options_t, budget_bytes, 16, 8);
+FIELD(vmmgraph_device_options_t, host_granularity_bytes, 24, 8);
+FIELD(vmmgraph_device_options_t, host_memory_bytes, 32, 8);
+
+SIZE(vmmgraph_device_info_t, 160);
+FIELD(vmmgraph_device_info_t, struct_size, 0, 8);
+FIELD(vmmgraph_device_info_t, driver, 8, 4);
+FIELD(vmmgraph_device_info_t, device, 12, 4);
+FIELD(vmmgraph_device_info_t, granularity_bytes, 16, 8);
+FIELD(vmmgraph_device_info_t, total_bytes, 24, 8);
+FIELD(vmmgraph_device_info_t, name, 32, 128);
+
+SIZE(vmmgraph_device_stats_t, 120);
+FIELD(vmmgraph_device_stats_t, struct_size, 0, 8);
+FIELD(vmmgraph_device_stats_t, physical_bytes, 8, 8);
+FIELD(vmmgraph_device_stats_t, peak_physical_bytes, 16, 8);
+FIELD(vmmgraph_device_stats_t, retained_bytes, 24, 8);
+FIELD(vmmgraph_device_stats_t, free_bytes, 32, 8);
+FIELD(vmmgraph_device_stats_t, budget_bytes, 40, 8);
+FIELD(vmmgraph_device_stats_t, pages, 48, 8);
+FIELD(vmmgraph_device_stats_t, pages_created, 56, 8);
+FIELD(vmmgraph_device_stats_t, pages_released, 64, 8);
+FIELD(vmmgraph_device_stats_t, mappings, 72, 8);
+FIELD(vmmgraph_device_stats_t, maps, 80, 8);
+FIELD(vmmgraph_device_stats_t, unmaps, 88, 8);
+FIELD(vmmgraph_device_stats_t, reserved_bytes, 96, 8);
+FIELD(vmmgraph_device_stats_t, reservations, 104, 8);
+FIELD(vmmgraph_device_stats_t, pending, 112, 8);
+
+SIZE(vmmgraph_arena_options_t, 40);
+FIELD(vmmgraph_arena_options_t, struct_size, 0, 8);
+FIELD(vmmgraph_arena_options_t, small_page_bytes, 8, 8);
+FIELD(vmmgraph_arena_options_t, large_page_bytes, 16, 8);
+FIELD(vmmgraph_arena_options_t, max_waste_bytes, 24, 8);
+FIELD(vmmgraph_arena_options_t, retain, 32, 4);
+FIELD(vmmgraph_arena_options_t, reserved, 36, 4);
+
+SIZE(vmmgraph_arena_stats_t, 120);
+FIELD(vmmgraph_arena_stats_t, struct_size, 0, 8);
+FIELD(vmmgraph_arena_stats_t, physical_bytes, 8, 8);
+FIELD(vmmgraph_arena_stats_t, shared_bytes, 16, 8);
+FIELD(vmmgraph_arena_stats_t, free_bytes, 24, 8);
+FIELD(vmmgraph_arena_stats_t, retained_bytes, 32, 8);
+FIELD(vmmgraph_arena_stats_t, reserved_bytes, 40, 8);
+FIELD(vmmgraph_arena_stats_t, mapped_bytes, 48, 8);
+FIELD(vmmgraph_arena_stats_t, live_bytes, 56, 8);
+FIELD(vmmgraph_arena_stats_t, high_water_bytes, 64, 8);
+FIELD(vmmgraph_arena_stats_t, current_offset_bytes, 72, 8);
+FIELD(vmmgraph_arena_stats_t, blocks, 80, 8);
+FIELD(vmmgraph_arena_stats_t, spaces, 88, 8);
+FIELD(vmmgraph_arena_stats_t, small_pages, 96, 8);
+FIELD(vmmgraph_arena_stats_t, large_pages, 104, 8);
+FIELD(vmmgraph_arena_stats_t, closed, 112, 8);
+
+SIZE(vmmgraph_seal_report_t, 56);
+FIELD(vmmgraph_seal_report_t, struct_size, 0, 8);
+FIELD(vmmgraph_seal_report_t, peak_live_bytes, 8, 8);
+FIELD(vmmgraph_seal_report_t, small_pages, 16, 8);
+FIELD(vmmgraph_seal_report_t, large_pages, 24, 8);
+FIELD(vmmgraph_seal_report_t, maps, 32, 8);
+FIELD(vmmgraph_seal_report_t, retained_bytes, 40, 8);
+FIELD(vmmgraph_seal_report_t, retained_blocks, 48, 8);
+
+SIZE(vmmgraph_space_stats_t, 80);
+FIELD(vmmgraph_space_stats_t, struct_size, 0, 8);
+FIELD(vmmgraph_space_stats_t, id, 8, 8);
+FIELD(vmmgraph_space_stats_t, phase, 16, 4);
+FIELD(vmmgraph_space_stats_t, reserved, 20, 4);
+FIELD(vmmgraph_space_stats_t, blocks, 24, 8);
+FIELD(vmmgraph_space_stats_t, live_bytes, 32, 8);
+FIELD(vmmgraph_space_stats_t, peak_live_bytes, 40, 8);
+FIELD(vmmgraph_space_stats_t, reserved_bytes, 48, 8);
+FIELD(vmmgraph_space_stats_t, mapped_bytes, 56, 8);
+FIELD(vmmgraph_space_stats_t, retained_bytes, 64, 8);
+FIELD(vmmgraph_space_stats_t, maps, 72, 8);
+
+SIZE(vmmgraph_status_t, 4);
+SIZE(vmmgraph_device_t, 8);
+SIZE(vmmgraph_arena_t, 8);
+SIZE(vmmgraph_space_t, 8);
+_Static_assert(_Generic((vmmgraph_status_t)0, int32_t: 1, default: 0), "statuses are int32_t");
+
+/* The library that is linked is of the same ABI. */
+int main(void) {
+    return vmmgraph_abi_version() == VMMGRAPH_ABI_VERSION ? 0 : 1;
+}

@@ -1,0 +1,45 @@
+# Exactly the files that belong there, each in its component; the library's name and search path are right.
+include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
+
+set(runtime "${LIBDIR}/libvmmgraph.so.${SOVERSION}" "${LIBDIR}/libvmmgraph.so.${VERSION}")
+set(development
+  "${INCLUDEDIR}/vmmgraph/vmmgraph.h"
+  "${INCLUDEDIR}/vmmgraph/vmmgraph.hpp"
+  "${LIBDIR}/cmake/VmmGraph/VmmGraphConfig.cmake"
+  "${LIBDIR}/cmake/VmmGraph/VmmGraphConfigVersion.cmake"
+  "${LIBDIR}/cmake/VmmGraph/VmmGraphTargets.cmake"
+  "${LIBDIR}/cmake/VmmGraph/VmmGraphTargets-*.cmake"
+  "${LIBDIR}/libvmmgraph.so"
+  "${LIBDIR}/pkgconfig/vmmgraph.pc")
+if(STATIC_INSTALLED)
+  list(APPEND development "${LIBDIR}/libvmmgraph.a")
+endif()
+
+function(check_files prefix)
+  file(GLOB_RECURSE found LIST_DIRECTORIES FALSE RELATIVE "${prefix}" "${prefix}/*")
+  list(TRANSFORM found REPLACE "VmmGraphTargets-[a-z]+.cmake" "VmmGraphTargets-*.cmake")
+  set(expected ${ARGN})
+  list(SORT found)
+  list(SORT expected)
+  if(NOT found STREQUAL expected)
+    message(FATAL_ERROR "${prefix} holds\n ${found}\nand not\n ${expected}")
+  endif()
+endfunction()
+
+install_build("${WORK}/runtime" runtime)
+check_files("${WORK}/runtime" ${runtime})
+install_build("${WORK}/development" development)
+check_files("${WORK}/development" ${development})
+file(REMOVE_RECURSE "${WORK}/runtime" "${WORK}/development")
+install_build("${PREFIX}")
+check_files("${PREFIX}" ${runtime} ${development})
+
+run("${READELF}" -d "${PREFIX}/${LIBDIR}/libvmmgraph.so")
+foreach(line "SONAME.*\\[libvmmgraph\\.so\\.${SOVERSION}\\]" "R(UN)?PATH.*\\[\\$ORIGIN\\]" "NODELETE" "NOW")
+  if(NOT output MATCHES "${line}")
+    message(SEND_ERROR "no ${line} in the dynamic section:\n${output}")
+  endif()
+endforeach()
+if(output MATCHES "libstdc\\+\\+|libcuda|libasan")
+  message(SEND_ERROR "the library needs more than it should:\n${output}")
+endif()

@@ -1,0 +1,23 @@
+# A C program is built with what pkg-config says and nothing else.
+include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
+set(ENV{PKG_CONFIG_PATH} "${PREFIX}/${LIBDIR}/pkgconfig")
+run("${PKG_CONFIG}" --modversion vmmgraph)
+string(STRIP "${output}" output)
+if(NOT output STREQUAL VERSION)
+  message(FATAL_ERROR "pkg-config says version ${output}, CMake ${VERSION}")
+endif()
+run("${PKG_CONFIG}" --cflags --libs vmmgraph)
+separate_arguments(flags UNIX_COMMAND "${output}")
+set(program "${WORK}/pkgconfig-program")
+run("${C_COMPILER}" "-DCMAKE_SAYS=\"${VERSION}\"" "${TESTS_DIR}/consumer/main.c" ${flags} -o "${program}")
+set(ENV{LD_LIBRARY_PATH} "${PREFIX}/${LIBDIR}")
+run("${program}")
+message(STATUS "${output}")
+
+# Statically, the private libraries count.
+run("${PKG_CONFIG}" --static --libs-only-l vmmgraph)
+foreach(lib -lm -lc)
+  if(NOT output MATCHES "${lib}( |\n|$)")
+    message(SEND_ERROR "no ${lib} in ${output}")
+  endif()
+endforeach()

@@ -1,0 +1,11 @@
+# The same consumer with the source tree inside: add_subdirectory, either flavour; nothing of ours is installed with it.
+include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
+set(options "-DVMMGRAPH_SOURCE=${SOURCE_DIR}" "-DVMMGRAPH_PREBUILT_ARCHIVE=${ARCHIVE}" -DVMMGRAPH_STATIC=ON)
+build_consumer("${WORK}/subdirectory" ${options})
+file(REMOVE_RECURSE "${WORK}/subdirectory-installed")
+run("${CMAKE_COMMAND}" --install "${WORK}/subdirectory" ${WITH_CONFIG} --prefix "${WORK}/subdirectory-installed")
+file(GLOB_RECURSE installed "${WORK}/subdirectory-installed/*")
+if(installed)
+  message(FATAL_ERROR "a subproject has installed ${installed}")
+endif()
+build_consumer("${WORK}/subdirectory-static" ${options} -DCONSUMER_FLAVOUR=static)
