@@ -19,13 +19,9 @@ build() {
   done
   cargo build --locked --release -p vmmgraph-demo
   strip -o "$out/demo" target/release/vmmgraph-demo
-  if [ -e build/cmake/libvmmgraph.so ]; then
-    cp -P build/cmake/libvmmgraph.so* "$out/"
-    for program in capture_example api_test; do
-      found=$(find build/cmake -name "$program" -type f -perm -u+x | head -1)
-      [ -z "$found" ] || cp "$found" "$out/"
-    done
-  fi
+  cmake -S . -B build/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TESTS=ON >/dev/null
+  cmake --build build/cmake --target vmmgraph driver_test
+  cp -P build/cmake/libvmmgraph.so* build/cmake/tests/cpp/driver_test "$out/"
   du -sh "$out"
 }
 
@@ -39,7 +35,7 @@ run() {
     echo "=== $name"
     if "$@" 2>&1 | tee "$log"; then status=passed; else status=FAILED failed=1; fi
     local counts
-    counts=$(grep -E '^test result:|tests? ran\.|^\[  PASSED' "$log" | tail -1 || true)
+    counts=$(grep -E '^test result:|wrong or lost$|^passed$|^failed$' "$log" | tail -1 || true)
     table+=("$(printf '%-34s %-7s %s' "$name" "$status" "$counts")")
   }
   nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader || { echo "no GPU here" >&2; exit 1; }
@@ -47,9 +43,7 @@ run() {
   row "driver conformance" "$out/conformance" --nocapture --test-threads=1
   row "library on the GPU" "$out/gpu" --include-ignored --nocapture --test-threads=1
   row "demo, cuda driver" "$out/demo" --data "$out/tests/data" --json "$out/demo-cuda.json"
-  if [ -e "$out/libvmmgraph.so" ] && [ -e "$out/capture_example" ]; then
-    row "C++ example, cuda driver" env LD_LIBRARY_PATH="$PWD/$out" "$out/capture_example"
-  fi
+  row "C++ over the shared library" env LD_LIBRARY_PATH="$PWD/$out" "$out/driver_test" cuda
   echo
   date -u '+%Y-%m-%d %H:%M UTC'
   printf '%s\n' "${table[@]}"

@@ -47,8 +47,9 @@ impl Options {
 
 /// A set of pages shared by graphs that never run at the same time, on one device.
 ///
-/// New code opens a [`Space`] for each capture. The methods of the published design ([`switch_to_new_virtual_space`]
-/// (Self::switch_to_new_virtual_space), [`allocate`](Self::allocate), …) work on one current space and suit engines whose
+/// New code opens a [`Space`] for each capture. The methods of the published design
+/// ([`switch_to_new_virtual_space`](Self::switch_to_new_virtual_space), [`allocate`](Self::allocate), …) work on one current
+/// space and suit engines whose
 /// captures are strictly serial.
 ///
 /// Thread-safe. Spaces may outlive the arena: its pages go when nothing needs them.
@@ -99,8 +100,8 @@ impl SharedVmmAllocator {
         &self.device
     }
 
-    /// Opens a space for a capture. No driver call, unless replays came since the last mark: then the arena [marks]
-    /// (Self::mark) them, so that the stream of the last replay may be captured.
+    /// Opens a space for a capture. No driver call, unless replays came since the last [`mark`](Self::mark): then the arena marks
+    /// them, so that the stream of the last replay may be captured.
     ///
     /// # Errors
     /// [`Error::Closed`], or what the driver says of the mark.

@@ -1,6 +1,6 @@
 //! The C ABI: `include/vmmgraph/vmmgraph.h` is written from this folder by cbindgen (tests/header.rs).
 //!
-//! One file a noun. Every function is a [`guard`](guard::guard) around a call into the crate: handles are looked up, never
+//! One file a noun. Every function is a `guard` around a call into the crate: handles are looked up, never
 //! dereferenced; a panic becomes a status; details of the last failure are kept for the thread.
 
 #![allow(non_camel_case_types, reason = "the names are C's")]

@@ -1,4 +1,4 @@
-//! Virtual memory: reservations, pages, mappings. The rules themselves are those of [`memory`](crate::memory).
+//! Virtual memory: reservations, pages, mappings. The rules themselves are those of the host driver's memory.rs.
 
 use std::ffi::{c_int, c_uint, c_void};
 

@@ -1,0 +1,127 @@
+//! Opening devices: several at once, the choice of a driver, and libraries that are not there or lack a function.
+
+use std::process::Command;
+use std::sync::Arc;
+
+use vmmgraph::driver::{CudaDriver, HostDriver};
+use vmmgraph::{Device, DriverChoice, DriverKind, Error, HostOptions, Options, SharedVmmAllocator, Stream};
+use vmmgraph_testkit::MIB;
+
+/// Runs one test of this file again, in a process of its own with other surroundings; what it printed.
+fn in_a_child(test: &str, surroundings: &[(&str, &str)]) -> String {
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child
+        .args(["--exact", test, "--nocapture"])
+        .env("VMMGRAPH_TEST_CHILD", "1")
+        .env_remove("VMMGRAPH_DRIVER");
+    for (name, value) in surroundings {
+        child.env(name, value);
+    }
+    let output = child.output().unwrap();
+    let text =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+    text
+}
+
+fn is_child() -> bool {
+    std::env::var_os("VMMGRAPH_TEST_CHILD").is_some()
+}
+
+#[test]
+fn two_gpus_have_memory_of_their_own() {
+    let devices = [0, 1].map(|ordinal| Device::with_driver(Arc::new(CudaDriver::new(ordinal).unwrap())));
+    let arenas =
+        devices.each_ref().map(|device| SharedVmmAllocator::new(device, &Options::default()).unwrap());
+    for (index, arena) in arenas.iter().enumerate() {
+        let space = arena.open_space().unwrap();
+        let bytes = (index as u64 + 1) * 16 * MIB;
+        let block = space.allocate(bytes, Stream(0)).unwrap();
+        let driver = devices[index].driver();
+        driver.fill(block, bytes, 0xabcd_0000 + index as u32, Stream(0)).unwrap();
+        let mut word = [0; 4];
+        driver.read(block.plus(bytes - 4), &mut word).unwrap();
+        assert_eq!(u32::from_ne_bytes(word), 0xabcd_0000 + index as u32);
+        assert_eq!(devices[index].stats().physical_bytes, bytes);
+        assert_eq!(driver.info().ordinal, index as i32);
+        assert_eq!(arenas[1 - index].current_offset(), 0);
+        // A page of one device never serves the other.
+        assert_eq!(driver.free_bytes().unwrap(), driver.info().total_bytes - bytes);
+    }
+    for ordinal in [-1, 2] {
+        let refused = CudaDriver::new(ordinal).map(drop);
+        assert_eq!(refused, Err(Error::InvalidDevice { driver: DriverKind::Cuda, ordinal, count: 2 }));
+    }
+}
+
+#[test]
+fn a_device_is_opened_once_in_a_process_and_again_after_its_last_user() {
+    let small = HostOptions { memory_bytes: 64 * MIB, ..HostOptions::default() };
+    let first = Device::open(DriverChoice::Host, 5, small).unwrap();
+    assert!(Arc::ptr_eq(&first, &Device::open(DriverChoice::Host, 5, small).unwrap()));
+    let refused = Device::open(DriverChoice::Host, 5, HostOptions::default()).map(drop);
+    assert_eq!(refused, Err(Error::DeviceInUse { driver: DriverKind::Host, ordinal: 5 }));
+    drop(first);
+    let again = Device::open(DriverChoice::Host, 5, HostOptions::default()).unwrap();
+    assert!(again.driver().info().total_bytes > 64 * MIB);
+    assert!(HostDriver::new(8, small).is_err() && HostDriver::new(-1, small).is_err());
+}
+
+/// What `Auto` opens here.
+fn chosen() -> String {
+    match Device::open(DriverChoice::Auto, 0, HostOptions::default()) {
+        Ok(device) => format!("{} driver", device.driver().info().kind),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn the_surroundings_choose_the_driver() {
+    if is_child() {
+        println!("chosen: {}; cuda: {:?}", chosen(), CudaDriver::new(0).map(drop));
+        return;
+    }
+    let child =
+        |surroundings: &[(&str, &str)]| in_a_child("the_surroundings_choose_the_driver", surroundings);
+    // The stand-in's GPUs are there.
+    assert!(child(&[]).contains("chosen: cuda driver; cuda: Ok(())"));
+    assert!(child(&[("VMMGRAPH_DRIVER", "host")]).contains("chosen: host driver"));
+    // They are not.
+    let none = child(&[("STANDIN_CUDA_DEVICES", "0")]);
+    assert!(none.contains("chosen: host driver") && none.contains("InvalidDevice"), "{none}");
+    let asked = child(&[("STANDIN_CUDA_DEVICES", "0"), ("VMMGRAPH_DRIVER", "cuda")]);
+    assert!(asked.contains("chosen: device 0: the cuda driver has 0 device(s)"), "{asked}");
+    assert!(child(&[("VMMGRAPH_DRIVER", "gpu")]).contains("cuda, host, or unset"));
+}
+
+#[test]
+fn a_library_that_is_missing_or_lacks_a_function_is_an_error() {
+    if is_child() {
+        println!("chosen: {}; cuda: {:?}", chosen(), CudaDriver::new(0).map(drop));
+        return;
+    }
+    let folder = std::env::temp_dir().join(format!("vmmgraph-devices-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let test = "a_library_that_is_missing_or_lacks_a_function_is_an_error";
+    let library_path = folder.to_str().unwrap();
+
+    let missing = in_a_child(test, &[("LD_LIBRARY_PATH", library_path)]);
+    // A machine with a real driver finds that one; nothing can be said about a missing one there.
+    if missing.contains("cuda: Err") {
+        assert!(missing.contains("chosen: host driver; cuda: Err(DriverMissing)"), "{missing}");
+    } else {
+        println!("SKIPPED: this machine has a CUDA driver");
+    }
+
+    let empty = Command::new("cc")
+        .args(["-shared", "-x", "c", "/dev/null", "-o"])
+        .arg(folder.join("libcuda.so"))
+        .status();
+    assert!(empty.is_ok_and(|status| status.success()), "the linker that cargo uses is called cc");
+    let lacking = in_a_child(test, &[("LD_LIBRARY_PATH", library_path)]);
+    assert!(
+        lacking.contains("chosen: host driver; cuda: Err(SymbolMissing { name: \"cuInit\" })"),
+        "{lacking}"
+    );
+    std::fs::remove_dir_all(&folder).unwrap();
+}
