@@ -9,7 +9,7 @@
 //!   slab      a window of one small page, in ranges of its own, packed with small blocks
 //! ```
 //!
-//! A page is *busy* while a live block covers a tile that shows it. A block goes to the most recently used window whose
+//! A page is busy while a live block covers a tile that shows it. A block goes to the most recently used window whose
 //! leading tiles are free and waste little, so that a model's identical layers settle on the same addresses. Only when there is
 //! none are free pages, lowest number first, stitched together in a new window. Nothing here depends on what other spaces
 //! did: the same requests always lead to the same numbers and offsets, and the arena holds, in each class, the most pages
@@ -17,6 +17,8 @@
 
 use std::collections::HashSet;
 
+use super::page_table::PageTable;
+use super::recency::Recency;
 use super::slab::{NotABlock, Slab};
 use crate::pages::{Class, PageNo};
 use crate::units::{BLOCK_GRANULE, BlockBytes, Geometry, Stream};
@@ -104,15 +106,6 @@ pub(crate) struct Usage {
     pub(crate) peak_bytes: u64,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-struct PageUse {
-    busy: bool,
-    /// The stream whose blocks the page holds until the seal. Another stream's work is not ordered with theirs.
-    stream: Option<Stream>,
-    /// The last search that passed here, to notice a page that shows twice.
-    visit: u64,
-}
-
 #[derive(Debug)]
 struct Tile {
     offset: u64,
@@ -145,21 +138,17 @@ struct Window {
     first: usize,
     tiles: usize,
     tenant: Tenant,
-    /// Neighbours in the order of use: towards the more, and the less, recently used.
-    newer: Option<usize>,
-    older: Option<usize>,
 }
 
 /// The state described above.
 #[derive(Debug)]
 pub(crate) struct Layout {
     geometry: Geometry,
-    small: Vec<PageUse>,
-    large: Vec<PageUse>,
+    pages: PageTable,
     ranges: Vec<Range>,
     windows: Vec<Window>,
-    /// The most recently used window of each zone.
-    newest: [Option<usize>; 2],
+    /// The windows of each zone in the order of their use.
+    recency: Recency<2>,
     /// Windows that hold a slab now, oldest first.
     slabs: Vec<usize>,
     /// Empty slabs kept for the next one.
@@ -168,7 +157,6 @@ pub(crate) struct Layout {
     crossing: HashSet<Place>,
     /// Such blocks after they were freed: busy until the seal.
     parked: HashSet<Place>,
-    visits: u64,
     usage: Usage,
 }
 
@@ -176,16 +164,14 @@ impl Layout {
     pub(crate) fn new(geometry: Geometry) -> Self {
         Self {
             geometry,
-            small: Vec::new(),
-            large: Vec::new(),
+            pages: PageTable::new(geometry),
             ranges: Vec::new(),
             windows: Vec::new(),
-            newest: [None; 2],
+            recency: Recency::new(),
             slabs: Vec::new(),
             idle_slabs: Vec::new(),
             crossing: HashSet::new(),
             parked: HashSet::new(),
-            visits: 0,
             usage: Usage::default(),
         }
     }
@@ -196,8 +182,8 @@ impl Layout {
     }
 
     /// Numbers of small and large pages this space has ever used.
-    pub(crate) fn pages(&self) -> (u64, u64) {
-        (self.small.len() as u64, self.large.len() as u64)
+    pub(crate) fn pages(&self) -> (usize, usize) {
+        self.pages.used()
     }
 
     /// Whether a block of this size shares its page with others.
@@ -237,8 +223,8 @@ impl Layout {
             (Zone::Blocks, self.geometry.large(), large, small)
         };
         let mut pages = Vec::with_capacity(large + small);
-        pages.extend(free_pages(&self.large, Class::Large, stream).take(large));
-        pages.extend(free_pages(&self.small, Class::Small, stream).take(small));
+        pages.extend(self.pages.free(Class::Large, stream).take(large));
+        pages.extend(self.pages.free(Class::Small, stream).take(small));
         let length = large as u64 * self.geometry.large() + small as u64 * self.geometry.small();
 
         let mut fitting = self.ranges.iter().enumerate().filter(|(_, range)| range.zone == zone);
@@ -271,12 +257,8 @@ impl Layout {
         let window = self.windows.len();
         let first = self.ranges[*range].tiles.len();
         for page in pages {
-            let page_bytes = self.page_bytes(page.class);
-            let table = match page.class {
-                Class::Small => &mut self.small,
-                Class::Large => &mut self.large,
-            };
-            table.resize(table.len().max(page.index as usize + 1), PageUse::default());
+            let page_bytes = self.pages.bytes(page.class);
+            self.pages.add(*page);
             let range = &mut self.ranges[*range];
             let tile = range.tiles.len() as u32;
             range.tile_at.extend((0..page_bytes / self.geometry.small()).map(|_| tile));
@@ -285,15 +267,8 @@ impl Layout {
         }
         self.ranges[*range].tiles[first].window = Some(window);
         let tiles = pages.len();
-        self.windows.push(Window {
-            range: *range,
-            first,
-            tiles,
-            tenant: Tenant::None,
-            newer: None,
-            older: None,
-        });
-        self.link_newest(window);
+        self.windows.push(Window { range: *range, first, tiles, tenant: Tenant::None });
+        self.recency.add(*zone as usize);
         match zone {
             Zone::Blocks => self.settle(window, tiles, *bytes, *stream),
             Zone::Slabs => self.open_slab(window, *bytes, *stream),
@@ -334,7 +309,7 @@ impl Layout {
         }
         for tile in first..first + tiles {
             let page = self.ranges[range].tiles[tile].page;
-            self.page_use(page).busy = false;
+            self.pages.release(page);
         }
         Ok(Freed { range, first, tiles })
     }
@@ -352,7 +327,7 @@ impl Layout {
             return Err(NotLive::FreedBefore);
         }
         let page = self.ranges[*range].tiles[*first].page;
-        if self.page_use(page).stream != Some(stream) {
+        if self.pages.stream(page) != Some(stream) {
             self.crossing.insert(place);
         }
         Ok(())
@@ -412,21 +387,7 @@ impl Layout {
     /// The offsets of a freed block's tiles and the bytes of each.
     pub(crate) fn freed_tiles(&self, freed: Freed) -> impl Iterator<Item = (u64, u64)> {
         let tiles = &self.ranges[freed.range].tiles[freed.first..freed.first + freed.tiles];
-        tiles.iter().map(|tile| (tile.offset, self.page_bytes(tile.page.class)))
-    }
-
-    fn page_bytes(&self, class: Class) -> u64 {
-        match class {
-            Class::Small => self.geometry.small(),
-            Class::Large => self.geometry.large(),
-        }
-    }
-
-    fn page_use(&mut self, page: PageNo) -> &mut PageUse {
-        match page.class {
-            Class::Small => &mut self.small[page.index as usize],
-            Class::Large => &mut self.large[page.index as usize],
-        }
+        tiles.iter().map(|tile| (tile.offset, self.pages.bytes(tile.page.class)))
     }
 
     /// How many large and small pages a block of `bytes` takes: whole large pages, then a tail of small ones, or one more large
@@ -448,7 +409,7 @@ impl Layout {
     /// most recently used one from which it can run on into the windows behind.
     fn find(&mut self, zone: Zone, bytes: u64, stream: Stream) -> Option<(usize, usize)> {
         let mut running_on = None;
-        let mut next = self.newest[zone as usize];
+        let mut next = self.recency.newest(zone as usize);
         while let Some(window) = next {
             if let Some(tiles) = self.free_tiles(window, bytes, stream) {
                 if tiles <= self.windows[window].tiles {
@@ -456,26 +417,21 @@ impl Layout {
                 }
                 running_on = running_on.or(Some((window, tiles)));
             }
-            next = self.windows[window].older;
+            next = self.recency.older(window);
         }
         running_on
     }
 
     /// How many tiles from the window's first hold `bytes`, if those are free and waste little.
     fn free_tiles(&mut self, window: usize, bytes: u64, stream: Stream) -> Option<usize> {
-        self.visits += 1;
+        self.pages.start_search();
         let Window { range, first, .. } = self.windows[window];
         let mut covered = 0;
         for (count, tile) in self.ranges[range].tiles[first..].iter().enumerate() {
-            let (page, page_bytes) = match tile.page.class {
-                Class::Small => (&mut self.small[tile.page.index as usize], self.geometry.small()),
-                Class::Large => (&mut self.large[tile.page.index as usize], self.geometry.large()),
-            };
-            if page.busy || page.visit == self.visits || page.stream.is_some_and(|owner| owner != stream) {
+            if !self.pages.visit(tile.page, stream) {
                 return None;
             }
-            page.visit = self.visits;
-            covered += page_bytes;
+            covered += self.pages.bytes(tile.page.class);
             if covered >= bytes {
                 return (covered - bytes <= self.geometry.max_waste()).then_some(count + 1);
             }
@@ -514,16 +470,13 @@ impl Layout {
         let mut rest = bytes;
         for tile in first..first + tiles {
             let page = self.ranges[range].tiles[tile].page;
-            let covered = rest.min(self.page_bytes(page.class));
+            let covered = rest.min(self.pages.bytes(page.class));
             rest -= covered;
             let used = &mut self.ranges[range].tiles[tile].used;
             *used = covered.max(*used);
-            let page = self.page_use(page);
-            page.busy = true;
-            page.stream = Some(stream);
+            self.pages.occupy(page, stream);
         }
-        self.unlink(window);
-        self.link_newest(window);
+        self.recency.touch(self.ranges[range].zone as usize, window);
         Place { range, offset: self.ranges[range].tiles[first].offset }
     }
 
@@ -543,41 +496,6 @@ impl Layout {
             _ => Err(NotLive::Foreign),
         }
     }
-
-    fn zone(&self, window: usize) -> Zone {
-        self.ranges[self.windows[window].range].zone
-    }
-
-    fn unlink(&mut self, window: usize) {
-        let Window { newer, older, .. } = self.windows[window];
-        match newer {
-            Some(newer) => self.windows[newer].older = older,
-            None => self.newest[self.zone(window) as usize] = older,
-        }
-        if let Some(older) = older {
-            self.windows[older].newer = newer;
-        }
-    }
-
-    fn link_newest(&mut self, window: usize) {
-        let zone = self.zone(window) as usize;
-        let older = self.newest[zone].replace(window);
-        if let Some(older) = older {
-            self.windows[older].newer = Some(window);
-        }
-        self.windows[window].newer = None;
-        self.windows[window].older = older;
-    }
-}
-
-/// Free pages of a class that the stream may use, lowest number first, without end: numbers nobody used yet come last.
-fn free_pages(table: &[PageUse], class: Class, stream: Stream) -> impl Iterator<Item = PageNo> {
-    let known = table
-        .iter()
-        .enumerate()
-        .filter(move |(_, page)| !page.busy && page.stream.is_none_or(|owner| owner == stream));
-    let fresh = table.len() as u32..;
-    known.map(|(index, _)| index as u32).chain(fresh).map(move |index| PageNo { class, index })
 }
 
 #[cfg(test)]

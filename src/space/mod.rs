@@ -18,6 +18,8 @@ use crate::sync::Mutex;
 use crate::units::{Address, BlockBytes, Stream};
 
 mod layout;
+mod page_table;
+mod recency;
 mod seal;
 mod slab;
 

@@ -101,8 +101,8 @@ impl Space {
         );
         Ok(SealReport {
             peak_live_bytes: usage.peak_bytes,
-            small_pages,
-            large_pages,
+            small_pages: small_pages as u64,
+            large_pages: large_pages as u64,
             maps: state.maps,
             retained_bytes,
             retained,

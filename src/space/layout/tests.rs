@@ -42,7 +42,7 @@ impl Mapped {
         let mut backing = Vec::new();
         while at < end {
             let tile = range.tiles.iter().rev().find(|tile| tile.offset <= at).unwrap();
-            let tile_end = tile.offset + self.layout.page_bytes(tile.page.class);
+            let tile_end = tile.offset + self.layout.pages.bytes(tile.page.class);
             assert!(at < tile_end, "a block covers unmapped addresses");
             backing.push((tile.page, at - tile.offset, tile_end.min(end) - at));
             at = tile_end;
@@ -189,7 +189,7 @@ proptest! {
         let mut live: Vec<Block> = Vec::new();
         let mut parked: Vec<Block> = Vec::new();
         let mut owner: BTreeMap<PageNo, u64> = BTreeMap::new();
-        let mut most_busy = [0usize; 2];
+        let mut most_busy = (0, 0);
         for op in ops {
             match op {
                 Op::Allocate { bytes, stream } => {
@@ -227,12 +227,10 @@ proptest! {
             let usage = space.layout.usage();
             prop_assert_eq!(usage.blocks as usize, live.len() + parked.len());
             prop_assert_eq!(usage.bytes, live.iter().chain(&parked).map(|b| b.bytes).sum::<u64>());
-            for (class, table) in [&space.layout.small, &space.layout.large].into_iter().enumerate() {
-                let busy = table.iter().filter(|page| page.busy).count();
-                most_busy[class] = most_busy[class].max(busy);
-                if streams == 1 {
-                    prop_assert!(table.len() <= most_busy[class], "pages beyond the most that were busy");
-                }
+            let (busy, used) = (space.layout.pages.busy(), space.layout.pages.used());
+            most_busy = (most_busy.0.max(busy.0), most_busy.1.max(busy.1));
+            if streams == 1 {
+                prop_assert!(used.0 <= most_busy.0 && used.1 <= most_busy.1, "pages beyond the most that were busy");
             }
         }
         // The seal frees what was parked and keeps exactly what is live.
@@ -250,7 +248,7 @@ proptest! {
             prop_assert!(space.layout.free(block.place).is_ok());
         }
         prop_assert_eq!(space.layout.usage().bytes, 0);
-        prop_assert!(space.layout.small.iter().chain(&space.layout.large).all(|page| !page.busy));
+        prop_assert_eq!(space.layout.pages.busy(), (0, 0));
     }
 
     /// Block for block the same pages as the naive twin.
