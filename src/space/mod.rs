@@ -148,7 +148,7 @@ impl Space {
         let bytes = BlockBytes::round_up(size)?;
         self.usable()?;
         let mut state = self.state.lock();
-        state.expect(Phase::Open)?;
+        state.require(Phase::Open)?;
         if let Some(place) = state.layout.place(bytes, stream) {
             return Ok(state.address(place));
         }
@@ -218,7 +218,7 @@ impl Space {
     /// [`Error::WrongState`] unless the space is sealed; those of [`ReplayOrder::replay`]. `launch` was not called then.
     pub fn replay<T>(&self, stream: Stream, launch: impl FnOnce() -> T) -> Result<T> {
         self.usable()?;
-        self.state.lock().expect(Phase::Sealed)?;
+        self.state.lock().require(Phase::Sealed)?;
         self.common.order.replay(stream, launch)
     }
 
@@ -265,7 +265,7 @@ impl Space {
 }
 
 impl State {
-    fn expect(&self, expected: Phase) -> Result<()> {
+    fn require(&self, expected: Phase) -> Result<()> {
         if self.phase == expected {
             return Ok(());
         }

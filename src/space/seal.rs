@@ -77,7 +77,7 @@ impl Space {
     pub fn seal_with(&self, policy: RetainPolicy) -> Result<SealReport> {
         self.usable()?;
         let mut state = self.state.lock();
-        state.expect(Phase::Open)?;
+        state.require(Phase::Open)?;
         let mut retained_bytes = 0;
         if policy == RetainPolicy::Retain {
             retained_bytes = state.retain(&self.common.shared, self.id)?;
