@@ -14,40 +14,49 @@ find_program(VMMGRAPH_CARGO cargo DOC "cargo, which builds the Rust core")
 find_program(VMMGRAPH_RUSTC rustc DOC "rustc, which names the system libraries of a Rust archive")
 mark_as_advanced(VMMGRAPH_CARGO VMMGRAPH_RUSTC VMMGRAPH_CARGO_FLAGS)
 
-if(VMMGRAPH_PREBUILT_ARCHIVE)
-  get_filename_component(VMMGRAPH_ARCHIVE "${VMMGRAPH_PREBUILT_ARCHIVE}" ABSOLUTE BASE_DIR "${CMAKE_BINARY_DIR}")
-  if(NOT EXISTS "${VMMGRAPH_ARCHIVE}")
-    message(FATAL_ERROR "VMMGRAPH_PREBUILT_ARCHIVE=${VMMGRAPH_PREBUILT_ARCHIVE}: there is no such file")
+# vmmgraph_cargo_archive(<target> <cargo's target folder> <prebuilt archive or ""> [more arguments for cargo])
+#
+# Sets <target>_PATH to the archive and <target>_DIR to the folder.
+function(vmmgraph_cargo_archive target target_dir prebuilt)
+  if(prebuilt)
+    get_filename_component(_archive "${prebuilt}" ABSOLUTE BASE_DIR "${CMAKE_BINARY_DIR}")
+    if(NOT EXISTS "${_archive}")
+      message(FATAL_ERROR "${prebuilt}: there is no such archive")
+    endif()
+    add_custom_target(${target})
+  else()
+    if(NOT VMMGRAPH_CARGO)
+      message(FATAL_ERROR "VmmGraph's core is Rust, and cargo was not found. "
+        "Set VMMGRAPH_CARGO, or VMMGRAPH_PREBUILT_ARCHIVE to a libvmmgraph.a that was built elsewhere.")
+    endif()
+    set(_out_dir "${target_dir}/$<IF:$<CONFIG:Debug>,debug,release>")
+    set(_archive "${_out_dir}/libvmmgraph.a")
+    separate_arguments(_flags UNIX_COMMAND "${VMMGRAPH_CARGO_FLAGS}")
+    if(VMMGRAPH_CARGO_OFFLINE)
+      list(APPEND _flags --offline)
+    endif()
+    # CC and CXX are cargo's own business: CMake may have set them for a cross compiler.
+    add_custom_command(
+      OUTPUT "${_archive}"
+      COMMAND "${CMAKE_COMMAND}" -E env --unset=CC --unset=CXX --unset=CFLAGS --unset=CXXFLAGS
+        "CARGO_TARGET_DIR=${target_dir}"
+        "${VMMGRAPH_CARGO}" rustc --locked --package vmmgraph --lib --crate-type staticlib
+        "--profile=$<IF:$<CONFIG:Debug>,dev,release>" ${ARGN} ${_flags}
+      DEPENDS "${PROJECT_SOURCE_DIR}/Cargo.toml" "${PROJECT_SOURCE_DIR}/Cargo.lock"
+      DEPFILE "${_out_dir}/libvmmgraph.d"
+      WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
+      COMMENT "Building the Rust core (${target})"
+      USES_TERMINAL
+      COMMAND_EXPAND_LISTS
+      VERBATIM)
+    add_custom_target(${target} DEPENDS "${_archive}")
   endif()
-  add_custom_target(vmmgraph_archive)
-else()
-  if(NOT VMMGRAPH_CARGO)
-    message(FATAL_ERROR "VmmGraph's core is Rust, and cargo was not found. "
-      "Set VMMGRAPH_CARGO, or VMMGRAPH_PREBUILT_ARCHIVE to a libvmmgraph.a that was built elsewhere.")
-  endif()
-  set(_target_dir "${PROJECT_BINARY_DIR}/cargo")
-  set(_out_dir "${_target_dir}/$<IF:$<CONFIG:Debug>,debug,release>")
-  set(VMMGRAPH_ARCHIVE "${_out_dir}/libvmmgraph.a")
-  separate_arguments(_flags UNIX_COMMAND "${VMMGRAPH_CARGO_FLAGS}")
-  if(VMMGRAPH_CARGO_OFFLINE)
-    list(APPEND _flags --offline)
-  endif()
-  # CC and CXX are cargo's own business: CMake may have set them for a cross compiler.
-  add_custom_command(
-    OUTPUT "${VMMGRAPH_ARCHIVE}"
-    COMMAND "${CMAKE_COMMAND}" -E env --unset=CC --unset=CXX --unset=CFLAGS --unset=CXXFLAGS
-      "CARGO_TARGET_DIR=${_target_dir}"
-      "${VMMGRAPH_CARGO}" rustc --locked --package vmmgraph --lib --crate-type staticlib
-      "--profile=$<IF:$<CONFIG:Debug>,dev,release>" ${_flags}
-    DEPENDS "${PROJECT_SOURCE_DIR}/Cargo.toml" "${PROJECT_SOURCE_DIR}/Cargo.lock"
-    DEPFILE "${_out_dir}/libvmmgraph.d"
-    WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
-    COMMENT "Building the Rust core"
-    USES_TERMINAL
-    COMMAND_EXPAND_LISTS
-    VERBATIM)
-  add_custom_target(vmmgraph_archive DEPENDS "${VMMGRAPH_ARCHIVE}")
-endif()
+  set(${target}_PATH "${_archive}" PARENT_SCOPE)
+  set(${target}_DIR "${target_dir}" PARENT_SCOPE)
+endfunction()
+
+vmmgraph_cargo_archive(vmmgraph_archive "${PROJECT_BINARY_DIR}/cargo" "${VMMGRAPH_PREBUILT_ARCHIVE}")
+set(VMMGRAPH_ARCHIVE "${vmmgraph_archive_PATH}")
 
 if(NOT DEFINED CACHE{VMMGRAPH_NATIVE_STATIC_LIBS})
   # What rustc 1.95 answers for Linux; asked again below where there is a rustc.

@@ -7,8 +7,15 @@ set(_config_build_dir "${PROJECT_BINARY_DIR}/config")
 install(TARGETS vmmgraph EXPORT VmmGraphTargets
   LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT runtime NAMELINK_COMPONENT development)
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/vmmgraph" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT development
-  FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
+  FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp" PATTERN "torch.hpp" EXCLUDE)
 install(EXPORT VmmGraphTargets NAMESPACE VmmGraph:: DESTINATION "${_config_dir}" COMPONENT development)
+if(VMMGRAPH_TORCH)
+  install(TARGETS vmmgraph_torch EXPORT VmmGraphTorchTargets
+    LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT runtime NAMELINK_COMPONENT development)
+  install(FILES "${PROJECT_SOURCE_DIR}/include/vmmgraph/torch.hpp"
+    DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/vmmgraph" COMPONENT development)
+  install(EXPORT VmmGraphTorchTargets NAMESPACE VmmGraph:: DESTINATION "${_config_dir}" COMPONENT development)
+endif()
 if(VMMGRAPH_STATIC)
   install(FILES "${VMMGRAPH_ARCHIVE}" DESTINATION "${CMAKE_INSTALL_LIBDIR}" RENAME libvmmgraph.a COMPONENT development)
 endif()

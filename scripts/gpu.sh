@@ -22,6 +22,13 @@ build() {
   cmake -S . -B build/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TESTS=ON >/dev/null
   cmake --build build/cmake --target vmmgraph driver_test
   cp -P build/cmake/libvmmgraph.so* build/cmake/tests/cpp/driver_test "$out/"
+  torch=$(echo "$PWD"/.venv/lib/python3*/site-packages/torch)
+  cmake -S . -B build/torch -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TORCH=ON -DVMMGRAPH_TORCH_ROOT="$torch" \
+    -DVMMGRAPH_TESTS=ON -DVMMGRAPH_EXAMPLES=OFF >/dev/null
+  cmake --build build/torch --target vmmgraph_torch torch_test
+  strip -o "$out/libvmmgraph_torch.so.0.1" build/torch/libvmmgraph_torch.so.0.1.0
+  strip -o "$out/torch_test" build/torch/tests/torch/torch_test
+  cp tests/torch/run.sh "$out/"
   du -sh "$out"
 }
 
@@ -35,7 +42,7 @@ run() {
     echo "=== $name"
     if "$@" 2>&1 | tee "$log"; then status=passed; else status=FAILED failed=1; fi
     local counts
-    counts=$(grep -E '^test result:|wrong or lost$|^passed$|^failed$' "$log" | tail -1 || true)
+    counts=$(grep -E '^test result:|wrong or lost$|^passed$|^failed$|tests ran|^\[  PASSED' "$log" | tail -1 || true)
     table+=("$(printf '%-34s %-7s %s' "$name" "$status" "$counts")")
   }
   nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader || { echo "no GPU here" >&2; exit 1; }
@@ -43,6 +50,8 @@ run() {
   row "driver conformance" "$out/conformance" --nocapture --test-threads=1
   row "library on the GPU" "$out/gpu" --include-ignored --nocapture --test-threads=1
   row "demo, cuda driver" "$out/demo" --data "$out/tests/data" --json "$out/demo-cuda.json"
+  torch=$(python3 -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])")
+  row "captures through libtorch" env LD_LIBRARY_PATH="$PWD/$out" "$out/run.sh" "$out/torch_test" "$torch"
   row "C++ over the shared library" env LD_LIBRARY_PATH="$PWD/$out" "$out/driver_test" cuda
   echo
   date -u '+%Y-%m-%d %H:%M UTC'

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what is missing on a Debian 12 machine that has the Rust toolchain and make. Skips what is there, which takes no time.
 #   scripts/setup.sh demo    what the demo needs: a C linker
-#   scripts/setup.sh test    what the tests need: a C and C++ compiler, CMake, ninja, GoogleTest, pkg-config, binutils
+#   scripts/setup.sh test    what the tests need: a C and C++ compiler, CMake, ninja, GoogleTest, pkg-config, binutils, and a pip
+#                            torch in .venv to build the libtorch component against (its headers and libraries; no CUDA toolkit)
 set -euo pipefail
 purpose=${1:?demo or test}
 
@@ -21,12 +22,26 @@ if [ "$purpose" = test ]; then
   need pkg-config pkg-config
   need nm binutils
   [ -e /usr/include/gtest/gtest.h ] || packages+=(libgtest-dev)
+  python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3 python3-venv)
 fi
-[ ${#packages[@]} -gt 0 ] || exit 0
+if [ ${#packages[@]} -gt 0 ]; then
+  echo "installing ${packages[*]}"
+  as_root=()
+  [ "$(id -u)" = 0 ] || as_root=(sudo)
+  export DEBIAN_FRONTEND=noninteractive
+  "${as_root[@]}" apt-get update -qq
+  "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${packages[@]}"
+fi
+[ "$purpose" = test ] || exit 0
 
-echo "installing ${packages[*]}"
-as_root=()
-[ "$(id -u)" = 0 ] || as_root=(sudo)
-export DEBIAN_FRONTEND=noninteractive
-"${as_root[@]}" apt-get update -qq
-"${as_root[@]}" apt-get install -y -qq --no-install-recommends "${packages[@]}"
+# Without torch's own dependencies (2.5 GB of CUDA libraries): the component is only built here, not run. The versions are those of
+# the GPU machine; the stamp makes an unchanged set-up cost nothing.
+wheels=(torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-crt==13.0.88)
+stamp=.venv/wheels-"${wheels[*]//[^a-z0-9.]/_}"
+cd "$(dirname "$0")/.."
+if [ ! -e "$stamp" ]; then
+  echo "installing ${wheels[*]} into .venv"
+  python3 -m venv .venv
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "${wheels[@]}"
+  touch "$stamp"
+fi

@@ -33,8 +33,10 @@
 //! # Layers
 //!
 //! ```text
+//!   bridge              cxx seam to cpp/torch (feature `bridge`)
 //!   capi                C ABI: include/vmmgraph/vmmgraph.h           knows C, knows everything below
-//!   arena   stats       SharedVmmAllocator; snapshots
+//!   arena   torch       SharedVmmAllocator; what torch's allocator asks for
+//!   stats               snapshots
 //!   space   device      blocks, slabs, seal; a device and its pool
 //!   order   pages       replay order; page pool, shared set, reservations
 //!   driver              the one platform door: CUDA, host
@@ -44,6 +46,8 @@
 //! A layer names only layers below its own (`tests/layers.rs` checks this).
 
 mod arena;
+#[cfg(feature = "bridge")]
+mod bridge;
 pub mod capi;
 mod device;
 pub mod driver;
@@ -53,6 +57,7 @@ pub mod pages;
 mod space;
 mod stats;
 mod sync;
+mod torch;
 pub mod units;
 
 pub use arena::{Options, SharedVmmAllocator};
@@ -62,4 +67,5 @@ pub use error::{Error, Result};
 pub use order::ReplayOrder;
 pub use space::{Phase, RetainPolicy, RetainedBlock, SealReport, Space, SpaceStats};
 pub use stats::{ArenaStats, Snapshot};
+pub use torch::VmmTorchAllocator;
 pub use units::{Address, Stream};

@@ -12,8 +12,9 @@ const LAYERS: &[&[&str]] = &[
     &["order", "device"],
     &["space"],
     &["stats"],
-    &["arena"],
+    &["arena", "torch"],
     &["capi"],
+    &["bridge"],
 ];
 
 /// Neighbours that name each other: a failed `units` constructor is an `Error`, which carries an `Address`; an `Error` names the

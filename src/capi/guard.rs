@@ -25,6 +25,12 @@ pub(super) fn guard(body: impl FnOnce() -> Result<(), Failure>) -> vmmgraph_stat
     guard_closing(|| {}, body)
 }
 
+/// [`guard`] for the bridge, whose bodies fail with the crate's errors only.
+#[cfg(feature = "bridge")]
+pub(crate) fn guarded(body: impl FnOnce() -> crate::error::Result<()>) -> vmmgraph_status_t {
+    guard(|| Ok(body()?))
+}
+
 /// As [`guard`]; a panic also runs `close`, since the state it leaves behind is unknown (parking_lot's locks do not poison).
 pub(super) fn guard_closing(
     close: impl FnOnce(),

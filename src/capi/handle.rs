@@ -93,3 +93,13 @@ pub(super) fn remove<T: Handled, P>(handle: *mut P) -> Result<Arc<T>, Failure> {
     table.remove(key(handle));
     Ok(object)
 }
+
+/// The space behind a handle, for the bridge.
+#[cfg(feature = "bridge")]
+pub(crate) fn space_of(space: super::vmmgraph_space_t) -> crate::error::Result<Arc<Space>> {
+    get(space).map_err(|_| Error::InvalidArgument {
+        what: Space::NAME,
+        value: i128::from(space as u64),
+        expected: "a live handle of that kind",
+    })
+}

@@ -27,6 +27,11 @@ pub use torch::*;
 
 use std::ffi::c_char;
 
+#[cfg(feature = "bridge")]
+pub(crate) use guard::guarded;
+#[cfg(feature = "bridge")]
+pub(crate) use handle::space_of;
+
 /// Version of the C ABI: calls, structs and numbers of the same ABI version work together.
 pub const VMMGRAPH_ABI_VERSION: u32 = 1;
 

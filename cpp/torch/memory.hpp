@@ -1,0 +1,50 @@
+// One capture's memory, as the two allocators see it: a thin owner of the Rust side.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <stdexcept>
+
+#include "rust/cxx.h"
+#include "vmmgraph/src/bridge.rs.h"
+#include <vmmgraph/vmmgraph.hpp>
+
+namespace vmmgraph::torch {
+
+class Memory {
+public:
+    explicit Memory(const Space& space) try
+        : allocator_(bridge::torch_allocator(reinterpret_cast<std::size_t>(space.handle()))) {
+    } catch (const rust::Error& error) {
+        // No rust:: type leaves the library.
+        auto info = detail::sized<ErrorInfo>();
+        info.status = VMMGRAPH_ERROR_INVALID_HANDLE;
+        throw Error(error.what(), info);
+    }
+
+    // Null when the arena is out of memory, addresses, budget or descriptors; throws Error for everything else.
+    void* allocate(std::size_t bytes, void* stream) {
+        std::size_t block = 0;
+        const auto status = bridge::allocate(*allocator_, bytes, reinterpret_cast<std::size_t>(stream), block);
+        if (status >= VMMGRAPH_ERROR_OUT_OF_MEMORY && status <= VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS) {
+            return nullptr;
+        }
+        detail::check(status);
+        return reinterpret_cast<void*>(block);
+    }
+
+    // Never throws: torch frees in destructors. What is refused is logged.
+    vmmgraph_status_t release(void* block) noexcept {
+        return bridge::release(*allocator_, reinterpret_cast<std::size_t>(block));
+    }
+
+    void record_stream(void* block, void* stream) {
+        detail::check(bridge::record_stream(*allocator_, reinterpret_cast<std::size_t>(block),
+                                            reinterpret_cast<std::size_t>(stream)));
+    }
+
+private:
+    rust::Box<bridge::VmmTorchAllocator> allocator_;
+};
+
+}  // namespace vmmgraph::torch

@@ -1,0 +1,50 @@
+//! The seam between the libtorch component (`cpp/torch`) and the core, by cxx. Private to the library that holds both: no `rust::`
+//! type appears in an installed header, and none of these symbols is exported.
+//!
+//! Results cross as statuses, not as cxx's `Result`, which would lose the number; the details of a failure are where C finds them
+//! (`vmmgraph_last_error`). Panics end in the same guard as those of the C functions: in cxx they would end the process.
+
+use crate::capi::{guarded, space_of, vmmgraph_space_t};
+use crate::error::Result;
+use crate::torch::VmmTorchAllocator;
+use crate::units::{Address, Stream};
+
+#[cxx::bridge(namespace = "vmmgraph::bridge")]
+mod ffi {
+    extern "Rust" {
+        /// What `src/torch.rs` says.
+        type VmmTorchAllocator;
+
+        /// The allocator of the space behind a C handle, which this keeps alive.
+        fn torch_allocator(space: usize) -> Result<Box<VmmTorchAllocator>>;
+        /// Allocates for a stream; the status, and the address in `block` if that is 0.
+        fn allocate(allocator: &VmmTorchAllocator, bytes: usize, stream: usize, block: &mut usize) -> i32;
+        /// Frees a block; the status.
+        fn release(allocator: &VmmTorchAllocator, block: usize) -> i32;
+        /// Notes that a second stream uses a block; the status.
+        fn record_stream(allocator: &VmmTorchAllocator, block: usize, stream: usize) -> i32;
+    }
+}
+
+fn torch_allocator(space: usize) -> Result<Box<VmmTorchAllocator>> {
+    space_of(space as vmmgraph_space_t).map(|space| Box::new(VmmTorchAllocator::new(space)))
+}
+
+fn allocate(allocator: &VmmTorchAllocator, bytes: usize, stream: usize, block: &mut usize) -> i32 {
+    guarded(|| {
+        *block = allocator.allocate(bytes as u64, Stream(stream as u64))?.0 as usize;
+        Ok(())
+    })
+}
+
+fn release(allocator: &VmmTorchAllocator, block: usize) -> i32 {
+    guarded(|| {
+        let freed = allocator.free(Address(block as u64));
+        // Torch frees in destructors, where nobody looks at a status.
+        freed.inspect_err(|error| tracing::warn!(%error, "torch freed something that is not ours"))
+    })
+}
+
+fn record_stream(allocator: &VmmTorchAllocator, block: usize, stream: usize) -> i32 {
+    guarded(|| allocator.record_stream(Address(block as u64), Stream(stream as u64)))
+}

@@ -1,0 +1,36 @@
+# The installed component is found, links a program that knows nothing of torch, and is refused beside the plain library.
+cmake_minimum_required(VERSION 3.24)
+file(REMOVE_RECURSE "${WORK}")
+execute_process(COMMAND "${CMAKE_COMMAND}" --install "${BUILD_DIR}" --config "${CONFIG}" --prefix "${WORK}/prefix"
+  OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
+file(WRITE "${WORK}/consumer/main.cpp" [[
+#include <vmmgraph/torch.hpp>
+int main(int argc, char**) { return argc > 100 ? vmmgraph::torch::built_for()[0] : 0; }
+]])
+file(WRITE "${WORK}/consumer/CMakeLists.txt" [[
+cmake_minimum_required(VERSION 3.16)
+project(Consumer LANGUAGES CXX)
+find_package(VmmGraph REQUIRED COMPONENTS torch)
+add_executable(consumer main.cpp)
+target_link_libraries(consumer PRIVATE VmmGraph::torch)
+# What torch itself needs is found when a program runs.
+target_link_options(consumer PRIVATE -Wl,--unresolved-symbols=ignore-in-shared-libs)
+set_target_properties(consumer PROPERTIES CXX_STANDARD 17)
+if(BOTH)
+  target_link_libraries(consumer PRIVATE VmmGraph::vmmgraph)
+endif()
+]])
+macro(configure)
+  execute_process(COMMAND "${CMAKE_COMMAND}" -S "${WORK}/consumer" -B "${WORK}/build" -G "${GENERATOR}"
+      "-DCMAKE_MAKE_PROGRAM=${MAKE_PROGRAM}" "-DCMAKE_CXX_COMPILER=${CXX_COMPILER}" "-DCMAKE_PREFIX_PATH=${WORK}/prefix" ${ARGN}
+    RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
+endmacro()
+configure()
+if(NOT result EQUAL 0)
+  message(FATAL_ERROR "configuring failed:\n${output}")
+endif()
+execute_process(COMMAND "${CMAKE_COMMAND}" --build "${WORK}/build" COMMAND_ERROR_IS_FATAL ANY)
+configure(-DBOTH=ON)
+if(result EQUAL 0 OR NOT output MATCHES "VMMGRAPH_FLAVOUR")
+  message(FATAL_ERROR "both flavours were accepted, or refused for another reason:\n${output}")
+endif()
