@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Every GPU test and benchmark, in two steps, since a GPU machine may have no Rust:
 #   scripts/gpu.sh build   here: puts the test binaries, the demo, the library and the test data into build/gpu
-#   scripts/gpu.sh run     there: runs them all and prints one table; build/gpu is all it needs
+#   scripts/gpu.sh run     there: runs every test and prints one table; build/gpu is all it needs
+#   scripts/gpu.sh bench   there: the shoot-out of bench/shootout, about three minutes; more arguments go to it
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=build/gpu
@@ -29,6 +30,10 @@ build() {
   strip -o "$out/libvmmgraph_torch.so.0.1" build/torch/libvmmgraph_torch.so.0.1.0
   strip -o "$out/torch_test" build/torch/tests/torch/torch_test
   cp tests/torch/run.sh "$out/"
+  cmake -S bench/shootout -B build/shootout -G Ninja -DTORCH_ROOT="$torch" \
+    -DVMMGRAPH_TORCH_LIB="$PWD/build/torch/libvmmgraph_torch.so" >/dev/null
+  cmake --build build/shootout
+  strip -o "$out/shootout" build/shootout/shootout
   du -sh "$out"
 }
 
@@ -59,11 +64,17 @@ run() {
   exit $failed
 }
 
+bench() {
+  torch=$(python3 -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])")
+  LD_LIBRARY_PATH=$PWD/$out "$out/run.sh" "$out/shootout" "$torch" --json "$out/shootout.json" "$@"
+}
+
 case ${1:-} in
 build) build ;;
 run) run ;;
+bench) bench "${@:2}" ;;
 *)
-  echo "usage: scripts/gpu.sh build|run" >&2
+  echo "usage: scripts/gpu.sh build|run|bench" >&2
   exit 2
   ;;
 esac
