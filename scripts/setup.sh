@@ -37,7 +37,7 @@ fi
 # Without torch's own dependencies (2.5 GB of CUDA libraries): the component is only built here, not run. The versions are those of
 # the GPU machine; the stamp makes an unchanged set-up cost nothing.
 wheels=(torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-crt==13.0.88)
-stamp=.venv/wheels-"${wheels[*]//[^a-z0-9.]/_}"
+stamp=.venv/$(IFS=_; echo "${wheels[*]}")
 cd "$(dirname "$0")/.."
 if [ ! -e "$stamp" ]; then
   echo "installing ${wheels[*]} into .venv"
