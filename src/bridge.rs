@@ -1,8 +1,9 @@
 //! The seam between the libtorch component (`cpp/torch`) and the core, by cxx. Private to the library that holds both: no `rust::`
 //! type appears in an installed header, and none of these symbols is exported.
 //!
-//! Results cross as statuses, not as cxx's `Result`, which would lose the number; the details of a failure are where C finds them
-//! (`vmmgraph_last_error`). Panics end in the same guard as those of the C functions: in cxx they would end the process.
+//! What torch's allocators call crosses as a status, not as cxx's `Result`, which would lose the number; the details of a failure are
+//! where C finds them (`vmmgraph_last_error`). A panic in there is a status too and closes the arena, as in the C functions: in
+//! cxx it would end the process. Only looking a handle up is a `Result`, since it can fail in one way.
 
 use crate::capi::{guarded, space_of, vmmgraph_space_t};
 use crate::error::Result;
@@ -31,20 +32,29 @@ fn torch_allocator(space: usize) -> Result<Box<VmmTorchAllocator>> {
 }
 
 fn allocate(allocator: &VmmTorchAllocator, bytes: usize, stream: usize, block: &mut usize) -> i32 {
-    guarded(|| {
-        *block = allocator.allocate(bytes as u64, Stream(stream as u64))?.0 as usize;
-        Ok(())
-    })
+    guarded(
+        || allocator.close_arena(),
+        || {
+            *block = allocator.allocate(bytes as u64, Stream(stream as u64))?.0 as usize;
+            Ok(())
+        },
+    )
 }
 
 fn release(allocator: &VmmTorchAllocator, block: usize) -> i32 {
-    guarded(|| {
-        let freed = allocator.free(Address(block as u64));
-        // Torch frees in destructors, where nobody looks at a status.
-        freed.inspect_err(|error| tracing::warn!(%error, "torch freed something that is not ours"))
-    })
+    guarded(
+        || allocator.close_arena(),
+        || {
+            let freed = allocator.free(Address(block as u64));
+            // Torch frees in destructors, where nobody looks at a status.
+            freed.inspect_err(|error| tracing::warn!(%error, "torch freed something that is not ours"))
+        },
+    )
 }
 
 fn record_stream(allocator: &VmmTorchAllocator, block: usize, stream: usize) -> i32 {
-    guarded(|| allocator.record_stream(Address(block as u64), Stream(stream as u64)))
+    guarded(
+        || allocator.close_arena(),
+        || allocator.record_stream(Address(block as u64), Stream(stream as u64)),
+    )
 }

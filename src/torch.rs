@@ -30,6 +30,12 @@ impl VmmTorchAllocator {
         self.space.allocate(bytes, stream)
     }
 
+    /// Closes the arena after a bug was caught: every later call but destruction fails.
+    #[cfg(feature = "bridge")]
+    pub(crate) fn close_arena(&self) {
+        self.space.close_arena();
+    }
+
     /// See [`Space::free`].
     ///
     /// # Errors

@@ -93,7 +93,7 @@ pub(super) fn policy(retain: i32) -> Result<Option<RetainPolicy>, Failure> {
 }
 
 /// Runs a body with the arena behind a handle; a panic closes that arena.
-fn with(
+pub(super) fn with(
     arena: vmmgraph_arena_t,
     body: impl FnOnce(&Arc<SharedVmmAllocator>) -> Result<(), Failure>,
 ) -> vmmgraph_status_t {

@@ -25,10 +25,13 @@ pub(super) fn guard(body: impl FnOnce() -> Result<(), Failure>) -> vmmgraph_stat
     guard_closing(|| {}, body)
 }
 
-/// [`guard`] for the bridge, whose bodies fail with the crate's errors only.
+/// [`guard_closing`] for the bridge, whose bodies fail with the crate's errors only.
 #[cfg(feature = "bridge")]
-pub(crate) fn guarded(body: impl FnOnce() -> crate::error::Result<()>) -> vmmgraph_status_t {
-    guard(|| Ok(body()?))
+pub(crate) fn guarded(
+    close: impl FnOnce(),
+    body: impl FnOnce() -> crate::error::Result<()>,
+) -> vmmgraph_status_t {
+    guard_closing(close, || Ok(body()?))
 }
 
 /// As [`guard`]; a panic also runs `close`, since the state it leaves behind is unknown (parking_lot's locks do not poison).

@@ -46,3 +46,6 @@ pub extern "C" fn vmmgraph_abi_version() -> u32 {
 pub extern "C" fn vmmgraph_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
+
+#[cfg(test)]
+mod tests;

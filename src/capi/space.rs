@@ -3,12 +3,12 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use super::arena::{policy, vmmgraph_arena_t};
+use super::arena::{self, policy, vmmgraph_arena_t};
 use super::guard::{Failure, check_size, guard, guard_closing, out};
 use super::handle::{get, register, remove};
 use super::status::{VMMGRAPH_ERROR_NULL_ARGUMENT, vmmgraph_status_t};
 use crate::error::Error;
-use crate::{Address, Phase, SharedVmmAllocator, Space, Stream};
+use crate::{Address, Phase, Space, Stream};
 
 /// Never defined: a vmmgraph_space_t is a key, not an address.
 pub struct vmmgraph_space {
@@ -96,8 +96,7 @@ pub unsafe extern "C" fn vmmgraph_space_open(
     arena: vmmgraph_arena_t,
     space: *mut vmmgraph_space_t,
 ) -> vmmgraph_status_t {
-    guard(|| {
-        let arena = get::<SharedVmmAllocator, _>(arena)?;
+    arena::with(arena, |arena| {
         // SAFETY: the caller's contract.
         let space = unsafe { out(space) }?;
         *space = register(arena.open_space()?);

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 
 use super::arena::vmmgraph_arena_t;
-use super::guard::guard;
+use super::guard::{guard, guard_closing};
 use super::handle::get;
 use super::log::start;
 use super::status::vmmgraph_status_t;
@@ -31,6 +31,13 @@ fn arena_of(device: i32) -> Result<Arc<SharedVmmAllocator>> {
     let opened = Device::open(DriverChoice::Auto, device, HostOptions::default())?;
     let arena = Arc::new(SharedVmmAllocator::new(&opened, &Options::default())?);
     Ok(Arc::clone(arenas().lock().entry(device).or_insert(arena)))
+}
+
+/// Closes a device's arena after a panic.
+fn close(device: i32) {
+    if let Some(arena) = arenas().lock().get(&device) {
+        arena.close();
+    }
 }
 
 /// Makes `arena` the one that vmmgraph_torch_alloc uses on its device, in place of a default one. It stays so, also after its
@@ -62,11 +69,14 @@ pub extern "C" fn vmmgraph_torch_set_arena(device: i32, arena: vmmgraph_arena_t)
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_torch_alloc(size: isize, device: i32, stream: *mut c_void) -> *mut c_void {
     let mut block = std::ptr::null_mut();
-    guard(|| {
-        // A negative size becomes one beyond every limit.
-        block = arena_of(device)?.allocate(size as u64, Stream(stream as u64))?.0 as *mut c_void;
-        Ok(())
-    });
+    guard_closing(
+        || close(device),
+        || {
+            // A negative size becomes one beyond every limit.
+            block = arena_of(device)?.allocate(size as u64, Stream(stream as u64))?.0 as *mut c_void;
+            Ok(())
+        },
+    );
     block
 }
 
@@ -76,7 +86,7 @@ pub extern "C" fn vmmgraph_torch_free(block: *mut c_void, _size: isize, device: 
     if block.is_null() {
         return;
     }
-    guard(|| {
+    let body = || {
         let found = arenas().lock().get(&device).cloned();
         let freed = found
             .ok_or(Error::ForeignPointer { address: Address(block as u64) })
@@ -84,5 +94,6 @@ pub extern "C" fn vmmgraph_torch_free(block: *mut c_void, _size: isize, device: 
         freed
             .inspect_err(|error| tracing::warn!(%error, device, "torch freed something that is not ours"))?;
         Ok(())
-    });
+    };
+    guard_closing(|| close(device), body);
 }

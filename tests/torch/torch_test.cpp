@@ -1,6 +1,8 @@
 // Real captures through libtorch: both routes, outputs, random numbers, streams, failures and destruction. Needs a GPU.
+#include <algorithm>
 #include <array>
 #include <functional>
+#include <optional>
 #include <random>
 #include <stdexcept>
 #include <vector>

@@ -1,0 +1,100 @@
+//! A bug below the C functions: the call answers with a status, and the arena is closed for all but destruction.
+
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+use super::*;
+use crate::driver::{DeviceInfo, Driver, Event, HostDriver, PageHandle};
+use crate::error::Result;
+use crate::{Address, Device, HostOptions, Options, SharedVmmAllocator, Stream};
+
+/// The host driver with a bug in `reserve`.
+#[derive(Debug)]
+struct Buggy(HostDriver);
+
+macro_rules! forward {
+    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {$(
+        fn $name(&self, $($arg: $type),*) -> $result {
+            self.0.$name($($arg),*)
+        }
+    )*};
+}
+
+impl Driver for Buggy {
+    fn reserve(&self, _: u64) -> Result<Address> {
+        panic!("planted")
+    }
+    forward! {
+        info() -> &DeviceInfo;
+        free_bytes() -> Result<u64>;
+        free_addresses(base: Address, len: u64) -> Result<()>;
+        create(len: u64) -> Result<PageHandle>;
+        release(page: PageHandle) -> Result<()>;
+        map(at: Address, len: u64, page: PageHandle) -> Result<()>;
+        set_access(at: Address, len: u64) -> Result<()>;
+        unmap(at: Address, len: u64) -> Result<()>;
+        event_create() -> Result<Event>;
+        event_destroy(event: Event) -> Result<()>;
+        event_record(event: Event, stream: Stream) -> Result<()>;
+        event_wait(event: Event, stream: Stream) -> Result<()>;
+        event_synchronize(event: Event) -> Result<()>;
+        is_capturing(stream: Stream) -> Result<bool>;
+        synchronize() -> Result<()>;
+        fill(at: Address, len: u64, value: u32, stream: Stream) -> Result<()>;
+        read(at: Address, into: &mut [u8]) -> Result<()>;
+        write(at: Address, from: &[u8]) -> Result<()>;
+    }
+}
+
+fn buggy_arena() -> (vmmgraph_arena_t, vmmgraph_space_t) {
+    let driver = Buggy(HostDriver::new(7, HostOptions::default()).unwrap());
+    let device = Device::with_driver(Arc::new(driver));
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let arena: vmmgraph_arena_t = handle::register(Arc::new(arena));
+    let mut space = null_mut();
+    // SAFETY: the out pointer is good.
+    assert_eq!(unsafe { vmmgraph_space_open(arena, &raw mut space) }, VMMGRAPH_OK);
+    (arena, space)
+}
+
+/// After the panic: nothing but destruction works.
+fn assert_closed(arena: vmmgraph_arena_t, space: vmmgraph_space_t) {
+    let (mut other, mut block) = (null_mut(), null_mut());
+    // SAFETY: the out pointers are good.
+    unsafe {
+        assert_eq!(vmmgraph_space_open(arena, &raw mut other), VMMGRAPH_ERROR_CLOSED);
+        assert_eq!(vmmgraph_space_allocate(space, 1, null_mut(), &raw mut block), VMMGRAPH_ERROR_CLOSED);
+    }
+    assert_eq!(vmmgraph_space_destroy(space), VMMGRAPH_OK);
+    assert_eq!(vmmgraph_arena_destroy(arena), VMMGRAPH_OK);
+}
+
+#[test]
+fn a_panic_below_a_space_function_closes_the_arena() {
+    let (arena, space) = buggy_arena();
+    let mut block = null_mut();
+    // SAFETY: the out pointer is good.
+    let status = unsafe { vmmgraph_space_allocate(space, 1, null_mut(), &raw mut block) };
+    assert_eq!((status, block), (VMMGRAPH_ERROR_INTERNAL, null_mut()));
+    assert_closed(arena, space);
+}
+
+#[test]
+fn a_panic_below_the_torch_functions_closes_the_arena() {
+    let (arena, space) = buggy_arena();
+    assert_eq!(vmmgraph_torch_set_arena(7, arena), VMMGRAPH_OK);
+    assert!(vmmgraph_torch_alloc(512, 7, null_mut()).is_null());
+    assert_eq!(vmmgraph_torch_set_arena(7, null_mut()), VMMGRAPH_OK);
+    assert_closed(arena, space);
+}
+
+#[cfg(feature = "bridge")]
+#[test]
+fn a_panic_below_the_bridge_closes_the_arena() {
+    let (arena, space) = buggy_arena();
+    let allocator = crate::VmmTorchAllocator::new(space_of(space).unwrap());
+    let status = guarded(|| allocator.close_arena(), || allocator.allocate(512, Stream(0)).map(drop));
+    assert_eq!(status, VMMGRAPH_ERROR_INTERNAL);
+    drop(allocator);
+    assert_closed(arena, space);
+}
