@@ -9,6 +9,8 @@ use std::ffi::{CStr, c_char, c_void};
 use std::mem::{size_of, zeroed};
 use std::ptr::{null, null_mut};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use vmmgraph::capi::*;
 
@@ -444,17 +446,18 @@ unsafe extern "C" fn sink(level: i32, text: *const c_char, length: usize, user: 
     let mut other = null_mut();
     unsafe { vmmgraph_device_open(null(), &raw mut other) };
     vmmgraph_device_close(other);
-    unsafe { *user.cast::<u32>() += 1 };
+    // Other tests log too, from their own threads.
+    unsafe { &*user.cast::<AtomicU32>() }.fetch_add(1, Ordering::SeqCst);
 }
 
 #[test]
 fn log_lines_reach_the_sink_up_to_its_level_and_its_user_is_dropped_once() {
-    static DROPPED: Mutex<u32> = Mutex::new(0);
+    static DROPPED: AtomicU32 = AtomicU32::new(0);
     unsafe extern "C" fn dropped(user: *mut c_void) {
-        drop(unsafe { Box::from_raw(user.cast::<u32>()) });
-        *DROPPED.lock().unwrap() += 1;
+        drop(unsafe { Box::from_raw(user.cast::<AtomicU32>()) });
+        DROPPED.fetch_add(1, Ordering::SeqCst);
     }
-    let user = || Box::into_raw(Box::new(0u32)).cast::<c_void>();
+    let user = || Box::into_raw(Box::new(AtomicU32::new(0))).cast::<c_void>();
     let set = |sink: vmmgraph_log_fn, user, level| unsafe {
         vmmgraph_set_log_sink(sink, user, Some(dropped), level)
     };
@@ -466,7 +469,12 @@ fn log_lines_reach_the_sink_up_to_its_level_and_its_user_is_dropped_once() {
     assert!(created(&LINES.lock().unwrap()) > 0, "{:?}", LINES.lock().unwrap());
     assert!(LINES.lock().unwrap().iter().all(|(level, _)| *level <= VMMGRAPH_LOG_INFO));
     assert_eq!(set(None, null_mut(), VMMGRAPH_LOG_TRACE), VMMGRAPH_OK);
-    assert_eq!(*DROPPED.lock().unwrap(), 1);
+    // Another test's thread may still be inside the sink; the last one out drops it.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while DROPPED.load(Ordering::SeqCst) == 0 && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+    assert_eq!(DROPPED.load(Ordering::SeqCst), 1);
     vmmgraph_arena_destroy(arena);
     vmmgraph_device_close(device);
 }
