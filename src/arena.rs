@@ -20,18 +20,16 @@ const MIB: u64 = 1 << 20;
 pub struct Options {
     /// Bytes of a small page; 0: 2 MiB or the device's granularity, whichever is larger.
     pub small_page_bytes: u64,
-    /// Bytes of a large page; 0: 16 MiB or the small page's bytes, whichever is larger. Equal to the small page: one size only.
+    /// Bytes of a large page, a multiple of the small page's; 0: 16 MiB or the small page's bytes, whichever is larger.
     pub large_page_bytes: u64,
-    /// Most bytes a large page may waste behind a block's end; 0: half a large page.
-    pub max_waste_bytes: u64,
     /// What becomes of blocks that are live at the seal.
     pub retain: RetainPolicy,
 }
 
 impl Default for Options {
-    /// 2 MiB and 16 MiB pages, half a large page of waste, live blocks retained.
+    /// 2 MiB and 16 MiB pages, live blocks retained.
     fn default() -> Self {
-        Self { small_page_bytes: 0, large_page_bytes: 0, max_waste_bytes: 0, retain: RetainPolicy::Retain }
+        Self { small_page_bytes: 0, large_page_bytes: 0, retain: RetainPolicy::Retain }
     }
 }
 
@@ -41,7 +39,7 @@ impl Options {
         let or = |given: u64, default: u64| if given == 0 { default } else { given };
         let small = or(self.small_page_bytes, granularity.max(2 * MIB));
         let large = or(self.large_page_bytes, small.max(16 * MIB));
-        Geometry::new(small, large, or(self.max_waste_bytes, large / 2), granularity)
+        Geometry::new(small, large, granularity)
     }
 }
 

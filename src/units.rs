@@ -62,23 +62,21 @@ impl BlockBytes {
     }
 }
 
-/// The page sizes of an arena and how much of a page a block may waste.
+/// The page sizes of an arena.
 ///
-/// Invariants: `small` is a power of two from 4096 bytes to [`MAX_SMALL_PAGE`]; `large` is a multiple of `small` (equal: one page
-/// size only); `max_waste < large`.
+/// Invariants: `small` is a power of two from 4096 bytes to [`MAX_SMALL_PAGE`]; `large` is a multiple of `small`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     small: u64,
     large: u64,
-    max_waste: u64,
 }
 
 impl Geometry {
-    /// Checks and keeps the three sizes, in bytes.
+    /// Checks and keeps the two sizes, in bytes.
     ///
     /// # Errors
     /// [`Error::InvalidPageSize`] names the first size that breaks an invariant; `granularity` is the device's.
-    pub fn new(small: u64, large: u64, max_waste: u64, granularity: u64) -> Result<Self> {
+    pub fn new(small: u64, large: u64, granularity: u64) -> Result<Self> {
         let refuse = |what, bytes| Err(Error::InvalidPageSize { what, bytes, granularity });
         if !small.is_power_of_two()
             || small < 4096
@@ -90,10 +88,7 @@ impl Geometry {
         if large < small || !large.is_multiple_of(small) || large > MAX_BYTES {
             return refuse("large page", large);
         }
-        if max_waste >= large {
-            return refuse("largest waste", max_waste);
-        }
-        Ok(Self { small, large, max_waste })
+        Ok(Self { small, large })
     }
 
     /// Bytes of a small page.
@@ -102,17 +97,10 @@ impl Geometry {
         self.small
     }
 
-    /// Bytes of a large page; equal to [`small`](Self::small) when there is one size only.
+    /// Bytes of a large page.
     #[must_use]
     pub fn large(self) -> u64 {
         self.large
-    }
-
-    /// Most bytes of a page that may lie idle behind the end of a block: a tail within this distance of a whole large page gets
-    /// one. Never less than what rounding up to small pages wastes.
-    #[must_use]
-    pub fn max_waste(self) -> u64 {
-        if self.large == self.small { self.small - 1 } else { self.max_waste.max(self.small - 1) }
     }
 }
 
@@ -135,17 +123,12 @@ mod tests {
     #[test]
     fn a_geometry_that_no_device_can_map_is_refused() {
         const MIB: u64 = 1 << 20;
-        assert!(Geometry::new(2 * MIB, 16 * MIB, 8 * MIB, 2 * MIB).is_ok());
-        assert_eq!(Geometry::new(2 * MIB, 2 * MIB, 0, 2 * MIB).unwrap().max_waste(), 2 * MIB - 1);
-        for (small, large, waste) in [
-            (0, 16 * MIB, 0),
-            (MIB, 16 * MIB, 0),
-            (3 * MIB, 15 * MIB, 0),
-            (2 * MIB, 17 * MIB, 0),
-            (4 * MIB, 2 * MIB, 0),
-            (2 * MIB, 16 * MIB, 16 * MIB),
-        ] {
-            assert!(Geometry::new(small, large, waste, 2 * MIB).is_err(), "{small} {large} {waste}");
+        assert!(Geometry::new(2 * MIB, 16 * MIB, 2 * MIB).is_ok());
+        assert!(Geometry::new(2 * MIB, 2 * MIB, 2 * MIB).is_ok());
+        for (small, large) in
+            [(0, 16 * MIB), (MIB, 16 * MIB), (3 * MIB, 15 * MIB), (2 * MIB, 17 * MIB), (4 * MIB, 2 * MIB)]
+        {
+            assert!(Geometry::new(small, large, 2 * MIB).is_err(), "{small} {large}");
         }
     }
 }

@@ -73,7 +73,7 @@ fn two_spaces_show_the_same_page_and_a_retained_block_leaves_it() {
 fn a_retained_block_costs_what_it_covers() {
     let (_, device) = device(HostOptions::default());
     let arena = arena(&device);
-    // Rounded up to a large page while it is captured; 5 small pages once it is retained.
+    // On a large page while it is captured; on 5 small pages once it is retained.
     let sizes = [10 * MIB, 4000, 16 * MIB];
     let expected = [10 * MIB, 2 * MIB, 16 * MIB];
     for (bytes, own) in sizes.into_iter().zip(expected) {
@@ -170,8 +170,8 @@ fn pages_that_nobody_maps_are_given_back_before_an_allocation_fails() {
     drop(large);
     assert_eq!(device.stats().free_bytes, 64 * MIB);
     let small = arena.open_space().unwrap();
-    small.allocate(6 * MIB, A).unwrap();
-    assert_eq!(device.stats().physical_bytes, 6 * MIB);
+    small.allocate(MIB, A).unwrap();
+    assert_eq!(device.stats().physical_bytes, 2 * MIB);
 }
 
 #[test]
@@ -191,7 +191,11 @@ fn ten_thousand_spaces_are_open_at_once() {
         .collect();
     let stats = arena.stats();
     assert_eq!(stats.spaces.len(), 10_000);
-    assert_eq!(stats.physical_bytes, 4 * MIB, "each needs two small pages, and they are the same two");
+    assert_eq!(
+        stats.physical_bytes,
+        18 * MIB,
+        "each needs a small and a large page, and they are the same two"
+    );
     assert!(stats.reserved_bytes < 1 << 46, "{} bytes of addresses", stats.reserved_bytes);
     drop((spaces, arena));
     assert_eq!(host.leftovers(), [0; 4]);
@@ -321,4 +325,35 @@ fn running_out_of_descriptors_is_its_own_error() {
         "{text}{}",
         String::from_utf8_lossy(&output.stderr)
     );
+}
+
+#[test]
+fn a_retained_block_among_freed_ones_costs_its_own_bytes_and_what_is_around_it_stays_shared() {
+    let (_, device) = device(HostOptions::default());
+    let arena = arena(&device);
+    // Three blocks on one large page, [7, 16) MiB; the middle one stays.
+    let capture = || {
+        let space = arena.open_space().unwrap();
+        let blocks: Vec<_> = (0..3).map(|_| space.allocate(3 * MIB, A).unwrap()).collect();
+        assert!(blocks.windows(2).all(|pair| pair[1].0 + 3 * MIB == pair[0].0), "{blocks:?}");
+        space.free(blocks[0]).unwrap();
+        space.free(blocks[2]).unwrap();
+        let report = space.seal().unwrap();
+        // [10, 13) MiB lies on two small pages, the rest of [6, 16) on three that all spaces share.
+        assert_eq!((report.retained_bytes, report.small_pages), (4 * MIB, 3));
+        (space, blocks)
+    };
+    let captured: Vec<_> = (0..4).map(|_| capture()).collect();
+    assert_eq!(device.stats().retained_bytes, 4 * 4 * MIB);
+    assert_eq!(arena.stats().shared.small_pages, 3);
+    for (value, (_, blocks)) in (0..).zip(&captured) {
+        blocks.iter().for_each(|block| poke(block.plus(3 * MIB - 8), value));
+    }
+    for (value, (_, blocks)) in (0..).zip(&captured) {
+        assert_eq!(peek(blocks[1].plus(3 * MIB - 8)), value, "a kept output was overwritten");
+        assert_eq!(peek(blocks[0].plus(3 * MIB - 8)), 3, "what passes is not shared");
+    }
+    // No other block is on its two small pages.
+    captured[0].0.free(captured[0].1[1]).unwrap();
+    assert_eq!(device.stats().retained_bytes, 3 * 4 * MIB);
 }

@@ -187,10 +187,8 @@ typedef struct vmmgraph_arena_options_t {
   size_t struct_size;
   // Bytes of a small page, a power of two; 0: 2 MiB, or the device's granularity if that is larger.
   uint64_t small_page_bytes;
-  // Bytes of a large page, a multiple of the small one; 0: 16 MiB. Equal to the small page: one size only.
+  // Bytes of a large page, a multiple of the small one; 0: 16 MiB, or the small page's bytes if those are more.
   uint64_t large_page_bytes;
-  // Most bytes a large page may waste behind a block's end; 0: half a large page.
-  uint64_t max_waste_bytes;
   // One of VMMGRAPH_RETAIN_*.
   int32_t retain;
   // 0.

@@ -126,10 +126,8 @@ struct DeviceOptions {
 struct ArenaOptions {
     // Bytes of a small page, a power of two; 0: 2 MiB, or the device's granularity if that is larger.
     std::uint64_t small_page_bytes = 0;
-    // Bytes of a large page, a multiple of the small one; 0: 16 MiB. Equal to the small page: one size only.
+    // Bytes of a large page, a multiple of the small one; 0: 16 MiB, or the small page's bytes if those are more.
     std::uint64_t large_page_bytes = 0;
-    // Most bytes a large page may waste behind a block's end; 0: half a large page.
-    std::uint64_t max_waste_bytes = 0;
     // What seal() does with live blocks unless it is told otherwise.
     Retain retain = Retain::inherit;
 };
@@ -387,7 +385,6 @@ public:
         auto given = detail::sized<vmmgraph_arena_options_t>();
         given.small_page_bytes = options.small_page_bytes;
         given.large_page_bytes = options.large_page_bytes;
-        given.max_waste_bytes = options.max_waste_bytes;
         given.retain = static_cast<std::int32_t>(options.retain);
         vmmgraph_arena_t handle = nullptr;
         detail::check(vmmgraph_arena_create(device.handle(), &given, &handle));

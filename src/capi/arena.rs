@@ -34,10 +34,8 @@ pub struct vmmgraph_arena_options_t {
     pub struct_size: usize,
     /// Bytes of a small page, a power of two; 0: 2 MiB, or the device's granularity if that is larger.
     pub small_page_bytes: u64,
-    /// Bytes of a large page, a multiple of the small one; 0: 16 MiB. Equal to the small page: one size only.
+    /// Bytes of a large page, a multiple of the small one; 0: 16 MiB, or the small page's bytes if those are more.
     pub large_page_bytes: u64,
-    /// Most bytes a large page may waste behind a block's end; 0: half a large page.
-    pub max_waste_bytes: u64,
     /// One of VMMGRAPH_RETAIN_*.
     pub retain: i32,
     /// 0.
@@ -123,7 +121,6 @@ pub unsafe extern "C" fn vmmgraph_arena_create(
             Some(given) => Options {
                 small_page_bytes: given.small_page_bytes,
                 large_page_bytes: given.large_page_bytes,
-                max_waste_bytes: given.max_waste_bytes,
                 retain: policy(given.retain)?.unwrap_or_default(),
             },
             None => Options::default(),

@@ -28,9 +28,9 @@ slotmap::new_key_type! {
 /// The size class of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
-    /// Slabs, tails of blocks, retained blocks.
+    /// Slabs, retained blocks, and what fills the addresses between those.
     Small,
-    /// The bulk of large blocks: few driver calls.
+    /// All other blocks: few driver calls.
     Large,
 }
 

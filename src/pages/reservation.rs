@@ -92,47 +92,49 @@ impl Reservation {
         self.range.unmap(&self.pool, offset)
     }
 
-    /// Puts `pins` behind one another from `offset` on, in place of everything mapped in the `len` bytes there; returns the
-    /// pages that were there.
+    /// Maps `pins` at their offsets, in place of everything mapped in the `len` bytes from `offset` on; returns the pages that
+    /// were there, with their offsets.
     ///
     /// # Errors
     /// [`NotReplaced`] says whether the pages that were there are back in place. `pins` are dropped.
-    pub fn replace(&mut self, offset: u64, len: u64, pins: Vec<Pin>) -> Result<Vec<Pin>, NotReplaced> {
-        let starts: Vec<u64> = self.range.mapped.range(offset..offset + len).map(|(at, _)| *at).collect();
-        let mut old = Vec::with_capacity(starts.len());
-        for at in &starts {
-            match self.unmap(*at) {
-                Ok(pin) => old.push(pin),
-                Err(error) => return Err(self.restore(error, offset, old)),
+    pub fn replace(
+        &mut self,
+        offset: u64,
+        len: u64,
+        pins: Vec<(u64, Pin)>,
+    ) -> Result<Vec<(u64, Pin)>, NotReplaced> {
+        let mut old = Vec::new();
+        for at in self.starts(offset, len) {
+            match self.unmap(at) {
+                Ok(pin) => old.push((at, pin)),
+                Err(error) => return Err(self.restore(error, old)),
             }
         }
-        let Err(error) = self.map_all(offset, pins) else { return Ok(old) };
-        let starts: Vec<u64> = self.range.mapped.range(offset..offset + len).map(|(at, _)| *at).collect();
-        for at in starts.into_iter().rev() {
+        let Err(error) = self.map_all(pins) else { return Ok(old) };
+        for at in self.starts(offset, len).into_iter().rev() {
             if let Err(undo) = self.unmap(at) {
                 tracing::error!(error = %undo, "undoing an exchange of pages failed");
                 return Err(NotReplaced { error, restored: false });
             }
         }
-        Err(self.restore(error, offset, old))
+        Err(self.restore(error, old))
     }
 
-    fn restore(&mut self, error: Error, offset: u64, old: Vec<Pin>) -> NotReplaced {
-        let result = self.map_all(offset, old);
+    fn starts(&self, offset: u64, len: u64) -> Vec<u64> {
+        self.range.mapped.range(offset..offset + len).map(|(at, _)| *at).collect()
+    }
+
+    fn restore(&mut self, error: Error, old: Vec<(u64, Pin)>) -> NotReplaced {
+        let result = self.map_all(old);
         if let Err(undo) = &result {
             tracing::error!(error = %undo, "undoing an exchange of pages failed");
         }
         NotReplaced { error, restored: result.is_ok() }
     }
 
-    /// Maps pages behind one another. Stops at the first failure, with the earlier ones mapped.
-    fn map_all(&mut self, mut offset: u64, pins: Vec<Pin>) -> Result<()> {
-        for pin in pins {
-            let bytes = pin.bytes();
-            self.map(offset, pin).map_err(|(error, _)| error)?;
-            offset += bytes;
-        }
-        Ok(())
+    /// Maps pages at their offsets. Stops at the first failure, with the earlier ones mapped.
+    fn map_all(&mut self, pins: Vec<(u64, Pin)>) -> Result<()> {
+        pins.into_iter().try_for_each(|(at, pin)| self.map(at, pin).map_err(|(error, _)| error))
     }
 
     /// Leaves the range to the pool, to be torn down at its next [`retry`](PagePool::retry): for a range that the device may

@@ -117,14 +117,14 @@ impl SharedSet {
         if let Some(id) = *numbers.slot(no) {
             return Ok(Acquired { pin: self.pool.pin(id)?, created: false });
         }
-        if let Some(spare) = numbers.spare.iter().position(|(class, _)| *class == no.class) {
+        let bytes = self.bytes(no.class);
+        if let Some(spare) = numbers.spare.iter().position(|(class, _)| self.bytes(*class) == bytes) {
             let pin = self.pool.pin(numbers.spare[spare].1)?;
             numbers.spare.swap_remove(spare);
             *numbers.slot(no) = Some(pin.id());
             return Ok(Acquired { pin, created: false });
         }
         let owner = Owner::Shared { arena: self.arena };
-        let bytes = self.bytes(no.class);
         // The lock is held across the driver's call: two spaces that need the same number must end up with one page.
         let pin = self.pool.create(bytes, owner).or_else(|error| {
             if error.is_out_of_memory() && self.release_unmapped(&mut numbers) > 0 {

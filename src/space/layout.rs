@@ -2,26 +2,33 @@
 //!
 //! ```text
 //!   range     addresses reserved at once, filled from the left
-//!             |--------- window 0 ---------|--- window 1 ---|- window 2 -|        (not mapped yet)
-//!   tiles     | large 0 | large 1 | small 0| large 0        | small 1    |
-//!                                             ^ the same page twice: its blocks never live together
-//!   block     starts where a window starts and covers whole tiles; it may run on into the windows behind its own
-//!   slab      a window of one small page, in ranges of its own, packed with small blocks
+//!             |---------- window 0 ----------|----- window 1 -----|-- window 2 --|      (not mapped yet)
+//!   tiles     | page 0   | page 1   | page 2 | page 0   | page 3  | page 4       |
+//!                                              ^ the same page twice: its blocks are never live on the same bytes
+//!   blocks    [ big: whole pages, ... tail ]   [ big ... tail]    [    gap   |mid]
 //! ```
 //!
-//! A page is busy while a live block covers a tile that shows it. A block goes to the most recently used window whose
-//! leading tiles are free and waste little, so that a model's identical layers settle on the same addresses. Only when there is
-//! none are free pages, lowest number first, stitched together in a new window. Nothing here depends on what other spaces
-//! did: the same requests always lead to the same numbers and offsets, and the arena holds, in each class, the most pages
-//! that any one space has needed at a time.
+//! A block of a large page or more starts where a tile starts, covers whole pages, and its *tail* the beginning of one more. A
+//! smaller one lies within a page, as far to the back of a gap as it can: the beginnings stay free for tails. What is small
+//! enough goes to the [slabs](super::slabs), in ranges of their own.
+//!
+//! A big block goes to the most recently used window whose tiles are free, so that a model's identical layers settle on the
+//! same addresses. Only when there is none are free pages, lowest number first, stitched together in a new window. Nothing here
+//! depends on what other spaces did: the same requests always lead to the same numbers and offsets, and the arena holds, in each
+//! class, the most pages that any one space has needed at a time.
 
 use std::collections::HashSet;
 
-use super::page_table::PageTable;
+use super::page_table::{PageTable, Stay, TileNo};
 use super::recency::Recency;
-use super::slab::{NotABlock, Slab};
+use super::slab::NotABlock;
+use super::slabs::{Slabs, Slot};
 use crate::pages::{Class, PageNo};
 use crate::units::{BLOCK_GRANULE, BlockBytes, Geometry, Stream};
+
+mod retained;
+
+pub(crate) use retained::{RetainedTile, Unit};
 
 /// A range starts with this many pages' worth of addresses and doubles up to [`RANGE_PAGES_MAX`].
 const RANGE_PAGES_FIRST: u64 = 64;
@@ -36,19 +43,11 @@ pub(crate) struct Place {
     pub(crate) offset: u64,
 }
 
-/// Which ranges a window belongs to. Slabs live apart, so that they do not cut the windows' neighbourhood into pieces.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Zone {
-    Blocks,
-    Slabs,
-}
-
 /// Pages to be stitched together behind new addresses, to be mapped before [`Layout::commit`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Growth {
     bytes: BlockBytes,
     stream: Stream,
-    zone: Zone,
     /// The range they are mapped in; one more than there are: it has to be reserved first.
     pub(crate) range: usize,
     /// Bytes of that range.
@@ -59,28 +58,10 @@ pub(crate) struct Growth {
     pub(crate) pages: Vec<PageNo>,
 }
 
-/// Tiles that a freed block no longer covers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Freed {
-    pub(crate) range: usize,
-    first: usize,
-    tiles: usize,
-}
-
-/// A tile that retained blocks cover.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RetainedTile {
-    pub(crate) range: usize,
-    pub(crate) offset: u64,
-    pub(crate) page: PageNo,
-    /// Bytes from the tile's start that any block, living or freed, has ever covered. The graph writes there on every replay.
-    pub(crate) used: u64,
-}
-
 /// Why an address cannot be freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotLive {
-    /// A block started there once, or (in a slab) may have.
+    /// Nothing lives there now; a block may have started there before.
     FreedBefore,
     /// No block of this space starts there.
     Foreign,
@@ -108,36 +89,29 @@ pub(crate) struct Usage {
 
 #[derive(Debug)]
 struct Tile {
-    offset: u64,
-    page: PageNo,
-    used: u64,
-    /// The window that starts with this tile.
-    window: Option<usize>,
+    page: u32,
+    /// One bit for each small page's worth of bytes that any block at this tile, living or freed, has ever covered.
+    used: Vec<u64>,
 }
 
 #[derive(Debug)]
 struct Range {
-    zone: Zone,
+    class: Class,
     bytes: u64,
-    filled: u64,
     tiles: Vec<Tile>,
-    /// For every small page's worth of addresses up to `filled`, the tile over it.
-    tile_at: Vec<u32>,
 }
 
-#[derive(Debug)]
-enum Tenant {
-    None,
-    Block { bytes: BlockBytes, tiles: usize },
-    Slab { slab: Slab, stream: Stream },
-}
-
-#[derive(Debug)]
+/// Tiles that were mapped together.
+#[derive(Clone, Copy, Debug)]
 struct Window {
-    range: usize,
-    first: usize,
+    first: TileNo,
     tiles: usize,
-    tenant: Tenant,
+}
+
+/// What a place is in.
+enum Found {
+    Slab(Slot),
+    Page { tile: TileNo, page: u32, start: u64 },
 }
 
 /// The state described above.
@@ -145,14 +119,12 @@ struct Window {
 pub(crate) struct Layout {
     geometry: Geometry,
     pages: PageTable,
+    slabs: Slabs,
     ranges: Vec<Range>,
     windows: Vec<Window>,
-    /// The windows of each zone in the order of their use.
-    recency: Recency<2>,
-    /// Windows that hold a slab now, oldest first.
-    slabs: Vec<usize>,
-    /// Empty slabs kept for the next one.
-    idle_slabs: Vec<Slab>,
+    recency: Recency,
+    /// Where each slab is.
+    slab_tiles: Vec<TileNo>,
     /// Live blocks that a second stream uses.
     crossing: HashSet<Place>,
     /// Such blocks after they were freed: busy until the seal.
@@ -164,12 +136,12 @@ impl Layout {
     pub(crate) fn new(geometry: Geometry) -> Self {
         Self {
             geometry,
-            pages: PageTable::new(geometry),
+            pages: PageTable::new(geometry.large()),
+            slabs: Slabs::new(geometry.small()),
             ranges: Vec::new(),
             windows: Vec::new(),
-            recency: Recency::new(),
-            slabs: Vec::new(),
-            idle_slabs: Vec::new(),
+            recency: Recency::default(),
+            slab_tiles: Vec::new(),
             crossing: HashSet::new(),
             parked: HashSet::new(),
             usage: Usage::default(),
@@ -183,151 +155,162 @@ impl Layout {
 
     /// Numbers of small and large pages this space has ever used.
     pub(crate) fn pages(&self) -> (usize, usize) {
-        self.pages.used()
+        (self.slabs.len(), self.pages.used())
     }
 
-    /// Whether a block of this size shares its page with others.
+    /// Whether a block of this size goes to the slabs.
     fn packed(&self, bytes: BlockBytes) -> bool {
         bytes.get() <= self.geometry.small() / 2
     }
 
+    fn page_bytes(&self, class: Class) -> u64 {
+        match class {
+            Class::Small => self.geometry.small(),
+            Class::Large => self.geometry.large(),
+        }
+    }
+
+    /// Whole pages under a block, and the bytes of its tail.
+    fn split(&self, bytes: BlockBytes) -> (usize, u64) {
+        ((bytes.get() / self.geometry.large()) as usize, bytes.get() % self.geometry.large())
+    }
+
+    fn offset(&self, tile: TileNo) -> u64 {
+        tile.tile as u64 * self.page_bytes(self.ranges[tile.range].class)
+    }
+
+    fn page(&self, tile: TileNo) -> u32 {
+        self.ranges[tile.range].tiles[tile.tile].page
+    }
+
     /// Places a block on addresses that are already mapped, if it can.
     pub(crate) fn place(&mut self, bytes: BlockBytes, stream: Stream) -> Option<Place> {
-        if !self.packed(bytes) {
-            let (window, tiles) = self.find(Zone::Blocks, bytes.get(), stream)?;
-            return Some(self.settle(window, tiles, bytes, stream));
+        if self.packed(bytes) {
+            let slot = self.slabs.allocate(granules(bytes), stream)?;
+            return Some(self.settle_in_slab(slot, bytes));
         }
-        let granules = (bytes.get() / BLOCK_GRANULE) as u32;
-        for &window in &self.slabs {
-            let Window { range, first, tenant, .. } = &mut self.windows[window];
-            if let Tenant::Slab { slab, stream: owner } = tenant
-                && *owner == stream
-                && let Some(start) = slab.allocate(granules)
-            {
-                let offset = self.ranges[*range].tiles[*first].offset + u64::from(start) * BLOCK_GRANULE;
-                let place = Place { range: *range, offset };
-                self.count(bytes);
-                return Some(place);
-            }
+        if bytes.get() < self.geometry.large() {
+            let (page, end) = self
+                .pages
+                .gap(bytes.get(), stream)
+                .or_else(|| self.pages.known_free(stream).map(|page| (page, self.geometry.large())))?;
+            return Some(self.settle_within(page, end, bytes, stream));
         }
-        let (window, _) = self.find(Zone::Slabs, self.geometry.small(), stream)?;
-        Some(self.open_slab(window, bytes, stream))
+        let window = self.find(bytes, stream)?;
+        Some(self.settle(window, bytes, stream))
     }
 
     /// What has to be mapped for a block that [`place`](Self::place) found no room for.
     pub(crate) fn plan(&self, bytes: BlockBytes, stream: Stream) -> Growth {
-        let (zone, page, large, small) = if self.packed(bytes) {
-            (Zone::Slabs, self.geometry.small(), 0, 1)
+        let mut numbers: Vec<u32> = Vec::new();
+        let class = if self.packed(bytes) {
+            numbers.push(self.slabs.len() as u32);
+            Class::Small
         } else {
-            let (large, small) = self.split(bytes.get());
-            (Zone::Blocks, self.geometry.large(), large, small)
+            let (whole, tail) = self.split(bytes);
+            let mut free = self.pages.free(stream);
+            numbers.extend(free.by_ref().take(whole));
+            if tail > 0 {
+                let shared = if whole > 0 { self.pages.beginning(tail, stream) } else { None };
+                numbers.extend(shared.or_else(|| free.next()));
+            }
+            Class::Large
         };
-        let mut pages = Vec::with_capacity(large + small);
-        pages.extend(self.pages.free(Class::Large, stream).take(large));
-        pages.extend(self.pages.free(Class::Small, stream).take(small));
-        let length = large as u64 * self.geometry.large() + small as u64 * self.geometry.small();
+        let pages: Vec<PageNo> = numbers.into_iter().map(|index| PageNo { class, index }).collect();
+        let page = self.page_bytes(class);
+        let length = pages.len() as u64 * page;
 
-        let mut fitting = self.ranges.iter().enumerate().filter(|(_, range)| range.zone == zone);
-        if let Some((range, found)) = fitting.clone().find(|(_, range)| range.bytes - range.filled >= length)
-        {
-            return Growth {
-                bytes,
-                stream,
-                zone,
-                range,
-                range_bytes: found.bytes,
-                offset: found.filled,
-                pages,
-            };
-        }
-        let last = fitting.next_back().map_or(page * RANGE_PAGES_FIRST / 2, |(_, range)| range.bytes);
-        let doubled = (last * 2).min(page * RANGE_PAGES_MAX);
-        let range_bytes = doubled.max(length);
-        Growth { bytes, stream, zone, range: self.ranges.len(), range_bytes, offset: 0, pages }
+        let filled = |range: &Range| range.tiles.len() as u64 * page;
+        let mut fitting = self.ranges.iter().enumerate().filter(|(_, range)| range.class == class);
+        let roomy = fitting.clone().find(|(_, range)| range.bytes - filled(range) >= length);
+        let (range, range_bytes, offset) = match roomy {
+            Some((number, range)) => (number, range.bytes, filled(range)),
+            None => {
+                let last = fitting.next_back().map_or(page * RANGE_PAGES_FIRST / 2, |(_, range)| range.bytes);
+                (self.ranges.len(), (last * 2).min(page * RANGE_PAGES_MAX).max(length), 0)
+            }
+        };
+        Growth { bytes, stream, range, range_bytes, offset, pages }
     }
 
     /// Places the block on the pages of its plan, which are mapped now. Nothing may have changed since the plan.
     pub(crate) fn commit(&mut self, growth: &Growth) -> Place {
-        let Growth { bytes, stream, zone, range, range_bytes, offset, pages } = growth;
+        let Growth { bytes, stream, range, range_bytes, pages, .. } = growth;
+        let class = if self.packed(*bytes) { Class::Small } else { Class::Large };
         if *range == self.ranges.len() {
-            let (zone, bytes) = (*zone, *range_bytes);
-            self.ranges.push(Range { zone, bytes, filled: 0, tiles: Vec::new(), tile_at: Vec::new() });
+            self.ranges.push(Range { class, bytes: *range_bytes, tiles: Vec::new() });
         }
-        debug_assert_eq!(self.ranges[*range].filled, *offset, "the plan is stale");
+        let first = TileNo { range: *range, tile: self.ranges[*range].tiles.len() };
+        debug_assert_eq!(self.offset(first), growth.offset, "the plan is stale");
+        let words = self.page_bytes(class).div_ceil(self.geometry.small()).div_ceil(64) as usize;
+        for (tile, page) in (first.tile..).zip(pages) {
+            self.ranges[*range].tiles.push(Tile { page: page.index, used: vec![0; words] });
+            if class == Class::Large {
+                self.pages.show(page.index, TileNo { range: *range, tile });
+            }
+        }
+        if class == Class::Small {
+            self.slab_tiles.push(first);
+            self.slabs.add(*stream);
+            let slot = self.slabs.allocate(granules(*bytes), *stream);
+            // An empty slab has room for any packed block; it is the only one that has, or there would be no plan.
+            debug_assert_eq!(slot, Some(Slot { slab: self.slabs.len() - 1, granule: 0 }));
+            return self
+                .settle_in_slab(slot.unwrap_or(Slot { slab: self.slabs.len() - 1, granule: 0 }), *bytes);
+        }
         let window = self.windows.len();
-        let first = self.ranges[*range].tiles.len();
-        for page in pages {
-            let page_bytes = self.pages.bytes(page.class);
-            self.pages.add(*page);
-            let range = &mut self.ranges[*range];
-            let tile = range.tiles.len() as u32;
-            range.tile_at.extend((0..page_bytes / self.geometry.small()).map(|_| tile));
-            range.tiles.push(Tile { offset: range.filled, page: *page, used: 0, window: None });
-            range.filled += page_bytes;
+        self.windows.push(Window { first, tiles: pages.len() });
+        self.recency.add();
+        if bytes.get() < self.geometry.large() {
+            return self.settle_within(pages[0].index, self.geometry.large(), *bytes, *stream);
         }
-        self.ranges[*range].tiles[first].window = Some(window);
-        let tiles = pages.len();
-        self.windows.push(Window { range: *range, first, tiles, tenant: Tenant::None });
-        self.recency.add(*zone as usize);
-        match zone {
-            Zone::Blocks => self.settle(window, tiles, *bytes, *stream),
-            Zone::Slabs => self.open_slab(window, *bytes, *stream),
-        }
+        self.settle(window, *bytes, *stream)
     }
 
-    /// Frees the block at a place. Its pages are free for the next block of its stream, unless another stream uses it too:
-    /// then they stay busy until the seal.
-    pub(crate) fn free(&mut self, place: Place) -> Result<Freed, NotLive> {
-        let (window, granule) = self.locate(place)?;
-        let Window { range, first, tenant, .. } = &mut self.windows[window];
-        let (range, first) = (*range, *first);
-        let nothing = Freed { range, first, tiles: 0 };
-        if !self.crossing.is_empty() && self.crossing.contains(&place) {
-            self.crossing.remove(&place);
+    /// Frees the block at a place; its bytes. They serve the next block of its stream, unless another stream uses it too: then it
+    /// stays until the seal, and 0 bytes are free.
+    pub(crate) fn free(&mut self, place: Place) -> Result<u64, NotLive> {
+        let found = self.locate(place)?;
+        if !self.crossing.is_empty() && self.crossing.remove(&place) {
             self.parked.insert(place);
-            return Ok(nothing);
+            return Ok(0);
         }
         if !self.parked.is_empty() && self.parked.contains(&place) {
             return Err(NotLive::FreedBefore);
         }
-        let (bytes, tiles) = match tenant {
-            Tenant::None => return Err(NotLive::FreedBefore),
-            Tenant::Block { bytes, tiles } => (bytes.get(), *tiles),
-            Tenant::Slab { slab, .. } => {
-                let granules = slab.free(granule)?;
-                (u64::from(granules) * BLOCK_GRANULE, usize::from(slab.live() == 0))
+        let bytes = match found {
+            Found::Slab(slot) => u64::from(self.slabs.free(slot)?) * BLOCK_GRANULE,
+            Found::Page { tile, page, start } => {
+                let bytes = self.block(tile, page, start)?;
+                self.pages.release(page, start);
+                for next in 1..(start + bytes).div_ceil(self.geometry.large()) as usize {
+                    let page = self.page(TileNo { tile: tile.tile + next, ..tile });
+                    self.pages.release(page, 0);
+                }
+                bytes
             }
         };
         self.usage.blocks -= 1;
         self.usage.bytes -= bytes;
-        if tiles == 0 {
-            return Ok(nothing);
-        }
-        if let Tenant::Slab { slab, .. } = std::mem::replace(tenant, Tenant::None) {
-            self.slabs.retain(|w| *w != window);
-            self.idle_slabs.push(slab);
-        }
-        for tile in first..first + tiles {
-            let page = self.ranges[range].tiles[tile].page;
-            self.pages.release(page);
-        }
-        Ok(Freed { range, first, tiles })
+        Ok(bytes)
     }
 
     /// Notes that `stream` uses the block too. Without effect if that is its own stream.
     pub(crate) fn record_stream(&mut self, place: Place, stream: Stream) -> Result<(), NotLive> {
-        let (window, granule) = self.locate(place)?;
-        let Window { range, first, tenant, .. } = &self.windows[window];
-        match tenant {
-            Tenant::None => return Err(NotLive::FreedBefore),
-            Tenant::Block { .. } => {}
-            Tenant::Slab { slab, .. } => drop(slab.block(granule)?),
-        }
+        let own = match self.locate(place)? {
+            Found::Slab(slot) => {
+                self.slabs.block(slot)?;
+                Some(self.slabs.stream(slot.slab))
+            }
+            Found::Page { tile, page, start } => {
+                self.block(tile, page, start)?;
+                self.pages.stream(page)
+            }
+        };
         if self.parked.contains(&place) {
             return Err(NotLive::FreedBefore);
         }
-        let page = self.ranges[*range].tiles[*first].page;
-        if self.pages.stream(page) != Some(stream) {
+        if own != Some(stream) {
             self.crossing.insert(place);
         }
         Ok(())
@@ -341,122 +324,78 @@ impl Layout {
             let freed = self.free(place);
             debug_assert!(freed.is_ok(), "a parked block was not live");
         }
+        self.slabs.seal();
     }
 
-    /// The live blocks and their bytes, in no particular order, parked ones apart.
-    pub(crate) fn blocks(&self) -> Vec<(Place, u64)> {
-        let mut blocks = Vec::with_capacity(self.usage.blocks as usize);
-        for window in &self.windows {
-            let base = self.ranges[window.range].tiles[window.first].offset;
-            let place = |offset| Place { range: window.range, offset };
-            match &window.tenant {
-                Tenant::None => {}
-                Tenant::Block { bytes, .. } => blocks.push((place(base), bytes.get())),
-                Tenant::Slab { slab, .. } => blocks.extend(slab.blocks().map(|(start, granules)| {
-                    (place(base + u64::from(start) * BLOCK_GRANULE), u64::from(granules) * BLOCK_GRANULE)
-                })),
-            }
-        }
-        blocks.retain(|(place, _)| !self.parked.contains(place));
-        blocks
-    }
-
-    /// The tiles that blocks cover which would be retained if the capture ended now.
-    pub(crate) fn retained_tiles(&self) -> Vec<RetainedTile> {
-        let mut retained = Vec::new();
-        for Window { range, first, tenant, .. } in &self.windows {
-            let base = self.ranges[*range].tiles[*first].offset;
-            let stays = |offset| !self.parked.contains(&Place { range: *range, offset });
-            let tiles = match tenant {
-                Tenant::Block { tiles, .. } if stays(base) => *tiles,
-                Tenant::Slab { slab, .. }
-                    if slab.blocks().any(|(start, _)| stays(base + u64::from(start) * BLOCK_GRANULE)) =>
-                {
-                    1
-                }
-                _ => 0,
-            };
-            for tile in &self.ranges[*range].tiles[*first..first + tiles] {
-                let &Tile { offset, page, used, .. } = tile;
-                retained.push(RetainedTile { range: *range, offset, page, used });
-            }
-        }
-        retained
-    }
-
-    /// The offsets of a freed block's tiles and the bytes of each.
-    pub(crate) fn freed_tiles(&self, freed: Freed) -> impl Iterator<Item = (u64, u64)> {
-        let tiles = &self.ranges[freed.range].tiles[freed.first..freed.first + freed.tiles];
-        tiles.iter().map(|tile| (tile.offset, self.pages.bytes(tile.page.class)))
-    }
-
-    /// How many large and small pages a block of `bytes` takes: whole large pages, then a tail of small ones, or one more large
-    /// page where that wastes little.
-    fn split(&self, bytes: u64) -> (usize, usize) {
-        let (small, large) = (self.geometry.small(), self.geometry.large());
-        if small == large {
-            return (0, bytes.div_ceil(small) as usize);
-        }
-        let (whole, tail) = (bytes / large, bytes % large);
-        if tail > 0 && large - tail <= self.geometry.max_waste() {
-            (whole as usize + 1, 0)
-        } else {
-            (whole as usize, tail.div_ceil(small) as usize)
-        }
-    }
-
-    /// The window for a block of `bytes`, and how many tiles it takes: the most recently used one that holds it, or else the
-    /// most recently used one from which it can run on into the windows behind.
-    fn find(&mut self, zone: Zone, bytes: u64, stream: Stream) -> Option<(usize, usize)> {
+    /// The window for a block of at least a page: the most recently used one that holds it, or else the most recently used one
+    /// from which it can run on into the windows behind.
+    fn find(&mut self, bytes: BlockBytes, stream: Stream) -> Option<usize> {
+        let (whole, tail) = self.split(bytes);
         let mut running_on = None;
-        let mut next = self.recency.newest(zone as usize);
-        while let Some(window) = next {
-            if let Some(tiles) = self.free_tiles(window, bytes, stream) {
-                if tiles <= self.windows[window].tiles {
-                    return Some((window, tiles));
+        let mut next = self.recency.newest();
+        while let Some(number) = next {
+            if self.free_from(self.windows[number].first, whole, tail, stream) {
+                if whole + usize::from(tail > 0) <= self.windows[number].tiles {
+                    return Some(number);
                 }
-                running_on = running_on.or(Some((window, tiles)));
+                running_on = running_on.or(Some(number));
             }
-            next = self.recency.older(window);
+            next = self.recency.older(number);
         }
         running_on
     }
 
-    /// How many tiles from the window's first hold `bytes`, if those are free and waste little.
-    fn free_tiles(&mut self, window: usize, bytes: u64, stream: Stream) -> Option<usize> {
-        self.pages.start_search();
-        let Window { range, first, .. } = self.windows[window];
-        let mut covered = 0;
-        for (count, tile) in self.ranges[range].tiles[first..].iter().enumerate() {
-            if !self.pages.visit(tile.page, stream) {
-                return None;
-            }
-            covered += self.pages.bytes(tile.page.class);
-            if covered >= bytes {
-                return (covered - bytes <= self.geometry.max_waste()).then_some(count + 1);
-            }
+    /// Whether `whole` tiles from the first on, and the beginning of one more, are free.
+    fn free_from(&mut self, first: TileNo, whole: usize, tail: u64, stream: Stream) -> bool {
+        let tiles = &self.ranges[first.range].tiles[first.tile..];
+        if tiles.len() < whole + usize::from(tail > 0) {
+            return false;
         }
-        None
+        self.pages.start_search();
+        let (large, pages) = (self.geometry.large(), &mut self.pages);
+        tiles[..whole].iter().all(|tile| pages.visit(tile.page, large, stream))
+            && (tail == 0 || pages.visit(tiles[whole].page, tail, stream))
     }
 
-    /// Makes a block the tenant of a window.
-    fn settle(&mut self, window: usize, tiles: usize, bytes: BlockBytes, stream: Stream) -> Place {
-        self.windows[window].tenant = Tenant::Block { bytes, tiles };
+    /// Puts a block of at least a page at the beginning of a window.
+    fn settle(&mut self, window: usize, bytes: BlockBytes, stream: Stream) -> Place {
+        let first = self.windows[window].first;
+        self.recency.touch(window);
+        let large = self.geometry.large();
+        let mut rest = bytes.get();
+        let mut tile = first;
+        while rest > 0 {
+            let end = rest.min(large);
+            let block = if tile == first { bytes.get() } else { 0 };
+            self.occupy(Stay { start: 0, end, tile, block }, stream);
+            rest -= end;
+            tile.tile += 1;
+        }
         self.count(bytes);
-        self.occupy(window, tiles, bytes.get(), stream)
+        Place { range: first.range, offset: self.offset(first) }
     }
 
-    /// Makes a slab the tenant of a window, with its first block in it.
-    fn open_slab(&mut self, window: usize, bytes: BlockBytes, stream: Stream) -> Place {
-        let page = self.geometry.small();
-        let mut slab = self.idle_slabs.pop().unwrap_or_else(|| Slab::new(page));
-        // An empty slab has room for any packed block, at its beginning.
-        let start = slab.allocate((bytes.get() / BLOCK_GRANULE) as u32);
-        debug_assert_eq!(start, Some(0));
-        self.windows[window].tenant = Tenant::Slab { slab, stream };
-        self.slabs.push(window);
+    /// Puts a block into a page so that it ends at `end`, at the page's first tile.
+    fn settle_within(&mut self, page: u32, end: u64, bytes: BlockBytes, stream: Stream) -> Place {
+        let (tile, start) = (self.pages.home(page), end - bytes.get());
+        self.occupy(Stay { start, end, tile, block: bytes.get() }, stream);
         self.count(bytes);
-        self.occupy(window, 1, page, stream)
+        Place { range: tile.range, offset: self.offset(tile) + start }
+    }
+
+    fn settle_in_slab(&mut self, slot: Slot, bytes: BlockBytes) -> Place {
+        let tile = self.slab_tiles[slot.slab];
+        self.count(bytes);
+        Place { range: tile.range, offset: self.offset(tile) + u64::from(slot.granule) * BLOCK_GRANULE }
+    }
+
+    fn occupy(&mut self, stay: Stay, stream: Stream) {
+        let small = self.geometry.small();
+        let tile = &mut self.ranges[stay.tile.range].tiles[stay.tile.tile];
+        for unit in stay.start / small..stay.end.div_ceil(small) {
+            tile.used[unit as usize / 64] |= 1 << (unit % 64);
+        }
+        self.pages.occupy(tile.page, stay, stream);
     }
 
     fn count(&mut self, bytes: BlockBytes) {
@@ -465,37 +404,38 @@ impl Layout {
         self.usage.peak_bytes = self.usage.peak_bytes.max(self.usage.bytes);
     }
 
-    fn occupy(&mut self, window: usize, tiles: usize, bytes: u64, stream: Stream) -> Place {
-        let Window { range, first, .. } = self.windows[window];
-        let mut rest = bytes;
-        for tile in first..first + tiles {
-            let page = self.ranges[range].tiles[tile].page;
-            let covered = rest.min(self.pages.bytes(page.class));
-            rest -= covered;
-            let used = &mut self.ranges[range].tiles[tile].used;
-            *used = covered.max(*used);
-            self.pages.occupy(page, stream);
+    /// What is at a place that is mapped and where a block may start.
+    fn locate(&self, place: Place) -> Result<Found, NotLive> {
+        let range = self.ranges.get(place.range).ok_or(NotLive::Foreign)?;
+        let page_bytes = self.page_bytes(range.class);
+        let tile = TileNo { range: place.range, tile: (place.offset / page_bytes) as usize };
+        let page = range.tiles.get(tile.tile).ok_or(NotLive::Foreign)?.page;
+        let start = place.offset % page_bytes;
+        if !start.is_multiple_of(BLOCK_GRANULE) {
+            return Err(NotLive::Foreign);
         }
-        self.recency.touch(self.ranges[range].zone as usize, window);
-        Place { range, offset: self.ranges[range].tiles[first].offset }
+        Ok(match range.class {
+            Class::Small => {
+                Found::Slab(Slot { slab: page as usize, granule: (start / BLOCK_GRANULE) as u32 })
+            }
+            Class::Large => Found::Page { tile, page, start },
+        })
     }
 
-    /// The window that starts at or, for a slab, holds the place, and the granule within the slab.
-    fn locate(&self, place: Place) -> Result<(usize, u32), NotLive> {
-        let range = self.ranges.get(place.range).ok_or(NotLive::Foreign)?;
-        let unit = (place.offset / self.geometry.small()) as usize;
-        let tile = range.tile_at.get(unit).ok_or(NotLive::Foreign)?;
-        let tile = &range.tiles[*tile as usize];
-        let window = tile.window.ok_or(NotLive::Foreign)?;
-        let within = place.offset - tile.offset;
-        match range.zone {
-            Zone::Blocks if within == 0 => Ok((window, 0)),
-            Zone::Slabs if within.is_multiple_of(BLOCK_GRANULE) => {
-                Ok((window, (within / BLOCK_GRANULE) as u32))
+    /// The bytes of the live block that starts at a byte of a page, at this tile.
+    fn block(&self, tile: TileNo, page: u32, start: u64) -> Result<u64, NotLive> {
+        match self.pages.stay(page, start, tile) {
+            Some(stay) if stay.block > 0 => Ok(stay.block),
+            _ => {
+                let inside = self.pages.stays(page, tile).any(|stay| (stay.start..stay.end).contains(&start));
+                Err(if inside { NotLive::Foreign } else { NotLive::FreedBefore })
             }
-            _ => Err(NotLive::Foreign),
         }
     }
+}
+
+fn granules(bytes: BlockBytes) -> u32 {
+    (bytes.get() / BLOCK_GRANULE) as u32
 }
 
 #[cfg(test)]

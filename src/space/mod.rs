@@ -22,8 +22,9 @@ mod page_table;
 mod recency;
 mod seal;
 mod slab;
+mod slabs;
 
-use layout::{Freed, Growth, Layout, NotLive, Place};
+use layout::{Growth, Layout, NotLive, Place};
 
 pub use seal::{RetainPolicy, RetainedBlock, SealReport};
 
@@ -177,9 +178,11 @@ impl Space {
     pub fn free(&self, address: Address) -> Result<()> {
         self.usable()?;
         let mut state = self.state.lock();
-        let freed = state.find(address, Layout::free)?;
-        if state.phase == Phase::Sealed {
-            state.give_back(&self.common.shared, freed);
+        let bytes = state.find(address, Layout::free)?;
+        if state.phase == Phase::Sealed
+            && let Some(place) = state.range_of(address)
+        {
+            state.give_back(&self.common.shared, place, bytes);
         }
         Ok(())
     }
@@ -353,15 +356,17 @@ impl State {
         Err(error)
     }
 
-    /// Returns the pages under freed tiles, if they are the space's own, to the shared set.
-    fn give_back(&mut self, shared: &SharedSet, freed: Freed) {
-        for (offset, bytes) in self.layout.freed_tiles(freed) {
-            for (at, pin) in self.ranges[freed.range].mapped() {
-                if (offset..offset + bytes).contains(&at)
-                    && matches!(shared.pool().owner(pin.id()), Owner::Retained { .. })
-                {
-                    shared.give(pin);
-                }
+    /// Returns the space's own pages under a freed block to the shared set, those apart that other blocks still cover.
+    fn give_back(&mut self, shared: &SharedSet, freed: Place, bytes: u64) {
+        let (from, to) = (freed.offset, freed.offset + bytes);
+        for (at, pin) in self.ranges[freed.range].mapped() {
+            let end = at + pin.bytes();
+            if at < to
+                && from < end
+                && matches!(shared.pool().owner(pin.id()), Owner::Retained { .. })
+                && !self.layout.covered(freed.range, at, end)
+            {
+                shared.give(pin);
             }
         }
     }

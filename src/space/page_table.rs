@@ -1,60 +1,89 @@
-//! Which numbered pages a space uses, and for which stream.
+//! Which bytes of which large page live blocks cover, and for which stream.
 
-use crate::pages::{Class, PageNo};
-use crate::units::{Geometry, Stream};
+use crate::units::Stream;
 
-#[derive(Clone, Copy, Debug, Default)]
-struct PageUse {
-    busy: bool,
+/// Where a page shows: a range and a tile in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct TileNo {
+    pub(crate) range: usize,
+    pub(crate) tile: usize,
+}
+
+/// A part of a page that a live block covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stay {
+    /// First byte within the page.
+    pub(crate) start: u64,
+    /// The byte behind the last.
+    pub(crate) end: u64,
+    /// The tile at whose addresses the block lies.
+    pub(crate) tile: TileNo,
+    /// Bytes of the whole block; 0 in the pages behind its first.
+    pub(crate) block: u64,
+}
+
+#[derive(Debug)]
+struct Page {
+    /// Sorted; they never overlap.
+    stays: Vec<Stay>,
     /// The stream whose blocks the page holds until the seal. Another stream's work is not ordered with theirs.
     stream: Option<Stream>,
+    /// The first tile that showed the page.
+    home: TileNo,
     /// The last search that passed here, to notice a page that shows twice.
     visit: u64,
 }
 
-/// Every page number a space has used so far. A page is *busy* while a live block covers a tile that shows it.
+/// Every large page number a space has used so far.
 #[derive(Debug)]
 pub(crate) struct PageTable {
-    geometry: Geometry,
-    small: Vec<PageUse>,
-    large: Vec<PageUse>,
+    bytes: u64,
+    pages: Vec<Page>,
     visits: u64,
 }
 
 impl PageTable {
-    pub(crate) fn new(geometry: Geometry) -> Self {
-        Self { geometry, small: Vec::new(), large: Vec::new(), visits: 0 }
+    /// No pages yet, each of which will have `bytes`.
+    pub(crate) fn new(bytes: u64) -> Self {
+        Self { bytes, pages: Vec::new(), visits: 0 }
     }
 
-    /// Bytes of a page of this class.
-    pub(crate) fn bytes(&self, class: Class) -> u64 {
-        match class {
-            Class::Small => self.geometry.small(),
-            Class::Large => self.geometry.large(),
+    /// How many numbers have been used.
+    pub(crate) fn used(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// Wholly free pages that the stream may use, lowest number first, without end: numbers nobody used yet come last.
+    pub(crate) fn free(&self, stream: Stream) -> impl Iterator<Item = u32> {
+        let known = self.pages.iter().enumerate().filter(move |(_, page)| page.free_for(stream));
+        known.map(|(number, _)| number as u32).chain(self.pages.len() as u32..)
+    }
+
+    /// The lowest wholly free page among those used before.
+    pub(crate) fn known_free(&self, stream: Stream) -> Option<u32> {
+        self.free(stream).next().filter(|number| (*number as usize) < self.pages.len())
+    }
+
+    /// The shortest gap of at least `bytes` in a page that holds a block of the stream already: the page, and the gap's end.
+    pub(crate) fn gap(&self, bytes: u64, stream: Stream) -> Option<(u32, u64)> {
+        let mut best: Option<(u64, u32, u64)> = None;
+        for (number, page) in self.shared_with(stream) {
+            let mut from = 0;
+            for to in page.stays.iter().map(|stay| (stay.start, stay.end)).chain([(self.bytes, 0)]) {
+                let length = to.0 - from;
+                if length >= bytes && best.is_none_or(|(shortest, ..)| length < shortest) {
+                    best = Some((length, number, to.0));
+                }
+                from = to.1;
+            }
         }
+        best.map(|(_, number, end)| (number, end))
     }
 
-    /// How many numbers of each class, small and large, have been used.
-    pub(crate) fn used(&self) -> (usize, usize) {
-        (self.small.len(), self.large.len())
-    }
-
-    /// How many pages of each class are busy.
-    #[cfg(test)]
-    pub(crate) fn busy(&self) -> (usize, usize) {
-        let busy = |table: &[PageUse]| table.iter().filter(|page| page.busy).count();
-        (busy(&self.small), busy(&self.large))
-    }
-
-    /// Free pages of a class that the stream may use, lowest number first, without end: numbers nobody used yet come last.
-    pub(crate) fn free(&self, class: Class, stream: Stream) -> impl Iterator<Item = PageNo> {
-        let table = match class {
-            Class::Small => &self.small,
-            Class::Large => &self.large,
-        };
-        let known = table.iter().enumerate().filter(move |(_, page)| page.usable_by(stream));
-        let fresh = table.len() as u32..;
-        known.map(|(index, _)| index as u32).chain(fresh).map(move |index| PageNo { class, index })
+    /// The page with the shortest free beginning of at least `bytes` among those that hold a block of the stream already.
+    pub(crate) fn beginning(&self, bytes: u64, stream: Stream) -> Option<u32> {
+        let beginnings = self.shared_with(stream).map(|(number, page)| (page.stays[0].start, number));
+        beginnings.filter(|(length, _)| *length >= bytes).min().map(|(_, number)| number)
     }
 
     /// Begins a search: every page may be visited once.
@@ -62,54 +91,72 @@ impl PageTable {
         self.visits += 1;
     }
 
-    /// Whether the stream may use the page and the search has not passed it yet.
-    pub(crate) fn visit(&mut self, page: PageNo, stream: Stream) -> bool {
-        let visits = self.visits;
-        let page = self.get(page);
-        let usable = page.usable_by(stream) && page.visit != visits;
-        page.visit = visits;
+    /// Whether the stream may use the first `bytes` of the page, and the search has not passed it yet.
+    pub(crate) fn visit(&mut self, number: u32, bytes: u64, stream: Stream) -> bool {
+        let page = &mut self.pages[number as usize];
+        let beginning = page.stays.first().map_or(self.bytes, |stay| stay.start);
+        let usable = page.serves(stream) && beginning >= bytes && page.visit != self.visits;
+        page.visit = self.visits;
         usable
     }
 
-    /// Adds a number that a growth has mapped.
-    pub(crate) fn add(&mut self, page: PageNo) {
-        let table = match page.class {
-            Class::Small => &mut self.small,
-            Class::Large => &mut self.large,
-        };
-        table.resize(table.len().max(page.index as usize + 1), PageUse::default());
+    /// Notes that a tile shows the page. Numbers come in order: the next unused one at most.
+    pub(crate) fn show(&mut self, number: u32, tile: TileNo) {
+        if number as usize == self.pages.len() {
+            self.pages.push(Page { stays: Vec::new(), stream: None, home: tile, visit: 0 });
+        }
     }
 
-    /// A block of the stream covers the page now.
-    pub(crate) fn occupy(&mut self, page: PageNo, stream: Stream) {
-        let page = self.get(page);
-        page.busy = true;
-        page.stream = Some(stream);
-    }
-
-    /// The block is gone. The page stays its stream's until the seal.
-    pub(crate) fn release(&mut self, page: PageNo) {
-        self.get(page).busy = false;
+    /// The first tile that showed the page.
+    pub(crate) fn home(&self, number: u32) -> TileNo {
+        self.pages[number as usize].home
     }
 
     /// The stream whose blocks the page holds, if any.
-    pub(crate) fn stream(&self, page: PageNo) -> Option<Stream> {
-        match page.class {
-            Class::Small => self.small[page.index as usize].stream,
-            Class::Large => self.large[page.index as usize].stream,
-        }
+    pub(crate) fn stream(&self, number: u32) -> Option<Stream> {
+        self.pages[number as usize].stream
     }
 
-    fn get(&mut self, page: PageNo) -> &mut PageUse {
-        match page.class {
-            Class::Small => &mut self.small[page.index as usize],
-            Class::Large => &mut self.large[page.index as usize],
-        }
+    /// A block of the stream covers a part of the page now, which was free.
+    pub(crate) fn occupy(&mut self, number: u32, stay: Stay, stream: Stream) {
+        let page = &mut self.pages[number as usize];
+        let at = page.stays.partition_point(|other| other.start < stay.start);
+        debug_assert!(at == 0 || page.stays[at - 1].end <= stay.start, "the part was not free");
+        debug_assert!(page.stays.get(at).is_none_or(|next| stay.end <= next.start), "the part was not free");
+        page.stays.insert(at, stay);
+        page.stream = Some(stream);
+    }
+
+    /// The stay that begins at a byte of the page at this tile.
+    pub(crate) fn stay(&self, number: u32, start: u64, tile: TileNo) -> Option<Stay> {
+        let stays = &self.pages[number as usize].stays;
+        let found = stays.binary_search_by_key(&start, |stay| stay.start).ok()?;
+        Some(stays[found]).filter(|stay| stay.tile == tile)
+    }
+
+    /// The parts of the page that blocks at this tile cover.
+    pub(crate) fn stays(&self, number: u32, tile: TileNo) -> impl Iterator<Item = Stay> {
+        self.pages[number as usize].stays.iter().copied().filter(move |stay| stay.tile == tile)
+    }
+
+    /// The block that begins at a byte of the page is gone from it. The page stays its stream's until the seal.
+    pub(crate) fn release(&mut self, number: u32, start: u64) {
+        self.pages[number as usize].stays.retain(|stay| stay.start != start);
+    }
+
+    /// Pages that hold a block of the stream, with their numbers.
+    fn shared_with(&self, stream: Stream) -> impl Iterator<Item = (u32, &Page)> {
+        let held = move |(_, page): &(usize, &Page)| !page.stays.is_empty() && page.stream == Some(stream);
+        self.pages.iter().enumerate().filter(held).map(|(number, page)| (number as u32, page))
     }
 }
 
-impl PageUse {
-    fn usable_by(&self, stream: Stream) -> bool {
-        !self.busy && self.stream.is_none_or(|owner| owner == stream)
+impl Page {
+    fn serves(&self, stream: Stream) -> bool {
+        self.stream.is_none_or(|owner| owner == stream)
+    }
+
+    fn free_for(&self, stream: Stream) -> bool {
+        self.stays.is_empty() && self.serves(stream)
     }
 }

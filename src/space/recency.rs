@@ -1,4 +1,4 @@
-//! Windows in the order of their use: a doubly linked list for each zone, threaded through one table.
+//! Windows in the order of their use: a doubly linked list threaded through a table.
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Link {
@@ -6,27 +6,23 @@ struct Link {
     older: Option<usize>,
 }
 
-/// Numbers 0, 1, 2, … each in one of `ZONES` lists, most recently used first.
-#[derive(Debug)]
-pub(crate) struct Recency<const ZONES: usize> {
+/// Numbers 0, 1, 2, …, most recently used first.
+#[derive(Debug, Default)]
+pub(crate) struct Recency {
     links: Vec<Link>,
-    newest: [Option<usize>; ZONES],
+    newest: Option<usize>,
 }
 
-impl<const ZONES: usize> Recency<ZONES> {
-    pub(crate) fn new() -> Self {
-        Self { links: Vec::new(), newest: [None; ZONES] }
-    }
-
-    /// Adds the next number as the newest of a zone.
-    pub(crate) fn add(&mut self, zone: usize) {
+impl Recency {
+    /// Adds the next number as the newest.
+    pub(crate) fn add(&mut self) {
         self.links.push(Link::default());
-        self.link(zone, self.links.len() - 1);
+        self.link(self.links.len() - 1);
     }
 
-    /// Makes a number the newest of its zone.
-    pub(crate) fn touch(&mut self, zone: usize, number: usize) {
-        if self.newest[zone] == Some(number) {
+    /// Makes a number the newest.
+    pub(crate) fn touch(&mut self, number: usize) {
+        if self.newest == Some(number) {
             return;
         }
         let Link { newer, older } = self.links[number];
@@ -36,11 +32,11 @@ impl<const ZONES: usize> Recency<ZONES> {
         if let Some(older) = older {
             self.links[older].newer = newer;
         }
-        self.link(zone, number);
+        self.link(number);
     }
 
-    pub(crate) fn newest(&self, zone: usize) -> Option<usize> {
-        self.newest[zone]
+    pub(crate) fn newest(&self) -> Option<usize> {
+        self.newest
     }
 
     /// The number used last before this one.
@@ -48,8 +44,8 @@ impl<const ZONES: usize> Recency<ZONES> {
         self.links[number].older
     }
 
-    fn link(&mut self, zone: usize, number: usize) {
-        let older = self.newest[zone].replace(number);
+    fn link(&mut self, number: usize) {
+        let older = self.newest.replace(number);
         if let Some(older) = older {
             self.links[older].newer = Some(number);
         }
@@ -65,26 +61,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn orders_as_two_plain_lists(ops in proptest::collection::vec((any::<bool>(), 0usize..2, any::<usize>()), 1..100)) {
-            let mut recency = Recency::<2>::new();
-            let mut lists: [Vec<usize>; 2] = Default::default();
-            let mut next = 0;
-            for (add, zone, which) in ops {
-                if add || lists[zone].is_empty() {
-                    recency.add(zone);
-                    lists[zone].insert(0, next);
-                    next += 1;
+        fn orders_as_a_plain_list(ops in proptest::collection::vec((any::<bool>(), any::<usize>()), 1..100)) {
+            let mut recency = Recency::default();
+            let mut list: Vec<usize> = Vec::new();
+            for (add, which) in ops {
+                if add || list.is_empty() {
+                    recency.add();
+                    list.insert(0, list.len());
                 } else {
-                    let at = which % lists[zone].len();
-                    let number = lists[zone].remove(at);
-                    recency.touch(zone, number);
-                    lists[zone].insert(0, number);
+                    let number = list.remove(which % list.len());
+                    recency.touch(number);
+                    list.insert(0, number);
                 }
-                for (zone, list) in lists.iter().enumerate() {
-                    let found: Vec<usize> =
-                        std::iter::successors(recency.newest(zone), |number| recency.older(*number)).collect();
-                    prop_assert_eq!(&found, list);
-                }
+                let found: Vec<usize> =
+                    std::iter::successors(recency.newest(), |number| recency.older(*number)).collect();
+                prop_assert_eq!(&found, &list);
             }
         }
     }

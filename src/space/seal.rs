@@ -1,18 +1,24 @@
 //! The end of a capture: what is still live is retained.
 //!
 //! A block that outlives its capture (a graph's output, a library's cached workspace, a constant made lazily) must not share
-//! pages with other graphs, or their replays destroy it. By default every tile such a block covers gets a page that belongs to
+//! pages with other graphs, or their replays destroy it. By default the addresses such a block covers get pages that belong to
 //! this space alone, so that the program behaves as if the graph had a private pool. Nothing is copied: a capture has
 //! recorded work, not done it, so the first contents come with the first replay.
+//!
+//! ```text
+//!   before   | large page 3                                     |      a retained block among others, long freed
+//!   blocks   [ passing  ][ retained ][ passing             ]
+//!   after    | small 7 | own | own | small 8 | small 9 | .. |   |      fillers are shared small pages; a page is never cut
+//! ```
 
 use std::sync::atomic::Ordering;
 
 use serde::Serialize;
 
-use super::layout::RetainedTile;
+use super::layout::{RetainedTile, Unit};
 use super::{Phase, Space, State};
 use crate::error::Result;
-use crate::pages::{Owner, Pin, SharedSet};
+use crate::pages::{Class, Owner, PageId, PageNo, Pin, SharedSet};
 use crate::units::Address;
 
 /// What becomes of blocks that are live when their capture ends.
@@ -55,8 +61,8 @@ pub struct SealReport {
 enum Exchanged {
     /// The shared page itself changed owner.
     Taken(RetainedTile),
-    /// Own pages took the place of shared ones.
-    Replaced(RetainedTile, Vec<Pin>),
+    /// Small pages took its place.
+    Replaced { tile: RetainedTile, before: Vec<(u64, Pin)>, own: Vec<PageId>, fillers: Vec<PageNo> },
 }
 
 impl Space {
@@ -78,9 +84,9 @@ impl Space {
         self.usable()?;
         let mut state = self.state.lock();
         state.require(Phase::Open)?;
-        let mut retained_bytes = 0;
+        let (mut retained_bytes, mut fillers) = (0, 0);
         if policy == RetainPolicy::Retain {
-            retained_bytes = state.retain(&self.common.shared, self.id)?;
+            (retained_bytes, fillers) = state.retain(&self.common.shared, self.id)?;
         }
         state.layout.seal();
         state.phase = Phase::Sealed;
@@ -101,7 +107,7 @@ impl Space {
         );
         Ok(SealReport {
             peak_live_bytes: usage.peak_bytes,
-            small_pages: small_pages as u64,
+            small_pages: (small_pages + fillers) as u64,
             large_pages: large_pages as u64,
             maps: state.maps,
             retained_bytes,
@@ -118,12 +124,13 @@ impl Space {
 }
 
 impl State {
-    /// Puts pages of the space's own under every tile that live blocks cover; their bytes.
-    fn retain(&mut self, shared: &SharedSet, space: u64) -> Result<u64> {
-        let mut done = Vec::new();
-        let mut bytes = 0;
+    /// Puts pages of the space's own under every small page's worth of addresses that live blocks cover; their bytes, and how
+    /// many numbers of small pages were needed behind those the slabs have.
+    fn retain(&mut self, shared: &SharedSet, space: u64) -> Result<(u64, usize)> {
+        let mut done: Vec<Exchanged> = Vec::new();
+        let (mut bytes, mut fillers) = (0, 0);
         for tile in self.layout.retained_tiles() {
-            match self.exchange(shared, space, tile) {
+            match self.exchange(shared, space, tile, &mut fillers) {
                 Ok((exchanged, own)) => {
                     done.push(exchanged);
                     bytes += own;
@@ -136,38 +143,53 @@ impl State {
                 }
             }
         }
-        Ok(bytes)
+        Ok((bytes, fillers))
     }
 
-    fn exchange(&mut self, shared: &SharedSet, space: u64, tile: RetainedTile) -> Result<(Exchanged, u64)> {
-        let small = shared.geometry().small();
-        let page_bytes = shared.bytes(tile.page.class);
-        // Only what some block has ever covered needs memory: the rest of a large page lies behind a block's end.
-        let needed = tile.used.next_multiple_of(small);
-        if needed == page_bytes && shared.take(tile.page, space) {
-            return Ok((Exchanged::Taken(tile), needed));
+    fn exchange(
+        &mut self,
+        shared: &SharedSet,
+        space: u64,
+        tile: RetainedTile,
+        fillers: &mut usize,
+    ) -> Result<(Exchanged, u64)> {
+        let (small, page_bytes) = (shared.geometry().small(), shared.bytes(tile.page.class));
+        let wholly = tile.units.iter().all(|unit| *unit == Unit::Retained);
+        if wholly && shared.take(tile.page, space) {
+            return Ok((Exchanged::Taken(tile), page_bytes));
         }
-        let each = if needed == page_bytes { page_bytes } else { small };
+        let first_filler = self.layout.pages().0 + *fillers;
+        let mut parts = Parts { pins: Vec::new(), own: Vec::new(), fillers: Vec::new() };
         let owner = Owner::Retained { arena: shared.arena(), space };
-        let mut own: Vec<Pin> = Vec::new();
-        for _ in 0..needed / each {
-            match shared.pool().create(each, owner) {
-                Ok(pin) => own.push(pin),
-                Err(error) => {
-                    own.iter().for_each(|pin| shared.pool().doom(pin.id()));
-                    return Err(error);
+        let result = if wholly {
+            parts.create(shared, tile.offset, page_bytes, owner)
+        } else {
+            tile.units.iter().enumerate().try_for_each(|(unit, usage)| {
+                let at = tile.offset + unit as u64 * small;
+                match usage {
+                    Unit::Idle => Ok(()),
+                    Unit::Retained => parts.create(shared, at, small, owner),
+                    // Any page will do that nothing else in this space is on.
+                    Unit::Passing => parts.fill(shared, at, first_filler),
                 }
-            }
+            })
+        };
+        if let Err(error) = result {
+            drop(std::mem::take(&mut parts.pins));
+            give_up(shared, &parts.own, &parts.fillers);
+            return Err(error);
         }
-        let ids: Vec<_> = own.iter().map(Pin::id).collect();
-        let maps = own.len() as u64;
-        match self.ranges[tile.range].replace(tile.offset, page_bytes, own) {
-            Ok(shared_pages) => {
+        let Parts { pins, own, fillers: filled } = parts;
+        let bytes = if wholly { page_bytes } else { own.len() as u64 * small };
+        let maps = pins.len() as u64;
+        match self.ranges[tile.range].replace(tile.offset, page_bytes, pins) {
+            Ok(before) => {
                 self.maps += maps;
-                Ok((Exchanged::Replaced(tile, shared_pages), needed))
+                *fillers += filled.len();
+                Ok((Exchanged::Replaced { tile, before, own, fillers: filled }, bytes))
             }
             Err(failed) => {
-                ids.into_iter().for_each(|id| shared.pool().doom(id));
+                give_up(shared, &own, &filled);
                 if !failed.restored {
                     self.phase = Phase::Broken;
                 }
@@ -184,10 +206,13 @@ impl State {
                     shared.put_back(tile.page, pin);
                 }
             }
-            Exchanged::Replaced(tile, shared_pages) => {
+            Exchanged::Replaced { tile, before, own, fillers } => {
                 let bytes = shared.bytes(tile.page.class);
-                match self.ranges[tile.range].replace(tile.offset, bytes, shared_pages) {
-                    Ok(own) => own.iter().for_each(|pin| shared.pool().doom(pin.id())),
+                match self.ranges[tile.range].replace(tile.offset, bytes, before) {
+                    Ok(after) => {
+                        drop(after);
+                        give_up(shared, &own, &fillers);
+                    }
                     Err(failed) => {
                         tracing::error!(error = %failed.error, "undoing a seal failed; the space can only be dropped");
                         self.phase = Phase::Broken;
@@ -196,4 +221,36 @@ impl State {
             }
         }
     }
+}
+
+/// What is to be mapped in place of a page, and where.
+struct Parts {
+    pins: Vec<(u64, Pin)>,
+    /// Pages created for the space.
+    own: Vec<PageId>,
+    /// Numbers of shared pages.
+    fillers: Vec<PageNo>,
+}
+
+impl Parts {
+    fn create(&mut self, shared: &SharedSet, at: u64, bytes: u64, owner: Owner) -> Result<()> {
+        let pin = shared.pool().create(bytes, owner)?;
+        self.own.push(pin.id());
+        self.pins.push((at, pin));
+        Ok(())
+    }
+
+    fn fill(&mut self, shared: &SharedSet, at: u64, first: usize) -> Result<()> {
+        let no = PageNo { class: Class::Small, index: (first + self.fillers.len()) as u32 };
+        let acquired = shared.acquire(no)?;
+        self.fillers.push(no);
+        self.pins.push((at, acquired.pin));
+        Ok(())
+    }
+}
+
+/// Gives back pages that were to be mapped and are not: the space's own, and shared ones that no space maps.
+fn give_up(shared: &SharedSet, own: &[PageId], fillers: &[PageNo]) {
+    own.iter().for_each(|id| shared.pool().doom(*id));
+    fillers.iter().for_each(|no| shared.discard(*no));
 }

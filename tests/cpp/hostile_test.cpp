@@ -473,12 +473,6 @@ TEST_F(Hostile, GeometryThatFitsNoDevice) {
         vmmgraph_arena_t made = nullptr;
         pages.large_page_bytes = bytes;
         EXPECT_EQ(vmmgraph_arena_create(device, &pages, &made), VMMGRAPH_ERROR_INVALID_SIZE) << bytes;
-        pages = arena_options();
-        pages.max_waste_bytes = pages.large_page_bytes + bytes;
-        EXPECT_EQ(vmmgraph_arena_create(device, &pages, &made) == VMMGRAPH_OK, bytes == UINT64_MAX) << bytes;
-        if (made != nullptr) {
-            EXPECT_EQ(vmmgraph_arena_destroy(made), VMMGRAPH_OK);
-        }
     }
     auto options = device_options(1);
     options.host_memory_bytes = UINT64_MAX;

@@ -91,13 +91,12 @@ FIELD(vmmgraph_device_stats_t, reserved_bytes, 96, 8);
 FIELD(vmmgraph_device_stats_t, reservations, 104, 8);
 FIELD(vmmgraph_device_stats_t, pending, 112, 8);
 
-SIZE(vmmgraph_arena_options_t, 40);
+SIZE(vmmgraph_arena_options_t, 32);
 FIELD(vmmgraph_arena_options_t, struct_size, 0, 8);
 FIELD(vmmgraph_arena_options_t, small_page_bytes, 8, 8);
 FIELD(vmmgraph_arena_options_t, large_page_bytes, 16, 8);
-FIELD(vmmgraph_arena_options_t, max_waste_bytes, 24, 8);
-FIELD(vmmgraph_arena_options_t, retain, 32, 4);
-FIELD(vmmgraph_arena_options_t, reserved, 36, 4);
+FIELD(vmmgraph_arena_options_t, retain, 24, 4);
+FIELD(vmmgraph_arena_options_t, reserved, 28, 4);
 
 SIZE(vmmgraph_arena_stats_t, 120);
 FIELD(vmmgraph_arena_stats_t, struct_size, 0, 8);

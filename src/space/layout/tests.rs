@@ -8,9 +8,8 @@ use super::*;
 
 const SMALL: u64 = 1 << 14;
 
-fn geometry(pages_per_large: u64, waste: u64) -> Geometry {
-    let large = SMALL * pages_per_large;
-    Geometry::new(SMALL, large, waste.min(large - 1), 4096).unwrap()
+fn geometry(pages_per_large: u64) -> Geometry {
+    Geometry::new(SMALL, SMALL * pages_per_large, 4096).unwrap()
 }
 
 /// A layout with the addresses that an executor would have mapped.
@@ -38,107 +37,134 @@ impl Mapped {
     /// The page bytes behind a block: (page, first byte in it, bytes).
     fn backing(&self, place: Place, bytes: u64) -> Vec<(PageNo, u64, u64)> {
         let range = &self.layout.ranges[place.range];
+        let page_bytes = self.layout.page_bytes(range.class);
         let (mut at, end) = (place.offset, place.offset + bytes);
         let mut backing = Vec::new();
         while at < end {
-            let tile = range.tiles.iter().rev().find(|tile| tile.offset <= at).unwrap();
-            let tile_end = tile.offset + self.layout.pages.bytes(tile.page.class);
-            assert!(at < tile_end, "a block covers unmapped addresses");
-            backing.push((tile.page, at - tile.offset, tile_end.min(end) - at));
+            let tile = (at / page_bytes) as usize;
+            let tile_end = (tile as u64 + 1) * page_bytes;
+            let page = PageNo { class: range.class, index: range.tiles[tile].page };
+            backing.push((page, at % page_bytes, tile_end.min(end) - at));
             at = tile_end;
         }
         backing
     }
 }
 
-/// The same policy in plain lists: tiles of one zone in a row, windows in order of use, everything found by looking.
+/// Page, first byte in it, bytes.
+type Part = (u32, u64, u64);
+
+/// The same policy for blocks that are not packed, in plain lists: everything is found by looking at everything.
 #[derive(Default)]
 struct Naive {
-    zones: [NaiveZone; 2],
-    busy: HashSet<PageNo>,
-    owner: BTreeMap<PageNo, u64>,
-}
-
-#[derive(Default)]
-struct NaiveZone {
-    /// (range, page)
-    tiles: Vec<(usize, PageNo)>,
+    /// (range, page) in the order of mapping.
+    tiles: Vec<(usize, u32)>,
     /// First tile and number of tiles, least recently used first.
     windows: Vec<(usize, usize)>,
+    /// (page, first byte, byte behind the last) of what is live.
+    live: Vec<Part>,
+    owner: BTreeMap<u32, u64>,
+    pages: u32,
 }
 
 impl Naive {
-    fn usable(&self, page: PageNo, stream: u64) -> bool {
-        !self.busy.contains(&page) && self.owner.get(&page).is_none_or(|owner| *owner == stream)
+    fn serves(&self, page: u32, stream: u64) -> bool {
+        self.owner.get(&page).is_none_or(|owner| *owner == stream)
     }
 
-    /// The pages a block of `bytes` gets: those of a window, or else the numbers to map behind the zone's last tile.
-    fn pages(
-        &mut self,
-        g: Geometry,
-        zone: usize,
-        bytes: u64,
-        stream: u64,
-        range: usize,
-    ) -> (Vec<PageNo>, bool) {
-        let size = |page: PageNo| if page.class == Class::Large { g.large() } else { g.small() };
+    fn stays(&self, page: u32) -> Vec<(u64, u64)> {
+        let mut stays: Vec<_> = self.live.iter().filter(|l| l.0 == page).map(|l| (l.1, l.2)).collect();
+        stays.sort_unstable();
+        stays
+    }
+
+    fn begins_free(&self, page: u32, bytes: u64, stream: u64) -> bool {
+        self.serves(page, stream) && self.stays(page).iter().all(|stay| stay.0 >= bytes)
+    }
+
+    /// The lowest pages that are wholly free.
+    fn free(&self, stream: u64) -> impl Iterator<Item = u32> {
+        (0..).filter(move |page| self.serves(*page, stream) && self.stays(*page).is_empty())
+    }
+
+    /// The page bytes a block gets, and whether they were mapped before.
+    fn allocate(&mut self, large: u64, bytes: u64, stream: u64, range: usize) -> (Vec<Part>, bool) {
+        let known = self.pages;
+        let got = if bytes < large {
+            self.within(large, bytes, stream)
+        } else {
+            self.stitched(large, bytes, stream, range)
+        };
+        let fresh = got.1;
+        self.pages = self.pages.max(got.0.iter().map(|part| part.0 + 1).max().unwrap());
+        if bytes < large && self.pages > known {
+            self.windows.push((self.tiles.len(), 1));
+            self.tiles.push((range, got.0[0].0));
+        }
+        self.live.extend(got.0.iter().map(|(page, from, length)| (*page, *from, from + length)));
+        self.owner.extend(got.0.iter().map(|part| (part.0, stream)));
+        (got.0, !fresh)
+    }
+
+    fn within(&self, large: u64, bytes: u64, stream: u64) -> (Vec<Part>, bool) {
+        let mut gaps = Vec::new();
+        for page in (0..self.pages).filter(|page| self.serves(*page, stream)) {
+            let stays = self.stays(page);
+            let mut from = 0;
+            for (start, end) in stays.iter().copied().chain([(large, 0)]) {
+                if !stays.is_empty() && start - from >= bytes {
+                    gaps.push((start - from, page, start));
+                }
+                from = end;
+            }
+        }
+        let best = gaps.into_iter().min_by_key(|(length, page, end)| (*length, *page, *end));
+        let (page, end) =
+            best.map_or_else(|| (self.free(stream).next().unwrap(), large), |(_, page, end)| (page, end));
+        (vec![(page, end - bytes, bytes)], page >= self.pages)
+    }
+
+    fn stitched(&mut self, large: u64, bytes: u64, stream: u64, range: usize) -> (Vec<Part>, bool) {
+        let lengths: Vec<u64> = (0..bytes.div_ceil(large)).map(|n| large.min(bytes - n * large)).collect();
+        let parts =
+            |pages: &[u32]| pages.iter().zip(&lengths).map(|(page, length)| (*page, 0, *length)).collect();
         let mut candidates = Vec::new();
-        for &(first, count) in self.zones[zone].windows.iter().rev() {
-            let home = self.zones[zone].tiles[first].0;
-            let mut pages: Vec<PageNo> = Vec::new();
-            let mut covered = 0;
+        for (index, &(first, count)) in self.windows.iter().enumerate().rev() {
             // A range that was left for a larger one may still be filled later: its tiles adjoin all the same.
-            for &(_, page) in self.zones[zone].tiles[first..].iter().filter(|(range, _)| *range == home) {
-                if covered >= bytes || pages.contains(&page) || !self.usable(page, stream) {
-                    break;
-                }
-                covered += size(page);
-                pages.push(page);
-            }
-            if covered >= bytes && covered - bytes <= g.max_waste() {
-                candidates.push((pages.len() > count, first, pages));
+            let home = self.tiles[first].0;
+            let pages: Vec<u32> = self.tiles[first..]
+                .iter()
+                .filter(|tile| tile.0 == home)
+                .take(lengths.len())
+                .map(|tile| tile.1)
+                .collect();
+            let fits = pages.len() == lengths.len()
+                && (1..pages.len()).all(|n| !pages[..n].contains(&pages[n]))
+                && pages.iter().zip(&lengths).all(|(page, length)| self.begins_free(*page, *length, stream));
+            if fits {
+                candidates.push((pages.len() > count, index, pages));
             }
         }
-        let inside = candidates.iter().position(|(runs_on, ..)| !runs_on);
+        let inside = candidates.iter().position(|candidate| !candidate.0);
         if let Some(best) = inside.or((!candidates.is_empty()).then_some(0)) {
-            let (_, first, pages) = candidates.swap_remove(best);
-            let windows = &mut self.zones[zone].windows;
-            let at = windows.iter().position(|window| window.0 == first).unwrap();
-            let window = windows.remove(at);
-            windows.push(window);
-            self.occupy(&pages, stream);
-            return (pages, true);
+            let (_, index, pages) = candidates.swap_remove(best);
+            let window = self.windows.remove(index);
+            self.windows.push(window);
+            return (parts(&pages), false);
         }
-        let (mut large, mut small) = (bytes / g.large(), (bytes % g.large()).div_ceil(g.small()));
-        if small > 0 && g.large() - bytes % g.large() <= g.max_waste() {
-            (large, small) = (large + 1, 0);
+        let (whole, tail) = ((bytes / large) as usize, bytes % large);
+        let mut pages: Vec<u32> = self.free(stream).take(whole).collect();
+        if tail > 0 {
+            let begun =
+                (0..self.pages).filter(|page| self.serves(*page, stream) && !self.stays(*page).is_empty());
+            let roomy = begun.filter(|page| self.begins_free(*page, tail, stream));
+            let shortest = roomy.min_by_key(|page| (self.stays(*page)[0].0, *page));
+            let next = self.free(stream).nth(whole).unwrap();
+            pages.push(shortest.unwrap_or(next));
         }
-        if g.large() == g.small() {
-            (large, small) = (0, bytes.div_ceil(g.small()));
-        }
-        let mut pages = Vec::new();
-        for (class, mut wanted) in [(Class::Large, large), (Class::Small, small)] {
-            for index in 0.. {
-                if wanted == 0 {
-                    break;
-                }
-                let page = PageNo { class, index };
-                if self.usable(page, stream) {
-                    pages.push(page);
-                    wanted -= 1;
-                }
-            }
-        }
-        let zone = &mut self.zones[zone];
-        zone.windows.push((zone.tiles.len(), pages.len()));
-        zone.tiles.extend(pages.iter().map(|page| (range, *page)));
-        self.occupy(&pages, stream);
-        (pages, false)
-    }
-
-    fn occupy(&mut self, pages: &[PageNo], stream: u64) {
-        self.busy.extend(pages);
-        self.owner.extend(pages.iter().map(|page| (*page, stream)));
+        self.windows.push((self.tiles.len(), pages.len()));
+        self.tiles.extend(pages.iter().map(|page| (range, *page)));
+        (parts(&pages), true)
     }
 }
 
@@ -177,19 +203,22 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     /// Two blocks whose lifetimes meet never share a byte of a page; a page never serves two streams; a block that two
-    /// streams use never gives its pages back; and a class never has more pages than were busy at once (on one stream).
+    /// streams use never gives its bytes back; and what the seal keeps is exactly what is live.
     #[test]
     fn no_two_live_blocks_share_memory(
         per_large in prop_oneof![Just(1u64), Just(4), Just(8)],
-        waste in 0u64..8 * SMALL,
         streams in 1u64..4,
         ops in (1u64..4).prop_flat_map(ops),
     ) {
-        let mut space = Mapped::new(geometry(per_large, waste));
+        let mut space = Mapped::new(geometry(per_large));
         let mut live: Vec<Block> = Vec::new();
         let mut parked: Vec<Block> = Vec::new();
+        let mut ever: HashSet<(usize, u64)> = HashSet::new();
         let mut owner: BTreeMap<PageNo, u64> = BTreeMap::new();
-        let mut most_busy = (0, 0);
+        let units = |place: Place, bytes: u64| {
+            let covered = place.offset / SMALL..(place.offset + bytes).div_ceil(SMALL);
+            covered.map(move |unit| (place.range, unit * SMALL))
+        };
         for op in ops {
             match op {
                 Op::Allocate { bytes, stream } => {
@@ -205,11 +234,15 @@ proptest! {
                             }
                         }
                     }
+                    if bytes > SMALL / 2 {
+                        ever.extend(units(place, bytes));
+                    }
                     live.push(Block { place, bytes, stream, crossing: false });
                 }
                 Op::Free { which } if !live.is_empty() => {
                     let block = live.swap_remove(which % live.len());
-                    prop_assert!(space.layout.free(block.place).is_ok());
+                    let freed = if block.crossing { 0 } else { block.bytes };
+                    prop_assert_eq!(space.layout.free(block.place), Ok(freed));
                     prop_assert_eq!(space.layout.free(block.place), Err(NotLive::FreedBefore));
                     if block.crossing {
                         parked.push(block);
@@ -227,57 +260,63 @@ proptest! {
             let usage = space.layout.usage();
             prop_assert_eq!(usage.blocks as usize, live.len() + parked.len());
             prop_assert_eq!(usage.bytes, live.iter().chain(&parked).map(|b| b.bytes).sum::<u64>());
-            let (busy, used) = (space.layout.pages.busy(), space.layout.pages.used());
-            most_busy = (most_busy.0.max(busy.0), most_busy.1.max(busy.1));
-            if streams == 1 {
-                prop_assert!(used.0 <= most_busy.0 && used.1 <= most_busy.1, "pages beyond the most that were busy");
+        }
+        let mut kept = HashSet::new();
+        let mut passing = HashSet::new();
+        for tile in space.layout.retained_tiles() {
+            for (unit, usage) in (0..).zip(&tile.units) {
+                let at = (tile.range, tile.offset + unit * SMALL);
+                match usage {
+                    Unit::Idle => prop_assert!(!ever.contains(&at)),
+                    Unit::Passing => prop_assert!(passing.insert(at)),
+                    Unit::Retained => prop_assert!(kept.insert(at)),
+                }
             }
         }
-        // The seal frees what was parked and keeps exactly what is live.
-        let retained: HashSet<PageNo> = space.layout.retained_tiles().into_iter().map(|tile| tile.page).collect();
-        let covered: HashSet<PageNo> =
-            live.iter().flat_map(|b| space.backing(b.place, b.bytes)).map(|(page, ..)| page).collect();
-        prop_assert_eq!(retained, covered);
+        let covered: HashSet<_> = live.iter().flat_map(|b| units(b.place, b.bytes)).collect();
+        prop_assert_eq!(&kept, &covered);
+        prop_assert!(passing.iter().all(|at| ever.contains(at) && !covered.contains(at)));
         space.layout.seal();
         let mut blocks: Vec<_> = space.layout.blocks();
         let mut expected: Vec<_> = live.iter().map(|b| (b.place, b.bytes)).collect();
         blocks.sort_by_key(|(place, _)| (place.range, place.offset));
         expected.sort_by_key(|(place, _)| (place.range, place.offset));
         prop_assert_eq!(blocks, expected);
-        for block in live {
-            prop_assert!(space.layout.free(block.place).is_ok());
+        while let Some(block) = live.pop() {
+            prop_assert_eq!(space.layout.free(block.place), Ok(block.bytes));
+            let left: HashSet<_> = live.iter().flat_map(|b| units(b.place, b.bytes)).collect();
+            for (range, from) in units(block.place, block.bytes) {
+                prop_assert_eq!(space.layout.covered(range, from, from + SMALL), left.contains(&(range, from)));
+            }
         }
         prop_assert_eq!(space.layout.usage().bytes, 0);
-        prop_assert_eq!(space.layout.pages.busy(), (0, 0));
+        prop_assert!(space.layout.retained_tiles().is_empty());
     }
 
     /// Block for block the same pages as the naive twin.
     #[test]
-    fn chooses_as_the_naive_twin(
-        per_large in prop_oneof![Just(1u64), Just(4), Just(8)],
-        waste in 0u64..8 * SMALL,
-        ops in ops(2),
-    ) {
-        let g = geometry(per_large, waste);
-        let mut space = Mapped::new(g);
+    fn chooses_as_the_naive_twin(per_large in prop_oneof![Just(1u64), Just(4), Just(8)], ops in ops(2)) {
+        let large = per_large * SMALL;
+        let mut space = Mapped::new(geometry(per_large));
         let mut naive = Naive::default();
-        let mut live: Vec<(Place, Vec<PageNo>)> = Vec::new();
+        let mut live: Vec<(Place, Vec<Part>)> = Vec::new();
         for op in ops {
             match op {
-                // Packed blocks are the slab's business; its own twin checks them.
+                // Packed blocks are the slabs' business; a twin of their own checks those.
                 Op::Allocate { bytes, stream } if bytes > SMALL / 2 => {
                     let (place, mapped) = space.allocate(bytes, stream);
                     let bytes = bytes.next_multiple_of(BLOCK_GRANULE);
-                    let pages: Vec<PageNo> = space.backing(place, bytes).iter().map(|(page, ..)| *page).collect();
-                    let (expected, reused) = naive.pages(g, 0, bytes, stream, place.range);
-                    prop_assert_eq!(&pages, &expected);
+                    let parts: Vec<_> =
+                        space.backing(place, bytes).iter().map(|(page, from, n)| (page.index, *from, *n)).collect();
+                    let (expected, reused) = naive.allocate(large, bytes, stream, place.range);
+                    prop_assert_eq!(&parts, &expected);
                     prop_assert_eq!(mapped.is_empty(), reused);
-                    live.push((place, pages));
+                    live.push((place, parts));
                 }
                 Op::Free { which } if !live.is_empty() => {
-                    let (place, pages) = live.swap_remove(which % live.len());
+                    let (place, parts) = live.swap_remove(which % live.len());
                     prop_assert!(space.layout.free(place).is_ok());
-                    naive.busy.retain(|page| !pages.contains(page));
+                    naive.live.retain(|(page, from, _)| !parts.iter().any(|part| (part.0, part.1) == (*page, *from)));
                 }
                 _ => {}
             }
@@ -287,7 +326,7 @@ proptest! {
 
 #[test]
 fn an_address_that_starts_no_block_is_told_apart_from_one_freed_before() {
-    let mut space = Mapped::new(geometry(4, 2 * SMALL));
+    let mut space = Mapped::new(geometry(4));
     let (big, _) = space.allocate(5 * SMALL, 0);
     let (packed, _) = space.allocate(600, 0);
     let free = |space: &mut Mapped, place: Place, offset: u64| {
@@ -309,7 +348,7 @@ fn an_address_that_starts_no_block_is_told_apart_from_one_freed_before() {
 
 #[test]
 fn ranges_double_and_a_block_larger_than_any_gets_one_of_its_size() {
-    let mut space = Mapped::new(geometry(8, 4 * SMALL));
+    let mut space = Mapped::new(geometry(8));
     let large = 8 * SMALL;
     for _ in 0..600 {
         space.allocate(large, 0);

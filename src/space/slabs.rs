@@ -1,0 +1,117 @@
+//! The slabs of a space: small pages that small blocks share.
+
+use super::slab::{NotABlock, Slab};
+use crate::units::Stream;
+
+/// A block within the slabs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slot {
+    /// Number of the slab, which is that of its small page.
+    pub(crate) slab: usize,
+    /// Granule within it.
+    pub(crate) granule: u32,
+}
+
+#[derive(Debug)]
+struct Entry {
+    /// None once the space is sealed, if no block was left.
+    slab: Option<Slab>,
+    /// The stream whose blocks it holds until the seal.
+    stream: Stream,
+}
+
+/// One slab on each small page of the space, in the order in which they were needed.
+#[derive(Debug)]
+pub(crate) struct Slabs {
+    page_bytes: u64,
+    entries: Vec<Entry>,
+}
+
+impl Slabs {
+    /// No slabs yet, each of which will be a page of `page_bytes`.
+    pub(crate) fn new(page_bytes: u64) -> Self {
+        Self { page_bytes, entries: Vec::new() }
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Places a block: in the first slab of the stream that holds blocks and has room, or else in the first empty one.
+    pub(crate) fn allocate(&mut self, granules: u32, stream: Stream) -> Option<Slot> {
+        for empty in [false, true] {
+            for (slab, entry) in self.entries.iter_mut().enumerate() {
+                if entry.stream == stream
+                    && let Some(inner) = &mut entry.slab
+                    && (inner.live() == 0) == empty
+                    && let Some(granule) = inner.allocate(granules)
+                {
+                    return Some(Slot { slab, granule });
+                }
+            }
+        }
+        None
+    }
+
+    /// Adds a slab for the stream.
+    pub(crate) fn add(&mut self, stream: Stream) {
+        self.entries.push(Entry { slab: Some(Slab::new(self.page_bytes)), stream });
+    }
+
+    /// The granules of the block at a slot.
+    pub(crate) fn block(&self, slot: Slot) -> Result<u32, NotABlock> {
+        self.entries[slot.slab].slab.as_ref().ok_or(NotABlock::Gap)?.block(slot.granule)
+    }
+
+    /// Frees the block at a slot; its granules.
+    pub(crate) fn free(&mut self, slot: Slot) -> Result<u32, NotABlock> {
+        self.entries[slot.slab].slab.as_mut().ok_or(NotABlock::Gap)?.free(slot.granule)
+    }
+
+    /// The stream whose blocks a slab holds.
+    pub(crate) fn stream(&self, slab: usize) -> Stream {
+        self.entries[slab].stream
+    }
+
+    /// The live blocks of a slab: granule and number of granules.
+    pub(crate) fn blocks(&self, slab: usize) -> impl Iterator<Item = (u32, u32)> {
+        self.entries[slab].slab.iter().flat_map(Slab::blocks)
+    }
+
+    /// The space allocates no more: gives back the tables of slabs without blocks.
+    pub(crate) fn seal(&mut self) {
+        for entry in &mut self.entries {
+            entry.slab.take_if(|slab| slab.live() == 0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fills_begun_slabs_of_the_stream_first_then_empty_ones_and_never_another_streams() {
+        let (a, b) = (Stream(1), Stream(2));
+        let mut slabs = Slabs::new(8 * 512);
+        assert_eq!(slabs.allocate(1, a), None);
+        for stream in [a, b, a] {
+            slabs.add(stream);
+        }
+        let slot = |slab, granule| Some(Slot { slab, granule });
+        assert_eq!(slabs.allocate(5, a), slot(0, 0));
+        assert_eq!(slabs.allocate(5, a), slot(2, 0));
+        assert_eq!(slabs.allocate(5, b), slot(1, 0));
+        assert_eq!(slabs.free(Slot { slab: 0, granule: 0 }), Ok(5));
+        // Slab 0 is empty and comes after slab 2, which holds a block.
+        assert_eq!(slabs.allocate(3, a), slot(2, 5));
+        assert_eq!(slabs.allocate(4, a), slot(0, 0));
+        assert_eq!(slabs.allocate(5, a), None);
+        slabs.seal();
+        assert_eq!(slabs.free(Slot { slab: 1, granule: 0 }), Ok(5));
+        slabs.seal();
+        assert_eq!(slabs.block(Slot { slab: 1, granule: 0 }), Err(NotABlock::Gap));
+        assert_eq!(slabs.blocks(1).count(), 0);
+    }
+}
