@@ -357,3 +357,25 @@ fn a_retained_block_among_freed_ones_costs_its_own_bytes_and_what_is_around_it_s
     captured[0].0.free(captured[0].1[1]).unwrap();
     assert_eq!(device.stats().retained_bytes, 3 * 4 * MIB);
 }
+
+#[test]
+fn a_seal_reports_every_driver_call_of_its_space() {
+    let (_, device) = device(HostOptions::default());
+    let arena = arena(&device);
+    let first = arena.open_space().unwrap();
+    // One range of each kind, a small page, three large ones.
+    first.allocate(1000, A).unwrap();
+    let block = first.allocate(40 * MIB, A).unwrap();
+    first.free(block).unwrap();
+    let report = first.seal_with(RetainPolicy::Share).unwrap();
+    assert_eq!((report.driver_calls, report.maps), (2 + 4 + 2 * 4, 4));
+    assert!(!report.driver_time.is_zero());
+    // The pages are there for the second; its block moves to pages of its own: one is created, one unmapped, one mapped.
+    let second = arena.open_space().unwrap();
+    second.allocate(1000, A).unwrap();
+    let report = second.seal().unwrap();
+    assert_eq!((report.driver_calls, report.maps), (1 + 2 + 1 + 1 + 2, 2));
+    let stats = device.stats();
+    let made = stats.maps * 2 + stats.unmaps + stats.pages_created + stats.reservations;
+    assert_eq!(made, 14 + 7, "the device counted other calls");
+}

@@ -170,6 +170,7 @@ private:
             const vmmgraph::SealReport sum = ours->sum();
             row_.set("report_peak_live_mib", mib(static_cast<std::int64_t>(sum.peak_live_bytes)));
             row_.set("report_maps", static_cast<std::int64_t>(sum.maps));
+            row_.set("report_driver_ms", static_cast<double>(sum.driver_ns) / 1e6, 1);
             row_.set("report_retained_mib", mib(static_cast<std::int64_t>(sum.retained_bytes)));
             row_.set("report_retained_blocks", static_cast<std::int64_t>(sum.retained_blocks));
         }

@@ -181,6 +181,8 @@ public:
             total.maps += graph.report().maps;
             total.retained_bytes += graph.report().retained_bytes;
             total.retained_blocks += graph.report().retained_blocks;
+            total.driver_calls += graph.report().driver_calls;
+            total.driver_ns += graph.report().driver_ns;
         }
         return total;
     }

@@ -324,6 +324,10 @@ typedef struct vmmgraph_seal_report_t {
   uint64_t retained_bytes;
   // Blocks that are still live.
   uint64_t retained_blocks;
+  // Calls made to the driver: to reserve, create, map, set access and unmap.
+  uint64_t driver_calls;
+  // Nanoseconds spent in them, waiting for other spaces' calls included.
+  uint64_t driver_ns;
 } vmmgraph_seal_report_t;
 
 // Launches a graph. Must not throw. Replaying, marking, trimming, and opening or destroying spaces in the same arena from inside it

@@ -47,6 +47,10 @@ pub struct vmmgraph_seal_report_t {
     pub retained_bytes: u64,
     /// Blocks that are still live.
     pub retained_blocks: u64,
+    /// Calls made to the driver: to reserve, create, map, set access and unmap.
+    pub driver_calls: u64,
+    /// Nanoseconds spent in them, waiting for other spaces' calls included.
+    pub driver_ns: u64,
 }
 
 /// What a space uses.
@@ -179,6 +183,8 @@ pub unsafe extern "C" fn vmmgraph_space_seal(
                 maps: sealed.maps,
                 retained_bytes: sealed.retained_bytes,
                 retained_blocks: sealed.retained.len() as u64,
+                driver_calls: sealed.driver_calls,
+                driver_ns: sealed.driver_time.as_nanos() as u64,
             };
         }
         Ok(())

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
@@ -92,7 +93,16 @@ struct State {
     layout: Layout,
     /// The layout's ranges, under the same indices.
     ranges: Vec<Reservation>,
+    work: Work,
+}
+
+/// What the driver was asked for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Work {
     maps: u64,
+    /// Calls that reserve, create, map, set access or unmap, those of failed and undone tries left out.
+    calls: u64,
+    time: Duration,
 }
 
 /// The addresses of one capture, over the pages of its arena.
@@ -111,7 +121,7 @@ impl Space {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let layout = Layout::new(common.shared.geometry());
-        let state = State { phase: Phase::Open, layout, ranges: Vec::new(), maps: 0 };
+        let state = State { phase: Phase::Open, layout, ranges: Vec::new(), work: Work::default() };
         let space = Arc::new(Self { id, common: Arc::clone(common), state: Mutex::new(state) });
         common.spaces.lock().insert(id, Arc::downgrade(&space));
         space
@@ -165,7 +175,10 @@ impl Space {
             });
         }
         let growth = state.layout.plan(bytes, stream);
-        state.grow(&self.common.shared, &growth)?;
+        let start = Instant::now();
+        let grown = state.grow(&self.common.shared, &growth);
+        state.work.time += start.elapsed();
+        grown?;
         let place = state.layout.commit(&growth);
         Ok(state.address(place))
     }
@@ -245,14 +258,14 @@ impl Space {
                 .filter(|(_, pin)| pool.owner(pin.id()) == own)
                 .map(|(_, pin)| pin.bytes())
                 .sum(),
-            maps: state.maps,
+            maps: state.work.maps,
         }
     }
 
     /// Mappings made so far; what [`stats`](Self::stats) calls `maps`, without the rest.
     #[must_use]
     pub fn maps(&self) -> u64 {
-        self.state.lock().maps
+        self.state.lock().work.maps
     }
 
     /// Bytes live now; what [`stats`](Self::stats) calls `live_bytes`, without the rest.
@@ -325,7 +338,6 @@ impl State {
                 Ok((bytes, created)) => {
                     done.push((offset, *page, created));
                     offset += bytes;
-                    self.maps += 1;
                 }
                 Err(error) => {
                     failure = Some(error);
@@ -333,7 +345,12 @@ impl State {
                 }
             }
         }
-        let Some(error) = failure else { return Ok(()) };
+        let Some(error) = failure else {
+            let created = done.iter().filter(|(.., created)| *created).count();
+            self.work.maps += done.len() as u64;
+            self.work.calls += (usize::from(fresh) + created + 2 * done.len()) as u64;
+            return Ok(());
+        };
         tracing::debug!(%error, mapped = done.len(), "growing a space failed and is undone");
         for (offset, page, created) in done.into_iter().rev() {
             match self.ranges[growth.range].unmap(offset) {

@@ -12,6 +12,7 @@
 //! ```
 
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
@@ -51,6 +52,10 @@ pub struct SealReport {
     pub large_pages: u64,
     /// Mappings made, each a map and a set-access call.
     pub maps: u64,
+    /// Calls made to the driver: to reserve, create, map, set access and unmap.
+    pub driver_calls: u64,
+    /// Time spent in them, waiting for other spaces' calls included.
+    pub driver_time: Duration,
     /// Bytes of pages that became this space's own.
     pub retained_bytes: u64,
     /// Blocks that are still live, by address.
@@ -86,7 +91,10 @@ impl Space {
         state.require(Phase::Open)?;
         let (mut retained_bytes, mut fillers) = (0, 0);
         if policy == RetainPolicy::Retain {
-            (retained_bytes, fillers) = state.retain(&self.common.shared, self.id)?;
+            let start = Instant::now();
+            let retained = state.retain(&self.common.shared, self.id);
+            state.work.time += start.elapsed();
+            (retained_bytes, fillers) = retained?;
         }
         state.layout.seal();
         state.phase = Phase::Sealed;
@@ -100,7 +108,8 @@ impl Space {
         tracing::debug!(
             space = self.id,
             peak_live_bytes = usage.peak_bytes,
-            maps = state.maps,
+            maps = state.work.maps,
+            driver_us = state.work.time.as_micros() as u64,
             retained = retained.len(),
             retained_bytes,
             "space sealed"
@@ -109,7 +118,9 @@ impl Space {
             peak_live_bytes: usage.peak_bytes,
             small_pages: (small_pages + fillers) as u64,
             large_pages: large_pages as u64,
-            maps: state.maps,
+            maps: state.work.maps,
+            driver_calls: state.work.calls,
+            driver_time: state.work.time,
             retained_bytes,
             retained,
         })
@@ -159,7 +170,7 @@ impl State {
             return Ok((Exchanged::Taken(tile), page_bytes));
         }
         let first_filler = self.layout.pages().0 + *fillers;
-        let mut parts = Parts { pins: Vec::new(), own: Vec::new(), fillers: Vec::new() };
+        let mut parts = Parts::default();
         let owner = Owner::Retained { arena: shared.arena(), space };
         let result = if wholly {
             parts.create(shared, tile.offset, page_bytes, owner)
@@ -179,12 +190,13 @@ impl State {
             give_up(shared, &parts.own, &parts.fillers);
             return Err(error);
         }
-        let Parts { pins, own, fillers: filled } = parts;
+        let Parts { pins, own, fillers: filled, created } = parts;
         let bytes = if wholly { page_bytes } else { own.len() as u64 * small };
         let maps = pins.len() as u64;
         match self.ranges[tile.range].replace(tile.offset, page_bytes, pins) {
             Ok(before) => {
-                self.maps += maps;
+                self.work.maps += maps;
+                self.work.calls += 2 * maps + (before.len() + own.len() + created) as u64;
                 *fillers += filled.len();
                 Ok((Exchanged::Replaced { tile, before, own, fillers: filled }, bytes))
             }
@@ -224,12 +236,15 @@ impl State {
 }
 
 /// What is to be mapped in place of a page, and where.
+#[derive(Default)]
 struct Parts {
     pins: Vec<(u64, Pin)>,
     /// Pages created for the space.
     own: Vec<PageId>,
     /// Numbers of shared pages.
     fillers: Vec<PageNo>,
+    /// How many of those had to be created.
+    created: usize,
 }
 
 impl Parts {
@@ -244,6 +259,7 @@ impl Parts {
         let no = PageNo { class: Class::Small, index: (first + self.fillers.len()) as u32 };
         let acquired = shared.acquire(no)?;
         self.fillers.push(no);
+        self.created += usize::from(acquired.created);
         self.pins.push((at, acquired.pin));
         Ok(())
     }

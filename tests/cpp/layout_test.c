@@ -115,7 +115,7 @@ FIELD(vmmgraph_arena_stats_t, small_pages, 96, 8);
 FIELD(vmmgraph_arena_stats_t, large_pages, 104, 8);
 FIELD(vmmgraph_arena_stats_t, closed, 112, 8);
 
-SIZE(vmmgraph_seal_report_t, 56);
+SIZE(vmmgraph_seal_report_t, 72);
 FIELD(vmmgraph_seal_report_t, struct_size, 0, 8);
 FIELD(vmmgraph_seal_report_t, peak_live_bytes, 8, 8);
 FIELD(vmmgraph_seal_report_t, small_pages, 16, 8);
@@ -123,6 +123,8 @@ FIELD(vmmgraph_seal_report_t, large_pages, 24, 8);
 FIELD(vmmgraph_seal_report_t, maps, 32, 8);
 FIELD(vmmgraph_seal_report_t, retained_bytes, 40, 8);
 FIELD(vmmgraph_seal_report_t, retained_blocks, 48, 8);
+FIELD(vmmgraph_seal_report_t, driver_calls, 56, 8);
+FIELD(vmmgraph_seal_report_t, driver_ns, 64, 8);
 
 SIZE(vmmgraph_space_stats_t, 80);
 FIELD(vmmgraph_space_stats_t, struct_size, 0, 8);
