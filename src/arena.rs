@@ -109,6 +109,18 @@ impl SharedVmmAllocator {
         Ok(Space::open(&self.common))
     }
 
+    /// Opens a bump space for a capture: its blocks lie behind one another and none of their addresses serves twice. For the
+    /// segments of a torch `MemPool`, which all stay until the graph goes: the arena then holds, to the small page, what the
+    /// longest bump space takes, in about one driver call to map a block.
+    ///
+    /// # Errors
+    /// Those of [`open_space`](Self::open_space).
+    pub fn open_bump_space(&self) -> Result<Arc<Space>> {
+        self.usable()?;
+        self.common.order.mark()?;
+        Ok(Space::open_bump(&self.common))
+    }
+
     /// Orders everything replayed so far for good: the stream of the last replay may be captured or destroyed afterwards.
     ///
     /// # Errors
@@ -183,7 +195,7 @@ impl SharedVmmAllocator {
     }
 }
 
-/// The names of the published design: one current space at a time.
+/// The names of the published design: one current space at a time, a bump space as there.
 impl SharedVmmAllocator {
     /// Seals the current space, if there is one, and opens the next. Blocks of earlier spaces stay valid until the arena goes.
     ///
@@ -196,7 +208,7 @@ impl SharedVmmAllocator {
         {
             current.seal()?;
         }
-        let next = self.open_space()?;
+        let next = self.open_bump_space()?;
         let last = serial.current.replace(next);
         serial.sealed.extend(last);
         Ok(())
@@ -213,7 +225,7 @@ impl SharedVmmAllocator {
             let mut serial = self.serial.lock();
             match &serial.current {
                 Some(current) => Arc::clone(current),
-                None => Arc::clone(serial.current.insert(self.open_space()?)),
+                None => Arc::clone(serial.current.insert(self.open_bump_space()?)),
             }
         };
         current.allocate(size, stream)

@@ -102,6 +102,7 @@ fn a_handle_that_is_none_is_refused_by_every_function() {
                 vmmgraph_arena_allocate(arena, 1, null_mut(), &raw mut block),
                 vmmgraph_arena_deallocate(arena, null_mut()),
                 vmmgraph_space_open(arena, &raw mut space),
+                vmmgraph_space_open_bump(arena, &raw mut space),
             ]
         } {
             assert_eq!(status, VMMGRAPH_ERROR_INVALID_HANDLE);
@@ -257,6 +258,7 @@ fn null_pointers_are_refused() {
             vmmgraph_arena_stats(arena, null_mut()),
             vmmgraph_arena_allocate(arena, 1, null_mut(), null_mut()),
             vmmgraph_space_open(arena, null_mut()),
+            vmmgraph_space_open_bump(arena, null_mut()),
             vmmgraph_space_allocate(space, 1, null_mut(), null_mut()),
             vmmgraph_space_stats(space, null_mut()),
             vmmgraph_space_live_blocks(space, null_mut(), 1, null_mut()),

@@ -227,6 +227,21 @@ fn trim(run: &mut Run) -> Result<()> {
     run.step("deallocate", || arena.deallocate(block))
 }
 
+/// Bump spaces over one tape: a short one first, then one that lengthens it and needs a second range.
+fn bump(run: &mut Run) -> Result<()> {
+    let device = Arc::clone(&run.device);
+    let arena = run.step("create", || SharedVmmAllocator::new(&device, &Options::default()))?;
+    for blocks in [&[2, 20][..], &[20, 2, 1000, 70, 20], &[2, 20, 30]] {
+        let space = run.step("open", || arena.open_bump_space())?;
+        for size in blocks {
+            run.step("allocate", || space.allocate(size * MIB, A))?;
+        }
+        run.step("seal", || space.seal())?;
+        run.step("replay", || space.replay(A, || ()))?;
+    }
+    run.step("trim", || arena.trim()).map(drop)
+}
+
 fn sweep(injector: &dyn Injector, name: &str, scenario: fn(&mut Run) -> Result<()>) {
     let start = |fail: &[u64]| {
         let device = Device::with_driver(injector.driver());
@@ -286,4 +301,4 @@ macro_rules! sweeps {
     };
 }
 
-sweeps! { capture grow retain trim }
+sweeps! { capture grow retain trim bump }

@@ -379,3 +379,75 @@ fn a_seal_reports_every_driver_call_of_its_space() {
     let made = stats.maps * 2 + stats.unmaps + stats.pages_created + stats.reservations;
     assert_eq!(made, 14 + 7, "the device counted other calls");
 }
+
+#[test]
+fn bump_spaces_share_one_tape_that_is_as_long_as_the_longest_of_them() {
+    // Torch's segments: 2 and 20 MiB, and larger ones rounded up to 2 MiB.
+    let sizes = |seed: u64, count: u64| {
+        (0..count).map(move |n| match (n * 7 + seed * 13) % 5 {
+            0 | 1 => 2 * MIB,
+            2 | 3 => 20 * MIB,
+            more => (10 + more * (seed % 30)) / 2 * 2 * MIB,
+        })
+    };
+    let (_, device) = device(HostOptions::default());
+    let mut held = Vec::new();
+    for reverse in [false, true] {
+        let arena = arena(&device);
+        let mut order: Vec<u64> = (1..30).collect();
+        if reverse {
+            order.reverse();
+        }
+        let mut longest = 0;
+        let mut spaces = Vec::new();
+        for seed in order {
+            let space = arena.open_bump_space().unwrap();
+            let blocks: Vec<_> = sizes(seed, 3 * seed)
+                .map(|bytes| {
+                    let block = space.allocate(bytes, A).unwrap();
+                    poke(block, 1);
+                    poke(block.plus(bytes - 8), block.0);
+                    (block, bytes)
+                })
+                .collect();
+            // No two blocks of a space share memory: each still holds its own address.
+            assert!(blocks.iter().all(|(block, bytes)| peek(block.plus(bytes - 8)) == block.0));
+            longest = longest.max(sizes(seed, 3 * seed).sum::<u64>());
+            space.free(blocks[0].0).unwrap();
+            assert_eq!(space.free(blocks[0].0), Err(Error::DoubleFree { address: blocks[0].0 }));
+            assert_eq!(
+                space.free(blocks[0].0.plus(512)),
+                Err(Error::ForeignPointer { address: blocks[0].0.plus(512) })
+            );
+            // A freed address serves no other block.
+            let another = space.allocate(blocks[0].1, A).unwrap();
+            assert!(blocks.iter().all(|(block, _)| *block != another));
+            longest = longest.max(sizes(seed, 3 * seed).sum::<u64>() + blocks[0].1);
+            assert!(matches!(
+                space.seal_with(RetainPolicy::Retain),
+                Err(Error::InvalidArgument { what: "the retain policy", .. })
+            ));
+            let report = space.seal().unwrap();
+            assert_eq!((report.retained_bytes, report.retained.len()), (0, blocks.len()));
+            spaces.push((space, blocks));
+        }
+        // The same bytes of the tape show in every space.
+        poke(spaces[0].1[0].0, 77);
+        assert!(spaces.iter().all(|(_, blocks)| peek(blocks[0].0) == 77));
+        let stats = device.stats();
+        assert_eq!((arena.mapped_size(), stats.peak_physical_bytes.max(longest)), (longest, longest));
+        let blocks: usize = spaces.iter().map(|(_, blocks)| blocks.len() + 1).sum();
+        println!("{} maps for {blocks} blocks", stats.maps);
+        held.push(arena.mapped_size());
+        // What only the longest space shows goes with it, from the tape's end.
+        spaces.sort_by_key(|(space, _)| space.stats().mapped_bytes);
+        let next = spaces[spaces.len() - 2].0.stats().mapped_bytes;
+        spaces.pop();
+        assert_eq!(arena.trim().unwrap(), longest - arena.mapped_size());
+        assert!(arena.mapped_size() <= next);
+        drop(spaces);
+        arena.trim().unwrap();
+        assert_eq!(arena.mapped_size(), 0);
+    }
+    assert_eq!(held[0], held[1]);
+}

@@ -501,6 +501,15 @@ VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_open(vmmgraph_arena_t arena,
                                       vmmgraph_space_t *space);
 
+// Opens a bump space for a capture: its blocks lie behind one another and none of their addresses serves twice. For the segments
+// of a torch MemPool, which stay until the graph goes. Its seal leaves live blocks on shared pages.
+//
+// Arguments:
+// As [`vmmgraph_space_open`].
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_space_open_bump(vmmgraph_arena_t arena,
+                                           vmmgraph_space_t *space);
+
 // Destroys a space: waits for its arena's replays, unmaps it and gives its addresses back. Its graph must be gone, or never be
 // launched again.
 VMMGRAPH_API

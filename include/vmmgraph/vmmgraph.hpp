@@ -399,6 +399,14 @@ public:
         return Space(space);
     }
 
+    // Opens a bump space for a capture: its blocks lie behind one another and none of their addresses serves twice. For the
+    // segments of a torch MemPool. Its seal leaves live blocks on shared pages; sealing it with Retain::own_pages throws.
+    [[nodiscard]] Space open_bump_space() {
+        vmmgraph_space_t space = nullptr;
+        detail::check(vmmgraph_space_open_bump(handle(), &space));
+        return Space(space);
+    }
+
     // Gives back the pages that no space maps, after waiting for the replays launched so far; their bytes.
     std::size_t trim() {
         std::uint64_t released = 0;

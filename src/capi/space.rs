@@ -108,6 +108,24 @@ pub unsafe extern "C" fn vmmgraph_space_open(
     })
 }
 
+/// Opens a bump space for a capture: its blocks lie behind one another and none of their addresses serves twice. For the segments
+/// of a torch MemPool, which stay until the graph goes. Its seal leaves live blocks on shared pages.
+///
+/// # Safety
+/// As [`vmmgraph_space_open`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_space_open_bump(
+    arena: vmmgraph_arena_t,
+    space: *mut vmmgraph_space_t,
+) -> vmmgraph_status_t {
+    arena::with(arena, |arena| {
+        // SAFETY: the caller's contract.
+        let space = unsafe { out(space) }?;
+        *space = register(arena.open_bump_space()?);
+        Ok(())
+    })
+}
+
 /// Destroys a space: waits for its arena's replays, unmaps it and gives its addresses back. Its graph must be gone, or never be
 /// launched again.
 #[unsafe(no_mangle)]

@@ -26,8 +26,19 @@ pub struct SharedSet {
 struct Numbers {
     small: Vec<Option<PageId>>,
     large: Vec<Option<PageId>>,
+    /// The pages of the arena's bump spaces, behind one another.
+    tape: Vec<Piece>,
     /// Pages without a number: once retained, since freed, perhaps still mapped where they were.
     spare: Vec<(Class, PageId)>,
+}
+
+/// A page of the tape.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    /// Byte of the tape at which it begins.
+    start: u64,
+    bytes: u64,
+    id: PageId,
 }
 
 /// A shared page, pinned.
@@ -48,7 +59,7 @@ pub struct SharedStats {
     pub free_bytes: u64,
     /// Small pages.
     pub small_pages: u64,
-    /// Large pages.
+    /// Large pages, and those of the tape that bump spaces show, whatever their size.
     pub large_pages: u64,
 }
 
@@ -63,6 +74,12 @@ impl Numbers {
             slots.resize(index + 1, None);
         }
         &mut slots[index]
+    }
+
+    /// The last page of the tape that begins at or before a byte.
+    fn piece(&self, at: u64) -> Option<Piece> {
+        let behind = self.tape.partition_point(|piece| piece.start <= at);
+        self.tape[..behind].last().copied()
     }
 
     fn all(&self) -> impl Iterator<Item = (Class, PageId)> {
@@ -124,17 +141,56 @@ impl SharedSet {
             *numbers.slot(no) = Some(pin.id());
             return Ok(Acquired { pin, created: false });
         }
+        let pin = self.create(&mut numbers, bytes)?;
+        *numbers.slot(no) = Some(pin.id());
+        Ok(Acquired { pin, created: true })
+    }
+
+    /// The lock is held across the driver's call: two spaces that need the same page must end up with one.
+    fn create(&self, numbers: &mut Numbers, bytes: u64) -> Result<Pin> {
         let owner = Owner::Shared { arena: self.arena };
-        // The lock is held across the driver's call: two spaces that need the same number must end up with one page.
-        let pin = self.pool.create(bytes, owner).or_else(|error| {
-            if error.is_out_of_memory() && self.release_unmapped(&mut numbers) > 0 {
+        self.pool.create(bytes, owner).or_else(|error| {
+            if error.is_out_of_memory() && self.release_unmapped(numbers) > 0 {
                 self.pool.create(bytes, owner)
             } else {
                 Err(error)
             }
-        })?;
-        *numbers.slot(no) = Some(pin.id());
+        })
+    }
+
+    /// Where the page begins that holds a byte of the tape; the byte itself if the tape ends there.
+    #[must_use]
+    pub fn tape_page(&self, at: u64) -> u64 {
+        let numbers = self.numbers.lock();
+        numbers.piece(at).filter(|piece| at < piece.start + piece.bytes).map_or(at, |piece| piece.start)
+    }
+
+    /// The page that begins at a byte of the tape, pinned; where the tape ends, a new one that reaches to `end`, in small pages.
+    /// The caller holds pins on every page before it.
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire).
+    pub fn acquire_tape(&self, at: u64, end: u64) -> Result<Acquired> {
+        let mut numbers = self.numbers.lock();
+        if let Some(piece) = numbers.piece(at)
+            && at < piece.start + piece.bytes
+        {
+            debug_assert_eq!(piece.start, at, "the tape was cut elsewhere");
+            return Ok(Acquired { pin: self.pool.pin(piece.id)?, created: false });
+        }
+        let bytes = (end - at).next_multiple_of(self.geometry.small());
+        let pin = self.create(&mut numbers, bytes)?;
+        numbers.tape.push(Piece { start: at, bytes, id: pin.id() });
         Ok(Acquired { pin, created: true })
+    }
+
+    /// Gives back the page at the tape's end, if it begins at this byte and no space maps it: the undo of an
+    /// [`acquire_tape`](Self::acquire_tape) that created it.
+    pub fn discard_tape(&self, at: u64) {
+        let mut numbers = self.numbers.lock();
+        if let Some(last) = numbers.tape.pop_if(|last| last.start == at && self.pool.pins(last.id) == 0) {
+            self.pool.doom(last.id);
+        }
     }
 
     /// Gives back the page of this number if no space maps it: the undo of an [`acquire`](Self::acquire) that created it.
@@ -205,6 +261,11 @@ impl SharedSet {
             *slot = slot.filter(|id| !unmapped(Class::Large, *id));
         }
         numbers.spare.retain(|(class, id)| !unmapped(*class, *id));
+        // Every bump space maps the tape from its beginning on, so what nobody maps is at its end.
+        while let Some(last) = numbers.tape.pop_if(|last| self.pool.pins(last.id) == 0) {
+            self.pool.doom(last.id);
+            released += last.bytes;
+        }
         released
     }
 
@@ -221,6 +282,11 @@ impl SharedSet {
                 Class::Large => stats.large_pages += 1,
             }
         }
+        for piece in &numbers.tape {
+            stats.bytes += piece.bytes;
+            stats.free_bytes += u64::from(self.pool.pins(piece.id) == 0) * piece.bytes;
+            stats.large_pages += 1;
+        }
         stats
     }
 }
@@ -228,7 +294,7 @@ impl SharedSet {
 impl Drop for SharedSet {
     fn drop(&mut self) {
         let numbers = std::mem::take(self.numbers.get_mut());
-        for (_, id) in numbers.all() {
+        for id in numbers.all().map(|(_, id)| id).chain(numbers.tape.iter().map(|piece| piece.id)) {
             self.pool.doom(id);
         }
     }

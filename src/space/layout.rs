@@ -87,6 +87,21 @@ pub(crate) struct Usage {
     pub(crate) peak_bytes: u64,
 }
 
+impl Usage {
+    /// One more block is live.
+    pub(crate) fn add(&mut self, bytes: BlockBytes) {
+        self.blocks += 1;
+        self.bytes += bytes.get();
+        self.peak_bytes = self.peak_bytes.max(self.bytes);
+    }
+
+    /// A block of so many bytes is gone.
+    pub(crate) fn remove(&mut self, bytes: u64) {
+        self.blocks -= 1;
+        self.bytes -= bytes;
+    }
+}
+
 #[derive(Debug)]
 struct Tile {
     page: u32,
@@ -290,8 +305,7 @@ impl Layout {
                 bytes
             }
         };
-        self.usage.blocks -= 1;
-        self.usage.bytes -= bytes;
+        self.usage.remove(bytes);
         Ok(bytes)
     }
 
@@ -371,7 +385,7 @@ impl Layout {
             rest -= end;
             tile.tile += 1;
         }
-        self.count(bytes);
+        self.usage.add(bytes);
         Place { range: first.range, offset: self.offset(first) }
     }
 
@@ -379,13 +393,13 @@ impl Layout {
     fn settle_within(&mut self, page: u32, end: u64, bytes: BlockBytes, stream: Stream) -> Place {
         let (tile, start) = (self.pages.home(page), end - bytes.get());
         self.occupy(Stay { start, end, tile, block: bytes.get() }, stream);
-        self.count(bytes);
+        self.usage.add(bytes);
         Place { range: tile.range, offset: self.offset(tile) + start }
     }
 
     fn settle_in_slab(&mut self, slot: Slot, bytes: BlockBytes) -> Place {
         let tile = self.slab_tiles[slot.slab];
-        self.count(bytes);
+        self.usage.add(bytes);
         Place { range: tile.range, offset: self.offset(tile) + u64::from(slot.granule) * BLOCK_GRANULE }
     }
 
@@ -396,12 +410,6 @@ impl Layout {
             tile.used[unit as usize / 64] |= 1 << (unit % 64);
         }
         self.pages.occupy(tile.page, stay, stream);
-    }
-
-    fn count(&mut self, bytes: BlockBytes) {
-        self.usage.blocks += 1;
-        self.usage.bytes += bytes.get();
-        self.usage.peak_bytes = self.usage.peak_bytes.max(self.usage.bytes);
     }
 
     /// What is at a place that is mapped and where a block may start.

@@ -14,18 +14,23 @@ use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::order::ReplayOrder;
-use crate::pages::{Owner, PageNo, Reservation, SharedSet};
+use crate::pages::{Owner, Reservation, SharedSet};
 use crate::sync::Mutex;
 use crate::units::{Address, BlockBytes, Stream};
 
+mod bump;
 mod layout;
 mod page_table;
+mod placement;
 mod recency;
 mod seal;
 mod slab;
 mod slabs;
+mod stitch;
 
-use layout::{Growth, Layout, NotLive, Place};
+use bump::Bump;
+use layout::{Layout, NotLive, Place};
+use placement::Placement;
 
 pub use seal::{RetainPolicy, RetainedBlock, SealReport};
 
@@ -90,8 +95,8 @@ pub struct SpaceStats {
 
 struct State {
     phase: Phase,
-    layout: Layout,
-    /// The layout's ranges, under the same indices.
+    placement: Placement,
+    /// The placement's ranges, under the same indices.
     ranges: Vec<Reservation>,
     work: Work,
 }
@@ -116,12 +121,20 @@ pub struct Space {
 }
 
 impl Space {
-    /// A new space of the arena, without addresses yet.
+    /// A new stitched space of the arena, without addresses yet.
     pub(crate) fn open(common: &Arc<Common>) -> Arc<Self> {
+        Self::with(common, Placement::Stitched(Layout::new(common.shared.geometry())))
+    }
+
+    /// A new bump space of the arena, without addresses yet.
+    pub(crate) fn open_bump(common: &Arc<Common>) -> Arc<Self> {
+        Self::with(common, Placement::Bump(Bump::default()))
+    }
+
+    fn with(common: &Arc<Common>, placement: Placement) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        let layout = Layout::new(common.shared.geometry());
-        let state = State { phase: Phase::Open, layout, ranges: Vec::new(), work: Work::default() };
+        let state = State { phase: Phase::Open, placement, ranges: Vec::new(), work: Work::default() };
         let space = Arc::new(Self { id, common: Arc::clone(common), state: Mutex::new(state) });
         common.spaces.lock().insert(id, Arc::downgrade(&space));
         space
@@ -160,7 +173,9 @@ impl Space {
         self.usable()?;
         let mut state = self.state.lock();
         state.require(Phase::Open)?;
-        if let Some(place) = state.layout.place(bytes, stream) {
+        if let Placement::Stitched(layout) = &mut state.placement
+            && let Some(place) = layout.place(bytes, stream)
+        {
             return Ok(state.address(place));
         }
         // Before the plan, which lists every page: a hopeless request must not cost memory either.
@@ -174,13 +189,13 @@ impl Space {
                 device,
             });
         }
-        let growth = state.layout.plan(bytes, stream);
         let start = Instant::now();
-        let grown = state.grow(&self.common.shared, &growth);
+        let place = match state.placement {
+            Placement::Stitched(_) => state.stitch(&self.common.shared, bytes, stream),
+            Placement::Bump(_) => state.append(&self.common.shared, bytes),
+        };
         state.work.time += start.elapsed();
-        grown?;
-        let place = state.layout.commit(&growth);
-        Ok(state.address(place))
+        place.map(|place| state.address(place))
     }
 
     /// Frees a block. Before the seal its pages serve the next block of the same stream; afterwards a retained block's pages
@@ -191,7 +206,7 @@ impl Space {
     pub fn free(&self, address: Address) -> Result<()> {
         self.usable()?;
         let mut state = self.state.lock();
-        let bytes = state.find(address, Layout::free)?;
+        let bytes = state.find(address, Placement::free)?;
         if state.phase == Phase::Sealed
             && let Some(place) = state.range_of(address)
         {
@@ -208,10 +223,7 @@ impl Space {
     pub fn record_stream(&self, address: Address, stream: Stream) -> Result<()> {
         self.usable()?;
         let mut state = self.state.lock();
-        if state.phase == Phase::Sealed {
-            return state.find(address, |layout, place| layout.record_stream(place, stream)).map(drop);
-        }
-        state.find(address, |layout, place| layout.record_stream(place, stream))
+        state.find(address, |placement, place| placement.record_stream(place, stream))
     }
 
     /// Closes the space's arena after a bug was caught: every later call but destruction answers [`Error::Closed`].
@@ -243,7 +255,7 @@ impl Space {
     pub fn stats(&self) -> SpaceStats {
         let pool = self.common.shared.pool();
         let state = self.state.lock();
-        let usage = state.layout.usage();
+        let usage = state.placement.usage();
         let mapped = || state.ranges.iter().flat_map(Reservation::mapped);
         let own = Owner::Retained { arena: self.arena(), space: self.id };
         SpaceStats {
@@ -271,12 +283,12 @@ impl Space {
     /// Bytes live now; what [`stats`](Self::stats) calls `live_bytes`, without the rest.
     #[must_use]
     pub fn live_bytes(&self) -> u64 {
-        self.state.lock().layout.usage().bytes
+        self.state.lock().placement.usage().bytes
     }
 
     /// The most bytes that were live at once.
     pub(crate) fn peak_live_bytes(&self) -> u64 {
-        self.state.lock().layout.usage().peak_bytes
+        self.state.lock().placement.usage().peak_bytes
     }
 }
 
@@ -299,89 +311,29 @@ impl State {
         found.map(|range| Place { range, offset: address.0 - self.ranges[range].base().0 })
     }
 
-    /// Applies a layout function to the block at an address.
+    /// Applies a function of the placement to the block at an address.
     fn find<T>(
         &mut self,
         address: Address,
-        apply: impl FnOnce(&mut Layout, Place) -> Result<T, NotLive>,
+        apply: impl FnOnce(&mut Placement, Place) -> Result<T, NotLive>,
     ) -> Result<T> {
         let place = self.range_of(address).ok_or(Error::ForeignPointer { address })?;
-        apply(&mut self.layout, place).map_err(|why| match why {
+        apply(&mut self.placement, place).map_err(|why| match why {
             NotLive::FreedBefore => Error::DoubleFree { address },
             NotLive::Foreign => Error::ForeignPointer { address },
         })
     }
 
-    /// Maps what a plan names. On failure exactly what was done is undone, last first.
-    fn grow(&mut self, shared: &SharedSet, growth: &Growth) -> Result<()> {
-        let fresh = growth.range == self.ranges.len();
-        if fresh {
-            self.ranges.push(Reservation::new(shared.pool(), growth.range_bytes)?);
-        }
-        let mut done: Vec<(u64, PageNo, bool)> = Vec::with_capacity(growth.pages.len());
-        let mut offset = growth.offset;
-        let mut failure = None;
-        for page in &growth.pages {
-            let range = &mut self.ranges[growth.range];
-            let mapped = shared.acquire(*page).and_then(|acquired| {
-                let (bytes, created) = (acquired.pin.bytes(), acquired.created);
-                let result = range.map(offset, acquired.pin);
-                result.map(|()| (bytes, created)).map_err(|(error, pin)| {
-                    drop(pin);
-                    if created {
-                        shared.discard(*page);
-                    }
-                    error
-                })
-            });
-            match mapped {
-                Ok((bytes, created)) => {
-                    done.push((offset, *page, created));
-                    offset += bytes;
-                }
-                Err(error) => {
-                    failure = Some(error);
-                    break;
-                }
-            }
-        }
-        let Some(error) = failure else {
-            let created = done.iter().filter(|(.., created)| *created).count();
-            self.work.maps += done.len() as u64;
-            self.work.calls += (usize::from(fresh) + created + 2 * done.len()) as u64;
-            return Ok(());
-        };
-        tracing::debug!(%error, mapped = done.len(), "growing a space failed and is undone");
-        for (offset, page, created) in done.into_iter().rev() {
-            match self.ranges[growth.range].unmap(offset) {
-                Ok(pin) => {
-                    drop(pin);
-                    if created {
-                        shared.discard(page);
-                    }
-                }
-                Err(undo) => tracing::error!(error = %undo, "undoing a mapping failed"),
-            }
-        }
-        // A mapping that could not be undone stands where the next plan would put its pages.
-        if self.ranges[growth.range].mapped().any(|(at, _)| at >= growth.offset) {
-            self.phase = Phase::Broken;
-        }
-        if fresh && self.phase != Phase::Broken {
-            self.ranges.pop();
-        }
-        Err(error)
-    }
-
     /// Returns the space's own pages under a freed block to the shared set, those apart that other blocks still cover.
     fn give_back(&mut self, shared: &SharedSet, freed: Place, bytes: u64) {
+        let Placement::Stitched(layout) = &self.placement else { return };
         let (from, to) = (freed.offset, freed.offset + bytes);
         for (at, pin) in self.ranges[freed.range].mapped() {
             let end = at + pin.bytes();
             if at < to
                 && from < end
                 && matches!(shared.pool().owner(pin.id()), Owner::Retained { .. })
-                && !self.layout.covered(freed.range, at, end)
+                && !layout.covered(freed.range, at, end)
             {
                 shared.give(pin);
             }
@@ -393,7 +345,7 @@ impl Drop for Space {
     fn drop(&mut self) {
         self.common.spaces.lock().remove(&self.id);
         let state = self.state.get_mut();
-        self.common.high_water.fetch_max(state.layout.usage().peak_bytes, Ordering::Relaxed);
+        self.common.high_water.fetch_max(state.placement.usage().peak_bytes, Ordering::Relaxed);
         let pool = self.common.shared.pool();
         // An open space was never replayed; its addresses are not in use.
         let idle = if state.phase == Phase::Open {

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::layout::{RetainedTile, Unit};
-use super::{Phase, Space, State};
-use crate::error::Result;
+use super::{Phase, Placement, Space, State};
+use crate::error::{Error, Result};
 use crate::pages::{Class, Owner, PageId, PageNo, Pin, SharedSet};
 use crate::units::Address;
 
@@ -72,19 +72,20 @@ enum Exchanged {
 
 impl Space {
     /// Ends the capture: no further blocks can be allocated, and the space can be replayed. Blocks that are still live are
-    /// treated as the arena's policy says.
+    /// treated as the arena's policy says; those of a bump space stay on shared pages.
     ///
     /// # Errors
     /// [`Error::WrongState`](crate::Error::WrongState) unless the space is open. Out of memory or what else the driver says:
     /// the space is open as before, and the call can be repeated. (If undoing fails as well the space can only be dropped.)
     pub fn seal(&self) -> Result<SealReport> {
-        self.seal_with(self.common.retain)
+        let bump = matches!(self.state.lock().placement, Placement::Bump(_));
+        self.seal_with(if bump { RetainPolicy::Share } else { self.common.retain })
     }
 
     /// As [`seal`](Self::seal), with a policy of its own.
     ///
     /// # Errors
-    /// As [`seal`](Self::seal).
+    /// As [`seal`](Self::seal); [`Error::InvalidArgument`] for a bump space and [`RetainPolicy::Retain`].
     pub fn seal_with(&self, policy: RetainPolicy) -> Result<SealReport> {
         self.usable()?;
         let mut state = self.state.lock();
@@ -96,12 +97,12 @@ impl Space {
             state.work.time += start.elapsed();
             (retained_bytes, fillers) = retained?;
         }
-        state.layout.seal();
+        state.placement.seal();
         state.phase = Phase::Sealed;
-        let usage = state.layout.usage();
+        let usage = state.placement.usage();
         self.common.high_water.fetch_max(usage.peak_bytes, Ordering::Relaxed);
-        let (small_pages, large_pages) = state.layout.pages();
-        let blocks = state.layout.blocks().into_iter();
+        let (small_pages, large_pages) = state.placement.pages();
+        let blocks = state.placement.blocks().into_iter();
         let mut retained: Vec<RetainedBlock> =
             blocks.map(|(place, bytes)| RetainedBlock { address: state.address(place).0, bytes }).collect();
         retained.sort_unstable_by_key(|block| block.address);
@@ -130,7 +131,7 @@ impl Space {
     #[must_use]
     pub fn live_blocks(&self) -> Vec<Address> {
         let state = self.state.lock();
-        state.layout.blocks().into_iter().map(|(place, _)| state.address(place)).collect()
+        state.placement.blocks().into_iter().map(|(place, _)| state.address(place)).collect()
     }
 }
 
@@ -140,7 +141,11 @@ impl State {
     fn retain(&mut self, shared: &SharedSet, space: u64) -> Result<(u64, usize)> {
         let mut done: Vec<Exchanged> = Vec::new();
         let (mut bytes, mut fillers) = (0, 0);
-        for tile in self.layout.retained_tiles() {
+        let Placement::Stitched(layout) = &self.placement else {
+            let expected = "a bump space's blocks stay on shared pages";
+            return Err(Error::InvalidArgument { what: "the retain policy", value: 1, expected });
+        };
+        for tile in layout.retained_tiles() {
             match self.exchange(shared, space, tile, &mut fillers) {
                 Ok((exchanged, own)) => {
                     done.push(exchanged);
@@ -169,7 +174,7 @@ impl State {
         if wholly && shared.take(tile.page, space) {
             return Ok((Exchanged::Taken(tile), page_bytes));
         }
-        let first_filler = self.layout.pages().0 + *fillers;
+        let first_filler = self.placement.pages().0 + *fillers;
         let mut parts = Parts::default();
         let owner = Owner::Retained { arena: shared.arena(), space };
         let result = if wholly {

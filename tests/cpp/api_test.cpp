@@ -329,6 +329,24 @@ TEST(Replay, CarriesExceptionsThrough) {
     EXPECT_EQ(status_of([&] { static_cast<void>(arena.open_space().allocate(MiB)); }), VMMGRAPH_OK);
 }
 
+TEST(Bump, BlocksLieBehindOneAnotherAndStayShared) {
+    auto arena = host::arena();
+    auto space = arena.open_bump_space();
+    auto* const first = static_cast<char*>(space.allocate(3 * MiB));
+    space.free(first);
+    EXPECT_EQ(space.allocate(MiB), first + 3 * MiB);
+    EXPECT_EQ(status_of([&] { static_cast<void>(space.seal(Retain::own_pages)); }), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    const auto report = space.seal();
+    EXPECT_EQ(report.retained_blocks, 1u);
+    EXPECT_EQ(report.retained_bytes, 0u);
+    auto other = arena.open_bump_space();
+    auto* const again = static_cast<char*>(other.allocate(4 * MiB));
+    first[0] = 1;
+    again[0] = 2;
+    EXPECT_EQ(first[0], 2);
+    EXPECT_EQ(arena.mapped_size(), 4 * MiB);
+}
+
 TEST(Serial, HasTheNamesEnginesKnow) {
     auto arena = host::arena();
     EXPECT_TRUE(arena.is_initialized());

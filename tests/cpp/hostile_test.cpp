@@ -105,6 +105,11 @@ std::vector<Call> arena_calls(vmmgraph_arena_t arena) {
              vmmgraph_space_t space = nullptr;
              return vmmgraph_space_open(arena, &space);
          }},
+        {"space_open_bump",
+         [=] {
+             vmmgraph_space_t space = nullptr;
+             return vmmgraph_space_open_bump(arena, &space);
+         }},
         {"arena_destroy", [=] { return vmmgraph_arena_destroy(arena); }},
     };
 }
