@@ -91,6 +91,7 @@ struct CaptureScope::State {
     std::optional<compat::PoolContext> context;
     std::optional<CaptureUnderWay> under_way;
     int uses_before = 0;
+    bool begun = false;
     bool end_tried = false;
 
     // The shared pages of the MemPool route and of the share policy must not hold what cuBLAS keeps for later captures. Nor must a
@@ -126,10 +127,14 @@ struct CaptureScope::State {
             announcement.emplace(captured->memory);
         }
         graph.capture_begin(pool_id, cudaStreamCaptureModeThreadLocal);
+        begun = true;
     }
 
+    // Once, and only what began: torch counts beginnings and ends from 2.13 on.
     void end() {
         end_tried = true;
+        // The body may have left another stream behind.
+        const c10::cuda::CUDAStreamGuard back(stream);
         captured->graph->capture_end();
     }
 
@@ -154,12 +159,9 @@ struct CaptureScope::State {
     void abandon_capture() noexcept {
         auto& graph = captured->graph;
         bool ended = false;
-        if (!end_tried && is_capturing(stream.stream())) {
+        if (!end_tried && (begun || is_capturing(stream.stream()))) {
             try {
-                // The body may have left another stream behind.
-                const c10::cuda::CUDAStreamGuard back(stream);
-                // As long as the capture is intact this is the orderly way, and the only one that resets torch's generators. Not
-                // twice and not before it began: torch counts beginnings and ends from 2.13 on.
+                // As long as the capture is intact this is the orderly way, and the only one that resets torch's generators.
                 end();
                 ended = true;
             } catch (...) {
