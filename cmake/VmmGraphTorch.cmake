@@ -40,7 +40,7 @@ target_compile_features(vmmgraph_libtorch INTERFACE cxx_std_20)
 
 set(_torch_map "${PROJECT_SOURCE_DIR}/cmake/vmmgraph_torch.map")
 add_library(vmmgraph_torch SHARED
-  cpp/torch/block_allocator.cpp cpp/torch/capture.cpp cpp/torch/guards.cpp cpp/torch/registry.cpp cpp/torch/segments.cpp)
+  cpp/torch/block_allocator.cpp cpp/torch/capture.cpp cpp/torch/guards.cpp cpp/torch/registry.cpp cpp/torch/segments.cpp cpp/torch/workspace.cpp)
 add_library(VmmGraph::torch ALIAS vmmgraph_torch)
 add_dependencies(vmmgraph_torch vmmgraph_torch_archive)
 target_include_directories(vmmgraph_torch

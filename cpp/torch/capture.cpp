@@ -11,6 +11,7 @@
 #include "compat.hpp"
 #include "guards.hpp"
 #include "segments.hpp"
+#include "workspace.hpp"
 
 namespace vmmgraph::torch {
 namespace {
@@ -57,6 +58,8 @@ struct CapturedGraph::State {
     Space space;
     std::shared_ptr<Memory> memory;
     SegmentPool segments;
+    // Null if torch's own is used.
+    std::shared_ptr<Workspace> workspace;
     std::unique_ptr<compat::Graph> graph;
     SealReport report;
 
@@ -96,7 +99,7 @@ struct CaptureScope::State {
 
     // The shared pages of the MemPool route and of the share policy must not hold what cuBLAS keeps for later captures. Nor must a
     // graph bake in what another graph's end will free.
-    bool clears_workspaces() const {
+    bool own_workspace() const {
         return options.route == Route::mempool || options.retain == Retain::shared_pages || compat::graph_reset_clears_workspaces();
     }
 
@@ -108,10 +111,11 @@ struct CaptureScope::State {
 
     void begin() {
         auto& graph = *captured->graph;
-        if (clears_workspaces()) {
-            at::cuda::clearCublasWorkspaces();
-        }
         guard.emplace(stream);
+        if (captured->workspace) {
+            at::cuda::clearCublasWorkspaces();
+            captured->workspace->provide(stream);
+        }
         if (options.route == Route::mempool) {
             captured->segments.allocator = make_segment_allocator(captured->memory);
             captured->segments.pool = compat::make_pool(captured->segments.allocator);
@@ -189,7 +193,7 @@ struct CaptureScope::State {
                 compat::abandon_host_pool(pool_id);
             }
             graph.reset();
-            if (clears_workspaces()) {
+            if (captured->workspace) {
                 at::cuda::clearCublasWorkspaces();
             }
         } catch (...) {
@@ -222,12 +226,15 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
     }
     const auto device = c10::cuda::current_device();
     const auto torch_stream = c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), device);
-    auto space = arena.open_space();
+    auto space = options.route == Route::mempool ? arena.open_bump_space() : arena.open_space();
     auto memory = std::make_shared<Memory>(space);
     auto captured = std::unique_ptr<CapturedGraph::State>(
-        new CapturedGraph::State{device, std::move(space), memory, {}, std::make_unique<compat::Graph>(), {}});
+        new CapturedGraph::State{device, std::move(space), memory, {}, nullptr, std::make_unique<compat::Graph>(), {}});
     state_.reset(new State{options, torch_stream, {0, 0}, std::move(captured), std::nullopt, std::nullopt, std::nullopt});
     bury();
+    if (state_->own_workspace()) {
+        state_->captured->workspace = Workspace::of(arena);
+    }
     try {
         state_->begin();
     } catch (...) {
@@ -253,7 +260,7 @@ CapturedGraph CaptureScope::end() {
     // If this throws, the destructor abandons the capture.
     state_->end();
     state_->leave();
-    if (state_->clears_workspaces()) {
+    if (state_->captured->workspace) {
         at::cuda::clearCublasWorkspaces();
     }
     auto& captured = *state_->captured;
