@@ -1,6 +1,6 @@
 # make demo and make test need the Rust toolchain and make; they install what else is missing (scripts/setup.sh).
 
-.PHONY: demo test header bench ci gpu-build clean
+.PHONY: demo test torch-matrix header bench ci gpu-build clean
 
 demo: ## the main job on the driver at hand: a GPU if there is one, else this machine's memory
 	@scripts/setup.sh demo
@@ -9,6 +9,10 @@ demo: ## the main job on the driver at hand: a GPU if there is one, else this ma
 test: ## every test that needs no GPU: Rust, C, C++, the installed package
 	@scripts/setup.sh test
 	scripts/test.sh
+
+torch-matrix: ## compiles cpp/torch against every torch release that is supported, and the newest one
+	@scripts/setup.sh test
+	tests/torch/matrix.sh
 
 header: ## writes include/vmmgraph/vmmgraph.h anew after a change in src/capi
 	UPDATE_EXPECT=1 cargo test --locked --test header

@@ -1,11 +1,11 @@
 // The blocks route: a CUDAAllocator over the installed one that keeps the tensors of captures in their spaces.
 #pragma once
 
-#include <functional>
 #include <memory>
 
-#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/core/Device.h>
 
+#include "compat.hpp"
 #include "memory.hpp"
 
 namespace vmmgraph::torch {
@@ -19,10 +19,8 @@ public:
     ~Announcement();
 };
 
-// Forgets a capture that was begun and will not end.
-void abandon(c10::DeviceIndex device, c10::MempoolId_t pool);
-
-// Whether a capture of the blocks route is under way.
-bool capturing() noexcept;
+// Forgets a capture that was begun and will not end; whether torch had not released its pool. The capture's graph must still exist:
+// until here other threads may ask its filter.
+bool abandon(c10::DeviceIndex device, compat::PoolId pool);
 
 }  // namespace vmmgraph::torch

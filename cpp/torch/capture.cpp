@@ -1,74 +1,51 @@
-#include <atomic>
-#include <mutex>
 #include <optional>
-#include <vector>
+#include <utility>
 
 #include <ATen/Context.h>
-#include <ATen/cuda/CUDAGraph.h>
-#include <ATen/cuda/MemPool.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
-#include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 #include <torch/version.h>
 #include <vmmgraph/torch.hpp>
 
 #include "block_allocator.hpp"
-
-namespace at::cuda {
-// ATen/cuda/CUDAContextLight.h, which would pull in cuBLAS, cuSPARSE and cuSOLVER headers.
-TORCH_CUDA_CPP_API void clearCublasWorkspaces();
-}  // namespace at::cuda
+#include "compat.hpp"
+#include "guards.hpp"
+#include "segments.hpp"
 
 namespace vmmgraph::torch {
 namespace {
 
 namespace caching = c10::cuda::CUDACachingAllocator;
 
-// The MemPool route's allocator: one for each space. Torch asks it for segments and gives them back when the pool goes.
-class VMMTorchAllocator final : public ::torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator {
-public:
-    explicit VMMTorchAllocator(const std::shared_ptr<Memory>& memory)
-        // The callbacks own the memory, so that a late raw_delete is good whatever was destroyed before.
-        : CUDAPluggableAllocator([memory](std::size_t bytes, int, cudaStream_t stream) { return memory->allocate(bytes, stream); },
-                                 [memory](void* segment, std::size_t, int, cudaStream_t) {
-                                     static_cast<void>(memory->release(segment));
-                                 }) {}
-    std::string name() override { return "vmmgraph"; }
-};
-
-// Pools that could not be destroyed because a capture was under way: torch asserts in the destructor then (2.6 to 2.12).
-struct Graveyard {
-    std::mutex mutex;
-    std::vector<std::unique_ptr<at::cuda::MemPool>> pools;
-};
-
-Graveyard& graveyard() {
-    // Never destroyed, like torch's own pools.
-    static auto* const instance = new Graveyard;
-    return *instance;
+// Also if the capture is broken.
+bool is_capturing(cudaStream_t stream) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    return cudaStreamIsCapturing(stream, &status) == cudaSuccess && status != cudaStreamCaptureStatusNone;
 }
 
-std::atomic<int> captures{0};
-
-void bury(std::unique_ptr<at::cuda::MemPool> pool) {
-    std::vector<std::unique_ptr<at::cuda::MemPool>> ready;
-    {
-        auto& waiting = graveyard();
-        const std::lock_guard lock(waiting.mutex);
-        if (pool) {
-            waiting.pools.push_back(std::move(pool));
-        }
-        if (captures.load() == 0) {
-            ready.swap(waiting.pools);
+// Whether torch took memory for the pool, from wherever.
+bool holds_memory(compat::PoolId pool) {
+    for (const auto& segment : caching::snapshot().segments) {
+        if (segment.owner_private_pool_id == pool) {
+            return true;
         }
     }
+    return false;
 }
 
-[[noreturn]] void refuse(vmmgraph_status_t status, const std::string& why) {
-    auto info = detail::sized<ErrorInfo>();
-    info.status = status;
-    info.device = -1;
-    throw Error("vmmgraph: " + why, info);
+// Up to torch 2.12, a capture that was not ended in the orderly way leaves the generator in the state of a capture: random numbers
+// fail from then on. An empty capture ends that.
+void reset_generator(const c10::cuda::CUDAStream& stream) noexcept {
+    try {
+        const c10::cuda::CUDAStreamGuard guard(stream);
+        at::cuda::CUDAGraph graph;
+        graph.capture_begin(at::cuda::graph_pool_handle(), cudaStreamCaptureModeThreadLocal);
+        // A node, since torch warns of an empty graph.
+        static_cast<void>(cudaLaunchHostFunc(stream.stream(), [](void*) {}, nullptr));
+        graph.capture_end();
+    } catch (...) {
+        // The device is in no state to capture.
+    }
 }
 
 }  // namespace
@@ -79,15 +56,15 @@ struct CapturedGraph::State {
     c10::DeviceIndex device;
     Space space;
     std::shared_ptr<Memory> memory;
-    std::unique_ptr<at::cuda::MemPool> pool;
-    std::unique_ptr<at::cuda::CUDAGraph> graph;
+    SegmentPool segments;
+    std::unique_ptr<compat::Graph> graph;
     SealReport report;
 
     ~State() {
         // The graph first: it releases its pool. Then the pool, which gives its segments back. The space last, which waits for its
         // replays before it unmaps. Destroying an executable graph whose last launch still runs is allowed.
         graph.reset();
-        bury(std::move(pool));
+        bury(std::move(segments));
     }
 };
 
@@ -103,42 +80,94 @@ void CapturedGraph::replay(void* stream) {
 
 const SealReport& CapturedGraph::report() const noexcept { return state_->report; }
 const Space& CapturedGraph::space() const noexcept { return state_->space; }
-void* CapturedGraph::exec() const { return state_->graph->raw_cuda_graph_exec(); }
+void* CapturedGraph::exec() const { return state_->graph->exec(); }
 
 struct CaptureScope::State {
     CaptureOptions options;
     c10::cuda::CUDAStream stream;
-    c10::MempoolId_t pool_id;
+    compat::PoolId pool_id;
     std::unique_ptr<CapturedGraph::State> captured;
     std::optional<c10::cuda::CUDAStreamGuard> guard;
+    std::optional<compat::PoolContext> context;
+    std::optional<CaptureUnderWay> under_way;
     int uses_before = 0;
-    bool under_way = false;
+    bool end_tried = false;
 
-    // The shared pages of the MemPool route and of the share policy must not hold what cuBLAS keeps for later captures.
-    bool clears_workspaces() const { return options.route == Route::mempool || options.retain == Retain::shared_pages; }
+    // The shared pages of the MemPool route and of the share policy must not hold what cuBLAS keeps for later captures. Nor must a
+    // graph bake in what another graph's end will free.
+    bool clears_workspaces() const {
+        return options.route == Route::mempool || options.retain == Retain::shared_pages || compat::graph_reset_clears_workspaces();
+    }
 
     void leave() noexcept {
-        if (under_way) {
-            under_way = false;
-            captures.fetch_sub(1);
-        }
+        under_way.reset();
+        context.reset();
         guard.reset();
+    }
+
+    void begin() {
+        auto& graph = *captured->graph;
+        if (clears_workspaces()) {
+            at::cuda::clearCublasWorkspaces();
+        }
+        guard.emplace(stream);
+        if (options.route == Route::mempool) {
+            captured->segments.allocator = make_segment_allocator(captured->memory);
+            captured->segments.pool = compat::make_pool(captured->segments.allocator);
+            pool_id = captured->segments.pool->id();
+            uses_before = captured->segments.pool->use_count();
+            context.emplace(captured->segments.pool.get());
+        } else {
+            pool_id = at::cuda::graph_pool_handle();
+        }
+        under_way.emplace();
+        std::optional<Announcement> announcement;
+        if (options.route == Route::blocks) {
+            announcement.emplace(captured->memory);
+        }
+        graph.capture_begin(pool_id, cudaStreamCaptureModeThreadLocal);
+    }
+
+    void end() {
+        end_tried = true;
+        captured->graph->capture_end();
+    }
+
+    // Whether torch has still to be told that the capture is over and its pool is not used by it.
+    bool give_pool_back() {
+        if (options.route == Route::blocks) {
+            return abandon(captured->device, pool_id);
+        }
+        if (!captured->segments.pool || captured->segments.pool->use_count() <= uses_before) {
+            return false;
+        }
+        try {
+            caching::endAllocateToPool(captured->device, pool_id);
+        } catch (...) {
+            // It had ended already.
+        }
+        caching::releasePool(captured->device, pool_id);
+        return true;
     }
 
     // Ends a capture that failed, so that torch and the arena go on.
     void abandon_capture() noexcept {
         auto& graph = captured->graph;
         bool ended = false;
-        try {
-            // As long as the capture is intact this is the orderly way, and the only one that resets torch's generators.
-            graph->capture_end();
-            ended = true;
-        } catch (...) {
+        if (!end_tried && is_capturing(stream.stream())) {
+            try {
+                // The body may have left another stream behind.
+                const c10::cuda::CUDAStreamGuard back(stream);
+                // As long as the capture is intact this is the orderly way, and the only one that resets torch's generators. Not
+                // twice and not before it began: torch counts beginnings and ends from 2.13 on.
+                end();
+                ended = true;
+            } catch (...) {
+            }
         }
         if (!ended) {
             cudaGraph_t partial = nullptr;
-            cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-            if (cudaStreamIsCapturing(stream.stream(), &status) == cudaSuccess && status != cudaStreamCaptureStatusNone) {
+            if (is_capturing(stream.stream())) {
                 static_cast<void>(cudaStreamEndCapture(stream.stream(), &partial));
             }
             if (partial != nullptr) {
@@ -148,22 +177,24 @@ struct CaptureScope::State {
             static_cast<void>(cudaGetLastError());
         }
         try {
-            graph.reset();
-            if (options.route == Route::blocks) {
-                abandon(captured->device, pool_id);
-            } else if (captured->pool->use_count() > uses_before) {
-                try {
-                    caching::endAllocateToPool(captured->device, pool_id);
-                } catch (...) {
-                    // It had ended already.
-                }
-                caching::releasePool(captured->device, pool_id);
+            graph->reset();
+        } catch (...) {
+            // What it did not do is done below.
+        }
+        try {
+            // Before the graph goes: torch's filters refer to it.
+            if (give_pool_back()) {
+                compat::abandon_host_pool(pool_id);
             }
+            graph.reset();
             if (clears_workspaces()) {
                 at::cuda::clearCublasWorkspaces();
             }
         } catch (...) {
             // Nothing more can be done in a destructor; the next capture begins with its own space.
+        }
+        if (!ended) {
+            reset_generator(stream);
         }
     }
 };
@@ -175,39 +206,32 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
     if (options.route == Route::mempool && options.retain == Retain::own_pages) {
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "the MemPool route shares its segments: it cannot give live blocks pages of their own");
     }
+    require_release();
     at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
-    if (options.route == Route::blocks && !installed()) {
+    if (options.route == Route::mempool) {
+        require_native_allocator();
+        require_pools_with_allocators();
+    } else if (!installed()) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "call vmmgraph::torch::install() before a capture by the blocks route");
+    }
+    // A failure below would otherwise end somebody else's capture.
+    if (is_capturing(static_cast<cudaStream_t>(stream))) {
+        refuse(VMMGRAPH_ERROR_STREAM_CAPTURING, "the stream is under capture already");
     }
     const auto device = c10::cuda::current_device();
     const auto torch_stream = c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), device);
     auto space = arena.open_space();
     auto memory = std::make_shared<Memory>(space);
     auto captured = std::unique_ptr<CapturedGraph::State>(
-        new CapturedGraph::State{device, std::move(space), memory, nullptr, std::make_unique<at::cuda::CUDAGraph>(), {}});
-    state_.reset(new State{options, torch_stream, {0, 0}, std::move(captured), std::nullopt});
-    bury(nullptr);
-    if (state_->clears_workspaces()) {
-        at::cuda::clearCublasWorkspaces();
-    }
-    state_->guard.emplace(torch_stream);
-    if (options.route == Route::mempool) {
-        state_->captured->pool = std::make_unique<at::cuda::MemPool>(std::make_shared<VMMTorchAllocator>(memory));
-        state_->pool_id = state_->captured->pool->id();
-        state_->uses_before = state_->captured->pool->use_count();
-    } else {
-        state_->pool_id = at::cuda::graph_pool_handle();
-    }
-    captures.fetch_add(1);
-    state_->under_way = true;
+        new CapturedGraph::State{device, std::move(space), memory, {}, std::make_unique<compat::Graph>(), {}});
+    state_.reset(new State{options, torch_stream, {0, 0}, std::move(captured), std::nullopt, std::nullopt, std::nullopt});
+    bury();
     try {
-        std::optional<Announcement> announcement;
-        if (options.route == Route::blocks) {
-            announcement.emplace(memory);
-        }
-        state_->captured->graph->capture_begin(state_->pool_id, cudaStreamCaptureModeThreadLocal);
+        state_->begin();
     } catch (...) {
-        state_->abandon_capture();
+        if (state_->under_way) {
+            state_->abandon_capture();
+        }
         state_->leave();
         throw;
     }
@@ -221,17 +245,21 @@ CaptureScope::~CaptureScope() {
 }
 
 CapturedGraph CaptureScope::end() {
-    if (!state_ || !state_->under_way) {
+    if (!state_ || !state_->under_way || state_->end_tried) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "the capture has ended already");
     }
     // If this throws, the destructor abandons the capture.
-    state_->captured->graph->capture_end();
+    state_->end();
     state_->leave();
     if (state_->clears_workspaces()) {
         at::cuda::clearCublasWorkspaces();
     }
     auto& captured = *state_->captured;
-    captured.report = captured.space.seal(state_->options.route == Route::mempool ? Retain::shared_pages : state_->options.retain);
+    const bool by_segments = state_->options.route == Route::mempool;
+    captured.report = captured.space.seal(by_segments ? Retain::shared_pages : state_->options.retain);
+    if (by_segments && captured.report.peak_live_bytes == 0 && holds_memory(state_->pool_id)) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "torch took the capture's memory from elsewhere (expandable_segments?): nothing is shared");
+    }
     return CapturedGraph(std::move(state_->captured));
 }
 

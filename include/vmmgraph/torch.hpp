@@ -16,13 +16,21 @@
 
 #include "vmmgraph.hpp"
 
+namespace c10::cuda::CUDACachingAllocator {
+class CUDAAllocator;
+}
+
 namespace vmmgraph::torch {
+
+// torch's c10::cuda::CUDACachingAllocator::CUDAAllocator, which this header only names.
+using TorchAllocator = c10::cuda::CUDACachingAllocator::CUDAAllocator;
 
 // How torch's allocations reach the space.
 enum class Route {
     // Each tensor is a block: pages are stitched, and frees are seen. Needs install().
     blocks,
-    // Stock torch: a MemPool asks for segments, which stay until the graph goes.
+    // Stock torch: a MemPool asks for segments, which stay until the graph goes. Up to torch 2.9 not with expandable_segments, which
+    // keep a pool from its allocator; afterwards, and by the blocks route, that setting makes no difference.
     mempool,
 };
 
@@ -34,7 +42,8 @@ struct CaptureOptions {
 };
 
 // Puts a forwarding allocator over the one torch has installed. It passes everything on, except what is allocated on a stream of a
-// capture by the blocks route. Throws Error (VMMGRAPH_ERROR_WRONG_STATE) if torch's allocator is not the native one. Twice is once.
+// capture by the blocks route. Throws Error (VMMGRAPH_ERROR_WRONG_STATE) if torch's allocator is not the native one, if its caching is
+// off, or if the torch that is loaded is not the release of built_for(). Twice is once.
 VMMGRAPH_API void install();
 // Takes it away again; throws Error if something else was installed over it, or while a capture is under way. Blocks that are
 // still live stay valid and can be freed.
@@ -71,12 +80,15 @@ private:
 // it without end() abandons the capture and leaves torch and the arena usable.
 class VMMGRAPH_API CaptureScope {
 public:
+    // Throws Error: VMMGRAPH_ERROR_INVALID_ARGUMENT for the default stream or own pages by the MemPool route,
+    // VMMGRAPH_ERROR_STREAM_CAPTURING for a stream under capture, and VMMGRAPH_ERROR_WRONG_STATE before install() (blocks route)
+    // or for what install() refuses. What torch throws passes.
     CaptureScope(SharedVmmAllocator& arena, void* stream, const CaptureOptions& options = {});
     CaptureScope(const CaptureScope&) = delete;
     CaptureScope& operator=(const CaptureScope&) = delete;
     ~CaptureScope();
 
-    // Ends the capture, seals the space and instantiates the graph.
+    // Ends the capture, seals the space and instantiates the graph. On failure destroy the scope; the capture is lost.
     [[nodiscard]] CapturedGraph end();
 
 private:
@@ -91,6 +103,34 @@ template <class Body>
     std::forward<Body>(body)();
     return scope.end();
 }
+
+// For engines that keep their own MemPool and CUDAGraph: an allocator for a MemPool, whose segments are blocks of one space. It keeps
+// the space alive. Open a space and make an allocator and a MemPool for each capture, seal it with Retain::shared_pages when the
+// capture has ended, and launch through Space::replay.
+//
+// Any thread. Out of memory is null to torch, which makes its own error of it. Throws Error for a moved-from space, and if the
+// torch that is loaded is not the release of built_for().
+//
+// What torch asks of its user, here too: up to 2.10 a MemPool does not own its allocator, so keep it until the pool, its graphs and
+// their tensors are gone; up to 2.7 a MemPoolContext must stand on the capturing thread for the whole capture; destroy no pool while
+// a capture is under way; call at::cuda::clearCublasWorkspaces() before and after each capture, or cuBLAS carries a workspace
+// from one graph's shared pages into the next graph.
+[[nodiscard]] VMMGRAPH_API std::shared_ptr<TorchAllocator> make_allocator(const Space& space);
+
+// The same for engines whose captures are strictly serial, with one allocator for all of them: a segment is a block of the space that
+// is current when torch asks for it. It keeps the arena alive. Throws Error for null too.
+//
+//   vmmgraph::Options options;
+//   options.retain = vmmgraph::Retain::shared_pages;      // segments stay live: with own pages, nothing would be shared
+//   auto arena = std::make_shared<vmmgraph::SharedVmmAllocator>(0, options);
+//   auto allocator = vmmgraph::torch::make_allocator(arena);
+//   for each shape:
+//     arena->switch_to_new_virtual_space();
+//     at::cuda::MemPool pool(allocator);                  // a new one: torch reuses the segments of one it has
+//     graph.capture_begin(pool.id(), …); …; graph.capture_end();
+//
+// The engine also orders its replays: no two graphs of the arena may run at once.
+[[nodiscard]] VMMGRAPH_API std::shared_ptr<TorchAllocator> make_allocator(std::shared_ptr<SharedVmmAllocator> arena);
 
 }  // namespace vmmgraph::torch
 

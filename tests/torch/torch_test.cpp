@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <random>
 #include <stdexcept>
@@ -9,6 +10,9 @@
 
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <ATen/cuda/MemPool.h>
+#include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -408,6 +412,206 @@ TEST_F(Torch, ACaptureScopeThatIsNeverEndedIsAbandoned) {
     const Model model(1, 512);
     auto all = shapes(arena, model, {8});
     EXPECT_EQ(wrong(all), 0);
+}
+
+TEST_F(Torch, ABrokenCaptureLeavesEverythingUsable) {
+    for (const auto route : {Route::blocks, Route::mempool}) {
+        SharedVmmAllocator arena;
+        const Model model(2, 512);
+        const CaptureOptions options{route, Retain::inherit};
+        for (int turn = 0; turn < 3; ++turn) {
+            EXPECT_THROW(static_cast<void>(capture(
+                             arena, raw(),
+                             [&] {
+                                 static_cast<void>(at::rand({4}, half()));
+                                 // Not permitted under capture, and breaks it.
+                                 EXPECT_NE(cudaStreamSynchronize(stream_->stream()), cudaSuccess);
+                                 static_cast<void>(cudaGetLastError());
+                             },
+                             options)),
+                         c10::Error);
+        }
+        // The generator is out of the capture too.
+        at::manual_seed(9);
+        const auto first = at::rand({64}, half());
+        at::manual_seed(9);
+        EXPECT_TRUE(at::equal(first, at::rand({64}, half())));
+        const auto pinned = at::empty({1024}, at::TensorOptions().pinned_memory(true));
+        EXPECT_NE(pinned.data_ptr(), nullptr);
+        auto all = shapes(arena, model, {64, 32}, options);
+        EXPECT_EQ(wrong(all), 0);
+        all.clear();
+        at::cuda::clearCublasWorkspaces();
+        c10::cuda::CUDACachingAllocator::emptyCache();
+        arena.trim();
+        EXPECT_EQ(arena.mapped_size(), 0u) << "a broken capture kept memory";
+    }
+}
+
+TEST_F(Torch, SomebodyElsesCaptureIsRefusedAndGoesOn) {
+    SharedVmmAllocator arena;
+    ASSERT_EQ(cudaStreamBeginCapture(stream_->stream(), cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    for (const auto route : {Route::blocks, Route::mempool}) {
+        try {
+            vmmgraph::torch::CaptureScope scope(arena, raw(), {route, Retain::inherit});
+            ADD_FAILURE() << "captured twice";
+        } catch (const vmmgraph::Error& error) {
+            EXPECT_EQ(error.status(), VMMGRAPH_ERROR_STREAM_CAPTURING);
+        }
+    }
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    ASSERT_EQ(cudaStreamIsCapturing(stream_->stream(), &status), cudaSuccess);
+    EXPECT_EQ(status, cudaStreamCaptureStatusActive);
+    cudaGraph_t graph = nullptr;
+    ASSERT_EQ(cudaStreamEndCapture(stream_->stream(), &graph), cudaSuccess);
+    cudaGraphDestroy(graph);
+}
+
+TEST_F(Torch, WithoutCachingBothRoutesAreRefused) {
+    auto* const allocator = c10::cuda::CUDACachingAllocator::get();
+    SharedVmmAllocator arena;
+    allocator->enable(false);
+    EXPECT_THROW(vmmgraph::torch::CaptureScope(arena, raw(), {Route::mempool, Retain::inherit}), vmmgraph::Error);
+    vmmgraph::torch::uninstall();
+    EXPECT_THROW(vmmgraph::torch::install(), vmmgraph::Error);
+    allocator->enable(true);
+    vmmgraph::torch::install();
+}
+
+TEST_F(Torch, ExpandableSegmentsMakeNoDifference) {
+    c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
+    for (const auto route : {Route::blocks, Route::mempool}) {
+        SharedVmmAllocator arena;
+        const Model model(2, 512);
+        auto all = shapes(arena, model, {256, 64}, {route, Retain::inherit});
+        EXPECT_EQ(wrong(all), 0);
+        EXPECT_GT(all[0].graph.report().peak_live_bytes, 0u);
+    }
+    c10::CachingAllocator::setAllocatorSettings("expandable_segments:False");
+}
+
+TEST_F(Torch, QuestionsAboutACapturesPoolAreAnswered) {
+    SharedVmmAllocator arena;
+    auto* const allocator = c10::cuda::CUDACachingAllocator::get();
+    const auto last = at::cuda::graph_pool_handle();
+    // Torch numbers them.
+    const c10::MempoolId_t pool{last.first, last.second + 1};
+    std::optional<CapturedGraph> graph;
+    at::Tensor output;
+    {
+        vmmgraph::torch::CaptureScope scope(arena, raw());
+        output = at::ones({1024}, half());
+        EXPECT_EQ(allocator->getPoolUseCount(0, pool), 1);
+        EXPECT_TRUE(allocator->checkPoolLiveAllocations(0, pool, {output.data_ptr()}));
+        EXPECT_FALSE(allocator->checkPoolLiveAllocations(0, pool, {}));
+        EXPECT_THROW(allocator->getCheckpointState(0, pool), c10::Error);
+        EXPECT_THROW(allocator->beginAllocateToPool(0, pool, [](cudaStream_t) { return false; }), c10::Error);
+        EXPECT_THROW(allocator->setUseOnOOM(0, pool, true), c10::Error);
+        EXPECT_THROW(allocator->shareIpcHandle(output.data_ptr()), c10::Error);
+        std::size_t bytes = 0;
+        EXPECT_EQ(allocator->getBaseAllocation(output.data_ptr(), &bytes), output.data_ptr());
+        EXPECT_GE(bytes, 2048u);
+        graph.emplace(scope.end());
+    }
+    EXPECT_EQ(allocator->getPoolUseCount(0, pool), 1);
+    graph.reset();
+    EXPECT_THROW(static_cast<void>(allocator->checkPoolLiveAllocations(0, pool, {})), c10::Error) << "the pool is gone";
+}
+
+// What an engine does that keeps its own pools and graphs.
+struct OwnCapture {
+    at::Tensor input;
+    at::Tensor expected;
+    at::Tensor output;
+    std::unique_ptr<at::cuda::MemPool> pool;
+    std::unique_ptr<at::cuda::CUDAGraph> graph;
+
+    OwnCapture(const std::shared_ptr<vmmgraph::torch::TorchAllocator>& allocator, c10::cuda::CUDAStream stream, const Model& model,
+               int batch)
+        : input(at::randn({batch, model.layers[0][0].size(0)}, half())), expected(model(input)) {
+        cudaDeviceSynchronize();
+        at::cuda::clearCublasWorkspaces();
+        const c10::cuda::CUDAStreamGuard guard(stream);
+        pool = std::make_unique<at::cuda::MemPool>(allocator);
+        graph = std::make_unique<at::cuda::CUDAGraph>();
+        graph->capture_begin(pool->id(), cudaStreamCaptureModeThreadLocal);
+        try {
+            output = model(input);
+        } catch (...) {
+            graph->capture_end();
+            at::cuda::clearCublasWorkspaces();
+            throw;
+        }
+        graph->capture_end();
+        at::cuda::clearCublasWorkspaces();
+    }
+};
+
+TEST_F(Torch, OneAllocatorServesAllCapturesOfASerialEngine) {
+    vmmgraph::Options options;
+    options.retain = Retain::shared_pages;
+    auto arena = std::make_shared<SharedVmmAllocator>(0, options);
+    auto allocator = vmmgraph::torch::make_allocator(arena);
+    const Model model;
+    std::vector<OwnCapture> all;
+    std::size_t sum = 0;
+    for (const int batch : {1024, 512, 256, 64, 2}) {
+        arena->switch_to_new_virtual_space();
+        all.emplace_back(allocator, *stream_, model, batch);
+        EXPECT_GT(arena->current_offset(), 0u);
+        sum += arena->current_offset();
+    }
+    std::printf("RESULT serial: physical %zu MiB, sum of segments %zu MiB\n", arena->mapped_size() / MiB, sum / MiB);
+    EXPECT_LT(arena->mapped_size(), sum / 2);
+    std::mt19937 random(5);
+    for (int turn = 0; turn < 20; ++turn) {
+        auto& one = all[random() % all.size()];
+        const c10::cuda::CUDAStreamGuard guard(*stream_);
+        one.graph->replay();
+        cudaDeviceSynchronize();
+        EXPECT_TRUE(at::equal(one.output, one.expected)) << turn;
+    }
+    const std::weak_ptr<SharedVmmAllocator> watched = arena;
+    arena.reset();
+    allocator.reset();
+    EXPECT_FALSE(watched.expired()) << "pools hold the allocator, and that the arena";
+    all.clear();
+    c10::cuda::CUDACachingAllocator::emptyCache();
+    EXPECT_TRUE(watched.expired());
+    EXPECT_THROW(static_cast<void>(vmmgraph::torch::make_allocator(std::shared_ptr<SharedVmmAllocator>())), vmmgraph::Error);
+}
+
+TEST_F(Torch, AnAllocatorForASpaceServesAnEnginesOwnPool) {
+    auto device = vmmgraph::Device::open();
+    SharedVmmAllocator arena(device);
+    const Model model(2, 512);
+    std::vector<OwnCapture> all;
+    std::vector<vmmgraph::Space> spaces;
+    for (const int batch : {256, 64}) {
+        spaces.push_back(arena.open_space());
+        all.emplace_back(vmmgraph::torch::make_allocator(spaces.back()), *stream_, model, batch);
+        EXPECT_GT(spaces.back().seal(Retain::shared_pages).peak_live_bytes, 0u);
+    }
+    for (int turn = 0; turn < 6; ++turn) {
+        auto& one = all[turn % 2];
+        spaces[turn % 2].replay(raw(), [&] {
+            const c10::cuda::CUDAStreamGuard guard(*stream_);
+            one.graph->replay();
+        });
+        cudaDeviceSynchronize();
+        EXPECT_TRUE(at::equal(one.output, one.expected)) << turn;
+    }
+    {
+        const auto last = arena.open_space();
+        device.set_budget(device.stats().physical_bytes);
+        EXPECT_THROW(OwnCapture(vmmgraph::torch::make_allocator(last), *stream_, Model(1, 4096), 2048), c10::OutOfMemoryError);
+        device.set_budget(0);
+    }
+    all.clear();
+    spaces.clear();
+    c10::cuda::CUDACachingAllocator::emptyCache();
+    arena.trim();
+    EXPECT_EQ(arena.mapped_size(), 0u);
 }
 
 }  // namespace

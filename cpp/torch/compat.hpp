@@ -1,0 +1,115 @@
+// What differs between the torch releases this compiles against, told by what their headers have and never by their numbers.
+#pragma once
+
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include <ATen/core/CachingHostAllocator.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#if __has_include(<ATen/cuda/MemPool.h>)
+#include <ATen/cuda/MemPool.h>
+#define VMMGRAPH_TORCH_ATEN_MEMPOOL true
+#define VMMGRAPH_TORCH_MEMPOOL at::cuda::MemPool
+#else
+#define VMMGRAPH_TORCH_ATEN_MEMPOOL false
+#define VMMGRAPH_TORCH_MEMPOOL c10::cuda::MemPool
+#endif
+
+// Complete up to torch 2.7, where an allocator is used only on a thread with such a context; never defined afterwards.
+namespace c10::cuda {
+struct MemPoolContext;
+}
+
+// Torch 2.7 and later; only named here.
+namespace at {
+struct HostAllocator;
+TORCH_API HostAllocator* getHostAllocator(c10::DeviceType device_type);
+}  // namespace at
+
+namespace at::cuda {
+// ATen/cuda/CUDAContextLight.h, which would pull in cuBLAS, cuSPARSE and cuSOLVER headers.
+TORCH_CUDA_CPP_API void clearCublasWorkspaces();
+// Torch 2.12 and later: what a graph's reset() calls. Null elsewhere.
+TORCH_CUDA_CPP_API void clearCublasWorkspacesForStream(cudaStream_t stream) __attribute__((weak));
+}  // namespace at::cuda
+
+namespace vmmgraph::torch::compat {
+
+using c10::cuda::CUDACachingAllocator::CUDAAllocator;
+using MemPool = VMMGRAPH_TORCH_MEMPOOL;
+using PoolId = decltype(at::cuda::graph_pool_handle());
+
+// Whether a MemPool keeps its allocator alive (2.11 and later). Before, it has a plain pointer, and so have the segments it leaves
+// behind when a tensor outlives it.
+inline constexpr bool pool_owns_allocator = std::is_constructible_v<MemPool, std::shared_ptr<CUDAAllocator>>;
+
+// Whether expandable segments pass a MemPool's allocator by (2.6) or are refused in its pools (2.7 to 2.9). The releases whose
+// MemPool is ATen's allocate from the pool's allocator whatever the setting.
+inline constexpr bool pool_fails_with_expandable_segments = !VMMGRAPH_TORCH_ATEN_MEMPOOL;
+#undef VMMGRAPH_TORCH_MEMPOOL
+#undef VMMGRAPH_TORCH_ATEN_MEMPOOL
+
+// The caller keeps `allocator` alive as long as the pool, its graphs and their tensors.
+template <class Pool = MemPool>
+std::unique_ptr<Pool> make_pool(const std::shared_ptr<CUDAAllocator>& allocator) {
+    if constexpr (pool_owns_allocator) {
+        return std::make_unique<Pool>(allocator);
+    } else {
+        return std::make_unique<Pool>(allocator.get());
+    }
+}
+
+struct NoContext {
+    explicit NoContext(MemPool*) {}
+};
+template <class Context>
+concept Complete = requires { sizeof(Context); };
+template <class Context>
+struct ContextOrNone {
+    using type = NoContext;
+};
+template <Complete Context>
+struct ContextOrNone<Context> {
+    using type = Context;
+};
+// Makes a pool's allocator the one of this thread, where torch needs that; stays on this thread for the whole capture.
+using PoolContext = ContextOrNone<c10::cuda::MemPoolContext>::type;
+
+// torch's graph, and its executable graph, which 2.6 to 2.8 only show to a subclass.
+template <class Base>
+struct GraphWithExec final : Base {
+    void* exec() {
+        if constexpr (requires(Base& graph) { graph.raw_cuda_graph_exec(); }) {
+            return this->raw_cuda_graph_exec();
+        } else {
+            return this->graph_exec_;
+        }
+    }
+};
+using Graph = GraphWithExec<at::cuda::CUDAGraph>;
+
+// Whether destroying a graph frees the workspaces that cuBLAS keeps for the stream it was captured on.
+inline bool graph_reset_clears_workspaces() { return &at::cuda::clearCublasWorkspacesForStream != nullptr; }
+
+// Ends and releases the pool of pinned memory that a capture begins with the id of its own (2.11 and later), for a capture that torch
+// does not clean up.
+template <class Host = at::HostAllocator>
+void abandon_host_pool(const PoolId& pool) noexcept {
+    if constexpr (requires(Host& host) { host.end_allocate_to_pool(pool), host.release_pool(pool); }) {
+        Host* const host = at::getHostAllocator(c10::DeviceType::CUDA);
+        try {
+            host->end_allocate_to_pool(pool);
+        } catch (...) {
+            // It had ended, or never begun.
+        }
+        try {
+            host->release_pool(pool);
+        } catch (...) {
+            // It had gone, or never been.
+        }
+    }
+}
+
+}  // namespace vmmgraph::torch::compat

@@ -1,0 +1,68 @@
+#include "guards.hpp"
+
+#include <cstdlib>
+#include <string_view>
+
+#include <ATen/Version.h>
+#include <c10/cuda/CUDAAllocatorConfig.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <torch/version.h>
+
+#include "compat.hpp"
+
+namespace vmmgraph::torch {
+namespace {
+
+namespace caching = c10::cuda::CUDACachingAllocator;
+
+// The release that is loaded, as "2.11.0", from the build settings in at::show_config(); empty if they do not tell.
+std::string loaded_release() {
+    constexpr std::string_view key = "TORCH_VERSION=";
+    const std::string settings = at::show_config();
+    const auto at = settings.find(key);
+    if (at == std::string::npos) {
+        return {};
+    }
+    const auto begin = at + key.size();
+    return settings.substr(begin, settings.find_first_of(", \n", begin) - begin);
+}
+
+}  // namespace
+
+void refuse(vmmgraph_status_t status, const std::string& why) {
+    auto info = detail::sized<ErrorInfo>();
+    info.status = status;
+    info.device = -1;
+    throw Error("vmmgraph: " + why, info);
+}
+
+void require_release() {
+    static const std::string loaded = loaded_release();
+    if (!loaded.empty() && loaded != TORCH_VERSION) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "built for torch " TORCH_VERSION ", but the torch that is loaded is " + loaded +
+                                               " (build libvmmgraph_torch against that one)");
+    }
+}
+
+void require_native_allocator() {
+    auto* const allocator = caching::get();
+    if (allocator == nullptr || allocator->name() != "native") {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "torch's allocator is " + (allocator == nullptr ? "missing" : allocator->name()) +
+                   ", and graphs can only be captured over the native one (unset backend:cudaMallocAsync and custom allocators)");
+    }
+    // The variable overrides what isEnabled() says; its value is not looked at.
+    if (!allocator->isEnabled() || std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "torch's caching is off (PYTORCH_NO_CUDA_MEMORY_CACHING), so its captures ask no allocator for memory");
+    }
+}
+
+void require_pools_with_allocators() {
+    if (compat::pool_fails_with_expandable_segments && caching::CUDAAllocatorConfig::expandable_segments()) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "torch " TORCH_VERSION " cannot give a MemPool's memory to its allocator while "
+                                           "expandable_segments is on (turn it off, or capture by the blocks route)");
+    }
+}
+
+}  // namespace vmmgraph::torch

@@ -1,0 +1,22 @@
+// What is checked before torch is used: the release that is loaded, and an allocator that captures can be made over.
+#pragma once
+
+#include <string>
+
+#include <vmmgraph/vmmgraph.hpp>
+
+namespace vmmgraph::torch {
+
+[[noreturn]] void refuse(vmmgraph_status_t status, const std::string& why);
+
+// Throws VMMGRAPH_ERROR_WRONG_STATE unless the torch that is loaded is the release this was built for. Torch's own objects must
+// not be touched before: their layout changes from release to release.
+void require_release();
+
+// Throws VMMGRAPH_ERROR_WRONG_STATE unless torch's installed allocator is the native one (or ours over it), with caching on.
+void require_native_allocator();
+
+// Throws VMMGRAPH_ERROR_WRONG_STATE if expandable segments are on in a release where they keep a MemPool from its allocator.
+void require_pools_with_allocators();
+
+}  // namespace vmmgraph::torch

@@ -1,0 +1,211 @@
+#include "registry.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <c10/util/Exception.h>
+
+namespace vmmgraph::torch::registry {
+namespace {
+
+struct Block {
+    std::shared_ptr<Memory> memory;
+    std::size_t bytes;
+};
+
+struct Capture {
+    PoolKey pool;
+    std::function<bool(cudaStream_t)> filter;
+    std::shared_ptr<Memory> memory;
+};
+
+// Only compared: the capture's graph, which uses the pool, owns the memory too.
+struct PoolUse {
+    PoolKey pool;
+    const Memory* memory;
+};
+
+struct Registry {
+    std::mutex mutex;
+    std::unordered_map<const void*, Block> blocks;
+    std::vector<Capture> captures;
+    std::vector<PoolUse> uses;
+    // Read without the mutex, so that allocations outside captures cost one load.
+    std::atomic<std::size_t> captures_under_way{0};
+    std::atomic<std::size_t> blocks_alive{0};
+    std::atomic<compat::CUDAAllocator*> native{nullptr};
+
+    // With the mutex held.
+    auto find_use(const PoolKey& pool) {
+        return std::find_if(uses.begin(), uses.end(), [&](const PoolUse& use) { return use.pool == pool; });
+    }
+};
+
+// Never destroyed: tensors in static storage are freed after any destructor of ours would have run.
+Registry& registry() {
+    static auto* const instance = new Registry;
+    return *instance;
+}
+
+}  // namespace
+
+compat::CUDAAllocator* native() { return registry().native.load(); }
+void set_native(compat::CUDAAllocator* native) { registry().native.store(native); }
+
+void begin_capture(const PoolKey& pool, std::function<bool(cudaStream_t)> filter, std::shared_ptr<Memory> memory) {
+    auto& all = registry();
+    const std::lock_guard lock(all.mutex);
+    all.uses.push_back({pool, memory.get()});
+    all.captures.push_back({pool, std::move(filter), std::move(memory)});
+    all.captures_under_way.fetch_add(1, std::memory_order_release);
+}
+
+bool end_capture(const PoolKey& pool) {
+    auto& all = registry();
+    Capture ended{};
+    {
+        const std::lock_guard lock(all.mutex);
+        const auto found =
+            std::find_if(all.captures.begin(), all.captures.end(), [&](const Capture& capture) { return capture.pool == pool; });
+        if (found == all.captures.end()) {
+            return false;
+        }
+        // Moved out, so that the filter (and what it captured) dies outside the lock.
+        ended = std::move(*found);
+        all.captures.erase(found);
+    }
+    all.captures_under_way.fetch_sub(1, std::memory_order_release);
+    return true;
+}
+
+std::size_t captures_under_way() { return registry().captures_under_way.load(std::memory_order_acquire); }
+
+std::shared_ptr<Memory> memory_of(c10::DeviceIndex device, cudaStream_t stream) {
+    if (captures_under_way() == 0) {
+        return nullptr;
+    }
+    auto& all = registry();
+    const std::lock_guard lock(all.mutex);
+    // The latest first, as torch does since 2.10.
+    for (auto capture = all.captures.rbegin(); capture != all.captures.rend(); ++capture) {
+        if (capture->pool.device == device && capture->filter(stream)) {
+            return capture->memory;
+        }
+    }
+    return nullptr;
+}
+
+int uses_of(const PoolKey& pool) {
+    auto& all = registry();
+    const std::lock_guard lock(all.mutex);
+    return static_cast<int>(
+        std::count_if(all.uses.begin(), all.uses.end(), [&](const PoolUse& use) { return use.pool == pool; }));
+}
+
+bool add_use(const PoolKey& pool) {
+    auto& all = registry();
+    const std::lock_guard lock(all.mutex);
+    const auto use = all.find_use(pool);
+    if (use == all.uses.end()) {
+        return false;
+    }
+    all.uses.push_back(PoolUse(*use));
+    return true;
+}
+
+bool drop_use(const PoolKey& pool) {
+    auto& all = registry();
+    const std::lock_guard lock(all.mutex);
+    const auto use = all.find_use(pool);
+    if (use == all.uses.end()) {
+        return false;
+    }
+    all.uses.erase(use);
+    return true;
+}
+
+bool drop_uses(const PoolKey& pool) {
+    auto& all = registry();
+    const std::lock_guard lock(all.mutex);
+    return std::erase_if(all.uses, [&](const PoolUse& use) { return use.pool == pool; }) > 0;
+}
+
+std::optional<std::unordered_set<void*>> live_blocks(const PoolKey& pool) {
+    auto& all = registry();
+    const std::lock_guard lock(all.mutex);
+    const auto use = all.find_use(pool);
+    if (use == all.uses.end()) {
+        return std::nullopt;
+    }
+    std::unordered_set<void*> live;
+    for (const auto& [address, block] : all.blocks) {
+        if (block.memory.get() == use->memory) {
+            live.insert(const_cast<void*>(address));
+        }
+    }
+    return live;
+}
+
+void* allocate_block(const std::shared_ptr<Memory>& memory, c10::DeviceIndex device, std::size_t bytes, cudaStream_t stream) {
+    void* const block = memory->allocate(bytes, stream);
+    if (block == nullptr) {
+        const auto message = detail::read_text([](char* buffer, std::size_t capacity, std::size_t* needed) {
+            static_cast<void>(vmmgraph_last_error_message(buffer, capacity, needed));
+        });
+        TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", bytes, " bytes on device ",
+                         static_cast<int>(device), " for a graph capture: ", message);
+    }
+    auto& all = registry();
+    try {
+        const std::lock_guard lock(all.mutex);
+        all.blocks.insert_or_assign(block, Block{memory, bytes});
+    } catch (...) {
+        static_cast<void>(memory->release(block));
+        throw;
+    }
+    all.blocks_alive.fetch_add(1, std::memory_order_release);
+    return block;
+}
+
+bool release_block(void* pointer) {
+    auto& all = registry();
+    if (all.blocks_alive.load(std::memory_order_acquire) == 0) {
+        return false;
+    }
+    std::shared_ptr<Memory> memory;
+    {
+        const std::lock_guard lock(all.mutex);
+        const auto found = all.blocks.find(pointer);
+        if (found == all.blocks.end()) {
+            return false;
+        }
+        memory = std::move(found->second.memory);
+        all.blocks.erase(found);
+    }
+    all.blocks_alive.fetch_sub(1, std::memory_order_release);
+    // Outside the lock: the last reference tears the space down.
+    static_cast<void>(memory->release(pointer));
+    return true;
+}
+
+std::shared_ptr<Memory> owner_of(const void* pointer, std::size_t* bytes) {
+    auto& all = registry();
+    if (pointer == nullptr || all.blocks_alive.load(std::memory_order_acquire) == 0) {
+        return nullptr;
+    }
+    const std::lock_guard lock(all.mutex);
+    const auto found = all.blocks.find(pointer);
+    if (found == all.blocks.end()) {
+        return nullptr;
+    }
+    if (bytes != nullptr) {
+        *bytes = found->second.bytes;
+    }
+    return found->second.memory;
+}
+
+}  // namespace vmmgraph::torch::registry

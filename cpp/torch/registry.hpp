@@ -1,0 +1,54 @@
+// What outlives every install and uninstall: blocks that tensors still own, captures under way, pools that torch will release.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <unordered_set>
+
+#include <c10/core/Device.h>
+#include <cuda_runtime_api.h>
+
+#include "compat.hpp"
+#include "memory.hpp"
+
+namespace vmmgraph::torch::registry {
+
+// One capture's pool, which torch knows nothing of.
+struct PoolKey {
+    c10::DeviceIndex device;
+    compat::PoolId id;
+    bool operator==(const PoolKey&) const = default;
+};
+
+// The allocator under ours; set by the first install and never cleared, since deleters may come later.
+compat::CUDAAllocator* native();
+void set_native(compat::CUDAAllocator* native);
+
+// A capture begins: its filter tells which streams take part. The pool is in use until it is released.
+void begin_capture(const PoolKey& pool, std::function<bool(cudaStream_t)> filter, std::shared_ptr<Memory> memory);
+// Whether it was under way.
+bool end_capture(const PoolKey& pool);
+// How many are. Costs one load.
+std::size_t captures_under_way();
+// The memory of the capture the stream takes part in, by torch's own filter: helper threads and forked streams count too.
+std::shared_ptr<Memory> memory_of(c10::DeviceIndex device, cudaStream_t stream);
+
+// How often a pool is in use; 0: it is torch's.
+int uses_of(const PoolKey& pool);
+// Whether it is a capture's.
+bool add_use(const PoolKey& pool);
+bool drop_use(const PoolKey& pool);
+bool drop_uses(const PoolKey& pool);
+// The live blocks of a capture's pool; nothing if it is torch's.
+std::optional<std::unordered_set<void*>> live_blocks(const PoolKey& pool);
+
+// A block for torch, or torch's own out-of-memory error.
+void* allocate_block(const std::shared_ptr<Memory>& memory, c10::DeviceIndex device, std::size_t bytes, cudaStream_t stream);
+// Frees a block; whether it was one.
+bool release_block(void* pointer);
+// The memory of a live block, and its size if asked for; null for everything else.
+std::shared_ptr<Memory> owner_of(const void* pointer, std::size_t* bytes = nullptr);
+
+}  // namespace vmmgraph::torch::registry

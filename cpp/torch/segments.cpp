@@ -1,0 +1,134 @@
+#include "segments.hpp"
+
+#include <atomic>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/csrc/cuda/CUDAPluggableAllocator.h>
+
+#include "guards.hpp"
+
+namespace vmmgraph::torch {
+namespace {
+
+namespace caching = c10::cuda::CUDACachingAllocator;
+
+// Torch asks it for segments and gives them back when their pool goes.
+class VMMTorchAllocator final : public ::torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator {
+public:
+    explicit VMMTorchAllocator(const std::shared_ptr<const SegmentSource>& source)
+        : CUDAPluggableAllocator([source](std::size_t bytes, int, cudaStream_t stream) { return source->allocate(bytes, stream); },
+                                 [source](void* segment, std::size_t, int, cudaStream_t) { release(*source, segment); }),
+          source_(source) {}
+
+    void* raw_alloc(std::size_t bytes) override {
+        return source_->allocate(bytes, c10::cuda::getCurrentCUDAStream(c10::cuda::current_device()).stream());
+    }
+    void* raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) override { return source_->allocate(bytes, stream); }
+    // The base throws for a segment that it did not hand out, and torch calls this in destructors.
+    void raw_delete(void* segment) override { release(*source_, segment); }
+    std::string name() override { return "vmmgraph"; }
+
+private:
+    static void release(const SegmentSource& source, void* segment) {
+        if (segment == nullptr || source.release(segment) != VMMGRAPH_ERROR_FOREIGN_POINTER) {
+            return;
+        }
+        // Up to torch 2.7 a thread without a MemPoolContext got this from cudaMalloc, in the same pool.
+        if (cudaFree(segment) != cudaSuccess) {
+            static_cast<void>(cudaGetLastError());
+        }
+    }
+
+    const std::shared_ptr<const SegmentSource> source_;
+};
+
+struct Graveyard {
+    std::mutex mutex;
+    std::vector<SegmentPool> pools;
+};
+
+Graveyard& graveyard() {
+    // Never destroyed, like torch's own pools.
+    static auto* const instance = new Graveyard;
+    return *instance;
+}
+
+std::atomic<int> captures{0};
+
+// Whether torch would leave blocks behind that it later frees through a pointer to a dead allocator (or by cudaFree, up to 2.7).
+bool must_wait(const SegmentPool& waiting) {
+    if constexpr (compat::pool_owns_allocator) {
+        return false;
+    } else {
+        try {
+            const auto id = waiting.pool->id();
+            for (const auto& segment : caching::snapshot().segments) {
+                if (segment.owner_private_pool_id == id && segment.active_size > 0) {
+                    return true;
+                }
+            }
+            return false;
+        } catch (...) {
+            return true;
+        }
+    }
+}
+
+}  // namespace
+
+std::shared_ptr<compat::CUDAAllocator> make_segment_allocator(SegmentSource source) {
+    return std::make_shared<VMMTorchAllocator>(std::make_shared<const SegmentSource>(std::move(source)));
+}
+
+std::shared_ptr<compat::CUDAAllocator> make_segment_allocator(std::shared_ptr<Memory> memory) {
+    return make_segment_allocator({[memory](std::size_t bytes, void* stream) { return memory->allocate(bytes, stream); },
+                                   [memory](void* segment) { return memory->release(segment); }});
+}
+
+std::shared_ptr<compat::CUDAAllocator> make_allocator(const Space& space) {
+    require_release();
+    return make_segment_allocator(std::make_shared<Memory>(space));
+}
+
+std::shared_ptr<compat::CUDAAllocator> make_allocator(std::shared_ptr<SharedVmmAllocator> arena) {
+    require_release();
+    if (!arena) {
+        refuse(VMMGRAPH_ERROR_NULL_ARGUMENT, "make_allocator was given no arena");
+    }
+    return make_segment_allocator(
+        {[arena](std::size_t bytes, void* stream) -> void* {
+             try {
+                 return arena->allocate(bytes, stream);
+             } catch (const OutOfMemory&) {
+                 // Torch makes its own error of it.
+                 return nullptr;
+             }
+         },
+         [arena](void* segment) { return vmmgraph_arena_deallocate(arena->handle(), segment); }});
+}
+
+void bury(SegmentPool pool) {
+    auto& waiting = graveyard();
+    std::vector<SegmentPool> ready;
+    const std::lock_guard lock(waiting.mutex);
+    if (pool.pool) {
+        waiting.pools.push_back(std::move(pool));
+    }
+    if (captures.load() > 0) {
+        return;
+    }
+    std::vector<SegmentPool> kept;
+    for (auto& one : waiting.pools) {
+        (must_wait(one) ? kept : ready).push_back(std::move(one));
+    }
+    waiting.pools = std::move(kept);
+}
+
+CaptureUnderWay::CaptureUnderWay() { captures.fetch_add(1); }
+CaptureUnderWay::~CaptureUnderWay() { captures.fetch_sub(1); }
+
+}  // namespace vmmgraph::torch

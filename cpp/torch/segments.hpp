@@ -1,0 +1,44 @@
+// The MemPool route's side of torch: an allocator that a MemPool asks for segments, and the end of such pools.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include <vmmgraph/torch.hpp>
+
+#include "compat.hpp"
+#include "memory.hpp"
+
+namespace vmmgraph::torch {
+
+// Where segments come from. The functions own what they use, so that a late raw_delete is good whatever was destroyed before.
+struct SegmentSource {
+    // Null when out of memory; throws Error for everything else.
+    std::function<void*(std::size_t bytes, void* stream)> allocate;
+    // VMMGRAPH_ERROR_FOREIGN_POINTER for what is not its own. Never throws.
+    std::function<vmmgraph_status_t(void* segment)> release;
+};
+
+std::shared_ptr<compat::CUDAAllocator> make_segment_allocator(SegmentSource source);
+std::shared_ptr<compat::CUDAAllocator> make_segment_allocator(std::shared_ptr<Memory> memory);
+
+// A pool and its allocator, which outlives it.
+struct SegmentPool {
+    std::shared_ptr<compat::CUDAAllocator> allocator;
+    std::unique_ptr<compat::MemPool> pool;
+};
+
+// Destroys a pool as soon as torch can take it: not while a capture is under way, since torch asserts in the destructor then (2.6 to
+// 2.12), and where pools do not own their allocators, not before the last tensor in it is gone. Retries those that wait.
+void bury(SegmentPool pool = {});
+
+// Counts the captures under way, for bury.
+class CaptureUnderWay {
+public:
+    CaptureUnderWay();
+    CaptureUnderWay(const CaptureUnderWay&) = delete;
+    CaptureUnderWay& operator=(const CaptureUnderWay&) = delete;
+    ~CaptureUnderWay();
+};
+
+}  // namespace vmmgraph::torch

@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# Compiles cpp/torch from its one source against the headers of every torch release that is supported, and of the newest one on the
+# index, and checks that no virtual function of any of them is left to torch (forwards.sh). Nothing is linked or run.
+#
+# Wheels for macOS are small and have all CUDA-facing headers. What is taken from them stays in build/torch-headers.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+releases=(2.6.0 2.7.1 2.8.0 2.9.1 2.10.0 2.11.0 2.12.0 2.13.0 2.14.1)
+headers=build/torch-headers
+objects=build/torch-matrix
+pip=(.venv/bin/python -m pip --quiet --disable-pip-version-check)
+site=$(echo .venv/lib/python3*/site-packages)
+bridge=build/torch/cargo-torch/cxxbridge
+
+if [ ! -e "$bridge/vmmgraph/src/bridge.rs.h" ]; then
+  cmake -S . -B build/torch -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TORCH=ON -DVMMGRAPH_TORCH_ROOT="$PWD/$site/torch" \
+    -DVMMGRAPH_TESTS=ON -DVMMGRAPH_EXAMPLES=OFF
+  cmake --build build/torch --target vmmgraph_torch_archive
+fi
+
+# fetch RELEASE: its headers, unless they are here already.
+fetch() {
+  [ -e "$headers/$1/complete" ] && return
+  local work
+  work=$(mktemp -d)
+  rm -rf "${headers:?}/$1"
+  mkdir -p "$headers/$1"
+  "${pip[@]}" download --no-deps --only-binary=:all: --python-version 3.12 \
+    --platform macosx_11_0_arm64 --platform macosx_14_0_arm64 --dest "$work" "torch==$1" &&
+    python3 - "$work"/*.whl "$headers/$1" <<'END' &&
+import sys, zipfile
+wheel = zipfile.ZipFile(sys.argv[1])
+wheel.extractall(sys.argv[2], [name for name in wheel.namelist() if name.startswith("torch/include/")])
+END
+    touch "$headers/$1/complete"
+  local result=$?
+  rm -rf "$work"
+  return $result
+}
+
+compile() {
+  local include=$headers/$1/torch/include
+  "${CXX:-g++}" -std=c++20 -O0 -fPIC -Wall -Wextra -Werror -DC10_CUDA_NO_CMAKE_CONFIGURE_FILE -Iinclude -I"$bridge" \
+    -isystem "$include" -isystem "$include/torch/csrc/api/include" -isystem "$site/nvidia/cu13/include" \
+    -c "$2" -o "$objects/$1/$(basename "$2" .cpp).o"
+}
+export -f compile
+export headers objects site bridge
+
+# build RELEASE
+build() {
+  mkdir -p "$objects/$1"
+  printf '%s\0' cpp/torch/*.cpp | xargs -0 -P"$(nproc)" -I{} bash -c "compile $1 {}" &&
+    tests/torch/forwards.sh check "$objects/$1/block_allocator.o"
+}
+
+failed=()
+skipped=0
+for release in "${releases[@]}"; do
+  echo "--- torch $release"
+  { fetch "$release" && build "$release"; } || failed+=("$release")
+done
+
+newest=$(.venv/bin/python -m pip --disable-pip-version-check index versions torch 2>/dev/null | sed -nE "1s/^torch \\((.*)\\)$/\\1/p" || true)
+if [[ -z $newest ]]; then
+  echo "--- newest torch: SKIPPED, the index does not answer"
+  skipped=1
+elif [[ " ${releases[*]} " == *" $newest "* ]]; then
+  echo "--- newest torch: $newest, see above"
+else
+  echo "--- torch $newest, the newest"
+  if fetch "$newest"; then
+    build "$newest" || failed+=("$newest")
+  else
+    echo "SKIPPED: its headers cannot be had"
+    skipped=1
+  fi
+fi
+
+echo "${#failed[@]} releases failed${failed[*]:+: ${failed[*]}}; $skipped skipped"
+[ ${#failed[@]} = 0 ]
