@@ -16,13 +16,15 @@ mark_as_advanced(VMMGRAPH_CARGO VMMGRAPH_RUSTC VMMGRAPH_CARGO_FLAGS)
 
 # vmmgraph_cargo_archive(<target> <cargo's target folder> <prebuilt archive or ""> [more arguments for cargo])
 #
-# Sets <target>_PATH to the archive and <target>_DIR to the folder.
+# Sets <target>_PATH to the archive and <target>_DIR to the folder, in which the bridge's headers are cxxbridge; a prebuilt archive has
+# that folder beside it.
 function(vmmgraph_cargo_archive target target_dir prebuilt)
   if(prebuilt)
     get_filename_component(_archive "${prebuilt}" ABSOLUTE BASE_DIR "${CMAKE_BINARY_DIR}")
     if(NOT EXISTS "${_archive}")
       message(FATAL_ERROR "${prebuilt}: there is no such archive")
     endif()
+    get_filename_component(target_dir "${_archive}" DIRECTORY)
     add_custom_target(${target})
   else()
     if(NOT VMMGRAPH_CARGO)

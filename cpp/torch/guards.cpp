@@ -37,6 +37,7 @@ void refuse(vmmgraph_status_t status, const std::string& why) {
 }
 
 void require_release() {
+    require_one_core();
     static const std::string loaded = loaded_release();
     if (!loaded.empty() && loaded != TORCH_VERSION) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "built for torch " TORCH_VERSION ", but the torch that is loaded is " + loaded +

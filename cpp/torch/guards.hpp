@@ -9,6 +9,10 @@ namespace vmmgraph::torch {
 
 [[noreturn]] void refuse(vmmgraph_status_t status, const std::string& why);
 
+// Throws VMMGRAPH_ERROR_WRONG_STATE if another library with the core is loaded too, which CMake cannot see where a shared library links
+// it PRIVATE.
+void require_one_core();
+
 // Throws VMMGRAPH_ERROR_WRONG_STATE unless the torch that is loaded is the release this was built for. Torch's own objects must
 // not be touched before: their layout changes from release to release.
 void require_release();

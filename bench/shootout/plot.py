@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+"""plot.py [--check]: draws docs/performance/h200-shootout.svg from h200-shootout.json; --check fails if the file there differs."""
+import json
+import math
+import pathlib
+import sys
+
+FOLDER = pathlib.Path(__file__).resolve().parents[2] / "docs" / "performance"
+WAYS = {
+    "eager": "eager, no graphs",
+    "private": "private pool per graph",
+    "shared": "one shared pool",
+    "shared_expandable": "shared, expandable",
+    "published": "published design",
+    "mempool": "VmmGraph, MemPool route",
+    "blocks": "VmmGraph, blocks route",
+}
+ORDERS = ("descending", "ascending", "random")
+LEFT, RIGHT, ROW, WIDTH = 190, 80, 24, 860
+# Middle tones without a background: readable on white and on black.
+STYLE = """
+  text { font: 12px system-ui, sans-serif; fill: #79828c }
+  .title { font-weight: 600; font-size: 13px }
+  .value { font-size: 11px }
+  .grid { stroke: #8b949e; stroke-opacity: .3 }
+  .floor { stroke: #d1543f; stroke-width: 1.5; stroke-dasharray: 5 3 }
+  .floor-text { fill: #d1543f }
+  .span, .mark { stroke: #87888a }
+  .mark { fill: #87888a }
+  .ours { stroke: #2f81d8; fill: #2f81d8 }
+  .hollow { fill: none; stroke-width: 2 }
+"""
+
+
+def marker(order, x, y, ours):
+    look = "mark ours" if ours else "mark"
+    if order == "descending":
+        return f'<circle class="{look}" cx="{x:.1f}" cy="{y}" r="4.5"/>'
+    if order == "ascending":
+        return f'<circle class="{look} hollow" cx="{x:.1f}" cy="{y}" r="6.5"/>'
+    return f'<path class="{look} hollow" d="M{x - 5:.1f} {y - 5}L{x + 5:.1f} {y + 5}M{x - 5:.1f} {y + 5}L{x + 5:.1f} {y - 5}"/>'
+
+
+def panel(top, title, rows, field, ticks, logarithmic, unit, floor=None):
+    """One chart: a line for each way, a mark for each order. Returns its lines and where it ends."""
+    low, high = ticks[0], ticks[-1]
+
+    def at(value):
+        share = math.log(value / low) / math.log(high / low) if logarithmic else (value - low) / (high - low)
+        return LEFT + share * (WIDTH - LEFT - RIGHT)
+
+    ways = [way for way in WAYS if any(row["way"] == way and row[field] is not None for row in rows)]
+    first = top + (46 if floor else 34)
+    bottom = first + ROW * len(ways)
+    lines = [f'<text class="title" x="{LEFT}" y="{top + 12}">{title}</text>']
+    for tick in ticks:
+        lines.append(f'<line class="grid" x1="{at(tick):.1f}" y1="{first - 8}" x2="{at(tick):.1f}" y2="{bottom}"/>')
+        lines.append(f'<text x="{at(tick):.1f}" y="{bottom + 16}" text-anchor="middle">{tick:,}</text>')
+    lines.append(f'<text x="{WIDTH - RIGHT + 30}" y="{bottom + 16}">{unit}</text>')
+    for index, way in enumerate(ways):
+        y, ours = first + ROW * index + 8, way in ("mempool", "blocks")
+        values = {row["order"]: row[field] for row in rows if row["way"] == way and row[field] is not None}
+        lines.append(f'<text x="{LEFT - 12}" y="{y + 4}" text-anchor="end">{WAYS[way]}</text>')
+        lines.append(f'<line class="span{" ours" if ours else ""}" x1="{at(min(values.values())):.1f}" y1="{y}" '
+                     f'x2="{at(max(values.values())):.1f}" y2="{y}"/>')
+        lines += [marker(order, at(values[order]), y, ours) for order in ORDERS if order in values]
+        ends = sorted({min(values.values()), max(values.values())})
+        label = " to ".join(f"{end:,.0f}" if unit == "MiB" else f"{end:.2f}" for end in ends)
+        lines.append(f'<text class="value" x="{at(ends[-1]) + 12:.1f}" y="{y + 4}">{label}</text>')
+    if floor:
+        x = at(min(floor))
+        label = " to ".join(f"{value:,.0f}" for value in sorted({min(floor), max(floor)}))
+        lines.append(f'<line class="floor" x1="{x:.1f}" y1="{first - 8}" x2="{x:.1f}" y2="{bottom}"/>')
+        lines.append(f'<text class="floor-text" x="{x:.1f}" y="{first - 12}" text-anchor="middle">floor {label}</text>')
+    return lines, bottom + 34
+
+
+def draw(rows):
+    sets = {name: [row for row in rows if row["set"] == name] for name in ("mixed", "decode")}
+    body, end = [], 34
+    names = {"mixed": "65 shapes (51 decode, 14 prefill)", "decode": "51 decode shapes"}
+    scales = {"mixed": (1000, 2000, 5000, 10000, 20000), "decode": (400, 1000, 2000, 5000, 10000, 20000)}
+    for name, chosen in sets.items():
+        title = f"Physical memory behind {names[name]}, logarithmic"
+        floor = [row["floor_mib"] for row in chosen]
+        lines, end = panel(end, title, chosen, "physical_mib", scales[name], True, "MiB", floor)
+        body += lines
+    for name, chosen in sets.items():
+        title = f"Time to capture {names[name]}"
+        lines, end = panel(end, title, chosen, "capture_s", (0, 0.5, 1, 1.5), False, "s")
+        body += lines
+    legend = []
+    for index, order in enumerate(ORDERS):
+        x = LEFT + 8 + 150 * index
+        legend += [marker(order, x, 14, False), f'<text x="{x + 14}" y="18">{order} sizes</text>']
+    what = f"{rows[0]['gpu']}, torch {rows[0]['torch_built_for']}: memory and capture time of each way to capture the same model"
+    return "\n".join([
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {end}" width="{WIDTH}" height="{end}" role="img">',
+        f"<title>{what}</title>", f"<style>{STYLE}</style>", *legend, *body, "</svg>", ""])
+
+
+def main():
+    svg = draw(json.loads((FOLDER / "h200-shootout.json").read_text()))
+    path = FOLDER / "h200-shootout.svg"
+    if sys.argv[1:] == ["--check"]:
+        if path.read_text() != svg:
+            sys.exit(f"{path.name} is not what plot.py draws from {path.stem}.json: run bench/shootout/plot.py")
+    elif sys.argv[1:]:
+        sys.exit(__doc__)
+    else:
+        path.write_text(svg)
+
+
+if __name__ == "__main__":
+    main()

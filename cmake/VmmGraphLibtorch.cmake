@@ -1,0 +1,63 @@
+# Torch for the component and its tests: the target vmmgraph_libtorch, VMMGRAPH_TORCH_ROOT, VMMGRAPH_CUDA_INCLUDE, and
+# VMMGRAPH_TORCH_FOLDERS, where torch's libraries and libcudart are (with generator expressions).
+#
+#   VMMGRAPH_TORCH_FIND   ON: from find_package(Torch), which needs a CUDA toolkit; set of itself where the target torch is there already
+#   VMMGRAPH_TORCH_ROOT   else: the folder of a pip torch (…/site-packages/torch); default: where python3 finds it
+#
+# The second way needs no toolkit: headers come from the pip packages nvidia-cuda-runtime and nvidia-cuda-crt beside torch, or from
+# CUDA_HOME; torch's libraries are linked by path.
+
+set(_torch_there OFF)
+if(TARGET torch)
+  set(_torch_there ON)
+endif()
+option(VMMGRAPH_TORCH_FIND "Take torch from find_package(Torch)" ${_torch_there})
+set(VMMGRAPH_TORCH_ROOT "" CACHE PATH "The folder of a pip torch")
+
+# Not installed: nobody who links VmmGraph::torch has to find torch.
+add_library(vmmgraph_libtorch INTERFACE)
+target_compile_features(vmmgraph_libtorch INTERFACE cxx_std_20)
+
+if(VMMGRAPH_TORCH_FIND)
+  if(NOT TARGET torch)
+    find_package(Torch REQUIRED)
+  endif()
+  if(NOT TARGET torch_cuda)
+    message(FATAL_ERROR "VMMGRAPH_TORCH=ON, but the torch of find_package(Torch) is not a CUDA one (Torch_DIR='${Torch_DIR}')")
+  endif()
+  target_link_libraries(vmmgraph_libtorch INTERFACE torch)
+  get_target_property(_includes torch INTERFACE_INCLUDE_DIRECTORIES)
+  list(GET _includes 0 _include)
+  get_filename_component(_root "${_include}" DIRECTORY)
+  set(VMMGRAPH_TORCH_ROOT "${_root}" CACHE PATH "The folder of a pip torch" FORCE)
+  get_target_property(VMMGRAPH_CUDA_INCLUDE CUDA::cudart INTERFACE_INCLUDE_DIRECTORIES)
+  set(VMMGRAPH_TORCH_FOLDERS "$<TARGET_FILE_DIR:torch_cuda>" "$<TARGET_FILE_DIR:CUDA::cudart>")
+else()
+  if(NOT VMMGRAPH_TORCH_ROOT)
+    execute_process(
+      COMMAND python3 -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
+      OUTPUT_VARIABLE _found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+    set(VMMGRAPH_TORCH_ROOT "${_found}" CACHE PATH "The folder of a pip torch" FORCE)
+  endif()
+  if(NOT EXISTS "${VMMGRAPH_TORCH_ROOT}/include/c10/cuda/CUDACachingAllocator.h")
+    message(FATAL_ERROR "VMMGRAPH_TORCH=ON, but there is no CUDA torch at VMMGRAPH_TORCH_ROOT='${VMMGRAPH_TORCH_ROOT}'")
+  endif()
+  find_path(VMMGRAPH_CUDA_INCLUDE cuda_runtime_api.h
+    HINTS "${VMMGRAPH_TORCH_ROOT}/../nvidia/cu13/include" "${VMMGRAPH_TORCH_ROOT}/../nvidia/cuda_runtime/include" "$ENV{CUDA_HOME}/include"
+    PATHS /usr/local/cuda/include REQUIRED)
+  # Wheels have no unversioned libcudart.so to link with.
+  find_file(VMMGRAPH_CUDART NAMES libcudart.so.13 libcudart.so.12 libcudart.so
+    HINTS "${VMMGRAPH_CUDA_INCLUDE}/../lib" "${VMMGRAPH_CUDA_INCLUDE}/../lib64" REQUIRED)
+  target_include_directories(vmmgraph_libtorch SYSTEM INTERFACE
+    "${VMMGRAPH_TORCH_ROOT}/include" "${VMMGRAPH_TORCH_ROOT}/include/torch/csrc/api/include" "${VMMGRAPH_CUDA_INCLUDE}")
+  foreach(_lib c10 c10_cuda torch_cpu torch_cuda)
+    target_link_libraries(vmmgraph_libtorch INTERFACE "${VMMGRAPH_TORCH_ROOT}/lib/lib${_lib}.so")
+  endforeach()
+  target_link_libraries(vmmgraph_libtorch INTERFACE "${VMMGRAPH_CUDART}")
+  target_link_options(vmmgraph_libtorch INTERFACE LINKER:--no-as-needed)
+  get_filename_component(_cudart_folder "${VMMGRAPH_CUDART}" DIRECTORY)
+  set(VMMGRAPH_TORCH_FOLDERS "${VMMGRAPH_TORCH_ROOT}/lib" "${_cudart_folder}")
+endif()
+# torch_cuda registers its operators when it is loaded, which nothing here refers to: hence no-as-needed, of which the target torch
+# sees to itself. What torch_cuda needs (cuBLAS, cuDNN, …) is found when a program runs.
+target_link_options(vmmgraph_libtorch INTERFACE LINKER:--allow-shlib-undefined)

@@ -1,0 +1,13 @@
+// Calls torch and VmmGraph in one program: 0 if both answer and are made for each other.
+#include <c10/cuda/CUDAFunctions.h>
+#include <cstdio>
+#include <cstring>
+#include <torch/version.h>
+#include <vmmgraph/torch.hpp>
+
+int main() {
+    const int devices = c10::cuda::device_count();
+    std::printf("torch %s, VmmGraph %s for torch %s, %d devices\n", TORCH_VERSION, vmmgraph_version(),
+                vmmgraph::torch::built_for(), devices);
+    return std::strcmp(TORCH_VERSION, vmmgraph::torch::built_for()) == 0 ? 0 : 1;
+}

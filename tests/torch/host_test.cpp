@@ -1,0 +1,275 @@
+// What needs no GPU of the libtorch component: the allocator that a MemPool is given, over the host driver, whose memory is memory; and
+// what is refused where there is no device. Torch's libraries load with stand-ins (standins.py).
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <gtest/gtest.h>
+#include <torch/version.h>
+#include <vmmgraph/torch.hpp>
+
+#include "../cpp/host.hpp"
+
+namespace {
+
+using host::fill;
+using host::holds;
+using host::MiB;
+using vmmgraph::SharedVmmAllocator;
+using vmmgraph::torch::make_allocator;
+
+constexpr auto no_stream = cudaStream_t{};
+
+// The host driver has eight devices; a device is gone with its last arena, so that the next test may open it with other options.
+int next_device() {
+    static int device = 0;
+    return device++ % 8;
+}
+
+bool has_gpu() { return c10::cuda::device_count() > 0; }
+
+vmmgraph::Options shared(std::uint64_t budget = 0) {
+    auto options = host::options();
+    options.budget_bytes = budget;
+    options.retain = vmmgraph::Retain::shared_pages;
+    return options;
+}
+
+template <class F>
+vmmgraph_status_t status_of(F&& body) {
+    try {
+        body();
+    } catch (const vmmgraph::Error& error) {
+        EXPECT_NE(std::string(error.what()), "");
+        return error.status();
+    }
+    return VMMGRAPH_OK;
+}
+
+TEST(Allocator, GivesMemoryThatCanBeWritten) {
+    SharedVmmAllocator arena(next_device(), shared());
+    const auto space = arena.open_space();
+    const auto allocator = make_allocator(space);
+    EXPECT_EQ(allocator->name(), "vmmgraph");
+    void* const first = allocator->raw_alloc_with_stream(3 * MiB, no_stream);
+    void* const second = allocator->raw_alloc_with_stream(5 * MiB, no_stream);
+    ASSERT_NE(first, nullptr);
+    ASSERT_NE(second, nullptr);
+    fill(first, 3 * MiB, 0x11);
+    fill(second, 5 * MiB, 0x22);
+    EXPECT_TRUE(holds(first, 3 * MiB, 0x11));
+    EXPECT_TRUE(holds(second, 5 * MiB, 0x22));
+    EXPECT_EQ(space.live_blocks().size(), 2u);
+    allocator->raw_delete(first);
+    allocator->raw_delete(second);
+    EXPECT_EQ(space.live_blocks().size(), 0u);
+}
+
+// The way of torch's MemPool, which has no stream argument: torch's current stream is that of a device.
+TEST(Allocator, WithoutAStreamAsksTorchForTheCurrentOne) {
+    SharedVmmAllocator arena(next_device(), shared());
+    const auto space = arena.open_space();
+    const auto allocator = make_allocator(space);
+    if (!has_gpu()) {
+        EXPECT_THROW(allocator->raw_alloc(2 * MiB), c10::Error);
+        EXPECT_EQ(space.live_blocks().size(), 0u);
+        return;
+    }
+    void* const segment = allocator->raw_alloc(2 * MiB);
+    ASSERT_NE(segment, nullptr);
+    fill(segment, 2 * MiB, 0x33);
+    EXPECT_TRUE(holds(segment, 2 * MiB, 0x33));
+    allocator->raw_delete(segment);
+    EXPECT_EQ(space.live_blocks().size(), 0u);
+}
+
+TEST(Allocator, SpacesOfAnArenaShareTheirPages) {
+    SharedVmmAllocator arena(next_device(), shared());
+    std::vector<std::shared_ptr<vmmgraph::torch::TorchAllocator>> allocators;
+    std::vector<vmmgraph::Space> spaces;
+    for (int i = 0; i < 4; ++i) {
+        spaces.push_back(arena.open_space());
+        allocators.push_back(make_allocator(spaces.back()));
+        ASSERT_NE(allocators.back()->raw_alloc_with_stream(8 * MiB, no_stream), nullptr);
+        static_cast<void>(spaces.back().seal(vmmgraph::Retain::shared_pages));
+    }
+    EXPECT_EQ(arena.stats().physical_bytes, 8 * MiB);
+}
+
+// Torch calls raw_delete in destructors: nothing it is given may throw or end the process.
+TEST(Allocator, BadFreesAreHarmless) {
+    SharedVmmAllocator arena(next_device(), shared());
+    const auto space = arena.open_space();
+    const auto allocator = make_allocator(space);
+    void* const segment = allocator->raw_alloc_with_stream(MiB, no_stream);
+    ASSERT_NE(segment, nullptr);
+    int foreign = 7;
+    EXPECT_NO_THROW(allocator->raw_delete(&foreign));
+    EXPECT_NO_THROW(allocator->raw_delete(nullptr));
+    EXPECT_NO_THROW(allocator->raw_delete(static_cast<char*>(segment) + 4096));
+    EXPECT_EQ(space.live_blocks().size(), 1u);
+    EXPECT_NO_THROW(allocator->raw_delete(segment));
+    EXPECT_NO_THROW(allocator->raw_delete(segment));
+    EXPECT_EQ(space.live_blocks().size(), 0u);
+    EXPECT_EQ(foreign, 7);
+    EXPECT_NE(allocator->raw_alloc_with_stream(MiB, no_stream), nullptr);
+}
+
+TEST(Allocator, OutOfBudgetIsNullAndTheNextCallWorks) {
+    SharedVmmAllocator arena(next_device(), shared(4 * MiB));
+    const auto space = arena.open_space();
+    const auto allocator = make_allocator(space);
+    void* const kept = allocator->raw_alloc_with_stream(3 * MiB, no_stream);
+    ASSERT_NE(kept, nullptr);
+    EXPECT_EQ(allocator->raw_alloc_with_stream(2 * MiB, no_stream), nullptr);
+    allocator->raw_delete(kept);
+    void* const next = allocator->raw_alloc_with_stream(4 * MiB, no_stream);
+    ASSERT_NE(next, nullptr);
+    fill(next, 4 * MiB, 0x44);
+    EXPECT_TRUE(holds(next, 4 * MiB, 0x44));
+}
+
+TEST(Allocator, OutOfMemoryIsNull) {
+    SharedVmmAllocator arena(next_device(), shared());
+    const auto space = arena.open_space();
+    const auto allocator = make_allocator(space);
+    EXPECT_EQ(allocator->raw_alloc_with_stream(512 * MiB, no_stream), nullptr);
+    EXPECT_NE(allocator->raw_alloc_with_stream(MiB, no_stream), nullptr);
+}
+
+TEST(Allocator, OutlivesTheSpaceAndTheArenaHandles) {
+    std::optional<SharedVmmAllocator> arena(std::in_place, next_device(), shared());
+    std::optional<vmmgraph::Space> space(arena->open_space());
+    const auto allocator = make_allocator(*space);
+    void* const segment = allocator->raw_alloc_with_stream(2 * MiB, no_stream);
+    ASSERT_NE(segment, nullptr);
+    fill(segment, 2 * MiB, 0x55);
+    space.reset();
+    arena.reset();
+    EXPECT_TRUE(holds(segment, 2 * MiB, 0x55));
+    EXPECT_NO_THROW(allocator->raw_delete(segment));
+    EXPECT_NO_THROW(allocator->raw_delete(segment));
+}
+
+TEST(Allocator, OverAnArenaFollowsItsCurrentSpace) {
+    const auto arena = std::make_shared<SharedVmmAllocator>(next_device(), shared());
+    const auto allocator = make_allocator(arena);
+    arena->switch_to_new_virtual_space();
+    void* const first = allocator->raw_alloc_with_stream(4 * MiB, no_stream);
+    ASSERT_NE(first, nullptr);
+    arena->switch_to_new_virtual_space();
+    void* const second = allocator->raw_alloc_with_stream(4 * MiB, no_stream);
+    ASSERT_NE(second, nullptr);
+    EXPECT_NE(first, second);
+    fill(second, 4 * MiB, 0x66);
+    EXPECT_TRUE(holds(first, 4 * MiB, 0x66)) << "two captures of an arena lie on the same pages";
+    EXPECT_EQ(arena->stats().physical_bytes, 4 * MiB);
+    allocator->raw_delete(first);
+    allocator->raw_delete(second);
+    EXPECT_NO_THROW(allocator->raw_delete(second));
+}
+
+TEST(Allocator, OverAnArenaKeepsItAlive) {
+    auto arena = std::make_shared<SharedVmmAllocator>(next_device(), shared(4 * MiB));
+    const auto allocator = make_allocator(arena);
+    arena->switch_to_new_virtual_space();
+    arena.reset();
+    void* const segment = allocator->raw_alloc_with_stream(2 * MiB, no_stream);
+    ASSERT_NE(segment, nullptr);
+    fill(segment, 2 * MiB, 0x77);
+    EXPECT_EQ(allocator->raw_alloc_with_stream(8 * MiB, no_stream), nullptr);
+    EXPECT_NO_THROW(allocator->raw_delete(segment));
+}
+
+TEST(Allocator, FromSeveralThreads) {
+    SharedVmmAllocator arena(next_device(), shared());
+    const auto space = arena.open_space();
+    const auto allocator = make_allocator(space);
+    std::vector<std::thread> threads;
+    std::vector<int> wrong(8, 0);
+    for (int id = 0; id < 8; ++id) {
+        threads.emplace_back([&, id] {
+            // A stream of its own each, so that no page is passed between them.
+            const auto stream = reinterpret_cast<cudaStream_t>(static_cast<std::uintptr_t>(64 + id));
+            for (int round = 0; round < 200; ++round) {
+                const std::size_t bytes = (1 + (id + round) % 5) * (MiB / 4);
+                void* const segment = allocator->raw_alloc_with_stream(bytes, stream);
+                if (segment == nullptr) {
+                    ++wrong[id];
+                    continue;
+                }
+                fill(segment, bytes, id + 1);
+                wrong[id] += !holds(segment, bytes, id + 1);
+                allocator->raw_delete(segment);
+            }
+        });
+    }
+    for (auto& thread : threads) {
+        thread.join();
+    }
+    EXPECT_EQ(wrong, std::vector<int>(8, 0));
+    EXPECT_EQ(space.live_blocks().size(), 0u);
+}
+
+TEST(Allocator, RefusesWhatIsNoSpace) {
+    SharedVmmAllocator arena(next_device(), shared());
+    auto space = arena.open_space();
+    const auto taken = std::move(space);
+    EXPECT_NE(status_of([&] { static_cast<void>(make_allocator(space)); }), VMMGRAPH_OK);
+    EXPECT_EQ(status_of([] { static_cast<void>(make_allocator(std::shared_ptr<SharedVmmAllocator>())); }),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
+}
+
+TEST(Install, ForwardsAndGoesAgainWithoutADevice) {
+    auto* const before = c10::cuda::CUDACachingAllocator::get();
+    ASSERT_NE(before, nullptr);
+    EXPECT_FALSE(vmmgraph::torch::installed());
+    EXPECT_NO_THROW(vmmgraph::torch::uninstall());
+    vmmgraph::torch::install();
+    EXPECT_TRUE(vmmgraph::torch::installed());
+    EXPECT_NE(c10::cuda::CUDACachingAllocator::get(), before);
+    vmmgraph::torch::install();
+    vmmgraph::torch::uninstall();
+    EXPECT_FALSE(vmmgraph::torch::installed());
+    EXPECT_EQ(c10::cuda::CUDACachingAllocator::get(), before);
+}
+
+TEST(Install, RefusesAForeignAllocatorBelowAndAbove) {
+    auto* const native = c10::cuda::CUDACachingAllocator::get();
+    SharedVmmAllocator arena(next_device(), shared());
+    const auto space = arena.open_space();
+    const auto foreign = make_allocator(space);
+    c10::cuda::CUDACachingAllocator::allocator.store(foreign.get());
+    EXPECT_EQ(status_of([] { vmmgraph::torch::install(); }), VMMGRAPH_ERROR_WRONG_STATE);
+    c10::cuda::CUDACachingAllocator::allocator.store(native);
+    vmmgraph::torch::install();
+    auto* const ours = c10::cuda::CUDACachingAllocator::get();
+    c10::cuda::CUDACachingAllocator::allocator.store(foreign.get());
+    EXPECT_FALSE(vmmgraph::torch::installed());
+    EXPECT_EQ(status_of([] { vmmgraph::torch::uninstall(); }), VMMGRAPH_ERROR_WRONG_STATE);
+    c10::cuda::CUDACachingAllocator::allocator.store(ours);
+    vmmgraph::torch::uninstall();
+    EXPECT_EQ(c10::cuda::CUDACachingAllocator::get(), native);
+}
+
+TEST(Capture, WithoutADeviceThrowsAndLeavesTheArenaUsable) {
+    if (has_gpu()) {
+        GTEST_SKIP() << "there is a GPU";
+    }
+    SharedVmmAllocator arena(next_device(), shared());
+    vmmgraph::torch::install();
+    int stream = 0;
+    EXPECT_EQ(status_of([&] { vmmgraph::torch::CaptureScope scope(arena, nullptr); }), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_THROW(vmmgraph::torch::CaptureScope(arena, &stream), std::exception);
+    vmmgraph::torch::uninstall();
+    EXPECT_NE(make_allocator(arena.open_space())->raw_alloc_with_stream(MiB, no_stream), nullptr);
+}
+
+TEST(BuiltFor, NamesTheTorchOfTheHeaders) { EXPECT_STREQ(vmmgraph::torch::built_for(), TORCH_VERSION); }
+
+}  // namespace
