@@ -141,13 +141,15 @@ private:
         const std::int64_t pool = growth(way.pool_bytes(), pool_before);
         const std::int64_t held = growth(free_before, driver_.free_bytes());
         const std::int64_t elsewhere = growth(reserved().in_default, reserved_before.in_default);
+        const auto workspace = static_cast<std::int64_t>(way.workspace_bytes());
 
         row_.set("physical_mib", mib(pool));
         row_.set("peak_mib", mib(pool_peak));
         row_.set("driver_mib", mib(held));
         row_.set("driver_peak_mib", mib(driver_peak));
         if (way.captures()) {
-            row_.set("exec_mib", mib(held - pool - elsewhere));
+            row_.set("exec_mib", mib(held - pool - elsewhere - workspace));
+            row_.set("workspace_mib", mib(workspace));
             row_.set("default_pool_mib", mib(elsewhere));
             row_.set("capture_s", seconds, 4);
         } else {

@@ -58,6 +58,8 @@ public:
     virtual void replay(std::size_t index, c10::cuda::CUDAStream stream) = 0;
     // Bytes of physical memory behind the graphs' tensors.
     [[nodiscard]] virtual std::uint64_t pool_bytes() const { return reserved().in_private; }
+    // Bytes that cuBLAS has of its own for all graphs. 0 where its workspace is in torch's default pool, as after a warm-up.
+    [[nodiscard]] virtual std::uint64_t workspace_bytes() const { return 0; }
     // Calls to the driver so far that make, map or reserve memory; nothing where nobody counts them.
     [[nodiscard]] virtual std::optional<std::uint64_t> driver_calls() const { return std::nullopt; }
     // Mean microseconds to open a space.
@@ -164,6 +166,11 @@ public:
         const vmmgraph::DeviceStats stats = device_.stats();
         // Access is set once for every map.
         return stats.pages_created + stats.pages_released + 2 * stats.maps + stats.unmaps + stats.reservations;
+    }
+    // All that torch has in private pools and that is no segment of a capture.
+    [[nodiscard]] std::uint64_t workspace_bytes() const override {
+        if (options_.route == vmmgraph::torch::Route::blocks) return 0;
+        return reserved().in_private - arena_.stats().live_bytes;
     }
     // Of empty spaces over the arena as it is now: pages are mapped when blocks need them.
     [[nodiscard]] std::optional<double> open_space_us() override {

@@ -86,7 +86,9 @@ const Space& CapturedGraph::space() const noexcept { return state_->space; }
 void* CapturedGraph::exec() const { return state_->graph->exec(); }
 
 struct CaptureScope::State {
-    CaptureOptions options;
+    Route route;
+    // What becomes of live blocks: never inherit.
+    Retain retain;
     c10::cuda::CUDAStream stream;
     compat::PoolId pool_id;
     std::unique_ptr<CapturedGraph::State> captured;
@@ -97,11 +99,8 @@ struct CaptureScope::State {
     bool begun = false;
     bool end_tried = false;
 
-    // The shared pages of the MemPool route and of the share policy must not hold what cuBLAS keeps for later captures. Nor must a
-    // graph bake in what another graph's end will free.
-    bool own_workspace() const {
-        return options.route == Route::mempool || options.retain == Retain::shared_pages || compat::graph_reset_clears_workspaces();
-    }
+    // Shared pages must not hold what cuBLAS keeps for later captures. Nor must a graph bake in what another graph's end will free.
+    bool own_workspace() const { return retain == Retain::shared_pages || compat::graph_reset_clears_workspaces(); }
 
     void leave() noexcept {
         under_way.reset();
@@ -116,7 +115,7 @@ struct CaptureScope::State {
             at::cuda::clearCublasWorkspaces();
             captured->workspace->provide(stream);
         }
-        if (options.route == Route::mempool) {
+        if (route == Route::mempool) {
             captured->segments.allocator = make_segment_allocator(captured->memory);
             captured->segments.pool = compat::make_pool(captured->segments.allocator);
             pool_id = captured->segments.pool->id();
@@ -127,7 +126,7 @@ struct CaptureScope::State {
         }
         under_way.emplace();
         std::optional<Announcement> announcement;
-        if (options.route == Route::blocks) {
+        if (route == Route::blocks) {
             announcement.emplace(captured->memory);
         }
         graph.capture_begin(pool_id, cudaStreamCaptureModeThreadLocal);
@@ -144,7 +143,7 @@ struct CaptureScope::State {
 
     // Whether torch has still to be told that the capture is over and its pool is not used by it.
     bool give_pool_back() {
-        if (options.route == Route::blocks) {
+        if (route == Route::blocks) {
             return abandon(captured->device, pool_id);
         }
         if (!captured->segments.pool || captured->segments.pool->use_count() <= uses_before) {
@@ -228,9 +227,10 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
     const auto torch_stream = c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), device);
     auto space = options.route == Route::mempool ? arena.open_bump_space() : arena.open_space();
     auto memory = std::make_shared<Memory>(space);
+    const auto retain = options.retain == Retain::inherit ? static_cast<Retain>(space.stats().retain) : options.retain;
     auto captured = std::unique_ptr<CapturedGraph::State>(
         new CapturedGraph::State{device, std::move(space), memory, {}, nullptr, std::make_unique<compat::Graph>(), {}});
-    state_.reset(new State{options, torch_stream, {0, 0}, std::move(captured), std::nullopt, std::nullopt, std::nullopt});
+    state_.reset(new State{options.route, retain, torch_stream, {0, 0}, std::move(captured), std::nullopt, std::nullopt, std::nullopt});
     bury();
     if (state_->own_workspace()) {
         state_->captured->workspace = Workspace::of(arena);
@@ -264,9 +264,8 @@ CapturedGraph CaptureScope::end() {
         at::cuda::clearCublasWorkspaces();
     }
     auto& captured = *state_->captured;
-    const bool by_segments = state_->options.route == Route::mempool;
-    captured.report = captured.space.seal(by_segments ? Retain::shared_pages : state_->options.retain);
-    if (by_segments && captured.report.peak_live_bytes == 0 && holds_memory(state_->pool_id)) {
+    captured.report = captured.space.seal(state_->retain);
+    if (state_->route == Route::mempool && captured.report.peak_live_bytes == 0 && holds_memory(state_->pool_id)) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "torch took the capture's memory from elsewhere (expandable_segments?): nothing is shared");
     }
     return CapturedGraph(std::move(state_->captured));

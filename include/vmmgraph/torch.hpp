@@ -29,8 +29,9 @@ using TorchAllocator = c10::cuda::CUDACachingAllocator::CUDAAllocator;
 enum class Route {
     // Each tensor is a block: pages are stitched, and frees are seen. Needs install().
     blocks,
-    // Stock torch: a MemPool asks for segments, which stay until the graph goes. Up to torch 2.9 not with expandable_segments, which
-    // keep a pool from its allocator; afterwards, and by the blocks route, that setting makes no difference.
+    // Stock torch: a MemPool asks for segments, which stay until the graph goes; cuBLAS's workspace is one for all captures of the
+    // arena, beside its pages. Up to torch 2.9 not with expandable_segments, which keep a pool from its allocator; afterwards, and by
+    // the blocks route, that setting makes no difference.
     mempool,
 };
 
@@ -105,8 +106,8 @@ template <class Body>
 }
 
 // For engines that keep their own MemPool and CUDAGraph: an allocator for a MemPool, whose segments are blocks of one space. It keeps
-// the space alive. Open a space and make an allocator and a MemPool for each capture, seal it with Retain::shared_pages when the
-// capture has ended, and launch through Space::replay.
+// the space alive. Open a bump space and make an allocator and a MemPool for each capture, seal it when the capture has ended, and
+// launch through Space::replay.
 //
 // Any thread. Out of memory is null to torch, which makes its own error of it. Throws Error for a moved-from space, and if the
 // torch that is loaded is not the release of built_for().
@@ -120,9 +121,7 @@ template <class Body>
 // The same for engines whose captures are strictly serial, with one allocator for all of them: a segment is a block of the space that
 // is current when torch asks for it. It keeps the arena alive. Throws Error for null too.
 //
-//   vmmgraph::Options options;
-//   options.retain = vmmgraph::Retain::shared_pages;      // segments stay live: with own pages, nothing would be shared
-//   auto arena = std::make_shared<vmmgraph::SharedVmmAllocator>(0, options);
+//   auto arena = std::make_shared<vmmgraph::SharedVmmAllocator>(0);
 //   auto allocator = vmmgraph::torch::make_allocator(arena);
 //   for each shape:
 //     arena->switch_to_new_virtual_space();

@@ -342,8 +342,8 @@ typedef struct vmmgraph_space_stats_t {
   uint64_t id;
   // VMMGRAPH_SPACE_OPEN, _SEALED or _BROKEN.
   int32_t phase;
-  // 0.
-  int32_t reserved;
+  // What its seal does with live blocks unless it is told otherwise: VMMGRAPH_RETAIN_OWN_PAGES or _SHARED_PAGES.
+  int32_t retain;
   // Live blocks.
   uint64_t blocks;
   // Their bytes, rounded up to 512 each.

@@ -90,6 +90,14 @@ pub(super) fn policy(retain: i32) -> Result<Option<RetainPolicy>, Failure> {
     }
 }
 
+/// What C calls a policy.
+pub(super) fn policy_number(policy: RetainPolicy) -> i32 {
+    match policy {
+        RetainPolicy::Retain => VMMGRAPH_RETAIN_OWN_PAGES,
+        RetainPolicy::Share => VMMGRAPH_RETAIN_SHARED_PAGES,
+    }
+}
+
 /// Runs a body with the arena behind a handle; a panic closes that arena.
 pub(super) fn with(
     arena: vmmgraph_arena_t,

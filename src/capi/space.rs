@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use super::arena::{self, policy, vmmgraph_arena_t};
+use super::arena::{self, policy, policy_number, vmmgraph_arena_t};
 use super::guard::{Failure, check_size, guard, guard_closing, out};
 use super::handle::{get, register, remove};
 use super::status::{VMMGRAPH_ERROR_NULL_ARGUMENT, vmmgraph_status_t};
@@ -63,8 +63,8 @@ pub struct vmmgraph_space_stats_t {
     pub id: u64,
     /// VMMGRAPH_SPACE_OPEN, _SEALED or _BROKEN.
     pub phase: i32,
-    /// 0.
-    pub reserved: i32,
+    /// What its seal does with live blocks unless it is told otherwise: VMMGRAPH_RETAIN_OWN_PAGES or _SHARED_PAGES.
+    pub retain: i32,
     /// Live blocks.
     pub blocks: u64,
     /// Their bytes, rounded up to 512 each.
@@ -281,7 +281,7 @@ pub unsafe extern "C" fn vmmgraph_space_stats(
                 Phase::Sealed => VMMGRAPH_SPACE_SEALED,
                 Phase::Broken => VMMGRAPH_SPACE_BROKEN,
             },
-            reserved: 0,
+            retain: policy_number(now.retain),
             blocks: now.blocks,
             live_bytes: now.live_bytes,
             peak_live_bytes: now.peak_live_bytes,

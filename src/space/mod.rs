@@ -77,6 +77,8 @@ pub struct SpaceStats {
     pub id: u64,
     /// Where in its life it is.
     pub phase: Phase,
+    /// What its seal does with live blocks unless it is told otherwise.
+    pub retain: RetainPolicy,
     /// Live blocks.
     pub blocks: u64,
     /// Their bytes, rounded up to 512 each.
@@ -261,6 +263,7 @@ impl Space {
         SpaceStats {
             id: self.id,
             phase: state.phase,
+            retain: self.policy(&state),
             blocks: usage.blocks,
             live_bytes: usage.bytes,
             peak_live_bytes: usage.peak_bytes,

@@ -23,7 +23,8 @@ use crate::pages::{Class, Owner, PageId, PageNo, Pin, SharedSet};
 use crate::units::Address;
 
 /// What becomes of blocks that are live when their capture ends.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum RetainPolicy {
     /// They move to pages of their own: other graphs never touch them.
     #[default]
@@ -78,8 +79,16 @@ impl Space {
     /// [`Error::WrongState`](crate::Error::WrongState) unless the space is open. Out of memory or what else the driver says:
     /// the space is open as before, and the call can be repeated. (If undoing fails as well the space can only be dropped.)
     pub fn seal(&self) -> Result<SealReport> {
-        let bump = matches!(self.state.lock().placement, Placement::Bump(_));
-        self.seal_with(if bump { RetainPolicy::Share } else { self.common.retain })
+        let policy = self.policy(&self.state.lock());
+        self.seal_with(policy)
+    }
+
+    /// What a seal does unless it is told otherwise.
+    pub(super) fn policy(&self, state: &State) -> RetainPolicy {
+        match state.placement {
+            Placement::Stitched(_) => self.common.retain,
+            Placement::Bump(_) => RetainPolicy::Share,
+        }
     }
 
     /// As [`seal`](Self::seal), with a policy of its own.

@@ -335,6 +335,8 @@ TEST(Bump, BlocksLieBehindOneAnotherAndStayShared) {
     auto* const first = static_cast<char*>(space.allocate(3 * MiB));
     space.free(first);
     EXPECT_EQ(space.allocate(MiB), first + 3 * MiB);
+    EXPECT_EQ(space.stats().retain, VMMGRAPH_RETAIN_SHARED_PAGES);
+    EXPECT_EQ(arena.open_space().stats().retain, VMMGRAPH_RETAIN_OWN_PAGES);
     EXPECT_EQ(status_of([&] { static_cast<void>(space.seal(Retain::own_pages)); }), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     const auto report = space.seal();
     EXPECT_EQ(report.retained_blocks, 1u);

@@ -130,7 +130,7 @@ SIZE(vmmgraph_space_stats_t, 80);
 FIELD(vmmgraph_space_stats_t, struct_size, 0, 8);
 FIELD(vmmgraph_space_stats_t, id, 8, 8);
 FIELD(vmmgraph_space_stats_t, phase, 16, 4);
-FIELD(vmmgraph_space_stats_t, reserved, 20, 4);
+FIELD(vmmgraph_space_stats_t, retain, 20, 4);
 FIELD(vmmgraph_space_stats_t, blocks, 24, 8);
 FIELD(vmmgraph_space_stats_t, live_bytes, 32, 8);
 FIELD(vmmgraph_space_stats_t, peak_live_bytes, 40, 8);

@@ -1,0 +1,260 @@
+// Real captures through libtorch: both routes, outputs, random numbers, streams and destruction.
+#include "fixture.hpp"
+
+namespace torch_tests {
+namespace {
+
+TEST_F(Torch, BlocksRouteReplaysAsEagerWithoutWarmUp) {
+    SharedVmmAllocator arena;
+    const Model model;
+    auto all = shapes(arena, model, {1, 7, 64, 256, 1024, 33, 512});
+    EXPECT_EQ(wrong(all), 0);
+    EXPECT_EQ(wrong(all, 1, true), 0) << "with eager products on the capture stream between replays";
+}
+
+TEST_F(Torch, BlocksRouteHoldsNearTheHungriestShape) {
+    // Pages of one size, so that rounding is out of the way: what is left is the stitching itself.
+    vmmgraph::Options options;
+    options.large_page_bytes = 2 * MiB;
+    SharedVmmAllocator arena(0, options);
+    const Model model;
+    auto all = shapes(arena, model, {2048, 1024, 512, 256, 128}, {Route::blocks, Retain::inherit}, true);
+    std::size_t peak = 0, sum = 0;
+    for (const auto& shape : all) {
+        peak = std::max<std::size_t>(peak, shape.graph.report().peak_live_bytes);
+        sum += shape.graph.report().peak_live_bytes;
+    }
+    const auto stats = arena.stats();
+    std::printf("RESULT blocks: physical %zu MiB (retained %zu), peak live %zu MiB, sum %zu MiB\n", stats.physical_bytes / MiB,
+                stats.retained_bytes / MiB, peak / MiB, sum / MiB);
+    EXPECT_LE(stats.physical_bytes - stats.retained_bytes, peak + 4 * MiB);
+    EXPECT_EQ(wrong(all), 0);
+}
+
+TEST_F(Torch, AKeptOutputOutlivesEveryOtherReplay) {
+    SharedVmmAllocator arena;
+    const Model model;
+    auto all = shapes(arena, model, {256, 512, 1024, 128});
+    for (auto& shape : all) {
+        shape.graph.replay(raw());
+    }
+    for (int turn = 0; turn < 20; ++turn) {
+        all[1 + turn % 3].graph.replay(raw());
+    }
+    cudaDeviceSynchronize();
+    for (const auto& shape : all) {
+        EXPECT_TRUE(same(shape));
+    }
+}
+
+TEST_F(Torch, WithTheSharePolicyOutputsAreOverwrittenByOthers) {
+    SharedVmmAllocator arena;
+    const Model model;
+    // Alike, so that they use the same pages in the same way.
+    auto all = shapes(arena, model, {512, 512}, {Route::blocks, Retain::shared_pages});
+    EXPECT_EQ(wrong(all), 0) << "right behind its own replay an output is whole";
+    all[0].graph.replay(raw());
+    all[1].graph.replay(raw());
+    cudaDeviceSynchronize();
+    EXPECT_FALSE(same(all[0])) << "the shapes share no page: the test shows nothing";
+    EXPECT_EQ(arena.stats().retained_bytes, 0u);
+}
+
+TEST_F(Torch, MemPoolRouteReplaysAsEagerAndSharesSegments) {
+    SharedVmmAllocator arena;
+    const Model model;
+    auto all = shapes(arena, model, {1024, 512, 256, 64, 2}, {Route::mempool});
+    const auto physical = arena.mapped_size();
+    std::size_t sum = 0;
+    for (const auto& shape : all) {
+        sum += shape.graph.report().peak_live_bytes;
+    }
+    std::printf("RESULT mempool: physical %zu MiB, sum of segments %zu MiB\n", physical / MiB, sum / MiB);
+    EXPECT_LT(physical, sum / 2);
+    EXPECT_EQ(wrong(all), 0);
+    EXPECT_EQ(wrong(all, 1, true), 0);
+    all.clear();
+    c10::cuda::CUDACachingAllocator::emptyCache();
+    arena.trim();
+    EXPECT_EQ(arena.mapped_size(), 0u);
+}
+
+TEST_F(Torch, RandomNumbersAreThoseOfEager) {
+    SharedVmmAllocator arena;
+    const auto input = at::ones({64, 1024}, half());
+    const auto weights = at::arange(1, 513, at::TensorOptions().dtype(at::kFloat).device(at::kCUDA)).expand({64, 512});
+    const auto body = [&] {
+        const auto noise = at::dropout(input, 0.5, true) + at::rand({64, 1024}, half());
+        return at::cat({noise, at::multinomial(weights, 32, true).to(at::kBFloat16)}, 1);
+    };
+    std::array<at::Tensor, 2> outputs;
+    std::vector<CapturedGraph> graphs;
+    for (auto& output : outputs) {
+        graphs.push_back(capture(arena, raw(), [&] { output = body(); }));
+    }
+    at::manual_seed(42);
+    std::vector<at::Tensor> eager;
+    for (int turn = 0; turn < 6; ++turn) {
+        eager.push_back(body());
+    }
+    cudaDeviceSynchronize();
+    at::manual_seed(42);
+    for (int turn = 0; turn < 6; ++turn) {
+        graphs[turn % 2].replay(raw());
+        cudaDeviceSynchronize();
+        EXPECT_TRUE(at::equal(outputs[turn % 2], eager[turn])) << turn;
+    }
+}
+
+TEST_F(Torch, ForkedStreamsShareNothing) {
+    SharedVmmAllocator arena;
+    std::mt19937 random(3);
+    const auto side = c10::cuda::getStreamFromPool();
+    const auto side2 = c10::cuda::getStreamFromPool();
+    const auto run = [&](const at::Tensor& x, c10::cuda::CUDAStream main) {
+        cudaEvent_t forked = nullptr, joined = nullptr, joined2 = nullptr;
+        for (auto* event : {&forked, &joined, &joined2}) {
+            cudaEventCreateWithFlags(event, cudaEventDisableTiming);
+        }
+        auto a = x * 2;
+        cudaEventRecord(forked, main.stream());
+        cudaStreamWaitEvent(side.stream(), forked, 0);
+        cudaStreamWaitEvent(side2.stream(), forked, 0);
+        at::Tensor b, c;
+        {
+            const c10::cuda::CUDAStreamGuard guard(side);
+            a.record_stream(side);
+            b = (a + 1) * (a + 2);
+        }
+        {
+            const c10::cuda::CUDAStreamGuard guard(side2);
+            a.record_stream(side2);
+            c = (a - 1) * (a - 2);
+        }
+        auto d = (x + 3) * (x + 4);
+        a = at::Tensor();
+        d = d * 2 + (x - 5);
+        cudaEventRecord(joined, side.stream());
+        cudaEventRecord(joined2, side2.stream());
+        cudaStreamWaitEvent(main.stream(), joined, 0);
+        cudaStreamWaitEvent(main.stream(), joined2, 0);
+        b.record_stream(main);
+        c.record_stream(main);
+        auto result = b + c + d;
+        for (auto* event : {forked, joined, joined2}) {
+            cudaEventDestroy(event);
+        }
+        return result;
+    };
+    int wrong = 0;
+    std::vector<std::pair<CapturedGraph, std::array<at::Tensor, 3>>> graphs;
+    for (int n = 0; n < 200; ++n) {
+        const auto x = at::randn({1 + static_cast<int>(random() % 4096), 1 + static_cast<int>(random() % 512)},
+                                 at::TensorOptions().device(at::kCUDA));
+        cudaDeviceSynchronize();
+        at::Tensor expected, output;
+        {
+            const c10::cuda::CUDAStreamGuard guard(*stream_);
+            expected = run(x, *stream_);
+        }
+        cudaDeviceSynchronize();
+        auto graph = capture(arena, raw(), [&] { output = run(x, *stream_); });
+        graphs.emplace_back(std::move(graph), std::array{x, expected, output});
+        auto& some = graphs[random() % graphs.size()];
+        some.first.replay(raw());
+        cudaDeviceSynchronize();
+        wrong += !at::equal(some.second[1], some.second[2]);
+    }
+    for (auto& [graph, tensors] : graphs) {
+        graph.replay(raw());
+        cudaDeviceSynchronize();
+        wrong += !at::equal(tensors[1], tensors[2]);
+    }
+    EXPECT_EQ(wrong, 0);
+}
+
+TEST_F(Torch, DestroyingHalfGivesTheirPagesBackAndTheOthersGoOn) {
+    SharedVmmAllocator arena;
+    const Model model;
+    auto all = shapes(arena, model, {64, 1536, 128, 2048, 256, 1024}, {}, true);
+    const auto before = arena.stats();
+    std::vector<Shape> kept;
+    for (std::size_t i = 0; i < all.size(); i += 2) {
+        kept.push_back(std::move(all[i]));
+    }
+    all.clear();
+    const auto after = arena.stats();
+    EXPECT_LT(after.retained_bytes, before.retained_bytes);
+    EXPECT_LT(after.reserved_bytes, before.reserved_bytes);
+    EXPECT_EQ(after.spaces, 3u);
+    EXPECT_GT(arena.trim(), 16 * MiB);
+    EXPECT_EQ(wrong(kept), 0);
+}
+
+TEST_F(Torch, ATensorMayOutliveItsGraph) {
+    SharedVmmAllocator arena;
+    const Model model(2, 512);
+    at::Tensor output, expected;
+    {
+        auto all = shapes(arena, model, {64});
+        all[0].graph.replay(raw());
+        cudaDeviceSynchronize();
+        output = all[0].output;
+        expected = all[0].expected;
+    }
+    auto others = shapes(arena, model, {64, 128});
+    EXPECT_EQ(wrong(others), 0);
+    EXPECT_TRUE(at::equal(output, expected));
+    others.clear();
+    output = at::Tensor();
+    // What cuBLAS keeps was allocated in the first capture without a warm-up, and keeps that space alive.
+    EXPECT_GT(arena.mapped_size(), 0u);
+    at::cuda::clearCublasWorkspaces();
+    arena.trim();
+    EXPECT_EQ(arena.mapped_size(), 0u);
+}
+
+TEST_F(Torch, GraphsMayGoWhileAnotherIsCaptured) {
+    for (const auto route : {Route::blocks, Route::mempool}) {
+        SharedVmmAllocator arena;
+        const Model model(2, 512);
+        const CaptureOptions options{route, Retain::inherit};
+        auto all = shapes(arena, model, {256, 64, 512, 128}, options);
+        EXPECT_EQ(wrong(all), 0);
+        // The last replays may still run, on another stream than the one that is captured.
+        const auto other = c10::cuda::getStreamFromPool();
+        for (auto& shape : all) {
+            shape.graph.replay(other.stream());
+        }
+        const auto input = at::randn({96, 512}, half());
+        const auto expected = model(input);
+        cudaDeviceSynchronize();
+        at::Tensor output;
+        auto graph = capture(
+            arena, raw(),
+            [&] {
+                output = model(input);
+                all.erase(all.begin(), all.begin() + 2);
+                output = output + model(input);
+            },
+            options);
+        for (int turn = 0; turn < 3; ++turn) {
+            EXPECT_EQ(wrong(all, 1), 0);
+            graph.replay(raw());
+            cudaDeviceSynchronize();
+            EXPECT_TRUE(at::equal(output, expected + expected)) << turn;
+        }
+        all.clear();
+        output = at::Tensor();
+        { const auto gone = std::move(graph); }
+        at::cuda::clearCublasWorkspaces();
+        // Torch's pools go with the next capture that ends, if they had to wait.
+        static_cast<void>(capture(arena, raw(), [&] { static_cast<void>(at::ones({1}, half())); }, options));
+        c10::cuda::CUDACachingAllocator::emptyCache();
+        arena.trim();
+        EXPECT_EQ(arena.mapped_size(), 0u);
+    }
+}
+
+}  // namespace
+}  // namespace torch_tests
