@@ -159,6 +159,7 @@ impl SharedVmmAllocator {
             device: info.ordinal,
             device_name: info.name.clone(),
             pool: self.device.stats(),
+            holders: self.device.pool().holdings(),
             arena: self.stats(),
         }
     }

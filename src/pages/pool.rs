@@ -13,7 +13,8 @@ use crate::error::{Error, Result};
 use crate::sync::Mutex;
 
 /// Who a page belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Owner {
     /// An arena: every space of it may map the page.
     Shared {
@@ -31,11 +32,11 @@ pub enum Owner {
     Doomed,
 }
 
-struct Page {
+pub(super) struct Page {
     handle: PageHandle,
-    bytes: u64,
-    owner: Owner,
-    pins: u32,
+    pub(super) bytes: u64,
+    pub(super) owner: Owner,
+    pub(super) pins: u32,
 }
 
 /// Exact counts of one device's pages and driver calls since the device was opened.
@@ -72,13 +73,17 @@ pub struct PoolStats {
 }
 
 #[derive(Default)]
-struct State {
-    pages: SlotMap<PageId, Page>,
+pub(super) struct State {
+    pub(super) pages: SlotMap<PageId, Page>,
     /// Ranges whose teardown the driver refused.
     remains: Vec<Remains>,
     /// Events it would not destroy.
     events: Vec<Event>,
-    stats: PoolStats,
+    pub(super) stats: PoolStats,
+    /// Bytes counted for pages that the driver is being asked for.
+    pub(super) creating: u64,
+    /// Pages that the driver is being given back, and their bytes.
+    pub(super) releasing: (u64, u64),
 }
 
 /// Every physical page of one device, and what each is for.
@@ -86,7 +91,7 @@ struct State {
 /// Thread-safe. Its lock is never held across a driver call, and no other lock of this crate is taken inside it.
 pub struct PagePool {
     driver: SharedDriver,
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
 }
 
 impl PagePool {
@@ -113,20 +118,23 @@ impl PagePool {
     /// [`Error::OverBudget`] or what the driver says; nothing has changed then.
     pub fn create(self: &Arc<Self>, bytes: u64, owner: Owner) -> Result<Pin> {
         {
-            let stats = &mut self.state.lock().stats;
-            let held = stats.physical_bytes;
-            if let Some(budget) = stats.budget_bytes
+            let mut state = self.state.lock();
+            let held = state.stats.physical_bytes;
+            if let Some(budget) = state.stats.budget_bytes
                 && bytes > budget.saturating_sub(held)
             {
                 let device = self.driver.info().ordinal;
                 return Err(Error::OverBudget { requested: bytes, held, budget, device });
             }
             // Counted before the driver is asked, so that two threads cannot pass the budget together.
-            stats.physical_bytes += bytes;
+            state.stats.physical_bytes += bytes;
+            state.creating += bytes;
         }
-        match self.driver.create(bytes) {
+        let created = self.driver.create(bytes);
+        let mut state = self.state.lock();
+        state.creating -= bytes;
+        match created {
             Ok(handle) => {
-                let mut state = self.state.lock();
                 state.stats.pages_created += 1;
                 state.stats.peak_physical_bytes =
                     state.stats.peak_physical_bytes.max(state.stats.physical_bytes);
@@ -134,7 +142,7 @@ impl PagePool {
                 Ok(Pin { pool: Arc::clone(self), id, bytes })
             }
             Err(error) => {
-                self.state.lock().stats.physical_bytes -= bytes;
+                state.stats.physical_bytes -= bytes;
                 Err(error)
             }
         }
@@ -186,14 +194,17 @@ impl PagePool {
     fn collect(&self, id: PageId) {
         let page = {
             let mut state = self.state.lock();
-            match state.pages.get(id) {
+            let page = match state.pages.get(id) {
                 Some(page) if page.owner == Owner::Doomed && page.pins == 0 => state.pages.remove(id),
                 _ => None,
-            }
+            };
+            let Some(page) = page else { return };
+            state.releasing = (state.releasing.0 + 1, state.releasing.1 + page.bytes);
+            page
         };
-        let Some(page) = page else { return };
         let result = self.driver.release(page.handle);
         let mut state = self.state.lock();
+        state.releasing = (state.releasing.0 - 1, state.releasing.1 - page.bytes);
         match result {
             Ok(()) => {
                 state.stats.physical_bytes -= page.bytes;
@@ -249,6 +260,7 @@ impl PagePool {
         for id in doomed {
             self.collect(id);
         }
+        self.check();
         first
     }
 

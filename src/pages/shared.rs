@@ -205,6 +205,7 @@ impl SharedSet {
             *slot = slot.filter(|id| !unmapped(Class::Large, *id));
         }
         numbers.spare.retain(|(class, id)| !unmapped(*class, *id));
+        self.pool.check();
         released
     }
 
@@ -231,5 +232,6 @@ impl Drop for SharedSet {
         for (_, id) in numbers.all() {
             self.pool.doom(id);
         }
+        self.pool.check();
     }
 }

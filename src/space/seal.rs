@@ -80,7 +80,9 @@ impl Space {
         state.require(Phase::Open)?;
         let mut retained_bytes = 0;
         if policy == RetainPolicy::Retain {
-            retained_bytes = state.retain(&self.common.shared, self.id)?;
+            let retained = state.retain(&self.common.shared, self.id);
+            self.common.shared.pool().check();
+            retained_bytes = retained?;
         }
         state.layout.seal();
         state.phase = Phase::Sealed;
