@@ -80,10 +80,18 @@ pub(super) struct State {
     /// Events it would not destroy.
     events: Vec<Event>,
     pub(super) stats: PoolStats,
-    /// Bytes counted for pages that the driver is being asked for.
+    /// Bytes that the driver is being asked for.
     pub(super) creating: u64,
     /// Pages that the driver is being given back, and their bytes.
     pub(super) releasing: (u64, u64),
+}
+
+impl State {
+    fn hold(&mut self, page: Page) -> PageId {
+        self.stats.physical_bytes += page.bytes;
+        self.stats.peak_physical_bytes = self.stats.peak_physical_bytes.max(self.stats.physical_bytes);
+        self.pages.insert(page)
+    }
 }
 
 /// Every physical page of one device, and what each is for.
@@ -119,33 +127,23 @@ impl PagePool {
     pub fn create(self: &Arc<Self>, bytes: u64, owner: Owner) -> Result<Pin> {
         {
             let mut state = self.state.lock();
-            let held = state.stats.physical_bytes;
+            // What is under way counts, so that threads cannot pass the budget together.
+            let held = state.stats.physical_bytes + state.creating + state.releasing.1;
             if let Some(budget) = state.stats.budget_bytes
                 && bytes > budget.saturating_sub(held)
             {
                 let device = self.driver.info().ordinal;
                 return Err(Error::OverBudget { requested: bytes, held, budget, device });
             }
-            // Counted before the driver is asked, so that two threads cannot pass the budget together.
-            state.stats.physical_bytes += bytes;
             state.creating += bytes;
         }
         let created = self.driver.create(bytes);
         let mut state = self.state.lock();
         state.creating -= bytes;
-        match created {
-            Ok(handle) => {
-                state.stats.pages_created += 1;
-                state.stats.peak_physical_bytes =
-                    state.stats.peak_physical_bytes.max(state.stats.physical_bytes);
-                let id = state.pages.insert(Page { handle, bytes, owner, pins: 1 });
-                Ok(Pin { pool: Arc::clone(self), id, bytes })
-            }
-            Err(error) => {
-                state.stats.physical_bytes -= bytes;
-                Err(error)
-            }
-        }
+        let handle = created?;
+        state.stats.pages_created += 1;
+        let id = state.hold(Page { handle, bytes, owner, pins: 1 });
+        Ok(Pin { pool: Arc::clone(self), id, bytes })
     }
 
     /// Pins a page that is not doomed.
@@ -199,6 +197,8 @@ impl PagePool {
                 _ => None,
             };
             let Some(page) = page else { return };
+            // Before the driver is asked: once it has the memory back, another thread may create a page of it.
+            state.stats.physical_bytes -= page.bytes;
             state.releasing = (state.releasing.0 + 1, state.releasing.1 + page.bytes);
             page
         };
@@ -206,13 +206,10 @@ impl PagePool {
         let mut state = self.state.lock();
         state.releasing = (state.releasing.0 - 1, state.releasing.1 - page.bytes);
         match result {
-            Ok(()) => {
-                state.stats.physical_bytes -= page.bytes;
-                state.stats.pages_released += 1;
-            }
+            Ok(()) => state.stats.pages_released += 1,
             Err(error) => {
                 tracing::warn!(%error, bytes = page.bytes, "the driver did not take a page back; kept for another try");
-                state.pages.insert(page);
+                state.hold(page);
             }
         }
     }
