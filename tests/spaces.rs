@@ -270,6 +270,23 @@ fn other_page_sizes_and_granularities_work() {
     );
 }
 
+#[test]
+fn a_retained_block_that_a_second_stream_uses_can_be_freed() {
+    let (_, device) = device(HostOptions::default());
+    let arena = arena(&device);
+    let space = arena.open_space().unwrap();
+    let [large, packed] = [20 * MIB, 700].map(|bytes| space.allocate(bytes, A).unwrap());
+    space.seal().unwrap();
+    for block in [large, packed] {
+        space.record_stream(block, B).unwrap();
+        space.free(block).unwrap();
+        assert!(matches!(space.free(block), Err(Error::DoubleFree { .. })));
+        assert!(matches!(space.record_stream(block, B), Err(Error::DoubleFree { .. })));
+    }
+    let stats = space.stats();
+    assert_eq!((stats.blocks, stats.live_bytes, stats.retained_bytes), (0, 0, 0));
+}
+
 /// Runs one test of this file again in a process of its own.
 fn in_a_child(test: &str) -> std::process::Output {
     let exe = std::env::current_exe().unwrap();

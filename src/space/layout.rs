@@ -157,6 +157,8 @@ pub(crate) struct Layout {
     crossing: HashSet<Place>,
     /// Such blocks after they were freed: busy until the seal.
     parked: HashSet<Place>,
+    /// Whether the capture has ended.
+    sealed: bool,
     usage: Usage,
 }
 
@@ -172,6 +174,7 @@ impl Layout {
             idle_slabs: Vec::new(),
             crossing: HashSet::new(),
             parked: HashSet::new(),
+            sealed: false,
             usage: Usage::default(),
         }
     }
@@ -314,7 +317,8 @@ impl Layout {
         Ok(Freed { range, first, tiles })
     }
 
-    /// Notes that `stream` uses the block too. Without effect if that is its own stream.
+    /// Notes that `stream` uses the block too. Without effect if that is its own stream, and after the seal: nothing is placed any
+    /// more, and nothing would ever free what was parked then.
     pub(crate) fn record_stream(&mut self, place: Place, stream: Stream) -> Result<(), NotLive> {
         let (window, granule) = self.locate(place)?;
         let Window { range, first, tenant, .. } = &self.windows[window];
@@ -327,7 +331,7 @@ impl Layout {
             return Err(NotLive::FreedBefore);
         }
         let page = self.ranges[*range].tiles[*first].page;
-        if self.pages.stream(page) != Some(stream) {
+        if !self.sealed && self.pages.stream(page) != Some(stream) {
             self.crossing.insert(place);
         }
         Ok(())
@@ -335,6 +339,7 @@ impl Layout {
 
     /// The capture has ended: what was parked is free now, and what is live is retained.
     pub(crate) fn seal(&mut self) {
+        self.sealed = true;
         self.crossing.clear();
         for place in std::mem::take(&mut self.parked) {
             // A parked place is a live block by construction, so this cannot fail.

@@ -191,11 +191,7 @@ impl Space {
     /// As [`free`](Self::free).
     pub fn record_stream(&self, address: Address, stream: Stream) -> Result<()> {
         self.usable()?;
-        let mut state = self.state.lock();
-        if state.phase == Phase::Sealed {
-            return state.find(address, |layout, place| layout.record_stream(place, stream)).map(drop);
-        }
-        state.find(address, |layout, place| layout.record_stream(place, stream))
+        self.state.lock().find(address, |layout, place| layout.record_stream(place, stream))
     }
 
     /// Closes the space's arena after a bug was caught: every later call but destruction answers [`Error::Closed`].
