@@ -9,6 +9,8 @@
  *   - Nothing aborts, exits or throws. Out of memory leaves everything usable.
  *   - Handles are checked keys, not addresses: a destroyed, foreign or null handle is VMMGRAPH_ERROR_INVALID_HANDLE.
  *   - Structs begin with struct_size. Zero a struct, set struct_size to its sizeof, and then what differs from the default.
+ *   - A child made by fork after a device was opened gets VMMGRAPH_ERROR_WRONG_STATE from every function but those that explain a
+ *     failure. It may exit in any way, and exec. Do not touch blocks there: host memory is shared with the parent.
  *   - Sizes are bytes. Streams are CUstream or cudaStream_t; null is the default stream. All functions are thread-safe.
  */
 

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::ffi::c_char;
 
-use super::guard::{check_size, guard, out};
+use super::guard::{check_size, guard_anywhere, out};
 use super::text::copy_text;
 use crate::error::Error;
 
@@ -197,7 +197,7 @@ fn describe(status: vmmgraph_status_t, error: &Error) -> vmmgraph_error_info_t {
 /// `info` is null or points to a vmmgraph_error_info_t whose struct_size is set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_last_error(info: *mut vmmgraph_error_info_t) -> vmmgraph_status_t {
-    guard(|| {
+    guard_anywhere(|| {
         // SAFETY: the caller's contract.
         let info = unsafe { out(info) }?;
         check_size::<vmmgraph_error_info_t>(info.struct_size)?;
@@ -220,7 +220,7 @@ pub unsafe extern "C" fn vmmgraph_last_error_message(
     capacity: usize,
     needed: *mut usize,
 ) -> vmmgraph_status_t {
-    guard(|| {
+    guard_anywhere(|| {
         let text = last().map_or(String::new(), |(_, error)| error.to_string());
         // SAFETY: the caller's contract.
         unsafe { copy_text(&text, buffer, capacity, needed) };
