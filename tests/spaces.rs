@@ -325,7 +325,8 @@ fn running_out_of_descriptors_is_its_own_error() {
         let options = Options { large_page_bytes: 2 * MIB, ..Options::default() };
         let arena = SharedVmmAllocator::new(&device, &options).unwrap();
         let space = arena.open_space().unwrap();
-        assert_eq!(space.allocate(100 * MIB, A), Err(Error::OutOfDescriptors));
+        let expected = Error::OutOfDescriptors { requested: 2 * MIB, limit: 40, device: 0 };
+        assert_eq!(space.allocate(100 * MIB, A), Err(expected));
         assert_eq!(device.stats().pages, 0);
         space.allocate(20 * MIB, A).unwrap();
         println!("went on");

@@ -142,7 +142,7 @@ fn status_of(error: &Error) -> vmmgraph_status_t {
         Error::OutOfMemory { .. } => VMMGRAPH_ERROR_OUT_OF_MEMORY,
         Error::OverBudget { .. } => VMMGRAPH_ERROR_OVER_BUDGET,
         Error::OutOfAddresses { .. } => VMMGRAPH_ERROR_OUT_OF_ADDRESSES,
-        Error::OutOfDescriptors => VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS,
+        Error::OutOfDescriptors { .. } => VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS,
         Error::StreamCapturing { .. } => VMMGRAPH_ERROR_STREAM_CAPTURING,
         Error::DriverMissing => VMMGRAPH_ERROR_DRIVER_MISSING,
         Error::SymbolMissing { .. } => VMMGRAPH_ERROR_DRIVER_TOO_OLD,
@@ -177,12 +177,12 @@ fn describe(status: vmmgraph_status_t, error: &Error) -> vmmgraph_error_info_t {
         Error::OverBudget { requested, held, budget, device } => {
             (info.requested, info.available, info.device) = (requested, budget.saturating_sub(held), device);
         }
+        Error::OutOfDescriptors { requested, device, .. } => (info.requested, info.device) = (requested, device),
         Error::OutOfAddresses { requested, device } => (info.requested, info.device) = (requested, device),
         Error::StreamCapturing { stream } => info.requested = stream,
         Error::Unsupported { device } => info.device = device,
         Error::Driver { code, .. } => info.driver_result = code,
         Error::WrongState { .. }
-        | Error::OutOfDescriptors
         | Error::DriverMissing
         | Error::SymbolMissing { .. }
         | Error::Closed { .. }
