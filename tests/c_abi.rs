@@ -267,6 +267,8 @@ fn null_pointers_are_refused() {
     } {
         assert_eq!(status, VMMGRAPH_ERROR_NULL_ARGUMENT);
     }
+    assert_eq!(unsafe { vmmgraph_space_open(arena, null_mut()) }, VMMGRAPH_ERROR_NULL_ARGUMENT);
+    assert_eq!(message(), "space is 0: a pointer that is not null");
     for status in [
         vmmgraph_space_free(space, null_mut()),
         vmmgraph_space_free(space, 0x1000 as *mut c_void),

@@ -273,7 +273,9 @@ fn hopeless(run: &mut Run) -> Result<()> {
     run.step("seal", || space.seal()).map(drop)
 }
 
-const SCENARIOS: &[(&str, fn(&mut Run) -> Result<()>)] =
+type Scenario = fn(&mut Run) -> Result<()>;
+
+const SCENARIOS: &[(&str, Scenario)] =
     &[("capture", capture), ("grow", grow), ("retain", retain), ("trim", trim), ("hopeless", hopeless)];
 
 /// What a scenario's sweep came to.
@@ -286,7 +288,7 @@ struct Swept {
     errors: u64,
 }
 
-fn sweep(injector: &dyn Injector, name: &str, scenario: fn(&mut Run) -> Result<()>) -> Swept {
+fn sweep(injector: &dyn Injector, name: &str, scenario: Scenario) -> Swept {
     let start = |fail: &[u64]| {
         let device = Device::with_driver(injector.driver());
         injector.arm(fail);

@@ -5,7 +5,7 @@
     reason = "the C functions' contracts are kept: every pointer is a local's"
 )]
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, c_char};
 use std::mem::{size_of, zeroed};
 use std::process::Command;
 use std::ptr::{null, null_mut};
@@ -59,9 +59,9 @@ impl C {
     }
 
     fn allocate(&self, bytes: u64) -> i32 {
-        let mut block = 1 as *mut c_void;
+        let mut block = std::ptr::dangling_mut();
         let status = unsafe { vmmgraph_space_allocate(self.space, bytes, null_mut(), &raw mut block) };
-        assert_eq!(block == 1 as *mut c_void, status != VMMGRAPH_OK);
+        assert_eq!(block == std::ptr::dangling_mut(), status != VMMGRAPH_OK);
         status
     }
 

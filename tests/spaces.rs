@@ -4,6 +4,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use vmmgraph::driver::HostDriver;
+use vmmgraph::pages::Owner;
 use vmmgraph::{
     Address, Device, Error, HostOptions, Options, RetainPolicy, SharedVmmAllocator, Space, Stream,
 };
@@ -268,6 +269,41 @@ fn other_page_sizes_and_granularities_work() {
     assert!(
         matches!(SharedVmmAllocator::new(&device, &options), Err(Error::InvalidPageSize { bytes, .. }) if bytes == MIB)
     );
+}
+
+#[test]
+fn a_snapshot_says_who_holds_what() {
+    let (_, device) = device(HostOptions::default());
+    let arenas = [arena(&device), arena(&device)];
+    let spaces = arenas.each_ref().map(|arena| arena.open_space().unwrap());
+    let passing = spaces[0].allocate(40 * MIB, A).unwrap();
+    spaces[0].allocate(700, A).unwrap();
+    spaces[0].free(passing).unwrap();
+    spaces[0].seal().unwrap();
+    spaces[1].allocate(2 * MIB, A).unwrap();
+
+    let snapshot = arenas[0].snapshot();
+    let held: Vec<_> =
+        snapshot.holders.iter().map(|held| (held.owner, held.pages, held.bytes, held.mappings)).collect();
+    let ids = [arenas[0].id(), arenas[1].id()];
+    let retained = Owner::Retained { arena: ids[0], space: spaces[0].id() };
+    let mut expected = vec![
+        (Owner::Shared { arena: ids[0] }, 3, 48 * MIB, 3),
+        (Owner::Shared { arena: ids[1] }, 1, 2 * MIB, 1),
+        (retained, 1, 2 * MIB, 1),
+    ];
+    expected.sort_unstable();
+    assert_eq!(held, expected);
+    let all: u64 = snapshot.holders.iter().map(|held| held.bytes).sum();
+    assert_eq!(all, snapshot.pool.physical_bytes);
+    let text = snapshot.to_string();
+    let line =
+        format!("arena {}, space {}, retained: 2097152 bytes in 1 pages, 1 mappings", ids[0], spaces[0].id());
+    assert!(text.contains(&line) && text.contains("(Sealed): 1 blocks of 1024 bytes"), "{text}");
+    let json: serde_json::Value = serde_json::from_str(&snapshot.to_json()).unwrap();
+    let kinds: Vec<_> =
+        json["holders"].as_array().unwrap().iter().map(|held| &held["owner"]["kind"]).collect();
+    assert_eq!(kinds, ["shared", "shared", "retained"]);
 }
 
 #[test]

@@ -118,7 +118,7 @@ pub unsafe extern "C" fn vmmgraph_arena_create(
     guard(|| {
         let device = get::<Device, _>(device)?;
         // SAFETY: the caller's contract.
-        let (given, arena) = (unsafe { self::options(options) }?, unsafe { out(arena) }?);
+        let (given, arena) = (unsafe { self::options(options) }?, unsafe { out(arena, "arena") }?);
         let options = match given {
             Some(given) => Options {
                 small_page_bytes: given.small_page_bytes,
@@ -176,7 +176,7 @@ pub unsafe extern "C" fn vmmgraph_arena_stats(
 ) -> vmmgraph_status_t {
     with(arena, |arena| {
         // SAFETY: the caller's contract.
-        let stats = unsafe { out(stats) }?;
+        let stats = unsafe { out(stats, "stats") }?;
         check_size::<vmmgraph_arena_stats_t>(stats.struct_size)?;
         let now = arena.stats();
         *stats = vmmgraph_arena_stats_t {
@@ -238,7 +238,7 @@ pub unsafe extern "C" fn vmmgraph_arena_allocate(
 ) -> vmmgraph_status_t {
     with(arena, |arena| {
         // SAFETY: the caller's contract.
-        let block = unsafe { out(block) }?;
+        let block = unsafe { out(block, "block") }?;
         *block = arena.allocate(bytes, Stream(stream as u64))?.0 as *mut c_void;
         Ok(())
     })

@@ -70,13 +70,13 @@ fn run(close: impl FnOnce(), body: impl FnOnce() -> Result<(), Failure>) -> vmmg
     }
 }
 
-/// The place a pointer points to.
+/// The place that the argument `what` points to.
 ///
 /// # Safety
 /// The pointer is null or good for reads and writes while the reference lives.
-pub(super) unsafe fn out<'a, T>(pointer: *mut T) -> Result<&'a mut T, Failure> {
+pub(super) unsafe fn out<'a, T>(pointer: *mut T, what: &'static str) -> Result<&'a mut T, Failure> {
     let null = || {
-        let error = Error::InvalidArgument { what: "a pointer", value: 0, expected: "not null" };
+        let error = Error::InvalidArgument { what, value: 0, expected: "a pointer that is not null" };
         Failure::Status(VMMGRAPH_ERROR_NULL_ARGUMENT, error)
     };
     // SAFETY: the caller's contract.

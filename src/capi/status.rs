@@ -199,7 +199,7 @@ fn describe(status: vmmgraph_status_t, error: &Error) -> vmmgraph_error_info_t {
 pub unsafe extern "C" fn vmmgraph_last_error(info: *mut vmmgraph_error_info_t) -> vmmgraph_status_t {
     guard_anywhere(|| {
         // SAFETY: the caller's contract.
-        let info = unsafe { out(info) }?;
+        let info = unsafe { out(info, "info") }?;
         check_size::<vmmgraph_error_info_t>(info.struct_size)?;
         *info = match last() {
             Some((status, error)) => describe(status, &error),
