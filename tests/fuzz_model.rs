@@ -7,9 +7,10 @@
 
 mod fuzz;
 
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 use std::mem::{size_of, zeroed};
 use std::ptr::null_mut;
+use std::sync::Mutex;
 
 use fuzz::Input;
 use vmmgraph::capi::*;
@@ -542,14 +543,26 @@ impl Drop for World {
     }
 }
 
+/// What the library logs as an error: a failure that could not be undone, or books that do not balance (debug builds look).
+static ERRORS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+unsafe extern "C" fn error_logged(_: i32, text: *const c_char, length: usize, _: *mut c_void) {
+    let text = unsafe { std::slice::from_raw_parts(text.cast::<u8>(), length) };
+    ERRORS.lock().unwrap().push(String::from_utf8_lossy(text).into_owned());
+}
+
 #[test]
 fn valid_calls_do_what_the_model_says() {
+    let status = unsafe { vmmgraph_set_log_sink(Some(error_logged), null_mut(), None, VMMGRAPH_LOG_ERROR) };
+    assert_eq!(status, VMMGRAPH_OK);
     fuzz::fuzz("model", |input| {
         let mut world = World::new();
         let mut turns = 0;
         while !input.is_empty() && turns < 200 {
             world.act(input);
             world.check();
+            let errors = std::mem::take(&mut *ERRORS.lock().unwrap());
+            assert!(errors.is_empty(), "{errors:?}");
             turns += 1;
         }
         world.end(input);
