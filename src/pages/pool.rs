@@ -77,6 +77,8 @@ pub(super) struct State {
     pub(super) pages: SlotMap<PageId, Page>,
     /// Ranges whose teardown the driver refused.
     remains: Vec<Remains>,
+    /// Ranges that the replays of an arena may still be using.
+    deferred: Vec<(u64, Remains)>,
     /// Events it would not destroy.
     events: Vec<Event>,
     pub(super) stats: PoolStats,
@@ -219,6 +221,25 @@ impl PagePool {
         self.state.lock().remains.push(remains);
     }
 
+    /// Keeps a range that the replays of this arena may still be using.
+    pub(super) fn defer(&self, arena: u64, remains: Remains) {
+        self.state.lock().deferred.push((arena, remains));
+    }
+
+    /// Whether something was deferred for this arena.
+    pub(super) fn deferred(&self, arena: u64) -> bool {
+        self.state.lock().deferred.iter().any(|(waiting, _)| *waiting == arena)
+    }
+
+    /// The replays of this arena are done: the next [`retry`](Self::retry) tears down what was deferred for them.
+    pub(super) fn settle(&self, arena: u64) {
+        let mut state = self.state.lock();
+        let (done, waiting): (Vec<_>, _) =
+            std::mem::take(&mut state.deferred).into_iter().partition(|(waiting, _)| *waiting == arena);
+        state.deferred = waiting;
+        state.remains.extend(done.into_iter().map(|(_, remains)| remains));
+    }
+
     /// Destroys an event; if the driver refuses, at a later try.
     pub fn destroy_event(&self, event: Event) {
         if let Err(error) = self.driver.event_destroy(event) {
@@ -272,7 +293,7 @@ impl PagePool {
         let state = self.state.lock();
         let mut stats = state.stats;
         stats.pages = state.pages.len() as u64;
-        stats.pending = (state.remains.len() + state.events.len()) as u64;
+        stats.pending = (state.remains.len() + state.deferred.len() + state.events.len()) as u64;
         for page in state.pages.values() {
             stats.retained_bytes += u64::from(matches!(page.owner, Owner::Retained { .. })) * page.bytes;
             stats.free_bytes += u64::from(page.pins == 0) * page.bytes;
