@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# The Rust tests under the address sanitizer, which only a nightly toolchain has; says SKIPPED where there is none.
+# The Rust tests under the address sanitizer, and the stress test under the thread sanitizer, which only a nightly toolchain has
+# (the thread sanitizer needs its rust-src too, to build the standard library anew); says SKIPPED for what is not there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 host=$(rustc -vV | sed -n 's/^host: //p')
 if ! cargo +nightly --version >/dev/null 2>&1; then
-  echo "SKIPPED: address sanitizer for Rust (no nightly toolchain)"
+  echo "SKIPPED: address and thread sanitizer for Rust (no nightly toolchain)"
   exit 0
 fi
+export VMMGRAPH_STRESS_SECONDS="${VMMGRAPH_STRESS_SECONDS:-60}"
 # The stand-in is loaded with dlopen and cannot find the sanitizer's functions then, so it goes in as it is; cargo's own folders
 # come first on the path, and the instrumented libcuda.so there is passed over because it does not load.
 cargo build --locked --package standin-cuda
@@ -15,5 +17,13 @@ mkdir -p "$plain/standin"
 cp "$plain/debug/libcuda.so" "$plain/standin/libcuda.so.1"
 export LD_LIBRARY_PATH="$plain/standin"
 # The children of tests/spaces.rs die by SIGSEGV on purpose; handle_segv=0 leaves that to the kernel.
-export RUSTFLAGS="-Zsanitizer=address" ASAN_OPTIONS="detect_leaks=1:handle_segv=0" CARGO_TARGET_DIR="$plain/asan"
-cargo +nightly test --locked --target "$host" --lib --test faults --test spaces --test order --test c_abi --test trace
+export ASAN_OPTIONS="detect_leaks=1:handle_segv=0"
+tests=(--lib --test faults --test spaces --test order --test c_abi --test trace --test fuzz_model --test fuzz_hostile)
+sanitized() { RUSTFLAGS="-Zsanitizer=$1" CARGO_TARGET_DIR="$plain/$1" cargo +nightly test --locked --target "$host" "${@:2}"; }
+if [[ -d "$(rustc +nightly --print sysroot)/lib/rustlib/src/rust/library" ]]; then
+  sanitized address "${tests[@]}"
+  sanitized thread -Zbuild-std --test stress -- --nocapture
+else
+  echo "SKIPPED: thread sanitizer for Rust (no rust-src in the nightly toolchain); the stress test runs under the address sanitizer"
+  sanitized address "${tests[@]}" --test stress
+fi

@@ -20,14 +20,14 @@ const MIB: u64 = 1 << 20;
 pub struct Options {
     /// Bytes of a small page; 0: 2 MiB or the device's granularity, whichever is larger.
     pub small_page_bytes: u64,
-    /// Bytes of a large page, a multiple of the small page's; 0: 16 MiB or the small page's bytes, whichever is larger.
+    /// Bytes of a large page, a multiple of the small page's; 0: 32 MiB or the small page's bytes, whichever is larger.
     pub large_page_bytes: u64,
     /// What becomes of blocks that are live at the seal.
     pub retain: RetainPolicy,
 }
 
 impl Default for Options {
-    /// 2 MiB and 16 MiB pages, live blocks retained.
+    /// 2 MiB and 32 MiB pages, live blocks retained.
     fn default() -> Self {
         Self { small_page_bytes: 0, large_page_bytes: 0, retain: RetainPolicy::Retain }
     }
@@ -38,7 +38,7 @@ impl Options {
     fn geometry(&self, granularity: u64) -> Result<Geometry> {
         let or = |given: u64, default: u64| if given == 0 { default } else { given };
         let small = or(self.small_page_bytes, granularity.max(2 * MIB));
-        let large = or(self.large_page_bytes, small.max(16 * MIB));
+        let large = or(self.large_page_bytes, small.max(32 * MIB));
         Geometry::new(small, large, granularity)
     }
 }
@@ -169,6 +169,7 @@ impl SharedVmmAllocator {
             device: info.ordinal,
             device_name: info.name.clone(),
             pool: self.device.stats(),
+            holders: self.device.pool().holdings(),
             arena: self.stats(),
         }
     }

@@ -118,8 +118,18 @@ pub enum Error {
         device: i32,
     },
     /// The process has no file descriptor left for a page of the host driver.
-    #[error("out of file descriptors: the host driver keeps one for each page")]
-    OutOfDescriptors,
+    #[error(
+        "out of file descriptors for a page of {requested} bytes on device {device}: the process may have {limit}, and the host \
+         driver keeps one for each page"
+    )]
+    OutOfDescriptors {
+        /// Bytes of the page that could not be created.
+        requested: u64,
+        /// Most descriptors the process may have (`ulimit -n`); 2^64 - 1: only the machine has a limit.
+        limit: u64,
+        /// The device's number.
+        device: i32,
+    },
     /// The stream is being captured, so nothing can be ordered behind its work.
     #[error(
         "stream {stream:#x} is being captured: call mark() before the capture begins, or replay after it ends"
@@ -171,6 +181,6 @@ impl Error {
     /// Whether more memory, a larger budget or a `trim` elsewhere would let the same call succeed.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
-        matches!(self, Self::OutOfMemory { .. } | Self::OverBudget { .. } | Self::OutOfDescriptors)
+        matches!(self, Self::OutOfMemory { .. } | Self::OverBudget { .. } | Self::OutOfDescriptors { .. })
     }
 }

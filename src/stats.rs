@@ -1,9 +1,11 @@
 //! Snapshots of what is held, as plain data and as JSON text.
 
+use std::fmt;
+
 use serde::Serialize;
 
 use crate::driver::DriverKind;
-use crate::pages::{PoolStats, SharedStats};
+use crate::pages::{Holding, Owner, PoolStats, SharedStats};
 use crate::space::SpaceStats;
 
 /// What one arena holds.
@@ -42,6 +44,8 @@ pub struct Snapshot {
     pub device_name: String,
     /// The device's page pool, which other arenas may draw from too.
     pub pool: PoolStats,
+    /// Who holds the pool's pages, all arenas and spaces of the device.
+    pub holders: Vec<Holding>,
     /// The arena.
     pub arena: ArenaStats,
 }
@@ -52,5 +56,61 @@ impl Snapshot {
     pub fn to_json(&self) -> String {
         // Plain structs of numbers and strings always have a JSON form.
         serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+/// Who holds what, a line each, for people.
+impl fmt::Display for Snapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (pool, arena) = (&self.pool, &self.arena);
+        writeln!(
+            f,
+            "{} device {} ({}): {} bytes in {} pages ({} created, {} given back), {} mappings, {} bytes of addresses, {} pending",
+            self.driver,
+            self.device,
+            self.device_name,
+            pool.physical_bytes,
+            pool.pages,
+            pool.pages_created,
+            pool.pages_released,
+            pool.mappings,
+            pool.reserved_bytes,
+            pool.pending
+        )?;
+        for held in &self.holders {
+            let Holding { pages, bytes, free_bytes, mappings, .. } = held;
+            match held.owner {
+                Owner::Shared { arena } => write!(f, "  arena {arena}, shared")?,
+                Owner::Retained { arena, space } => write!(f, "  arena {arena}, space {space}, retained")?,
+                Owner::Doomed => write!(f, "  nobody")?,
+            }
+            writeln!(
+                f,
+                ": {bytes} bytes in {pages} pages, {mappings} mappings, {free_bytes} bytes mapped nowhere"
+            )?;
+        }
+        writeln!(
+            f,
+            "arena {}: {} blocks of {} bytes in {} spaces",
+            arena.id,
+            arena.blocks,
+            arena.live_bytes,
+            arena.spaces.len()
+        )?;
+        for space in &arena.spaces {
+            writeln!(
+                f,
+                "  space {} ({:?}): {} blocks of {} bytes, peak {}, {} bytes mapped by {} maps, {} retained",
+                space.id,
+                space.phase,
+                space.blocks,
+                space.live_bytes,
+                space.peak_live_bytes,
+                space.mapped_bytes,
+                space.maps,
+                space.retained_bytes
+            )?;
+        }
+        Ok(())
     }
 }

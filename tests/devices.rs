@@ -35,7 +35,7 @@ fn two_gpus_have_memory_of_their_own() {
         devices.each_ref().map(|device| SharedVmmAllocator::new(device, &Options::default()).unwrap());
     for (index, arena) in arenas.iter().enumerate() {
         let space = arena.open_space().unwrap();
-        let bytes = (index as u64 + 1) * 16 * MIB;
+        let bytes = (index as u64 + 1) * 32 * MIB;
         let block = space.allocate(bytes, Stream(0)).unwrap();
         let driver = devices[index].driver();
         driver.fill(block, bytes, 0xabcd_0000 + index as u32, Stream(0)).unwrap();

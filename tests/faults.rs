@@ -4,11 +4,13 @@
 //! balance with what the driver really holds, the same step succeeds when it is repeated, and at the end nothing is left. Pairs
 //! fail a second call right after the first, in the middle of its undoing: then a step may be lost, but nothing else.
 
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::culib;
 use vmmgraph::driver::{CudaDriver, HostDriver, SharedDriver};
-use vmmgraph::{Device, HostOptions, Options, Result, RetainPolicy, SharedVmmAllocator, Stream};
+use vmmgraph::{Device, Error, HostOptions, Options, Result, RetainPolicy, SharedVmmAllocator, Stream};
 use vmmgraph_testkit::{FaultyDriver, MIB};
 
 /// A driver whose calls can be made to fail.
@@ -20,6 +22,8 @@ trait Injector {
     fn calls(&self) -> u64;
     /// Pages, reservations, mappings and events that the driver holds.
     fn held(&self) -> [u64; 4];
+    /// Every function whose calls can be made to fail, and how many were.
+    fn failed(&self) -> BTreeMap<String, u64>;
 }
 
 struct Host {
@@ -47,6 +51,21 @@ impl Injector for Host {
     fn held(&self) -> [u64; 4] {
         self.host.leftovers().map(|n| n as u64)
     }
+    fn failed(&self) -> BTreeMap<String, u64> {
+        let failed = self.faulty.failed();
+        driver_functions()
+            .into_iter()
+            .map(|name| (name.clone(), failed.get(&*name).copied().unwrap_or(0)))
+            .collect()
+    }
+}
+
+/// The functions of the trait `Driver` by its source, less `info`, which cannot fail, and those that only tests call.
+fn driver_functions() -> Vec<String> {
+    let text = include_str!("../src/driver/mod.rs");
+    let functions = text.split("pub trait Driver").nth(1).unwrap().split("    fn ").skip(1);
+    let names = functions.map(|rest| rest.split('(').next().unwrap().to_owned());
+    names.filter(|name| !["info", "fill", "read", "write"].contains(&name.as_str())).collect()
 }
 
 /// The CUDA driver over the stand-in. Faults are process-wide there, so one test at a time.
@@ -57,6 +76,7 @@ struct StandIn {
 
 type Fail = unsafe extern "C" fn(u64, i32);
 type Calls = unsafe extern "C" fn() -> u64;
+type Failed = unsafe extern "C" fn(usize, *mut u64) -> *const c_char;
 type Leftovers = unsafe extern "C" fn(*mut u64);
 
 fn control<T: Copy>(name: &[u8]) -> T {
@@ -95,13 +115,23 @@ impl Injector for StandIn {
         unsafe { control::<Leftovers>(b"standin_leftovers\0")(held.as_mut_ptr()) };
         held
     }
+    fn failed(&self) -> BTreeMap<String, u64> {
+        let name = |index| {
+            let mut times = 0;
+            // SAFETY: as above; a name is a static string that ends with a zero.
+            let name = unsafe { control::<Failed>(b"standin_failed\0")(index, &raw mut times) };
+            // SAFETY: as above.
+            (!name.is_null()).then(|| (unsafe { CStr::from_ptr(name) }.to_str().unwrap().to_owned(), times))
+        };
+        (0..).map_while(name).collect()
+    }
 }
 
 /// One run of a scenario: repeats a step that met the fault.
 struct Run<'a> {
     injector: &'a dyn Injector,
     device: Arc<Device>,
-    errors: u32,
+    errors: u64,
     single: bool,
 }
 
@@ -125,6 +155,7 @@ impl Run<'_> {
         let (stats, held) = (self.device.stats(), self.injector.held());
         let books = [stats.pages, stats.reservations, stats.mappings];
         assert_eq!(books, held[..3], "{what}: the books do not balance");
+        assert_eq!(self.device.pool().audit_idle(), Ok(()), "{what}");
     }
 }
 
@@ -242,7 +273,43 @@ fn bump(run: &mut Run) -> Result<()> {
     run.step("trim", || arena.trim()).map(drop)
 }
 
-fn sweep(injector: &dyn Injector, name: &str, scenario: fn(&mut Run) -> Result<()>) {
+/// A request beyond the device's memory.
+fn hopeless(run: &mut Run) -> Result<()> {
+    let device = Arc::clone(&run.device);
+    let arena = run.step("create", || SharedVmmAllocator::new(&device, &Options::default()))?;
+    let space = run.step("open", || arena.open_space())?;
+    run.step("allocate", || space.allocate(3 * MIB, A))?;
+    let refused = || match space.allocate(1 << 45, A) {
+        Err(Error::OutOfMemory { requested, .. }) => Ok(requested),
+        other => other.map(|block| block.0),
+    };
+    assert_eq!(run.step("allocate too much", refused)?, 1 << 45);
+    run.step("allocate again", || space.allocate(20 * MIB, A))?;
+    run.step("seal", || space.seal()).map(drop)
+}
+
+type Scenario = fn(&mut Run) -> Result<()>;
+
+const SCENARIOS: &[(&str, Scenario)] = &[
+    ("capture", capture),
+    ("grow", grow),
+    ("retain", retain),
+    ("trim", trim),
+    ("bump", bump),
+    ("hopeless", hopeless),
+];
+
+/// What a scenario's sweep came to.
+#[derive(Default)]
+struct Swept {
+    /// Driver calls without a fault; each failed once alone and thrice in pairs.
+    calls: u64,
+    runs: u64,
+    /// Single faults that were errors of a step. The others were met by destructors, which keep what was refused for another try.
+    errors: u64,
+}
+
+fn sweep(injector: &dyn Injector, name: &str, scenario: Scenario) -> Swept {
     let start = |fail: &[u64]| {
         let device = Device::with_driver(injector.driver());
         injector.arm(fail);
@@ -251,6 +318,7 @@ fn sweep(injector: &dyn Injector, name: &str, scenario: fn(&mut Run) -> Result<(
     let end = |run: Run, what: &str| {
         injector.arm(&[]);
         assert_eq!(run.device.pool().retry(), Ok(()), "{what}");
+        assert_eq!(run.device.pool().audit_idle(), Ok(()), "{what}");
         let stats = run.device.stats();
         assert_eq!(
             (stats.physical_bytes, stats.pages, stats.mappings, stats.pending),
@@ -265,15 +333,14 @@ fn sweep(injector: &dyn Injector, name: &str, scenario: fn(&mut Run) -> Result<(
 
     let mut run = start(&[]);
     scenario(&mut run).unwrap();
-    let calls = injector.calls();
+    let mut swept = Swept { calls: injector.calls(), runs: 1, errors: 0 };
     assert_eq!(run.errors, 0);
     end(run, name);
-    let mut met = 0;
-    for nth in 1..=calls {
+    for nth in 1..=swept.calls {
         let mut run = start(&[nth]);
         let result = scenario(&mut run);
         assert!(result.is_ok(), "{name}: call {nth} fails: {result:?}");
-        met += run.errors;
+        swept.errors += run.errors;
         end(run, &format!("{name}, fail [{nth}]"));
         for gap in 1..=3 {
             let fail = [nth, nth + gap];
@@ -282,23 +349,42 @@ fn sweep(injector: &dyn Injector, name: &str, scenario: fn(&mut Run) -> Result<(
             let _ = scenario(&mut run);
             end(run, &format!("{name}, fail {fail:?}"));
         }
+        swept.runs += 4;
     }
+    swept
+}
+
+/// Every scenario; then every function of the driver must have failed somewhere.
+fn sweep_all(injector: &dyn Injector, driver: &str) {
+    let mut all = Swept::default();
+    for (name, scenario) in SCENARIOS {
+        let swept = sweep(injector, name, *scenario);
+        let Swept { calls, runs, errors } = swept;
+        println!(
+            "{driver}, {name}: {calls} calls, {runs} runs, {errors} single faults were errors of a step"
+        );
+        assert!(errors >= 3 && errors <= calls, "{name}: {errors} of {calls}");
+        all = Swept { calls: all.calls + calls, runs: all.runs + runs, errors: all.errors + errors };
+    }
+    let failed = injector.failed();
+    let times: u64 = failed.values().sum();
+    let Swept { calls, runs, errors } = all;
     println!(
-        "{name}: {calls} calls, each failed once alone and thrice in pairs; {met} single faults were errors of a step"
+        "{driver}: {calls} calls of {} functions, each call failed alone and in 3 pairs: {runs} runs, {times} faults, {errors} \
+         errors of a step: {failed:?}",
+        failed.len()
     );
-    // The others were met by destructors, which keep what was refused for the next try.
-    assert!(met > 10 && u64::from(met) <= calls, "{name}: {met} of {calls}");
+    assert!(failed.len() >= 14, "only {} functions: has the form of the source changed?", failed.len());
+    let never: Vec<_> = failed.iter().filter(|(_, times)| **times == 0).map(|(name, _)| name).collect();
+    assert!(never.is_empty(), "never made to fail: {never:?}");
 }
 
-macro_rules! sweeps {
-    ($($scenario:ident)*) => {
-        mod host {
-            $(#[test] fn $scenario() { super::sweep(&super::Host::new(), stringify!($scenario), super::$scenario); })*
-        }
-        mod stand_in {
-            $(#[test] fn $scenario() { super::sweep(&super::StandIn::new(), stringify!($scenario), super::$scenario); })*
-        }
-    };
+#[test]
+fn host() {
+    sweep_all(&Host::new(), "host");
 }
 
-sweeps! { capture grow retain trim bump }
+#[test]
+fn stand_in() {
+    sweep_all(&StandIn::new(), "stand-in");
+}

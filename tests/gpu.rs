@@ -288,9 +288,9 @@ fn costs_on_this_machine() {
         space.free(block).unwrap();
     });
     let open = time("open + drop a space", 100, &mut || drop(arena.open_space().unwrap()));
-    let first = time("open, first block of 16 MiB (reserve, map), drop", 5, &mut || {
+    let first = time("open, first block of a page (reserve, map), drop", 5, &mut || {
         let space = arena.open_space().unwrap();
-        space.allocate(16 * MIB, Stream(0)).unwrap();
+        space.allocate(32 * MIB, Stream(0)).unwrap();
     });
     let sealed = arena.open_space().unwrap();
     sealed.seal().unwrap();

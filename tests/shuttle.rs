@@ -5,18 +5,26 @@ use std::sync::Arc;
 
 use shuttle::thread;
 use vmmgraph::driver::HostDriver;
-use vmmgraph::{Device, HostOptions, Options, SharedVmmAllocator, Stream};
+use vmmgraph::{Device, Error, HostOptions, Options, RetainPolicy, SharedVmmAllocator, SpaceStats, Stream};
 
 const KIB: u64 = 1 << 10;
 
 /// Small pages, so that thousands of runs cost little.
 fn small() -> (Arc<HostDriver>, Arc<Device>, Arc<SharedVmmAllocator>) {
-    let options = HostOptions { granularity: 4096, memory_bytes: 1 << 30 };
+    of_memory(1 << 30)
+}
+
+fn of_memory(memory_bytes: u64) -> (Arc<HostDriver>, Arc<Device>, Arc<SharedVmmAllocator>) {
+    let options = HostOptions { granularity: 4096, memory_bytes };
     let host = Arc::new(HostDriver::new(0, options).unwrap());
     let device = Device::with_driver(host.clone());
+    let arena = of_device(&device);
+    (host, device, arena)
+}
+
+fn of_device(device: &Arc<Device>) -> Arc<SharedVmmAllocator> {
     let options = Options { small_page_bytes: 4096, large_page_bytes: 16384, ..Options::default() };
-    let arena = SharedVmmAllocator::new(&device, &options).unwrap();
-    (host, device, Arc::new(arena))
+    Arc::new(SharedVmmAllocator::new(device, &options).unwrap())
 }
 
 /// Captures with a retained block, replays, frees it, and drops the space.
@@ -110,4 +118,182 @@ fn replays_of_two_threads_never_overlap() {
         }
     };
     shuttle::check_random(model, 400);
+}
+
+/// Nothing is left, whatever was done.
+fn end(host: &HostDriver, device: Arc<Device>, arena: Arc<SharedVmmAllocator>) {
+    assert_eq!(device.pool().audit_idle(), Ok(()));
+    arena.trim().unwrap();
+    assert_eq!(device.stats().physical_bytes, 0);
+    drop((device, arena));
+    assert_eq!(host.leftovers(), [0; 4]);
+}
+
+fn explore(model: impl Fn() + Send + Sync + Copy + 'static) {
+    shuttle::check_random(model, 2000);
+    shuttle::check_pct(model, 2000, 3);
+}
+
+#[test]
+fn two_arenas_at_the_end_of_memory_never_hold_more_than_there_is() {
+    explore(|| {
+        const MEMORY: u64 = 40 << 10;
+        let (host, device, arena) = of_memory(MEMORY);
+        // Arenas of their own: the pages of one arena are created one after another anyway.
+        let captures = [(1, Arc::clone(&arena)), (2, of_device(&device))].map(|(number, arena)| {
+            let device = Arc::clone(&device);
+            thread::spawn(move || {
+                let space = arena.open_space().unwrap();
+                let before = space.stats();
+                match space.allocate(24 * KIB, Stream(number)) {
+                    Ok(block) => drop(space.free(block).unwrap()),
+                    Err(error) => {
+                        assert!(error.is_out_of_memory(), "{error}");
+                        // Mappings made so far count also when they were undone.
+                        let after = SpaceStats { maps: before.maps, ..space.stats() };
+                        assert_eq!(after, before, "a failed call changed something");
+                    }
+                }
+                let _ = space.seal().unwrap();
+                assert!(device.stats().peak_physical_bytes <= MEMORY);
+                device.pool().audit().unwrap();
+            })
+        });
+        captures.into_iter().for_each(|thread| thread.join().unwrap());
+        end(&host, device, arena);
+    });
+}
+
+#[test]
+fn a_budget_holds_against_two_threads() {
+    explore(|| {
+        const BUDGET: u64 = 32 << 10;
+        let (host, device, arena) = small();
+        device.set_budget(Some(BUDGET));
+        let captures = [(1, Arc::clone(&arena)), (2, of_device(&device))].map(|(number, arena)| {
+            thread::spawn(move || {
+                let space = arena.open_space().unwrap();
+                let result = space.allocate(28 * KIB, Stream(number));
+                assert!(
+                    matches!(result, Ok(_) | Err(Error::OverBudget { budget: BUDGET, .. })),
+                    "{result:?}"
+                );
+            })
+        });
+        captures.into_iter().for_each(|thread| thread.join().unwrap());
+        assert!(device.stats().peak_physical_bytes <= BUDGET);
+        end(&host, device, arena);
+    });
+}
+
+#[test]
+fn blocks_are_freed_on_one_thread_while_another_seals() {
+    explore(|| {
+        let (host, device, arena) = small();
+        let space = arena.open_space().unwrap();
+        let other = arena.open_space().unwrap();
+        other.allocate(30 * KIB, Stream(0)).unwrap();
+        let blocks = [700, 18 * KIB, 5 * KIB].map(|bytes| space.allocate(bytes, Stream(0)).unwrap());
+        let freeing = {
+            let space = Arc::clone(&space);
+            thread::spawn(move || {
+                space.record_stream(blocks[1], Stream(1)).unwrap();
+                for block in blocks {
+                    space.free(block).unwrap();
+                    assert!(matches!(
+                        space.free(block),
+                        Err(Error::DoubleFree { .. } | Error::ForeignPointer { .. })
+                    ));
+                }
+            })
+        };
+        let trimming = {
+            let (arena, device) = (Arc::clone(&arena), Arc::clone(&device));
+            thread::spawn(move || {
+                arena.trim().unwrap();
+                device.pool().audit().unwrap();
+            })
+        };
+        assert!(space.seal().unwrap().retained.len() <= 3);
+        [freeing, trimming].into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!((space.stats().blocks, space.stats().retained_bytes), (0, 0));
+        drop((space, other));
+        end(&host, device, arena);
+    });
+}
+
+#[test]
+fn a_space_dies_on_whichever_thread_is_last() {
+    explore(|| {
+        let (host, device, arena) = small();
+        let space = arena.open_space().unwrap();
+        space.allocate(20 * KIB, Stream(0)).unwrap();
+        space.seal_with(RetainPolicy::Share).unwrap();
+        let users = [1, 2].map(|number| {
+            let space = Arc::clone(&space);
+            thread::spawn(move || {
+                space.replay(Stream(number), || ()).unwrap();
+                assert!(space.stats().mapped_bytes > 0);
+            })
+        });
+        let looking = {
+            let arena = Arc::clone(&arena);
+            thread::spawn(move || {
+                let snapshot = arena.snapshot();
+                assert!(snapshot.arena.spaces.len() <= 2 && !snapshot.to_json().is_empty());
+                arena.mark().unwrap();
+                drop(arena.open_space().unwrap());
+            })
+        };
+        drop(space);
+        users.into_iter().chain([looking]).for_each(|thread| thread.join().unwrap());
+        assert_eq!(device.stats().mappings, 0);
+        end(&host, device, arena);
+    });
+}
+
+#[test]
+fn the_arena_goes_first_while_its_spaces_live_on_other_threads() {
+    explore(|| {
+        let (host, device, arena) = small();
+        let threads = [1, 2].map(|number| {
+            let space = arena.open_space().unwrap();
+            thread::spawn(move || {
+                let kept = space.allocate(12 * KIB, Stream(number)).unwrap();
+                space.seal().unwrap();
+                space.free(kept).unwrap();
+                space.replay(Stream(number), || ()).unwrap();
+            })
+        });
+        drop(arena);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!((device.pool().audit_idle(), device.stats().pages), (Ok(()), 0));
+        drop(device);
+        assert_eq!(host.leftovers(), [0; 4]);
+    });
+}
+
+#[test]
+fn the_serial_names_on_two_threads() {
+    explore(|| {
+        let (host, device, arena) = small();
+        let threads = [1, 2].map(|number| {
+            let arena = Arc::clone(&arena);
+            thread::spawn(move || {
+                // The other thread may seal the space between the two calls, and the block with it.
+                let block = match arena.allocate(9 * KIB, Stream(number)) {
+                    Err(Error::WrongState { .. }) => return,
+                    other => other.unwrap(),
+                };
+                arena.switch_to_new_virtual_space().unwrap();
+                arena.deallocate(block).unwrap();
+                let _ = (arena.mapped_size(), arena.current_offset(), arena.high_water_mark());
+            })
+        });
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(arena.stats().blocks, 0);
+        device.pool().audit_idle().unwrap();
+        drop((arena, device));
+        assert_eq!(host.leftovers(), [0; 4]);
+    });
 }

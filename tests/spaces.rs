@@ -4,6 +4,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use vmmgraph::driver::HostDriver;
+use vmmgraph::pages::Owner;
 use vmmgraph::{
     Address, Device, Error, HostOptions, Options, RetainPolicy, SharedVmmAllocator, Space, Stream,
 };
@@ -18,7 +19,8 @@ fn device(options: HostOptions) -> (Arc<HostDriver>, Arc<Device>) {
 }
 
 fn arena(device: &Arc<Device>) -> SharedVmmAllocator {
-    SharedVmmAllocator::new(device, &Options::default()).unwrap()
+    let options = Options { large_page_bytes: 16 * MIB, ..Options::default() };
+    SharedVmmAllocator::new(device, &options).unwrap()
 }
 
 fn poke(at: Address, value: u64) {
@@ -274,6 +276,58 @@ fn other_page_sizes_and_granularities_work() {
     );
 }
 
+#[test]
+fn a_snapshot_says_who_holds_what() {
+    let (_, device) = device(HostOptions::default());
+    let arenas = [arena(&device), arena(&device)];
+    let spaces = arenas.each_ref().map(|arena| arena.open_space().unwrap());
+    let passing = spaces[0].allocate(40 * MIB, A).unwrap();
+    spaces[0].allocate(700, A).unwrap();
+    spaces[0].free(passing).unwrap();
+    spaces[0].seal().unwrap();
+    spaces[1].allocate(2 * MIB, A).unwrap();
+
+    let snapshot = arenas[0].snapshot();
+    let held: Vec<_> =
+        snapshot.holders.iter().map(|held| (held.owner, held.pages, held.bytes, held.mappings)).collect();
+    let ids = [arenas[0].id(), arenas[1].id()];
+    let retained = Owner::Retained { arena: ids[0], space: spaces[0].id() };
+    let mut expected = vec![
+        (Owner::Shared { arena: ids[0] }, 3, 48 * MIB, 3),
+        (Owner::Shared { arena: ids[1] }, 1, 16 * MIB, 1),
+        (retained, 1, 2 * MIB, 1),
+    ];
+    expected.sort_unstable();
+    assert_eq!(held, expected);
+    let all: u64 = snapshot.holders.iter().map(|held| held.bytes).sum();
+    assert_eq!(all, snapshot.pool.physical_bytes);
+    let text = snapshot.to_string();
+    let line =
+        format!("arena {}, space {}, retained: 2097152 bytes in 1 pages, 1 mappings", ids[0], spaces[0].id());
+    assert!(text.contains(&line) && text.contains("(Sealed): 1 blocks of 1024 bytes"), "{text}");
+    let json: serde_json::Value = serde_json::from_str(&snapshot.to_json()).unwrap();
+    let kinds: Vec<_> =
+        json["holders"].as_array().unwrap().iter().map(|held| &held["owner"]["kind"]).collect();
+    assert_eq!(kinds, ["shared", "shared", "retained"]);
+}
+
+#[test]
+fn a_retained_block_that_a_second_stream_uses_can_be_freed() {
+    let (_, device) = device(HostOptions::default());
+    let arena = arena(&device);
+    let space = arena.open_space().unwrap();
+    let [large, packed] = [20 * MIB, 700].map(|bytes| space.allocate(bytes, A).unwrap());
+    space.seal().unwrap();
+    for block in [large, packed] {
+        space.record_stream(block, B).unwrap();
+        space.free(block).unwrap();
+        assert!(matches!(space.free(block), Err(Error::DoubleFree { .. })));
+        assert!(matches!(space.record_stream(block, B), Err(Error::DoubleFree { .. })));
+    }
+    let stats = space.stats();
+    assert_eq!((stats.blocks, stats.live_bytes, stats.retained_bytes), (0, 0, 0));
+}
+
 /// Runs one test of this file again in a process of its own.
 fn in_a_child(test: &str) -> std::process::Output {
     let exe = std::env::current_exe().unwrap();
@@ -312,7 +366,8 @@ fn running_out_of_descriptors_is_its_own_error() {
         let options = Options { large_page_bytes: 2 * MIB, ..Options::default() };
         let arena = SharedVmmAllocator::new(&device, &options).unwrap();
         let space = arena.open_space().unwrap();
-        assert_eq!(space.allocate(100 * MIB, A), Err(Error::OutOfDescriptors));
+        let expected = Error::OutOfDescriptors { requested: 2 * MIB, limit: 40, device: 0 };
+        assert_eq!(space.allocate(100 * MIB, A), Err(expected));
         assert_eq!(device.stats().pages, 0);
         space.allocate(20 * MIB, A).unwrap();
         println!("went on");

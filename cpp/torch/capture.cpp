@@ -24,6 +24,19 @@ bool is_capturing(cudaStream_t stream) {
     return cudaStreamIsCapturing(stream, &status) == cudaSuccess && status != cudaStreamCaptureStatusNone;
 }
 
+// Lets this thread destroy graphs and free memory while it captures, which would break the capture otherwise. Asks for nothing that
+// can fail but in a driver that is gone.
+class Relaxed {
+public:
+    Relaxed() noexcept { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+    Relaxed(const Relaxed&) = delete;
+    Relaxed& operator=(const Relaxed&) = delete;
+    ~Relaxed() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+
+private:
+    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 // Whether torch took memory for the pool, from wherever.
 bool holds_memory(compat::PoolId pool) {
     for (const auto& segment : caching::snapshot().segments) {
@@ -64,10 +77,12 @@ struct CapturedGraph::State {
     SealReport report;
 
     ~State() {
+        const Relaxed relaxed;
         // The graph first: it releases its pool. Then the pool, which gives its segments back. The space last, which waits for its
         // replays before it unmaps. Destroying an executable graph whose last launch still runs is allowed.
         graph.reset();
         bury(std::move(segments));
+        workspace.reset();
     }
 };
 

@@ -4,8 +4,12 @@
 #include <unordered_map>
 #include <utility>
 
-#include <ATen/Functions.h>
-#include <c10/core/InferenceMode.h>
+namespace at::cuda {
+// ATen/cuda/CUDAContextLight.h, which would pull in cuBLAS's headers; the handle is a pointer, and looking it up is what makes torch keep a
+// workspace. Without an argument up to torch 2.11, with one since.
+TORCH_CUDA_CPP_API void* getCurrentCUDABlasHandle() __attribute__((weak));
+TORCH_CUDA_CPP_API void* getCurrentCUDABlasHandle(bool setup) __attribute__((weak));
+}  // namespace at::cuda
 
 namespace vmmgraph::torch {
 namespace {
@@ -56,12 +60,14 @@ void Workspace::provide(const c10::cuda::CUDAStream& stream) {
     if (!memory_.pool) {
         memory_.pool = compat::make_pool(memory_.allocator);
     }
-    const c10::InferenceMode inference;
-    const auto options = at::TensorOptions(c10::Device(c10::DeviceType::CUDA, stream.device_index())).dtype(at::kFloat);
-    const auto factor = at::zeros({16, 16}, options);
-    auto product = at::empty({16, 16}, options);
     const AllocateTo pool(stream.device_index(), memory_.pool->id(), stream.stream());
-    at::mm_out(product, factor, factor);
+    void* (*const with_setup)(bool) = at::cuda::getCurrentCUDABlasHandle;
+    void* (*const without)() = at::cuda::getCurrentCUDABlasHandle;
+    if (with_setup != nullptr) {
+        static_cast<void>(with_setup(true));
+    } else if (without != nullptr) {
+        static_cast<void>(without());
+    }
 }
 
 }  // namespace vmmgraph::torch

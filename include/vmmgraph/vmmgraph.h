@@ -9,6 +9,8 @@
  *   - Nothing aborts, exits or throws. Out of memory leaves everything usable.
  *   - Handles are checked keys, not addresses: a destroyed, foreign or null handle is VMMGRAPH_ERROR_INVALID_HANDLE.
  *   - Structs begin with struct_size. Zero a struct, set struct_size to its sizeof, and then what differs from the default.
+ *   - A child made by fork after a device was opened gets VMMGRAPH_ERROR_WRONG_STATE from every function but those that explain a
+ *     failure. It may exit in any way, and exec. Do not touch blocks there: host memory is shared with the parent.
  *   - Sizes are bytes. Streams are CUstream or cudaStream_t; null is the default stream. All functions are thread-safe.
  */
 
@@ -187,7 +189,7 @@ typedef struct vmmgraph_arena_options_t {
   size_t struct_size;
   // Bytes of a small page, a power of two; 0: 2 MiB, or the device's granularity if that is larger.
   uint64_t small_page_bytes;
-  // Bytes of a large page, a multiple of the small one; 0: 16 MiB, or the small page's bytes if those are more.
+  // Bytes of a large page, a multiple of the small one; 0: 32 MiB, or the small page's bytes if those are more.
   uint64_t large_page_bytes;
   // One of VMMGRAPH_RETAIN_*.
   int32_t retain;

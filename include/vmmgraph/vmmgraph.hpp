@@ -126,7 +126,7 @@ struct DeviceOptions {
 struct ArenaOptions {
     // Bytes of a small page, a power of two; 0: 2 MiB, or the device's granularity if that is larger.
     std::uint64_t small_page_bytes = 0;
-    // Bytes of a large page, a multiple of the small one; 0: 16 MiB, or the small page's bytes if those are more.
+    // Bytes of a large page, a multiple of the small one; 0: 32 MiB, or the small page's bytes if those are more.
     std::uint64_t large_page_bytes = 0;
     // What seal() does with live blocks unless it is told otherwise.
     Retain retain = Retain::inherit;

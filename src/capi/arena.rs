@@ -34,7 +34,7 @@ pub struct vmmgraph_arena_options_t {
     pub struct_size: usize,
     /// Bytes of a small page, a power of two; 0: 2 MiB, or the device's granularity if that is larger.
     pub small_page_bytes: u64,
-    /// Bytes of a large page, a multiple of the small one; 0: 16 MiB, or the small page's bytes if those are more.
+    /// Bytes of a large page, a multiple of the small one; 0: 32 MiB, or the small page's bytes if those are more.
     pub large_page_bytes: u64,
     /// One of VMMGRAPH_RETAIN_*.
     pub retain: i32,
@@ -124,7 +124,7 @@ pub unsafe extern "C" fn vmmgraph_arena_create(
     guard(|| {
         let device = get::<Device, _>(device)?;
         // SAFETY: the caller's contract.
-        let (given, arena) = (unsafe { self::options(options) }?, unsafe { out(arena) }?);
+        let (given, arena) = (unsafe { self::options(options) }?, unsafe { out(arena, "arena") }?);
         let options = match given {
             Some(given) => Options {
                 small_page_bytes: given.small_page_bytes,
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn vmmgraph_arena_stats(
 ) -> vmmgraph_status_t {
     with(arena, |arena| {
         // SAFETY: the caller's contract.
-        let stats = unsafe { out(stats) }?;
+        let stats = unsafe { out(stats, "stats") }?;
         check_size::<vmmgraph_arena_stats_t>(stats.struct_size)?;
         let now = arena.stats();
         *stats = vmmgraph_arena_stats_t {
@@ -243,7 +243,7 @@ pub unsafe extern "C" fn vmmgraph_arena_allocate(
 ) -> vmmgraph_status_t {
     with(arena, |arena| {
         // SAFETY: the caller's contract.
-        let block = unsafe { out(block) }?;
+        let block = unsafe { out(block, "block") }?;
         *block = arena.allocate(bytes, Stream(stream as u64))?.0 as *mut c_void;
         Ok(())
     })

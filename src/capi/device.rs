@@ -109,7 +109,7 @@ pub unsafe extern "C" fn vmmgraph_device_open(
     guard(|| {
         start();
         // SAFETY: the caller's contract.
-        let (given, device) = (unsafe { self::options(options) }?, unsafe { out(device) }?);
+        let (given, device) = (unsafe { self::options(options) }?, unsafe { out(device, "device") }?);
         let mut host = HostOptions::default();
         let mut budget = None;
         let (mut choice, mut ordinal) = (DriverChoice::Auto, 0);
@@ -164,7 +164,7 @@ pub unsafe extern "C" fn vmmgraph_device_info(
     guard(|| {
         let device = get::<Device, _>(device)?;
         // SAFETY: the caller's contract.
-        let info = unsafe { out(info) }?;
+        let info = unsafe { out(info, "info") }?;
         check_size::<vmmgraph_device_info_t>(info.struct_size)?;
         let found = device.driver().info();
         info.driver = match found.kind {
@@ -201,7 +201,7 @@ pub unsafe extern "C" fn vmmgraph_device_stats(
     guard(|| {
         let device = get::<Device, _>(device)?;
         // SAFETY: the caller's contract.
-        let stats = unsafe { out(stats) }?;
+        let stats = unsafe { out(stats, "stats") }?;
         check_size::<vmmgraph_device_stats_t>(stats.struct_size)?;
         let now = device.stats();
         *stats = vmmgraph_device_stats_t {

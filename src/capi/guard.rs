@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use super::fork;
 use super::status::{
     VMMGRAPH_ERROR_INTERNAL, VMMGRAPH_ERROR_NULL_ARGUMENT, VMMGRAPH_ERROR_STRUCT_SIZE, VMMGRAPH_OK, remember,
     remember_as, vmmgraph_status_t,
@@ -25,6 +26,11 @@ pub(super) fn guard(body: impl FnOnce() -> Result<(), Failure>) -> vmmgraph_stat
     guard_closing(|| {}, body)
 }
 
+/// As [`guard`], for what takes no lock: also in a forked child, where it tells why everything else is refused.
+pub(super) fn guard_anywhere(body: impl FnOnce() -> Result<(), Failure>) -> vmmgraph_status_t {
+    run(|| {}, body)
+}
+
 /// [`guard_closing`] for the bridge, whose bodies fail with the crate's errors only.
 #[cfg(feature = "bridge")]
 pub(crate) fn guarded(
@@ -39,6 +45,13 @@ pub(super) fn guard_closing(
     close: impl FnOnce(),
     body: impl FnOnce() -> Result<(), Failure>,
 ) -> vmmgraph_status_t {
+    match fork::usable() {
+        Ok(()) => run(close, body),
+        Err(error) => remember(error),
+    }
+}
+
+fn run(close: impl FnOnce(), body: impl FnOnce() -> Result<(), Failure>) -> vmmgraph_status_t {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => VMMGRAPH_OK,
         Ok(Err(Failure::Error(error))) => remember(error),
@@ -57,13 +70,13 @@ pub(super) fn guard_closing(
     }
 }
 
-/// The place a pointer points to.
+/// The place that the argument `what` points to.
 ///
 /// # Safety
 /// The pointer is null or good for reads and writes while the reference lives.
-pub(super) unsafe fn out<'a, T>(pointer: *mut T) -> Result<&'a mut T, Failure> {
+pub(super) unsafe fn out<'a, T>(pointer: *mut T, what: &'static str) -> Result<&'a mut T, Failure> {
     let null = || {
-        let error = Error::InvalidArgument { what: "a pointer", value: 0, expected: "not null" };
+        let error = Error::InvalidArgument { what, value: 0, expected: "a pointer that is not null" };
         Failure::Status(VMMGRAPH_ERROR_NULL_ARGUMENT, error)
     };
     // SAFETY: the caller's contract.

@@ -13,6 +13,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 use tracing_subscriber::registry;
 
+use super::fork;
 use super::guard::guard;
 use super::status::vmmgraph_status_t;
 
@@ -99,10 +100,11 @@ pub unsafe extern "C" fn vmmgraph_set_log_sink(
     })
 }
 
-/// Starts to listen, once. VMMGRAPH_LOG (error, warn, info, debug or trace) writes to stderr as long as no sink is set.
+/// Starts to watch for forks and to listen, once. VMMGRAPH_LOG (error, warn, info, debug or trace) writes to stderr as long as no sink is set.
 pub(super) fn start() {
     static START: Once = Once::new();
     START.call_once(|| {
+        fork::watch();
         let level = std::env::var("VMMGRAPH_LOG").map_or(VMMGRAPH_LOG_OFF, |word| match word.as_str() {
             "error" => VMMGRAPH_LOG_ERROR,
             "warn" => VMMGRAPH_LOG_WARN,

@@ -14,6 +14,7 @@ mod log;
 mod space;
 mod torch;
 
+mod fork;
 mod guard;
 mod handle;
 mod text;

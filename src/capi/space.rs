@@ -102,7 +102,7 @@ pub unsafe extern "C" fn vmmgraph_space_open(
 ) -> vmmgraph_status_t {
     arena::with(arena, |arena| {
         // SAFETY: the caller's contract.
-        let space = unsafe { out(space) }?;
+        let space = unsafe { out(space, "space") }?;
         *space = register(arena.open_space()?);
         Ok(())
     })
@@ -120,7 +120,7 @@ pub unsafe extern "C" fn vmmgraph_space_open_bump(
 ) -> vmmgraph_status_t {
     arena::with(arena, |arena| {
         // SAFETY: the caller's contract.
-        let space = unsafe { out(space) }?;
+        let space = unsafe { out(space, "space") }?;
         *space = register(arena.open_bump_space()?);
         Ok(())
     })
@@ -147,7 +147,7 @@ pub unsafe extern "C" fn vmmgraph_space_allocate(
 ) -> vmmgraph_status_t {
     with(space, |space| {
         // SAFETY: the caller's contract.
-        let block = unsafe { out(block) }?;
+        let block = unsafe { out(block, "block") }?;
         *block = space.allocate(bytes, Stream(stream as u64))?.0 as *mut c_void;
         Ok(())
     })
@@ -184,7 +184,7 @@ pub unsafe extern "C" fn vmmgraph_space_seal(
     with(space, |space| {
         let policy = policy(retain)?;
         // SAFETY: the caller's contract.
-        let report = if report.is_null() { None } else { Some(unsafe { out(report) }?) };
+        let report = if report.is_null() { None } else { Some(unsafe { out(report, "report") }?) };
         if let Some(report) = &report {
             check_size::<vmmgraph_seal_report_t>(report.struct_size)?;
         }
@@ -243,10 +243,10 @@ pub unsafe extern "C" fn vmmgraph_space_live_blocks(
 ) -> vmmgraph_status_t {
     with(space, |space| {
         // SAFETY: the caller's contract.
-        let count = unsafe { out(count) }?;
+        let count = unsafe { out(count, "count") }?;
         if capacity > 0 {
             // SAFETY: only tells null apart.
-            unsafe { out(blocks) }?;
+            unsafe { out(blocks, "blocks") }?;
         }
         let mut live = space.live_blocks();
         live.sort_unstable();
@@ -270,7 +270,7 @@ pub unsafe extern "C" fn vmmgraph_space_stats(
 ) -> vmmgraph_status_t {
     with(space, |space| {
         // SAFETY: the caller's contract.
-        let stats = unsafe { out(stats) }?;
+        let stats = unsafe { out(stats, "stats") }?;
         check_size::<vmmgraph_space_stats_t>(stats.struct_size)?;
         let now = space.stats();
         *stats = vmmgraph_space_stats_t {

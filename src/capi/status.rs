@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::ffi::c_char;
 
-use super::guard::{check_size, guard, out};
+use super::guard::{check_size, guard_anywhere, out};
 use super::text::copy_text;
 use crate::error::Error;
 
@@ -142,7 +142,7 @@ fn status_of(error: &Error) -> vmmgraph_status_t {
         Error::OutOfMemory { .. } => VMMGRAPH_ERROR_OUT_OF_MEMORY,
         Error::OverBudget { .. } => VMMGRAPH_ERROR_OVER_BUDGET,
         Error::OutOfAddresses { .. } => VMMGRAPH_ERROR_OUT_OF_ADDRESSES,
-        Error::OutOfDescriptors => VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS,
+        Error::OutOfDescriptors { .. } => VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS,
         Error::StreamCapturing { .. } => VMMGRAPH_ERROR_STREAM_CAPTURING,
         Error::DriverMissing => VMMGRAPH_ERROR_DRIVER_MISSING,
         Error::SymbolMissing { .. } => VMMGRAPH_ERROR_DRIVER_TOO_OLD,
@@ -177,12 +177,12 @@ fn describe(status: vmmgraph_status_t, error: &Error) -> vmmgraph_error_info_t {
         Error::OverBudget { requested, held, budget, device } => {
             (info.requested, info.available, info.device) = (requested, budget.saturating_sub(held), device);
         }
+        Error::OutOfDescriptors { requested, device, .. } => (info.requested, info.device) = (requested, device),
         Error::OutOfAddresses { requested, device } => (info.requested, info.device) = (requested, device),
         Error::StreamCapturing { stream } => info.requested = stream,
         Error::Unsupported { device } => info.device = device,
         Error::Driver { code, .. } => info.driver_result = code,
         Error::WrongState { .. }
-        | Error::OutOfDescriptors
         | Error::DriverMissing
         | Error::SymbolMissing { .. }
         | Error::Closed { .. }
@@ -197,9 +197,9 @@ fn describe(status: vmmgraph_status_t, error: &Error) -> vmmgraph_error_info_t {
 /// `info` is null or points to a vmmgraph_error_info_t whose struct_size is set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_last_error(info: *mut vmmgraph_error_info_t) -> vmmgraph_status_t {
-    guard(|| {
+    guard_anywhere(|| {
         // SAFETY: the caller's contract.
-        let info = unsafe { out(info) }?;
+        let info = unsafe { out(info, "info") }?;
         check_size::<vmmgraph_error_info_t>(info.struct_size)?;
         *info = match last() {
             Some((status, error)) => describe(status, &error),
@@ -220,7 +220,7 @@ pub unsafe extern "C" fn vmmgraph_last_error_message(
     capacity: usize,
     needed: *mut usize,
 ) -> vmmgraph_status_t {
-    guard(|| {
+    guard_anywhere(|| {
         let text = last().map_or(String::new(), |(_, error)| error.to_string());
         // SAFETY: the caller's contract.
         unsafe { copy_text(&text, buffer, capacity, needed) };

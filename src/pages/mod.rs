@@ -12,10 +12,12 @@
 //! longer wants a page *dooms* it; the memory goes back to the driver with the last pin. What a failing driver would not take
 //! back is kept on a list and tried again by [`PagePool::retry`], so that nothing is ever lost.
 
+mod ledger;
 mod pool;
 mod reservation;
 mod shared;
 
+pub use ledger::Holding;
 pub use pool::{Owner, PagePool, Pin, PoolStats};
 pub use reservation::{NotReplaced, Reservation};
 pub use shared::{Acquired, SharedSet, SharedStats};

@@ -13,7 +13,8 @@ use crate::error::{Error, Result};
 use crate::sync::Mutex;
 
 /// Who a page belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Owner {
     /// An arena: every space of it may map the page.
     Shared {
@@ -31,11 +32,11 @@ pub enum Owner {
     Doomed,
 }
 
-struct Page {
+pub(super) struct Page {
     handle: PageHandle,
-    bytes: u64,
-    owner: Owner,
-    pins: u32,
+    pub(super) bytes: u64,
+    pub(super) owner: Owner,
+    pub(super) pins: u32,
 }
 
 /// Exact counts of one device's pages and driver calls since the device was opened.
@@ -72,13 +73,27 @@ pub struct PoolStats {
 }
 
 #[derive(Default)]
-struct State {
-    pages: SlotMap<PageId, Page>,
+pub(super) struct State {
+    pub(super) pages: SlotMap<PageId, Page>,
     /// Ranges whose teardown the driver refused.
     remains: Vec<Remains>,
+    /// Ranges that the replays of an arena may still be using.
+    deferred: Vec<(u64, Remains)>,
     /// Events it would not destroy.
     events: Vec<Event>,
-    stats: PoolStats,
+    pub(super) stats: PoolStats,
+    /// Bytes that the driver is being asked for.
+    pub(super) creating: u64,
+    /// Pages that the driver is being given back, and their bytes.
+    pub(super) releasing: (u64, u64),
+}
+
+impl State {
+    fn hold(&mut self, page: Page) -> PageId {
+        self.stats.physical_bytes += page.bytes;
+        self.stats.peak_physical_bytes = self.stats.peak_physical_bytes.max(self.stats.physical_bytes);
+        self.pages.insert(page)
+    }
 }
 
 /// Every physical page of one device, and what each is for.
@@ -86,7 +101,7 @@ struct State {
 /// Thread-safe. Its lock is never held across a driver call, and no other lock of this crate is taken inside it.
 pub struct PagePool {
     driver: SharedDriver,
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
 }
 
 impl PagePool {
@@ -113,31 +128,24 @@ impl PagePool {
     /// [`Error::OverBudget`] or what the driver says; nothing has changed then.
     pub fn create(self: &Arc<Self>, bytes: u64, owner: Owner) -> Result<Pin> {
         {
-            let stats = &mut self.state.lock().stats;
-            let held = stats.physical_bytes;
-            if let Some(budget) = stats.budget_bytes
+            let mut state = self.state.lock();
+            // What is under way counts, so that threads cannot pass the budget together.
+            let held = state.stats.physical_bytes + state.creating + state.releasing.1;
+            if let Some(budget) = state.stats.budget_bytes
                 && bytes > budget.saturating_sub(held)
             {
                 let device = self.driver.info().ordinal;
                 return Err(Error::OverBudget { requested: bytes, held, budget, device });
             }
-            // Counted before the driver is asked, so that two threads cannot pass the budget together.
-            stats.physical_bytes += bytes;
+            state.creating += bytes;
         }
-        match self.driver.create(bytes) {
-            Ok(handle) => {
-                let mut state = self.state.lock();
-                state.stats.pages_created += 1;
-                state.stats.peak_physical_bytes =
-                    state.stats.peak_physical_bytes.max(state.stats.physical_bytes);
-                let id = state.pages.insert(Page { handle, bytes, owner, pins: 1 });
-                Ok(Pin { pool: Arc::clone(self), id, bytes })
-            }
-            Err(error) => {
-                self.state.lock().stats.physical_bytes -= bytes;
-                Err(error)
-            }
-        }
+        let created = self.driver.create(bytes);
+        let mut state = self.state.lock();
+        state.creating -= bytes;
+        let handle = created?;
+        state.stats.pages_created += 1;
+        let id = state.hold(Page { handle, bytes, owner, pins: 1 });
+        Ok(Pin { pool: Arc::clone(self), id, bytes })
     }
 
     /// Pins a page that is not doomed.
@@ -186,22 +194,24 @@ impl PagePool {
     fn collect(&self, id: PageId) {
         let page = {
             let mut state = self.state.lock();
-            match state.pages.get(id) {
+            let page = match state.pages.get(id) {
                 Some(page) if page.owner == Owner::Doomed && page.pins == 0 => state.pages.remove(id),
                 _ => None,
-            }
+            };
+            let Some(page) = page else { return };
+            // Before the driver is asked: once it has the memory back, another thread may create a page of it.
+            state.stats.physical_bytes -= page.bytes;
+            state.releasing = (state.releasing.0 + 1, state.releasing.1 + page.bytes);
+            page
         };
-        let Some(page) = page else { return };
         let result = self.driver.release(page.handle);
         let mut state = self.state.lock();
+        state.releasing = (state.releasing.0 - 1, state.releasing.1 - page.bytes);
         match result {
-            Ok(()) => {
-                state.stats.physical_bytes -= page.bytes;
-                state.stats.pages_released += 1;
-            }
+            Ok(()) => state.stats.pages_released += 1,
             Err(error) => {
                 tracing::warn!(%error, bytes = page.bytes, "the driver did not take a page back; kept for another try");
-                state.pages.insert(page);
+                state.hold(page);
             }
         }
     }
@@ -209,6 +219,25 @@ impl PagePool {
     /// Keeps a range whose teardown the driver refused.
     pub(super) fn keep(&self, remains: Remains) {
         self.state.lock().remains.push(remains);
+    }
+
+    /// Keeps a range that the replays of this arena may still be using.
+    pub(super) fn defer(&self, arena: u64, remains: Remains) {
+        self.state.lock().deferred.push((arena, remains));
+    }
+
+    /// Whether something was deferred for this arena.
+    pub(super) fn deferred(&self, arena: u64) -> bool {
+        self.state.lock().deferred.iter().any(|(waiting, _)| *waiting == arena)
+    }
+
+    /// The replays of this arena are done: the next [`retry`](Self::retry) tears down what was deferred for them.
+    pub(super) fn settle(&self, arena: u64) {
+        let mut state = self.state.lock();
+        let (done, waiting): (Vec<_>, _) =
+            std::mem::take(&mut state.deferred).into_iter().partition(|(waiting, _)| *waiting == arena);
+        state.deferred = waiting;
+        state.remains.extend(done.into_iter().map(|(_, remains)| remains));
     }
 
     /// Destroys an event; if the driver refuses, at a later try.
@@ -249,6 +278,7 @@ impl PagePool {
         for id in doomed {
             self.collect(id);
         }
+        self.check();
         first
     }
 
@@ -263,7 +293,7 @@ impl PagePool {
         let state = self.state.lock();
         let mut stats = state.stats;
         stats.pages = state.pages.len() as u64;
-        stats.pending = (state.remains.len() + state.events.len()) as u64;
+        stats.pending = (state.remains.len() + state.deferred.len() + state.events.len()) as u64;
         for page in state.pages.values() {
             stats.retained_bytes += u64::from(matches!(page.owner, Owner::Retained { .. })) * page.bytes;
             stats.free_bytes += u64::from(page.pins == 0) * page.bytes;

@@ -137,15 +137,16 @@ impl Reservation {
         pins.into_iter().try_for_each(|(at, pin)| self.map(at, pin).map_err(|(error, _)| error))
     }
 
-    /// Leaves the range to the pool, to be torn down at its next [`retry`](PagePool::retry): for a range that the device may
+    /// Leaves the range to the pool, to be torn down once the replays of this arena are done: for a range that the device may
     /// still be using.
-    pub fn defer(mut self) {
-        self.keep();
+    pub fn defer(mut self, arena: u64) {
+        let range = self.take();
+        self.pool.defer(arena, range);
     }
 
-    fn keep(&mut self) {
+    fn take(&mut self) -> Remains {
         let empty = Remains { base: self.range.base, len: 0, reserved: false, mapped: BTreeMap::new() };
-        self.pool.keep(std::mem::replace(&mut self.range, empty));
+        std::mem::replace(&mut self.range, empty)
     }
 }
 
@@ -193,7 +194,8 @@ impl Drop for Reservation {
     fn drop(&mut self) {
         if let Err(error) = self.range.tear_down(&self.pool) {
             tracing::warn!(%error, base = ?self.range.base, "the driver did not take a range back; kept for another try");
-            self.keep();
+            let range = self.take();
+            self.pool.keep(range);
         }
     }
 }

@@ -239,8 +239,22 @@ impl SharedSet {
         self.numbers.lock().spare.push((class, pin.id()));
     }
 
-    /// Gives every page back that no space maps; returns their bytes.
+    /// Whether something waits for the arena's replays to be done.
+    #[must_use]
+    pub fn deferred(&self) -> bool {
+        self.pool.deferred(self.arena)
+    }
+
+    /// Tears down what was deferred until the arena's replays are done. The caller has waited for them.
+    pub fn settle(&self) {
+        self.pool.settle(self.arena);
+        // What is refused stays on the list and is reported by whoever tries next.
+        let _ = self.pool.retry();
+    }
+
+    /// Gives every page back that no space maps; returns their bytes. The caller has waited for the arena's replays.
     pub fn trim(&self) -> u64 {
+        self.settle();
         self.release_unmapped(&mut self.numbers.lock())
     }
 
@@ -266,6 +280,7 @@ impl SharedSet {
             self.pool.doom(last.id);
             released += last.bytes;
         }
+        self.pool.check();
         released
     }
 
@@ -297,5 +312,8 @@ impl Drop for SharedSet {
         for id in numbers.all().map(|(_, id)| id).chain(numbers.tape.iter().map(|piece| piece.id)) {
             self.pool.doom(id);
         }
+        // Nobody is left to wait for the replays: the next trim on the device takes what is still deferred.
+        self.pool.settle(self.arena);
+        self.pool.check();
     }
 }

@@ -12,15 +12,11 @@
 
 use std::collections::BTreeMap;
 
-use super::layout::{NotLive, Place, Usage};
+use super::layout::{NotLive, Place, RANGE_PAGES_FIRST, RANGE_PAGES_MAX, Usage};
 use super::{Phase, Placement, State};
 use crate::error::{Error, Result};
 use crate::pages::{Acquired, Reservation, SharedSet};
 use crate::units::BlockBytes;
-
-/// A range starts with this many large pages' worth of addresses and doubles up to [`RANGE_PAGES_MAX`].
-const RANGE_PAGES_FIRST: u64 = 64;
-const RANGE_PAGES_MAX: u64 = 256;
 
 /// A stretch of the tape at the addresses of one range.
 #[derive(Debug)]
@@ -80,7 +76,7 @@ impl Bump {
         }
     }
 
-    /// Bytes of the range a block needs that fits into none, where the last one had `last`.
+    /// Bytes of the next range, for `length` bytes at least: it starts and grows as those of a stitched space.
     fn next_range(last: Option<u64>, large: u64, length: u64) -> u64 {
         let doubled =
             last.map_or(large * RANGE_PAGES_FIRST, |bytes| (bytes * 2).min(large * RANGE_PAGES_MAX));

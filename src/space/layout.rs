@@ -31,8 +31,8 @@ mod retained;
 pub(crate) use retained::{RetainedTile, Unit};
 
 /// A range starts with this many pages' worth of addresses and doubles up to [`RANGE_PAGES_MAX`].
-const RANGE_PAGES_FIRST: u64 = 64;
-const RANGE_PAGES_MAX: u64 = 256;
+pub(super) const RANGE_PAGES_FIRST: u64 = 32;
+pub(super) const RANGE_PAGES_MAX: u64 = 128;
 
 /// Where a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -144,6 +144,8 @@ pub(crate) struct Layout {
     crossing: HashSet<Place>,
     /// Such blocks after they were freed: busy until the seal.
     parked: HashSet<Place>,
+    /// Whether the capture has ended.
+    sealed: bool,
     usage: Usage,
 }
 
@@ -159,6 +161,7 @@ impl Layout {
             slab_tiles: Vec::new(),
             crossing: HashSet::new(),
             parked: HashSet::new(),
+            sealed: false,
             usage: Usage::default(),
         }
     }
@@ -309,7 +312,8 @@ impl Layout {
         Ok(bytes)
     }
 
-    /// Notes that `stream` uses the block too. Without effect if that is its own stream.
+    /// Notes that `stream` uses the block too. Without effect if that is its own stream, and after the seal: nothing is placed any
+    /// more, and nothing would ever free what was parked then.
     pub(crate) fn record_stream(&mut self, place: Place, stream: Stream) -> Result<(), NotLive> {
         let own = match self.locate(place)? {
             Found::Slab(slot) => {
@@ -324,7 +328,7 @@ impl Layout {
         if self.parked.contains(&place) {
             return Err(NotLive::FreedBefore);
         }
-        if own != Some(stream) {
+        if !self.sealed && own != Some(stream) {
             self.crossing.insert(place);
         }
         Ok(())
@@ -332,6 +336,7 @@ impl Layout {
 
     /// The capture has ended: what was parked is free now, and what is live is retained.
     pub(crate) fn seal(&mut self) {
+        self.sealed = true;
         self.crossing.clear();
         for place in std::mem::take(&mut self.parked) {
             // A parked place is a live block by construction, so this cannot fail.

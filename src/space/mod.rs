@@ -48,6 +48,17 @@ pub(crate) struct Common {
     pub(crate) spaces: Mutex<HashMap<u64, Weak<Space>>>,
 }
 
+impl Drop for Common {
+    /// The arena and its spaces are gone; so must be what they deferred.
+    fn drop(&mut self) {
+        if self.shared.deferred()
+            && let Err(error) = self.order.wait().map(|()| self.shared.settle())
+        {
+            tracing::warn!(%error, "the last replay may still run: a later trim on the device tears its spaces down");
+        }
+    }
+}
+
 /// Where in its life a space is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -366,7 +377,8 @@ impl Drop for Space {
         }
         if let Err(error) = idle {
             tracing::warn!(%error, space = self.id, "the last replay may still run: the space is torn down by a later trim");
-            state.ranges.drain(..).for_each(Reservation::defer);
+            let arena = self.common.shared.arena();
+            state.ranges.drain(..).for_each(|range| range.defer(arena));
         }
     }
 }

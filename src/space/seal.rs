@@ -104,6 +104,7 @@ impl Space {
             let start = Instant::now();
             let retained = state.retain(&self.common.shared, self.id);
             state.work.time += start.elapsed();
+            self.common.shared.pool().check();
             (retained_bytes, fillers) = retained?;
         }
         state.placement.seal();

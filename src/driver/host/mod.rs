@@ -6,6 +6,7 @@
 use std::collections::HashSet;
 use std::fmt;
 
+use rustix::process::{Resource, getrlimit};
 use rustix::system::sysinfo;
 
 use super::{DeviceInfo, Driver, DriverKind, Event, PageHandle};
@@ -102,7 +103,10 @@ impl HostDriver {
                 Error::OutOfMemory { requested, free: self.memory.free(), total: self.memory.total(), device }
             }
             Refusal::OutOfAddresses => Error::OutOfAddresses { requested, device },
-            Refusal::OutOfDescriptors => Error::OutOfDescriptors,
+            Refusal::OutOfDescriptors => {
+                let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+                Error::OutOfDescriptors { requested, limit, device }
+            }
         }
     }
 

@@ -35,6 +35,17 @@ pub extern "C" fn standin_fail_second(nth: u64, code: Code) {
     faults::arm(1, nth, code);
 }
 
+/// The name of the `index`-th counted function; null behind the last. Writes how often a call of it was made to fail, ever.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn standin_failed(index: usize, times: *mut u64) -> *const c_char {
+    let Some((name, failed)) = faults::failed(index) else { return std::ptr::null() };
+    if !times.is_null() {
+        // SAFETY: writable by the caller's contract.
+        unsafe { *times = failed };
+    }
+    name.as_ptr().cast()
+}
+
 /// Writes how many pages, reservations, mappings and events are alive, in this order.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn standin_leftovers(out: *mut u64) {

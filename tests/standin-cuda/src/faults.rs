@@ -14,7 +14,8 @@ macro_rules! counted_calls {
         #[allow(non_camel_case_types, reason = "the functions' own names")]
         pub(crate) enum Call { $($name),* }
 
-        const NAMES: &[&str] = &[$(stringify!($name)),*];
+        /// With a zero at the end, for C.
+        const NAMES: &[&str] = &[$(concat!(stringify!($name), "\0")),*];
     };
 }
 
@@ -30,6 +31,7 @@ struct Fault {
 }
 
 static COUNTS: [AtomicU64; NAMES.len()] = [const { AtomicU64::new(0) }; NAMES.len()];
+static FAILED: [AtomicU64; NAMES.len()] = [const { AtomicU64::new(0) }; NAMES.len()];
 static FAULTS: Mutex<[Option<Fault>; 2]> = Mutex::new([const { None }; 2]);
 
 /// Counts a call; an error if it is the one that was to fail. Comes first in its function, so that it has no effect then.
@@ -41,6 +43,7 @@ pub(crate) fn counted(call: Call) -> Answer {
         fault.calls_left -= 1;
         if fault.calls_left == 0 {
             result = Err(fault.code);
+            FAILED[call as usize].fetch_add(1, Relaxed);
             *slot = None;
         }
     }
@@ -57,9 +60,14 @@ pub(crate) fn count(name: Option<&str>) -> u64 {
     NAMES
         .iter()
         .zip(&COUNTS)
-        .filter(|(n, _)| name.is_none_or(|name| name == **n))
+        .filter(|(n, _)| name.is_none_or(|name| name == n.trim_end_matches('\0')))
         .map(|(_, c)| c.load(Relaxed))
         .sum()
+}
+
+/// The name of the `index`-th counted function and how often a call of it was made to fail, ever.
+pub(crate) fn failed(index: usize) -> Option<(&'static str, u64)> {
+    Some((NAMES.get(index)?, FAILED[index].load(Relaxed)))
 }
 
 /// Starts counting anew.

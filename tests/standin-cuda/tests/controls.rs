@@ -7,7 +7,7 @@ use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cuda::control::{
-    standin_calls, standin_count, standin_fail, standin_fail_second, standin_leftovers,
+    standin_calls, standin_count, standin_fail, standin_fail_second, standin_failed, standin_leftovers,
     standin_reset_counters,
 };
 use cuda::device::{
@@ -99,6 +99,27 @@ fn the_nth_call_fails_without_effect_and_once() {
     standin_fail(0, 0);
     assert_eq!(cuCtxSynchronize(), 0);
     assert_eq!(leftovers(), before);
+}
+
+#[test]
+fn the_functions_that_were_made_to_fail_are_known() {
+    let _turn = turn(0);
+    let failed = |wanted: &CStr| {
+        let times_of = |index| {
+            let mut times = 0;
+            // SAFETY: the out pointer is good.
+            let name = unsafe { standin_failed(index, &raw mut times) };
+            // SAFETY: a name is a static string.
+            (!name.is_null()).then(|| (unsafe { CStr::from_ptr(name) }, times))
+        };
+        (0..).map_while(times_of).find(|(name, _)| *name == wanted).map(|(_, times)| times)
+    };
+    let before = failed(c"cuMemCreate").unwrap();
+    standin_fail(1, 2);
+    assert_eq!(create(0), Err(2));
+    assert_eq!(failed(c"cuMemCreate"), Some(before + 1));
+    // SAFETY: null is allowed.
+    assert!(unsafe { standin_failed(1000, ptr::null_mut()) }.is_null());
 }
 
 #[test]

@@ -11,6 +11,8 @@ use vmmgraph::{Address, Error, Result, Stream};
 struct Plan {
     calls: u64,
     by_name: BTreeMap<&'static str, u64>,
+    /// Functions of which a call was made to fail, and how often.
+    failed: BTreeMap<&'static str, u64>,
     /// Call numbers, counted from 1 since the last `arm`, that fail.
     fail: Vec<u64>,
     log: Option<Vec<String>>,
@@ -49,6 +51,12 @@ impl FaultyDriver {
         self.plan.lock().by_name.get(name).copied().unwrap_or(0)
     }
 
+    /// The functions of which a call was made to fail, and how often, since the driver was made.
+    #[must_use]
+    pub fn failed(&self) -> BTreeMap<&'static str, u64> {
+        self.plan.lock().failed.clone()
+    }
+
     /// Starts to write down what is called with what.
     pub fn start_log(&self) {
         self.plan.lock().log = Some(Vec::new());
@@ -70,6 +78,7 @@ impl FaultyDriver {
         if !plan.fail.contains(&plan.calls) {
             return Ok(());
         }
+        *plan.failed.entry(name).or_default() += 1;
         let info = self.inner.info();
         Err(if name == "create" {
             Error::OutOfMemory { requested: 0, free: 0, total: info.total_bytes, device: info.ordinal }

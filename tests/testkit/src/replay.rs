@@ -84,7 +84,7 @@ impl Stamps {
             (true, false) => 16 << 10,
             (false, _) => 2 << 20,
         };
-        (0..bytes / 4 * 4).step_by(step).chain((bytes >= 8).then_some(bytes / 4 * 4 - 4))
+        (0..bytes / 4 * 4).step_by(step).chain((bytes >= 8).then(|| bytes / 4 * 4 - 4))
     }
 
     /// Stamps a block.

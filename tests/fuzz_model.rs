@@ -1,0 +1,570 @@
+//! Any valid sequence of C calls behaves as a naive model says: which blocks live where, what every count is, what a replay sees.
+
+#![allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "the C functions' contracts are kept: every pointer is a local's"
+)]
+
+mod fuzz;
+
+use std::ffi::{c_char, c_void};
+use std::mem::{size_of, zeroed};
+use std::ptr::null_mut;
+use std::sync::Mutex;
+
+use fuzz::Input;
+use vmmgraph::capi::*;
+
+const MEMORY: u64 = 8 << 20;
+const ORDINAL: i32 = 0;
+const SIZES: [u64; 12] =
+    [1, 512, 513, 3000, 4096, 8192, 9000, 16 << 10, 40 << 10, 64 << 10, 100_000, 300_000];
+
+macro_rules! sized {
+    ($type:ty) => {{
+        let mut value: $type = unsafe { zeroed() };
+        value.struct_size = size_of::<$type>();
+        value
+    }};
+}
+
+#[derive(Clone, Copy)]
+enum Step {
+    Allocate(usize),
+    Free(usize),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Life {
+    Live,
+    /// Freed, and busy until the seal, because a second stream used it.
+    Parked,
+    Freed,
+}
+
+struct Block {
+    at: u64,
+    bytes: u64,
+    stream: u64,
+    crossing: bool,
+    life: Life,
+}
+
+impl Block {
+    fn rounded(&self) -> u64 {
+        self.bytes.next_multiple_of(512)
+    }
+
+    /// Addresses to look at: blocks overlap by whole granules, if at all.
+    fn probes(&self) -> impl Iterator<Item = *mut u8> {
+        let at = self.at;
+        (0..self.bytes).step_by(512).chain([self.bytes - 1]).map(move |offset| (at + offset) as *mut u8)
+    }
+
+    fn write(&self, stamp: u8) {
+        self.probes().for_each(|at| unsafe { at.write_volatile(stamp) });
+    }
+
+    fn holds(&self, stamp: u8) -> bool {
+        self.probes().all(|at| unsafe { at.read_volatile() } == stamp)
+    }
+}
+
+struct Space {
+    /// Null for those of vmmgraph_arena_allocate.
+    handle: vmmgraph_space_t,
+    arena: usize,
+    sealed: bool,
+    /// Retained blocks have pages of their own.
+    own: bool,
+    current: bool,
+    steps: Vec<Step>,
+    blocks: Vec<Block>,
+    peak: u64,
+    /// Seed of the last replay's stamps; 0: none yet.
+    round: u8,
+}
+
+impl Space {
+    fn used(&self) -> impl Iterator<Item = &Block> {
+        self.blocks.iter().filter(|block| block.life != Life::Freed)
+    }
+
+    fn live(&self) -> impl Iterator<Item = &Block> {
+        self.blocks.iter().filter(|block| block.life == Life::Live)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.used().map(Block::rounded).sum()
+    }
+
+    fn stamp(&self, id: usize) -> u8 {
+        self.round.wrapping_mul(37) ^ (id as u8).wrapping_mul(11) ^ 0x5a
+    }
+
+    /// What the graph does: writes a block where it begins, reads it where it ends. The first block that was overwritten.
+    fn run(&self) -> Option<usize> {
+        let mut parked = Vec::new();
+        for step in &self.steps {
+            match *step {
+                Step::Allocate(id) => self.blocks[id].write(self.stamp(id)),
+                Step::Free(id) if !self.blocks[id].holds(self.stamp(id)) => return Some(id),
+                Step::Free(id) if self.blocks[id].crossing => parked.push(id),
+                Step::Free(_) => {}
+            }
+        }
+        let live = (0..self.blocks.len()).filter(|id| self.blocks[*id].life == Life::Live);
+        parked.into_iter().chain(live).find(|id| !self.blocks[*id].holds(self.stamp(*id)))
+    }
+
+    fn seal(&mut self, own: bool) {
+        (self.sealed, self.own) = (true, own);
+        self.blocks
+            .iter_mut()
+            .filter(|block| block.life == Life::Parked)
+            .for_each(|block| block.life = Life::Freed);
+    }
+}
+
+struct Arena {
+    /// Null once it is destroyed.
+    handle: vmmgraph_arena_t,
+    own: bool,
+    peak: u64,
+}
+
+struct World {
+    device: vmmgraph_device_t,
+    arenas: Vec<Arena>,
+    spaces: Vec<Space>,
+    budget: u64,
+}
+
+struct Launch<'a> {
+    space: &'a Space,
+    launched: bool,
+    wrong: Option<usize>,
+}
+
+unsafe extern "C" fn launch(user: *mut c_void) {
+    let launch = unsafe { &mut *user.cast::<Launch>() };
+    launch.launched = true;
+    launch.wrong = launch.space.run();
+}
+
+fn last() -> vmmgraph_error_info_t {
+    let mut info = sized!(vmmgraph_error_info_t);
+    assert_eq!(unsafe { vmmgraph_last_error(&raw mut info) }, VMMGRAPH_OK);
+    info
+}
+
+impl World {
+    fn new() -> Self {
+        let mut options = sized!(vmmgraph_device_options_t);
+        (options.driver, options.device) = (VMMGRAPH_DRIVER_HOST, ORDINAL);
+        (options.host_granularity_bytes, options.host_memory_bytes) = (4096, MEMORY);
+        let mut device = null_mut();
+        assert_eq!(unsafe { vmmgraph_device_open(&raw const options, &raw mut device) }, VMMGRAPH_OK);
+        Self { device, arenas: Vec::new(), spaces: Vec::new(), budget: 0 }
+    }
+
+    fn device(&self) -> vmmgraph_device_stats_t {
+        let mut stats = sized!(vmmgraph_device_stats_t);
+        assert_eq!(unsafe { vmmgraph_device_stats(self.device, &raw mut stats) }, VMMGRAPH_OK);
+        stats
+    }
+
+    fn arena(&self, arena: usize) -> vmmgraph_arena_stats_t {
+        let mut stats = sized!(vmmgraph_arena_stats_t);
+        assert_eq!(unsafe { vmmgraph_arena_stats(self.arenas[arena].handle, &raw mut stats) }, VMMGRAPH_OK);
+        stats
+    }
+
+    /// A lack of memory that the numbers bear out.
+    fn lacking(&self, status: i32) {
+        let info = last();
+        assert_eq!((info.status, info.device), (status, ORDINAL));
+        assert!(
+            info.requested > info.available,
+            "{} bytes were there for {}",
+            info.available,
+            info.requested
+        );
+        match status {
+            VMMGRAPH_ERROR_OUT_OF_MEMORY => {}
+            VMMGRAPH_ERROR_OVER_BUDGET => assert!(self.budget > 0),
+            other => panic!("status {other}"),
+        }
+    }
+
+    fn make_arena(&mut self, input: &mut Input) {
+        if self.arenas.len() >= 4 {
+            return;
+        }
+        let mut options = sized!(vmmgraph_arena_options_t);
+        (options.small_page_bytes, options.large_page_bytes) =
+            input.pick(&[(4096, 16 << 10), (16 << 10, 128 << 10), (8192, 8192)]);
+        options.retain =
+            input.pick(&[VMMGRAPH_RETAIN_DEFAULT, VMMGRAPH_RETAIN_OWN_PAGES, VMMGRAPH_RETAIN_SHARED_PAGES]);
+        let mut handle = null_mut();
+        let status = unsafe { vmmgraph_arena_create(self.device, &raw const options, &raw mut handle) };
+        assert_eq!(status, VMMGRAPH_OK);
+        let own = options.retain != VMMGRAPH_RETAIN_SHARED_PAGES;
+        self.arenas.push(Arena { handle, own, peak: 0 });
+    }
+
+    fn add(&mut self, handle: vmmgraph_space_t, arena: usize) -> usize {
+        let (steps, blocks, current) = (Vec::new(), Vec::new(), handle.is_null());
+        self.spaces.push(Space {
+            handle,
+            arena,
+            sealed: false,
+            own: false,
+            current,
+            steps,
+            blocks,
+            peak: 0,
+            round: 0,
+        });
+        self.spaces.len() - 1
+    }
+
+    fn allocate(&mut self, space: usize, bytes: u64, stream: u64) {
+        let Space { handle, arena, sealed, .. } = self.spaces[space];
+        let untouched = 0xdead as *mut c_void;
+        let mut block = untouched;
+        let as_stream = stream as *mut c_void;
+        let status = unsafe {
+            if handle.is_null() {
+                vmmgraph_arena_allocate(self.arenas[arena].handle, bytes, as_stream, &raw mut block)
+            } else {
+                vmmgraph_space_allocate(handle, bytes, as_stream, &raw mut block)
+            }
+        };
+        if status != VMMGRAPH_OK {
+            assert_eq!(block, untouched, "a failed call wrote its output");
+            return if sealed {
+                assert_eq!(status, VMMGRAPH_ERROR_WRONG_STATE)
+            } else {
+                self.lacking(status)
+            };
+        }
+        assert!(!sealed);
+        let at = block as u64;
+        assert!(at.is_multiple_of(512) && at > 0);
+        let new = Block { at, bytes, stream, crossing: false, life: Life::Live };
+        for other in self.spaces.iter().flat_map(Space::used) {
+            let apart = at + new.rounded() <= other.at || other.at + other.rounded() <= at;
+            assert!(apart, "{at:#x} + {bytes} lies over {:#x} + {}", other.at, other.bytes);
+        }
+        let space = &mut self.spaces[space];
+        space.steps.push(Step::Allocate(space.blocks.len()));
+        space.blocks.push(new);
+        space.peak = space.peak.max(space.bytes());
+        self.arenas[arena].peak = self.arenas[arena].peak.max(space.peak);
+    }
+
+    fn free(&mut self, space: usize, at: u64) {
+        let Space { handle, arena, sealed, .. } = self.spaces[space];
+        let status = if handle.is_null() {
+            vmmgraph_arena_deallocate(self.arenas[arena].handle, at as *mut c_void)
+        } else {
+            vmmgraph_space_free(handle, at as *mut c_void)
+        };
+        let space = &mut self.spaces[space];
+        let Some(id) = space.blocks.iter().position(|block| block.at == at && block.life == Life::Live)
+        else {
+            assert!(
+                [VMMGRAPH_ERROR_DOUBLE_FREE, VMMGRAPH_ERROR_FOREIGN_POINTER].contains(&status),
+                "{status}"
+            );
+            return assert_eq!(last().requested, at);
+        };
+        assert_eq!(status, VMMGRAPH_OK);
+        let block = &mut space.blocks[id];
+        block.life = if block.crossing && !sealed { Life::Parked } else { Life::Freed };
+        if !sealed {
+            space.steps.push(Step::Free(id));
+        }
+    }
+
+    fn record_stream(&mut self, space: usize, at: u64, stream: u64) {
+        let space = &mut self.spaces[space];
+        if space.handle.is_null() {
+            return;
+        }
+        let status = vmmgraph_space_record_stream(space.handle, at as *mut c_void, stream as *mut c_void);
+        let sealed = space.sealed;
+        match space.blocks.iter_mut().find(|block| block.at == at && block.life == Life::Live) {
+            Some(block) => {
+                assert_eq!(status, VMMGRAPH_OK);
+                block.crossing |= block.stream != stream && !sealed;
+            }
+            None => assert!([VMMGRAPH_ERROR_DOUBLE_FREE, VMMGRAPH_ERROR_FOREIGN_POINTER].contains(&status)),
+        }
+    }
+
+    fn seal(&mut self, space: usize, retain: i32) {
+        let mut report = sized!(vmmgraph_seal_report_t);
+        let found = &self.spaces[space];
+        if found.handle.is_null() {
+            return;
+        }
+        let status = unsafe { vmmgraph_space_seal(found.handle, retain, &raw mut report) };
+        match status {
+            VMMGRAPH_OK => {
+                assert!(!found.sealed);
+                assert_eq!(
+                    (report.retained_blocks, report.peak_live_bytes),
+                    (found.live().count() as u64, found.peak)
+                );
+            }
+            _ if found.sealed => return assert_eq!(status, VMMGRAPH_ERROR_WRONG_STATE),
+            _ => return self.lacking(status),
+        }
+        let own = match retain {
+            VMMGRAPH_RETAIN_DEFAULT => self.arenas[found.arena].own,
+            other => other == VMMGRAPH_RETAIN_OWN_PAGES,
+        };
+        self.spaces[space].seal(own);
+    }
+
+    fn replay(&mut self, space: usize, stream: u64, round: u8) {
+        if self.spaces[space].handle.is_null() {
+            return;
+        }
+        let before = std::mem::replace(&mut self.spaces[space].round, round | 1);
+        let mut user = Launch { space: &self.spaces[space], launched: false, wrong: None };
+        let handle = user.space.handle;
+        let status = unsafe {
+            vmmgraph_space_replay(handle, stream as *mut c_void, Some(launch), (&raw mut user).cast())
+        };
+        let Launch { launched, wrong, .. } = user;
+        assert_eq!(wrong, None, "a block was overwritten while it lived");
+        let sealed = self.spaces[space].sealed;
+        assert_eq!(
+            (status, launched),
+            if sealed { (VMMGRAPH_OK, true) } else { (VMMGRAPH_ERROR_WRONG_STATE, false) }
+        );
+        if !sealed {
+            self.spaces[space].round = before;
+        }
+        for (index, other) in self.spaces.iter().enumerate().filter(|(_, space)| space.own && space.round > 0)
+        {
+            let lost = (0..other.blocks.len()).find(|id| {
+                other.blocks[*id].life == Life::Live && !other.blocks[*id].holds(other.stamp(*id))
+            });
+            assert_eq!(lost, None, "a replay of space {space} wrote to what space {index} retained");
+        }
+    }
+
+    fn switch(&mut self, arena: usize) {
+        let status = vmmgraph_arena_switch_to_new_virtual_space(self.arenas[arena].handle);
+        let current = self.spaces.iter().position(|space| space.arena == arena && space.current);
+        if status != VMMGRAPH_OK {
+            assert!(current.is_some());
+            return self.lacking(status);
+        }
+        if let Some(current) = current {
+            let own = self.arenas[arena].own;
+            self.spaces[current].seal(own);
+            self.spaces[current].current = false;
+        }
+        self.add(null_mut(), arena);
+    }
+
+    fn destroy_space(&mut self, space: usize) {
+        if !self.spaces[space].handle.is_null() {
+            let space = self.spaces.swap_remove(space);
+            assert_eq!(vmmgraph_space_destroy(space.handle), VMMGRAPH_OK);
+            assert_eq!(vmmgraph_space_destroy(space.handle), VMMGRAPH_ERROR_INVALID_HANDLE);
+        }
+    }
+
+    fn destroy_arena(&mut self, arena: usize) {
+        let handle = std::mem::replace(&mut self.arenas[arena].handle, null_mut());
+        assert_eq!(vmmgraph_arena_destroy(handle), VMMGRAPH_OK);
+        self.spaces.retain(|space| space.arena != arena || !space.handle.is_null());
+    }
+
+    fn trim(&self, arena: usize) {
+        let (before, mut released) = (self.arena(arena).free_bytes, 0);
+        assert_eq!(unsafe { vmmgraph_arena_trim(self.arenas[arena].handle, &raw mut released) }, VMMGRAPH_OK);
+        assert_eq!((released, self.arena(arena).free_bytes), (before, 0));
+    }
+
+    fn act(&mut self, input: &mut Input) {
+        let arenas: Vec<usize> =
+            (0..self.arenas.len()).filter(|arena| !self.arenas[*arena].handle.is_null()).collect();
+        let op = input.below(24);
+        if self.spaces.is_empty() && op >= 4 || arenas.is_empty() {
+            if arenas.is_empty() {
+                self.make_arena(input);
+            }
+            let Some(arena) = (0..self.arenas.len()).rfind(|arena| !self.arenas[*arena].handle.is_null())
+            else {
+                return;
+            };
+            return self.open(arena);
+        }
+        let arena = input.pick(&arenas);
+        let space = input.below(self.spaces.len());
+        let known = |world: &Self, input: &mut Input| {
+            let blocks = &world.spaces[space].blocks;
+            let pick = input.below(blocks.len());
+            blocks.get(pick).map(|block| block.at)
+        };
+        match op {
+            0 => self.make_arena(input),
+            1 => self.open(arena),
+            2 => {
+                let current = self.spaces.iter().position(|space| space.arena == arena && space.current);
+                let bytes = input.pick(&SIZES);
+                let space = current.unwrap_or_else(|| self.add(null_mut(), arena));
+                self.allocate(space, bytes, 0);
+            }
+            3 => self.switch(arena),
+            _ if self.spaces.is_empty() => {}
+            4..=10 => {
+                let (bytes, stream) = (input.pick(&SIZES), input.below(3) as u64);
+                // An arena that is gone has no serial names either.
+                if !self.spaces[space].handle.is_null() {
+                    self.allocate(space, bytes, stream);
+                }
+            }
+            11..=14 => drop(known(self, input).map(|at| self.free(space, at))),
+            15 => drop(known(self, input).map(|at| self.record_stream(space, at, 2))),
+            16..=17 => self.seal(space, input.below(3) as i32),
+            18..=19 => {
+                let stream = input.below(3) as u64;
+                self.replay(space, stream, input.byte());
+            }
+            20 => self.destroy_space(space),
+            21 => self.trim(arena),
+            22 => {
+                self.budget = input.pick(&[0, 100 << 10, 1 << 20, 4 << 20]);
+                assert_eq!(vmmgraph_device_set_budget(self.device, self.budget), VMMGRAPH_OK);
+            }
+            _ if input.below(4) == 0 => self.destroy_arena(arena),
+            _ => assert_eq!(vmmgraph_arena_mark(self.arenas[arena].handle), VMMGRAPH_OK),
+        }
+    }
+
+    fn open(&mut self, arena: usize) {
+        let mut handle = null_mut();
+        assert_eq!(unsafe { vmmgraph_space_open(self.arenas[arena].handle, &raw mut handle) }, VMMGRAPH_OK);
+        self.add(handle, arena);
+    }
+
+    /// Every count against the model.
+    fn check(&self) {
+        for space in self.spaces.iter().filter(|space| !space.handle.is_null()) {
+            let mut stats = sized!(vmmgraph_space_stats_t);
+            assert_eq!(unsafe { vmmgraph_space_stats(space.handle, &raw mut stats) }, VMMGRAPH_OK);
+            let used = (space.used().count() as u64, space.bytes(), space.peak);
+            assert_eq!((stats.blocks, stats.live_bytes, stats.peak_live_bytes), used);
+            assert_eq!(stats.phase, if space.sealed { VMMGRAPH_SPACE_SEALED } else { VMMGRAPH_SPACE_OPEN });
+            assert!(stats.mapped_bytes <= stats.reserved_bytes && stats.retained_bytes <= stats.mapped_bytes);
+            if !(space.own && space.live().next().is_some()) {
+                assert_eq!(stats.retained_bytes, 0);
+            }
+            let (mut blocks, mut count) = (vec![null_mut(); space.blocks.len()], 0);
+            let status = unsafe {
+                vmmgraph_space_live_blocks(space.handle, blocks.as_mut_ptr(), blocks.len(), &raw mut count)
+            };
+            let mut live: Vec<u64> = space.live().map(|block| block.at).collect();
+            live.sort_unstable();
+            assert_eq!((status, count), (VMMGRAPH_OK, live.len()));
+            assert!(blocks.iter().map(|block| *block as u64).take(count).eq(live));
+        }
+        let device = self.device();
+        let (mut physical, mut retained, mut free, mut all) = (0, 0, 0, true);
+        for (index, arena) in self.arenas.iter().enumerate() {
+            let spaces: Vec<_> = self.spaces.iter().filter(|space| space.arena == index).collect();
+            if arena.handle.is_null() {
+                all &= spaces.is_empty();
+                continue;
+            }
+            let stats = self.arena(index);
+            assert_eq!(stats.spaces, spaces.len() as u64);
+            assert_eq!(stats.blocks, spaces.iter().map(|space| space.used().count() as u64).sum::<u64>());
+            assert_eq!(stats.live_bytes, spaces.iter().map(|space| space.bytes()).sum::<u64>());
+            let current = spaces.iter().find(|space| space.current).map_or(0, |space| space.bytes());
+            assert_eq!(
+                (stats.current_offset_bytes, stats.high_water_bytes, stats.closed),
+                (current, arena.peak, 0)
+            );
+            assert_eq!(stats.physical_bytes, stats.shared_bytes + stats.retained_bytes);
+            physical += stats.physical_bytes;
+            retained += stats.retained_bytes;
+            free += stats.free_bytes;
+        }
+        // Every page is some arena's or space's; nothing else holds any.
+        if all {
+            assert_eq!(
+                (device.physical_bytes, device.retained_bytes, device.free_bytes),
+                (physical, retained, free)
+            );
+        }
+        assert!(device.physical_bytes >= physical && device.peak_physical_bytes <= MEMORY);
+        assert_eq!(device.pages, device.pages_created - device.pages_released);
+        assert_eq!((device.mappings, device.pending), (device.maps - device.unmaps, 0));
+        assert_eq!(device.budget_bytes, self.budget);
+    }
+
+    /// Everything goes, in an order that the input says, and nothing is left.
+    fn end(&mut self, input: &mut Input) {
+        while let Some(last) = self.arenas.iter().rposition(|arena| !arena.handle.is_null()) {
+            let mut open = (0..self.spaces.len()).filter(|space| !self.spaces[*space].handle.is_null());
+            match open.nth(input.below(4)) {
+                Some(space) => self.destroy_space(space),
+                None => self.destroy_arena(last),
+            }
+        }
+        while !self.spaces.is_empty() {
+            self.destroy_space(0);
+        }
+        let left = self.device();
+        assert_eq!((left.physical_bytes, left.pages, left.mappings, left.reservations), (0, 0, 0, 0));
+        assert_eq!((left.reserved_bytes, left.pending, left.free_bytes), (0, 0, 0));
+    }
+}
+
+impl Drop for World {
+    /// Also after a failure, so that the next input finds a fresh device.
+    fn drop(&mut self) {
+        for space in &self.spaces {
+            vmmgraph_space_destroy(space.handle);
+        }
+        for arena in &self.arenas {
+            vmmgraph_arena_destroy(arena.handle);
+        }
+        vmmgraph_device_close(self.device);
+    }
+}
+
+/// What the library logs as an error: a failure that could not be undone, or books that do not balance (debug builds look).
+static ERRORS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+unsafe extern "C" fn error_logged(_: i32, text: *const c_char, length: usize, _: *mut c_void) {
+    let text = unsafe { std::slice::from_raw_parts(text.cast::<u8>(), length) };
+    ERRORS.lock().unwrap().push(String::from_utf8_lossy(text).into_owned());
+}
+
+#[test]
+fn valid_calls_do_what_the_model_says() {
+    let status = unsafe { vmmgraph_set_log_sink(Some(error_logged), null_mut(), None, VMMGRAPH_LOG_ERROR) };
+    assert_eq!(status, VMMGRAPH_OK);
+    fuzz::fuzz("model", |input| {
+        let mut world = World::new();
+        let mut turns = 0;
+        while !input.is_empty() && turns < 200 {
+            world.act(input);
+            world.check();
+            let errors = std::mem::take(&mut *ERRORS.lock().unwrap());
+            assert!(errors.is_empty(), "{errors:?}");
+            turns += 1;
+        }
+        world.end(input);
+    });
+}

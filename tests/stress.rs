@@ -1,0 +1,351 @@
+//! Sixteen threads do everything to the same arenas at once, and every byte they may rely on is looked at.
+//!
+//! * Spaces that all threads open, capture into, seal, replay and drop: a replay stamps and checks the blocks in the order of the
+//!   capture, inside `launch`, which nothing else may overlap. Blocks that were retained keep their stamp whatever others replay.
+//! * One open space that all threads allocate from, each on its own stream: live blocks are never on one page.
+//!
+//! VMMGRAPH_STRESS_SECONDS says for how long; 3 if it is not set.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::{Duration, Instant};
+
+use vmmgraph::driver::{HostDriver, SharedDriver};
+use vmmgraph::{
+    Address, Device, Error, HostOptions, Options, RetainPolicy, SharedVmmAllocator, Space, Stream,
+};
+use vmmgraph_testkit::Stamps;
+
+const THREADS: u64 = 16;
+const STREAMS: u64 = 3;
+/// Small enough that the threads often run out of it.
+const MEMORY: u64 = 96 << 20;
+
+fn seconds() -> Duration {
+    let text = std::env::var("VMMGRAPH_STRESS_SECONDS").unwrap_or_default();
+    Duration::from_secs_f64(text.parse().unwrap_or(3.0))
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % n
+    }
+
+    /// Mostly small, sometimes of several pages.
+    fn bytes(&mut self) -> u64 {
+        match self.below(4) {
+            0 => 1 + self.below(2000),
+            1 => 1 + self.below(20 << 10),
+            2 => 1 + self.below(200 << 10),
+            _ => 1 + self.below(1 << 20),
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Allocate(usize),
+    Free(usize),
+}
+
+struct Block {
+    at: Address,
+    bytes: u64,
+    /// A second stream uses it: once freed, nothing takes its place until the seal.
+    crossing: bool,
+    live: bool,
+}
+
+/// What was done to a space, in order. Its lock makes the order of the calls known.
+#[derive(Default)]
+struct History {
+    steps: Vec<Step>,
+    blocks: Vec<Block>,
+    sealed: Option<RetainPolicy>,
+    /// The stamp of the last replay.
+    round: u32,
+}
+
+struct Shape {
+    space: Arc<Space>,
+    history: Mutex<History>,
+}
+
+#[derive(Default)]
+struct Counts {
+    calls: AtomicU64,
+    checked: AtomicU64,
+    replays: AtomicU64,
+    refused: AtomicU64,
+}
+
+struct World {
+    driver: SharedDriver,
+    device: Arc<Device>,
+    arena: SharedVmmAllocator,
+    shapes: Mutex<Vec<Arc<Shape>>>,
+    /// The space of all threads, in an arena of its own.
+    common: RwLock<Arc<Space>>,
+    common_arena: SharedVmmAllocator,
+    counts: Counts,
+    rounds: AtomicU64,
+}
+
+fn stamp(space: &Space, round: u32, id: usize) -> u32 {
+    (space.id() as u32).wrapping_mul(0x9e37_79b9) ^ round.wrapping_mul(0x85eb_ca6b) ^ id as u32
+}
+
+impl World {
+    fn new() -> (Arc<HostDriver>, Self) {
+        let host = HostDriver::new(0, HostOptions { granularity: 4096, memory_bytes: MEMORY }).unwrap();
+        let host = Arc::new(host);
+        let driver: SharedDriver = host.clone();
+        let device = Device::with_driver(host.clone());
+        let options =
+            Options { small_page_bytes: 16 << 10, large_page_bytes: 128 << 10, ..Options::default() };
+        let arena = SharedVmmAllocator::new(&device, &options).unwrap();
+        let common_arena = SharedVmmAllocator::new(&device, &options).unwrap();
+        let common = RwLock::new(common_arena.open_space().unwrap());
+        let (shapes, counts, rounds) = (Mutex::default(), Counts::default(), AtomicU64::new(1));
+        (host, Self { driver, device, arena, shapes, common, common_arena, counts, rounds })
+    }
+
+    fn any_shape(&self, random: &mut Random) -> Option<Arc<Shape>> {
+        let shapes = self.shapes.lock().unwrap();
+        let pick = random.below(shapes.len().max(1) as u64) as usize;
+        shapes.get(pick).cloned()
+    }
+
+    /// The only refusals there may be, and none of them may change anything.
+    fn allowed(&self, error: &Error) {
+        assert!(error.is_out_of_memory(), "{error}");
+        self.counts.refused.fetch_add(1, Relaxed);
+    }
+
+    fn capture(&self, shape: &Shape, random: &mut Random) {
+        let mut history = shape.history.lock().unwrap();
+        if history.sealed.is_some() {
+            assert!(matches!(shape.space.allocate(512, Stream(0)), Err(Error::WrongState { .. })));
+            return;
+        }
+        let live: Vec<usize> = (0..history.blocks.len()).filter(|id| history.blocks[*id].live).collect();
+        if live.len() < 24 && (live.len() < 4 || random.below(2) == 0) {
+            let bytes = random.bytes();
+            match shape.space.allocate(bytes, Stream(random.below(STREAMS))) {
+                Ok(at) => {
+                    let id = history.blocks.len();
+                    history.blocks.push(Block { at, bytes, crossing: false, live: true });
+                    history.steps.push(Step::Allocate(id));
+                }
+                Err(error) => self.allowed(&error),
+            }
+        } else {
+            let id = live[random.below(live.len() as u64) as usize];
+            let at = history.blocks[id].at;
+            if random.below(4) == 0 {
+                shape.space.record_stream(at, Stream(7)).unwrap();
+                history.blocks[id].crossing = true;
+            } else {
+                shape.space.free(at).unwrap();
+                history.blocks[id].live = false;
+                history.steps.push(Step::Free(id));
+            }
+        }
+    }
+
+    fn seal(&self, shape: &Shape, random: &mut Random) {
+        let mut history = shape.history.lock().unwrap();
+        if history.sealed.is_some() {
+            return assert!(matches!(shape.space.seal(), Err(Error::WrongState { .. })));
+        }
+        let policy = if random.below(4) == 0 { RetainPolicy::Share } else { RetainPolicy::Retain };
+        match shape.space.seal_with(policy) {
+            Ok(report) => {
+                let live = history.blocks.iter().filter(|block| block.live).count();
+                assert_eq!(report.retained.len(), live);
+                history.sealed = Some(policy);
+            }
+            Err(error) => self.allowed(&error),
+        }
+    }
+
+    fn replay(&self, shape: &Shape, random: &mut Random) {
+        let mut history = shape.history.lock().unwrap();
+        let stream = Stream(random.below(STREAMS));
+        if history.sealed.is_none() {
+            let early = shape.space.replay(stream, || panic!("launched an open space"));
+            return assert!(matches!(early, Err(Error::WrongState { .. })));
+        }
+        let stamps = Stamps::new(&self.driver, stream);
+        let round = self.rounds.fetch_add(1, Relaxed) as u32;
+        let launch = || {
+            let mut checked = 0;
+            let mut holds = |id: usize| {
+                let Block { at, bytes, .. } = history.blocks[id];
+                checked += 1;
+                assert!(
+                    stamps.holds(at, bytes, stamp(&shape.space, round, id)).unwrap(),
+                    "block {id} was overwritten"
+                );
+            };
+            let mut parked = Vec::new();
+            for step in &history.steps {
+                match *step {
+                    Step::Allocate(id) => {
+                        let Block { at, bytes, .. } = history.blocks[id];
+                        stamps.write(at, bytes, stamp(&shape.space, round, id)).unwrap();
+                    }
+                    Step::Free(id) => {
+                        holds(id);
+                        if history.blocks[id].crossing {
+                            parked.push(id);
+                        }
+                    }
+                }
+            }
+            parked.into_iter().for_each(&mut holds);
+            (0..history.blocks.len()).filter(|id| history.blocks[*id].live).for_each(&mut holds);
+            checked
+        };
+        let checked = shape.space.replay(stream, launch).unwrap();
+        history.round = round;
+        self.counts.checked.fetch_add(checked, Relaxed);
+        self.counts.replays.fetch_add(1, Relaxed);
+    }
+
+    /// Looks at what a sealed space retained, and perhaps frees some of it.
+    fn retained(&self, shape: &Shape, random: &mut Random) {
+        let mut history = shape.history.lock().unwrap();
+        if history.sealed != Some(RetainPolicy::Retain) || history.round == 0 {
+            return;
+        }
+        let stamps = Stamps::new(&self.driver, Stream(0));
+        let round = history.round;
+        for (id, block) in history.blocks.iter_mut().enumerate().filter(|(_, block)| block.live) {
+            self.counts.checked.fetch_add(1, Relaxed);
+            let kept = stamps.holds(block.at, block.bytes, stamp(&shape.space, round, id)).unwrap();
+            assert!(kept, "another graph wrote to retained block {id}");
+            if random.below(6) == 0 {
+                shape.space.free(block.at).unwrap();
+                block.live = false;
+            }
+        }
+        // A replay of a space whose retained blocks were freed still writes there, in order with the others.
+    }
+
+    /// A block of the space of all threads, stamped for as long as it lives.
+    fn common(&self, random: &mut Random, thread: u64) {
+        let space = self.common.read().unwrap();
+        let stamps = Stamps::new(&self.driver, Stream(0));
+        let mut held = HashMap::new();
+        for turn in 0..8u32 {
+            let (bytes, mark) =
+                (random.bytes(), (thread as u32) << 24 | turn << 16 | random.below(1 << 16) as u32);
+            match space.allocate(bytes, Stream(thread % 5)) {
+                Ok(at) => {
+                    stamps.write(at, bytes, mark).unwrap();
+                    held.insert(at, (bytes, mark));
+                }
+                Err(error) => self.allowed(&error),
+            }
+            if random.below(2) == 0 {
+                std::thread::yield_now();
+            }
+        }
+        for (at, (bytes, mark)) in held {
+            self.counts.checked.fetch_add(1, Relaxed);
+            let kept = stamps.holds(at, bytes, mark).unwrap();
+            assert!(kept, "{at:?}: two live blocks of one space share memory");
+            space.free(at).unwrap();
+        }
+        drop(space);
+        if random.below(40) == 0 {
+            // Alone: while pages are exchanged, nobody may touch the blocks, and two open spaces of one arena share pages.
+            let mut space = self.common.write().unwrap();
+            for _ in 0..3 {
+                let _ = space.allocate(random.bytes(), Stream(0)).map_err(|error| self.allowed(&error));
+            }
+            let _ = space.seal().map_err(|error| self.allowed(&error));
+            *space = self.common_arena.open_space().unwrap();
+        }
+    }
+
+    fn act(&self, random: &mut Random, thread: u64) {
+        self.counts.calls.fetch_add(1, Relaxed);
+        let shape = self.any_shape(random);
+        match (random.below(32), shape) {
+            (0..=1, _) | (_, None) => {
+                let space = self.arena.open_space().unwrap();
+                let shape = Arc::new(Shape { space, history: Mutex::default() });
+                self.shapes.lock().unwrap().push(shape);
+            }
+            (2, _) => {
+                let mut shapes = self.shapes.lock().unwrap();
+                let dropped = (shapes.len() > 12).then(|| {
+                    let pick = random.below(shapes.len() as u64) as usize;
+                    shapes.swap_remove(pick)
+                });
+                drop(shapes);
+                // Perhaps not the last reference: then another thread drops it, in the middle of what it does.
+                drop(dropped);
+            }
+            (3..=16, Some(shape)) => self.capture(&shape, random),
+            (17..=18, Some(shape)) => self.seal(&shape, random),
+            (19..=22, Some(shape)) => self.replay(&shape, random),
+            (23..=24, Some(shape)) => self.retained(&shape, random),
+            (25, _) => drop(self.arena.trim().unwrap()),
+            (26, _) => self.arena.mark().unwrap(),
+            (27, _) => {
+                let stats = self.arena.stats();
+                assert_eq!(stats.blocks, stats.spaces.iter().map(|space| space.blocks).sum::<u64>());
+                let snapshot = self.arena.snapshot();
+                assert!(snapshot.to_json().len() > 2 && snapshot.to_string().lines().count() > 1);
+            }
+            (28, _) => self.device.pool().audit().unwrap(),
+            _ => self.common(random, thread),
+        }
+        assert!(self.device.stats().peak_physical_bytes <= MEMORY);
+    }
+}
+
+#[test]
+fn sixteen_threads() {
+    let (host, world) = World::new();
+    let until = Instant::now() + seconds();
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let world = &world;
+            scope.spawn(move || {
+                let mut random = Random(0x9e37_79b9_7f4a_7c15 ^ (thread + 1) << 17);
+                while Instant::now() < until {
+                    world.act(&mut random, thread);
+                }
+            });
+        }
+    });
+    let World { device, arena, shapes, common, common_arena, counts, .. } = world;
+    let [calls, checked, replays, refused] =
+        [&counts.calls, &counts.checked, &counts.replays, &counts.refused].map(|n| n.load(Relaxed));
+    println!(
+        "{THREADS} threads: {calls} calls, {replays} replays, {checked} blocks checked, {refused} refused for lack of memory"
+    );
+    assert!(calls > 1000 && replays > 10 && checked > 100, "nothing happened");
+    assert_eq!(device.pool().audit_idle(), Ok(()));
+
+    drop((shapes, common));
+    assert_eq!((device.stats().mappings, device.stats().retained_bytes), (0, 0));
+    arena.trim().unwrap();
+    common_arena.trim().unwrap();
+    assert_eq!(device.pool().audit_idle(), Ok(()));
+    let stats = device.stats();
+    assert_eq!((stats.physical_bytes, stats.pages, stats.reserved_bytes, stats.pending), (0, 0, 0, 0));
+    assert_eq!((stats.pages_created, stats.maps), (stats.pages_released, stats.unmaps));
+    drop((arena, common_arena, device));
+    assert_eq!(host.leftovers(), [0; 4]);
+}
