@@ -57,15 +57,21 @@ pub(super) fn guard_closing(
     }
 }
 
+/// The failure of a null pointer.
+pub(super) fn null() -> Failure {
+    let error = Error::InvalidArgument { what: "a pointer", value: 0, expected: "not null" };
+    Failure::Status(VMMGRAPH_ERROR_NULL_ARGUMENT, error)
+}
+
+fn not_null<T>(pointer: *const T) -> Result<(), Failure> {
+    if pointer.is_null() { Err(null()) } else { Ok(()) }
+}
+
 /// The place a pointer points to.
 ///
 /// # Safety
 /// The pointer is null or good for reads and writes while the reference lives.
 pub(super) unsafe fn out<'a, T>(pointer: *mut T) -> Result<&'a mut T, Failure> {
-    let null = || {
-        let error = Error::InvalidArgument { what: "a pointer", value: 0, expected: "not null" };
-        Failure::Status(VMMGRAPH_ERROR_NULL_ARGUMENT, error)
-    };
     // SAFETY: the caller's contract.
     unsafe { pointer.as_mut() }.ok_or_else(null)
 }
@@ -96,6 +102,60 @@ pub(super) unsafe fn options<T: Copy>(pointer: *const T) -> Result<Option<T>, Fa
     check_size::<T>(unsafe { *pointer.cast::<usize>() })?;
     // SAFETY: the struct is as long as a `T`.
     Ok(Some(unsafe { *pointer }))
+}
+
+/// The items a pointer points to.
+///
+/// # Safety
+/// The pointer is null or good for reads of `count` items while the slice lives.
+pub(super) unsafe fn items<'a, T>(pointer: *const T, count: usize) -> Result<&'a [T], Failure> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    check_items(pointer, count)?;
+    // SAFETY: not null, and `count` items by the caller's contract, which are no more than a slice may have.
+    Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
+}
+
+/// The items a pointer points to, to be written.
+///
+/// # Safety
+/// The pointer is null or good for reads and writes of `count` items, by nobody else, while the slice lives.
+pub(super) unsafe fn items_mut<'a, T>(pointer: *mut T, count: usize) -> Result<&'a mut [T], Failure> {
+    if count == 0 {
+        return Ok(&mut []);
+    }
+    check_items(pointer, count)?;
+    // SAFETY: as in `items`.
+    Ok(unsafe { std::slice::from_raw_parts_mut(pointer, count) })
+}
+
+fn check_items<T>(pointer: *const T, count: usize) -> Result<(), Failure> {
+    if count.checked_mul(size_of::<T>()).is_none_or(|bytes| bytes > isize::MAX as usize) {
+        let expected = "what an address space can hold";
+        return Err(Error::InvalidArgument { what: "a count", value: count as i128, expected }.into());
+    }
+    not_null(pointer)
+}
+
+/// Copies as many items as there is room for.
+///
+/// # Safety
+/// `to` is null or good for writes of `capacity` items.
+pub(super) unsafe fn copy_items<T: Copy>(from: &[T], to: *mut T, capacity: usize) -> Result<(), Failure> {
+    if capacity > 0 {
+        not_null(to)?;
+        // SAFETY: not null, so good for `capacity` items by the caller's contract; both have as many as are copied.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len().min(capacity)) };
+    }
+    Ok(())
+}
+
+/// What a number of C stands for: its place in `all`.
+pub(super) fn pick<T: Copy>(what: &'static str, number: i32, all: &[T]) -> Result<T, Failure> {
+    let found = usize::try_from(number).ok().and_then(|number| all.get(number).copied());
+    let expected = "one of the header's numbers for it";
+    found.ok_or_else(|| Error::InvalidArgument { what, value: number.into(), expected }.into())
 }
 
 #[cfg(test)]
