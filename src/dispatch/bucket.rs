@@ -25,7 +25,9 @@ pub fn xllm_sizes(max: u32) -> Vec<u32> {
 }
 
 /// vLLM's default sizes (`VllmConfig._set_cudagraph_sizes`, vllm-project/vllm): 1, 2, 4, multiples of 8 below 256, then multiples of 16 up
-/// to `max`, which is `min(2 * max_num_seqs * tokens a decode, 512)` unless set. A `max` between two of these sizes is not one itself.
+/// to `max`, which is `min(2 * max_num_seqs * tokens a decode, 512)` unless set (newer releases: 1024 on data-center Blackwell). A `max`
+/// between two of these sizes is not one itself; newer releases add `max_num_batched_tokens` if it is within `max`, and have a list for
+/// interactive use that starts with 1 to 32.
 #[must_use]
 pub fn vllm_sizes(max: u32) -> Vec<u32> {
     let small = [1, 2, 4].into_iter().filter(|size| *size <= max);

@@ -17,7 +17,7 @@ pub const ACL_GRAPH_STREAMS: u32 = 1800;
 ///
 /// Its comments work through 48 layers, data parallel 1, tensor parallel 4, with 1920 streams: 19 with AIV and 12 without. With the
 /// 1800 streams that the code came to use, the same deployment gets 18 and 11. A later version of the AIV branch keeps back, for
-/// dense models, one graph's worth ([`reserve_one`](Self::reserve_one)).
+/// dense models, one graph's worth ([`reserve_one`](Self::reserve_one)). Newer releases have dropped the formula and let a capture fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AclGraphStreams {
     /// Streams that captures may take; [`ACL_GRAPH_STREAMS`] unless known better.

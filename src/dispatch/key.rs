@@ -95,7 +95,7 @@ impl Key {
 pub struct Weights([u16; AXES]);
 
 impl Weights {
-    /// Keeps the weights, in the order of [`Axis::ALL`].
+    /// Keeps the weights, in the order of [`Key::extents`].
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if all are zero.

@@ -160,7 +160,7 @@ impl Group {
     }
 }
 
-/// Chooses buckets for this traffic.
+/// Chooses buckets for this traffic. Where no traffic is known yet, count every size once.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for a shape without any size, for more work than a plan may be (round the shapes to multiples of
