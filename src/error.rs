@@ -45,6 +45,14 @@ pub enum Error {
         /// What it may be.
         expected: &'static str,
     },
+    /// A graph input that cannot be declared so, is not what was declared, or does not fit its bucket.
+    #[error("input {input}: {problem}")]
+    InputMismatch {
+        /// The input's name.
+        input: String,
+        /// What is wrong, with what was found and what may be.
+        problem: String,
+    },
     /// A device number the driver does not have.
     #[error("device {ordinal}: the {driver} driver has {count} device(s)")]
     InvalidDevice {

@@ -36,6 +36,7 @@
 //!   bridge              cxx seam to cpp/torch (feature `bridge`)
 //!   capi                C ABI: include/vmmgraph/vmmgraph.h           knows C, knows everything below
 //!   arena   torch       SharedVmmAllocator; what torch's allocator asks for
+//!   dispatch            beside them: which graph runs a step, budgets, inputs (no driver)
 //!   stats               snapshots
 //!   space   device      blocks, slabs, seal; a device and its pool
 //!   order   pages       replay order; page pool, shared set, reservations
@@ -50,6 +51,7 @@ mod arena;
 mod bridge;
 pub mod capi;
 mod device;
+pub mod dispatch;
 pub mod driver;
 mod error;
 mod order;

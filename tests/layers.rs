@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 /// Lowest first. Modules of one row may name each other only where noted.
 const LAYERS: &[&[&str]] = &[
     &["error", "units", "sync"],
+    // Policy over numbers: it knows no driver.
+    &["dispatch"],
     &["driver"],
     &["pages"],
     &["order", "device"],

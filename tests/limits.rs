@@ -8,7 +8,7 @@
 use std::ffi::{CStr, c_char};
 use std::mem::{size_of, zeroed};
 use std::process::Command;
-use std::ptr::{null, null_mut};
+use std::ptr::null_mut;
 use std::sync::Arc;
 
 use rustix::process::{Resource, Rlimit, setrlimit};

@@ -8,7 +8,8 @@
  *     untouched on failure. vmmgraph_last_error and vmmgraph_last_error_message tell more, for the calling thread.
  *   - Nothing aborts, exits or throws. Out of memory leaves everything usable.
  *   - Handles are checked keys, not addresses: a destroyed, foreign or null handle is VMMGRAPH_ERROR_INVALID_HANDLE.
- *   - Structs begin with struct_size. Zero a struct, set struct_size to its sizeof, and then what differs from the default.
+ *   - Structs begin with struct_size (vmmgraph_key_t and vmmgraph_extent_t never grow and have none). Zero a struct, set
+ *     struct_size to its sizeof, and then what differs from the default.
  *   - A child made by fork after a device was opened gets VMMGRAPH_ERROR_WRONG_STATE from every function but those that explain a
  *     failure. It may exit in any way, and exec. Do not touch blocks there: host memory is shared with the parent.
  *   - Sizes are bytes. Streams are CUstream or cudaStream_t; null is the default stream. All functions are thread-safe.
@@ -122,6 +123,135 @@
 // This machine's memory; addresses are ordinary pointers of this process.
 #define VMMGRAPH_DRIVER_HOST 2
 
+// Options only: decode tries full graphs, then piecewise ones; the other phases piecewise ones.
+#define VMMGRAPH_MODE_DEFAULT 0
+
+// No graph.
+#define VMMGRAPH_MODE_EAGER 1
+
+// Graphs between the attention calls.
+#define VMMGRAPH_MODE_PIECEWISE 2
+
+// One graph.
+#define VMMGRAPH_MODE_FULL 3
+
+// All sequences decode.
+#define VMMGRAPH_PHASE_DECODE 0
+
+// All sequences prefill.
+#define VMMGRAPH_PHASE_PREFILL 1
+
+// Some of each.
+#define VMMGRAPH_PHASE_MIXED 2
+
+// A graph of exactly this shape is there.
+#define VMMGRAPH_REASON_HIT 0
+
+// A graph of a larger shape is there.
+#define VMMGRAPH_REASON_PADDED 1
+
+// This step is to be captured.
+#define VMMGRAPH_REASON_CAPTURED 2
+
+// Eager: the options say so for this phase.
+#define VMMGRAPH_REASON_MODE_EAGER 3
+
+// Eager: more tokens than most_tokens.
+#define VMMGRAPH_REASON_ABOVE_THRESHOLD 4
+
+// Eager: no bucket covers the step.
+#define VMMGRAPH_REASON_TOO_LARGE 5
+
+// Eager: the caller says that this step cannot be in a graph.
+#define VMMGRAPH_REASON_NOT_CAPTURABLE 6
+
+// Eager: the graph is not there, and graphs are not captured while serving.
+#define VMMGRAPH_REASON_NOT_CAPTURED 7
+
+// Eager: the graph is being captured elsewhere.
+#define VMMGRAPH_REASON_BEING_CAPTURED 8
+
+// Eager: most_graphs are there.
+#define VMMGRAPH_REASON_BUDGET 9
+
+// Eager: capturing this bucket failed before.
+#define VMMGRAPH_REASON_CAPTURE_FAILED 10
+
+// A capture ahead of traffic begins. The slot is the caller's until the capture is reported as done or failed.
+#define VMMGRAPH_GRAPH_BEGIN 0
+
+// The graph is there.
+#define VMMGRAPH_GRAPH_CAPTURED 1
+
+// The capture failed: the bucket runs eagerly until it is forgiven.
+#define VMMGRAPH_GRAPH_FAILED 2
+
+// The graph was dropped; it may be captured again.
+#define VMMGRAPH_GRAPH_EVICTED 3
+
+// A failed bucket may be tried again.
+#define VMMGRAPH_GRAPH_FORGIVEN 4
+
+// Written by the host before every step; travels with the other host inputs in one copy.
+#define VMMGRAPH_ROLE_HOST_INPUT 0
+
+// Written by the device before the graph runs.
+#define VMMGRAPH_ROLE_DEVICE_INPUT 1
+
+// Written by the graph.
+#define VMMGRAPH_ROLE_OUTPUT 2
+
+// Missing elements are 0.
+#define VMMGRAPH_PAD_ZERO 0
+
+// Missing elements are the nearest one that the step has, in every dimension.
+#define VMMGRAPH_PAD_REPEAT_LAST 1
+
+// Missing elements are pad_bits.
+#define VMMGRAPH_PAD_VALUE 2
+
+// Always `times` long.
+#define VMMGRAPH_EXTENT_FIXED 0
+
+// `times` the bucket's size along `axis`, plus `plus`.
+#define VMMGRAPH_EXTENT_ALONG 1
+
+// At most `times` long, as each step needs it; the first dimension only. The rest is neither padded nor copied.
+#define VMMGRAPH_EXTENT_UP_TO 2
+
+// One byte: false or true.
+#define VMMGRAPH_DTYPE_BOOL 0
+
+// Unsigned, 8 bits.
+#define VMMGRAPH_DTYPE_U8 1
+
+// Signed, 8 bits.
+#define VMMGRAPH_DTYPE_I8 2
+
+// Signed, 16 bits.
+#define VMMGRAPH_DTYPE_I16 3
+
+// Signed, 32 bits.
+#define VMMGRAPH_DTYPE_I32 4
+
+// Signed, 64 bits.
+#define VMMGRAPH_DTYPE_I64 5
+
+// IEEE half.
+#define VMMGRAPH_DTYPE_F16 6
+
+// bfloat16.
+#define VMMGRAPH_DTYPE_BF16 7
+
+// IEEE single.
+#define VMMGRAPH_DTYPE_F32 8
+
+// IEEE double.
+#define VMMGRAPH_DTYPE_F64 9
+
+// Any float of 8 bits.
+#define VMMGRAPH_DTYPE_F8 10
+
 // Nothing is logged.
 #define VMMGRAPH_LOG_OFF 0
 
@@ -140,6 +270,12 @@
 // Everything.
 #define VMMGRAPH_LOG_TRACE 5
 
+// The list of xLLM: 1, 2, 4, 8, then multiples of 16 up to the first that holds `max`.
+#define VMMGRAPH_SIZES_XLLM 0
+
+// The default list of vLLM: 1, 2, 4, multiples of 8 below 256, then multiples of 16 up to `max`.
+#define VMMGRAPH_SIZES_VLLM 1
+
 // Being captured: blocks may be allocated.
 #define VMMGRAPH_SPACE_OPEN 0
 
@@ -154,6 +290,12 @@ typedef struct vmmgraph_arena vmmgraph_arena;
 
 // Never defined: a vmmgraph_device_t is a key, not an address.
 typedef struct vmmgraph_device vmmgraph_device;
+
+// Never defined: a vmmgraph_dispatcher_t is a key, not an address.
+typedef struct vmmgraph_dispatcher vmmgraph_dispatcher;
+
+// Never defined: a vmmgraph_input_plan_t is a key, not an address.
+typedef struct vmmgraph_input_plan vmmgraph_input_plan;
 
 // Never defined: a vmmgraph_space_t is a key, not an address.
 typedef struct vmmgraph_space vmmgraph_space;
@@ -300,12 +442,171 @@ typedef struct vmmgraph_device_stats_t {
   uint64_t pending;
 } vmmgraph_device_stats_t;
 
+// A shape: of a step, or of the graph that runs it (a bucket). Never grows, so it has no struct_size.
+typedef struct vmmgraph_key_t {
+  // What but size makes graphs differ; compared for equality.
+  uint32_t variant;
+  // Sizes that padding may raise: tokens, batch, KV-cache pages, one of the caller's own. 0 where an axis plays no part.
+  uint32_t extents[4];
+} vmmgraph_key_t;
+
+// How a dispatcher decides. Zero everything, then set struct_size and what differs from the default; 0 is the default.
+typedef struct vmmgraph_dispatcher_options_t {
+  // sizeof(vmmgraph_dispatcher_options_t).
+  size_t struct_size;
+  // Buckets of full graphs, in any order.
+  const struct vmmgraph_key_t *full;
+  // How many.
+  size_t full_count;
+  // Buckets of piecewise graphs, in any order.
+  const struct vmmgraph_key_t *piecewise;
+  // How many.
+  size_t piecewise_count;
+  // What one more along each axis costs; all 0: a token costs 1 and nothing else counts.
+  uint16_t weights[4];
+  // Bits of a step's variant that do not count for piecewise graphs.
+  uint32_t piecewise_ignores;
+  // Steps of more tokens run eagerly; 0: no limit.
+  uint32_t most_tokens;
+  // Most graphs that are there or being captured at once; 0: no limit.
+  uint32_t most_graphs;
+  // 1: a graph that is not there is not captured by the step that needs it.
+  int32_t ahead_only;
+  // The modes that steps of each VMMGRAPH_PHASE try, first and second.
+  int32_t modes[3][2];
+} vmmgraph_dispatcher_options_t;
+
+// A dispatcher: decides which graph runs a step, and counts why. It holds no graph. Calls with it are thread-safe.
+typedef struct vmmgraph_dispatcher *vmmgraph_dispatcher_t;
+
+// What to do with a step, and why.
+typedef struct vmmgraph_decision_t {
+  // Set to sizeof(vmmgraph_decision_t) before the call.
+  size_t struct_size;
+  // VMMGRAPH_MODE_EAGER, _PIECEWISE or _FULL.
+  int32_t mode;
+  // A VMMGRAPH_REASON.
+  int32_t reason;
+  // 1: capture the graph, and report VMMGRAPH_GRAPH_CAPTURED or _FAILED; 0: replay it, or run eagerly.
+  int32_t capture;
+  // The graph's number, from 0; UINT32_MAX for an eager step.
+  uint32_t slot;
+  // The shape to pad to; zeros for an eager step.
+  struct vmmgraph_key_t bucket;
+  // 0.
+  uint32_t reserved;
+} vmmgraph_decision_t;
+
+// How long a dimension is. Never grows, so it has no struct_size.
+typedef struct vmmgraph_extent_t {
+  // VMMGRAPH_EXTENT_FIXED, _ALONG or _UP_TO.
+  int32_t kind;
+  // Which of a key's extents, from 0; _ALONG only.
+  int32_t axis;
+  // The length or the factor.
+  uint32_t times;
+  // The summand; _ALONG only.
+  uint32_t plus;
+} vmmgraph_extent_t;
+
+// An input or output, declared once.
+typedef struct vmmgraph_input_t {
+  // sizeof(vmmgraph_input_t).
+  size_t struct_size;
+  // Its name, unique, UTF-8, zero-terminated; copied.
+  const char *name;
+  // A VMMGRAPH_DTYPE.
+  int32_t dtype;
+  // A VMMGRAPH_ROLE.
+  int32_t role;
+  // A VMMGRAPH_PAD.
+  int32_t pad;
+  // Dimensions, 1 to 4.
+  int32_t rank;
+  // VMMGRAPH_PAD_VALUE: an element's bits, little-endian.
+  uint64_t pad_bits;
+  // The dimensions, outermost first.
+  struct vmmgraph_extent_t shape[4];
+} vmmgraph_input_t;
+
+// An input plan: where a graph's inputs and outputs lie in one arena, packed anew for each bucket. It holds no memory. Calls with it
+// are thread-safe.
+typedef struct vmmgraph_input_plan *vmmgraph_input_plan_t;
+
+// What an input plan needs.
+typedef struct vmmgraph_input_plan_info_t {
+  // Set to sizeof(vmmgraph_input_plan_info_t) before the call.
+  size_t struct_size;
+  // Bytes of the device arena. It must be aligned as the inputs are.
+  uint64_t arena_bytes;
+  // Bytes of host staging memory that every bucket fits.
+  uint64_t staging_bytes;
+  // Where outputs begin in the arena, for every bucket.
+  uint64_t outputs_offset;
+} vmmgraph_input_plan_info_t;
+
+// An input's or output's place in one bucket.
+typedef struct vmmgraph_input_view_t {
+  // Set to sizeof(vmmgraph_input_view_t) before the call.
+  size_t struct_size;
+  // Bytes from the start of the arena; for a host input, also from the start of staging memory.
+  uint64_t offset;
+  // Bytes of the whole shape.
+  uint64_t bytes;
+  // The shape, outermost dimension first; 0 behind the last.
+  uint32_t shape[4];
+  // Its dimensions.
+  int32_t rank;
+  // 0.
+  int32_t reserved;
+} vmmgraph_input_view_t;
+
+// A step's data for one host input.
+typedef struct vmmgraph_step_input_t {
+  // sizeof(vmmgraph_step_input_t).
+  size_t struct_size;
+  // The elements, contiguous.
+  const void *data;
+  // Their bytes.
+  size_t bytes;
+  // The shape, outermost dimension first.
+  uint32_t shape[4];
+  // Its dimensions.
+  int32_t rank;
+  // A VMMGRAPH_DTYPE.
+  int32_t dtype;
+} vmmgraph_step_input_t;
+
 // Receives one line of text: `length` bytes of UTF-8, not zero-terminated, valid during the call. May be called from any thread,
 // with no lock of the library's held that the caller could need; must not throw.
 typedef void (*vmmgraph_log_fn)(int32_t level, const char *text, size_t length, void *user);
 
 // Called once with `user` when a sink is no longer in use.
 typedef void (*vmmgraph_drop_fn)(void *user);
+
+// What graphs may take and cost. Zero everything, then set struct_size and what differs from the default; 0 is the default.
+typedef struct vmmgraph_plan_options_t {
+  // sizeof(vmmgraph_plan_options_t).
+  size_t struct_size;
+  // What one more along each axis costs; all 0: a token costs 1 and nothing else counts.
+  uint16_t weights[4];
+  // Most graphs; 0: no limit.
+  uint32_t most_graphs;
+  // 0.
+  uint32_t reserved;
+  // Most bytes that graphs add by themselves; 0: no limit.
+  uint64_t most_graph_bytes;
+  // Bytes that one more graph adds (executable graph, retained blocks).
+  uint64_t graph_bytes;
+  // Most bytes of shared pages; 0: no limit.
+  uint64_t most_pool_bytes;
+  // Bytes of shared pages that the smallest graph needs.
+  uint64_t pool_base_bytes;
+  // Bytes of shared pages for each unit of a bucket's weight.
+  uint64_t pool_unit_bytes;
+  // What an eager step costs in the unit of padding; 0: more than any padding.
+  uint64_t eager_step;
+} vmmgraph_plan_options_t;
 
 // A space: the addresses of one capture. Calls with it are thread-safe.
 typedef struct vmmgraph_space *vmmgraph_space_t;
@@ -484,6 +785,119 @@ VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_stats(vmmgraph_device_t device,
                                         struct vmmgraph_device_stats_t *stats);
 
+// Makes a dispatcher without any graph.
+//
+// Arguments:
+// `options` is null or points to a struct whose struct_size is set and whose arrays have as many keys as it says; `dispatcher` is
+// null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_dispatcher_create(const struct vmmgraph_dispatcher_options_t *options,
+                                             vmmgraph_dispatcher_t *dispatcher);
+
+// Ends a dispatcher.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_dispatcher_destroy(vmmgraph_dispatcher_t dispatcher);
+
+// Decides for one step and counts the decision. `capturable` is 0 if the caller knows that the step cannot be in a graph, else 1.
+//
+// Arguments:
+// `step` is null or readable; `decision` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_dispatch(vmmgraph_dispatcher_t dispatcher,
+                                    const struct vmmgraph_key_t *step,
+                                    int32_t phase,
+                                    int32_t capturable,
+                                    struct vmmgraph_decision_t *decision);
+
+// The index-th graph to capture ahead of traffic, from 0, largest first in each mode: its mode, slot and bucket. Counts nothing.
+// VMMGRAPH_ERROR_INVALID_ARGUMENT behind the last.
+//
+// Arguments:
+// `decision` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_dispatcher_slot(vmmgraph_dispatcher_t dispatcher,
+                                           size_t index,
+                                           struct vmmgraph_decision_t *decision);
+
+// Tells a dispatcher what became of a graph: one of VMMGRAPH_GRAPH. VMMGRAPH_ERROR_WRONG_STATE if that cannot be.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_dispatcher_report(vmmgraph_dispatcher_t dispatcher,
+                                             uint32_t slot,
+                                             int32_t event);
+
+// Steps that ran in that mode for that reason.
+//
+// Arguments:
+// `steps` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_dispatcher_steps(vmmgraph_dispatcher_t dispatcher,
+                                            int32_t mode,
+                                            int32_t reason,
+                                            uint64_t *steps);
+
+// All counters in Prometheus's text exposition format, with `count` labels on every sample: their names, then as many values, UTF-8.
+// Copies at most `capacity` bytes, zero-terminated if capacity is not 0, and writes the bytes needed (terminator included) to `needed`;
+// either may be null.
+//
+// Arguments:
+// `labels` points to 2 * `count` zero-terminated texts, or `count` is 0; `buffer` is null or points to `capacity` writable bytes;
+// `needed` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_dispatcher_prometheus(vmmgraph_dispatcher_t dispatcher,
+                                                 const char *const *labels,
+                                                 size_t count,
+                                                 char *buffer,
+                                                 size_t capacity,
+                                                 size_t *needed);
+
+// Lays inputs and outputs out for every bucket, each at a multiple of `alignment` bytes (a power of two from 256 to 2 MiB; 0: 512).
+//
+// Arguments:
+// `inputs` points to `input_count` structs, all with their struct_size, or that is 0; `buckets` to `bucket_count` keys, or that is 0;
+// `plan` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_input_plan_create(const struct vmmgraph_input_t *inputs,
+                                             size_t input_count,
+                                             const struct vmmgraph_key_t *buckets,
+                                             size_t bucket_count,
+                                             uint64_t alignment,
+                                             vmmgraph_input_plan_t *plan);
+
+// Ends an input plan.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_input_plan_destroy(vmmgraph_input_plan_t plan);
+
+// What the plan needs.
+//
+// Arguments:
+// `info` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_input_plan_info(vmmgraph_input_plan_t plan,
+                                           struct vmmgraph_input_plan_info_t *info);
+
+// The place of an input or output, by its number in the declaration, in a bucket.
+//
+// Arguments:
+// `bucket` is null or readable; `view` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_input_plan_view(vmmgraph_input_plan_t plan,
+                                           const struct vmmgraph_key_t *bucket,
+                                           size_t input,
+                                           struct vmmgraph_input_view_t *view);
+
+// Writes one host input of a step into staging memory, padded to its bucket, and where in staging memory it ends. One copy from
+// the start of staging memory to the start of the arena, as long as the largest of these ends, covers the step.
+//
+// Arguments:
+// `bucket` is null or readable; `step` points to a struct whose struct_size is set and whose data has as many bytes as it says;
+// `staging` points to `staging_bytes` writable bytes that do not overlap the data; `end` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_input_plan_pack(vmmgraph_input_plan_t plan,
+                                           const struct vmmgraph_key_t *bucket,
+                                           size_t input,
+                                           const struct vmmgraph_step_input_t *step,
+                                           void *staging,
+                                           size_t staging_bytes,
+                                           uint64_t *end);
+
 // Sends log lines up to `max_level` to `sink` from now on; null: to nobody, or to stderr if VMMGRAPH_LOG says so. The sink
 // before is dropped once nobody is inside it.
 //
@@ -494,6 +908,32 @@ vmmgraph_status_t vmmgraph_set_log_sink(vmmgraph_log_fn sink,
                                         void *user,
                                         vmmgraph_drop_fn drop,
                                         int32_t max_level);
+
+// The sizes of a VMMGRAPH_SIZES list up to `max`, at most 2^20, ascending. Writes at most `capacity` of them and how many there are.
+//
+// Arguments:
+// `sizes` points to `capacity` writable numbers, or `capacity` is 0; `count` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_sizes(int32_t list,
+                                 uint32_t max,
+                                 uint32_t *sizes,
+                                 size_t capacity,
+                                 size_t *count);
+
+// Chooses the buckets that pad least for steps of these shapes, so many of each, within the limits: exactly along one axis, soundly along
+// several. Writes at most `capacity` of them, ascending, and how many there are.
+//
+// Arguments:
+// `shapes` and `steps` point to `shape_count` items, or that is 0; `options` points to a struct whose struct_size is set; `buckets`
+// points to `capacity` writable keys, or that is 0; `count` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_plan(const struct vmmgraph_key_t *shapes,
+                                const uint64_t *steps,
+                                size_t shape_count,
+                                const struct vmmgraph_plan_options_t *options,
+                                struct vmmgraph_key_t *buckets,
+                                size_t capacity,
+                                size_t *count);
 
 // Opens a space for a capture. The arena's pages stay while the space does, also after the arena is destroyed.
 //

@@ -70,17 +70,23 @@ fn run(close: impl FnOnce(), body: impl FnOnce() -> Result<(), Failure>) -> vmmg
     }
 }
 
+/// The failure of a null pointer given as the argument `what`.
+pub(super) fn null(what: &'static str) -> Failure {
+    let error = Error::InvalidArgument { what, value: 0, expected: "a pointer that is not null" };
+    Failure::Status(VMMGRAPH_ERROR_NULL_ARGUMENT, error)
+}
+
+fn not_null<T>(pointer: *const T, what: &'static str) -> Result<(), Failure> {
+    if pointer.is_null() { Err(null(what)) } else { Ok(()) }
+}
+
 /// The place that the argument `what` points to.
 ///
 /// # Safety
 /// The pointer is null or good for reads and writes while the reference lives.
 pub(super) unsafe fn out<'a, T>(pointer: *mut T, what: &'static str) -> Result<&'a mut T, Failure> {
-    let null = || {
-        let error = Error::InvalidArgument { what, value: 0, expected: "a pointer that is not null" };
-        Failure::Status(VMMGRAPH_ERROR_NULL_ARGUMENT, error)
-    };
     // SAFETY: the caller's contract.
-    unsafe { pointer.as_mut() }.ok_or_else(null)
+    unsafe { pointer.as_mut() }.ok_or_else(|| null(what))
 }
 
 /// Whether a struct's size is the one this library knows.
@@ -109,6 +115,68 @@ pub(super) unsafe fn options<T: Copy>(pointer: *const T) -> Result<Option<T>, Fa
     check_size::<T>(unsafe { *pointer.cast::<usize>() })?;
     // SAFETY: the struct is as long as a `T`.
     Ok(Some(unsafe { *pointer }))
+}
+
+/// The items that the argument `what` points to.
+///
+/// # Safety
+/// The pointer is null or good for reads of `count` items while the slice lives.
+pub(super) unsafe fn items<'a, T>(
+    pointer: *const T,
+    count: usize,
+    what: &'static str,
+) -> Result<&'a [T], Failure> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    check_items(pointer, count, what)?;
+    // SAFETY: not null, and `count` items by the caller's contract, which are no more than a slice may have.
+    Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
+}
+
+/// The items that the argument `what` points to, to be written.
+///
+/// # Safety
+/// The pointer is null or good for reads and writes of `count` items, by nobody else, while the slice lives.
+pub(super) unsafe fn items_mut<'a, T>(
+    pointer: *mut T,
+    count: usize,
+    what: &'static str,
+) -> Result<&'a mut [T], Failure> {
+    if count == 0 {
+        return Ok(&mut []);
+    }
+    check_items(pointer, count, what)?;
+    // SAFETY: as in `items`.
+    Ok(unsafe { std::slice::from_raw_parts_mut(pointer, count) })
+}
+
+fn check_items<T>(pointer: *const T, count: usize, what: &'static str) -> Result<(), Failure> {
+    if count.checked_mul(size_of::<T>()).is_none_or(|bytes| bytes > isize::MAX as usize) {
+        let expected = "what an address space can hold";
+        return Err(Error::InvalidArgument { what: "a count", value: count as i128, expected }.into());
+    }
+    not_null(pointer, what)
+}
+
+/// Copies as many items as there is room for.
+///
+/// # Safety
+/// `to` is null or good for writes of `capacity` items.
+pub(super) unsafe fn copy_items<T: Copy>(from: &[T], to: *mut T, capacity: usize) -> Result<(), Failure> {
+    if capacity > 0 {
+        not_null(to, "the place for the items")?;
+        // SAFETY: not null, so good for `capacity` items by the caller's contract; both have as many as are copied.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len().min(capacity)) };
+    }
+    Ok(())
+}
+
+/// What a number of C stands for: its place in `all`.
+pub(super) fn pick<T: Copy>(what: &'static str, number: i32, all: &[T]) -> Result<T, Failure> {
+    let found = usize::try_from(number).ok().and_then(|number| all.get(number).copied());
+    let expected = "one of the header's numbers for it";
+    found.ok_or_else(|| Error::InvalidArgument { what, value: number.into(), expected }.into())
 }
 
 #[cfg(test)]

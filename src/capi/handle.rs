@@ -9,7 +9,9 @@ use parking_lot::RwLock;
 use slotmap::{DefaultKey, Key, KeyData, SlotMap};
 
 use super::guard::Failure;
+use super::inputs::PlannedInputs;
 use super::status::VMMGRAPH_ERROR_INVALID_HANDLE;
+use crate::dispatch::Dispatcher;
 use crate::error::Error;
 use crate::{Device, SharedVmmAllocator, Space};
 
@@ -17,6 +19,8 @@ enum Object {
     Device(Arc<Device>),
     Arena(Arc<SharedVmmAllocator>),
     Space(Arc<Space>),
+    Dispatcher(Arc<Dispatcher>),
+    Inputs(Arc<PlannedInputs>),
 }
 
 /// An object that C knows by handle.
@@ -50,6 +54,8 @@ handled! {
     Device: Device, "a device handle";
     Arena: SharedVmmAllocator, "an arena handle";
     Space: Space, "a space handle";
+    Dispatcher: Dispatcher, "a dispatcher handle";
+    Inputs: PlannedInputs, "an input plan handle";
 }
 
 type Table = RwLock<SlotMap<DefaultKey, ObjectBox>>;

@@ -10,7 +10,10 @@
 mod status;
 mod arena;
 mod device;
+mod dispatch;
+mod inputs;
 mod log;
+mod plan;
 mod space;
 mod torch;
 
@@ -21,7 +24,10 @@ mod text;
 
 pub use arena::*;
 pub use device::*;
+pub use dispatch::*;
+pub use inputs::*;
 pub use log::*;
+pub use plan::*;
 pub use space::*;
 pub use status::*;
 pub use torch::*;

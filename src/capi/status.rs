@@ -133,7 +133,7 @@ fn last() -> Option<(vmmgraph_status_t, Error)> {
 fn status_of(error: &Error) -> vmmgraph_status_t {
     match error {
         Error::InvalidSize { .. } | Error::InvalidPageSize { .. } => VMMGRAPH_ERROR_INVALID_SIZE,
-        Error::InvalidArgument { .. } => VMMGRAPH_ERROR_INVALID_ARGUMENT,
+        Error::InvalidArgument { .. } | Error::InputMismatch { .. } => VMMGRAPH_ERROR_INVALID_ARGUMENT,
         Error::InvalidDevice { .. } => VMMGRAPH_ERROR_INVALID_DEVICE,
         Error::DeviceInUse { .. } => VMMGRAPH_ERROR_DEVICE_IN_USE,
         Error::ForeignPointer { .. } => VMMGRAPH_ERROR_FOREIGN_POINTER,
@@ -183,6 +183,7 @@ fn describe(status: vmmgraph_status_t, error: &Error) -> vmmgraph_error_info_t {
         Error::Unsupported { device } => info.device = device,
         Error::Driver { code, .. } => info.driver_result = code,
         Error::WrongState { .. }
+        | Error::InputMismatch { .. }
         | Error::DriverMissing
         | Error::SymbolMissing { .. }
         | Error::Closed { .. }

@@ -1,0 +1,325 @@
+//! Input plans.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::Arc;
+
+use super::guard::{Failure, check_size, guard, items, items_mut, null, options, out, pick};
+use super::handle::{get, register, remove};
+use super::plan::{key_of, keys, vmmgraph_key_t};
+use super::status::vmmgraph_status_t;
+use crate::dispatch::{
+    Axis, BucketLayout, BucketSet, Dtype, Extent, Input, InputPlan, Key, PadRule, Role, Weights,
+};
+use crate::error::Error;
+
+/// Never defined: a vmmgraph_input_plan_t is a key, not an address.
+pub struct vmmgraph_input_plan {
+    _private: (),
+}
+
+/// An input plan: where a graph's inputs and outputs lie in one arena, packed anew for each bucket. It holds no memory. Calls with it
+/// are thread-safe.
+pub type vmmgraph_input_plan_t = *mut vmmgraph_input_plan;
+
+/// Written by the host before every step; travels with the other host inputs in one copy.
+pub const VMMGRAPH_ROLE_HOST_INPUT: i32 = 0;
+/// Written by the device before the graph runs.
+pub const VMMGRAPH_ROLE_DEVICE_INPUT: i32 = 1;
+/// Written by the graph.
+pub const VMMGRAPH_ROLE_OUTPUT: i32 = 2;
+
+/// Missing elements are 0.
+pub const VMMGRAPH_PAD_ZERO: i32 = 0;
+/// Missing elements are the nearest one that the step has, in every dimension.
+pub const VMMGRAPH_PAD_REPEAT_LAST: i32 = 1;
+/// Missing elements are pad_bits.
+pub const VMMGRAPH_PAD_VALUE: i32 = 2;
+
+/// Always `times` long.
+pub const VMMGRAPH_EXTENT_FIXED: i32 = 0;
+/// `times` the bucket's size along `axis`, plus `plus`.
+pub const VMMGRAPH_EXTENT_ALONG: i32 = 1;
+/// At most `times` long, as each step needs it; the first dimension only. The rest is neither padded nor copied.
+pub const VMMGRAPH_EXTENT_UP_TO: i32 = 2;
+
+/// One byte: false or true.
+pub const VMMGRAPH_DTYPE_BOOL: i32 = 0;
+/// Unsigned, 8 bits.
+pub const VMMGRAPH_DTYPE_U8: i32 = 1;
+/// Signed, 8 bits.
+pub const VMMGRAPH_DTYPE_I8: i32 = 2;
+/// Signed, 16 bits.
+pub const VMMGRAPH_DTYPE_I16: i32 = 3;
+/// Signed, 32 bits.
+pub const VMMGRAPH_DTYPE_I32: i32 = 4;
+/// Signed, 64 bits.
+pub const VMMGRAPH_DTYPE_I64: i32 = 5;
+/// IEEE half.
+pub const VMMGRAPH_DTYPE_F16: i32 = 6;
+/// bfloat16.
+pub const VMMGRAPH_DTYPE_BF16: i32 = 7;
+/// IEEE single.
+pub const VMMGRAPH_DTYPE_F32: i32 = 8;
+/// IEEE double.
+pub const VMMGRAPH_DTYPE_F64: i32 = 9;
+/// Any float of 8 bits.
+pub const VMMGRAPH_DTYPE_F8: i32 = 10;
+
+/// How long a dimension is. Never grows, so it has no struct_size.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct vmmgraph_extent_t {
+    /// VMMGRAPH_EXTENT_FIXED, _ALONG or _UP_TO.
+    pub kind: i32,
+    /// Which of a key's extents, from 0; _ALONG only.
+    pub axis: i32,
+    /// The length or the factor.
+    pub times: u32,
+    /// The summand; _ALONG only.
+    pub plus: u32,
+}
+
+/// An input or output, declared once.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct vmmgraph_input_t {
+    /// sizeof(vmmgraph_input_t).
+    pub struct_size: usize,
+    /// Its name, unique, UTF-8, zero-terminated; copied.
+    pub name: *const c_char,
+    /// A VMMGRAPH_DTYPE.
+    pub dtype: i32,
+    /// A VMMGRAPH_ROLE.
+    pub role: i32,
+    /// A VMMGRAPH_PAD.
+    pub pad: i32,
+    /// Dimensions, 1 to 4.
+    pub rank: i32,
+    /// VMMGRAPH_PAD_VALUE: an element's bits, little-endian.
+    pub pad_bits: u64,
+    /// The dimensions, outermost first.
+    pub shape: [vmmgraph_extent_t; 4],
+}
+
+/// What an input plan needs.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct vmmgraph_input_plan_info_t {
+    /// Set to sizeof(vmmgraph_input_plan_info_t) before the call.
+    pub struct_size: usize,
+    /// Bytes of the device arena. It must be aligned as the inputs are.
+    pub arena_bytes: u64,
+    /// Bytes of host staging memory that every bucket fits.
+    pub staging_bytes: u64,
+    /// Where outputs begin in the arena, for every bucket.
+    pub outputs_offset: u64,
+}
+
+/// An input's or output's place in one bucket.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct vmmgraph_input_view_t {
+    /// Set to sizeof(vmmgraph_input_view_t) before the call.
+    pub struct_size: usize,
+    /// Bytes from the start of the arena; for a host input, also from the start of staging memory.
+    pub offset: u64,
+    /// Bytes of the whole shape.
+    pub bytes: u64,
+    /// The shape, outermost dimension first; 0 behind the last.
+    pub shape: [u32; 4],
+    /// Its dimensions.
+    pub rank: i32,
+    /// 0.
+    pub reserved: i32,
+}
+
+/// A step's data for one host input.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct vmmgraph_step_input_t {
+    /// sizeof(vmmgraph_step_input_t).
+    pub struct_size: usize,
+    /// The elements, contiguous.
+    pub data: *const c_void,
+    /// Their bytes.
+    pub bytes: usize,
+    /// The shape, outermost dimension first.
+    pub shape: [u32; 4],
+    /// Its dimensions.
+    pub rank: i32,
+    /// A VMMGRAPH_DTYPE.
+    pub dtype: i32,
+}
+
+/// A plan and the buckets it is for.
+pub(super) struct PlannedInputs {
+    plan: InputPlan,
+    buckets: BucketSet,
+}
+
+impl PlannedInputs {
+    fn layout(&self, key: &Key) -> Result<&BucketLayout, Failure> {
+        let found = self.buckets.iter().position(|bucket| bucket == *key).and_then(|n| self.plan.layout(n));
+        let (value, expected) = (i128::from(key.extents[0]), "the tokens of a bucket that was planned for");
+        found.ok_or_else(|| Error::InvalidArgument { what: "the bucket", value, expected }.into())
+    }
+}
+
+fn extent_of(given: &vmmgraph_extent_t) -> Result<Extent, Failure> {
+    let vmmgraph_extent_t { kind, axis, times, plus } = *given;
+    let axis = pick("an axis", axis, &Axis::ALL)?;
+    pick(
+        "an extent's kind",
+        kind,
+        &[Extent::Fixed(times), Extent::Along { axis, times, plus }, Extent::UpTo(times)],
+    )
+}
+
+/// # Safety
+/// The name is null or zero-terminated.
+unsafe fn input_of(given: &vmmgraph_input_t) -> Result<Input, Failure> {
+    check_size::<vmmgraph_input_t>(given.struct_size)?;
+    if given.name.is_null() {
+        return Err(null("name"));
+    }
+    // SAFETY: not null, so zero-terminated by the caller's contract.
+    let name = unsafe { CStr::from_ptr(given.name) }.to_string_lossy().into_owned();
+    let shape = given.shape.get(..given.rank.max(0) as usize).ok_or(Error::InvalidArgument {
+        what: "the number of dimensions",
+        value: given.rank.into(),
+        expected: "1 to 4",
+    })?;
+    Ok(Input {
+        name,
+        dtype: pick("the dtype", given.dtype, &Dtype::ALL)?,
+        shape: shape.iter().map(extent_of).collect::<Result<_, _>>()?,
+        role: pick("the role", given.role, &Role::ALL)?,
+        pad: pick(
+            "the pad rule",
+            given.pad,
+            &[PadRule::Zero, PadRule::RepeatLast, PadRule::Value(given.pad_bits)],
+        )?,
+    })
+}
+
+/// Lays inputs and outputs out for every bucket, each at a multiple of `alignment` bytes (a power of two from 256 to 2 MiB; 0: 512).
+///
+/// # Safety
+/// `inputs` points to `input_count` structs, all with their struct_size, or that is 0; `buckets` to `bucket_count` keys, or that is 0;
+/// `plan` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_input_plan_create(
+    inputs: *const vmmgraph_input_t,
+    input_count: usize,
+    buckets: *const vmmgraph_key_t,
+    bucket_count: usize,
+    alignment: u64,
+    plan: *mut vmmgraph_input_plan_t,
+) -> vmmgraph_status_t {
+    guard(|| {
+        // SAFETY: the caller's contract.
+        let (given, plan) = (unsafe { items(inputs, input_count, "inputs") }?, unsafe { out(plan, "plan") }?);
+        let mut inputs = Vec::with_capacity(given.len());
+        for input in given {
+            // SAFETY: the caller's contract.
+            inputs.push(unsafe { input_of(input) }?);
+        }
+        // SAFETY: the caller's contract.
+        let buckets = BucketSet::new(unsafe { keys(buckets, bucket_count) }?, Weights::default())?;
+        let alignment = if alignment == 0 { 512 } else { alignment };
+        let planned = InputPlan::new(inputs, &buckets, alignment)?;
+        *plan = register(Arc::new(PlannedInputs { plan: planned, buckets }));
+        Ok(())
+    })
+}
+
+/// Ends an input plan.
+#[unsafe(no_mangle)]
+pub extern "C" fn vmmgraph_input_plan_destroy(plan: vmmgraph_input_plan_t) -> vmmgraph_status_t {
+    guard(|| remove::<PlannedInputs, _>(plan).map(drop))
+}
+
+/// What the plan needs.
+///
+/// # Safety
+/// `info` is null or points to a struct whose struct_size is set.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_input_plan_info(
+    plan: vmmgraph_input_plan_t,
+    info: *mut vmmgraph_input_plan_info_t,
+) -> vmmgraph_status_t {
+    guard(|| {
+        let planned = get::<PlannedInputs, _>(plan)?;
+        // SAFETY: the caller's contract.
+        let info = unsafe { out(info, "info") }?;
+        check_size::<vmmgraph_input_plan_info_t>(info.struct_size)?;
+        info.arena_bytes = planned.plan.arena_bytes();
+        info.staging_bytes = planned.plan.staging_bytes();
+        info.outputs_offset = planned.plan.region(Role::Output).0;
+        Ok(())
+    })
+}
+
+/// The place of an input or output, by its number in the declaration, in a bucket.
+///
+/// # Safety
+/// `bucket` is null or readable; `view` is null or points to a struct whose struct_size is set.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_input_plan_view(
+    plan: vmmgraph_input_plan_t,
+    bucket: *const vmmgraph_key_t,
+    input: usize,
+    view: *mut vmmgraph_input_view_t,
+) -> vmmgraph_status_t {
+    guard(|| {
+        let planned = get::<PlannedInputs, _>(plan)?;
+        // SAFETY: the caller's contract.
+        let (bucket, view) = (unsafe { key_of(bucket) }?, unsafe { out(view, "view") }?);
+        check_size::<vmmgraph_input_view_t>(view.struct_size)?;
+        let expected = "below the number of inputs";
+        let refused = Error::InvalidArgument { what: "an input's number", value: input as i128, expected };
+        let found = planned.layout(&bucket)?.views().get(input).ok_or(refused)?;
+        (view.offset, view.bytes) = (found.offset, found.bytes);
+        (view.shape, view.rank, view.reserved) = ([0; 4], found.shape().len() as i32, 0);
+        view.shape[..found.shape().len()].copy_from_slice(found.shape());
+        Ok(())
+    })
+}
+
+/// Writes one host input of a step into staging memory, padded to its bucket, and where in staging memory it ends. One copy from
+/// the start of staging memory to the start of the arena, as long as the largest of these ends, covers the step.
+///
+/// # Safety
+/// `bucket` is null or readable; `step` points to a struct whose struct_size is set and whose data has as many bytes as it says;
+/// `staging` points to `staging_bytes` writable bytes that do not overlap the data; `end` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_input_plan_pack(
+    plan: vmmgraph_input_plan_t,
+    bucket: *const vmmgraph_key_t,
+    input: usize,
+    step: *const vmmgraph_step_input_t,
+    staging: *mut c_void,
+    staging_bytes: usize,
+    end: *mut u64,
+) -> vmmgraph_status_t {
+    guard(|| {
+        let planned = get::<PlannedInputs, _>(plan)?;
+        // SAFETY: the caller's contract.
+        let (bucket, end) = (unsafe { key_of(bucket) }?, unsafe { out(end, "end") }?);
+        // SAFETY: the caller's contract.
+        let step = unsafe { options(step) }?.ok_or_else(|| null("step"))?;
+        let refused = Error::InvalidArgument {
+            what: "the number of dimensions",
+            value: step.rank.into(),
+            expected: "1 to 4",
+        };
+        let shape = step.shape.get(..step.rank.max(0) as usize).ok_or(refused)?;
+        let dtype = pick("the dtype", step.dtype, &Dtype::ALL)?;
+        // SAFETY: the caller's contract.
+        let data = unsafe { items(step.data.cast::<u8>(), step.bytes, "data") }?;
+        // SAFETY: the caller's contract.
+        let staging = unsafe { items_mut(staging.cast::<u8>(), staging_bytes, "staging") }?;
+        *end = planned.plan.pack(planned.layout(&bucket)?, input, (dtype, shape, data), staging)?;
+        Ok(())
+    })
+}

@@ -1,0 +1,297 @@
+//! How often each decision was taken, readable while it happens.
+
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::dispatcher::GraphMode;
+
+/// Why a step runs the way it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// A graph of exactly this shape is there.
+    Hit = 0,
+    /// A graph of a larger shape is there.
+    Padded = 1,
+    /// This step is to be captured.
+    Captured = 2,
+    /// Eager: the engine's modes say so for this phase.
+    ModeEager = 3,
+    /// Eager: more tokens than the threshold.
+    AboveThreshold = 4,
+    /// Eager: no bucket covers the step.
+    TooLarge = 5,
+    /// Eager: the engine says that this step cannot be in a graph.
+    NotCapturable = 6,
+    /// Eager: the graph is not there, and graphs are not captured while serving.
+    NotCaptured = 7,
+    /// Eager: the graph is being captured elsewhere.
+    BeingCaptured = 8,
+    /// Eager: no room for another graph.
+    Budget = 9,
+    /// Eager: capturing this bucket failed before.
+    CaptureFailed = 10,
+}
+
+impl Reason {
+    /// Every reason, in the order of their numbers.
+    pub(crate) const ALL: [Self; 11] = [
+        Self::Hit,
+        Self::Padded,
+        Self::Captured,
+        Self::ModeEager,
+        Self::AboveThreshold,
+        Self::TooLarge,
+        Self::NotCapturable,
+        Self::NotCaptured,
+        Self::BeingCaptured,
+        Self::Budget,
+        Self::CaptureFailed,
+    ];
+
+    /// The reason in snake case, as metrics name it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Hit => "hit",
+            Self::Padded => "padded",
+            Self::Captured => "captured",
+            Self::ModeEager => "mode_eager",
+            Self::AboveThreshold => "above_threshold",
+            Self::TooLarge => "too_large",
+            Self::NotCapturable => "not_capturable",
+            Self::NotCaptured => "not_captured",
+            Self::BeingCaptured => "being_captured",
+            Self::Budget => "budget",
+            Self::CaptureFailed => "capture_failed",
+        }
+    }
+}
+
+/// Counters of decisions, steps and weights. They only grow; each is exact by itself, and a reader may see one step's counters apart.
+#[derive(Debug, Default)]
+pub struct Counters {
+    decisions: [[AtomicU64; Reason::ALL.len()]; 3],
+    requested: AtomicU64,
+    padding: AtomicU64,
+}
+
+/// A metric of the text format with what it is.
+struct Metric {
+    name: &'static str,
+    help: &'static str,
+}
+
+const DECISIONS: Metric =
+    Metric { name: "vmmgraph_dispatch_steps_total", help: "Steps by how they ran and why." };
+const REQUESTED: Metric =
+    Metric { name: "vmmgraph_dispatch_requested_weight_total", help: "Weight of the steps that graphs ran." };
+const PADDING: Metric = Metric {
+    name: "vmmgraph_dispatch_padding_weight_total",
+    help: "Weight that padding added to those steps.",
+};
+
+impl Counters {
+    /// Counts one step; `requested` and `padding` are weights, 0 for an eager step.
+    pub(super) fn count(&self, mode: GraphMode, reason: Reason, requested: u64, padding: u64) {
+        self.decisions[mode as usize][reason as usize].fetch_add(1, Ordering::Relaxed);
+        if requested > 0 {
+            self.requested.fetch_add(requested, Ordering::Relaxed);
+        }
+        if padding > 0 {
+            self.padding.fetch_add(padding, Ordering::Relaxed);
+        }
+    }
+
+    /// Steps that ran so for this reason.
+    #[must_use]
+    pub fn steps(&self, mode: GraphMode, reason: Reason) -> u64 {
+        self.decisions[mode as usize][reason as usize].load(Ordering::Relaxed)
+    }
+
+    /// Weight of the steps that graphs ran, without padding.
+    #[must_use]
+    pub fn requested(&self) -> u64 {
+        self.requested.load(Ordering::Relaxed)
+    }
+
+    /// Weight of the padding of those.
+    #[must_use]
+    pub fn padding(&self) -> u64 {
+        self.padding.load(Ordering::Relaxed)
+    }
+
+    /// All counters in Prometheus's text exposition format, with these labels on every sample (a device, a model). Samples that
+    /// were never counted are 0, so that a rate has a start. A label whose name the format does not allow, or that the library
+    /// uses itself (`mode`, `reason`), is left out.
+    #[must_use]
+    pub fn prometheus(&self, labels: &[(&str, &str)]) -> String {
+        let mut common = String::new();
+        for (place, (name, value)) in labels.iter().enumerate() {
+            let again = labels[..place].iter().any(|(earlier, _)| earlier == name);
+            if is_label_name(name) && !again && !["mode", "reason"].contains(name) {
+                let comma = if common.is_empty() { "" } else { "," };
+                // Writing to a string cannot fail.
+                let _ = write!(common, "{comma}{name}=\"{}\"", Escaped(value));
+            }
+        }
+        let mut text = String::new();
+        header(&mut text, &DECISIONS);
+        for mode in GraphMode::ALL {
+            for reason in Reason::ALL.into_iter().filter(|reason| mode.can_be(*reason)) {
+                let comma = if common.is_empty() { "" } else { "," };
+                let _ = writeln!(
+                    text,
+                    "{}{{{common}{comma}mode=\"{}\",reason=\"{}\"}} {}",
+                    DECISIONS.name,
+                    mode.name(),
+                    reason.name(),
+                    self.steps(mode, reason)
+                );
+            }
+        }
+        for (metric, value) in [(REQUESTED, self.requested()), (PADDING, self.padding())] {
+            header(&mut text, &metric);
+            let (open, close) = if common.is_empty() { ("", "") } else { ("{", "}") };
+            let _ = writeln!(text, "{}{open}{common}{close} {value}", metric.name);
+        }
+        text
+    }
+}
+
+fn header(text: &mut String, metric: &Metric) {
+    let _ = writeln!(text, "# HELP {} {}\n# TYPE {} counter", metric.name, metric.help, metric.name);
+}
+
+fn is_label_name(name: &str) -> bool {
+    let mut letters = name.chars();
+    letters.next().is_some_and(|first| first.is_ascii_alphabetic() || first == '_')
+        && letters.all(|letter| letter.is_ascii_alphanumeric() || letter == '_')
+        && !name.starts_with("__")
+}
+
+/// A label's value with backslash, quote and line feed escaped.
+struct Escaped<'a>(&'a str);
+
+impl std::fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for letter in self.0.chars() {
+            match letter {
+                '\\' => f.write_str("\\\\")?,
+                '"' => f.write_str("\\\"")?,
+                '\n' => f.write_str("\\n")?,
+                other => f.write_char(other)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    type Labels = BTreeMap<String, String>;
+
+    /// A strict reader of the format's grammar for counters.
+    fn parse(text: &str) -> Option<BTreeMap<(String, Labels), u64>> {
+        let mut samples = BTreeMap::new();
+        let mut declared = "";
+        let mut lines = text.strip_suffix('\n')?.split('\n');
+        while let Some(line) = lines.next() {
+            if let Some(help) = line.strip_prefix("# HELP ") {
+                declared = help.split_once(' ')?.0;
+                if lines.next()? != format!("# TYPE {declared} counter") {
+                    return None;
+                }
+                continue;
+            }
+            let (sample, value) = line.rsplit_once(' ')?;
+            let (name, labels) = match sample.split_once('{') {
+                Some((name, rest)) => (name, parse_labels(rest.strip_suffix('}')?)?),
+                None => (sample, Labels::new()),
+            };
+            if name != declared || samples.insert((name.to_owned(), labels), value.parse().ok()?).is_some() {
+                return None;
+            }
+        }
+        Some(samples)
+    }
+
+    fn parse_labels(mut rest: &str) -> Option<Labels> {
+        let mut labels = Labels::new();
+        loop {
+            let (name, after) = rest.split_once("=\"")?;
+            let (mut value, mut letters) = (String::new(), after.char_indices());
+            let end = loop {
+                match letters.next()? {
+                    (end, '"') => break end,
+                    (_, '\\') => value.push(match letters.next()?.1 {
+                        'n' => '\n',
+                        letter @ ('\\' | '"') => letter,
+                        _ => return None,
+                    }),
+                    (_, letter) => value.push(letter),
+                }
+            };
+            if !is_label_name(name) || labels.insert(name.to_owned(), value).is_some() {
+                return None;
+            }
+            match &after[end + 1..] {
+                "" => return Some(labels),
+                more => rest = more.strip_prefix(',')?,
+            }
+        }
+    }
+
+    #[test]
+    fn the_text_is_what_prometheus_documents() {
+        let counters = Counters::default();
+        counters.count(GraphMode::Full, Reason::Padded, 13, 3);
+        counters.count(GraphMode::Eager, Reason::TooLarge, 0, 0);
+        let text = counters.prometheus(&[("model", "a\\b\"c\nd")]);
+        let line = r#"vmmgraph_dispatch_steps_total{model="a\\b\"c\nd",mode="full",reason="padded"} 1"#;
+        assert!(text.lines().any(|found| found == line), "{text}");
+        assert!(
+            text.starts_with("# HELP vmmgraph_dispatch_steps_total Steps by how they ran and why.\n# TYPE ")
+        );
+        assert_eq!(parse(&text).unwrap().len(), 2 * 3 + 8 + 2);
+        assert_eq!(parse(&counters.prometheus(&[])).unwrap().values().sum::<u64>(), 1 + 1 + 13 + 3);
+        assert!(counters.prometheus(&[]).ends_with("vmmgraph_dispatch_padding_weight_total 3\n"));
+    }
+
+    #[test]
+    fn names_that_are_no_labels_are_left_out() {
+        let labels = [
+            ("ok", "1"),
+            ("0", "2"),
+            ("a-b", "3"),
+            ("", "4"),
+            ("mode", "5"),
+            ("__x", "6"),
+            ("ok", "7"),
+            ("é", "8"),
+        ];
+        for (_, labels) in parse(&Counters::default().prometheus(&labels)).unwrap().keys() {
+            assert_eq!(labels.get("ok").map(String::as_str), Some("1"));
+            assert!(labels.len() == 1 || labels.len() == 3);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_can_be_a_label(value in any::<String>(), steps in 0..u64::MAX) {
+            let counters = Counters::default();
+            counters.count(GraphMode::Piecewise, Reason::Hit, steps, 0);
+            for ((name, labels), read) in parse(&counters.prometheus(&[("model", &value)])).unwrap() {
+                prop_assert_eq!(labels.get("model"), Some(&value));
+                if name == REQUESTED.name {
+                    prop_assert_eq!(read, steps);
+                }
+            }
+        }
+    }
+}

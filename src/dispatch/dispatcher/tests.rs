@@ -1,0 +1,156 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::dispatch::{UNIFORM_DECODE, vllm_sizes, xllm_sizes};
+
+fn decode(tokens: u32) -> Step {
+    Step { key: Key::tokens(tokens).of_variant(UNIFORM_DECODE), phase: Phase::Decode, capturable: true }
+}
+
+fn prefill(tokens: u32) -> Step {
+    Step { key: Key::tokens(tokens), phase: Phase::Prefill, capturable: true }
+}
+
+fn dispatcher(options: DispatcherOptions) -> Dispatcher {
+    let full = xllm_sizes(64).into_iter().map(|size| Key::tokens(size).of_variant(UNIFORM_DECODE));
+    let piecewise = BucketSet::of_tokens(vllm_sizes(256)).unwrap().ignoring_variant_bits(UNIFORM_DECODE);
+    Dispatcher::new(BucketSet::new(full, Default::default()).unwrap(), piecewise, options)
+}
+
+#[test]
+fn a_bucket_is_captured_once_and_replayed_then() {
+    let dispatcher = dispatcher(DispatcherOptions::default());
+    let bucket = Key::tokens(16).of_variant(UNIFORM_DECODE);
+    let first = dispatcher.dispatch(&decode(13));
+    let Action::Capture(slot, key) = first.action else { panic!("{first:?}") };
+    assert_eq!((first.mode, first.reason, key), (GraphMode::Full, Reason::Captured, bucket));
+    assert_eq!(dispatcher.graphs(), 1);
+
+    // Another thread comes while it is being captured: a piecewise graph will do.
+    let second = dispatcher.dispatch(&decode(14));
+    assert_eq!((second.mode, second.reason), (GraphMode::Piecewise, Reason::Captured));
+
+    dispatcher.captured(slot).unwrap();
+    let padded =
+        Decision { mode: GraphMode::Full, action: Action::Replay(slot, bucket), reason: Reason::Padded };
+    assert_eq!(dispatcher.dispatch(&decode(13)), padded);
+    assert_eq!(dispatcher.dispatch(&decode(16)), Decision { reason: Reason::Hit, ..padded });
+    assert_eq!(dispatcher.replays(slot), 3);
+
+    dispatcher.evicted(slot).unwrap();
+    assert_eq!(dispatcher.dispatch(&decode(16)).reason, Reason::Captured);
+    let counters = dispatcher.counters();
+    assert_eq!(counters.steps(GraphMode::Full, Reason::Captured), 2);
+    assert_eq!((counters.requested(), counters.padding()), (13 + 14 + 13 + 16 + 16, 3 + 2 + 3));
+}
+
+#[test]
+fn every_reason_for_an_eager_step() {
+    let options = DispatcherOptions { most_tokens: 200, most_graphs: 2, ..DispatcherOptions::default() };
+    let lazy = dispatcher(options);
+    let reason = |step| {
+        let decision = lazy.dispatch(&step);
+        assert_eq!((decision.mode, decision.action), (GraphMode::Eager, Action::Eager));
+        decision.reason
+    };
+    assert_eq!(reason(Step { capturable: false, ..decode(1) }), Reason::NotCapturable);
+    assert_eq!(reason(prefill(201)), Reason::AboveThreshold);
+    assert_eq!(reason(Step { key: prefill(9).key.of_variant(2), ..prefill(9) }), Reason::TooLarge);
+    let Action::Capture(slot, _) = lazy.dispatch(&prefill(8)).action else { panic!() };
+    assert_eq!(reason(prefill(8)), Reason::BeingCaptured);
+    lazy.capture_failed(slot).unwrap();
+    assert_eq!(reason(prefill(8)), Reason::CaptureFailed);
+    lazy.forgive(slot).unwrap();
+    for tokens in [8, 16] {
+        assert_eq!(lazy.dispatch(&prefill(tokens)).reason, Reason::Captured);
+    }
+    assert_eq!(reason(prefill(24)), Reason::Budget);
+
+    let ahead = dispatcher(DispatcherOptions { lazy: false, ..options });
+    assert_eq!(ahead.dispatch(&decode(1)).reason, Reason::NotCaptured);
+    let modes = Modes { decode: [GraphMode::Eager; 2], ..Modes::default() };
+    let eager = dispatcher(DispatcherOptions { modes, ..options });
+    assert_eq!(eager.dispatch(&decode(1)).reason, Reason::ModeEager);
+    assert_eq!(eager.graphs(), 0);
+}
+
+#[test]
+fn a_slot_changes_only_the_way_it_should() {
+    let dispatcher = dispatcher(DispatcherOptions { most_graphs: 1, ..DispatcherOptions::default() });
+    let slots: Vec<_> = dispatcher.slots().collect();
+    assert_eq!(slots[0].2, Key::tokens(64).of_variant(UNIFORM_DECODE));
+    assert_eq!((slots[8].1, slots[8].2), (GraphMode::Piecewise, Key::tokens(256)));
+    let (slot, other) = (slots[0].0, slots[1].0);
+    for wrong in [Dispatcher::captured, Dispatcher::capture_failed, Dispatcher::evicted, Dispatcher::forgive]
+    {
+        assert!(matches!(wrong(&dispatcher, slot), Err(Error::WrongState { .. })));
+        assert!(matches!(wrong(&dispatcher, Slot(999)), Err(Error::InvalidArgument { .. })));
+    }
+    assert!(dispatcher.begin_capture(Slot(999)).is_err());
+    dispatcher.begin_capture(slot).unwrap();
+    assert!(dispatcher.begin_capture(slot).is_err() && dispatcher.begin_capture(other).is_err());
+    dispatcher.captured(slot).unwrap();
+    dispatcher.evicted(slot).unwrap();
+    dispatcher.begin_capture(other).unwrap();
+    dispatcher.capture_failed(other).unwrap();
+    assert_eq!(dispatcher.graphs(), 0);
+}
+
+#[test]
+fn threads_never_capture_one_bucket_twice_nor_more_graphs_than_allowed() {
+    let dispatcher = dispatcher(DispatcherOptions { most_graphs: 5, ..DispatcherOptions::default() });
+    let captures: usize = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4)
+            .map(|_| {
+                scope.spawn(|| {
+                    let steps = (0..2000).map(|step| decode(1 + step % 64));
+                    steps.filter(|step| dispatcher.dispatch(step).reason == Reason::Captured).count()
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    assert_eq!((captures, dispatcher.graphs()), (5, 5));
+    let counters = dispatcher.counters();
+    let pairs = GraphMode::ALL.into_iter().flat_map(|mode| Reason::ALL.map(|reason| (mode, reason)));
+    assert_eq!(pairs.map(|(mode, reason)| counters.steps(mode, reason)).sum::<u64>(), 8000);
+}
+
+proptest! {
+    #[test]
+    fn a_decision_is_what_its_reason_says(
+        steps in prop::collection::vec((1..300_u32, any::<bool>(), 0..4_u8), 1..80), most_graphs in 0..6_u32,
+    ) {
+        let dispatcher = dispatcher(DispatcherOptions { most_graphs, ..DispatcherOptions::default() });
+        let mut ready = std::collections::BTreeSet::new();
+        for (tokens, uniform, then) in steps {
+            let step = if uniform { decode(tokens) } else { prefill(tokens) };
+            let decision = dispatcher.dispatch(&step);
+            prop_assert!(decision.mode.can_be(decision.reason));
+            match decision.action {
+                Action::Eager => prop_assert_eq!(decision.mode, GraphMode::Eager),
+                Action::Replay(slot, bucket) => {
+                    prop_assert!(ready.contains(&slot));
+                    let padded = bucket.extents[0] > tokens;
+                    prop_assert_eq!(decision.reason, if padded { Reason::Padded } else { Reason::Hit });
+                    prop_assert!(bucket.extents[0] >= tokens);
+                    if then == 0 {
+                        dispatcher.evicted(slot).unwrap();
+                        ready.remove(&slot);
+                    }
+                }
+                Action::Capture(slot, bucket) => {
+                    prop_assert!(bucket.extents[0] >= tokens && !ready.contains(&slot));
+                    if then == 1 {
+                        dispatcher.capture_failed(slot).unwrap();
+                    } else {
+                        dispatcher.captured(slot).unwrap();
+                        ready.insert(slot);
+                    }
+                }
+            }
+            prop_assert_eq!(dispatcher.graphs() as usize, ready.len());
+            prop_assert!(ready.len() <= most_graphs as usize);
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! Which graph runs a step, which graphs are worth having, and where their inputs lie: plain code, no driver.
+//!
+//! A graph is captured for one [`Key`] (a **bucket**) and runs every step that the bucket covers, padded:
+//!
+//! ```text
+//!   step: 13 tokens ──> Dispatcher ──> bucket of 16, replay (reason: padded) ──> counters
+//!                           │ no bucket, above the threshold, over budget, failed before ...
+//!                           └────────> eager, and why
+//!
+//!   plan:     Histogram of real steps + Budget ──> BucketSet, and what each bucket buys
+//!   inputs:   declared once + BucketSet        ──> InputPlan: one arena, one copy a step
+//!   cache:    sizes and uses of graphs + limit ──> which to drop
+//! ```
+//!
+//! | module | decides |
+//! |---|---|
+//! | [`key`] | when a bucket covers a step, and how much bigger it is |
+//! | [`bucket`] | the nearest bucket; the lists of xLLM and vLLM |
+//! | [`budget`] | how many graphs may exist, with vLLM-Ascend's stream formula |
+//! | [`plan`](mod@plan) | the buckets that waste least |
+//! | [`dispatcher`] | replay, capture or eager, and why |
+//! | [`counters`] | how often, as numbers and for Prometheus |
+//! | [`cache`] | which graphs to drop under a limit |
+//! | [`input`], [`layout`], [`pack`] | addresses of inputs and outputs; a step's bytes for one copy |
+
+pub mod bucket;
+pub mod budget;
+pub mod cache;
+pub mod counters;
+pub mod dispatcher;
+pub mod histogram;
+pub mod input;
+pub mod key;
+pub mod layout;
+pub mod pack;
+mod partition;
+pub mod plan;
+
+pub use bucket::{BucketSet, vllm_sizes, xllm_sizes};
+pub use budget::{AclGraphStreams, Budget, Costs, Limit};
+pub use cache::GraphCache;
+pub use counters::{Counters, Reason};
+pub use dispatcher::{Action, Decision, Dispatcher, DispatcherOptions, GraphMode, Modes, Phase, Slot, Step};
+pub use histogram::Histogram;
+pub use input::{Dtype, Extent, Input, PadRule, Role};
+pub use key::{Axis, Key, UNIFORM_DECODE, Weights};
+pub use layout::{BucketLayout, InputPlan, View};
+pub use plan::{Plan, PlannedBucket, Waste, evaluate, plan};

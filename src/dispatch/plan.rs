@@ -1,0 +1,241 @@
+//! The buckets that waste least on given traffic, under given limits.
+//!
+//! Along one axis the answer is exact: no other set of buckets within the limits costs less. The best buckets lie on sizes that
+//! occur (lowering one to the largest size it serves only saves), each serves a run of neighbouring sizes, and the cheapest cut into
+//! runs is a dynamic programme in O(shapes^2 x graphs):
+//!
+//! ```text
+//!   steps  █       ▂
+//!          █ ▆     █ ▃   ▁         a bucket at the last shape of each run;
+//!          1 2 3 4 8 9   20        shapes behind the last run are eager
+//!         └───┘   └───┘ └──┘
+//! ```
+//!
+//! With several axes, shapes stand in the order of their weight, and the bucket of a run covers them all. That is the best of the sets
+//! that serve neighbours in that order; the true best may be another, so the plan reports what its buckets really cost. Variants cannot
+//! share a graph: each has a cost for every number of graphs, and graphs are dealt out to them exactly.
+
+use std::collections::BTreeMap;
+
+use crate::error::{Error, Result};
+
+use super::bucket::BucketSet;
+use super::budget::{Budget, Costs, Limit};
+use super::histogram::Histogram;
+use super::key::{AXES, Key, Weights};
+use super::partition::{Cuts, FORBIDDEN};
+
+/// Most shapes times graphs of one variant that a plan looks at.
+const MAX_CELLS: usize = 1 << 24;
+
+/// What a set of buckets does with given traffic.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waste {
+    /// Weight of what graphs compute and nobody asked for.
+    pub padding: u128,
+    /// Steps that graphs run.
+    pub graph_steps: u128,
+    /// Steps that no bucket covers.
+    pub eager_steps: u128,
+}
+
+impl Waste {
+    /// All of it in the unit of padding.
+    #[must_use]
+    pub fn cost(&self, costs: &Costs) -> u128 {
+        self.padding.saturating_add(self.eager_steps.saturating_mul(u128::from(costs.eager_step)))
+    }
+}
+
+/// A bucket of a plan and what it buys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlannedBucket {
+    /// The bucket.
+    pub key: Key,
+    /// Steps it runs.
+    pub steps: u128,
+    /// Weight of the padding in those.
+    pub padding: u128,
+    /// What those steps would cost more without it, in the unit of padding.
+    pub saves: u128,
+}
+
+/// A choice of buckets.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The buckets.
+    pub buckets: BucketSet,
+    /// What each buys, in the order of their numbers.
+    pub bought: Vec<PlannedBucket>,
+    /// What limited the choice.
+    pub limit: Limit,
+    /// What the buckets do with the traffic planned for.
+    pub waste: Waste,
+    /// What the best choice of at most k graphs costs, from k = 0 to as many as were worth having: what the next graph would buy.
+    pub curve: Vec<u128>,
+}
+
+/// What these buckets do with that traffic.
+#[must_use]
+pub fn evaluate(buckets: &BucketSet, traffic: &Histogram) -> Waste {
+    let mut waste = Waste::default();
+    for (shape, steps) in traffic.iter() {
+        let steps = u128::from(steps);
+        match buckets.nearest(&shape) {
+            Some(number) => {
+                waste.graph_steps += steps;
+                waste.padding = waste.padding.saturating_add(steps * padding(buckets, number, &shape));
+            }
+            None => waste.eager_steps += steps,
+        }
+    }
+    waste
+}
+
+fn padding(buckets: &BucketSet, number: usize, shape: &Key) -> u128 {
+    let (weights, relevant) = (buckets.weights(), buckets.relevant(shape));
+    let bucket = buckets.get(number).map_or(0, |bucket| weights.of(&bucket));
+    u128::from(bucket - weights.of(&relevant))
+}
+
+/// One variant's shapes and the cheapest ways to serve them.
+struct Group {
+    shapes: Vec<(Key, u64)>,
+    cuts: Cuts,
+    /// For each number of graphs: the cost, the graphs really used, the shapes they serve (the first so many).
+    ways: Vec<(u128, usize, usize)>,
+}
+
+impl Group {
+    fn new(shapes: Vec<(Key, u64)>, weights: Weights, limit: &Limit, costs: &Costs) -> Result<Self> {
+        // The shapes that the pool has room for; they stand in the order of weight.
+        let room =
+            limit.weight.map_or(0, |most| shapes.partition_point(|(shape, _)| weights.of(shape) <= most));
+        let graphs = room.min(usize::try_from(limit.graphs).unwrap_or(usize::MAX));
+        if (room + 1).saturating_mul(graphs + 1) > MAX_CELLS {
+            let expected = "at most 2^24: round the shapes, or limit the graphs";
+            let value = (room as i128 + 1) * (graphs as i128 + 1);
+            return Err(Error::InvalidArgument { what: "shapes times graphs", value, expected });
+        }
+        let cuts = Cuts::new(room, graphs, |end, row| {
+            let mut bucket = shapes[end - 1].0;
+            let (mut steps, mut served) = (0_u128, 0_u128);
+            for start in (0..end).rev() {
+                let (shape, count) = shapes[start];
+                bucket = bucket.join(&shape);
+                steps += u128::from(count);
+                served = served.saturating_add(u128::from(count) * u128::from(weights.of(&shape)));
+                let weight = weights.of(&bucket);
+                row[start] = if limit.weight.is_none_or(|most| weight > most) {
+                    FORBIDDEN
+                } else {
+                    u128::from(weight).saturating_mul(steps).saturating_sub(served)
+                };
+            }
+        });
+        let mut eager = vec![0_u128; shapes.len() + 1];
+        for (place, (_, count)) in shapes.iter().enumerate().rev() {
+            let cost = u128::from(*count).saturating_mul(u128::from(costs.eager_step));
+            eager[place] = eager[place + 1].saturating_add(cost);
+        }
+        let mut ways: Vec<(u128, usize, usize)> = Vec::with_capacity(graphs + 1);
+        for used in 0..=graphs {
+            let best = (0..=room).map(|end| (cuts.cost(used, end).saturating_add(eager[end]), used, end));
+            // Of equals, the one with fewer graphs.
+            ways.extend(ways.last().copied().into_iter().chain(best).min_by_key(|way| (way.0, way.1)));
+        }
+        Ok(Self { shapes, cuts, ways })
+    }
+
+    fn buckets(&self, graphs: usize) -> Vec<Key> {
+        let Some((_, used, end)) = self.ways.get(graphs).copied() else { return Vec::new() };
+        let runs = self.cuts.runs(used, end).into_iter();
+        runs.map(|run| {
+            self.shapes[run]
+                .iter()
+                .map(|(shape, _)| *shape)
+                .fold(Key::default(), |all, shape| shape.join(&all))
+        })
+        .collect()
+    }
+}
+
+/// Chooses buckets for this traffic. Where no traffic is known yet, count every size once.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for a shape without any size, for more work than a plan may be (round the shapes to multiples of
+/// something then), and as [`Budget::limit`].
+pub fn plan(traffic: &Histogram, weights: Weights, budget: &Budget, costs: &Costs) -> Result<Plan> {
+    let limit = budget.limit(costs)?;
+    let mut variants = BTreeMap::<u32, Vec<(Key, u64)>>::new();
+    for (shape, steps) in traffic.iter() {
+        if shape.extents == [0; AXES] {
+            let expected = "above zero along some axis";
+            return Err(Error::InvalidArgument { what: "a shape's size", value: 0, expected });
+        }
+        variants.entry(shape.variant).or_default().push((shape, steps));
+    }
+    let mut groups = Vec::with_capacity(variants.len());
+    for mut shapes in variants.into_values() {
+        shapes.sort_by_key(|(shape, _)| (weights.of(shape), *shape));
+        groups.push(Group::new(shapes, weights, &limit, costs)?);
+    }
+
+    // Deals the graphs out: `curve[k]` is the least cost of the groups so far with k graphs, `dealt[g][k]` group g's share of them.
+    let mut curve = vec![0_u128];
+    let mut dealt = Vec::with_capacity(groups.len());
+    for group in &groups {
+        let most =
+            usize::try_from(limit.graphs).unwrap_or(usize::MAX).min(curve.len() + group.ways.len() - 2);
+        let mut next = vec![(FORBIDDEN, 0); most + 1];
+        for (before, cost) in curve.iter().enumerate() {
+            for (share, way) in group.ways.iter().enumerate().take_while(|(share, _)| before + share <= most)
+            {
+                let sum = cost.saturating_add(way.0);
+                if sum < next[before + share].0 {
+                    next[before + share] = (sum, share);
+                }
+            }
+        }
+        curve = next.iter().map(|(cost, _)| *cost).collect();
+        dealt.push(next);
+    }
+    // `ways` and so `curve` never rise; no more graphs than are worth having.
+    let mut left = curve.iter().position(|cost| Some(cost) == curve.last()).unwrap_or(0);
+    curve.truncate(left + 1);
+    let mut keys = Vec::new();
+    for (group, dealt) in groups.iter().zip(&dealt).rev() {
+        let share = dealt[left].1;
+        keys.extend(group.buckets(share));
+        left -= share;
+    }
+    // Two runs may come to the same bucket where there are several axes.
+    keys.sort_unstable();
+    keys.dedup();
+
+    let buckets = BucketSet::new(keys, weights)?;
+    let bought = what_each_buys(&buckets, traffic, costs)?;
+    let waste = evaluate(&buckets, traffic);
+    Ok(Plan { buckets, bought, limit, waste, curve })
+}
+
+fn what_each_buys(buckets: &BucketSet, traffic: &Histogram, costs: &Costs) -> Result<Vec<PlannedBucket>> {
+    let mut served = vec![Histogram::default(); buckets.len()];
+    for (shape, steps) in traffic.iter() {
+        if let Some(number) = buckets.nearest(&shape) {
+            served[number].record(shape, steps);
+        }
+    }
+    let mut bought = Vec::with_capacity(buckets.len());
+    for (key, served) in buckets.iter().zip(&served) {
+        let waste = evaluate(buckets, served);
+        let others = BucketSet::new(buckets.iter().filter(|other| *other != key), buckets.weights())?;
+        let without = evaluate(&others, served).cost(costs);
+        let saves = without.saturating_sub(waste.padding);
+        bought.push(PlannedBucket { key, steps: waste.graph_steps, padding: waste.padding, saves });
+    }
+    Ok(bought)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,364 @@
+// The dispatch functions of the C interface: what they do, and everything a caller can do wrong with them.
+#include <gtest/gtest.h>
+#include <vmmgraph/vmmgraph.h>
+
+#include <cstdint>
+#include <functional>
+#include <iterator>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "hostile.hpp"
+
+namespace {
+
+vmmgraph_key_t tokens(std::uint32_t count, std::uint32_t variant = 0) { return {variant, {count, 0, 0, 0}}; }
+
+std::vector<vmmgraph_key_t> xllm_buckets(std::uint32_t max) {
+    std::size_t count = 0;
+    EXPECT_EQ(vmmgraph_sizes(VMMGRAPH_SIZES_XLLM, max, nullptr, 0, &count), VMMGRAPH_OK);
+    std::vector<std::uint32_t> sizes(count);
+    EXPECT_EQ(vmmgraph_sizes(VMMGRAPH_SIZES_XLLM, max, sizes.data(), sizes.size(), &count), VMMGRAPH_OK);
+    std::vector<vmmgraph_key_t> keys;
+    for (const auto size : sizes) {
+        keys.push_back(tokens(size));
+    }
+    return keys;
+}
+
+vmmgraph_extent_t extent(std::int32_t kind, std::uint32_t times, std::int32_t axis = 0, std::uint32_t plus = 0) {
+    return {kind, axis, times, plus};
+}
+
+vmmgraph_input_t input(const char* name, std::int32_t dtype, std::vector<vmmgraph_extent_t> shape,
+                       std::int32_t pad = VMMGRAPH_PAD_ZERO) {
+    auto value = sized<vmmgraph_input_t>();
+    value.name = name;
+    value.dtype = dtype;
+    value.pad = pad;
+    value.rank = static_cast<std::int32_t>(shape.size());
+    for (std::size_t i = 0; i < shape.size() && i < 4; ++i) {
+        value.shape[i] = shape[i];
+    }
+    return value;
+}
+
+std::string last_message() {
+    char text[256];
+    EXPECT_EQ(vmmgraph_last_error_message(text, sizeof text, nullptr), VMMGRAPH_OK);
+    return text;
+}
+
+class HostileDispatch : public testing::Test {
+protected:
+    std::vector<vmmgraph_key_t> buckets = xllm_buckets(64);
+    vmmgraph_dispatcher_t dispatcher = nullptr;
+    vmmgraph_input_plan_t plan = nullptr;
+    vmmgraph_decision_t decision = sized<vmmgraph_decision_t>();
+
+    vmmgraph_dispatcher_options_t options() const {
+        auto value = sized<vmmgraph_dispatcher_options_t>();
+        value.full = buckets.data();
+        value.full_count = buckets.size();
+        value.most_tokens = 100;
+        value.most_graphs = 2;
+        return value;
+    }
+
+    std::vector<vmmgraph_input_t> inputs() const {
+        const auto rows = extent(VMMGRAPH_EXTENT_ALONG, 1);
+        auto hidden = input("hidden", VMMGRAPH_DTYPE_BF16, {rows, extent(VMMGRAPH_EXTENT_FIXED, 128)});
+        hidden.role = VMMGRAPH_ROLE_OUTPUT;
+        return {input("indices", VMMGRAPH_DTYPE_I32, {extent(VMMGRAPH_EXTENT_UP_TO, 1000)}),
+                input("tokens", VMMGRAPH_DTYPE_I32, {rows}),
+                input("offsets", VMMGRAPH_DTYPE_I32, {extent(VMMGRAPH_EXTENT_ALONG, 1, 0, 1)}, VMMGRAPH_PAD_REPEAT_LAST), hidden};
+    }
+
+    void SetUp() override {
+        const auto given = options();
+        ASSERT_EQ(vmmgraph_dispatcher_create(&given, &dispatcher), VMMGRAPH_OK);
+        const auto declared = inputs();
+        ASSERT_EQ(vmmgraph_input_plan_create(declared.data(), declared.size(), buckets.data(), buckets.size(), 0, &plan),
+                  VMMGRAPH_OK);
+    }
+
+    void TearDown() override {
+        ASSERT_EQ(vmmgraph_dispatcher_destroy(dispatcher), VMMGRAPH_OK);
+        ASSERT_EQ(vmmgraph_input_plan_destroy(plan), VMMGRAPH_OK);
+    }
+
+    vmmgraph_status_t dispatch(std::uint32_t count, std::int32_t phase = VMMGRAPH_PHASE_DECODE, std::int32_t capturable = 1) {
+        const auto step = tokens(count);
+        return vmmgraph_dispatch(dispatcher, &step, phase, capturable, &decision);
+    }
+
+    vmmgraph_status_t pack(std::size_t number, const std::vector<std::int32_t>& data, std::vector<std::int32_t>& staging,
+                           std::uint64_t* end, std::int32_t dtype = VMMGRAPH_DTYPE_I32) {
+        auto step = sized<vmmgraph_step_input_t>();
+        step.data = data.data();
+        step.bytes = data.size() * 4;
+        step.shape[0] = static_cast<std::uint32_t>(data.size());
+        step.rank = 1;
+        step.dtype = dtype;
+        const auto bucket = tokens(4);
+        return vmmgraph_input_plan_pack(plan, &bucket, number, &step, staging.data(), staging.size() * 4, end);
+    }
+};
+
+TEST_F(HostileDispatch, AStepIsCapturedThenReplayedThenEvicted) {
+    ASSERT_EQ(dispatch(13), VMMGRAPH_OK);
+    EXPECT_EQ(decision.mode, VMMGRAPH_MODE_FULL);
+    EXPECT_EQ(decision.reason, VMMGRAPH_REASON_CAPTURED);
+    EXPECT_EQ(decision.capture, 1);
+    EXPECT_EQ(decision.bucket.extents[0], 16u);
+    const auto slot = decision.slot;
+    ASSERT_EQ(vmmgraph_dispatcher_report(dispatcher, slot, VMMGRAPH_GRAPH_CAPTURED), VMMGRAPH_OK);
+    ASSERT_EQ(dispatch(16), VMMGRAPH_OK);
+    EXPECT_EQ(decision.reason, VMMGRAPH_REASON_HIT);
+    EXPECT_EQ(decision.slot, slot);
+    EXPECT_EQ(decision.capture, 0);
+    EXPECT_EQ(vmmgraph_dispatcher_report(dispatcher, slot, VMMGRAPH_GRAPH_FORGIVEN), VMMGRAPH_ERROR_WRONG_STATE);
+    EXPECT_EQ(last_message(), "the slot is ready: it must be failed");
+    EXPECT_EQ(vmmgraph_dispatcher_report(dispatcher, slot, VMMGRAPH_GRAPH_EVICTED), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_dispatcher_report(dispatcher, slot, VMMGRAPH_GRAPH_BEGIN), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_dispatcher_report(dispatcher, slot, VMMGRAPH_GRAPH_FAILED), VMMGRAPH_OK);
+
+    const std::pair<std::uint32_t, std::int32_t> eager[] = {
+        {13, VMMGRAPH_REASON_CAPTURE_FAILED}, {65, VMMGRAPH_REASON_TOO_LARGE}, {101, VMMGRAPH_REASON_ABOVE_THRESHOLD}};
+    for (const auto& [count, reason] : eager) {
+        ASSERT_EQ(dispatch(count), VMMGRAPH_OK);
+        EXPECT_EQ(decision.mode, VMMGRAPH_MODE_EAGER);
+        EXPECT_EQ(decision.reason, reason) << count;
+        EXPECT_EQ(decision.slot, UINT32_MAX);
+    }
+    std::uint64_t steps = 0;
+    ASSERT_EQ(vmmgraph_dispatcher_steps(dispatcher, VMMGRAPH_MODE_EAGER, VMMGRAPH_REASON_TOO_LARGE, &steps), VMMGRAPH_OK);
+    EXPECT_EQ(steps, 1u);
+
+    const char* labels[] = {"model", "q\"w"};
+    std::size_t needed = 0;
+    ASSERT_EQ(vmmgraph_dispatcher_prometheus(dispatcher, labels, 1, nullptr, 0, &needed), VMMGRAPH_OK);
+    std::string text(needed, '?');
+    ASSERT_EQ(vmmgraph_dispatcher_prometheus(dispatcher, labels, 1, text.data(), text.size(), nullptr), VMMGRAPH_OK);
+    EXPECT_NE(text.find("vmmgraph_dispatch_steps_total{model=\"q\\\"w\",mode=\"full\",reason=\"hit\"} 1\n"), std::string::npos) << text;
+
+    ASSERT_EQ(vmmgraph_dispatcher_slot(dispatcher, 0, &decision), VMMGRAPH_OK);
+    EXPECT_EQ(decision.bucket.extents[0], 64u);
+    EXPECT_EQ(vmmgraph_dispatcher_slot(dispatcher, buckets.size(), &decision), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+}
+
+TEST_F(HostileDispatch, InputsArePackedForOneCopy) {
+    auto info = sized<vmmgraph_input_plan_info_t>();
+    ASSERT_EQ(vmmgraph_input_plan_info(plan, &info), VMMGRAPH_OK);
+    // 64 tokens, 65 offsets, 1000 indices; 64 rows of 256 bytes.
+    EXPECT_EQ(info.staging_bytes, 512u + 512u + 4000u);
+    EXPECT_EQ(info.outputs_offset, 5120u);
+    EXPECT_EQ(info.arena_bytes, 5120u + 64u * 256u);
+
+    std::vector<std::int32_t> staging(info.staging_bytes / 4, 77);
+    std::uint64_t end = 0;
+    ASSERT_EQ(pack(2, {0, 5, 9}, staging, &end), VMMGRAPH_OK);
+    EXPECT_EQ(end, 512u + 5 * 4);
+    EXPECT_EQ(std::vector<std::int32_t>(&staging[128], &staging[134]), (std::vector<std::int32_t>{0, 5, 9, 9, 9, 77}));
+    ASSERT_EQ(pack(0, {1, 2}, staging, &end), VMMGRAPH_OK);
+    EXPECT_EQ(end, 1024u + 8);
+
+    auto view = sized<vmmgraph_input_view_t>();
+    const auto bucket = tokens(4);
+    ASSERT_EQ(vmmgraph_input_plan_view(plan, &bucket, 3, &view), VMMGRAPH_OK);
+    EXPECT_EQ(view.offset, info.outputs_offset);
+    EXPECT_EQ(view.rank, 2);
+    EXPECT_EQ(view.shape[0], 4u);
+    EXPECT_EQ(view.shape[1], 128u);
+    EXPECT_EQ(view.bytes, 4u * 128 * 2);
+
+    end = 99;
+    EXPECT_EQ(pack(1, {1}, staging, &end, VMMGRAPH_DTYPE_F32), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(last_message(), "input tokens: the dtype is F32, must be I32");
+    EXPECT_EQ(pack(1, {1, 2, 3, 4, 5}, staging, &end), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(pack(3, {1}, staging, &end), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(pack(4, {1}, staging, &end), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    staging.resize(1);
+    EXPECT_EQ(pack(1, {1}, staging, &end), VMMGRAPH_ERROR_INVALID_SIZE);
+    EXPECT_EQ(end, 99u) << "an output was written by a call that failed";
+}
+
+TEST_F(HostileDispatch, APlanOfThreeShapesUnderALimitOfTwo) {
+    const vmmgraph_key_t shapes[] = {tokens(1), tokens(7), tokens(8)};
+    const std::uint64_t steps[] = {10, 5, 4};
+    auto limits = sized<vmmgraph_plan_options_t>();
+    limits.most_graphs = 2;
+    vmmgraph_key_t found[2] = {};
+    std::size_t count = 0;
+    ASSERT_EQ(vmmgraph_plan(shapes, steps, 3, &limits, found, 2, &count), VMMGRAPH_OK);
+    ASSERT_EQ(count, 2u);
+    EXPECT_EQ(found[0].extents[0], 1u);
+    EXPECT_EQ(found[1].extents[0], 8u);
+    // No room to write to, no limit, no traffic.
+    ASSERT_EQ(vmmgraph_plan(shapes, steps, 3, nullptr, nullptr, 0, &count), VMMGRAPH_OK);
+    EXPECT_EQ(count, 3u);
+    ASSERT_EQ(vmmgraph_plan(nullptr, nullptr, 0, nullptr, nullptr, 0, &count), VMMGRAPH_OK);
+    EXPECT_EQ(count, 0u);
+    limits.most_graph_bytes = 1;
+    EXPECT_EQ(vmmgraph_plan(shapes, steps, 3, &limits, found, 2, &count), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    limits.struct_size = 8;
+    EXPECT_EQ(vmmgraph_plan(shapes, steps, 3, &limits, found, 2, &count), VMMGRAPH_ERROR_STRUCT_SIZE);
+}
+
+TEST_F(HostileDispatch, NullForEveryPointer) {
+    const auto bucket = tokens(4);
+    const auto step = sized<vmmgraph_step_input_t>();
+    auto view = sized<vmmgraph_input_view_t>();
+    std::size_t count = 77;
+    std::uint64_t end = 77;
+    const std::uint64_t steps = 1;
+    vmmgraph_key_t key{};
+    vmmgraph_dispatcher_t made = nullptr;
+    vmmgraph_input_plan_t planned = nullptr;
+    auto holes = options();
+    holes.full = nullptr;
+    auto nameless = input(nullptr, 0, {extent(VMMGRAPH_EXTENT_FIXED, 1)});
+    const char* labels[] = {"name", nullptr};
+    const vmmgraph_status_t refused[] = {
+        vmmgraph_sizes(VMMGRAPH_SIZES_VLLM, 4, nullptr, 0, nullptr),
+        vmmgraph_sizes(VMMGRAPH_SIZES_VLLM, 4, nullptr, 1, &count),
+        vmmgraph_plan(nullptr, &steps, 1, nullptr, &key, 1, &count),
+        vmmgraph_plan(&bucket, nullptr, 1, nullptr, &key, 1, &count),
+        vmmgraph_plan(&bucket, &steps, 1, nullptr, nullptr, 1, &count),
+        vmmgraph_plan(&bucket, &steps, 1, nullptr, &key, 1, nullptr),
+        vmmgraph_dispatcher_create(nullptr, nullptr),
+        vmmgraph_dispatcher_create(&holes, &made),
+        vmmgraph_dispatch(dispatcher, nullptr, VMMGRAPH_PHASE_DECODE, 1, &decision),
+        vmmgraph_dispatch(dispatcher, &bucket, VMMGRAPH_PHASE_DECODE, 1, nullptr),
+        vmmgraph_dispatcher_slot(dispatcher, 0, nullptr),
+        vmmgraph_dispatcher_steps(dispatcher, VMMGRAPH_MODE_FULL, VMMGRAPH_REASON_HIT, nullptr),
+        vmmgraph_dispatcher_prometheus(dispatcher, nullptr, 1, nullptr, 0, nullptr),
+        vmmgraph_dispatcher_prometheus(dispatcher, labels, 1, nullptr, 0, nullptr),
+        vmmgraph_input_plan_create(nullptr, 1, &bucket, 1, 0, &planned),
+        vmmgraph_input_plan_create(&nameless, 1, &bucket, 1, 0, &planned),
+        vmmgraph_input_plan_create(nullptr, 0, nullptr, 1, 0, &planned),
+        vmmgraph_input_plan_create(nullptr, 0, nullptr, 0, 0, nullptr),
+        vmmgraph_input_plan_info(plan, nullptr),
+        vmmgraph_input_plan_view(plan, nullptr, 0, &view),
+        vmmgraph_input_plan_view(plan, &bucket, 0, nullptr),
+        vmmgraph_input_plan_pack(plan, nullptr, 0, &step, nullptr, 0, &end),
+        vmmgraph_input_plan_pack(plan, &bucket, 0, nullptr, nullptr, 0, &end),
+        vmmgraph_input_plan_pack(plan, &bucket, 0, &step, nullptr, 1, &end),
+        vmmgraph_input_plan_pack(plan, &bucket, 0, &step, nullptr, 0, nullptr),
+    };
+    for (std::size_t i = 0; i < std::size(refused); ++i) {
+        EXPECT_EQ(refused[i], VMMGRAPH_ERROR_NULL_ARGUMENT) << "call " << i;
+    }
+    EXPECT_EQ(count, 77u);
+    EXPECT_EQ(end, 77u);
+    EXPECT_EQ(made, nullptr);
+    EXPECT_EQ(planned, nullptr);
+    EXPECT_EQ(vmmgraph_dispatcher_create(nullptr, &made), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_dispatcher_destroy(made), VMMGRAPH_OK);
+}
+
+TEST_F(HostileDispatch, HandlesThatAreNone) {
+    const auto refused = [&](vmmgraph_dispatcher_t no_dispatcher, vmmgraph_input_plan_t no_plan) {
+        const auto bucket = tokens(4);
+        const auto step = sized<vmmgraph_step_input_t>();
+        auto info = sized<vmmgraph_input_plan_info_t>();
+        auto view = sized<vmmgraph_input_view_t>();
+        std::uint64_t number = 0;
+        for (const auto status : {
+                 vmmgraph_dispatch(no_dispatcher, &bucket, VMMGRAPH_PHASE_DECODE, 1, &decision),
+                 vmmgraph_dispatcher_slot(no_dispatcher, 0, &decision),
+                 vmmgraph_dispatcher_report(no_dispatcher, 0, VMMGRAPH_GRAPH_BEGIN),
+                 vmmgraph_dispatcher_steps(no_dispatcher, VMMGRAPH_MODE_FULL, VMMGRAPH_REASON_HIT, &number),
+                 vmmgraph_dispatcher_prometheus(no_dispatcher, nullptr, 0, nullptr, 0, nullptr),
+                 vmmgraph_dispatcher_destroy(no_dispatcher),
+                 vmmgraph_input_plan_info(no_plan, &info),
+                 vmmgraph_input_plan_view(no_plan, &bucket, 0, &view),
+                 vmmgraph_input_plan_pack(no_plan, &bucket, 0, &step, nullptr, 0, &number),
+                 vmmgraph_input_plan_destroy(no_plan),
+             }) {
+            EXPECT_EQ(status, VMMGRAPH_ERROR_INVALID_HANDLE);
+        }
+    };
+    for (const std::uint64_t value : {std::uint64_t{0}, std::uint64_t{1}, UINT64_MAX, std::uint64_t{0x100000000}}) {
+        refused(garbage<vmmgraph_dispatcher_t>(value), garbage<vmmgraph_input_plan_t>(value));
+    }
+    // One kind is not the other.
+    refused(reinterpret_cast<vmmgraph_dispatcher_t>(plan), reinterpret_cast<vmmgraph_input_plan_t>(dispatcher));
+    vmmgraph_dispatcher_t gone = nullptr;
+    vmmgraph_input_plan_t gone_plan = nullptr;
+    ASSERT_EQ(vmmgraph_dispatcher_create(nullptr, &gone), VMMGRAPH_OK);
+    ASSERT_EQ(vmmgraph_input_plan_create(nullptr, 0, nullptr, 0, 0, &gone_plan), VMMGRAPH_OK);
+    ASSERT_EQ(vmmgraph_dispatcher_destroy(gone), VMMGRAPH_OK);
+    ASSERT_EQ(vmmgraph_input_plan_destroy(gone_plan), VMMGRAPH_OK);
+    refused(gone, gone_plan);
+}
+
+TEST_F(HostileDispatch, NumbersOutsideTheirDomain) {
+    std::size_t count = 0;
+    std::uint64_t steps = 0;
+    EXPECT_EQ(vmmgraph_sizes(2, 4, nullptr, 0, &count), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_sizes(VMMGRAPH_SIZES_XLLM, UINT32_MAX, nullptr, 0, &count), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    for (const std::int32_t wrong : {-1, 3, INT32_MAX, INT32_MIN}) {
+        EXPECT_EQ(dispatch(1, wrong), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        EXPECT_EQ(dispatch(1, VMMGRAPH_PHASE_DECODE, wrong), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        EXPECT_EQ(vmmgraph_dispatcher_report(dispatcher, 0, wrong == 3 ? 5 : wrong), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        EXPECT_EQ(vmmgraph_dispatcher_steps(dispatcher, wrong == 3 ? VMMGRAPH_MODE_DEFAULT : wrong, 0, &steps),
+                  VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        EXPECT_EQ(vmmgraph_dispatcher_steps(dispatcher, VMMGRAPH_MODE_FULL, wrong == 3 ? 11 : wrong, &steps),
+                  VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        auto given = options();
+        given.ahead_only = wrong;
+        vmmgraph_dispatcher_t made = nullptr;
+        EXPECT_EQ(vmmgraph_dispatcher_create(&given, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        given = options();
+        given.modes[2][1] = wrong == 3 ? 4 : wrong;
+        EXPECT_EQ(vmmgraph_dispatcher_create(&given, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    }
+    EXPECT_EQ(vmmgraph_dispatcher_report(dispatcher, UINT32_MAX, VMMGRAPH_GRAPH_BEGIN), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_dispatcher_slot(dispatcher, SIZE_MAX, &decision), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    decision.struct_size = 0;
+    EXPECT_EQ(dispatch(1), VMMGRAPH_ERROR_STRUCT_SIZE);
+
+    // A count that no address space holds is refused before anything is read.
+    vmmgraph_dispatcher_t made = nullptr;
+    auto given = options();
+    given.full_count = SIZE_MAX;
+    EXPECT_EQ(vmmgraph_dispatcher_create(&given, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    const char* label = "x";
+    EXPECT_EQ(vmmgraph_dispatcher_prometheus(dispatcher, &label, SIZE_MAX, nullptr, 0, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    const vmmgraph_key_t twice[] = {tokens(1), tokens(1)};
+    given = options();
+    given.full = twice;
+    given.full_count = 2;
+    EXPECT_EQ(vmmgraph_dispatcher_create(&given, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+
+    vmmgraph_input_plan_t planned = nullptr;
+    const std::function<void(vmmgraph_input_t&)> mistakes[] = {
+        [](auto& it) { it.dtype = 11; },         [](auto& it) { it.role = 3; },
+        [](auto& it) { it.pad = -1; },           [](auto& it) { it.rank = 5; },
+        [](auto& it) { it.rank = INT32_MIN; },   [](auto& it) { it.rank = 0; },
+        [](auto& it) { it.shape[0].kind = 3; },  [](auto& it) { it.shape[0].axis = 4; },
+        [](auto& it) { it.shape[0].axis = 1; },  [](auto& it) { it.name = ""; },
+        [](auto& it) { it.shape[0].times = 0; },
+    };
+    for (const auto& mistake : mistakes) {
+        auto declared = input("x", VMMGRAPH_DTYPE_F64, {extent(VMMGRAPH_EXTENT_ALONG, 1)});
+        mistake(declared);
+        EXPECT_EQ(vmmgraph_input_plan_create(&declared, 1, buckets.data(), 1, 0, &planned), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    }
+    EXPECT_EQ(vmmgraph_input_plan_create(nullptr, 0, nullptr, 0, 3, &planned), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    auto view = sized<vmmgraph_input_view_t>();
+    const auto stranger = tokens(5);
+    EXPECT_EQ(vmmgraph_input_plan_view(plan, &stranger, 0, &view), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_input_plan_view(plan, &buckets[0], 4, &view), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    auto step = sized<vmmgraph_step_input_t>();
+    std::uint64_t end = 0;
+    step.rank = -1;
+    EXPECT_EQ(vmmgraph_input_plan_pack(plan, &buckets[0], 0, &step, nullptr, 0, &end), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    step.rank = 5;
+    EXPECT_EQ(vmmgraph_input_plan_pack(plan, &buckets[0], 0, &step, nullptr, 0, &end), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(planned, nullptr);
+}
+
+}  // namespace

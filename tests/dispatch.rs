@@ -1,0 +1,80 @@
+//! A step's way through the policy layer, from outside: decision, counters, order of use and inputs, without one allocation.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use vmmgraph::dispatch::{
+    Action, Axis, BucketSet, Dispatcher, DispatcherOptions, Dtype, Extent, GraphCache, Input, InputPlan, Key,
+    PadRule, Phase, Reason, Step, Weights, xllm_sizes,
+};
+
+/// Counts this thread's allocations.
+struct Counting;
+
+thread_local!(static ALLOCATIONS: Cell<u64> = const { Cell::new(0) });
+
+// SAFETY: everything is passed on to the system's allocator, whose contract is the same.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // A thread that is ending has no counter any more.
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's contract; the pointer came from `System`.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn allocations() -> u64 {
+    ALLOCATIONS.with(Cell::get)
+}
+
+#[test]
+fn a_step_allocates_nothing() {
+    let buckets = || {
+        let key = |size| Key::tokens(size).with(Axis::Batch, size);
+        BucketSet::new(xllm_sizes(256).into_iter().map(key), Weights::default()).unwrap()
+    };
+    let inputs = vec![
+        Input::host("tokens", Dtype::I32, &[Extent::along(Axis::Tokens)]),
+        Input::host("kv_seq_lens", Dtype::I32, &[Extent::offsets(Axis::Batch)])
+            .padded_with(PadRule::RepeatLast),
+    ];
+    let plan = InputPlan::new(inputs, &buckets(), 512).unwrap();
+    let mut staging = vec![0_u8; plan.staging_bytes() as usize];
+    let data = [1_u8; 4 * 257];
+    let dispatcher = Dispatcher::new(buckets(), buckets(), DispatcherOptions::default());
+    let mut cache = GraphCache::new(None, None);
+    for (slot, _, key) in dispatcher.slots().collect::<Vec<_>>() {
+        dispatcher.begin_capture(slot).unwrap();
+        dispatcher.captured(slot).unwrap();
+        assert!(cache.admit(slot, u64::from(key.extents[0])).unwrap().is_empty());
+    }
+
+    let before = allocations();
+    for tokens in 1..=300 {
+        let key = Key::tokens(tokens).with(Axis::Batch, tokens);
+        let decision = dispatcher.dispatch(&Step { key, phase: Phase::Decode, capturable: true });
+        let Action::Replay(slot, bucket) = decision.action else {
+            assert!(tokens > 256 && decision.reason == Reason::TooLarge);
+            continue;
+        };
+        assert!(bucket.covers(&key) && cache.touch(&slot));
+        let layout = plan.layout(slot.0 as usize).unwrap();
+        assert_eq!(layout.key(), bucket);
+        for (input, rows) in [(0, tokens), (1, tokens + 1)] {
+            let step = (Dtype::I32, &[rows][..], &data[..rows as usize * 4]);
+            assert!(plan.pack(layout, input, step, &mut staging).unwrap() <= layout.host_bytes());
+        }
+    }
+    assert_eq!(allocations() - before, 0);
+    let text = dispatcher.counters().prometheus(&[]);
+    assert!(allocations() > before, "the counter does not count");
+    assert!(text.contains("mode=\"eager\",reason=\"too_large\"} 44\n"), "{text}");
+}
