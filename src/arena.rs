@@ -24,12 +24,24 @@ pub struct Options {
     pub large_page_bytes: u64,
     /// What becomes of blocks that are live at the seal.
     pub retain: RetainPolicy,
+    /// Fills the shared pages of a space before each of its replays, so that a graph which relies on what is left there shows. Also
+    /// on with `VMMGRAPH_POISON=1` in the environment. For finding bugs: it costs time.
+    pub poison: bool,
+    /// Blocks remember when and by which call stack they were allocated, for the lists of what is live. Also on with
+    /// `VMMGRAPH_TRACE_BLOCKS=1`. Costs microseconds a block.
+    pub trace_blocks: bool,
 }
 
 impl Default for Options {
     /// 2 MiB and 32 MiB pages, live blocks retained.
     fn default() -> Self {
-        Self { small_page_bytes: 0, large_page_bytes: 0, retain: RetainPolicy::Retain }
+        Self {
+            small_page_bytes: 0,
+            large_page_bytes: 0,
+            retain: RetainPolicy::Retain,
+            poison: false,
+            trace_blocks: false,
+        }
     }
 }
 
@@ -41,6 +53,11 @@ impl Options {
         let large = or(self.large_page_bytes, small.max(32 * MIB));
         Geometry::new(small, large, granularity)
     }
+}
+
+/// Whether an environment variable turns something on.
+fn asked_for(variable: &str) -> bool {
+    std::env::var_os(variable).is_some_and(|value| value == "1")
 }
 
 /// A set of pages shared by graphs that never run at the same time, on one device.
@@ -78,6 +95,8 @@ impl SharedVmmAllocator {
             shared: SharedSet::new(pool, id, geometry),
             order: ReplayOrder::new(pool),
             retain: options.retain,
+            poison: options.poison || asked_for("VMMGRAPH_POISON"),
+            trace_blocks: options.trace_blocks || asked_for("VMMGRAPH_TRACE_BLOCKS"),
             closed: AtomicBool::new(false),
             high_water: AtomicU64::new(0),
             spaces: Mutex::default(),

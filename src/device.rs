@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use crate::driver::{DriverChoice, DriverKind, HostOptions, SharedDriver, open};
 use crate::error::{Error, Result};
+use crate::gate::CaptureGate;
 use crate::pages::{PagePool, PoolStats};
 use crate::sync::Mutex;
 
@@ -12,6 +13,7 @@ use crate::sync::Mutex;
 #[derive(Debug)]
 pub struct Device {
     pool: Arc<PagePool>,
+    gate: CaptureGate,
 }
 
 type Opened = HashMap<(DriverKind, i32), (Weak<Device>, HostOptions)>;
@@ -20,7 +22,7 @@ impl Device {
     /// A device over a driver of the caller's own, apart from the process-wide ones: for tests and other platforms.
     #[must_use]
     pub fn with_driver(driver: SharedDriver) -> Arc<Self> {
-        Arc::new(Self { pool: PagePool::new(driver) })
+        Arc::new(Self { pool: PagePool::new(driver), gate: CaptureGate::default() })
     }
 
     /// The process-wide device `ordinal`, opened if it is not open. It closes when its last user drops it.
@@ -55,6 +57,12 @@ impl Device {
     #[must_use]
     pub fn driver(&self) -> &SharedDriver {
         self.pool.driver()
+    }
+
+    /// Keeps captures and replays of this device apart, if an engine wants that: see [`CaptureGate`].
+    #[must_use]
+    pub fn gate(&self) -> &CaptureGate {
+        &self.gate
     }
 
     /// Limits the bytes of physical memory the device's pool may hold; `None`: no limit. Nothing is taken away.

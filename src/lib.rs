@@ -41,6 +41,7 @@
 //!   space   device      blocks, slabs, seal; a device and its pool
 //!   order   pages       replay order; page pool, shared set, reservations
 //!   driver              the one platform door: CUDA, host
+//!   gate                captures alone, replays together, for engines that want that
 //!   units error sync    numbers with invariants; failures; locks
 //! ```
 //!
@@ -54,6 +55,7 @@ mod device;
 pub mod dispatch;
 pub mod driver;
 mod error;
+mod gate;
 mod order;
 pub mod pages;
 mod space;
@@ -66,8 +68,9 @@ pub use arena::{Options, SharedVmmAllocator};
 pub use device::Device;
 pub use driver::{DriverChoice, DriverKind, HostOptions};
 pub use error::{Error, Result};
+pub use gate::CaptureGate;
 pub use order::ReplayOrder;
-pub use space::{Phase, RetainPolicy, RetainedBlock, SealReport, Space, SpaceStats};
+pub use space::{Block, Difference, POISON, Phase, RetainPolicy, SealReport, Space, SpaceStats};
 pub use stats::{ArenaStats, Snapshot};
 pub use torch::VmmTorchAllocator;
 pub use units::{Address, Stream};

@@ -54,9 +54,13 @@ impl Snapshot {
     /// The snapshot as one JSON object, its keys the field names above.
     #[must_use]
     pub fn to_json(&self) -> String {
-        // Plain structs of numbers and strings always have a JSON form.
-        serde_json::to_string(self).unwrap_or_default()
+        to_json(self)
     }
+}
+
+/// A value of plain structs of numbers and strings, which always has a JSON form.
+pub(crate) fn to_json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_default()
 }
 
 /// Who holds what, a line each, for people.

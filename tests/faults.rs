@@ -60,12 +60,12 @@ impl Injector for Host {
     }
 }
 
-/// The functions of the trait `Driver` by its source, less `info`, which cannot fail, and those that only tests call.
+/// The functions of the trait `Driver` by its source, less `info`, which cannot fail, and `write`, which only tests call.
 fn driver_functions() -> Vec<String> {
     let text = include_str!("../src/driver/mod.rs");
     let functions = text.split("pub trait Driver").nth(1).unwrap().split("    fn ").skip(1);
     let names = functions.map(|rest| rest.split('(').next().unwrap().to_owned());
-    names.filter(|name| !["info", "fill", "read", "write"].contains(&name.as_str())).collect()
+    names.filter(|name| !["info", "write"].contains(&name.as_str())).collect()
 }
 
 /// The CUDA driver over the stand-in. Faults are process-wide there, so one test at a time.
@@ -273,6 +273,23 @@ fn bump(run: &mut Run) -> Result<()> {
     run.step("trim", || arena.trim()).map(drop)
 }
 
+/// Replays over poison, and a verified one.
+fn poison(run: &mut Run) -> Result<()> {
+    let device = Arc::clone(&run.device);
+    let options = Options { poison: true, ..Options::default() };
+    let arena = run.step("create", || SharedVmmAllocator::new(&device, &options))?;
+    let space = run.step("open", || arena.open_space())?;
+    let passing = run.step("allocate", || space.allocate(40 * MIB, A))?;
+    let kept = run.step("allocate", || space.allocate(MIB, A))?;
+    space.free(passing)?;
+    run.step("seal", || space.seal())?;
+    let mut launched = 0;
+    run.step("replay", || space.replay(A, || launched += 1))?;
+    run.step("replay", || space.replay(B, || launched += 1))?;
+    assert_eq!(launched, 2, "a replay that could not be poisoned was launched, or one was not");
+    run.step("verify", || space.verify(B, &[(kept, MIB)], || ())).map(drop)
+}
+
 /// A request beyond the device's memory.
 fn hopeless(run: &mut Run) -> Result<()> {
     let device = Arc::clone(&run.device);
@@ -296,6 +313,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("retain", retain),
     ("trim", trim),
     ("bump", bump),
+    ("poison", poison),
     ("hopeless", hopeless),
 ];
 

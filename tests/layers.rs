@@ -9,6 +9,7 @@ const LAYERS: &[&[&str]] = &[
     &["error", "units", "sync"],
     // Policy over numbers: it knows no driver.
     &["dispatch"],
+    &["gate"],
     &["driver"],
     &["pages"],
     &["order", "device"],

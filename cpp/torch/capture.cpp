@@ -96,6 +96,11 @@ void CapturedGraph::replay(void* stream) {
     state_->space.replay(stream, [this] { state_->graph->replay(); });
 }
 
+Difference CapturedGraph::verify(void* stream, const std::vector<Output>& outputs) {
+    const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), state_->device));
+    return state_->space.verify(stream, outputs, [this] { state_->graph->replay(); });
+}
+
 const SealReport& CapturedGraph::report() const noexcept { return state_->report; }
 const Space& CapturedGraph::space() const noexcept { return state_->space; }
 void* CapturedGraph::exec() const { return state_->graph->exec(); }

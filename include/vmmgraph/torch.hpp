@@ -13,6 +13,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "vmmgraph.hpp"
 
@@ -63,6 +64,9 @@ public:
 
     // Launches the graph on `stream` (a cudaStream_t), in order after every earlier replay of the arena. Any thread.
     void replay(void* stream);
+    // As Space::verify: replays twice over differently filled shared pages and compares the outputs. A graph whose outputs change relies
+    // on what other graphs left.
+    [[nodiscard]] Difference verify(void* stream, const std::vector<Output>& outputs);
     // What the capture used.
     [[nodiscard]] const SealReport& report() const noexcept;
     // The space; its blocks are freed by the tensors that own them.

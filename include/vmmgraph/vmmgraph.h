@@ -114,6 +114,14 @@
 // Blocks that are live at the seal stay on shared pages: the next replay of another graph may overwrite them.
 #define VMMGRAPH_RETAIN_SHARED_PAGES 2
 
+// Fills the shared pages of a space before each of its replays, so that a graph which relies on what is left there shows. Also on
+// with VMMGRAPH_POISON=1 in the environment.
+#define VMMGRAPH_ARENA_POISON 1
+
+// Blocks remember when and by which call stack they were allocated, for vmmgraph_space_blocks_json. Also on with
+// VMMGRAPH_TRACE_BLOCKS=1 in the environment.
+#define VMMGRAPH_ARENA_TRACE_BLOCKS 2
+
 // Choose by VMMGRAPH_DRIVER (cuda or host) if set; else a GPU if there is one; else the host.
 #define VMMGRAPH_DRIVER_AUTO 0
 
@@ -285,6 +293,9 @@
 // Undoing a failed driver call failed as well: it can only be destroyed.
 #define VMMGRAPH_SPACE_BROKEN 2
 
+// What shared pages are filled with: as floating-point numbers of any width a NaN, as an index far outside.
+#define POISON 4294967295
+
 // Never defined: a vmmgraph_arena_t is a key, not an address.
 typedef struct vmmgraph_arena vmmgraph_arena;
 
@@ -335,8 +346,8 @@ typedef struct vmmgraph_arena_options_t {
   uint64_t large_page_bytes;
   // One of VMMGRAPH_RETAIN_*.
   int32_t retain;
-  // 0.
-  int32_t reserved;
+  // Any of VMMGRAPH_ARENA_*, added up.
+  int32_t flags;
 } vmmgraph_arena_options_t;
 
 // An arena: physical pages shared by graphs that never run at the same time. Calls with it are thread-safe.
@@ -577,6 +588,35 @@ typedef struct vmmgraph_step_input_t {
   int32_t dtype;
 } vmmgraph_step_input_t;
 
+// A space: the addresses of one capture. Calls with it are thread-safe.
+typedef struct vmmgraph_space *vmmgraph_space_t;
+
+// Device memory that vmmgraph_space_verify compares.
+typedef struct vmmgraph_output_t {
+  // Its address.
+  const void *address;
+  // Its bytes.
+  uint64_t bytes;
+} vmmgraph_output_t;
+
+// Launches a graph. Must not throw. Replaying, marking, trimming, and opening or destroying spaces in the same arena from inside it
+// is VMMGRAPH_ERROR_WRONG_STATE.
+typedef void (*vmmgraph_launch_fn)(void *user);
+
+// What vmmgraph_space_verify found.
+typedef struct vmmgraph_difference_t {
+  // Set to sizeof(vmmgraph_difference_t) before the call.
+  size_t struct_size;
+  // 1 if an output depends on what was on the shared pages, else 0.
+  uint64_t found;
+  // The number of the space.
+  uint64_t space;
+  // Which of the outputs, from 0.
+  uint64_t output;
+  // The first byte that differs, from the output's beginning.
+  uint64_t offset;
+} vmmgraph_difference_t;
+
 // Receives one line of text: `length` bytes of UTF-8, not zero-terminated, valid during the call. May be called from any thread,
 // with no lock of the library's held that the caller could need; must not throw.
 typedef void (*vmmgraph_log_fn)(int32_t level, const char *text, size_t length, void *user);
@@ -608,9 +648,6 @@ typedef struct vmmgraph_plan_options_t {
   uint64_t eager_step;
 } vmmgraph_plan_options_t;
 
-// A space: the addresses of one capture. Calls with it are thread-safe.
-typedef struct vmmgraph_space *vmmgraph_space_t;
-
 // What a capture used.
 typedef struct vmmgraph_seal_report_t {
   // Set to sizeof(vmmgraph_seal_report_t) before the call.
@@ -631,11 +668,9 @@ typedef struct vmmgraph_seal_report_t {
   uint64_t driver_calls;
   // Nanoseconds spent in them, waiting for other spaces' calls included.
   uint64_t driver_ns;
+  // Blocks that were allocated in all.
+  uint64_t allocations;
 } vmmgraph_seal_report_t;
-
-// Launches a graph. Must not throw. Replaying, marking, trimming, and opening or destroying spaces in the same arena from inside it
-// is VMMGRAPH_ERROR_WRONG_STATE.
-typedef void (*vmmgraph_launch_fn)(void *user);
 
 // What a space uses.
 typedef struct vmmgraph_space_stats_t {
@@ -898,6 +933,32 @@ vmmgraph_status_t vmmgraph_input_plan_pack(vmmgraph_input_plan_t plan,
                                            size_t staging_bytes,
                                            uint64_t *end);
 
+// The blocks that are live now as a JSON array, by address: address, bytes, which allocation of the space it was (from 1), and in an
+// arena with VMMGRAPH_ARENA_TRACE_BLOCKS its age and the call stack that allocated it. Copies as vmmgraph_last_error_message does.
+//
+// Arguments:
+// `buffer` is null or points to `capacity` writable bytes; `needed` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_space_blocks_json(vmmgraph_space_t space,
+                                             char *buffer,
+                                             size_t capacity,
+                                             size_t *needed);
+
+// Replays twice over shared pages filled with one pattern and then another, and compares the outputs to the bit. `launch(user)` must
+// give the same work to `stream` both times, over inputs that it leaves as they were, without random numbers. Waits for the device.
+//
+// Arguments:
+// As [`vmmgraph_space_replay`]; `outputs` points to `count` outputs, which are device memory of the caller; `difference` is null or
+// points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_space_verify(vmmgraph_space_t space,
+                                        void *stream,
+                                        const struct vmmgraph_output_t *outputs,
+                                        size_t count,
+                                        vmmgraph_launch_fn launch,
+                                        void *user,
+                                        struct vmmgraph_difference_t *difference);
+
 // Sends log lines up to `max_level` to `sink` from now on; null: to nobody, or to stderr if VMMGRAPH_LOG says so. The sink
 // before is dropped once nobody is inside it.
 //
@@ -1039,6 +1100,22 @@ void vmmgraph_torch_free(void *block,
                          ptrdiff_t _size,
                          int32_t device,
                          void *_stream);
+
+// Waits until nobody is between vmmgraph_device_begin_capture or _begin_replay and its end, and keeps everybody else out until
+// vmmgraph_device_end_capture on this thread: for engines that want no replay while they capture. Nothing else looks at this gate.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_device_begin_capture(vmmgraph_device_t device);
+
+// Lets the others in again.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_device_end_capture(vmmgraph_device_t device);
+
+// Waits until nobody captures or waits to, and keeps captures out until vmmgraph_device_end_replay on this thread. Any number of
+// threads may be in here at once, each any number of times.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_device_begin_replay(vmmgraph_device_t device);
+
+// Ends what this thread's last vmmgraph_device_begin_replay began.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_device_end_replay(vmmgraph_device_t device);
 
 #ifdef __cplusplus
 }  // extern "C"

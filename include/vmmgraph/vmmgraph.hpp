@@ -53,6 +53,8 @@ using ArenaStats = vmmgraph_arena_stats_t;
 using SpaceStats = vmmgraph_space_stats_t;
 // What a capture used.
 using SealReport = vmmgraph_seal_report_t;
+using Output = vmmgraph_output_t;
+using Difference = vmmgraph_difference_t;
 
 // A call failed. `what()` is the library's message, with the value and the limit in it.
 class VMMGRAPH_API Error : public std::runtime_error {
@@ -130,6 +132,11 @@ struct ArenaOptions {
     std::uint64_t large_page_bytes = 0;
     // What seal() does with live blocks unless it is told otherwise.
     Retain retain = Retain::inherit;
+    // Fills the shared pages of a space before each of its replays, so that a graph which relies on what is left there shows. Also on
+    // with VMMGRAPH_POISON=1 in the environment. For finding bugs: it costs time.
+    bool poison = false;
+    // Blocks remember when and by which call stack they were allocated (Space::blocks_json). Also on with VMMGRAPH_TRACE_BLOCKS=1.
+    bool trace_blocks = false;
 };
 
 // How to make an arena together with its device. 0 is the default of every number.
@@ -283,6 +290,60 @@ private:
     detail::Owned<vmmgraph_device_t, vmmgraph_device_close> handle_;
 };
 
+// Keeps replays of a device out while it lives, for engines that want none while they capture; nothing of the library needs it. Take
+// both locks by this class and ReplayLock on one thread, and end them there. Throws if this thread is in either already.
+class CaptureLock {
+public:
+    explicit CaptureLock(const Device& device) : device_(device.handle()) { detail::check(vmmgraph_device_begin_capture(device_)); }
+    CaptureLock(const CaptureLock&) = delete;
+    CaptureLock& operator=(const CaptureLock&) = delete;
+    ~CaptureLock() { static_cast<void>(vmmgraph_device_end_capture(device_)); }
+
+private:
+    vmmgraph_device_t device_;
+};
+
+// Keeps captures of a device out while it lives. Any number of threads may have one, each any number of times. Throws if this thread
+// has the CaptureLock.
+class ReplayLock {
+public:
+    explicit ReplayLock(const Device& device) : device_(device.handle()) { detail::check(vmmgraph_device_begin_replay(device_)); }
+    ReplayLock(const ReplayLock&) = delete;
+    ReplayLock& operator=(const ReplayLock&) = delete;
+    ~ReplayLock() { static_cast<void>(vmmgraph_device_end_replay(device_)); }
+
+private:
+    vmmgraph_device_t device_;
+};
+
+namespace detail {
+
+// Gives `use` a C function and its argument that call `launch()`; what `launch` throws waits until `use` is done, since nothing may
+// unwind through the library.
+template <class Launch, class Use>
+void with_launch(Launch& launch, Use&& use) {
+    static_assert(std::is_invocable_v<Launch&>, "launch is called without arguments");
+    struct Call {
+        Launch* launch;
+        std::exception_ptr thrown;
+    } call{std::addressof(launch), nullptr};
+    const vmmgraph_launch_fn trampoline = [](void* user) noexcept {
+        auto* const self = static_cast<Call*>(user);
+        try {
+            static_cast<void>(std::invoke(*self->launch));
+        } catch (...) {
+            self->thrown = std::current_exception();
+        }
+    };
+    const vmmgraph_status_t status = use(trampoline, &call);
+    if (call.thrown) {
+        std::rethrow_exception(std::move(call.thrown));
+    }
+    check(status);
+}
+
+}  // namespace detail
+
 // A space: the addresses of one capture over the pages of its arena, which stay while the space does.
 //
 // The destructor waits for the arena's replays, unmaps the space and gives its addresses back: its graph must be gone by then, or
@@ -317,26 +378,21 @@ public:
     // its spaces.
     template <class F>
     void replay(void* stream, F&& launch) {
-        static_assert(std::is_invocable_v<F&>, "launch is called without arguments");
-        using Launch = std::remove_reference_t<F>;
-        struct Call {
-            Launch* launch;
-            std::exception_ptr thrown;
-        } call{std::addressof(launch), nullptr};
-        // Nothing may unwind through the library: the exception waits here.
-        const vmmgraph_launch_fn trampoline = [](void* user) noexcept {
-            auto* const self = static_cast<Call*>(user);
-            try {
-                static_cast<void>(std::invoke(*self->launch));
-            } catch (...) {
-                self->thrown = std::current_exception();
-            }
-        };
-        const vmmgraph_status_t status = vmmgraph_space_replay(handle(), stream, trampoline, &call);
-        if (call.thrown) {
-            std::rethrow_exception(std::move(call.thrown));
-        }
-        detail::check(status);
+        detail::with_launch(launch, [&](vmmgraph_launch_fn trampoline, void* call) {
+            return vmmgraph_space_replay(handle(), stream, trampoline, call);
+        });
+    }
+
+    // Replays twice over shared pages filled with one pattern and then another, and compares the outputs to the bit: found is 1 in what
+    // it returns if one depends on what was there before. `launch` must give the same work to `stream` both times, over inputs that it
+    // leaves as they were, without random numbers; the outputs are device memory of the caller. Waits for the device.
+    template <class F>
+    [[nodiscard]] Difference verify(void* stream, const std::vector<Output>& outputs, F&& launch) {
+        auto difference = detail::sized<Difference>();
+        detail::with_launch(launch, [&](vmmgraph_launch_fn trampoline, void* call) {
+            return vmmgraph_space_verify(handle(), stream, outputs.data(), outputs.size(), trampoline, call, &difference);
+        });
+        return difference;
     }
 
     // What the space uses now.
@@ -344,6 +400,14 @@ public:
         auto stats = detail::sized<SpaceStats>();
         detail::check(vmmgraph_space_stats(handle(), &stats));
         return stats;
+    }
+
+    // The blocks that are live now as a JSON array, by address: address, bytes, which allocation of the space it was, and with
+    // trace_blocks its age and call stack.
+    [[nodiscard]] std::string blocks_json() const {
+        return detail::read_text([this](char* buffer, std::size_t capacity, std::size_t* needed) {
+            detail::check(vmmgraph_space_blocks_json(handle(), buffer, capacity, needed));
+        });
     }
 
     // The blocks that are live now, in address order: after the seal, those that were retained and not freed since.
@@ -386,6 +450,7 @@ public:
         given.small_page_bytes = options.small_page_bytes;
         given.large_page_bytes = options.large_page_bytes;
         given.retain = static_cast<std::int32_t>(options.retain);
+        given.flags = (options.poison ? VMMGRAPH_ARENA_POISON : 0) | (options.trace_blocks ? VMMGRAPH_ARENA_TRACE_BLOCKS : 0);
         vmmgraph_arena_t handle = nullptr;
         detail::check(vmmgraph_arena_create(device.handle(), &given, &handle));
         handle_ = Owned(handle);

@@ -26,6 +26,13 @@ pub const VMMGRAPH_RETAIN_OWN_PAGES: i32 = 1;
 /// Blocks that are live at the seal stay on shared pages: the next replay of another graph may overwrite them.
 pub const VMMGRAPH_RETAIN_SHARED_PAGES: i32 = 2;
 
+/// Fills the shared pages of a space before each of its replays, so that a graph which relies on what is left there shows. Also on
+/// with VMMGRAPH_POISON=1 in the environment.
+pub const VMMGRAPH_ARENA_POISON: i32 = 1;
+/// Blocks remember when and by which call stack they were allocated, for vmmgraph_space_blocks_json. Also on with
+/// VMMGRAPH_TRACE_BLOCKS=1 in the environment.
+pub const VMMGRAPH_ARENA_TRACE_BLOCKS: i32 = 2;
+
 /// How to make an arena. Zero everything, then set struct_size and what differs from the default; 0 is the default.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -38,8 +45,8 @@ pub struct vmmgraph_arena_options_t {
     pub large_page_bytes: u64,
     /// One of VMMGRAPH_RETAIN_*.
     pub retain: i32,
-    /// 0.
-    pub reserved: i32,
+    /// Any of VMMGRAPH_ARENA_*, added up.
+    pub flags: i32,
 }
 
 /// What an arena holds.
@@ -90,6 +97,14 @@ pub(super) fn policy(retain: i32) -> Result<Option<RetainPolicy>, Failure> {
     }
 }
 
+fn flags(given: i32) -> Result<i32, Failure> {
+    if given & !(VMMGRAPH_ARENA_POISON | VMMGRAPH_ARENA_TRACE_BLOCKS) == 0 {
+        return Ok(given);
+    }
+    let expected = "a sum of VMMGRAPH_ARENA_*";
+    Err(Error::InvalidArgument { what: "flags", value: i128::from(given), expected }.into())
+}
+
 /// What C calls a policy.
 pub(super) fn policy_number(policy: RetainPolicy) -> i32 {
     match policy {
@@ -130,6 +145,8 @@ pub unsafe extern "C" fn vmmgraph_arena_create(
                 small_page_bytes: given.small_page_bytes,
                 large_page_bytes: given.large_page_bytes,
                 retain: policy(given.retain)?.unwrap_or_default(),
+                poison: flags(given.flags)? & VMMGRAPH_ARENA_POISON != 0,
+                trace_blocks: given.flags & VMMGRAPH_ARENA_TRACE_BLOCKS != 0,
             },
             None => Options::default(),
         };

@@ -4,10 +4,9 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::arena::{self, policy, policy_number, vmmgraph_arena_t};
-use super::guard::{Failure, check_size, guard, guard_closing, out};
+use super::guard::{Failure, check_size, guard, guard_closing, null, out};
 use super::handle::{get, register, remove};
-use super::status::{VMMGRAPH_ERROR_NULL_ARGUMENT, vmmgraph_status_t};
-use crate::error::Error;
+use super::status::vmmgraph_status_t;
 use crate::{Address, Phase, Space, Stream};
 
 /// Never defined: a vmmgraph_space_t is a key, not an address.
@@ -51,6 +50,8 @@ pub struct vmmgraph_seal_report_t {
     pub driver_calls: u64,
     /// Nanoseconds spent in them, waiting for other spaces' calls included.
     pub driver_ns: u64,
+    /// Blocks that were allocated in all.
+    pub allocations: u64,
 }
 
 /// What a space uses.
@@ -82,7 +83,10 @@ pub struct vmmgraph_space_stats_t {
 }
 
 /// Runs a body with the space behind a handle; a panic closes its arena.
-fn with(space: vmmgraph_space_t, body: impl FnOnce(&Arc<Space>) -> Result<(), Failure>) -> vmmgraph_status_t {
+pub(super) fn with(
+    space: vmmgraph_space_t,
+    body: impl FnOnce(&Arc<Space>) -> Result<(), Failure>,
+) -> vmmgraph_status_t {
     let close = || {
         if let Ok(space) = get::<Space, _>(space) {
             space.close_arena();
@@ -203,6 +207,7 @@ pub unsafe extern "C" fn vmmgraph_space_seal(
                 retained_blocks: sealed.retained.len() as u64,
                 driver_calls: sealed.driver_calls,
                 driver_ns: sealed.driver_time.as_nanos() as u64,
+                allocations: sealed.allocations,
             };
         }
         Ok(())
@@ -222,8 +227,7 @@ pub unsafe extern "C" fn vmmgraph_space_replay(
     user: *mut c_void,
 ) -> vmmgraph_status_t {
     with(space, |space| {
-        let null = Error::InvalidArgument { what: "launch", value: 0, expected: "a function" };
-        let launch = launch.ok_or(Failure::Status(VMMGRAPH_ERROR_NULL_ARGUMENT, null))?;
+        let launch = launch.ok_or_else(|| null("launch"))?;
         // SAFETY: the caller's contract.
         Ok(space.replay(Stream(stream as u64), || unsafe { launch(user) })?)
     })
@@ -248,8 +252,7 @@ pub unsafe extern "C" fn vmmgraph_space_live_blocks(
             // SAFETY: only tells null apart.
             unsafe { out(blocks, "blocks") }?;
         }
-        let mut live = space.live_blocks();
-        live.sort_unstable();
+        let live = space.live_blocks();
         for (index, block) in live.iter().take(capacity).enumerate() {
             // SAFETY: `index` < `capacity`, which the caller has room for.
             unsafe { *blocks.add(index) = block.0 as *mut c_void };

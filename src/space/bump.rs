@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 
-use super::layout::{NotLive, Place, RANGE_PAGES_FIRST, RANGE_PAGES_MAX, Usage};
+use super::layout::{Live, NotLive, Place, RANGE_PAGES_FIRST, RANGE_PAGES_MAX, Usage};
 use super::{Phase, Placement, State};
 use crate::error::{Error, Result};
 use crate::pages::{Acquired, Reservation, SharedSet};
@@ -34,8 +34,8 @@ pub(crate) struct Bump {
     end: u64,
     /// One for each range of the space.
     stretches: Vec<Stretch>,
-    /// Range and offset to the bytes and whether the block is live.
-    blocks: BTreeMap<(usize, u64), (u64, bool)>,
+    /// Range and offset to the block and whether it is live.
+    blocks: BTreeMap<(usize, u64), (Live, bool)>,
     /// Pages of the tape shown.
     pages: usize,
     usage: Usage,
@@ -52,10 +52,9 @@ impl Bump {
         self.pages
     }
 
-    /// The live blocks and their bytes, in address order within a range.
-    pub(crate) fn blocks(&self) -> Vec<(Place, u64)> {
-        let live = self.blocks.iter().filter(|(_, (_, live))| *live);
-        live.map(|((range, offset), (bytes, _))| (Place { range: *range, offset: *offset }, *bytes)).collect()
+    /// The live blocks, in address order within a range.
+    pub(crate) fn blocks(&self) -> Vec<Live> {
+        self.blocks.values().filter(|(_, live)| *live).map(|(block, _)| *block).collect()
     }
 
     /// Notes that the block at a place is gone; its bytes. They serve no other block.
@@ -63,8 +62,8 @@ impl Bump {
         self.check(place)?;
         let block = self.blocks.get_mut(&(place.range, place.offset)).ok_or(NotLive::Foreign)?;
         block.1 = false;
-        self.usage.remove(block.0);
-        Ok(block.0)
+        self.usage.remove(block.0.bytes);
+        Ok(block.0.bytes)
     }
 
     /// Whether a live block starts at a place.
@@ -89,7 +88,7 @@ impl State {
     ///
     /// On failure nothing is handed out; what is mapped by then stays, and serves the next try.
     pub(super) fn append(&mut self, shared: &SharedSet, bytes: BlockBytes) -> Result<Place> {
-        let State { phase, placement, ranges, work } = self;
+        let State { phase, placement, ranges, work, .. } = self;
         let Placement::Bump(bump) = placement else {
             return Err(Error::Internal { what: "a stitched space appends nothing".into() });
         };
@@ -135,9 +134,10 @@ impl State {
         let number = ranges.len() - 1;
         let stretch = &bump.stretches[number];
         let offset = bump.end - stretch.from;
-        bump.blocks.insert((number, offset), (bytes.get(), true));
+        let place = Place { range: number, offset };
+        let live = Live { place, bytes: bytes.get(), serial: bump.usage.add(bytes) };
+        bump.blocks.insert((number, offset), (live, true));
         bump.end = end;
-        bump.usage.add(bytes);
-        Ok(Place { range: number, offset })
+        Ok(place)
     }
 }

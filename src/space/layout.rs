@@ -85,14 +85,27 @@ pub(crate) struct Usage {
     pub(crate) bytes: u64,
     /// The most bytes that were live at once.
     pub(crate) peak_bytes: u64,
+    /// Blocks that were ever allocated.
+    pub(crate) allocations: u64,
+}
+
+/// A live block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Live {
+    pub(crate) place: Place,
+    pub(crate) bytes: u64,
+    /// It was the space's n-th, from 1.
+    pub(crate) serial: u64,
 }
 
 impl Usage {
-    /// One more block is live.
-    pub(crate) fn add(&mut self, bytes: BlockBytes) {
+    /// One more block is live; its number.
+    pub(crate) fn add(&mut self, bytes: BlockBytes) -> u64 {
         self.blocks += 1;
         self.bytes += bytes.get();
         self.peak_bytes = self.peak_bytes.max(self.bytes);
+        self.allocations += 1;
+        self.allocations
     }
 
     /// A block of so many bytes is gone.
@@ -204,7 +217,7 @@ impl Layout {
     /// Places a block on addresses that are already mapped, if it can.
     pub(crate) fn place(&mut self, bytes: BlockBytes, stream: Stream) -> Option<Place> {
         if self.packed(bytes) {
-            let slot = self.slabs.allocate(granules(bytes), stream)?;
+            let slot = self.slabs.allocate(granules(bytes), stream, self.usage.allocations + 1)?;
             return Some(self.settle_in_slab(slot, bytes));
         }
         if bytes.get() < self.geometry.large() {
@@ -270,7 +283,7 @@ impl Layout {
         if class == Class::Small {
             self.slab_tiles.push(first);
             self.slabs.add(*stream);
-            let slot = self.slabs.allocate(granules(*bytes), *stream);
+            let slot = self.slabs.allocate(granules(*bytes), *stream, self.usage.allocations + 1);
             // An empty slab has room for any packed block; it is the only one that has, or there would be no plan.
             debug_assert_eq!(slot, Some(Slot { slab: self.slabs.len() - 1, granule: 0 }));
             return self
@@ -380,25 +393,23 @@ impl Layout {
     fn settle(&mut self, window: usize, bytes: BlockBytes, stream: Stream) -> Place {
         let first = self.windows[window].first;
         self.recency.touch(window);
-        let large = self.geometry.large();
+        let (large, serial) = (self.geometry.large(), self.usage.add(bytes));
         let mut rest = bytes.get();
         let mut tile = first;
         while rest > 0 {
             let end = rest.min(large);
             let block = if tile == first { bytes.get() } else { 0 };
-            self.occupy(Stay { start: 0, end, tile, block }, stream);
+            self.occupy(Stay { start: 0, end, tile, block, serial }, stream);
             rest -= end;
             tile.tile += 1;
         }
-        self.usage.add(bytes);
         Place { range: first.range, offset: self.offset(first) }
     }
 
     /// Puts a block into a page so that it ends at `end`, at the page's first tile.
     fn settle_within(&mut self, page: u32, end: u64, bytes: BlockBytes, stream: Stream) -> Place {
-        let (tile, start) = (self.pages.home(page), end - bytes.get());
-        self.occupy(Stay { start, end, tile, block: bytes.get() }, stream);
-        self.usage.add(bytes);
+        let (tile, start, serial) = (self.pages.home(page), end - bytes.get(), self.usage.add(bytes));
+        self.occupy(Stay { start, end, tile, block: bytes.get(), serial }, stream);
         Place { range: tile.range, offset: self.offset(tile) + start }
     }
 

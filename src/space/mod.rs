@@ -18,21 +18,26 @@ use crate::pages::{Owner, Reservation, SharedSet};
 use crate::sync::Mutex;
 use crate::units::{Address, BlockBytes, Stream};
 
+mod block;
 mod bump;
 mod layout;
 mod page_table;
 mod placement;
+mod poison;
 mod recency;
 mod seal;
 mod slab;
 mod slabs;
 mod stitch;
 
+use block::{Origin, Origins};
 use bump::Bump;
 use layout::{Layout, NotLive, Place};
 use placement::Placement;
 
-pub use seal::{RetainPolicy, RetainedBlock, SealReport};
+pub use block::Block;
+pub use poison::{Difference, POISON};
+pub use seal::{RetainPolicy, SealReport};
 
 /// What all spaces of an arena have in common.
 #[derive(Debug)]
@@ -40,6 +45,10 @@ pub(crate) struct Common {
     pub(crate) shared: Arc<SharedSet>,
     pub(crate) order: ReplayOrder,
     pub(crate) retain: RetainPolicy,
+    /// Shared pages are filled before every replay.
+    pub(crate) poison: bool,
+    /// Blocks remember when and where they were allocated.
+    pub(crate) trace_blocks: bool,
     /// Set when a bug was caught: nothing is trusted any more, but everything can still be destroyed.
     pub(crate) closed: AtomicBool,
     /// The most bytes any space has had live at once.
@@ -112,6 +121,7 @@ struct State {
     /// The placement's ranges, under the same indices.
     ranges: Vec<Reservation>,
     work: Work,
+    origins: Origins,
 }
 
 /// What the driver was asked for.
@@ -147,7 +157,9 @@ impl Space {
     fn with(common: &Arc<Common>, placement: Placement) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        let state = State { phase: Phase::Open, placement, ranges: Vec::new(), work: Work::default() };
+        let origins = common.trace_blocks.then(HashMap::new);
+        let state =
+            State { phase: Phase::Open, placement, ranges: Vec::new(), work: Work::default(), origins };
         let space = Arc::new(Self { id, common: Arc::clone(common), state: Mutex::new(state) });
         common.spaces.lock().insert(id, Arc::downgrade(&space));
         space
@@ -184,12 +196,22 @@ impl Space {
     pub fn allocate(&self, size: u64, stream: Stream) -> Result<Address> {
         let bytes = BlockBytes::round_up(size)?;
         self.usable()?;
+        let origin = self.common.trace_blocks.then(Origin::here);
         let mut state = self.state.lock();
         state.require(Phase::Open)?;
+        let place = self.place(&mut state, bytes, stream)?;
+        let address = state.address(place);
+        if let (Some(origins), Some(origin)) = (&mut state.origins, origin) {
+            origins.insert(address, origin);
+        }
+        Ok(address)
+    }
+
+    fn place(&self, state: &mut State, bytes: BlockBytes, stream: Stream) -> Result<Place> {
         if let Placement::Stitched(layout) = &mut state.placement
             && let Some(place) = layout.place(bytes, stream)
         {
-            return Ok(state.address(place));
+            return Ok(place);
         }
         // Before the plan, which lists every page: a hopeless request must not cost memory either.
         let driver = self.common.shared.pool().driver();
@@ -208,7 +230,7 @@ impl Space {
             Placement::Bump(_) => state.append(&self.common.shared, bytes),
         };
         state.work.time += start.elapsed();
-        place.map(|place| state.address(place))
+        place
     }
 
     /// Frees a block. Before the seal its pages serve the next block of the same stream; afterwards a retained block's pages
@@ -220,6 +242,9 @@ impl Space {
         self.usable()?;
         let mut state = self.state.lock();
         let bytes = state.find(address, Placement::free)?;
+        if let Some(origins) = &mut state.origins {
+            origins.remove(&address);
+        }
         if state.phase == Phase::Sealed
             && let Some(place) = state.range_of(address)
         {
@@ -260,6 +285,9 @@ impl Space {
     pub fn replay<T>(&self, stream: Stream, launch: impl FnOnce() -> T) -> Result<T> {
         self.usable()?;
         self.state.lock().require(Phase::Sealed)?;
+        if self.common.poison {
+            return self.replay_over(POISON, stream, launch);
+        }
         self.common.order.replay(stream, launch)
     }
 

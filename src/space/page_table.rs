@@ -20,6 +20,8 @@ pub(crate) struct Stay {
     pub(crate) tile: TileNo,
     /// Bytes of the whole block; 0 in the pages behind its first.
     pub(crate) block: u64,
+    /// The block's number.
+    pub(crate) serial: u64,
 }
 
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! The two ways a space places blocks, behind what both can do.
 
 use super::bump::Bump;
-use super::layout::{Layout, NotLive, Place, Usage};
+use super::layout::{Layout, Live, NotLive, Place, Usage};
 use crate::units::Stream;
 
 /// How a space places its blocks.
@@ -31,8 +31,8 @@ impl Placement {
         }
     }
 
-    /// The live blocks and their bytes.
-    pub(crate) fn blocks(&self) -> Vec<(Place, u64)> {
+    /// The live blocks.
+    pub(crate) fn blocks(&self) -> Vec<Live> {
         match self {
             Self::Stitched(layout) => layout.blocks(),
             Self::Bump(bump) => bump.blocks(),

@@ -17,10 +17,9 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::layout::{RetainedTile, Unit};
-use super::{Phase, Placement, Space, State};
+use super::{Block, Phase, Placement, Space, State};
 use crate::error::{Error, Result};
 use crate::pages::{Class, Owner, PageId, PageNo, Pin, SharedSet};
-use crate::units::Address;
 
 /// What becomes of blocks that are live when their capture ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -31,15 +30,6 @@ pub enum RetainPolicy {
     Retain,
     /// They stay on shared pages: the next replay of another graph may overwrite them. For callers that copy their outputs out.
     Share,
-}
-
-/// A block that was live when its capture ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct RetainedBlock {
-    /// Its address.
-    pub address: u64,
-    /// Its bytes, rounded up to 512.
-    pub bytes: u64,
 }
 
 /// What a capture used.
@@ -59,8 +49,10 @@ pub struct SealReport {
     pub driver_time: Duration,
     /// Bytes of pages that became this space's own.
     pub retained_bytes: u64,
+    /// Blocks that were allocated in all.
+    pub allocations: u64,
     /// Blocks that are still live, by address.
-    pub retained: Vec<RetainedBlock>,
+    pub retained: Vec<Block>,
 }
 
 /// A tile whose pages were exchanged, and how to undo that.
@@ -112,10 +104,7 @@ impl Space {
         let usage = state.placement.usage();
         self.common.high_water.fetch_max(usage.peak_bytes, Ordering::Relaxed);
         let (small_pages, large_pages) = state.placement.pages();
-        let blocks = state.placement.blocks().into_iter();
-        let mut retained: Vec<RetainedBlock> =
-            blocks.map(|(place, bytes)| RetainedBlock { address: state.address(place).0, bytes }).collect();
-        retained.sort_unstable_by_key(|block| block.address);
+        let retained = state.blocks();
         tracing::debug!(
             space = self.id,
             peak_live_bytes = usage.peak_bytes,
@@ -133,15 +122,9 @@ impl Space {
             driver_calls: state.work.calls,
             driver_time: state.work.time,
             retained_bytes,
+            allocations: usage.allocations,
             retained,
         })
-    }
-
-    /// The addresses of the blocks that are live now.
-    #[must_use]
-    pub fn live_blocks(&self) -> Vec<Address> {
-        let state = self.state.lock();
-        state.placement.blocks().into_iter().map(|(place, _)| state.address(place)).collect()
     }
 }
 

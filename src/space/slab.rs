@@ -7,11 +7,12 @@ use crate::units::BLOCK_GRANULE;
 /// One page cut into granules of [`BLOCK_GRANULE`] bytes.
 ///
 /// Blocks are placed at the lowest gap that fits. Invariants: bit `g` of `taken` is set exactly if granule `g` belongs to a
-/// live block; `lengths[g]` is that block's number of granules if it starts at `g`, else `None`.
+/// live block; `lengths[g]` is that block's number of granules if it starts at `g`, else `None`; `serials[g]` is its number then.
 #[derive(Debug)]
 pub(crate) struct Slab {
     taken: Box<[u64]>,
     lengths: Box<[Option<NonZeroU16>]>,
+    serials: Box<[u64]>,
     live: u32,
     /// No gap is longer than this many granules. A full slab is passed over without a search.
     longest_gap: u32,
@@ -38,6 +39,7 @@ impl Slab {
         Self {
             taken,
             lengths: vec![None; granules].into_boxed_slice(),
+            serials: vec![0; granules].into_boxed_slice(),
             live: 0,
             longest_gap: granules as u32,
         }
@@ -48,8 +50,8 @@ impl Slab {
         self.live
     }
 
-    /// Places a block of `granules` (at least one); the granule it starts at, or `None` if no gap is long enough.
-    pub(crate) fn allocate(&mut self, granules: u32) -> Option<u32> {
+    /// Places a block of `granules` (at least one) with a number; the granule it starts at, or `None` if no gap is long enough.
+    pub(crate) fn allocate(&mut self, granules: u32, serial: u64) -> Option<u32> {
         if granules > self.longest_gap {
             return None;
         }
@@ -59,6 +61,7 @@ impl Slab {
         };
         self.mark(start, granules, true);
         self.lengths[start as usize] = NonZeroU16::new(granules as u16);
+        self.serials[start as usize] = serial;
         self.live += 1;
         Some(start)
     }
@@ -82,10 +85,12 @@ impl Slab {
         Ok(granules)
     }
 
-    /// The live blocks: start and length in granules, lowest first.
-    pub(crate) fn blocks(&self) -> impl Iterator<Item = (u32, u32)> {
-        let lengths = self.lengths.iter().enumerate();
-        lengths.filter_map(|(start, length)| length.map(|n| (start as u32, u32::from(n.get()))))
+    /// The live blocks: start and length in granules, and number; lowest first.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = (u32, u32, u64)> {
+        let lengths = self.lengths.iter().zip(&self.serials).enumerate();
+        lengths.filter_map(|(start, (length, serial))| {
+            length.map(|n| (start as u32, u32::from(n.get()), *serial))
+        })
     }
 
     /// The lowest gap of `granules`.
@@ -170,11 +175,11 @@ mod tests {
             for (allocate, number) in ops {
                 if allocate {
                     let n = 1 + number % granules.min(1 + number / 7);
-                    prop_assert_eq!(slab.allocate(n), naive.allocate(n));
+                    prop_assert_eq!(slab.allocate(n, 0), naive.allocate(n));
                 } else {
                     prop_assert_eq!(slab.free(number % granules).ok(), naive.free(number % granules));
                 }
-                let starts = slab.blocks().map(|(start, _)| start).collect::<Vec<_>>();
+                let starts = slab.blocks().map(|(start, ..)| start).collect::<Vec<_>>();
                 prop_assert_eq!(slab.live() as usize, starts.len());
             }
         }
@@ -183,7 +188,8 @@ mod tests {
     #[test]
     fn what_is_not_a_block_says_why() {
         let mut slab = Slab::new(64 * BLOCK_GRANULE);
-        assert_eq!(slab.allocate(4), Some(0));
+        assert_eq!(slab.allocate(4, 7), Some(0));
+        assert_eq!(slab.blocks().collect::<Vec<_>>(), [(0, 4, 7)]);
         assert_eq!(slab.free(1), Err(NotABlock::Inside));
         assert_eq!(slab.free(4), Err(NotABlock::Gap));
         assert_eq!(slab.free(0), Ok(4));

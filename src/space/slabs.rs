@@ -38,14 +38,14 @@ impl Slabs {
         self.entries.len()
     }
 
-    /// Places a block: in the first slab of the stream that holds blocks and has room, or else in the first empty one.
-    pub(crate) fn allocate(&mut self, granules: u32, stream: Stream) -> Option<Slot> {
+    /// Places a block with a number: in the first slab of the stream that holds blocks and has room, or else in the first empty one.
+    pub(crate) fn allocate(&mut self, granules: u32, stream: Stream, serial: u64) -> Option<Slot> {
         for empty in [false, true] {
             for (slab, entry) in self.entries.iter_mut().enumerate() {
                 if entry.stream == stream
                     && let Some(inner) = &mut entry.slab
                     && (inner.live() == 0) == empty
-                    && let Some(granule) = inner.allocate(granules)
+                    && let Some(granule) = inner.allocate(granules, serial)
                 {
                     return Some(Slot { slab, granule });
                 }
@@ -74,8 +74,8 @@ impl Slabs {
         self.entries[slab].stream
     }
 
-    /// The live blocks of a slab: granule and number of granules.
-    pub(crate) fn blocks(&self, slab: usize) -> impl Iterator<Item = (u32, u32)> {
+    /// The live blocks of a slab: granule, granules and number.
+    pub(crate) fn blocks(&self, slab: usize) -> impl Iterator<Item = (u32, u32, u64)> {
         self.entries[slab].slab.iter().flat_map(Slab::blocks)
     }
 
@@ -95,19 +95,19 @@ mod tests {
     fn fills_begun_slabs_of_the_stream_first_then_empty_ones_and_never_another_streams() {
         let (a, b) = (Stream(1), Stream(2));
         let mut slabs = Slabs::new(8 * 512);
-        assert_eq!(slabs.allocate(1, a), None);
+        assert_eq!(slabs.allocate(1, a, 0), None);
         for stream in [a, b, a] {
             slabs.add(stream);
         }
         let slot = |slab, granule| Some(Slot { slab, granule });
-        assert_eq!(slabs.allocate(5, a), slot(0, 0));
-        assert_eq!(slabs.allocate(5, a), slot(2, 0));
-        assert_eq!(slabs.allocate(5, b), slot(1, 0));
+        assert_eq!(slabs.allocate(5, a, 0), slot(0, 0));
+        assert_eq!(slabs.allocate(5, a, 0), slot(2, 0));
+        assert_eq!(slabs.allocate(5, b, 0), slot(1, 0));
         assert_eq!(slabs.free(Slot { slab: 0, granule: 0 }), Ok(5));
         // Slab 0 is empty and comes after slab 2, which holds a block.
-        assert_eq!(slabs.allocate(3, a), slot(2, 5));
-        assert_eq!(slabs.allocate(4, a), slot(0, 0));
-        assert_eq!(slabs.allocate(5, a), None);
+        assert_eq!(slabs.allocate(3, a, 0), slot(2, 5));
+        assert_eq!(slabs.allocate(4, a, 0), slot(0, 0));
+        assert_eq!(slabs.allocate(5, a, 0), None);
         slabs.seal();
         assert_eq!(slabs.free(Slot { slab: 1, granule: 0 }), Ok(5));
         slabs.seal();

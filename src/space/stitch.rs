@@ -10,7 +10,7 @@ impl State {
     /// Stitches pages together behind new addresses for a block that the layout finds no room for. On failure exactly what was
     /// done is undone, last first.
     pub(super) fn stitch(&mut self, shared: &SharedSet, bytes: BlockBytes, stream: Stream) -> Result<Place> {
-        let State { phase, placement, ranges, work } = self;
+        let State { phase, placement, ranges, work, .. } = self;
         let Placement::Stitched(layout) = placement else {
             return Err(Error::Internal { what: "a bump space stitches nothing".into() });
         };

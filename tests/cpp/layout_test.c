@@ -141,7 +141,7 @@ FIELD(vmmgraph_arena_options_t, struct_size, 0, 8);
 FIELD(vmmgraph_arena_options_t, small_page_bytes, 8, 8);
 FIELD(vmmgraph_arena_options_t, large_page_bytes, 16, 8);
 FIELD(vmmgraph_arena_options_t, retain, 24, 4);
-FIELD(vmmgraph_arena_options_t, reserved, 28, 4);
+FIELD(vmmgraph_arena_options_t, flags, 28, 4);
 
 SIZE(vmmgraph_arena_stats_t, 120);
 FIELD(vmmgraph_arena_stats_t, struct_size, 0, 8);
@@ -160,7 +160,7 @@ FIELD(vmmgraph_arena_stats_t, small_pages, 96, 8);
 FIELD(vmmgraph_arena_stats_t, large_pages, 104, 8);
 FIELD(vmmgraph_arena_stats_t, closed, 112, 8);
 
-SIZE(vmmgraph_seal_report_t, 72);
+SIZE(vmmgraph_seal_report_t, 80);
 FIELD(vmmgraph_seal_report_t, struct_size, 0, 8);
 FIELD(vmmgraph_seal_report_t, peak_live_bytes, 8, 8);
 FIELD(vmmgraph_seal_report_t, small_pages, 16, 8);
@@ -170,6 +170,18 @@ FIELD(vmmgraph_seal_report_t, retained_bytes, 40, 8);
 FIELD(vmmgraph_seal_report_t, retained_blocks, 48, 8);
 FIELD(vmmgraph_seal_report_t, driver_calls, 56, 8);
 FIELD(vmmgraph_seal_report_t, driver_ns, 64, 8);
+FIELD(vmmgraph_seal_report_t, allocations, 72, 8);
+
+SIZE(vmmgraph_output_t, 16);
+FIELD(vmmgraph_output_t, address, 0, 8);
+FIELD(vmmgraph_output_t, bytes, 8, 8);
+
+SIZE(vmmgraph_difference_t, 40);
+FIELD(vmmgraph_difference_t, struct_size, 0, 8);
+FIELD(vmmgraph_difference_t, found, 8, 8);
+FIELD(vmmgraph_difference_t, space, 16, 8);
+FIELD(vmmgraph_difference_t, output, 24, 8);
+FIELD(vmmgraph_difference_t, offset, 32, 8);
 
 SIZE(vmmgraph_space_stats_t, 80);
 FIELD(vmmgraph_space_stats_t, struct_size, 0, 8);

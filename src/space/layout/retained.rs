@@ -1,6 +1,6 @@
 //! What is live when a capture ends, and which addresses it keeps from being shared.
 
-use super::{Layout, Place, TileNo};
+use super::{Layout, Live, Place, TileNo};
 use crate::pages::{Class, PageNo};
 use crate::units::BLOCK_GRANULE;
 
@@ -26,11 +26,11 @@ pub(crate) struct RetainedTile {
 }
 
 impl Layout {
-    /// The live blocks and their bytes, in address order within a range, parked ones apart.
-    pub(crate) fn blocks(&self) -> Vec<(Place, u64)> {
+    /// The live blocks, in address order within a range, parked ones apart.
+    pub(crate) fn blocks(&self) -> Vec<Live> {
         let mut blocks = Vec::with_capacity(self.usage.blocks as usize);
         for tile in self.tiles() {
-            self.each_block(tile, |place, bytes, _| blocks.push((place, bytes)));
+            self.each_block(tile, |live, _| blocks.push(live));
         }
         blocks
     }
@@ -56,9 +56,9 @@ impl Layout {
             };
             let mut ahead = carried;
             keep(0, carried);
-            self.each_block(tile, |_, bytes, start| {
-                keep(start, start + bytes);
-                ahead = start + bytes;
+            self.each_block(tile, |live, start| {
+                keep(start, start + live.bytes);
+                ahead = start + live.bytes;
             });
             carried = ahead.saturating_sub(page_bytes);
             if units.contains(&Unit::Retained) {
@@ -88,20 +88,22 @@ impl Layout {
         ranges.flat_map(|(range, found)| (0..found.tiles.len()).map(move |tile| TileNo { range, tile }))
     }
 
-    /// Calls `found` with the place, bytes and first byte within the tile of each block that starts at the tile and is not parked.
-    fn each_block(&self, tile: TileNo, mut found: impl FnMut(Place, u64, u64)) {
+    /// Calls `found` with each block that starts at the tile and is not parked, and its first byte within the tile.
+    fn each_block(&self, tile: TileNo, mut found: impl FnMut(Live, u64)) {
         let page = self.page(tile);
-        let mut report = |start: u64, bytes: u64| {
+        let mut report = |start: u64, bytes: u64, serial: u64| {
             let place = Place { range: tile.range, offset: self.offset(tile) + start };
             if bytes > 0 && !self.parked.contains(&place) {
-                found(place, bytes, start);
+                found(Live { place, bytes, serial }, start);
             }
         };
         match self.ranges[tile.range].class {
-            Class::Small => self.slabs.blocks(page as usize).for_each(|(start, granules)| {
-                report(u64::from(start) * BLOCK_GRANULE, u64::from(granules) * BLOCK_GRANULE);
+            Class::Small => self.slabs.blocks(page as usize).for_each(|(start, granules, serial)| {
+                report(u64::from(start) * BLOCK_GRANULE, u64::from(granules) * BLOCK_GRANULE, serial);
             }),
-            Class::Large => self.pages.stays(page, tile).for_each(|stay| report(stay.start, stay.block)),
+            Class::Large => {
+                self.pages.stays(page, tile).for_each(|stay| report(stay.start, stay.block, stay.serial));
+            }
         }
     }
 }

@@ -121,13 +121,11 @@ impl Driver for FaultyDriver {
         event_synchronize(event: Event) -> Result<()>;
         is_capturing(stream: Stream) -> Result<bool>;
         synchronize() -> Result<()>;
-    }
-
-    fn fill(&self, at: Address, len: u64, value: u32, stream: Stream) -> Result<()> {
-        self.inner.fill(at, len, value, stream)
+        fill(at: Address, len: u64, value: u32, stream: Stream) -> Result<()>;
     }
 
     fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
+        self.called("read", format!(" {at:?} {}", into.len()))?;
         self.inner.read(at, into)
     }
 
