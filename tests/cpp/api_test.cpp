@@ -5,8 +5,10 @@
 #include <array>
 #include <atomic>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "host.hpp"
 
@@ -347,6 +349,76 @@ TEST(Bump, BlocksLieBehindOneAnotherAndStayShared) {
     again[0] = 2;
     EXPECT_EQ(first[0], 2);
     EXPECT_EQ(arena.mapped_size(), 4 * MiB);
+}
+
+TEST(Poison, AGraphThatReliesOnStaleMemoryIsFound) {
+    auto options = host::options();
+    options.trace_blocks = true;
+    SharedVmmAllocator arena(0, options);
+    auto space = arena.open_space();
+    auto* const scratch = static_cast<int*>(space.allocate(MiB));
+    auto* const output = static_cast<int*>(space.allocate(4096));
+    space.free(scratch);
+    EXPECT_EQ(space.seal().allocations, 2u);
+    const std::string blocks = space.blocks_json();
+    EXPECT_NE(blocks.find("\"allocation\":2"), std::string::npos) << blocks;
+    EXPECT_NE(blocks.find("\"origin\":\""), std::string::npos) << blocks;
+    const std::vector<vmmgraph::Output> outputs{{output, sizeof(int)}, {output + 1, sizeof(int)}};
+    const auto right = space.verify(nullptr, outputs, [&] {
+        *scratch = 1;
+        output[0] = output[1] = *scratch;
+    });
+    EXPECT_EQ(right.found, 0u);
+    const auto wrong = space.verify(nullptr, outputs, [&] {
+        output[0] = 1;
+        output[1] = *scratch;
+    });
+    EXPECT_EQ(wrong.found, 1u);
+    EXPECT_EQ(wrong.space, space.stats().id);
+    EXPECT_EQ(wrong.output, 1u);
+    EXPECT_THROW(static_cast<void>(space.verify(nullptr, {}, [] { throw std::runtime_error("from launch"); })), std::runtime_error);
+    options.poison = true;
+    options.trace_blocks = false;
+    SharedVmmAllocator poisoned(0, options);
+    auto filled = poisoned.open_space();
+    auto* const passing = static_cast<unsigned*>(filled.allocate(MiB));
+    filled.free(passing);
+    filled.seal();
+    filled.replay(nullptr, [&] { EXPECT_EQ(*passing, 0xffffffffu); });
+}
+
+TEST(Gate, CapturesAreAloneAndReplaysTogether) {
+    const auto device = vmmgraph::Device::open(host::device_options(6));
+    std::atomic<int> replaying{0}, captures{0};
+    std::atomic<bool> capturing{false}, wrong{false};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; ++i) {
+        threads.emplace_back([&, i] {
+            for (int turn = 0; turn < 200; ++turn) {
+                if (i == 0) {
+                    const vmmgraph::CaptureLock alone(device);
+                    capturing = true;
+                    wrong = wrong || replaying > 0;
+                    ++captures;
+                    capturing = false;
+                } else {
+                    const vmmgraph::ReplayLock shared(device);
+                    const vmmgraph::ReplayLock nested(device);
+                    ++replaying;
+                    wrong = wrong || capturing;
+                    --replaying;
+                }
+            }
+        });
+    }
+    for (auto& thread : threads) {
+        thread.join();
+    }
+    EXPECT_FALSE(wrong);
+    EXPECT_EQ(captures, 200);
+    const vmmgraph::CaptureLock alone(device);
+    EXPECT_EQ(status_of([&] { const vmmgraph::ReplayLock refused(device); }), VMMGRAPH_ERROR_WRONG_STATE);
+    EXPECT_EQ(status_of([&] { const vmmgraph::CaptureLock refused(device); }), VMMGRAPH_ERROR_WRONG_STATE);
 }
 
 TEST(Serial, HasTheNamesEnginesKnow) {

@@ -69,6 +69,10 @@ std::vector<Call> device_calls(vmmgraph_device_t device) {
              vmmgraph_arena_t arena = nullptr;
              return vmmgraph_arena_create(device, nullptr, &arena);
          }},
+        {"device_begin_capture", [=] { return vmmgraph_device_begin_capture(device); }},
+        {"device_end_capture", [=] { return vmmgraph_device_end_capture(device); }},
+        {"device_begin_replay", [=] { return vmmgraph_device_begin_replay(device); }},
+        {"device_end_replay", [=] { return vmmgraph_device_end_replay(device); }},
         {"device_close", [=] { return vmmgraph_device_close(device); }},
     };
 }
@@ -126,6 +130,12 @@ std::vector<Call> space_calls(vmmgraph_space_t space) {
          [=] {
              auto stats = sized<vmmgraph_space_stats_t>();
              return vmmgraph_space_stats(space, &stats);
+         }},
+        {"space_blocks_json", [=] { return vmmgraph_space_blocks_json(space, nullptr, 0, nullptr); }},
+        {"space_verify",
+         [=] {
+             auto difference = sized<vmmgraph_difference_t>();
+             return vmmgraph_space_verify(space, nullptr, nullptr, 0, nothing, nullptr, &difference);
          }},
         {"space_destroy", [=] { return vmmgraph_space_destroy(space); }},
     };
@@ -219,6 +229,14 @@ TEST_F(Hostile, NullForEveryPointer) {
     EXPECT_EQ(vmmgraph_space_open(arena, &other), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_space_seal(other, VMMGRAPH_RETAIN_DEFAULT, nullptr), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_space_replay(other, nullptr, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    auto difference = sized<vmmgraph_difference_t>();
+    EXPECT_EQ(vmmgraph_space_verify(other, nullptr, nullptr, 0, nullptr, nullptr, &difference), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_space_verify(other, nullptr, nullptr, 1, nothing, nullptr, &difference), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_space_verify(other, nullptr, nullptr, 0, nothing, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_space_verify(other, nullptr, nullptr, 0, nothing, nullptr, &difference), VMMGRAPH_OK);
+    const vmmgraph_output_t endless{address(512), UINT64_MAX};
+    EXPECT_EQ(vmmgraph_space_verify(other, nullptr, &endless, 1, nothing, nullptr, &difference), VMMGRAPH_ERROR_INVALID_SIZE);
+    EXPECT_EQ(vmmgraph_space_blocks_json(other, nullptr, SIZE_MAX, nullptr), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_space_destroy(other), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_set_log_sink(nullptr, nullptr, nullptr, VMMGRAPH_LOG_TRACE), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_torch_set_arena(0, nullptr), VMMGRAPH_OK);
@@ -420,6 +438,13 @@ TEST_F(Hostile, StructSizes) {
     wrong_sizes<vmmgraph_seal_report_t>("seal_report", [&](auto* value) {
         return vmmgraph_space_seal(space, VMMGRAPH_RETAIN_DEFAULT, value);
     });
+    vmmgraph_space_t sealed = nullptr;
+    ASSERT_EQ(vmmgraph_space_open(arena, &sealed), VMMGRAPH_OK);
+    ASSERT_EQ(vmmgraph_space_seal(sealed, VMMGRAPH_RETAIN_DEFAULT, nullptr), VMMGRAPH_OK);
+    wrong_sizes<vmmgraph_difference_t>("difference", [&](auto* value) {
+        return vmmgraph_space_verify(sealed, nullptr, nullptr, 0, nothing, nullptr, value);
+    });
+    EXPECT_EQ(vmmgraph_space_destroy(sealed), VMMGRAPH_OK);
     EXPECT_EQ(opened, nullptr);
     EXPECT_EQ(made, nullptr);
     auto stats = sized<vmmgraph_space_stats_t>();
@@ -436,6 +461,9 @@ TEST_F(Hostile, NumbersThatMeanNothing) {
         auto pages = arena_options();
         pages.retain = number;
         vmmgraph_arena_t made = nullptr;
+        EXPECT_EQ(vmmgraph_arena_create(device, &pages, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT) << number;
+        pages.retain = VMMGRAPH_RETAIN_DEFAULT;
+        pages.flags = number == 3 ? 4 : number;
         EXPECT_EQ(vmmgraph_arena_create(device, &pages, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT) << number;
         auto report = sized<vmmgraph_seal_report_t>();
         EXPECT_EQ(vmmgraph_space_seal(space, number, &report), VMMGRAPH_ERROR_INVALID_ARGUMENT) << number;
