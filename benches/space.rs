@@ -4,14 +4,14 @@
 //! space within 5 us, and neither more than 20 % dearer among 10,000 spaces than alone.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use criterion::Criterion;
 use vmmgraph::driver::HostDriver;
 use vmmgraph::{Device, HostOptions, Options, SharedVmmAllocator, Space, Stream};
+use vmmgraph_testkit::{MIB, median};
 
 const STREAM: Stream = Stream(0);
-const MIB: u64 = 1 << 20;
 
 fn arena() -> SharedVmmAllocator {
     let driver = Arc::new(HostDriver::new(0, HostOptions::default()).expect("the host driver opens"));
@@ -29,19 +29,6 @@ fn warm(arena: &SharedVmmAllocator) -> Arc<Space> {
     space
 }
 
-/// The median time of one `body`, over many batches; criterion measures the same, but keeps its numbers to itself.
-fn median(batch: u32, mut body: impl FnMut()) -> Duration {
-    let mut times: Vec<Duration> = (0..301)
-        .map(|_| {
-            let start = Instant::now();
-            (0..batch).for_each(|_| body());
-            start.elapsed() / batch
-        })
-        .collect();
-    times.sort_unstable();
-    times[times.len() / 2]
-}
-
 fn main() {
     let mut criterion = Criterion::default().configure_from_args();
     let mut rows = Vec::new();
@@ -57,11 +44,11 @@ fn main() {
             criterion.bench_function(&format!("allocate and free a {what}, {spaces} spaces"), |b| {
                 b.iter(&mut turn)
             });
-            rows.push((what, spaces, median(2_000, turn)));
+            rows.push((what, spaces, median(301, 2_000, turn)));
         }
         let open = || drop(arena.open_space().expect("the arena is usable"));
         criterion.bench_function(&format!("open and drop a space, {spaces} spaces"), |b| b.iter(open));
-        rows.push(("opened space", spaces, median(2_000, open)));
+        rows.push(("opened space", spaces, median(301, 2_000, open)));
         drop(others);
     }
     criterion.final_summary();

@@ -17,7 +17,7 @@ torch=$(echo "$PWD"/.venv/lib/python3*/site-packages/torch)
 cmake -S . -B build/torch -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TORCH=ON -DVMMGRAPH_TORCH_ROOT="$torch" \
   -DVMMGRAPH_TESTS=ON -DVMMGRAPH_EXAMPLES=OFF
 cmake --build build/torch
-ctest --test-dir build/torch --output-on-failure 2>&1 | tee -a "$log"
+ctest --test-dir build/torch --output-on-failure -LE slow 2>&1 | tee -a "$log"
 
 echo
 skipped=$(grep -cE 'ignored, SKIPPED|\*\*\*Skipped' "$log")

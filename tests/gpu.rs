@@ -9,7 +9,7 @@ use cudarc::driver::sys;
 use vmmgraph::driver::CudaDriver;
 use vmmgraph::{Address, driver::HostDriver};
 use vmmgraph::{Device, Error, HostOptions, Options, SharedVmmAllocator, Space, Stream};
-use vmmgraph_testkit::{Captured, MIB, Order, Stamps, Trace, capture, replay, shuffle};
+use vmmgraph_testkit::{Captured, MIB, Order, Stamps, Trace, capture, median, replay, shuffle};
 
 /// Tests that time things or look at free memory run one at a time.
 fn alone() -> MutexGuard<'static, ()> {
@@ -272,16 +272,9 @@ fn costs_on_this_machine() {
     let block = space.allocate(24 * MIB, Stream(0)).unwrap();
     space.free(block).unwrap();
     let time = |what: &str, turns: u32, body: &mut dyn FnMut()| {
-        let mut times: Vec<Duration> = (0..51)
-            .map(|_| {
-                let start = Instant::now();
-                (0..turns).for_each(|_| body());
-                start.elapsed() / turns
-            })
-            .collect();
-        times.sort_unstable();
-        println!("RESULT {what}: {:?} (median of 51 x {turns})", times[25]);
-        times[25]
+        let time = median(51, turns, body);
+        println!("RESULT {what}: {time:?} (median of 51 x {turns})");
+        time
     };
     let allocate = time("allocate + free, mapped", 1000, &mut || {
         let block = space.allocate(24 * MIB, Stream(0)).unwrap();

@@ -256,5 +256,27 @@ TEST_F(Torch, GraphsMayGoWhileAnotherIsCaptured) {
     }
 }
 
+TEST_F(Torch, AGraphThatReliesOnStaleMemoryIsFoundAndRightOnesAreNot) {
+    for (const auto route : {Route::blocks, Route::mempool}) {
+        SharedVmmAllocator arena;
+        const Model model(2, 512);
+        const CaptureOptions options{route, Retain::inherit};
+        auto all = shapes(arena, model, {256, 64}, options);
+        for (auto& shape : all) {
+            const std::vector<vmmgraph::Output> outputs{{shape.output.data_ptr(), shape.output.nbytes()}};
+            EXPECT_EQ(shape.graph.verify(raw(), outputs).found, 0u);
+        }
+        const auto output = at::zeros({1024}, half());
+        cudaDeviceSynchronize();
+        // Whatever is in fresh memory becomes the output.
+        auto graph = capture(
+            arena, raw(), [&] { static_cast<void>(output.copy_(at::empty({1 << 20}, half()).slice(0, 0, 1024) * 1)); }, options);
+        const auto difference = graph.verify(raw(), {{output.data_ptr(), output.nbytes()}});
+        EXPECT_EQ(difference.found, 1u);
+        EXPECT_EQ(difference.space, graph.space().stats().id);
+        EXPECT_EQ(wrong(all), 0);
+    }
+}
+
 }  // namespace
 }  // namespace torch_tests

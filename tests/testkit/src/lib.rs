@@ -3,11 +3,13 @@
 
 mod fault;
 mod replay;
+mod timing;
 mod torch;
 mod trace;
 
 pub use fault::FaultyDriver;
 pub use replay::{Captured, Replayed, Stamps, capture, replay};
+pub use timing::median;
 pub use torch::{private_pools_bytes, published_design};
 pub use trace::{Event, Order, Shape, Trace, shuffle};
 
