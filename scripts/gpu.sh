@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Every GPU test and benchmark, in two steps, since a GPU machine may have no Rust:
-#   scripts/gpu.sh build   here: puts the test binaries, the demo, the library and the test data into build/gpu
-#   scripts/gpu.sh run     there: runs every test and prints one table; build/gpu is all it needs
-#   scripts/gpu.sh bench   there: the shoot-out of bench/shootout, about three minutes; more arguments go to it
+#   scripts/gpu.sh build     here: puts the test binaries, the demo, the library and the test data into build/gpu
+#   scripts/gpu.sh run       there: runs every test and prints one table; build/gpu is all it needs
+#   scripts/gpu.sh bench     there: the shoot-out of bench/shootout, about three minutes; more arguments go to it
+#   scripts/gpu.sh sanitize  there: compute-sanitizer over the tests, below eight minutes; a line for each tool and binary
+#   scripts/gpu.sh poison    there: the libtorch tests with VMMGRAPH_POISON=1, which fills the shared pages before every replay
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=build/gpu
@@ -26,9 +28,10 @@ build() {
   torch=$(echo "$PWD"/.venv/lib/python3*/site-packages/torch)
   cmake -S . -B build/torch -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TORCH=ON -DVMMGRAPH_TORCH_ROOT="$torch" \
     -DVMMGRAPH_TESTS=ON -DVMMGRAPH_EXAMPLES=OFF >/dev/null
-  cmake --build build/torch --target vmmgraph_torch torch_test
+  cmake --build build/torch --target vmmgraph_torch torch_test trust_test
   strip -o "$out/libvmmgraph_torch.so.0.1" build/torch/libvmmgraph_torch.so.0.1.0
   strip -o "$out/torch_test" build/torch/tests/torch/torch_test
+  strip -o "$out/trust_test" build/torch/tests/torch/trust_test
   cp tests/torch/run.sh "$out/"
   cmake -S bench/shootout -B build/shootout -G Ninja -DTORCH_ROOT="$torch" \
     -DVMMGRAPH_TORCH_LIB="$PWD/build/torch/libvmmgraph_torch.so" >/dev/null
@@ -37,35 +40,110 @@ build() {
   du -sh "$out"
 }
 
-run() {
+torch_folder() { python3 -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"; }
+
+# What the commands there have in common.
+begin() {
   log=$(mktemp)
   table=()
   failed=0
-  row() { # row NAME COMMAND...
-    local name=$1
-    shift
-    echo "=== $name"
-    if "$@" 2>&1 | tee "$log"; then status=passed; else status=FAILED failed=1; fi
-    local counts
-    counts=$(grep -E '^test result:|wrong or lost$|^passed$|^failed$|tests ran|^\[  PASSED' "$log" | tail -1 || true)
-    table+=("$(printf '%-34s %-7s %s' "$name" "$status" "$counts")")
-  }
   nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader || { echo "no GPU here" >&2; exit 1; }
   export VMMGRAPH_TEST_ROOT=$PWD/$out VMMGRAPH_TEST_DRIVER=real VMMGRAPH_DRIVER=cuda
-  row "driver conformance" "$out/conformance" --nocapture --test-threads=1
-  row "library on the GPU" "$out/gpu" --include-ignored --nocapture --test-threads=1
-  row "demo, cuda driver" "$out/demo" --data "$out/tests/data" --json "$out/demo-cuda.json"
-  torch=$(python3 -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])")
-  row "captures through libtorch" env LD_LIBRARY_PATH="$PWD/$out" "$out/run.sh" "$out/torch_test" "$torch"
-  row "C++ over the shared library" env LD_LIBRARY_PATH="$PWD/$out" "$out/driver_test" cuda
+  torch=$(torch_folder)
+}
+
+end() {
   echo
   date -u '+%Y-%m-%d %H:%M UTC'
   printf '%s\n' "${table[@]}"
   exit $failed
 }
 
+row() { # row NAME COMMAND...
+  local name=$1
+  shift
+  echo "=== $name"
+  if "$@" 2>&1 | tee "$log"; then status=passed; else status=FAILED failed=1; fi
+  local counts
+  counts=$(grep -E '^RESULT trust' "$log" | tail -1 | sed 's/^RESULT //' || true)
+  [ -n "$counts" ] ||
+    counts=$(grep -E '^test result:|wrong or lost$|^passed$|^failed$|tests ran|^\[  PASSED' "$log" | tail -1 || true)
+  table+=("$(printf '%-34s %-7s %s' "$name" "$status" "$counts")")
+}
+
+libtorch() { # libtorch NAME PROGRAM ARGUMENTS...: a row of a program that needs torch's libraries
+  local name=$1 program=$2
+  shift 2
+  row "$name" env LD_LIBRARY_PATH="$PWD/$out" "$out/run.sh" "$out/$program" "$torch" "$@"
+}
+
+trust() {
+  libtorch "replays of 4 threads" trust_test --gtest_filter='Trust.ReplaysOfFourThreads*'
+  libtorch "around the guard" trust_test --gtest_filter='Trust.LaunchesAroundTheGuard*'
+  libtorch "captures and evictions" trust_test --gtest_filter='Trust.ThousandsOfCaptures*'
+  libtorch "captures racing replays" trust_test --gtest_filter='Trust.CapturesAndEvictionsMayRace*'
+}
+
+run() {
+  begin
+  row "driver conformance" "$out/conformance" --nocapture --test-threads=1
+  row "library on the GPU" "$out/gpu" --include-ignored --nocapture --test-threads=1
+  row "demo, cuda driver" "$out/demo" --data "$out/tests/data" --json "$out/demo-cuda.json"
+  libtorch "captures through libtorch" torch_test
+  trust
+  row "C++ over the shared library" env LD_LIBRARY_PATH="$PWD/$out" "$out/driver_test" cuda
+  end
+}
+
+poison() {
+  begin
+  export VMMGRAPH_POISON=1 VMMGRAPH_TRUST_REPLAYS=20000
+  libtorch "captures through libtorch" torch_test
+  trust
+  end
+}
+
+# sanitizer SECONDS NAME TOOL COMMAND...: a row with the errors that a tool counts. Calls that CUDA answers with an error are counted, but
+# are no failure: torch and cuBLAS make some when they start, and the tests look at the results of ours.
+sanitizer() {
+  local seconds=$1 name=$2 tool=$3 code=0
+  shift 3
+  echo "=== $name"
+  # The libraries' path around the tool, so that it looks at the program only.
+  LD_LIBRARY_PATH=$PWD/$out timeout -k 10 "$seconds" "$out/run.sh" "$tools/compute-sanitizer" "$torch" \
+    --tool "$tool" --print-limit 10000 "$@" >"$log" 2>&1 || code=$?
+  grep -E '^=========|FAILED|^test result:|^RESULT|^\[  PASSED' "$log" | head -150 || true
+  local calls summary errors status=passed
+  calls=$(grep -c 'Program hit' "$log" || true)
+  summary=$(grep -oE '(ERROR|RACECHECK) SUMMARY: .*' "$log" | grep -v 'not printed' | tail -1 || true)
+  errors=$(grep -oE '[0-9]+' <<<"$summary" | head -1 || true)
+  [ "$code" != 124 ] || summary="no end within $seconds s"
+  if [ "$code" != 0 ] || [ -z "$errors" ] || [ "$errors" -gt "$calls" ]; then status=FAILED failed=1; fi
+  [ "$calls" = 0 ] || summary="$summary, $calls of them calls that CUDA answered with an error"
+  table+=("$(printf '%-34s %-7s %s' "$name" "$status" "${summary:-no summary}, exit status $code")")
+}
+
+# Left out, since they provoke errors on purpose: out of memory (the driver or the budget refuses), broken captures (CUDA refuses calls
+# and the capture), launches around the guard (the graphs race). Left out, since they judge times, which the tools stretch: the trace
+# with its limit on driver work, and the costs.
+sanitize() {
+  begin
+  tools=$(dirname "$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -1 || true)")
+  [ -x "$tools/compute-sanitizer" ] || { echo "no compute-sanitizer here" >&2; exit 1; }
+  local provoking='*OutOfMemory*:*ABrokenCapture*:*LaunchesAroundTheGuard*'
+  export VMMGRAPH_TRUST_REPLAYS=2000 VMMGRAPH_TRUST_CYCLES=100 VMMGRAPH_TRUST_SECONDS=20
+  sanitizer 90 "memcheck, library" memcheck "$out/gpu" --include-ignored --nocapture --test-threads=1 \
+    --skip out_of_memory --skip the_trace_takes --skip costs_on_this_machine
+  sanitizer 150 "memcheck, libtorch" memcheck "$out/torch_test" --gtest_filter="-$provoking"
+  sanitizer 130 "memcheck, trust" memcheck "$out/trust_test" --gtest_filter="-$provoking"
+  # Hazards between the threads of a block, in the kernels that small graphs launch.
+  export VMMGRAPH_TRUST_REPLAYS=200
+  sanitizer 80 "racecheck, trust" racecheck "$out/trust_test" --gtest_filter='*ReplaysOfFourThreads*'
+  end
+}
+
 bench() {
-  torch=$(python3 -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])")
+  torch=$(torch_folder)
   LD_LIBRARY_PATH=$PWD/$out "$out/run.sh" "$out/shootout" "$torch" --json "$out/shootout.json" "$@"
 }
 
@@ -73,8 +151,10 @@ case ${1:-} in
 build) build ;;
 run) run ;;
 bench) bench "${@:2}" ;;
+sanitize) sanitize ;;
+poison) poison ;;
 *)
-  echo "usage: scripts/gpu.sh build|run|bench" >&2
+  echo "usage: scripts/gpu.sh build|run|bench|sanitize|poison" >&2
   exit 2
   ;;
 esac
