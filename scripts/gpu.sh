@@ -131,10 +131,10 @@ sanitize() {
   tools=$(dirname "$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -1 || true)")
   [ -x "$tools/compute-sanitizer" ] || { echo "no compute-sanitizer here" >&2; exit 1; }
   local provoking='*OutOfMemory*:*ABrokenCapture*:*LaunchesAroundTheGuard*'
-  export VMMGRAPH_TRUST_REPLAYS=2000 VMMGRAPH_TRUST_CYCLES=100 VMMGRAPH_TRUST_SECONDS=20
+  export VMMGRAPH_TRUST_REPLAYS=2000 VMMGRAPH_TRUST_CYCLES=100 VMMGRAPH_TRUST_SECONDS=20 VMMGRAPH_FORKED_CAPTURES=20
   sanitizer 90 "memcheck, library" memcheck "$out/gpu" --include-ignored --nocapture --test-threads=1 \
     --skip out_of_memory --skip the_trace_takes --skip costs_on_this_machine
-  sanitizer 150 "memcheck, libtorch" memcheck "$out/torch_test" --gtest_filter="-$provoking"
+  sanitizer 240 "memcheck, libtorch" memcheck "$out/torch_test" --gtest_filter="-$provoking"
   sanitizer 130 "memcheck, trust" memcheck "$out/trust_test" --gtest_filter="-$provoking"
   # Hazards between the threads of a block, in the kernels that small graphs launch.
   export VMMGRAPH_TRUST_REPLAYS=200

@@ -148,7 +148,8 @@ TEST_F(Torch, ForkedStreamsShareNothing) {
     };
     int wrong = 0;
     std::vector<std::pair<CapturedGraph, std::array<at::Tensor, 3>>> graphs;
-    for (int n = 0; n < 200; ++n) {
+    const long captures = setting("VMMGRAPH_FORKED_CAPTURES", 200);
+    for (long n = 0; n < captures; ++n) {
         const auto x = at::randn({1 + static_cast<int>(random() % 4096), 1 + static_cast<int>(random() % 512)},
                                  at::TensorOptions().device(at::kCUDA));
         cudaDeviceSynchronize();

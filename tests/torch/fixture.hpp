@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -38,6 +39,12 @@ using vmmgraph::torch::Route;
 inline constexpr std::size_t MiB = std::size_t{1} << 20;
 
 inline at::TensorOptions half() { return at::TensorOptions().dtype(at::kBFloat16).device(at::kCUDA); }
+
+// A number from the environment.
+inline long setting(const char* name, long otherwise) {
+    const char* const text = std::getenv(name);
+    return text == nullptr || *text == '\0' ? otherwise : std::strtol(text, nullptr, 10);
+}
 
 // A stack of gated layers, wide enough for split-K kernels.
 struct Model {

@@ -14,12 +14,6 @@ using Trust = Torch;
 using Clock = std::chrono::steady_clock;
 using Stream = c10::cuda::CUDAStream;
 
-// A number from the environment.
-inline long setting(const char* name, long otherwise) {
-    const char* const text = std::getenv(name);
-    return text == nullptr || *text == '\0' ? otherwise : std::strtol(text, nullptr, 10);
-}
-
 inline double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 inline at::Tensor random_numbers(std::int64_t count) {
