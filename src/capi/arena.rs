@@ -123,7 +123,12 @@ pub(super) fn with(
             arena.close();
         }
     };
-    guard_closing(close, || body(&get(arena)?))
+    guard_closing(close, || {
+        let arena = get(arena)?;
+        let result = body(&arena);
+        arena.device().pool().check();
+        result
+    })
 }
 
 /// Makes an arena on a device. `options` may be null. The arena keeps the device open.

@@ -92,7 +92,12 @@ pub(super) fn with(
             space.close_arena();
         }
     };
-    guard_closing(close, || body(&get(space)?))
+    guard_closing(close, || {
+        let space = get(space)?;
+        let result = body(&space);
+        space.audit();
+        result
+    })
 }
 
 /// Opens a space for a capture. The arena's pages stay while the space does, also after the arena is destroyed.

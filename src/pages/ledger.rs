@@ -41,7 +41,7 @@ impl PagePool {
     /// Whether the books balance, whatever other threads are doing: pages created less pages given back are those held, their
     /// bytes are the bytes counted, mappings made less those taken away are those there, each with a pin of its own.
     ///
-    /// Debug builds look after every trim, seal and teardown and log what is wrong as an error.
+    /// Debug builds look after every call through C and after every trim, seal and teardown, and log what is wrong as an error.
     ///
     /// # Errors
     /// [`Error::Internal`] names the first count that disagrees, and with what.

@@ -264,6 +264,11 @@ impl Space {
         state.find(address, |placement, place| placement.record_stream(place, stream))
     }
 
+    /// Debug builds look whether the device's books balance, and log if they do not.
+    pub(crate) fn audit(&self) {
+        self.common.shared.pool().check();
+    }
+
     /// Closes the space's arena after a bug was caught: every later call but destruction answers [`Error::Closed`].
     pub(crate) fn close_arena(&self) {
         self.common.closed.store(true, Ordering::Relaxed);
