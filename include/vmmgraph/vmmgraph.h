@@ -948,7 +948,7 @@ vmmgraph_status_t vmmgraph_space_blocks_json(vmmgraph_space_t space,
 // give the same work to `stream` both times, over inputs that it leaves as they were, without random numbers. Waits for the device.
 //
 // Arguments:
-// As [`vmmgraph_space_replay`]; `outputs` points to `count` outputs, which are device memory of the caller; `difference` is null or
+// As vmmgraph_space_replay; `outputs` points to `count` outputs, which are device memory of the caller; `difference` is null or
 // points to a struct whose struct_size is set.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_verify(vmmgraph_space_t space,

@@ -59,7 +59,7 @@ pub struct vmmgraph_difference_t {
 /// give the same work to `stream` both times, over inputs that it leaves as they were, without random numbers. Waits for the device.
 ///
 /// # Safety
-/// As [`vmmgraph_space_replay`]; `outputs` points to `count` outputs, which are device memory of the caller; `difference` is null or
+/// As vmmgraph_space_replay; `outputs` points to `count` outputs, which are device memory of the caller; `difference` is null or
 /// points to a struct whose struct_size is set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_verify(
