@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""plot.py [--check]: draws docs/performance/h200-shootout.svg from h200-shootout.json; --check fails if the file there differs."""
+"""plot.py [--check]: from docs/performance/h200-shootout.json, draws h200-shootout.svg beside it and writes the table of
+docs/performance.md; --check fails if what is there differs."""
 import json
 import math
 import pathlib
@@ -99,16 +100,32 @@ def draw(rows):
         f"<title>{what}</title>", f"<style>{STYLE}</style>", *legend, *body, "</svg>", ""])
 
 
+def table(rows):
+    lines = ["| set | way | order | MiB | x floor | capture s | driver calls | replay d64 ms | p2048 ms | wrong of |",
+             "|---|---|---|---|---|---|---|---|---|---|"]
+    for row in rows:
+        def cell(key, form):
+            return "-" if row.get(key) is None else format(row[key], form)
+        way = row["way"].replace("_", ", ")
+        lines.append(f"| {row['set']} | {way} | {row['order']} | {cell('physical_mib', '.0f')} | {cell('ratio', '.2f')} | "
+                     f"{cell('capture_s', '.3f')} | {cell('driver_calls', 'd')} | {cell('replay_ms_d64', '.3f')} | "
+                     f"{cell('replay_ms_p2048', '.2f')} | {row['wrong_replays']} of {row['replays_checked']} |")
+    return "\n".join(lines)
+
+
 def main():
-    svg = draw(json.loads((FOLDER / "h200-shootout.json").read_text()))
-    path = FOLDER / "h200-shootout.svg"
-    if sys.argv[1:] == ["--check"]:
-        if path.read_text() != svg:
-            sys.exit(f"{path.name} is not what plot.py draws from {path.stem}.json: run bench/shootout/plot.py")
-    elif sys.argv[1:]:
+    rows = json.loads((FOLDER / "h200-shootout.json").read_text())
+    page = FOLDER.parent / "performance.md"
+    before, rest = page.read_text().split("<!-- shootout -->\n")
+    text = f"{before}<!-- shootout -->\n{table(rows)}\n\n<!-- end -->{rest.split('<!-- end -->')[1]}"
+    made = {FOLDER / "h200-shootout.svg": draw(rows), page: text}
+    if sys.argv[1:] not in ([], ["--check"]):
         sys.exit(__doc__)
-    else:
-        path.write_text(svg)
+    for path, content in made.items():
+        if not sys.argv[1:]:
+            path.write_text(content)
+        elif path.read_text() != content:
+            sys.exit(f"{path.name} is not what plot.py makes of h200-shootout.json: run bench/shootout/plot.py")
 
 
 if __name__ == "__main__":
