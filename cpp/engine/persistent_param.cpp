@@ -305,8 +305,11 @@ void CudaGraphPersistentParam::commit(void* stream) {
 
 void CudaGraphPersistentParam::select(const Key& bucket) {
     auto& state = *state_;
-    state.current = state.layout_of(bucket);
-    state.shapes.assign(state.inputs.size(), Shape{});
+    const auto number = state.layout_of(bucket);
+    if (number != state.current) {
+        state.current = number;
+        state.shapes.assign(state.inputs.size(), Shape{});
+    }
 }
 
 const Key& CudaGraphPersistentParam::bucket() const { return state_->layouts[state_->current].key; }

@@ -5,7 +5,7 @@
 //   CudaGraphPersistentParam inputs({Input::host(names::tokens, at::kInt, {Extent::along(Axis::tokens)}), ...}, buckets, {at::kCUDA});
 //   GraphExecutor executor(arena, inputs, record, options);          // record(Recorder&, bucket): the model on inputs.tokens(), ...
 //   executor.warm_up();
-//   each step: executor.run({key, phase}, {tokens, positions, ...}, eager, stream);
+//   each step: executor.run({key, phase}, {tokens, positions, ...}, eager, stream);       // eager(): the step without a graph
 //
 // Errors are vmmgraph::Error, thrown before anything has changed unless a function says otherwise. An object is for one thread at a time.
 
@@ -21,6 +21,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -225,6 +226,166 @@ public:
     [[nodiscard]] std::uint64_t copies() const noexcept;
     // The device of the arena.
     [[nodiscard]] c10::Device device() const noexcept;
+
+private:
+    struct State;
+    std::unique_ptr<State> state_;
+};
+
+// How a step runs.
+enum class Mode : std::int32_t {
+    eager = VMMGRAPH_MODE_EAGER,
+    // Graphs with eager work between them.
+    piecewise = VMMGRAPH_MODE_PIECEWISE,
+    // One graph.
+    full = VMMGRAPH_MODE_FULL,
+};
+
+// What the sequences of a step are doing.
+enum class Phase : std::int32_t { decode = VMMGRAPH_PHASE_DECODE, prefill = VMMGRAPH_PHASE_PREFILL, mixed = VMMGRAPH_PHASE_MIXED };
+
+// Why a step runs the way it does.
+enum class Reason : std::int32_t {
+    // By a graph of exactly this shape, by one of a larger shape, or by one that was captured for it.
+    hit = VMMGRAPH_REASON_HIT,
+    padded = VMMGRAPH_REASON_PADDED,
+    captured = VMMGRAPH_REASON_CAPTURED,
+    // Eagerly: as the modes say, by the threshold, since no bucket covers it, since the engine says that it cannot be in a graph.
+    mode_eager = VMMGRAPH_REASON_MODE_EAGER,
+    above_threshold = VMMGRAPH_REASON_ABOVE_THRESHOLD,
+    too_large = VMMGRAPH_REASON_TOO_LARGE,
+    not_capturable = VMMGRAPH_REASON_NOT_CAPTURABLE,
+    // Eagerly, though a graph could run it: it is not there and may not be captured now, it is being captured, there is no room, or
+    // capturing it failed.
+    not_captured = VMMGRAPH_REASON_NOT_CAPTURED,
+    being_captured = VMMGRAPH_REASON_BEING_CAPTURED,
+    budget = VMMGRAPH_REASON_BUDGET,
+    capture_failed = VMMGRAPH_REASON_CAPTURE_FAILED,
+};
+
+// A step to run.
+struct Step {
+    Key key;
+    Phase phase = Phase::decode;
+    // Whether the engine could put it into a graph at all (sequence lengths, features, sampling).
+    bool capturable = true;
+    // The engine's own, for eager work between pieces; must live until the step was launched.
+    const void* params = nullptr;
+};
+
+// What became of a step.
+struct Ran {
+    Mode mode = Mode::eager;
+    Reason reason = Reason::mode_eager;
+    // The shape it was padded to; zeros for an eager step.
+    Key bucket;
+};
+
+// What the body of a graph sees while it is recorded.
+class VMMGRAPH_API Recorder {
+public:
+    // Eager work of a step, on torch's current stream. The tensors are those given to eager(), at the same addresses.
+    using Runner = std::function<void(const Step& step, at::TensorList tensors)>;
+
+    // Work that no graph can hold, such as attention over lengths that the host must know. Piecewise, the graph ends here and another begins,
+    // and `runner` is called between them at every replay; it reads and writes `tensors` and what else outlives the graph. Give it no tensor
+    // of the recording but through `tensors`: memory that the body frees afterwards serves what it records then. In a full graph the runner
+    // is recorded, without params. What it allocates is torch's own memory.
+    void eager(at::TensorList tensors, Runner runner);
+    // Full or piecewise.
+    [[nodiscard]] Mode mode() const noexcept { return mode_; }
+    // The shape that is recorded; the inputs' getters are of this bucket.
+    [[nodiscard]] const Key& bucket() const noexcept { return bucket_; }
+
+private:
+    friend class GraphExecutor;
+    Recorder(Mode mode, const Key& bucket) : mode_(mode), bucket_(bucket) {}
+    struct Piece {
+        Runner runner;
+        std::vector<at::Tensor> tensors;
+    };
+
+    Mode mode_;
+    Key bucket_;
+    torch::CaptureScope* scope_ = nullptr;
+    // On a CPU device, where the body itself is the replay.
+    const Step* step_ = nullptr;
+    std::vector<Piece> pieces_;
+};
+
+// How an executor decides, captures and evicts. 0 is no limit.
+struct ExecutorOptions {
+    // Buckets of full and of piecewise graphs; all of them are buckets of the inputs.
+    std::vector<Key> full;
+    std::vector<Key> piecewise;
+    // Bits of a step's variant that do not count for piecewise graphs.
+    std::uint32_t piecewise_ignores = uniform_decode;
+    // The modes that each phase tries, first and second; by default full for decode, and piecewise for what has a prefill in it and
+    // where there is no full graph.
+    std::array<std::array<Mode, 2>, 3> modes{{{Mode::full, Mode::piecewise}, {Mode::piecewise, Mode::eager}, {Mode::piecewise, Mode::eager}}};
+    // Steps of more tokens run eagerly.
+    std::uint32_t most_tokens = 0;
+    // Most graphs; the least recently used goes for a new one.
+    std::uint32_t most_graphs = 0;
+    // Most bytes of physical memory of the arena after each step; graphs go, the least recently used first, and their pages are given back.
+    std::uint64_t most_bytes = 0;
+    // Whether a graph that is not there is left to warm_up().
+    bool ahead_only = false;
+    // The stream of every capture (a cudaStream_t, not the default one); null: one of torch's.
+    void* capture_stream = nullptr;
+    torch::CaptureOptions capture;
+};
+
+// What an executor did so far.
+struct ExecutorStats {
+    // Graphs that are there, captures that succeeded and failed, graphs evicted.
+    std::uint64_t graphs = 0;
+    std::uint64_t captures = 0;
+    std::uint64_t failures = 0;
+    std::uint64_t evictions = 0;
+};
+
+// Runs steps by graphs: decides which, captures on demand or ahead, caches by shape, evicts, and runs eagerly what no graph can, saying why.
+class VMMGRAPH_API GraphExecutor {
+public:
+    // The body of every graph: reads the inputs' getters, writes outputs, keeps no tensor. Called while a graph is recorded.
+    using Body = std::function<void(Recorder& recorder)>;
+
+    // `inputs` must outlive the executor. `arena` is null for inputs on a CPU, where nothing is captured and a replay is a call of `body`.
+    // Throws Error for a bucket that the inputs lack.
+    GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, CudaGraphPersistentParam& inputs, Body body, const ExecutorOptions& options);
+    GraphExecutor(const GraphExecutor&) = delete;
+    GraphExecutor& operator=(const GraphExecutor&) = delete;
+    ~GraphExecutor();
+
+    // Captures every bucket, largest first, while limits allow; how many graphs are there then. What fails is as in run().
+    std::size_t warm_up();
+
+    // Runs a step on `stream`: pads it to a bucket and replays its graph, capturing it first if need be; or calls `eager`, with that
+    // stream as torch's current one. Outputs of a graph are those of the inputs' getters. A failed capture is logged, counted, and the
+    // bucket runs eagerly until forgive(). Throws Error for values that do not fit, and what the runners, `eager` and replays throw.
+    Ran run(const Step& step, c10::ArrayRef<Value> values, const std::function<void()>& eager, void* stream) {
+        prepare(step, values);
+        return launch(eager, stream);
+    }
+    // The two halves of run(): the first is host work only, and may be done while the step before runs.
+    void prepare(const Step& step, c10::ArrayRef<Value> values);
+    Ran launch(const std::function<void()>& eager, void* stream);
+
+    // Drops all graphs; their pages are given back.
+    void clear();
+    // Lets buckets whose capture failed be tried again.
+    void forgive();
+    // Why the last capture failed; empty if none did.
+    [[nodiscard]] const std::string& last_failure() const noexcept;
+
+    [[nodiscard]] ExecutorStats stats() const noexcept;
+    // Steps that ran in that mode for that reason.
+    [[nodiscard]] std::uint64_t steps(Mode mode, Reason reason) const;
+    // Steps that ran eagerly though a graph should have run them: not captured, being captured, no room, failed.
+    [[nodiscard]] std::uint64_t unplanned() const;
+    // All counters in Prometheus's text format, with these labels on every sample.
+    [[nodiscard]] std::string prometheus(const std::vector<std::pair<std::string, std::string>>& labels = {}) const;
 
 private:
     struct State;

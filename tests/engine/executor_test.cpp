@@ -1,0 +1,250 @@
+// GraphExecutor over a small model: modes, reasons, eviction, captures that fail.
+#include <functional>
+#include <random>
+#include <stdexcept>
+
+#include "devices.hpp"
+
+namespace engine_tests {
+namespace {
+
+constexpr std::int64_t vocabulary = 100;
+constexpr std::int64_t width = 256;
+
+// hidden = 3 * table[token] + bias, where the bias is the step's own and is added by eager work.
+struct Small {
+    at::Tensor table = at::randn({vocabulary, width}, on_device(at::kFloat));
+    std::shared_ptr<vmmgraph::SharedVmmAllocator> arena;
+    std::unique_ptr<CudaGraphPersistentParam> inputs;
+    std::unique_ptr<GraphExecutor> executor;
+    // Called in every recording, before the model.
+    std::function<void(Recorder&)> trouble;
+    int eager_steps = 0;
+    at::Tensor eager_output;
+
+    explicit Small(ExecutorOptions options) {
+        if (has_gpu()) {
+            vmmgraph::torch::install();
+            arena = std::make_shared<vmmgraph::SharedVmmAllocator>(0);
+        }
+        auto buckets = options.full;
+        buckets.insert(buckets.end(), options.piecewise.begin(), options.piecewise.end());
+        const auto tokens = Extent::along(Axis::tokens);
+        inputs = std::make_unique<CudaGraphPersistentParam>(
+            std::vector<Input>{Input::host(names::tokens, at::kLong, {tokens}),
+                               Input::output(names::hidden_states, at::kFloat, {tokens, Extent::fixed(width)})},
+            buckets, ParamOptions{device(), 512});
+        wait();
+        executor = std::make_unique<GraphExecutor>(arena, *inputs, [this](Recorder& recorder) { body(recorder); }, options);
+    }
+
+    void body(Recorder& recorder) {
+        if (trouble) {
+            trouble(recorder);
+        }
+        const auto embedded = table.index_select(0, inputs->tokens());
+        // Long enough that memory is used again and again.
+        auto sum = embedded;
+        for (int i = 0; i < 4; ++i) {
+            const auto doubled = sum * 2;
+            auto attended = at::empty_like(doubled);
+            recorder.eager({doubled, attended}, [i](const Step& step, at::TensorList tensors) {
+                const auto* const bias = static_cast<const float*>(step.params);
+                const auto rows = step.params == nullptr ? tensors[0].size(0) : std::int64_t{step.key[Axis::tokens]};
+                auto out = tensors[1].narrow(0, 0, rows);
+                out.copy_(tensors[0].narrow(0, 0, rows) + (bias == nullptr || i != 3 ? 0.0 : double{*bias}));
+            });
+            sum = attended - doubled * 0.5;
+        }
+        inputs->hidden_states().copy_(sum);
+    }
+
+    // Whether the step's output is right.
+    bool run(std::int64_t n, Phase phase, Ran& ran, std::uint32_t variant = 0, float bias = 0, bool capturable = true) {
+        const auto tokens = at::randint(0, vocabulary, {n}, at::kLong);
+        const auto expected = table.index_select(0, tokens.to(device())) + bias;
+        Step step{Key::of(static_cast<std::uint32_t>(n), 0, variant), phase, capturable, &bias};
+        wait();
+        ran = executor->run(
+            step, {tokens},
+            [&] {
+                ++eager_steps;
+                eager_output = expected.clone();
+            },
+            stream());
+        wait();
+        const auto& output = ran.mode == Mode::eager ? eager_output : inputs->hidden_states(n);
+        return at::allclose(output, expected);
+    }
+};
+
+ExecutorOptions both() {
+    ExecutorOptions options;
+    for (const auto size : {1U, 2U, 4U, 8U}) {
+        options.full.push_back(Key::of(size, 0, uniform_decode));
+    }
+    options.piecewise = {Key::of(16), Key::of(64)};
+    return options;
+}
+
+TEST(Executor, EveryModeRunsAndSaysWhy) {
+    auto options = both();
+    options.most_tokens = 60;
+    Small small(options);
+    Ran ran;
+    const auto is = [&](Mode mode, Reason reason) { return ran.mode == mode && ran.reason == reason; };
+    EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode) && is(Mode::full, Reason::captured));
+    EXPECT_EQ(ran.bucket, Key::of(4, 0, uniform_decode));
+    EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode) && is(Mode::full, Reason::padded));
+    EXPECT_TRUE(small.run(4, Phase::decode, ran, uniform_decode) && is(Mode::full, Reason::hit));
+    EXPECT_TRUE(small.run(11, Phase::prefill, ran, 0, 1.5F) && is(Mode::piecewise, Reason::captured));
+    EXPECT_TRUE(small.run(16, Phase::mixed, ran, 0, 2.5F) && is(Mode::piecewise, Reason::hit));
+    EXPECT_TRUE(small.run(9, Phase::decode, ran, uniform_decode, 3.5F) && is(Mode::piecewise, Reason::padded)) << "no full graph is as large";
+    EXPECT_TRUE(small.run(61, Phase::mixed, ran) && is(Mode::eager, Reason::above_threshold));
+    EXPECT_TRUE(small.run(5, Phase::prefill, ran, 0, 0, false) && is(Mode::eager, Reason::not_capturable));
+    EXPECT_TRUE(small.run(5, Phase::mixed, ran, 2) && is(Mode::eager, Reason::too_large)) << "another variant";
+    EXPECT_EQ(small.eager_steps, 3);
+    EXPECT_EQ(small.executor->stats().captures, 2u);
+    EXPECT_EQ(small.executor->unplanned(), 0u);
+    EXPECT_EQ(small.executor->steps(Mode::full, Reason::padded), 1u);
+    EXPECT_EQ(small.executor->steps(Mode::eager, Reason::too_large), 1u);
+    const auto text = small.executor->prometheus({{"model", "a\"b"}});
+    EXPECT_NE(text.find("vmmgraph_dispatch_steps_total{model=\"a\\\"b\",mode=\"full\",reason=\"padded\"} 1\n"), std::string::npos) << text;
+    EXPECT_NE(text.find("\nvmmgraph_executor_captures_total{model=\"a\\\"b\"} 2\n"), std::string::npos) << text;
+    EXPECT_NE(small.executor->prometheus().find("\nvmmgraph_executor_graphs 2\n"), std::string::npos);
+}
+
+TEST(Executor, WarmUpCapturesAllAndTrafficIsRight) {
+    Small small(both());
+    EXPECT_EQ(small.executor->warm_up(), 6u);
+    const auto bytes = small.arena ? small.arena->mapped_size() : 0;
+    std::mt19937 random(3);
+    Ran ran;
+    int wrong = 0;
+    for (int i = 0; i < 300; ++i) {
+        const bool decode = random() % 2 == 0;
+        const auto n = static_cast<std::int64_t>(1 + random() % (decode ? 8 : 64));
+        wrong += !small.run(n, decode ? Phase::decode : Phase::mixed, ran, decode ? uniform_decode : 0,
+                            decode ? 0 : static_cast<float>(random() % 10));
+        wrong += ran.mode == Mode::eager;
+    }
+    EXPECT_EQ(wrong, 0);
+    EXPECT_EQ(small.executor->stats().captures, 6u);
+    EXPECT_EQ(small.arena ? small.arena->mapped_size() : 0, bytes) << "memory is flat";
+    small.executor->clear();
+    EXPECT_EQ(small.executor->stats().graphs, 0u);
+    if (small.arena) {
+        EXPECT_EQ(small.arena->stats().spaces, 0u) << "something of a capture is alive still";
+    }
+    EXPECT_TRUE(small.run(8, Phase::decode, ran, uniform_decode)) << "and a graph can be captured again";
+    EXPECT_EQ(ran.reason, Reason::captured);
+}
+
+TEST(Executor, AFailedCaptureRunsEagerlyAndSaysSo) {
+    Small small(both());
+    small.trouble = [](Recorder& recorder) {
+        if (recorder.mode() == Mode::full) {
+            throw std::runtime_error("this body cannot");
+        }
+    };
+    Ran ran;
+    EXPECT_TRUE(small.run(2, Phase::decode, ran, uniform_decode));
+    EXPECT_EQ(ran.mode, Mode::eager);
+    EXPECT_EQ(ran.reason, Reason::capture_failed);
+    EXPECT_NE(small.executor->last_failure().find("this body cannot"), std::string::npos);
+    EXPECT_EQ(small.executor->unplanned(), 1u);
+    // From now on its steps take the second mode.
+    EXPECT_TRUE(small.run(2, Phase::decode, ran, uniform_decode, 4.5F));
+    EXPECT_EQ(ran.mode, Mode::piecewise);
+    small.trouble = nullptr;
+    small.executor->forgive();
+    EXPECT_TRUE(small.run(2, Phase::decode, ran, uniform_decode));
+    EXPECT_EQ(ran.mode, Mode::full);
+    EXPECT_EQ(ran.reason, Reason::captured);
+    EXPECT_EQ(small.executor->stats().failures, 1u);
+}
+
+// In the middle of a piecewise capture, and by an operation that no capture survives.
+TEST(Executor, AFailureBetweenPiecesLeavesTheOthersUsable) {
+    Small small(both());
+    Ran ran;
+    EXPECT_TRUE(small.run(60, Phase::mixed, ran, 0, 1.0F));
+    small.trouble = [&small](Recorder& recorder) {
+        const auto a = at::ones({512}, on_device(at::kFloat));
+        recorder.eager({a}, [](const Step&, at::TensorList) {});
+        if (has_gpu()) {
+            static_cast<void>((a + 1).sum().item<float>());
+        }
+        throw std::runtime_error("late");
+    };
+    EXPECT_TRUE(small.run(10, Phase::mixed, ran));
+    EXPECT_EQ(ran.reason, Reason::capture_failed);
+    small.trouble = nullptr;
+    EXPECT_TRUE(small.run(60, Phase::mixed, ran, 0, 2.0F));
+    EXPECT_EQ(ran.reason, Reason::padded);
+    small.executor->forgive();
+    EXPECT_TRUE(small.run(10, Phase::mixed, ran, 0, 3.0F));
+    EXPECT_EQ(ran.reason, Reason::captured);
+}
+
+TEST(Executor, BadValuesLeaveNoGraphBehindAndNoSlotTaken) {
+    Small small(both());
+    const Step step{Key::of(2, 0, uniform_decode), Phase::decode, true, nullptr};
+    EXPECT_NE(refusal([&] { small.executor->prepare(step, {at::ones({2}, at::kInt)}); }).find("the dtype is Int"), std::string::npos);
+    EXPECT_NE(refusal([&] { small.executor->launch([] {}, stream()); }, VMMGRAPH_ERROR_WRONG_STATE), "");
+    small.executor->prepare(step, {at::ones({2}, at::kLong)});
+    // Another step instead.
+    Ran ran;
+    EXPECT_TRUE(small.run(2, Phase::decode, ran, uniform_decode));
+    EXPECT_EQ(ran.reason, Reason::captured);
+}
+
+TEST(Executor, AStepMayBePreparedWhileTheOneBeforeRuns) {
+    Small small(both());
+    small.executor->warm_up();
+    std::vector<at::Tensor> tokens;
+    std::vector<at::Tensor> outputs;
+    const auto step = [](std::int64_t n) { return Step{Key::of(static_cast<std::uint32_t>(n), 0, uniform_decode), Phase::decode, true, nullptr}; };
+    for (int i = 0; i < 40; ++i) {
+        tokens.push_back(at::randint(0, vocabulary, {1 + i % 8}, at::kLong));
+    }
+    small.executor->prepare(step(1), {tokens[0]});
+    c10::cuda::OptionalCUDAStreamGuard guard;
+    if (has_gpu()) {
+        guard.reset_stream(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream()), 0));
+    }
+    for (int i = 0; i < 40; ++i) {
+        const auto ran = small.executor->launch([] {}, stream());
+        ASSERT_EQ(ran.mode, Mode::full);
+        outputs.push_back(small.inputs->hidden_states(1 + i % 8).clone());
+        if (i + 1 < 40) {
+            small.executor->prepare(step(1 + (i + 1) % 8), {tokens[static_cast<std::size_t>(i) + 1]});
+        }
+    }
+    wait();
+    for (std::size_t i = 0; i < 40; ++i) {
+        EXPECT_TRUE(at::allclose(outputs[i], small.table.index_select(0, tokens[i].to(device())))) << i;
+    }
+}
+
+TEST(Executor, TheLeastRecentlyUsedGraphGoes) {
+    auto options = both();
+    options.most_graphs = 2;
+    Small small(options);
+    Ran ran;
+    const auto reason_of = [&](std::int64_t n) {
+        EXPECT_TRUE(small.run(n, Phase::decode, ran, uniform_decode)) << n;
+        return ran.reason;
+    };
+    EXPECT_EQ(reason_of(1), Reason::captured);
+    EXPECT_EQ(reason_of(2), Reason::captured);
+    EXPECT_EQ(reason_of(1), Reason::hit);
+    EXPECT_EQ(reason_of(4), Reason::captured);
+    EXPECT_EQ(reason_of(1), Reason::hit);
+    EXPECT_EQ(reason_of(2), Reason::captured) << "2 was the least recently used";
+    EXPECT_EQ(small.executor->stats().graphs, 2u);
+    EXPECT_EQ(small.executor->stats().evictions, 2u);
+}
+
+}  // namespace
+}  // namespace engine_tests
