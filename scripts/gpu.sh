@@ -26,9 +26,10 @@ build() {
   torch=$(echo "$PWD"/.venv/lib/python3*/site-packages/torch)
   cmake -S . -B build/torch -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TORCH=ON -DVMMGRAPH_TORCH_ROOT="$torch" \
     -DVMMGRAPH_TESTS=ON -DVMMGRAPH_EXAMPLES=OFF >/dev/null
-  cmake --build build/torch --target vmmgraph_torch torch_test
+  cmake --build build/torch --target vmmgraph_torch torch_test engine_test
   strip -o "$out/libvmmgraph_torch.so.0.1" build/torch/libvmmgraph_torch.so.0.1.0
   strip -o "$out/torch_test" build/torch/tests/torch/torch_test
+  strip -o "$out/engine_test" build/torch/tests/engine/engine_test
   cp tests/torch/run.sh "$out/"
   cmake -S bench/shootout -B build/shootout -G Ninja -DTORCH_ROOT="$torch" \
     -DVMMGRAPH_TORCH_LIB="$PWD/build/torch/libvmmgraph_torch.so" >/dev/null
@@ -57,6 +58,7 @@ run() {
   row "demo, cuda driver" "$out/demo" --data "$out/tests/data" --json "$out/demo-cuda.json"
   torch=$(python3 -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])")
   row "captures through libtorch" env LD_LIBRARY_PATH="$PWD/$out" "$out/run.sh" "$out/torch_test" "$torch"
+  row "persistent inputs and executor" env LD_LIBRARY_PATH="$PWD/$out" "$out/run.sh" "$out/engine_test" "$torch"
   row "C++ over the shared library" env LD_LIBRARY_PATH="$PWD/$out" "$out/driver_test" cuda
   echo
   date -u '+%Y-%m-%d %H:%M UTC'

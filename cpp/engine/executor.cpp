@@ -4,6 +4,8 @@
 
 #include <ATen/core/TensorBody.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
@@ -132,7 +134,23 @@ struct GraphExecutor::State {
     }
 
     std::uint64_t bytes() const { return arena ? arena->stats().physical_bytes : 0; }
-    bool over_bytes() const { return options.most_bytes > 0 && bytes() > options.most_bytes; }
+    // Pages that no graph maps are given back before anybody is told to go.
+    bool over_bytes() {
+        if (!arena || options.most_bytes == 0 || bytes() <= options.most_bytes) {
+            return false;
+        }
+        arena->trim();
+        return bytes() > options.most_bytes;
+    }
+
+    // Torch keeps the workspace that cuBLAS gets at the first product of a thread on a stream. In a capture it would be memory of that
+    // graph's, which would stay when the graph goes.
+    void warm_up_products() const {
+        const auto stream = c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(options.capture_stream), inputs.device().index());
+        const c10::cuda::CUDAStreamGuard guard(stream);
+        const auto some = at::zeros({16, 16}, at::TensorOptions().dtype(at::kFloat).device(inputs.device()));
+        static_cast<void>(at::mm(some, some));
+    }
 
     void record(Graph& graph, const Step& current) {
         Recorder recorder(graph.mode, graph.bucket);
@@ -142,6 +160,7 @@ struct GraphExecutor::State {
             return;
         }
         const c10::cuda::CUDAGuard device(inputs.device());
+        warm_up_products();
         torch::CaptureScope scope(*arena, options.capture_stream, options.capture);
         recorder.scope_ = &scope;
         body(recorder);

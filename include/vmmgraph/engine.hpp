@@ -288,9 +288,9 @@ public:
     using Runner = std::function<void(const Step& step, at::TensorList tensors)>;
 
     // Work that no graph can hold, such as attention over lengths that the host must know. Piecewise, the graph ends here and another begins,
-    // and `runner` is called between them at every replay; it reads and writes `tensors` and what else outlives the graph. Give it no tensor
-    // of the recording but through `tensors`: memory that the body frees afterwards serves what it records then. In a full graph the runner
-    // is recorded, without params. What it allocates is torch's own memory.
+    // and `runner` is called between them at every replay. It gets `tensors`, which may go when the body lets them go: their memory
+    // serves what is recorded after the runner. Another tensor of the recording that it owns stays its own until the graph goes, on pages
+    // that no other graph has. What it allocates is torch's own memory. In a full graph the runner is recorded, without params.
     void eager(at::TensorList tensors, Runner runner);
     // Full or piecewise.
     [[nodiscard]] Mode mode() const noexcept { return mode_; }

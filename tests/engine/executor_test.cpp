@@ -1,82 +1,11 @@
 // GraphExecutor over a small model: modes, reasons, eviction, captures that fail.
-#include <functional>
 #include <random>
 #include <stdexcept>
 
-#include "devices.hpp"
+#include "small.hpp"
 
 namespace engine_tests {
 namespace {
-
-constexpr std::int64_t vocabulary = 100;
-constexpr std::int64_t width = 256;
-
-// hidden = 3 * table[token] + bias, where the bias is the step's own and is added by eager work.
-struct Small {
-    at::Tensor table = at::randn({vocabulary, width}, on_device(at::kFloat));
-    std::shared_ptr<vmmgraph::SharedVmmAllocator> arena;
-    std::unique_ptr<CudaGraphPersistentParam> inputs;
-    std::unique_ptr<GraphExecutor> executor;
-    // Called in every recording, before the model.
-    std::function<void(Recorder&)> trouble;
-    int eager_steps = 0;
-    at::Tensor eager_output;
-
-    explicit Small(ExecutorOptions options) {
-        if (has_gpu()) {
-            vmmgraph::torch::install();
-            arena = std::make_shared<vmmgraph::SharedVmmAllocator>(0);
-        }
-        auto buckets = options.full;
-        buckets.insert(buckets.end(), options.piecewise.begin(), options.piecewise.end());
-        const auto tokens = Extent::along(Axis::tokens);
-        inputs = std::make_unique<CudaGraphPersistentParam>(
-            std::vector<Input>{Input::host(names::tokens, at::kLong, {tokens}),
-                               Input::output(names::hidden_states, at::kFloat, {tokens, Extent::fixed(width)})},
-            buckets, ParamOptions{device(), 512});
-        wait();
-        executor = std::make_unique<GraphExecutor>(arena, *inputs, [this](Recorder& recorder) { body(recorder); }, options);
-    }
-
-    void body(Recorder& recorder) {
-        if (trouble) {
-            trouble(recorder);
-        }
-        const auto embedded = table.index_select(0, inputs->tokens());
-        // Long enough that memory is used again and again.
-        auto sum = embedded;
-        for (int i = 0; i < 4; ++i) {
-            const auto doubled = sum * 2;
-            auto attended = at::empty_like(doubled);
-            recorder.eager({doubled, attended}, [i](const Step& step, at::TensorList tensors) {
-                const auto* const bias = static_cast<const float*>(step.params);
-                const auto rows = step.params == nullptr ? tensors[0].size(0) : std::int64_t{step.key[Axis::tokens]};
-                auto out = tensors[1].narrow(0, 0, rows);
-                out.copy_(tensors[0].narrow(0, 0, rows) + (bias == nullptr || i != 3 ? 0.0 : double{*bias}));
-            });
-            sum = attended - doubled * 0.5;
-        }
-        inputs->hidden_states().copy_(sum);
-    }
-
-    // Whether the step's output is right.
-    bool run(std::int64_t n, Phase phase, Ran& ran, std::uint32_t variant = 0, float bias = 0, bool capturable = true) {
-        const auto tokens = at::randint(0, vocabulary, {n}, at::kLong);
-        const auto expected = table.index_select(0, tokens.to(device())) + bias;
-        Step step{Key::of(static_cast<std::uint32_t>(n), 0, variant), phase, capturable, &bias};
-        wait();
-        ran = executor->run(
-            step, {tokens},
-            [&] {
-                ++eager_steps;
-                eager_output = expected.clone();
-            },
-            stream());
-        wait();
-        const auto& output = ran.mode == Mode::eager ? eager_output : inputs->hidden_states(n);
-        return at::allclose(output, expected);
-    }
-};
 
 ExecutorOptions both() {
     ExecutorOptions options;
@@ -244,6 +173,47 @@ TEST(Executor, TheLeastRecentlyUsedGraphGoes) {
     EXPECT_EQ(reason_of(2), Reason::captured) << "2 was the least recently used";
     EXPECT_EQ(small.executor->stats().graphs, 2u);
     EXPECT_EQ(small.executor->stats().evictions, 2u);
+}
+
+TEST(Executor, BothRoutesAndPoliciesRunPiecewise) {
+    using vmmgraph::Retain;
+    using vmmgraph::torch::Route;
+    for (const vmmgraph::torch::CaptureOptions capture : {vmmgraph::torch::CaptureOptions{Route::blocks, Retain::shared_pages},
+                                                          vmmgraph::torch::CaptureOptions{Route::mempool, Retain::inherit}}) {
+        auto options = both();
+        options.capture = capture;
+        Small small(options);
+        EXPECT_EQ(small.executor->warm_up(), 6u);
+        std::mt19937 random(9);
+        Ran ran;
+        int wrong = 0;
+        for (int i = 0; i < 50; ++i) {
+            wrong += !small.run(1 + random() % 64, Phase::mixed, ran, 0, static_cast<float>(random() % 5));
+            wrong += ran.mode != Mode::piecewise;
+            wrong += !small.run(1 + random() % 8, Phase::decode, ran, uniform_decode);
+            wrong += ran.mode != Mode::full;
+        }
+        EXPECT_EQ(wrong, 0) << "route " << static_cast<int>(capture.route);
+    }
+}
+
+TEST(Executor, AGraphThatIsLargerThanTheLimitIsRefusedAndTheOthersComeBack) {
+    if (!has_gpu()) {
+        GTEST_SKIP() << "needs a GPU";
+    }
+    auto options = both();
+    options.piecewise.push_back(Key::of(1 << 17));
+    options.most_bytes = std::uint64_t{64} << 20;
+    Small small(options);
+    Ran ran;
+    EXPECT_TRUE(small.run(50, Phase::mixed, ran, 0, 1.0F));
+    EXPECT_EQ(ran.mode, Mode::piecewise);
+    EXPECT_TRUE(small.run((1 << 17) - 5, Phase::mixed, ran, 0, 1.0F));
+    EXPECT_EQ(ran.reason, Reason::capture_failed);
+    EXPECT_NE(small.executor->last_failure().find("the limit is 67108864"), std::string::npos) << small.executor->last_failure();
+    EXPECT_LE(small.arena->mapped_size(), options.most_bytes);
+    EXPECT_TRUE(small.run(50, Phase::mixed, ran, 0, 2.0F));
+    EXPECT_EQ(ran.mode, Mode::piecewise);
 }
 
 }  // namespace
