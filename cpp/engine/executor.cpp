@@ -2,22 +2,15 @@
 #include <string>
 #include <utility>
 
-#include <ATen/core/TensorBody.h>
-#include <ATen/ops/from_blob.h>
-#include <ATen/ops/mm.h>
-#include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
-#include <c10/util/Exception.h>
 #include <vmmgraph/engine.hpp>
 
 #include "declare.hpp"
+#include "executor_state.hpp"
 
 namespace vmmgraph::engine {
 namespace {
-
-using DispatcherHandle = detail::Owned<vmmgraph_dispatcher_t, vmmgraph_dispatcher_destroy>;
-using Decision = vmmgraph_decision_t;
 
 DispatcherHandle make_dispatcher(const ExecutorOptions& options) {
     auto given = detail::sized<vmmgraph_dispatcher_options_t>();
@@ -45,197 +38,7 @@ DispatcherHandle make_dispatcher(const ExecutorOptions& options) {
     return DispatcherHandle(dispatcher);
 }
 
-// The same memory, owned by nobody: the space keeps the address as long as its graph.
-at::Tensor alias(const at::Tensor& tensor) {
-    return at::for_blob(tensor.mutable_data_ptr(), tensor.sizes())
-        .strides(tensor.strides())
-        .options(tensor.options())
-        .target_device(tensor.device())
-        .make_tensor();
-}
-
 }  // namespace
-
-void Recorder::eager(at::TensorList tensors, Runner runner) {
-    if (step_ != nullptr || mode_ == Mode::full) {
-        static const Step recorded;
-        runner(mode_ == Mode::full ? recorded : *step_, tensors);
-        return;
-    }
-    auto& piece = pieces_.emplace_back(Piece{std::move(runner), {}});
-    for (const auto& tensor : tensors) {
-        piece.tensors.push_back(alias(tensor));
-    }
-    scope_->next_piece();
-}
-
-struct GraphExecutor::State {
-    // One for each bucket of each mode.
-    struct Graph {
-        Mode mode = Mode::eager;
-        Key bucket;
-        bool there = false;
-        bool failed = false;
-        std::uint64_t used = 0;
-        // Nothing on a CPU device.
-        std::optional<torch::CapturedGraph> captured;
-        std::vector<Recorder::Piece> pieces;
-    };
-
-    std::shared_ptr<SharedVmmAllocator> arena;
-    CudaGraphPersistentParam& inputs;
-    Body body;
-    ExecutorOptions options;
-    DispatcherHandle dispatcher;
-    std::vector<Graph> graphs;
-    // In the order of warm_up().
-    std::vector<std::uint32_t> order;
-    std::uint64_t clock = 0;
-    ExecutorStats stats;
-    std::string last_failure;
-    // Steps that ran eagerly because their capture failed just then; the dispatcher counted them as captured.
-    std::uint64_t failed_steps = 0;
-
-    // The step between prepare() and launch().
-    std::optional<Step> step;
-    Decision decision{};
-
-    bool on_cpu() const { return inputs.device().is_cpu(); }
-
-    void report(std::uint32_t slot, std::int32_t event) { detail::check(vmmgraph_dispatcher_report(dispatcher.get(), slot, event)); }
-
-    void forget(std::uint32_t slot) {
-        auto& graph = graphs[slot];
-        // The pieces before the graph: their runners may own what it reads.
-        graph.there = false;
-        graph.captured.reset();
-        graph.pieces.clear();
-        report(slot, VMMGRAPH_GRAPH_EVICTED);
-        --stats.graphs;
-    }
-
-    // Drops the least recently used graph but `kept`, and gives its pages back; false if there is none.
-    bool evict(std::uint32_t kept) {
-        std::uint32_t oldest = UINT32_MAX;
-        for (std::uint32_t slot = 0; slot < graphs.size(); ++slot) {
-            if (slot != kept && graphs[slot].there && (oldest == UINT32_MAX || graphs[slot].used < graphs[oldest].used)) {
-                oldest = slot;
-            }
-        }
-        if (oldest == UINT32_MAX) {
-            return false;
-        }
-        forget(oldest);
-        ++stats.evictions;
-        if (arena) {
-            arena->trim();
-        }
-        return true;
-    }
-
-    std::uint64_t bytes() const { return arena ? arena->stats().physical_bytes : 0; }
-    // Pages that no graph maps are given back before anybody is told to go.
-    bool over_bytes() {
-        if (!arena || options.most_bytes == 0 || bytes() <= options.most_bytes) {
-            return false;
-        }
-        arena->trim();
-        return bytes() > options.most_bytes;
-    }
-
-    // Torch keeps the workspace that cuBLAS gets at the first product of a thread on a stream. In a capture it would be memory of that
-    // graph's, which would stay when the graph goes.
-    void warm_up_products() const {
-        const auto stream = c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(options.capture_stream), inputs.device().index());
-        const c10::cuda::CUDAStreamGuard guard(stream);
-        const auto some = at::zeros({16, 16}, at::TensorOptions().dtype(at::kFloat).device(inputs.device()));
-        static_cast<void>(at::mm(some, some));
-    }
-
-    void record(Graph& graph, const Step& current) {
-        Recorder recorder(graph.mode, graph.bucket);
-        if (on_cpu()) {
-            recorder.step_ = &current;
-            body(recorder);
-            return;
-        }
-        const c10::cuda::CUDAGuard device(inputs.device());
-        warm_up_products();
-        torch::CaptureScope scope(*arena, options.capture_stream, options.capture);
-        recorder.scope_ = &scope;
-        body(recorder);
-        graph.captured.emplace(scope.end());
-        graph.pieces = std::move(recorder.pieces_);
-    }
-
-    // Captures the graph of a slot that the dispatcher holds for it; whether it is there then. A failure is said, not thrown.
-    bool capture(std::uint32_t slot, const Step& current, bool may_evict) {
-        auto& graph = graphs[slot];
-        std::string why;
-        while (options.most_graphs > 0 && stats.graphs >= options.most_graphs && may_evict && evict(slot)) {
-        }
-        for (bool again = true; again && !graph.there;) {
-            again = false;
-            try {
-                inputs.select(graph.bucket);
-                record(graph, current);
-                graph.there = true;
-            } catch (const OutOfMemory& error) {
-                why = error.what();
-                again = may_evict && evict(slot);
-            } catch (const c10::OutOfMemoryError& error) {
-                why = error.what_without_backtrace();
-                again = may_evict && evict(slot);
-            } catch (const std::exception& error) {
-                why = error.what();
-            }
-        }
-        if (graph.there) {
-            ++stats.graphs;
-            ++stats.captures;
-            graph.used = ++clock;
-            report(slot, VMMGRAPH_GRAPH_CAPTURED);
-            while (over_bytes() && may_evict && evict(slot)) {
-            }
-            if (!over_bytes()) {
-                return true;
-            }
-            why = "its arena would hold " + std::to_string(bytes()) + " bytes, and the limit is " + std::to_string(options.most_bytes);
-            forget(slot);
-            arena->trim();
-            report(slot, VMMGRAPH_GRAPH_BEGIN);
-        }
-        graph.captured.reset();
-        graph.pieces.clear();
-        graph.failed = true;
-        ++stats.failures;
-        report(slot, VMMGRAPH_GRAPH_FAILED);
-        last_failure = "graph of " + text_of(graph.bucket) + ": " + why;
-        TORCH_WARN("vmmgraph: no ", last_failure, "; its steps run eagerly");
-        return false;
-    }
-
-    void replay(Graph& graph, const Step& current, void* stream) {
-        graph.used = ++clock;
-        if (on_cpu()) {
-            inputs.select(graph.bucket);
-            record(graph, current);
-        } else if (graph.pieces.empty()) {
-            graph.captured->replay(stream);
-        } else {
-            graph.captured->replay(stream, [&](std::size_t n) { graph.pieces[n].runner(current, graph.pieces[n].tensors); });
-        }
-    }
-
-    // Gives back what dispatch promised to capture.
-    void give_up() {
-        if (step && decision.capture != 0) {
-            report(decision.slot, VMMGRAPH_GRAPH_FAILED);
-            report(decision.slot, VMMGRAPH_GRAPH_FORGIVEN);
-        }
-        step.reset();
-    }
-};
 
 GraphExecutor::GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, CudaGraphPersistentParam& inputs, Body body,
                              const ExecutorOptions& options)
@@ -293,7 +96,9 @@ std::size_t GraphExecutor::warm_up() {
             state.report(slot, VMMGRAPH_GRAPH_FORGIVEN);
             throw;
         }
-        state.capture(slot, Step{graph.bucket, Phase::decode, true, nullptr}, false);
+        if (!state.capture(slot, Step{graph.bucket, Phase::decode, true, nullptr}, false) && !graph.failed) {
+            break;
+        }
     }
     return state.stats.graphs;
 }

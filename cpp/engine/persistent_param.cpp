@@ -4,7 +4,7 @@
 #include <utility>
 
 #include <ATen/core/TensorBody.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -222,21 +222,29 @@ CudaGraphPersistentParam::CudaGraphPersistentParam(std::vector<Input> inputs, co
     state.prepared.shapes.resize(state.inputs.size());
     const std::int64_t alignment = options.alignment == 0 ? 512 : options.alignment;
     const auto bytes = static_cast<std::int64_t>(state.info.arena_bytes);
-    const auto whole = at::empty({bytes + alignment}, at::TensorOptions().dtype(at::kByte).device(state.device));
+    // Zeros, so that what nobody has written yet is finite.
+    const auto whole = at::zeros({bytes + alignment}, at::TensorOptions().dtype(at::kByte).device(state.device));
     const auto start = reinterpret_cast<std::uintptr_t>(whole.const_data_ptr()) % static_cast<std::uintptr_t>(alignment);
     state.arena = whole.narrow(0, (alignment - static_cast<std::int64_t>(start)) % alignment, bytes);
     state.staging = std::make_unique<Staging>(state.device, state.info.staging_bytes);
     if (state.device.is_cuda()) {
         const c10::cuda::CUDAGuard guard(state.device);
         C10_CUDA_CHECK(cudaEventCreateWithFlags(&state.order, cudaEventDisableTiming));
+        // The first commit may come on another stream than the zeros.
+        C10_CUDA_CHECK(cudaStreamSynchronize(c10::cuda::getCurrentCUDAStream(state.device.index()).stream()));
     }
     state.make_views(state.layouts.front());
 }
 
 CudaGraphPersistentParam::~CudaGraphPersistentParam() {
-    if (state_ && state_->order != nullptr) {
-        static_cast<void>(cudaEventDestroy(state_->order));
+    if (state_->order == nullptr) {
+        return;
     }
+    // The arena goes back to torch, which knows nothing of the stream that used it.
+    if (state_->last_stream && cudaEventRecord(state_->order, static_cast<cudaStream_t>(*state_->last_stream)) == cudaSuccess) {
+        static_cast<void>(cudaEventSynchronize(state_->order));
+    }
+    static_cast<void>(cudaEventDestroy(state_->order));
 }
 
 void CudaGraphPersistentParam::prepare(const Key& bucket, c10::ArrayRef<Value> values) {

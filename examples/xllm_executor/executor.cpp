@@ -11,6 +11,7 @@ std::vector<Input> declare(const ModelArgs& args, std::uint32_t most_sequences) 
     const auto tokens = Extent::along(Axis::tokens);
     const auto batch = Extent::along(Axis::batch);
     const auto blocks = static_cast<std::uint32_t>(args.blocks_of_sequence);
+    const auto dtype = c10::typeMetaToScalarType(args.options.dtype());
     return {
         Input::host(names::tokens, at::kInt, {tokens}),
         Input::host(names::positions, at::kInt, {tokens}),
@@ -23,7 +24,7 @@ std::vector<Input> declare(const ModelArgs& args, std::uint32_t most_sequences) 
         Input::host(names::paged_kv_indices, at::kInt, {Extent::up_to(most_sequences * blocks)}),
         Input::host(names::paged_kv_last_page_len, at::kInt, {batch}, Pad::value(1)),
         Input::host("temperatures", at::kFloat, {batch}, Pad::value(1.0)),
-        Input::output(names::hidden_states, c10::typeMetaToScalarType(args.options.dtype()), {tokens, Extent::fixed(static_cast<std::uint32_t>(args.hidden))}),
+        Input::output(names::hidden_states, dtype, {tokens, Extent::fixed(static_cast<std::uint32_t>(args.hidden))}),
     };
 }
 

@@ -38,7 +38,9 @@ private:
     };
 
     void join();
-    std::int64_t pick(std::int64_t from, std::int64_t to) { return from + static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(to - from + 1)); }
+    std::int64_t pick(std::int64_t from, std::int64_t to) {
+        return from + static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(to - from + 1));
+    }
 
     ModelArgs args_;
     std::uint32_t most_;

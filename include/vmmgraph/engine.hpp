@@ -172,7 +172,7 @@ public:
     CudaGraphPersistentParam(std::vector<Input> inputs, const std::vector<Key>& buckets, const ParamOptions& options = {});
     CudaGraphPersistentParam(const CudaGraphPersistentParam&) = delete;
     CudaGraphPersistentParam& operator=(const CudaGraphPersistentParam&) = delete;
-    // Waits for the copies under way.
+    // Waits for what the stream of the last commit holds.
     ~CudaGraphPersistentParam();
 
     // Checks a step's values, in the order of the declared inputs (outputs left out; fewer: the last are padding), and packs those of the
@@ -181,7 +181,7 @@ public:
     void prepare(const Key& bucket, c10::ArrayRef<Value> values);
     // Brings what was prepared to the device, in order on `stream` (a cudaStream_t): one copy for all host inputs; for inputs on the
     // device one launch for their data and one for their zeros. They must be ready on the stream. Behind a commit on another stream it
-    // waits. Throws Error if nothing was prepared or the stream is under capture.
+    // waits, so that stream must still exist. Throws Error if nothing was prepared or the stream is under capture.
     void commit(void* stream);
     // Both.
     void update(const Key& bucket, c10::ArrayRef<Value> values, void* stream) {
