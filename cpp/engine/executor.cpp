@@ -103,7 +103,7 @@ std::size_t GraphExecutor::warm_up() {
     return state.stats.graphs;
 }
 
-void GraphExecutor::prepare(const Step& step, c10::ArrayRef<Value> values) {
+Ran GraphExecutor::prepare(const Step& step, c10::ArrayRef<Value> values) {
     auto& state = *state_;
     state.give_up();
     const auto key = to_c(step.key);
@@ -111,7 +111,7 @@ void GraphExecutor::prepare(const Step& step, c10::ArrayRef<Value> values) {
     detail::check(vmmgraph_dispatch(state.dispatcher.get(), &key, static_cast<std::int32_t>(step.phase), step.capturable ? 1 : 0, &state.decision));
     state.step = step;
     if (static_cast<Mode>(state.decision.mode) == Mode::eager) {
-        return;
+        return state.planned();
     }
     try {
         state.inputs.prepare(from_c(state.decision.bucket), values);
@@ -119,6 +119,7 @@ void GraphExecutor::prepare(const Step& step, c10::ArrayRef<Value> values) {
         state.give_up();
         throw;
     }
+    return state.planned();
 }
 
 Ran GraphExecutor::launch(const std::function<void()>& eager, void* stream) {
@@ -126,7 +127,7 @@ Ran GraphExecutor::launch(const std::function<void()>& eager, void* stream) {
     if (!state.step) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "launch() without a prepare() before it");
     }
-    Ran ran{static_cast<Mode>(state.decision.mode), static_cast<Reason>(state.decision.reason), from_c(state.decision.bucket)};
+    auto ran = state.planned();
     if (ran.mode != Mode::eager) {
         try {
             state.inputs.commit(stream);

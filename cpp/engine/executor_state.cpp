@@ -3,6 +3,7 @@
 #include <utility>
 
 #include <ATen/core/TensorBody.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
@@ -78,6 +79,8 @@ void GraphExecutor::State::warm_up_products() const {
     const c10::cuda::CUDAStreamGuard guard(stream);
     const auto some = at::zeros({16, 16}, at::TensorOptions().dtype(at::kFloat).device(inputs.device()));
     static_cast<void>(at::mm(some, some));
+    // With a bias it is cuBLASLt, which may have a workspace of its own.
+    static_cast<void>(at::addmm(some.select(0, 0), some, some));
 }
 
 void GraphExecutor::State::record(Graph& graph, const Step& current) {

@@ -47,6 +47,10 @@ struct GraphExecutor::State {
     std::optional<Step> step;
     Decision decision{};
 
+    Ran planned() const {
+        return {static_cast<Mode>(decision.mode), static_cast<Reason>(decision.reason), from_c(decision.bucket)};
+    }
+
     bool on_cpu() const { return inputs.device().is_cpu(); }
 
     void report(std::uint32_t slot, std::int32_t event) { detail::check(vmmgraph_dispatcher_report(dispatcher.get(), slot, event)); }

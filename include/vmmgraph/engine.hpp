@@ -368,8 +368,9 @@ public:
         prepare(step, values);
         return launch(eager, stream);
     }
-    // The two halves of run(): the first is host work only, and may be done while the step before runs.
-    void prepare(const Step& step, c10::ArrayRef<Value> values);
+    // The two halves of run(): the first is host work only, may be done while the step before runs, and returns what the second will do
+    // unless its capture fails.
+    Ran prepare(const Step& step, c10::ArrayRef<Value> values);
     Ran launch(const std::function<void()>& eager, void* stream);
 
     // Drops all graphs; their pages are given back.

@@ -122,6 +122,7 @@ TEST(Executor, BadValuesLeaveNoGraphBehindAndNoSlotTaken) {
     EXPECT_NE(refusal([&] { small.executor->prepare(step, {at::ones({2}, at::kInt)}); }).find("the dtype is Int"), std::string::npos);
     EXPECT_NE(refusal([&] { small.executor->launch([] {}, stream()); }, VMMGRAPH_ERROR_WRONG_STATE), "");
     small.executor->prepare(step, {at::ones({2}, at::kLong)});
+    EXPECT_EQ(small.executor->prepare(step, {at::ones({2}, at::kLong)}).reason, Reason::captured);
     // Another step instead.
     Ran ran;
     EXPECT_TRUE(small.run(2, Phase::decode, ran, uniform_decode));
