@@ -217,5 +217,30 @@ TEST(Executor, AGraphThatIsLargerThanTheLimitIsRefusedAndTheOthersComeBack) {
     EXPECT_EQ(ran.mode, Mode::piecewise);
 }
 
+TEST(Executor, ACaptureThatIsShortOfMemoryEvictsAndGoesOn) {
+    if (!has_gpu()) {
+        GTEST_SKIP() << "needs a GPU";
+    }
+    constexpr std::uint64_t MiB = std::uint64_t{1} << 20;
+    auto device = vmmgraph::Device::open();
+    Small small(both());
+    // Every graph owns 64 MiB, and there is room for one and a half.
+    small.trouble = [](Recorder& recorder) {
+        const auto kept = at::zeros({std::int64_t{64} << 18}, on_device(at::kFloat));
+        recorder.eager({kept}, [kept](const Step&, at::TensorList tensors) { tensors[0].fill_(1.0); });
+    };
+    device.set_budget(device.stats().physical_bytes + 110 * MiB);
+    Ran ran;
+    EXPECT_TRUE(small.run(10, Phase::mixed, ran, 0, 1.0F));
+    EXPECT_EQ(ran.reason, Reason::captured) << small.executor->last_failure();
+    EXPECT_TRUE(small.run(60, Phase::mixed, ran, 0, 2.0F));
+    EXPECT_EQ(ran.reason, Reason::captured) << small.executor->last_failure();
+    EXPECT_TRUE(small.run(60, Phase::mixed, ran, 0, 3.0F));
+    EXPECT_EQ(ran.reason, Reason::padded);
+    EXPECT_EQ(small.executor->stats().evictions, 1u);
+    EXPECT_EQ(small.executor->stats().failures, 0u);
+    device.set_budget(0);
+}
+
 }  // namespace
 }  // namespace engine_tests
