@@ -1,5 +1,6 @@
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include <ATen/Context.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -73,14 +74,32 @@ struct CapturedGraph::State {
     SegmentPool segments;
     // Null if torch's own is used.
     std::shared_ptr<Workspace> workspace;
+    // The last piece, and those before it.
     std::unique_ptr<compat::Graph> graph;
+    std::vector<std::unique_ptr<compat::Graph>> earlier;
     SealReport report;
+
+    c10::cuda::CUDAStreamGuard on(void* stream) const {
+        return c10::cuda::CUDAStreamGuard(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), device));
+    }
+
+    // Every piece in its order on torch's current stream, and what is to run between them.
+    void launch(const std::function<void(std::size_t)>& between) {
+        for (std::size_t piece = 0; piece < earlier.size(); ++piece) {
+            earlier[piece]->replay();
+            if (between) {
+                between(piece);
+            }
+        }
+        graph->replay();
+    }
 
     ~State() {
         const Relaxed relaxed;
-        // The graph first: it releases its pool. Then the pool, which gives its segments back. The space last, which waits for its
+        // The graphs first: they release their pool. Then the pool, which gives its segments back. The space last, which waits for its
         // replays before it unmaps. Destroying an executable graph whose last launch still runs is allowed.
         graph.reset();
+        earlier.clear();
         bury(std::move(segments));
         workspace.reset();
     }
@@ -92,15 +111,21 @@ CapturedGraph& CapturedGraph::operator=(CapturedGraph&&) noexcept = default;
 CapturedGraph::~CapturedGraph() = default;
 
 void CapturedGraph::replay(void* stream) {
-    const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), state_->device));
-    state_->space.replay(stream, [this] { state_->graph->replay(); });
+    const auto guard = state_->on(stream);
+    state_->space.replay(stream, [this] { state_->launch({}); });
+}
+
+void CapturedGraph::replay(void* stream, const std::function<void(std::size_t)>& between) {
+    const auto guard = state_->on(stream);
+    state_->space.replay(stream, [&] { state_->launch(between); });
 }
 
 Difference CapturedGraph::verify(void* stream, const std::vector<Output>& outputs) {
-    const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), state_->device));
-    return state_->space.verify(stream, outputs, [this] { state_->graph->replay(); });
+    const auto guard = state_->on(stream);
+    return state_->space.verify(stream, outputs, [this] { state_->launch({}); });
 }
 
+std::size_t CapturedGraph::pieces() const noexcept { return state_->earlier.size() + 1; }
 const SealReport& CapturedGraph::report() const noexcept { return state_->report; }
 const Space& CapturedGraph::space() const noexcept { return state_->space; }
 void* CapturedGraph::exec() const { return state_->graph->exec(); }
@@ -129,7 +154,6 @@ struct CaptureScope::State {
     }
 
     void begin() {
-        auto& graph = *captured->graph;
         guard.emplace(stream);
         if (captured->workspace) {
             at::cuda::clearCublasWorkspaces();
@@ -139,18 +163,34 @@ struct CaptureScope::State {
             captured->segments.allocator = make_segment_allocator(captured->memory);
             captured->segments.pool = compat::make_pool(captured->segments.allocator);
             pool_id = captured->segments.pool->id();
-            uses_before = captured->segments.pool->use_count();
             context.emplace(captured->segments.pool.get());
+        }
+        under_way.emplace();
+        begin_piece();
+    }
+
+    void begin_piece() {
+        // By the blocks route each piece has an id of its own for the same memory, since torch releases it with the piece.
+        if (route == Route::mempool) {
+            uses_before = captured->segments.pool->use_count();
         } else {
             pool_id = at::cuda::graph_pool_handle();
         }
-        under_way.emplace();
         std::optional<Announcement> announcement;
         if (route == Route::blocks) {
             announcement.emplace(captured->memory);
         }
-        graph.capture_begin(pool_id, cudaStreamCaptureModeThreadLocal);
+        captured->graph->capture_begin(pool_id, cudaStreamCaptureModeThreadLocal);
         begun = true;
+    }
+
+    void next_piece() {
+        end();
+        captured->earlier.push_back(std::exchange(captured->graph, std::make_unique<compat::Graph>()));
+        begun = end_tried = false;
+        // The body may have left another stream behind.
+        const c10::cuda::CUDAStreamGuard back(stream);
+        begin_piece();
     }
 
     // Once, and only what began: torch counts beginnings and ends from 2.13 on.
@@ -249,7 +289,7 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
     auto memory = std::make_shared<Memory>(space);
     const auto retain = options.retain == Retain::inherit ? static_cast<Retain>(space.stats().retain) : options.retain;
     auto captured = std::unique_ptr<CapturedGraph::State>(
-        new CapturedGraph::State{device, std::move(space), memory, {}, nullptr, std::make_unique<compat::Graph>(), {}});
+        new CapturedGraph::State{device, std::move(space), memory, {}, nullptr, std::make_unique<compat::Graph>(), {}, {}});
     state_.reset(new State{options.route, retain, torch_stream, {0, 0}, std::move(captured), std::nullopt, std::nullopt, std::nullopt});
     bury();
     if (state_->own_workspace()) {
@@ -271,6 +311,13 @@ CaptureScope::~CaptureScope() {
         state_->abandon_capture();
         state_->leave();
     }
+}
+
+void CaptureScope::next_piece() {
+    if (!state_ || !state_->under_way || state_->end_tried) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "the capture has ended already");
+    }
+    state_->next_piece();
 }
 
 CapturedGraph CaptureScope::end() {

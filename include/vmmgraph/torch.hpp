@@ -10,6 +10,8 @@
 #ifndef VMMGRAPH_TORCH_HPP
 #define VMMGRAPH_TORCH_HPP
 
+#include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -62,16 +64,21 @@ public:
     CapturedGraph& operator=(CapturedGraph&&) noexcept;
     ~CapturedGraph();
 
-    // Launches the graph on `stream` (a cudaStream_t), in order after every earlier replay of the arena. Any thread.
+    // Launches the graph (or its pieces) on `stream` (a cudaStream_t), in order after every earlier replay of the arena. Any thread.
     void replay(void* stream);
-    // As Space::verify: replays twice over differently filled shared pages and compares the outputs. A graph whose outputs change relies
+    // Launches the pieces of the capture in their order, as one replay: no other graph of the arena runs between them. `between(n)` is called
+    // behind the n-th piece, from 0, but the last, with torch's current stream that one; it must not call the arena or its spaces.
+    void replay(void* stream, const std::function<void(std::size_t)>& between);
+    // How many graphs the capture is made of: 1, and 1 for each CaptureScope::next_piece().
+    [[nodiscard]] std::size_t pieces() const noexcept;
+    // As Space::verify: replays twice over differently filled shared pages and compares the outputs, without what runs between pieces. A graph whose outputs change relies
     // on what other graphs left.
     [[nodiscard]] Difference verify(void* stream, const std::vector<Output>& outputs);
     // What the capture used.
     [[nodiscard]] const SealReport& report() const noexcept;
     // The space; its blocks are freed by the tensors that own them.
     [[nodiscard]] const Space& space() const noexcept;
-    // The cudaGraphExec_t.
+    // The cudaGraphExec_t, of the last piece.
     [[nodiscard]] void* exec() const;
 
 private:
@@ -92,6 +99,10 @@ public:
     CaptureScope(const CaptureScope&) = delete;
     CaptureScope& operator=(const CaptureScope&) = delete;
     ~CaptureScope();
+
+    // Ends one graph and begins the next in the same space: for work between them that no graph can hold. What is live stays valid, and
+    // memory that one piece freed serves the next. On failure destroy the scope; the capture is lost.
+    void next_piece();
 
     // Ends the capture, seals the space and instantiates the graph. On failure destroy the scope; the capture is lost.
     [[nodiscard]] CapturedGraph end();

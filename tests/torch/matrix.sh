@@ -51,7 +51,7 @@ export headers objects site bridge
 # build RELEASE
 build() {
   mkdir -p "$objects/$1"
-  printf '%s\0' cpp/torch/*.cpp | xargs -0 -P"$(nproc)" -I{} bash -c "compile $1 {}" &&
+  printf '%s\0' cpp/torch/*.cpp cpp/engine/*.cpp | xargs -0 -P"$(nproc)" -I{} bash -c "compile $1 {}" &&
     tests/torch/forwards.sh check "$objects/$1/block_allocator.o"
 }
 

@@ -1,0 +1,32 @@
+// Engine types as vmmgraph.h has them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <vmmgraph/engine.hpp>
+
+#include "../torch/guards.hpp"
+
+namespace vmmgraph::engine {
+
+using torch::refuse;
+
+inline vmmgraph_key_t to_c(const Key& key) {
+    return {key.variant, {key.extents[0], key.extents[1], key.extents[2], key.extents[3]}};
+}
+
+inline Key from_c(const vmmgraph_key_t& key) {
+    return {key.variant, {key.extents[0], key.extents[1], key.extents[2], key.extents[3]}};
+}
+
+// A VMMGRAPH_DTYPE; throws Error for a dtype that no input can have.
+std::int32_t to_c(c10::ScalarType dtype);
+
+// An element's bits, little-endian; throws Error for a dtype that has no such element.
+std::uint64_t bits_of(const c10::Scalar& element, c10::ScalarType dtype);
+
+// "4 tokens, batch 2, variant 1".
+std::string text_of(const Key& key);
+
+}  // namespace vmmgraph::engine

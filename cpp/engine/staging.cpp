@@ -1,0 +1,74 @@
+#include "staging.hpp"
+
+#include <cstring>
+#include <optional>
+
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <cuda_runtime_api.h>
+
+namespace vmmgraph::engine {
+
+Staging::Staging(c10::Device device, std::size_t bytes) : device_(device) {
+    try {
+        const c10::cuda::OptionalCUDAGuard guard(device.is_cuda() ? std::optional(device) : std::nullopt);
+        for (auto& buffer : buffers_) {
+            if (!device.is_cuda()) {
+                buffer.memory = new std::byte[bytes];
+                continue;
+            }
+            // No bytes at all would be a null pointer.
+            C10_CUDA_CHECK(cudaHostAlloc(reinterpret_cast<void**>(&buffer.memory), bytes + 1, cudaHostAllocDefault));
+            cudaEvent_t sent = nullptr;
+            C10_CUDA_CHECK(cudaEventCreateWithFlags(&sent, cudaEventDisableTiming));
+            buffer.sent = sent;
+        }
+    } catch (...) {
+        release();
+        throw;
+    }
+}
+
+Staging::~Staging() { release(); }
+
+void Staging::release() noexcept {
+    for (auto& buffer : buffers_) {
+        if (!device_.is_cuda()) {
+            delete[] buffer.memory;
+            continue;
+        }
+        // In a driver that is gone, all of it fails and nothing is left to lose.
+        if (buffer.sent != nullptr) {
+            const auto sent = static_cast<cudaEvent_t>(buffer.sent);
+            static_cast<void>(buffer.under_way ? cudaEventSynchronize(sent) : cudaSuccess);
+            static_cast<void>(cudaEventDestroy(sent));
+        }
+        if (buffer.memory != nullptr) {
+            static_cast<void>(cudaFreeHost(buffer.memory));
+        }
+    }
+}
+
+std::byte* Staging::write() {
+    auto& buffer = buffers_[turn_];
+    if (buffer.under_way) {
+        C10_CUDA_CHECK(cudaEventSynchronize(static_cast<cudaEvent_t>(buffer.sent)));
+        buffer.under_way = false;
+    }
+    return buffer.memory;
+}
+
+void Staging::send(void* to, std::size_t bytes, void* stream) {
+    auto& buffer = buffers_[turn_];
+    if (!device_.is_cuda()) {
+        std::memcpy(to, buffer.memory, bytes);
+    } else {
+        const auto on = static_cast<cudaStream_t>(stream);
+        C10_CUDA_CHECK(cudaMemcpyAsync(to, buffer.memory, bytes, cudaMemcpyHostToDevice, on));
+        C10_CUDA_CHECK(cudaEventRecord(static_cast<cudaEvent_t>(buffer.sent), on));
+        buffer.under_way = true;
+    }
+    turn_ = 1 - turn_;
+}
+
+}  // namespace vmmgraph::engine

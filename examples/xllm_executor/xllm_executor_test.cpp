@@ -1,0 +1,199 @@
+// Greedy decoding by graphs, token for token that of eager: sequences join and leave, prefills run piecewise, decodes by full graphs.
+#include <cstdio>
+
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include "../../tests/engine/devices.hpp"
+#include "scheduler.hpp"
+
+namespace xllm_example {
+namespace {
+
+using namespace vmmgraph::engine;
+using engine_tests::has_gpu;
+
+// Doubles: products of another number of rows may be computed in another order, and that must not turn a token.
+ModelArgs small_model() {
+    ModelArgs args;
+    args.options = engine_tests::on_device(at::kDouble);
+    if (!has_gpu()) {
+        args.hidden = 64;
+        args.heads = 4;
+        args.head_dim = 16;
+        args.intermediate = 96;
+        args.vocabulary = 200;
+    }
+    return args;
+}
+
+struct Engine {
+    const Decoder& model;
+    std::shared_ptr<vmmgraph::SharedVmmAllocator> arena;
+    std::vector<KVCache> caches;
+    CudaGraphExecutorImpl executor;
+    Scheduler scheduler;
+
+    Engine(const Decoder& model, const Options& options)
+        : model(model), arena(make_arena()), caches(model.make_caches()), executor(model, arena, options),
+          scheduler(model.args(), options.max_seqs_per_batch, 11) {}
+
+    static std::shared_ptr<vmmgraph::SharedVmmAllocator> make_arena() {
+        if (!has_gpu()) {
+            return nullptr;
+        }
+        vmmgraph::torch::install();
+        return std::make_shared<vmmgraph::SharedVmmAllocator>(0);
+    }
+
+    // A step's tokens.
+    std::vector<std::int64_t> step(Ran& ran) {
+        const auto input = scheduler.next();
+        c10::cuda::OptionalCUDAStreamGuard guard;
+        if (has_gpu()) {
+            guard.reset_stream(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(engine_tests::stream()), 0));
+        }
+        const auto output = executor.run(input, caches, engine_tests::stream());
+        ran = output.ran;
+        const auto rows = at::tensor(scheduler.rows(), at::kLong).to(output.hidden_states.device());
+        const auto tokens = model.greedy(output.hidden_states.index_select(0, rows)).cpu();
+        std::vector<std::int64_t> next(tokens.const_data_ptr<std::int64_t>(), tokens.const_data_ptr<std::int64_t>() + tokens.numel());
+        scheduler.take(next);
+        return next;
+    }
+};
+
+struct Outcome {
+    std::size_t tokens = 0;
+    std::size_t wrong = 0;
+    std::array<std::size_t, 4> by_mode{};
+};
+
+Outcome compare(Engine& graphs, Engine& eager, int steps, const std::function<void()>& behind_each = [] {}) {
+    Outcome outcome;
+    for (int step = 0; step < steps; ++step) {
+        Ran ran;
+        Ran planned;
+        const auto got = graphs.step(ran);
+        const auto expected = eager.step(planned);
+        EXPECT_EQ(planned.reason, Reason::mode_eager);
+        EXPECT_EQ(got.size(), expected.size());
+        for (std::size_t i = 0; i < got.size() && i < expected.size(); ++i) {
+            outcome.wrong += got[i] != expected[i];
+        }
+        outcome.tokens += got.size();
+        ++outcome.by_mode.at(static_cast<std::size_t>(ran.mode));
+        behind_each();
+    }
+    return outcome;
+}
+
+Options options_of(bool graph) {
+    Options options;
+    options.enable_graph = graph;
+    options.max_seqs_per_batch = has_gpu() ? 64 : 12;
+    return options;
+}
+
+// Of the device, without what torch's own allocator holds: that grows with the shapes of eager work.
+std::size_t device_bytes() {
+    std::size_t free = 0;
+    std::size_t total = 0;
+    if (!has_gpu() || cudaMemGetInfo(&free, &total) != cudaSuccess) {
+        return 0;
+    }
+    const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(0);
+    return total - free - static_cast<std::size_t>(stats.reserved_bytes[0].current);
+}
+
+TEST(XllmExecutor, DecodesTokenForTokenAsEager) {
+    const Decoder model(small_model());
+    Engine graphs(model, options_of(true));
+    Engine eager(model, options_of(false));
+    const auto there = graphs.executor.warm_up(graphs.caches);
+    const auto arena_bytes = graphs.arena ? graphs.arena->mapped_size() : 0;
+    // What eager steps need is there before memory is compared.
+    const auto first = compare(graphs, eager, has_gpu() ? 100 : 20);
+    engine_tests::wait();
+    const auto bytes = device_bytes();
+    std::size_t most = bytes;
+    const auto outcome = compare(graphs, eager, has_gpu() ? 500 : 120, [&] { most = std::max(most, device_bytes()); });
+    const auto& executor = graphs.executor.graphs();
+    std::printf("RESULT decode: %zu graphs, %zu + %zu tokens, %zu wrong; steps full %zu, piecewise %zu, eager %zu; %zu joined, %zu left; "
+                "arena %zu bytes before and %zu after, device %zu MiB before and at most %zu MiB\n",
+                there, first.tokens, outcome.tokens, first.wrong + outcome.wrong, outcome.by_mode[VMMGRAPH_MODE_FULL],
+                outcome.by_mode[VMMGRAPH_MODE_PIECEWISE], outcome.by_mode[VMMGRAPH_MODE_EAGER], graphs.scheduler.joined(),
+                graphs.scheduler.left(), arena_bytes, graphs.arena ? graphs.arena->mapped_size() : 0, bytes >> 20, most >> 20);
+    EXPECT_EQ(first.wrong + outcome.wrong, 0u);
+    EXPECT_EQ(executor.unplanned(), 0u);
+    EXPECT_EQ(outcome.by_mode[VMMGRAPH_MODE_EAGER], 0u);
+    EXPECT_GT(outcome.by_mode[VMMGRAPH_MODE_FULL], 0u);
+    EXPECT_GT(outcome.by_mode[VMMGRAPH_MODE_PIECEWISE], 0u);
+    EXPECT_GT(graphs.scheduler.left(), has_gpu() ? 64u : 12u);
+    EXPECT_EQ(executor.stats().captures, there);
+    EXPECT_EQ(graphs.arena ? graphs.arena->mapped_size() : 0, arena_bytes) << "memory is flat after the largest shape";
+    // Kernels that a later shape of eager work is the first to use are loaded then.
+    EXPECT_LE(most, bytes + (std::size_t{64} << 20)) << "memory of the device is flat";
+    graphs.executor.graphs().clear();
+    if (graphs.arena) {
+        EXPECT_EQ(graphs.arena->stats().spaces, 0u);
+        EXPECT_EQ(graphs.arena->mapped_size(), 0u) << "pages return with the graphs";
+    }
+    EXPECT_NE(executor.prometheus().find("vmmgraph_dispatch_steps_total{mode=\"eager\",reason=\"too_large\"} 0\n"), std::string::npos);
+}
+
+// Paged and batched decoding against the plainest one: a sequence alone, recomputed from its first token.
+TEST(XllmExecutor, ThePagedDecoderIsTheDecoder) {
+    const auto args = small_model();
+    const Decoder model(args);
+    Engine engine(model, options_of(false));
+    auto scheduler = engine.scheduler;
+    int checked = 0;
+    for (int step = 0; step < 30; ++step) {
+        const auto input = scheduler.next();
+        const auto hidden = engine.executor.eager(input, engine.caches);
+        std::int64_t start = 0;
+        for (std::size_t i = 0; i < input.q_seq_lens.size() && step % 7 == 0; ++i) {
+            const auto row = start + input.q_seq_lens[i] - 1;
+            start += input.q_seq_lens[i];
+            ForwardInput alone;
+            alone.phase = Phase::prefill;
+            const auto length = input.kv_seq_lens[i];
+            for (std::int32_t place = 0; place < length; ++place) {
+                alone.positions.push_back(place);
+                // Blocks of its own, in order, in caches of its own.
+                alone.new_cache_slots.push_back(static_cast<std::int32_t>(args.block_size) + place);
+            }
+            for (std::int32_t block = 0; block < args.blocks_of_sequence; ++block) {
+                alone.block_tables.push_back(block + 1);
+            }
+            alone.q_seq_lens = {length};
+            alone.kv_seq_lens = {length};
+            alone.token_ids = scheduler.tokens_of(i);
+            const auto whole = engine.executor.eager(alone, model.make_caches());
+            EXPECT_TRUE(at::allclose(whole[length - 1], hidden[row], 1e-9, 1e-9)) << "step " << step << ", sequence " << i;
+            ++checked;
+        }
+        const auto rows = at::tensor(scheduler.rows(), at::kLong).to(hidden.device());
+        const auto tokens = model.greedy(hidden.index_select(0, rows)).cpu();
+        scheduler.take({tokens.const_data_ptr<std::int64_t>(), tokens.const_data_ptr<std::int64_t>() + tokens.numel()});
+    }
+    EXPECT_GT(checked, 3);
+}
+
+// On demand, with fewer graphs than there are shapes.
+TEST(XllmExecutor, WithHalfTheGraphsTokensAreTheSame) {
+    const Decoder model(small_model());
+    auto options = options_of(true);
+    options.graph.most_graphs = 4;
+    Engine graphs(model, options);
+    Engine eager(model, options_of(false));
+    std::uint64_t most = 0;
+    const auto outcome = compare(graphs, eager, has_gpu() ? 200 : 60, [&] { most = std::max(most, graphs.executor.graphs().stats().graphs); });
+    EXPECT_EQ(outcome.wrong, 0u);
+    EXPECT_EQ(graphs.executor.graphs().unplanned(), 0u);
+    EXPECT_LE(most, 4u);
+    EXPECT_GT(graphs.executor.graphs().stats().evictions, 0u);
+}
+
+}  // namespace
+}  // namespace xllm_example

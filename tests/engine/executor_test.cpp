@@ -1,0 +1,246 @@
+// GraphExecutor over a small model: modes, reasons, eviction, captures that fail.
+#include <random>
+#include <stdexcept>
+
+#include "small.hpp"
+
+namespace engine_tests {
+namespace {
+
+ExecutorOptions both() {
+    ExecutorOptions options;
+    for (const auto size : {1U, 2U, 4U, 8U}) {
+        options.full.push_back(Key::of(size, 0, uniform_decode));
+    }
+    options.piecewise = {Key::of(16), Key::of(64)};
+    return options;
+}
+
+TEST(Executor, EveryModeRunsAndSaysWhy) {
+    auto options = both();
+    options.most_tokens = 60;
+    Small small(options);
+    Ran ran;
+    const auto is = [&](Mode mode, Reason reason) { return ran.mode == mode && ran.reason == reason; };
+    EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode) && is(Mode::full, Reason::captured));
+    EXPECT_EQ(ran.bucket, Key::of(4, 0, uniform_decode));
+    EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode) && is(Mode::full, Reason::padded));
+    EXPECT_TRUE(small.run(4, Phase::decode, ran, uniform_decode) && is(Mode::full, Reason::hit));
+    EXPECT_TRUE(small.run(11, Phase::prefill, ran, 0, 1.5F) && is(Mode::piecewise, Reason::captured));
+    EXPECT_TRUE(small.run(16, Phase::mixed, ran, 0, 2.5F) && is(Mode::piecewise, Reason::hit));
+    EXPECT_TRUE(small.run(9, Phase::decode, ran, uniform_decode, 3.5F) && is(Mode::piecewise, Reason::padded)) << "no full graph is as large";
+    EXPECT_TRUE(small.run(61, Phase::mixed, ran) && is(Mode::eager, Reason::above_threshold));
+    EXPECT_TRUE(small.run(5, Phase::prefill, ran, 0, 0, false) && is(Mode::eager, Reason::not_capturable));
+    EXPECT_TRUE(small.run(5, Phase::mixed, ran, 2) && is(Mode::eager, Reason::too_large)) << "another variant";
+    EXPECT_EQ(small.eager_steps, 3);
+    EXPECT_EQ(small.executor->stats().captures, 2u);
+    EXPECT_EQ(small.executor->unplanned(), 0u);
+    EXPECT_EQ(small.executor->steps(Mode::full, Reason::padded), 1u);
+    EXPECT_EQ(small.executor->steps(Mode::eager, Reason::too_large), 1u);
+    const auto text = small.executor->prometheus({{"model", "a\"b"}});
+    EXPECT_NE(text.find("vmmgraph_dispatch_steps_total{model=\"a\\\"b\",mode=\"full\",reason=\"padded\"} 1\n"), std::string::npos) << text;
+    EXPECT_NE(text.find("\nvmmgraph_executor_captures_total{model=\"a\\\"b\"} 2\n"), std::string::npos) << text;
+    EXPECT_NE(small.executor->prometheus().find("\nvmmgraph_executor_graphs 2\n"), std::string::npos);
+}
+
+TEST(Executor, WarmUpCapturesAllAndTrafficIsRight) {
+    Small small(both());
+    EXPECT_EQ(small.executor->warm_up(), 6u);
+    const auto bytes = small.arena ? small.arena->mapped_size() : 0;
+    std::mt19937 random(3);
+    Ran ran;
+    int wrong = 0;
+    for (int i = 0; i < 300; ++i) {
+        const bool decode = random() % 2 == 0;
+        const auto n = static_cast<std::int64_t>(1 + random() % (decode ? 8 : 64));
+        wrong += !small.run(n, decode ? Phase::decode : Phase::mixed, ran, decode ? uniform_decode : 0,
+                            decode ? 0 : static_cast<float>(random() % 10));
+        wrong += ran.mode == Mode::eager;
+    }
+    EXPECT_EQ(wrong, 0);
+    EXPECT_EQ(small.executor->stats().captures, 6u);
+    EXPECT_EQ(small.arena ? small.arena->mapped_size() : 0, bytes) << "memory is flat";
+    small.executor->clear();
+    EXPECT_EQ(small.executor->stats().graphs, 0u);
+    if (small.arena) {
+        EXPECT_EQ(small.arena->stats().spaces, 0u) << "something of a capture is alive still";
+    }
+    EXPECT_TRUE(small.run(8, Phase::decode, ran, uniform_decode)) << "and a graph can be captured again";
+    EXPECT_EQ(ran.reason, Reason::captured);
+}
+
+TEST(Executor, AFailedCaptureRunsEagerlyAndSaysSo) {
+    Small small(both());
+    small.trouble = [](Recorder& recorder) {
+        if (recorder.mode() == Mode::full) {
+            throw std::runtime_error("this body cannot");
+        }
+    };
+    Ran ran;
+    EXPECT_TRUE(small.run(2, Phase::decode, ran, uniform_decode));
+    EXPECT_EQ(ran.mode, Mode::eager);
+    EXPECT_EQ(ran.reason, Reason::capture_failed);
+    EXPECT_NE(small.executor->last_failure().find("this body cannot"), std::string::npos);
+    EXPECT_EQ(small.executor->unplanned(), 1u);
+    // From now on its steps take the second mode.
+    EXPECT_TRUE(small.run(2, Phase::decode, ran, uniform_decode, 4.5F));
+    EXPECT_EQ(ran.mode, Mode::piecewise);
+    small.trouble = nullptr;
+    small.executor->forgive();
+    EXPECT_TRUE(small.run(2, Phase::decode, ran, uniform_decode));
+    EXPECT_EQ(ran.mode, Mode::full);
+    EXPECT_EQ(ran.reason, Reason::captured);
+    EXPECT_EQ(small.executor->stats().failures, 1u);
+}
+
+// In the middle of a piecewise capture, and by an operation that no capture survives.
+TEST(Executor, AFailureBetweenPiecesLeavesTheOthersUsable) {
+    Small small(both());
+    Ran ran;
+    EXPECT_TRUE(small.run(60, Phase::mixed, ran, 0, 1.0F));
+    small.trouble = [&small](Recorder& recorder) {
+        const auto a = at::ones({512}, on_device(at::kFloat));
+        recorder.eager({a}, [](const Step&, at::TensorList) {});
+        if (has_gpu()) {
+            static_cast<void>((a + 1).sum().item<float>());
+        }
+        throw std::runtime_error("late");
+    };
+    EXPECT_TRUE(small.run(10, Phase::mixed, ran));
+    EXPECT_EQ(ran.reason, Reason::capture_failed);
+    small.trouble = nullptr;
+    EXPECT_TRUE(small.run(60, Phase::mixed, ran, 0, 2.0F));
+    EXPECT_EQ(ran.reason, Reason::padded);
+    small.executor->forgive();
+    EXPECT_TRUE(small.run(10, Phase::mixed, ran, 0, 3.0F));
+    EXPECT_EQ(ran.reason, Reason::captured);
+}
+
+TEST(Executor, BadValuesLeaveNoGraphBehindAndNoSlotTaken) {
+    Small small(both());
+    const Step step{Key::of(2, 0, uniform_decode), Phase::decode, true, nullptr};
+    EXPECT_NE(refusal([&] { small.executor->prepare(step, {at::ones({2}, at::kInt)}); }).find("the dtype is Int"), std::string::npos);
+    EXPECT_NE(refusal([&] { small.executor->launch([] {}, stream()); }, VMMGRAPH_ERROR_WRONG_STATE), "");
+    small.executor->prepare(step, {at::ones({2}, at::kLong)});
+    EXPECT_EQ(small.executor->prepare(step, {at::ones({2}, at::kLong)}).reason, Reason::captured);
+    // Another step instead.
+    Ran ran;
+    EXPECT_TRUE(small.run(2, Phase::decode, ran, uniform_decode));
+    EXPECT_EQ(ran.reason, Reason::captured);
+}
+
+TEST(Executor, AStepMayBePreparedWhileTheOneBeforeRuns) {
+    Small small(both());
+    small.executor->warm_up();
+    std::vector<at::Tensor> tokens;
+    std::vector<at::Tensor> outputs;
+    const auto step = [](std::int64_t n) { return Step{Key::of(static_cast<std::uint32_t>(n), 0, uniform_decode), Phase::decode, true, nullptr}; };
+    for (int i = 0; i < 40; ++i) {
+        tokens.push_back(at::randint(0, vocabulary, {1 + i % 8}, at::kLong));
+    }
+    small.executor->prepare(step(1), {tokens[0]});
+    c10::cuda::OptionalCUDAStreamGuard guard;
+    if (has_gpu()) {
+        guard.reset_stream(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream()), 0));
+    }
+    for (int i = 0; i < 40; ++i) {
+        const auto ran = small.executor->launch([] {}, stream());
+        ASSERT_EQ(ran.mode, Mode::full);
+        outputs.push_back(small.inputs->hidden_states(1 + i % 8).clone());
+        if (i + 1 < 40) {
+            small.executor->prepare(step(1 + (i + 1) % 8), {tokens[static_cast<std::size_t>(i) + 1]});
+        }
+    }
+    wait();
+    for (std::size_t i = 0; i < 40; ++i) {
+        EXPECT_TRUE(at::allclose(outputs[i], small.table.index_select(0, tokens[i].to(device())))) << i;
+    }
+}
+
+TEST(Executor, TheLeastRecentlyUsedGraphGoes) {
+    auto options = both();
+    options.most_graphs = 2;
+    Small small(options);
+    Ran ran;
+    const auto reason_of = [&](std::int64_t n) {
+        EXPECT_TRUE(small.run(n, Phase::decode, ran, uniform_decode)) << n;
+        return ran.reason;
+    };
+    EXPECT_EQ(reason_of(1), Reason::captured);
+    EXPECT_EQ(reason_of(2), Reason::captured);
+    EXPECT_EQ(reason_of(1), Reason::hit);
+    EXPECT_EQ(reason_of(4), Reason::captured);
+    EXPECT_EQ(reason_of(1), Reason::hit);
+    EXPECT_EQ(reason_of(2), Reason::captured) << "2 was the least recently used";
+    EXPECT_EQ(small.executor->stats().graphs, 2u);
+    EXPECT_EQ(small.executor->stats().evictions, 2u);
+}
+
+TEST(Executor, BothRoutesAndPoliciesRunPiecewise) {
+    using vmmgraph::Retain;
+    using vmmgraph::torch::Route;
+    for (const vmmgraph::torch::CaptureOptions capture : {vmmgraph::torch::CaptureOptions{Route::blocks, Retain::shared_pages},
+                                                          vmmgraph::torch::CaptureOptions{Route::mempool, Retain::inherit}}) {
+        auto options = both();
+        options.capture = capture;
+        Small small(options);
+        EXPECT_EQ(small.executor->warm_up(), 6u);
+        std::mt19937 random(9);
+        Ran ran;
+        int wrong = 0;
+        for (int i = 0; i < 50; ++i) {
+            wrong += !small.run(1 + random() % 64, Phase::mixed, ran, 0, static_cast<float>(random() % 5));
+            wrong += ran.mode != Mode::piecewise;
+            wrong += !small.run(1 + random() % 8, Phase::decode, ran, uniform_decode);
+            wrong += ran.mode != Mode::full;
+        }
+        EXPECT_EQ(wrong, 0) << "route " << static_cast<int>(capture.route);
+    }
+}
+
+TEST(Executor, AGraphThatIsLargerThanTheLimitIsRefusedAndTheOthersComeBack) {
+    if (!has_gpu()) {
+        GTEST_SKIP() << "needs a GPU";
+    }
+    auto options = both();
+    options.piecewise.push_back(Key::of(1 << 17));
+    options.most_bytes = std::uint64_t{64} << 20;
+    Small small(options);
+    Ran ran;
+    EXPECT_TRUE(small.run(50, Phase::mixed, ran, 0, 1.0F));
+    EXPECT_EQ(ran.mode, Mode::piecewise);
+    EXPECT_TRUE(small.run((1 << 17) - 5, Phase::mixed, ran, 0, 1.0F));
+    EXPECT_EQ(ran.reason, Reason::capture_failed);
+    EXPECT_NE(small.executor->last_failure().find("the limit is 67108864"), std::string::npos) << small.executor->last_failure();
+    EXPECT_LE(small.arena->mapped_size(), options.most_bytes);
+    EXPECT_TRUE(small.run(50, Phase::mixed, ran, 0, 2.0F));
+    EXPECT_EQ(ran.mode, Mode::piecewise);
+}
+
+TEST(Executor, ACaptureThatIsShortOfMemoryEvictsAndGoesOn) {
+    if (!has_gpu()) {
+        GTEST_SKIP() << "needs a GPU";
+    }
+    constexpr std::uint64_t MiB = std::uint64_t{1} << 20;
+    auto device = vmmgraph::Device::open();
+    Small small(both());
+    // Every graph owns 64 MiB, and there is room for one and a half.
+    small.trouble = [](Recorder& recorder) {
+        const auto kept = at::zeros({std::int64_t{64} << 18}, on_device(at::kFloat));
+        recorder.eager({kept}, [kept](const Step&, at::TensorList tensors) { tensors[0].fill_(1.0); });
+    };
+    device.set_budget(device.stats().physical_bytes + 110 * MiB);
+    Ran ran;
+    EXPECT_TRUE(small.run(10, Phase::mixed, ran, 0, 1.0F));
+    EXPECT_EQ(ran.reason, Reason::captured) << small.executor->last_failure();
+    EXPECT_TRUE(small.run(60, Phase::mixed, ran, 0, 2.0F));
+    EXPECT_EQ(ran.reason, Reason::captured) << small.executor->last_failure();
+    EXPECT_TRUE(small.run(60, Phase::mixed, ran, 0, 3.0F));
+    EXPECT_EQ(ran.reason, Reason::padded);
+    EXPECT_EQ(small.executor->stats().evictions, 1u);
+    EXPECT_EQ(small.executor->stats().failures, 0u);
+    device.set_budget(0);
+}
+
+}  // namespace
+}  // namespace engine_tests

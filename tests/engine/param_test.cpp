@@ -1,0 +1,237 @@
+// CudaGraphPersistentParam: places, padding, views, and what is refused.
+#include <cstdint>
+#include <random>
+
+#include "devices.hpp"
+
+namespace engine_tests {
+namespace {
+
+constexpr std::uint32_t pages_of_sequence = 5;
+constexpr std::uint32_t width = 6;
+
+std::vector<Key> decode_buckets(std::uint32_t most) {
+    std::vector<Key> buckets;
+    for (const auto size : bucket_sizes(VMMGRAPH_SIZES_XLLM, most)) {
+        buckets.push_back(Key::of(size, size, uniform_decode));
+    }
+    return buckets;
+}
+
+std::vector<Input> declaration() {
+    const auto tokens = Extent::along(Axis::tokens);
+    const auto batch = Extent::along(Axis::batch);
+    return {
+        Input::host(names::tokens, at::kInt, {tokens}),
+        Input::host(names::positions, at::kInt, {tokens}),
+        Input::host(names::new_cache_slots, at::kInt, {tokens}, Pad::value(-1)),
+        Input::host(names::block_tables, at::kInt, {batch, Extent::fixed(pages_of_sequence)}),
+        Input::host(names::q_seq_lens, at::kInt, {batch}, Pad::value(1)),
+        Input::host(names::kv_seq_lens, at::kInt, {batch}, Pad::value(1)),
+        Input::host(names::paged_kv_indptr, at::kInt, {Extent::along(Axis::batch, 1, 1)}, Pad::repeat_last()),
+        Input::host(names::paged_kv_indices, at::kInt, {Extent::up_to(64 * pages_of_sequence)}),
+        Input::host(names::paged_kv_last_page_len, at::kInt, {batch}, Pad::value(1)),
+        Input::host("temperature", at::kFloat, {batch}, Pad::value(0.5)),
+        Input::device(names::embeddings, at::kBFloat16, {tokens, Extent::fixed(width)}),
+        Input::device("row", at::kHalf, {tokens}, Pad::value(2)),
+        Input::device("last", at::kLong, {tokens, Extent::fixed(2)}, Pad::repeat_last()),
+        Input::output(names::hidden_states, at::kBFloat16, {tokens, Extent::fixed(width)}),
+        Input::output(names::aux_hidden_states, at::kBFloat16, {tokens, Extent::fixed(3 * width)}),
+    };
+}
+
+// Values of one step of `batch` sequences, as tensors.
+std::vector<at::Tensor> step(std::int64_t batch, std::int64_t indices) {
+    const auto ints = at::TensorOptions().dtype(at::kInt);
+    const auto some = [&](at::IntArrayRef shape) { return at::randint(1, 1000, shape, ints); };
+    return {some({batch}), some({batch}), some({batch}), some({batch, pages_of_sequence - 2}), some({batch}), some({batch}),
+            some({batch + 1}), some({indices}), some({batch}), at::rand({batch}),
+            at::randn({batch, width}, on_device(at::kBFloat16)), at::randn({batch}, on_device(at::kHalf)),
+            at::randint(0, 9, {batch, 2}, on_device(at::kLong))};
+}
+
+std::vector<Value> values_of(const std::vector<at::Tensor>& tensors) { return {tensors.begin(), tensors.end()}; }
+
+// What an input has to be: the value, then the padding.
+at::Tensor padded(const Input& input, const at::Tensor& value, at::IntArrayRef shape) {
+    const auto zero = input.pad.rule == VMMGRAPH_PAD_ZERO;
+    auto whole = at::full(shape, zero ? c10::Scalar(0) : input.pad.element, value.options());
+    if (input.pad.rule == VMMGRAPH_PAD_REPEAT_LAST) {
+        whole.copy_(value.narrow(0, value.size(0) - 1, 1).expand(shape));
+    }
+    auto corner = whole;
+    for (std::int64_t i = 0; i < value.dim(); ++i) {
+        corner = corner.narrow(i, 0, value.size(i));
+    }
+    corner.copy_(value);
+    return whole;
+}
+
+TEST(Param, EveryInputArrivesPaddedAndOutputsStay) {
+    CudaGraphPersistentParam param(declaration(), decode_buckets(64), {device(), 512});
+    std::mt19937 random(5);
+    for (const int batch : {64, 3, 1, 17, 64, 5, 2, 33, 16}) {
+        const auto bucket = Key::of(batch <= 8 ? (batch <= 2 ? batch : batch <= 4 ? 4 : 8) : (batch + 15) / 16 * 16,
+                                    batch <= 8 ? (batch <= 2 ? batch : batch <= 4 ? 4 : 8) : (batch + 15) / 16 * 16, uniform_decode);
+        param.select(bucket);
+        param.get(names::hidden_states).fill_(batch);
+        const auto indices = static_cast<std::int64_t>(1 + random() % (64 * pages_of_sequence));
+        const auto tensors = step(batch, indices);
+        const auto copies = param.copies();
+        wait();
+        param.update(bucket, values_of(tensors), stream());
+        wait();
+        EXPECT_EQ(param.copies(), copies + 1) << "one copy a step";
+        EXPECT_EQ(param.bucket(), bucket);
+        for (std::size_t i = 0; i < tensors.size(); ++i) {
+            const auto& input = param.inputs()[i];
+            EXPECT_TRUE(at::equal(param.actual(i).cpu(), tensors[i].cpu())) << input.name << " of batch " << batch;
+            if (input.name != names::paged_kv_indices) {
+                const auto whole = param.get(i);
+                EXPECT_TRUE(at::equal(whole.cpu(), padded(input, tensors[i].cpu(), whole.sizes()))) << input.name << " of batch " << batch;
+            }
+        }
+        EXPECT_TRUE(at::equal(param.hidden_states(batch).cpu(), at::full({batch, width}, batch, at::kBFloat16)));
+    }
+}
+
+TEST(Param, HostVectorsAndMissingValuesWork) {
+    CudaGraphPersistentParam param({Input::host("a", at::kInt, {Extent::along(Axis::tokens)}),
+                                    Input::host("b", at::kLong, {Extent::along(Axis::tokens), Extent::fixed(3)}, Pad::value(-7)),
+                                    Input::host("c", at::kDouble, {Extent::along(Axis::tokens)}, Pad::repeat_last())},
+                                   {Key::of(4)}, {device(), 256});
+    const std::vector<std::int32_t> a{1, 2, 3};
+    const std::vector<std::int64_t> b{1, 2, 3, 4};
+    param.update(Key::of(4), {a, Value(b.data(), {2, 2})}, stream());
+    wait();
+    const auto longs = at::TensorOptions().dtype(at::kLong);
+    EXPECT_TRUE(at::equal(param.get("a").cpu(), at::tensor({1, 2, 3, 0}, at::kInt)));
+    EXPECT_TRUE(at::equal(param.get("b").cpu(), at::tensor({1, 2, -7, 3, 4, -7, -7, -7, -7, -7, -7, -7}, longs).view({4, 3})));
+    EXPECT_TRUE(at::equal(param.get("c").cpu(), at::zeros({4}, at::kDouble)));
+    EXPECT_TRUE(at::equal(param.actual("b").cpu(), at::tensor({1, 2, 3, 4}, longs).view({2, 2})));
+    EXPECT_EQ(param.actual("c").numel(), 0);
+}
+
+TEST(Param, WhatDoesNotFitIsRefusedBeforeAnythingIsWritten) {
+    CudaGraphPersistentParam param(declaration(), decode_buckets(8), {device(), 512});
+    const auto bucket = Key::of(4, 4, uniform_decode);
+    const auto good = step(3, 7);
+    param.update(bucket, values_of(good), stream());
+    wait();
+    std::vector<at::Tensor> before;
+    for (std::size_t i = 0; i < param.inputs().size(); ++i) {
+        before.push_back(param.get(i).clone());
+    }
+    const auto refused = [&](std::size_t place, const at::Tensor& bad) {
+        auto tensors = step(3, 9);
+        tensors[place] = bad;
+        return refusal([&] { param.update(bucket, values_of(tensors), stream()); });
+    };
+    const auto ints = at::TensorOptions().dtype(at::kInt);
+    EXPECT_EQ(refused(9, at::rand({3}, at::kDouble)), "vmmgraph: input 'temperature': the dtype is Double, must be Float");
+    EXPECT_EQ(refused(0, at::ones({3, 1}, ints)), "vmmgraph: input 'tokens': the number of dimensions is 2, must be 1");
+    EXPECT_EQ(refused(3, at::ones({5, 4}, ints)),
+              "vmmgraph: input 'block_tables': the shape is [5, 4], must be at most [4, 5] in this bucket");
+    EXPECT_NE(refused(1, at::ones({6}, ints).as_strided({3}, {2})).find("must be contiguous"), std::string::npos);
+    EXPECT_NE(refused(10, at::randn({3, width - 1}, on_device(at::kBFloat16))).find("all but the first dimension"), std::string::npos);
+    if (has_gpu()) {
+        EXPECT_NE(refused(10, at::randn({3, width}, at::kBFloat16)).find("the device is cpu, must be cuda:0"), std::string::npos);
+    }
+    EXPECT_NE(refusal([&] { param.update(Key::of(5, 5, uniform_decode), values_of(good), stream()); }).find("5 tokens"), std::string::npos);
+    EXPECT_NE(refusal([&] { param.update(bucket, std::vector<Value>(14), stream()); }).find("14 values for 13 inputs"), std::string::npos);
+    EXPECT_NE(refusal([&] { static_cast<void>(param.find("nothing")); }).find("'nothing'"), std::string::npos);
+    EXPECT_NE(refusal([&] { static_cast<void>(param.tokens(5)); }).find("at most 4"), std::string::npos);
+    EXPECT_NE(refusal([&] { param.commit(stream()); }, VMMGRAPH_ERROR_WRONG_STATE), "");
+    wait();
+    for (std::size_t i = 0; i < before.size(); ++i) {
+        EXPECT_TRUE(at::equal(param.get(i), before[i])) << param.inputs()[i].name;
+    }
+    param.update(bucket, values_of(good), stream());
+}
+
+TEST(Param, DeclarationsThatCannotBeAreRefused) {
+    const auto tokens = Extent::along(Axis::tokens);
+    const auto make = [](std::vector<Input> inputs, const std::vector<Key>& buckets) {
+        return [inputs, buckets] { CudaGraphPersistentParam param(inputs, buckets, {device(), 512}); };
+    };
+    EXPECT_NE(refusal(make({Input::host("a", at::kInt, {tokens}), Input::host("a", at::kInt, {tokens})}, {Key::of(1)})), "");
+    EXPECT_NE(refusal(make({Input::host("a", at::kInt, {Extent::along(Axis::batch)})}, {Key::of(1)})), "");
+    EXPECT_NE(refusal(make({Input::host("a", at::kComplexFloat, {tokens})}, {Key::of(1)})), "");
+    EXPECT_NE(refusal(make({Input::host("a", at::kInt, {tokens})}, {})), "");
+}
+
+TEST(Param, TheArenaIsTheLargestBucketsAndViewsAreFixed) {
+    const auto buckets = decode_buckets(768);
+    ASSERT_GE(buckets.size(), 51u);
+    CudaGraphPersistentParam all(declaration(), buckets, {device(), 512});
+    CudaGraphPersistentParam largest(declaration(), {buckets.back()}, {device(), 512});
+    std::printf("RESULT inputs: %zu shapes in %zu bytes, the largest alone %zu bytes\n", buckets.size(), all.arena_bytes(), largest.arena_bytes());
+    EXPECT_EQ(all.arena_bytes(), largest.arena_bytes());
+    all.select(buckets[7]);
+    const auto* const tokens = all.tokens().const_data_ptr();
+    const auto* const sliced = all.tokens(3).unsafeGetTensorImpl();
+    EXPECT_EQ(all.tokens(3).unsafeGetTensorImpl(), sliced) << "the slice asked for again is no new tensor";
+    EXPECT_EQ(all.tokens(3).size(0), 3);
+    EXPECT_EQ(all.paged_kv_indptr(3).size(0), 4);
+    all.select(buckets[50]);
+    all.select(buckets[7]);
+    EXPECT_EQ(all.tokens().const_data_ptr(), tokens);
+    for (std::size_t i = 0; i < all.inputs().size(); ++i) {
+        EXPECT_EQ(reinterpret_cast<std::uintptr_t>(all.get(i).const_data_ptr()) % 512, 0u) << all.inputs()[i].name;
+    }
+}
+
+// The next step is prepared before the first one's copy is under way, and again while it may be.
+TEST(Param, StepsPreparedAheadArriveInOrder) {
+    CudaGraphPersistentParam param({Input::host("a", at::kLong, {Extent::along(Axis::tokens)})}, {Key::of(100'000)}, {device(), 512});
+    std::vector<at::Tensor> seen;
+    const auto value = [](std::int64_t n) { return at::full({100'000}, n, at::kLong); };
+    param.prepare(Key::of(100'000), {value(0)});
+    for (std::int64_t n = 0; n < 50; ++n) {
+        param.commit(stream());
+        if (has_gpu()) {
+            const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream()), 0));
+            seen.push_back(param.get("a").clone());
+        } else {
+            seen.push_back(param.get("a").clone());
+        }
+        param.prepare(Key::of(100'000), {value(n + 1)});
+    }
+    wait();
+    for (std::int64_t n = 0; n < 50; ++n) {
+        EXPECT_TRUE(at::equal(seen[static_cast<std::size_t>(n)].cpu(), value(n))) << n;
+    }
+}
+
+TEST(Param, AHostInputMayComeFromTheDevice) {
+    CudaGraphPersistentParam param({Input::host("a", at::kInt, {Extent::along(Axis::tokens)}, Pad::value(9)),
+                                    Input::host("b", at::kInt, {Extent::along(Axis::tokens)})},
+                                   {Key::of(4)}, {device(), 512});
+    const auto a = at::arange(3, on_device(at::kInt));
+    wait();
+    param.update(Key::of(4), {a, std::vector<std::int32_t>{5, 6}}, stream());
+    wait();
+    EXPECT_TRUE(at::equal(param.get("a").cpu(), at::tensor({0, 1, 2, 9}, at::kInt)));
+    EXPECT_TRUE(at::equal(param.get("b").cpu(), at::tensor({5, 6, 0, 0}, at::kInt)));
+}
+
+TEST(Param, CommitsOnTwoStreamsAreInOrder) {
+    if (!has_gpu()) {
+        GTEST_SKIP() << "needs a GPU";
+    }
+    CudaGraphPersistentParam param({Input::host("a", at::kLong, {Extent::along(Axis::tokens)})}, {Key::of(1 << 20)}, {device(), 512});
+    const std::array streams{c10::cuda::getStreamFromPool(), c10::cuda::getStreamFromPool()};
+    std::vector<at::Tensor> seen;
+    for (int n = 0; n < 20; ++n) {
+        const c10::cuda::CUDAStreamGuard guard(streams[static_cast<std::size_t>(n % 2)]);
+        param.update(Key::of(1 << 20), {at::full({1 << 20}, n, at::kLong)}, streams[static_cast<std::size_t>(n % 2)].stream());
+        seen.push_back(param.get("a").clone());
+    }
+    wait();
+    for (int n = 0; n < 20; ++n) {
+        EXPECT_TRUE(seen[static_cast<std::size_t>(n)].eq(n).all().item<bool>()) << n;
+    }
+}
+
+}  // namespace
+}  // namespace engine_tests

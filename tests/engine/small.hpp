@@ -1,0 +1,82 @@
+// A small model whose steps have a bias of their own, which eager work between pieces adds; and whether its steps are right.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "devices.hpp"
+
+namespace engine_tests {
+
+inline constexpr std::int64_t vocabulary = 100;
+inline constexpr std::int64_t width = 256;
+
+// hidden = 3 * table[token] + bias, where the bias is the step's own and is added by eager work.
+struct Small {
+    at::Tensor table = at::randn({vocabulary, width}, on_device(at::kFloat));
+    std::shared_ptr<vmmgraph::SharedVmmAllocator> arena;
+    std::unique_ptr<CudaGraphPersistentParam> inputs;
+    std::unique_ptr<GraphExecutor> executor;
+    // Called in every recording, before the model.
+    std::function<void(Recorder&)> trouble;
+    int eager_steps = 0;
+    at::Tensor eager_output;
+
+    explicit Small(ExecutorOptions options) {
+        if (has_gpu()) {
+            vmmgraph::torch::install();
+            arena = std::make_shared<vmmgraph::SharedVmmAllocator>(0);
+        }
+        auto buckets = options.full;
+        buckets.insert(buckets.end(), options.piecewise.begin(), options.piecewise.end());
+        const auto tokens = Extent::along(Axis::tokens);
+        inputs = std::make_unique<CudaGraphPersistentParam>(
+            std::vector<Input>{Input::host(names::tokens, at::kLong, {tokens}),
+                               Input::output(names::hidden_states, at::kFloat, {tokens, Extent::fixed(width)})},
+            buckets, ParamOptions{device(), 512});
+        wait();
+        executor = std::make_unique<GraphExecutor>(arena, *inputs, [this](Recorder& recorder) { body(recorder); }, options);
+    }
+
+    void body(Recorder& recorder) {
+        if (trouble) {
+            trouble(recorder);
+        }
+        const auto embedded = table.index_select(0, inputs->tokens());
+        // Long enough that memory is used again and again.
+        auto sum = embedded;
+        for (int i = 0; i < 4; ++i) {
+            const auto doubled = sum * 2;
+            auto attended = at::empty_like(doubled);
+            recorder.eager({doubled, attended}, [i](const Step& step, at::TensorList tensors) {
+                const auto* const bias = static_cast<const float*>(step.params);
+                const auto rows = step.params == nullptr ? tensors[0].size(0) : std::int64_t{step.key[Axis::tokens]};
+                auto out = tensors[1].narrow(0, 0, rows);
+                out.copy_(tensors[0].narrow(0, 0, rows) + (bias == nullptr || i != 3 ? 0.0 : double{*bias}));
+            });
+            sum = attended - doubled * 0.5;
+        }
+        inputs->hidden_states().copy_(sum);
+    }
+
+    // Whether the step's output is right.
+    bool run(std::int64_t n, Phase phase, Ran& ran, std::uint32_t variant = 0, float bias = 0, bool capturable = true) {
+        const auto tokens = at::randint(0, vocabulary, {n}, at::kLong);
+        const auto expected = table.index_select(0, tokens.to(device())) + bias;
+        Step step{Key::of(static_cast<std::uint32_t>(n), 0, variant), phase, capturable, &bias};
+        wait();
+        ran = executor->run(
+            step, {tokens},
+            [&] {
+                ++eager_steps;
+                eager_output = expected.clone();
+            },
+            stream());
+        wait();
+        const auto& output = ran.mode == Mode::eager ? eager_output : inputs->hidden_states(n);
+        return at::allclose(output, expected);
+    }
+};
+
+}  // namespace engine_tests
