@@ -130,7 +130,7 @@ impl SharedVmmAllocator {
 
     /// Opens a bump space for a capture: its blocks lie behind one another and none of their addresses serves twice. For the
     /// segments of a torch `MemPool`, which all stay until the graph goes: the arena then holds, what the longest bump space
-    /// takes and at most half a large page more, in about one map a block.
+    /// takes and at most a sixteenth and half a large page more, in about one map a block.
     ///
     /// # Errors
     /// Those of [`open_space`](Self::open_space).

@@ -165,8 +165,8 @@ impl SharedSet {
         numbers.piece(at).filter(|piece| at < piece.start + piece.bytes).map_or(at, |piece| piece.start)
     }
 
-    /// The page that begins at a byte of the tape, pinned; where the tape ends, a new one that reaches to `end` and has at least half
-    /// the bytes of a large page: spaces that each need a little more than the last would cut the tape into crumbs.
+    /// The page that begins at a byte of the tape, pinned; where the tape ends, a new one that reaches to `end` and is no shorter than a
+    /// sixteenth of the tape or half a large page: spaces that each need a little more than the last would cut it into crumbs.
     /// The caller holds pins on every page before it.
     ///
     /// # Errors
@@ -179,7 +179,8 @@ impl SharedSet {
             debug_assert_eq!(piece.start, at, "the tape was cut elsewhere");
             return Ok(Acquired { pin: self.pool.pin(piece.id)?, created: false });
         }
-        let bytes = (end - at).max(self.geometry.large() / 2).next_multiple_of(self.geometry.small());
+        let bytes =
+            (end - at).max((at / 16).min(self.geometry.large() / 2)).next_multiple_of(self.geometry.small());
         let pin = self.create(&mut numbers, bytes)?;
         numbers.tape.push(Piece { start: at, bytes, id: pin.id() });
         Ok(Acquired { pin, created: true })

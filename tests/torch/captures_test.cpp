@@ -29,7 +29,7 @@ TEST_F(Torch, BlocksRouteHoldsNearTheHungriestShape) {
         const auto stats = arena.stats();
         std::printf("RESULT blocks, pages of %zu MiB: physical %zu MiB (retained %zu), peak live %zu MiB, sum %zu MiB\n", large / MiB,
                     stats.physical_bytes / MiB, stats.retained_bytes / MiB, peak / MiB, sum / MiB);
-        EXPECT_LE(stats.physical_bytes - stats.retained_bytes, peak + 4 * MiB + (large > 2 * MiB ? 2 * large : 0));
+        EXPECT_LE(stats.physical_bytes - stats.retained_bytes, peak + 4 * MiB + (large > 2 * MiB ? 3 * large : 0));
         EXPECT_EQ(wrong(all), 0);
     }
 }
@@ -68,12 +68,14 @@ TEST_F(Torch, MemPoolRouteReplaysAsEagerAndSharesSegments) {
     const Model model;
     auto all = shapes(arena, model, {1024, 512, 256, 64, 2}, {Route::mempool});
     const auto physical = arena.mapped_size();
-    std::size_t sum = 0;
+    std::size_t sum = 0, hungriest = 0;
     for (const auto& shape : all) {
         sum += shape.graph.report().peak_live_bytes;
+        hungriest = std::max<std::size_t>(hungriest, shape.graph.report().peak_live_bytes);
     }
-    std::printf("RESULT mempool: physical %zu MiB, sum of segments %zu MiB\n", physical / MiB, sum / MiB);
-    EXPECT_LT(physical, sum / 2);
+    std::printf("RESULT mempool: physical %zu MiB, hungriest capture's segments %zu MiB, sum of segments %zu MiB\n", physical / MiB,
+                hungriest / MiB, sum / MiB);
+    EXPECT_LE(physical, hungriest + hungriest / 16 + 2 * MiB);
     EXPECT_EQ(wrong(all), 0);
     EXPECT_EQ(wrong(all, 1, true), 0);
     all.clear();
