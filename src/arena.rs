@@ -129,8 +129,8 @@ impl SharedVmmAllocator {
     }
 
     /// Opens a bump space for a capture: its blocks lie behind one another and none of their addresses serves twice. For the
-    /// segments of a torch `MemPool`, which all stay until the graph goes: the arena then holds, what the longest bump space
-    /// takes and at most a sixteenth and half a large page more, in about one map a block.
+    /// segments of a torch `MemPool`, which all stay until the graph goes: the arena then holds what the longest bump space
+    /// takes, and no more beyond that than a sixteenth of it or half a large page, whichever is less.
     ///
     /// # Errors
     /// Those of [`open_space`](Self::open_space).

@@ -488,7 +488,7 @@ fn bump_spaces_share_one_tape_that_is_as_long_as_the_longest_of_them() {
         // The same bytes of the tape show in every space.
         poke(spaces[0].1[0].0, 77);
         assert!(spaces.iter().all(|(_, blocks)| peek(blocks[0].0) == 77));
-        // The tape's last page may be longer than what needs it, by less than a sixteenth of the tape or half a large page.
+        // The tape's last page may be longer than what needs it, by less than a sixteenth of the tape and half a large page.
         let held = arena.mapped_size();
         assert!((longest..longest + (longest / 16).min(8 * MIB)).contains(&held), "{held} for {longest}");
         let stats = device.stats();

@@ -165,8 +165,8 @@ impl SharedSet {
         numbers.piece(at).filter(|piece| at < piece.start + piece.bytes).map_or(at, |piece| piece.start)
     }
 
-    /// The page that begins at a byte of the tape, pinned; where the tape ends, a new one that reaches to `end` and is no shorter than a
-    /// sixteenth of the tape or half a large page: spaces that each need a little more than the last would cut it into crumbs.
+    /// The page that begins at a byte of the tape, pinned; where the tape ends, a new one that reaches to `end` and is no shorter than
+    /// a sixteenth of the tape or half a large page, whichever is less: spaces that each need a little more than the last would cut it into crumbs.
     /// The caller holds pins on every page before it.
     ///
     /// # Errors

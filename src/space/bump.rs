@@ -7,8 +7,8 @@
 //! ```
 //!
 //! For the segments of a torch MemPool, which stay until the graph goes: there is nothing to stitch. All bump spaces of an arena
-//! show the same *tape* of pages from its beginning on; it is as long as the longest of them, and at most a sixteenth and half a
-//! large page longer. A page is made as long as the block that first needs it, so that a space takes about one map a block.
+//! show the same *tape* of pages from its beginning on; it is as long as the longest of them, and longer by no more than a
+//! sixteenth or half a large page, whichever is less. A page is made as long as the block that first needs it, so that a space takes about one map a block.
 
 use std::collections::BTreeMap;
 
