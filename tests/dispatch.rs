@@ -4,8 +4,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use vmmgraph::dispatch::{
-    Action, Axis, BucketSet, Dispatcher, DispatcherOptions, Dtype, Extent, GraphCache, Input, InputPlan, Key,
-    PadRule, Phase, Reason, Step, Weights, xllm_sizes,
+    Action, Axis, BucketSet, Dispatcher, DispatcherOptions, Dtype, Extent, Input, InputPlan, Key, PadRule,
+    Phase, Reason, Step, Weights, xllm_sizes,
 };
 
 /// Counts this thread's allocations.
@@ -50,11 +50,9 @@ fn a_step_allocates_nothing() {
     let mut staging = vec![0_u8; plan.staging_bytes() as usize];
     let data = [1_u8; 4 * 257];
     let dispatcher = Dispatcher::new(buckets(), buckets(), DispatcherOptions::default());
-    let mut cache = GraphCache::new(None, None);
-    for (slot, _, key) in dispatcher.slots().collect::<Vec<_>>() {
+    for (slot, ..) in dispatcher.slots().collect::<Vec<_>>() {
         dispatcher.begin_capture(slot).unwrap();
         dispatcher.captured(slot).unwrap();
-        assert!(cache.admit(slot, u64::from(key.extents[0])).unwrap().is_empty());
     }
 
     let before = allocations();
@@ -65,7 +63,7 @@ fn a_step_allocates_nothing() {
             assert!(tokens > 256 && decision.reason == Reason::TooLarge);
             continue;
         };
-        assert!(bucket.covers(&key) && cache.touch(&slot));
+        assert!(bucket.covers(&key) && dispatcher.least_recently_used(None) != Some(slot));
         let layout = plan.layout(slot.0 as usize).unwrap();
         assert_eq!(layout.key(), bucket);
         for (input, rows) in [(0, tokens), (1, tokens + 1)] {
@@ -74,7 +72,7 @@ fn a_step_allocates_nothing() {
         }
     }
     assert_eq!(allocations() - before, 0);
-    let text = dispatcher.counters().prometheus(&[]);
+    let text = dispatcher.prometheus(&[]);
     assert!(allocations() > before, "the counter does not count");
     assert!(text.contains("mode=\"eager\",reason=\"too_large\"} 44\n"), "{text}");
 }

@@ -9,7 +9,8 @@ use super::plan::{key_of, keys, vmmgraph_key_t, weights_of};
 use super::status::vmmgraph_status_t;
 use super::text::copy_text;
 use crate::dispatch::{
-    Action, BucketSet, Decision, Dispatcher, DispatcherOptions, GraphMode, Modes, Phase, Reason, Slot, Step,
+    Action, BucketSet, Decision, Dispatcher, DispatcherOptions, Event, GraphMode, Modes, Phase, Reason, Slot,
+    Step,
 };
 use crate::error::Error;
 
@@ -41,7 +42,7 @@ pub const VMMGRAPH_PHASE_MIXED: i32 = 2;
 pub const VMMGRAPH_REASON_HIT: i32 = 0;
 /// A graph of a larger shape is there.
 pub const VMMGRAPH_REASON_PADDED: i32 = 1;
-/// This step is to be captured.
+/// A graph was captured for this step, or is to be.
 pub const VMMGRAPH_REASON_CAPTURED: i32 = 2;
 /// Eager: the options say so for this phase.
 pub const VMMGRAPH_REASON_MODE_EAGER: i32 = 3;
@@ -57,19 +58,23 @@ pub const VMMGRAPH_REASON_NOT_CAPTURED: i32 = 7;
 pub const VMMGRAPH_REASON_BEING_CAPTURED: i32 = 8;
 /// Eager: most_graphs are there.
 pub const VMMGRAPH_REASON_BUDGET: i32 = 9;
-/// Eager: capturing this bucket failed before.
+/// Eager: capturing this bucket failed, now or before.
 pub const VMMGRAPH_REASON_CAPTURE_FAILED: i32 = 10;
+/// The graph of this shape is not there, and a larger one that is runs the step.
+pub const VMMGRAPH_REASON_STAND_IN: i32 = 11;
 
-/// A capture ahead of traffic begins. The slot is the caller's until the capture is reported as done or failed.
+/// A capture ahead of traffic begins. The slot is the caller's until the capture is reported as done, failed or abandoned.
 pub const VMMGRAPH_GRAPH_BEGIN: i32 = 0;
 /// The graph is there.
 pub const VMMGRAPH_GRAPH_CAPTURED: i32 = 1;
-/// The capture failed: the bucket runs eagerly until it is forgiven.
+/// The capture failed: its step runs eagerly, and the bucket has no graph until it is forgiven.
 pub const VMMGRAPH_GRAPH_FAILED: i32 = 2;
 /// The graph was dropped; it may be captured again.
 pub const VMMGRAPH_GRAPH_EVICTED: i32 = 3;
 /// A failed bucket may be tried again.
 pub const VMMGRAPH_GRAPH_FORGIVEN: i32 = 4;
+/// The capture did not come about: all is as before it, and its step is counted when it comes again.
+pub const VMMGRAPH_GRAPH_ABANDONED: i32 = 5;
 
 /// How a dispatcher decides. Zero everything, then set struct_size and what differs from the default; 0 is the default.
 #[repr(C)]
@@ -97,6 +102,30 @@ pub struct vmmgraph_dispatcher_options_t {
     pub ahead_only: i32,
     /// The modes that steps of each VMMGRAPH_PHASE try, first and second.
     pub modes: [[i32; 2]; 3],
+    /// A graph that is not there may be stood in for by one that weighs at most so many times as much; 0: twice, 1: by none heavier.
+    pub stand_in: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// What became of a dispatcher's graphs and steps so far.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct vmmgraph_dispatcher_stats_t {
+    /// Set to sizeof(vmmgraph_dispatcher_stats_t) before the call.
+    pub struct_size: usize,
+    /// Graphs that are there or being captured.
+    pub graphs: u64,
+    /// Captures that succeeded.
+    pub captures: u64,
+    /// Captures that failed.
+    pub failures: u64,
+    /// Graphs that were dropped.
+    pub evictions: u64,
+    /// Weight of the steps that graphs ran, and what padding added to it.
+    pub requested: u64,
+    /// See `requested`.
+    pub padding: u64,
 }
 
 /// What to do with a step, and why.
@@ -109,7 +138,7 @@ pub struct vmmgraph_decision_t {
     pub mode: i32,
     /// A VMMGRAPH_REASON.
     pub reason: i32,
-    /// 1: capture the graph, and report VMMGRAPH_GRAPH_CAPTURED or _FAILED; 0: replay it, or run eagerly.
+    /// 1: capture the graph, and report VMMGRAPH_GRAPH_CAPTURED, _FAILED or _ABANDONED; 0: replay it, or run eagerly.
     pub capture: i32,
     /// The graph's number, from 0; UINT32_MAX for an eager step.
     pub slot: u32,
@@ -165,6 +194,11 @@ pub unsafe extern "C" fn vmmgraph_dispatcher_create(
             most_tokens: limit(given.most_tokens),
             lazy: !pick("ahead_only", given.ahead_only, &[false, true])?,
             most_graphs: limit(given.most_graphs),
+            stand_in: if given.stand_in == 0 {
+                DispatcherOptions::default().stand_in
+            } else {
+                given.stand_in
+            },
         };
         // SAFETY: the caller's contract.
         let full = BucketSet::new(unsafe { keys(given.full, given.full_count) }?, weights)?;
@@ -193,7 +227,7 @@ fn write(decision: &Decision, to: &mut vmmgraph_decision_t) {
     *to = vmmgraph_decision_t { struct_size, mode, reason, capture, slot, bucket, reserved: 0 };
 }
 
-/// Decides for one step and counts the decision. `capturable` is 0 if the caller knows that the step cannot be in a graph, else 1.
+/// Decides for one step and counts the decision, one to capture when it is reported. `capturable` is 0 if the caller knows that the step cannot be in a graph, else 1.
 ///
 /// # Safety
 /// `step` is null or readable; `decision` is null or points to a struct whose struct_size is set.
@@ -259,8 +293,57 @@ pub extern "C" fn vmmgraph_dispatcher_report(
             Dispatcher::capture_failed,
             Dispatcher::evicted,
             Dispatcher::forgive,
+            Dispatcher::abandoned,
         ];
         Ok(pick("the event", event, &reports)?(&dispatcher, Slot(slot))?)
+    })
+}
+
+/// The graph to drop first when room is needed: of those that are there, the one whose last use is the longest ago, but never `kept`
+/// (UINT32_MAX: any). Writes UINT32_MAX if there is none. Report VMMGRAPH_GRAPH_EVICTED once it is gone.
+///
+/// # Safety
+/// `slot` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_dispatcher_least_recently_used(
+    dispatcher: vmmgraph_dispatcher_t,
+    kept: u32,
+    slot: *mut u32,
+) -> vmmgraph_status_t {
+    guard(|| {
+        let dispatcher = get::<Dispatcher, _>(dispatcher)?;
+        // SAFETY: the caller's contract.
+        let slot = unsafe { out(slot, "slot") }?;
+        *slot = dispatcher.least_recently_used(Some(Slot(kept))).map_or(u32::MAX, |slot| slot.0);
+        Ok(())
+    })
+}
+
+/// The counts as they are now.
+///
+/// # Safety
+/// `stats` is null or points to a struct whose struct_size is set.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_dispatcher_stats(
+    dispatcher: vmmgraph_dispatcher_t,
+    stats: *mut vmmgraph_dispatcher_stats_t,
+) -> vmmgraph_status_t {
+    guard(|| {
+        let dispatcher = get::<Dispatcher, _>(dispatcher)?;
+        // SAFETY: the caller's contract.
+        let stats = unsafe { out(stats, "stats") }?;
+        check_size::<vmmgraph_dispatcher_stats_t>(stats.struct_size)?;
+        let counters = dispatcher.counters();
+        *stats = vmmgraph_dispatcher_stats_t {
+            struct_size: stats.struct_size,
+            graphs: dispatcher.graphs().into(),
+            captures: counters.events(Event::Captured),
+            failures: counters.events(Event::Failed),
+            evictions: counters.events(Event::Evicted),
+            requested: counters.requested(),
+            padding: counters.padding(),
+        };
+        Ok(())
     })
 }
 
@@ -315,7 +398,7 @@ pub unsafe extern "C" fn vmmgraph_dispatcher_prometheus(
         }
         let (names, values) = texts.split_at(count);
         let pairs: Vec<_> = names.iter().zip(values).map(|(name, value)| (&**name, &**value)).collect();
-        let text = dispatcher.counters().prometheus(&pairs);
+        let text = dispatcher.prometheus(&pairs);
         // SAFETY: the caller's contract.
         unsafe { copy_text(&text, buffer, capacity, needed) };
         Ok(())

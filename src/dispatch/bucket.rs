@@ -104,11 +104,17 @@ impl BucketSet {
     /// the buckets that weigh between the step and its answer.
     #[must_use]
     pub fn nearest(&self, step: &Key) -> Option<usize> {
+        self.covering(step).next()
+    }
+
+    /// The numbers of all buckets that cover a step, lightest first.
+    pub fn covering(&self, step: &Key) -> impl Iterator<Item = usize> + '_ {
         let step = self.relevant(step);
         let start = (step.variant, self.weights.of(&step));
         let first = self.entries.partition_point(|entry| (entry.variant, entry.weight) < start);
-        let candidates = self.entries[first..].iter().take_while(|entry| entry.variant == step.variant);
-        candidates.enumerate().find(|(_, entry)| entry.key.covers(&step)).map(|(offset, _)| first + offset)
+        let candidates = self.entries[first..].iter().take_while(move |entry| entry.variant == step.variant);
+        let covering = candidates.enumerate().filter(move |(_, entry)| entry.key.covers(&step));
+        covering.map(move |(offset, _)| first + offset)
     }
 
     /// The part of a step's shape that bears on the choice.

@@ -12,7 +12,7 @@ pub enum Reason {
     Hit = 0,
     /// A graph of a larger shape is there.
     Padded = 1,
-    /// This step is to be captured.
+    /// A graph was captured for this step, or is to be.
     Captured = 2,
     /// Eager: the engine's modes say so for this phase.
     ModeEager = 3,
@@ -28,13 +28,26 @@ pub enum Reason {
     BeingCaptured = 8,
     /// Eager: no room for another graph.
     Budget = 9,
-    /// Eager: capturing this bucket failed before.
+    /// Eager: capturing this bucket failed, now or before.
     CaptureFailed = 10,
+    /// The graph of this shape is not there, and a larger one that is runs the step.
+    StandIn = 11,
+}
+
+/// What becomes of graphs, counted for all of them together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Event {
+    /// A capture succeeded.
+    Captured = 0,
+    /// A capture failed.
+    Failed = 1,
+    /// A graph was dropped.
+    Evicted = 2,
 }
 
 impl Reason {
     /// Every reason, in the order of their numbers.
-    pub(crate) const ALL: [Self; 11] = [
+    pub(crate) const ALL: [Self; 12] = [
         Self::Hit,
         Self::Padded,
         Self::Captured,
@@ -46,6 +59,7 @@ impl Reason {
         Self::BeingCaptured,
         Self::Budget,
         Self::CaptureFailed,
+        Self::StandIn,
     ];
 
     /// The reason in snake case, as metrics name it.
@@ -63,6 +77,7 @@ impl Reason {
             Self::BeingCaptured => "being_captured",
             Self::Budget => "budget",
             Self::CaptureFailed => "capture_failed",
+            Self::StandIn => "stand_in",
         }
     }
 }
@@ -73,6 +88,7 @@ pub struct Counters {
     decisions: [[AtomicU64; Reason::ALL.len()]; 3],
     requested: AtomicU64,
     padding: AtomicU64,
+    events: [AtomicU64; 3],
 }
 
 /// A metric of the text format with what it is.
@@ -80,6 +96,15 @@ struct Metric {
     name: &'static str,
     help: &'static str,
 }
+
+const GRAPHS: Metric =
+    Metric { name: "vmmgraph_dispatch_graphs", help: "Graphs that are there or being captured." };
+/// In the order of [`Event`].
+const EVENTS: [Metric; 3] = [
+    Metric { name: "vmmgraph_dispatch_captures_total", help: "Captures that succeeded." },
+    Metric { name: "vmmgraph_dispatch_capture_failures_total", help: "Captures that failed." },
+    Metric { name: "vmmgraph_dispatch_evictions_total", help: "Graphs that were dropped." },
+];
 
 const DECISIONS: Metric =
     Metric { name: "vmmgraph_dispatch_steps_total", help: "Steps by how they ran and why." };
@@ -102,6 +127,16 @@ impl Counters {
         }
     }
 
+    pub(super) fn happened(&self, event: Event) {
+        self.events[event as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often that happened to a graph.
+    #[must_use]
+    pub fn events(&self, event: Event) -> u64 {
+        self.events[event as usize].load(Ordering::Relaxed)
+    }
+
     /// Steps that ran so for this reason.
     #[must_use]
     pub fn steps(&self, mode: GraphMode, reason: Reason) -> u64 {
@@ -120,11 +155,11 @@ impl Counters {
         self.padding.load(Ordering::Relaxed)
     }
 
-    /// All counters in Prometheus's text exposition format, with these labels on every sample (a device, a model). Samples that
-    /// were never counted are 0, so that a rate has a start. A label whose name the format does not allow, or that the library
+    /// All counters and how many graphs there are, in Prometheus's text exposition format, with these labels on every sample (a
+    /// device, a model). Samples that were never counted are 0, so that a rate has a start. A label whose name the format does not allow, or that the library
     /// uses itself (`mode`, `reason`), is left out.
     #[must_use]
-    pub fn prometheus(&self, labels: &[(&str, &str)]) -> String {
+    pub fn prometheus(&self, labels: &[(&str, &str)], graphs: u32) -> String {
         let mut common = String::new();
         for (place, (name, value)) in labels.iter().enumerate() {
             let again = labels[..place].iter().any(|(earlier, _)| earlier == name);
@@ -135,7 +170,7 @@ impl Counters {
             }
         }
         let mut text = String::new();
-        header(&mut text, &DECISIONS);
+        header(&mut text, &DECISIONS, "counter");
         for mode in GraphMode::ALL {
             for reason in Reason::ALL.into_iter().filter(|reason| mode.can_be(*reason)) {
                 let comma = if common.is_empty() { "" } else { "," };
@@ -149,17 +184,23 @@ impl Counters {
                 );
             }
         }
-        for (metric, value) in [(REQUESTED, self.requested()), (PADDING, self.padding())] {
-            header(&mut text, &metric);
-            let (open, close) = if common.is_empty() { ("", "") } else { ("{", "}") };
-            let _ = writeln!(text, "{}{open}{common}{close} {value}", metric.name);
+        let plain = if common.is_empty() { String::new() } else { format!("{{{common}}}") };
+        let mut sample = |metric: &Metric, kind: &str, value: u64| {
+            header(&mut text, metric, kind);
+            let _ = writeln!(text, "{}{plain} {value}", metric.name);
+        };
+        sample(&REQUESTED, "counter", self.requested());
+        sample(&PADDING, "counter", self.padding());
+        for (metric, events) in EVENTS.iter().zip(&self.events) {
+            sample(metric, "counter", events.load(Ordering::Relaxed));
         }
+        sample(&GRAPHS, "gauge", graphs.into());
         text
     }
 }
 
-fn header(text: &mut String, metric: &Metric) {
-    let _ = writeln!(text, "# HELP {} {}\n# TYPE {} counter", metric.name, metric.help, metric.name);
+fn header(text: &mut String, metric: &Metric, kind: &str) {
+    let _ = writeln!(text, "# HELP {} {}\n# TYPE {} {kind}", metric.name, metric.help, metric.name);
 }
 
 fn is_label_name(name: &str) -> bool {
@@ -196,7 +237,7 @@ mod tests {
 
     type Labels = BTreeMap<String, String>;
 
-    /// A strict reader of the format's grammar for counters.
+    /// A strict reader of the format's grammar for counters and gauges.
     fn parse(text: &str) -> Option<BTreeMap<(String, Labels), u64>> {
         let mut samples = BTreeMap::new();
         let mut declared = "";
@@ -204,7 +245,8 @@ mod tests {
         while let Some(line) = lines.next() {
             if let Some(help) = line.strip_prefix("# HELP ") {
                 declared = help.split_once(' ')?.0;
-                if lines.next()? != format!("# TYPE {declared} counter") {
+                let kind = if declared.ends_with("_total") { "counter" } else { "gauge" };
+                if lines.next()? != format!("# TYPE {declared} {kind}") {
                     return None;
                 }
                 continue;
@@ -252,15 +294,18 @@ mod tests {
         let counters = Counters::default();
         counters.count(GraphMode::Full, Reason::Padded, 13, 3);
         counters.count(GraphMode::Eager, Reason::TooLarge, 0, 0);
-        let text = counters.prometheus(&[("model", "a\\b\"c\nd")]);
+        counters.happened(Event::Evicted);
+        let text = counters.prometheus(&[("model", "a\\b\"c\nd")], 5);
         let line = r#"vmmgraph_dispatch_steps_total{model="a\\b\"c\nd",mode="full",reason="padded"} 1"#;
         assert!(text.lines().any(|found| found == line), "{text}");
         assert!(
             text.starts_with("# HELP vmmgraph_dispatch_steps_total Steps by how they ran and why.\n# TYPE ")
         );
-        assert_eq!(parse(&text).unwrap().len(), 2 * 3 + 8 + 2);
-        assert_eq!(parse(&counters.prometheus(&[])).unwrap().values().sum::<u64>(), 1 + 1 + 13 + 3);
-        assert!(counters.prometheus(&[]).ends_with("vmmgraph_dispatch_padding_weight_total 3\n"));
+        assert_eq!(parse(&text).unwrap().len(), 2 * 4 + 8 + 2 + 3 + 1);
+        let plain = counters.prometheus(&[], 5);
+        assert_eq!(parse(&plain).unwrap().values().sum::<u64>(), 1 + 1 + 13 + 3 + 1 + 5);
+        assert!(plain.contains("\nvmmgraph_dispatch_evictions_total 1\n"), "{plain}");
+        assert!(plain.ends_with("\nvmmgraph_dispatch_graphs 5\n"), "{plain}");
     }
 
     #[test]
@@ -275,7 +320,7 @@ mod tests {
             ("ok", "7"),
             ("é", "8"),
         ];
-        for (_, labels) in parse(&Counters::default().prometheus(&labels)).unwrap().keys() {
+        for (_, labels) in parse(&Counters::default().prometheus(&labels, 0)).unwrap().keys() {
             assert_eq!(labels.get("ok").map(String::as_str), Some("1"));
             assert!(labels.len() == 1 || labels.len() == 3);
         }
@@ -286,7 +331,7 @@ mod tests {
         fn any_text_can_be_a_label(value in any::<String>(), steps in 0..u64::MAX) {
             let counters = Counters::default();
             counters.count(GraphMode::Piecewise, Reason::Hit, steps, 0);
-            for ((name, labels), read) in parse(&counters.prometheus(&[("model", &value)])).unwrap() {
+            for ((name, labels), read) in parse(&counters.prometheus(&[("model", &value)], 0)).unwrap() {
                 prop_assert_eq!(labels.get("model"), Some(&value));
                 if name == REQUESTED.name {
                     prop_assert_eq!(read, steps);

@@ -1,20 +1,22 @@
 //! Which graph runs a step, or why none does.
 //!
+//! Where a step's own graph is not there and may not be captured, a larger one that is there stands in for it:
+//!
 //! ```text
-//!   a slot:   absent ──dispatch says capture──> capturing ──captured──> ready ──evicted──> absent
-//!                ^                                 │
-//!                └──────────── forgive ── failed <─┘ capture_failed
+//!   step of 13 ──> 16 failed, absent ... ──> 24 ready, weighs at most twice 16 ──> replay of 24 (reason: stand-in)
+//!                                     └────> 40 ready, weighs more             ──> eager, for the reason that 16 has
 //! ```
 //!
-//! Every slot is one atomic byte and a decision is a search and a few additions: no lock, no allocation, any thread.
+//! A decision is a search and a few atomic additions: no lock, no allocation, any thread.
 
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 use super::bucket::BucketSet;
-use super::counters::{Counters, Reason};
+use super::counters::{Counters, Event, Reason};
 use super::key::{Axis, Key};
+use super::slots::{Slots, State};
+
+pub use super::slots::Slot;
 
 /// How a step runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,7 +44,8 @@ impl GraphMode {
     }
 
     pub(super) fn can_be(self, reason: Reason) -> bool {
-        (self == Self::Eager) != matches!(reason, Reason::Hit | Reason::Padded | Reason::Captured)
+        (self == Self::Eager)
+            != matches!(reason, Reason::Hit | Reason::Padded | Reason::StandIn | Reason::Captured)
     }
 }
 
@@ -87,11 +90,14 @@ pub struct DispatcherOptions {
     pub lazy: bool,
     /// Most graphs that are there or being captured at once.
     pub most_graphs: u32,
+    /// A graph that is not there may be stood in for by one that weighs at most so many times as much; 1: by none that is heavier.
+    pub stand_in: u32,
 }
 
 impl Default for DispatcherOptions {
     fn default() -> Self {
-        Self { modes: Modes::default(), most_tokens: u32::MAX, lazy: true, most_graphs: u32::MAX }
+        let modes = Modes::default();
+        Self { modes, most_tokens: u32::MAX, lazy: true, most_graphs: u32::MAX, stand_in: 2 }
     }
 }
 
@@ -106,10 +112,6 @@ pub struct Step {
     pub capturable: bool,
 }
 
-/// A graph's place: one for each bucket of each mode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Slot(pub u32);
-
 /// What to do with a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -117,8 +119,8 @@ pub enum Action {
     Eager,
     /// Pad it to this bucket and replay the graph.
     Replay(Slot, Key),
-    /// Pad it to this bucket and capture. The slot is the caller's until it reports [`Dispatcher::captured`] or
-    /// [`Dispatcher::capture_failed`]; others run eagerly meanwhile.
+    /// Pad it to this bucket and capture. The slot is the caller's until it reports [`Dispatcher::captured`],
+    /// [`Dispatcher::capture_failed`] or [`Dispatcher::abandoned`]; others do without this graph meanwhile.
     Capture(Slot, Key),
 }
 
@@ -133,23 +135,14 @@ pub struct Decision {
     pub reason: Reason,
 }
 
-const ABSENT: u8 = 0;
-const CAPTURING: u8 = 1;
-const READY: u8 = 2;
-const FAILED: u8 = 3;
-
 /// Decides for every step which graph runs it. All calls are thread-safe.
 #[derive(Debug)]
 pub struct Dispatcher {
     full: BucketSet,
     piecewise: BucketSet,
     options: DispatcherOptions,
-    /// Full graphs' states, then piecewise ones'.
-    states: Box<[AtomicU8]>,
-    /// Steps that each slot ran.
-    replays: Box<[AtomicU64]>,
-    /// Slots that are ready or being captured.
-    graphs: AtomicU32,
+    /// Full graphs, then piecewise ones.
+    slots: Slots,
     counters: Counters,
 }
 
@@ -157,35 +150,28 @@ impl Dispatcher {
     /// A dispatcher without any graph. Full and piecewise graphs have buckets of their own; either set may be empty.
     #[must_use]
     pub fn new(full: BucketSet, piecewise: BucketSet, options: DispatcherOptions) -> Self {
-        let slots = full.len() + piecewise.len();
-        Self {
-            full,
-            piecewise,
-            options,
-            states: (0..slots).map(|_| AtomicU8::new(ABSENT)).collect(),
-            replays: (0..slots).map(|_| AtomicU64::new(0)).collect(),
-            graphs: AtomicU32::new(0),
-            counters: Counters::default(),
-        }
+        let slots = Slots::new(full.len() + piecewise.len(), options.most_graphs);
+        Self { full, piecewise, options, slots, counters: Counters::default() }
     }
 
-    /// Decides for one step and counts the decision.
+    /// Decides for one step and counts the decision. One to capture is counted when what became of it is reported.
     pub fn dispatch(&self, step: &Step) -> Decision {
         let decision = self.decide(step).unwrap_or_else(|reason| Decision {
             mode: GraphMode::Eager,
             action: Action::Eager,
             reason,
         });
-        let (requested, padding) = match decision.action {
-            Action::Eager => (0, 0),
-            Action::Replay(slot, bucket) | Action::Capture(slot, bucket) => {
-                self.replays[slot.0 as usize].fetch_add(1, Ordering::Relaxed);
-                let (set, _) = self.set(decision.mode);
+        let (set, _) = self.set(decision.mode);
+        match decision.action {
+            Action::Eager => self.counters.count(decision.mode, decision.reason, 0, 0),
+            Action::Replay(slot, bucket) => {
                 let requested = set.weights().of(&set.relevant(&step.key));
-                (requested, set.weights().of(&bucket) - requested)
+                let padding = set.weights().of(&bucket) - requested;
+                self.counters.count(decision.mode, decision.reason, requested, padding);
+                self.slots.use_now(slot);
             }
-        };
-        self.counters.count(decision.mode, decision.reason, requested, padding);
+            Action::Capture(slot, _) => self.slots.ask(slot, set.weights().of(&set.relevant(&step.key))),
+        }
         decision
     }
 
@@ -214,39 +200,40 @@ impl Dispatcher {
 
     fn try_mode(&self, mode: GraphMode, step: &Step) -> std::result::Result<Decision, Reason> {
         let (set, start) = self.set(mode);
-        let (number, bucket) = set
-            .nearest(&step.key)
-            .and_then(|number| Some((number, set.get(number)?)))
-            .ok_or(Reason::TooLarge)?;
-        let slot = start + number;
-        let place = Slot(slot as u32);
-        // Acquire: whoever made the graph stored it before it reported the capture.
-        match self.states[slot].load(Ordering::Acquire) {
-            READY => {
-                let exact = bucket.extents == set.relevant(&step.key).extents;
-                let reason = if exact { Reason::Hit } else { Reason::Padded };
-                Ok(Decision { mode, action: Action::Replay(place, bucket), reason })
+        let mut missing: Option<(Reason, u64)> = None;
+        for number in set.covering(&step.key) {
+            let Some(bucket) = set.get(number) else { break };
+            let (slot, weight) = (Slot((start + number) as u32), set.weights().of(&bucket));
+            let most = missing.map_or(u64::MAX, |(_, own)| own.saturating_mul(self.options.stand_in.into()));
+            if weight > most {
+                break;
             }
-            FAILED => Err(Reason::CaptureFailed),
-            CAPTURING => Err(Reason::BeingCaptured),
-            _ if !self.options.lazy => Err(Reason::NotCaptured),
-            _ => {
-                self.claim(slot)?;
-                Ok(Decision { mode, action: Action::Capture(place, bucket), reason: Reason::Captured })
-            }
+            let reason = match self.slots.state(slot) {
+                State::Ready => {
+                    let reason = if missing.is_some() {
+                        Reason::StandIn
+                    } else if bucket.extents == set.relevant(&step.key).extents {
+                        Reason::Hit
+                    } else {
+                        Reason::Padded
+                    };
+                    return Ok(Decision { mode, action: Action::Replay(slot, bucket), reason });
+                }
+                _ if missing.is_some() => continue,
+                State::Failed => Reason::CaptureFailed,
+                State::Capturing | State::Warming => Reason::BeingCaptured,
+                State::Absent if !self.options.lazy => Reason::NotCaptured,
+                State::Absent => match self.slots.claim(slot, State::Capturing) {
+                    Ok(()) => {
+                        let action = Action::Capture(slot, bucket);
+                        return Ok(Decision { mode, action, reason: Reason::Captured });
+                    }
+                    Err(reason) => reason,
+                },
+            };
+            missing = Some((reason, weight));
         }
-    }
-
-    /// Takes an absent slot and room for its graph.
-    fn claim(&self, slot: usize) -> std::result::Result<(), Reason> {
-        let more = |graphs: u32| (graphs < self.options.most_graphs).then_some(graphs + 1);
-        self.graphs.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| Reason::Budget)?;
-        let claimed =
-            self.states[slot].compare_exchange(ABSENT, CAPTURING, Ordering::Acquire, Ordering::Relaxed);
-        claimed.map(drop).map_err(|_| {
-            self.graphs.fetch_sub(1, Ordering::Relaxed);
-            Reason::BeingCaptured
-        })
+        Err(missing.map_or(Reason::TooLarge, |(reason, _)| reason))
     }
 
     fn set(&self, mode: GraphMode) -> (&BucketSet, usize) {
@@ -256,36 +243,46 @@ impl Dispatcher {
         }
     }
 
-    /// Takes a slot for a capture ahead of traffic; report as after [`Action::Capture`].
+    /// Takes a slot for a capture ahead of traffic; report as after [`Action::Capture`]. It is no step and counted as none.
     ///
     /// # Errors
     /// [`Error::WrongState`] if its graph is there, being captured or failed before, or no graph more is allowed;
     /// [`Error::InvalidArgument`] for no slot.
     pub fn begin_capture(&self, slot: Slot) -> Result<()> {
-        let found = self.state(slot)?.load(Ordering::Relaxed);
-        if found == ABSENT && self.claim(slot.0 as usize).is_ok() {
-            return Ok(());
-        }
-        let found = if found == ABSENT { "absent, with no graph more allowed" } else { state_name(found) };
-        Err(Error::WrongState { what: "the slot", expected: "absent", found })
+        self.slots.begin(slot)
     }
 
-    /// The graph of a slot that was to be captured is there.
+    /// The graph of a slot that was to be captured is there, and runs the step it was captured for.
     ///
     /// # Errors
     /// [`Error::WrongState`] if the slot is not being captured; [`Error::InvalidArgument`] for no slot. So for the calls below.
     pub fn captured(&self, slot: Slot) -> Result<()> {
-        self.change(slot, CAPTURING, READY, "being captured")
+        if let Some(requested) = self.slots.finish(slot, State::Ready)? {
+            let (mode, weight) = self.kind(slot);
+            self.counters.count(mode, Reason::Captured, requested, weight - requested);
+        }
+        self.counters.happened(Event::Captured);
+        Ok(())
     }
 
-    /// The capture failed: the bucket runs eagerly until [`forgive`](Self::forgive).
+    /// The capture failed: the step it was for runs eagerly, and the bucket has no graph until [`forgive`](Self::forgive).
     ///
     /// # Errors
     /// As [`captured`](Self::captured).
     pub fn capture_failed(&self, slot: Slot) -> Result<()> {
-        self.change(slot, CAPTURING, FAILED, "being captured")?;
-        self.graphs.fetch_sub(1, Ordering::Relaxed);
+        if self.slots.finish(slot, State::Failed)?.is_some() {
+            self.counters.count(GraphMode::Eager, Reason::CaptureFailed, 0, 0);
+        }
+        self.counters.happened(Event::Failed);
         Ok(())
+    }
+
+    /// The capture did not come about: the slot is as it was before, and the step is counted when it comes again.
+    ///
+    /// # Errors
+    /// As [`captured`](Self::captured).
+    pub fn abandoned(&self, slot: Slot) -> Result<()> {
+        self.slots.finish(slot, State::Absent).map(drop)
     }
 
     /// The graph was dropped; it may be captured again.
@@ -293,8 +290,8 @@ impl Dispatcher {
     /// # Errors
     /// [`Error::WrongState`] if the slot has no graph.
     pub fn evicted(&self, slot: Slot) -> Result<()> {
-        self.change(slot, READY, ABSENT, "ready")?;
-        self.graphs.fetch_sub(1, Ordering::Relaxed);
+        self.slots.evict(slot)?;
+        self.counters.happened(Event::Evicted);
         Ok(())
     }
 
@@ -303,20 +300,23 @@ impl Dispatcher {
     /// # Errors
     /// [`Error::WrongState`] if it did not fail.
     pub fn forgive(&self, slot: Slot) -> Result<()> {
-        self.change(slot, FAILED, ABSENT, "failed")
+        self.slots.forgive(slot)
     }
 
-    fn state(&self, slot: Slot) -> Result<&AtomicU8> {
-        let expected = "below the number of slots";
-        let value = i128::from(slot.0);
-        self.states.get(slot.0 as usize).ok_or(Error::InvalidArgument { what: "a slot", value, expected })
+    /// The graph to drop first when room is needed: of those that are there, the one whose last use is the longest ago. Never
+    /// `kept`. A search over all slots.
+    #[must_use]
+    pub fn least_recently_used(&self, kept: Option<Slot>) -> Option<Slot> {
+        self.slots.least_recently_used(kept)
     }
 
-    fn change(&self, slot: Slot, from: u8, to: u8, expected: &'static str) -> Result<()> {
-        // Release: what the caller stored before is there for who finds the slot ready.
-        let changed = self.state(slot)?.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire);
-        let wrong = |found| Error::WrongState { what: "the slot", expected, found: state_name(found) };
-        changed.map(drop).map_err(wrong)
+    /// A slot's mode and the weight of its bucket.
+    fn kind(&self, slot: Slot) -> (GraphMode, u64) {
+        let number = slot.0 as usize;
+        let full = number < self.full.len();
+        let mode = if full { GraphMode::Full } else { GraphMode::Piecewise };
+        let (set, start) = self.set(mode);
+        (mode, set.get(number - start).map_or(0, |bucket| set.weights().of(&bucket)))
     }
 
     /// Every slot with its mode and bucket, largest weight first in each mode: the order in which captures need the least memory
@@ -333,16 +333,16 @@ impl Dispatcher {
         })
     }
 
-    /// Steps that a slot's graphs ran or were captured for; 0 for no slot.
+    /// Steps that a slot's graphs ran; 0 for no slot.
     #[must_use]
     pub fn replays(&self, slot: Slot) -> u64 {
-        self.replays.get(slot.0 as usize).map_or(0, |replays| replays.load(Ordering::Relaxed))
+        self.slots.replays(slot)
     }
 
     /// Graphs that are there or being captured.
     #[must_use]
     pub fn graphs(&self) -> u32 {
-        self.graphs.load(Ordering::Relaxed)
+        self.slots.graphs()
     }
 
     /// The counters.
@@ -350,14 +350,11 @@ impl Dispatcher {
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
-}
 
-fn state_name(state: u8) -> &'static str {
-    match state {
-        CAPTURING => "being captured",
-        READY => "ready",
-        FAILED => "failed",
-        _ => "absent",
+    /// The counters and the number of graphs in Prometheus's text format; see [`Counters::prometheus`].
+    #[must_use]
+    pub fn prometheus(&self, labels: &[(&str, &str)]) -> String {
+        self.counters.prometheus(labels, self.graphs())
     }
 }
 

@@ -9,7 +9,6 @@
 //!
 //!   plan:     Histogram of real steps + Budget ──> BucketSet, and what each bucket buys
 //!   inputs:   declared once + BucketSet        ──> InputPlan: one arena, one copy a step
-//!   cache:    sizes and uses of graphs + limit ──> which to drop
 //! ```
 //!
 //! | module | decides |
@@ -19,13 +18,12 @@
 //! | [`budget`] | how many graphs may exist, with vLLM-Ascend's stream formula |
 //! | [`plan`](mod@plan) | the buckets that waste least |
 //! | [`dispatcher`] | replay, capture or eager, and why |
+//! | `slots` | which graphs are there, and which goes first |
 //! | [`counters`] | how often, as numbers and for Prometheus |
-//! | [`cache`] | which graphs to drop under a limit |
 //! | [`input`], [`layout`], [`pack`] | addresses of inputs and outputs; a step's bytes for one copy |
 
 pub mod bucket;
 pub mod budget;
-pub mod cache;
 pub mod counters;
 pub mod dispatcher;
 pub mod histogram;
@@ -35,11 +33,11 @@ pub mod layout;
 pub mod pack;
 mod partition;
 pub mod plan;
+mod slots;
 
 pub use bucket::{BucketSet, vllm_sizes, xllm_sizes};
 pub use budget::{AclGraphStreams, Budget, Costs, Limit};
-pub use cache::GraphCache;
-pub use counters::{Counters, Reason};
+pub use counters::{Counters, Event, Reason};
 pub use dispatcher::{Action, Decision, Dispatcher, DispatcherOptions, GraphMode, Modes, Phase, Slot, Step};
 pub use histogram::Histogram;
 pub use input::{Dtype, Extent, Input, PadRule, Role};

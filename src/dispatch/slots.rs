@@ -1,0 +1,189 @@
+//! Which graphs are there, and when each was used.
+//!
+//! ```text
+//!   a slot:   absent ──a step claims it──> capturing ──finish──> ready ──evict──> absent
+//!              ^  ^ └──────begin─────────> warming ───┘ │ │
+//!              │  └──────────────── finish ─────────────┘ │
+//!              └─────────────── forgive ── failed <───────┘
+//! ```
+//!
+//! Atomics only: no lock, any thread.
+
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+use super::counters::Reason;
+use crate::error::{Error, Result};
+
+/// A graph's place: one for each bucket of each mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot(pub u32);
+
+/// What is in a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Absent = 0,
+    /// Being captured for a step.
+    Capturing = 1,
+    /// Being captured ahead of traffic.
+    Warming = 2,
+    Ready = 3,
+    Failed = 4,
+}
+
+impl State {
+    fn of(state: u8) -> Self {
+        match state {
+            1 => Self::Capturing,
+            2 => Self::Warming,
+            3 => Self::Ready,
+            4 => Self::Failed,
+            _ => Self::Absent,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Absent => "absent",
+            Self::Capturing | Self::Warming => "being captured",
+            Self::Ready => "ready",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Place {
+    state: AtomicU8,
+    /// Steps that its graphs ran.
+    replays: AtomicU64,
+    /// When it was used last, by the clock of all slots.
+    used: AtomicU64,
+    /// Weight of the step that it is being captured for.
+    asked: AtomicU64,
+}
+
+/// The slots of a dispatcher.
+#[derive(Debug)]
+pub(super) struct Slots {
+    places: Box<[Place]>,
+    /// Those that are ready or being captured.
+    graphs: AtomicU32,
+    most_graphs: u32,
+    clock: AtomicU64,
+}
+
+impl Slots {
+    pub(super) fn new(count: usize, most_graphs: u32) -> Self {
+        let places = (0..count).map(|_| Place::default()).collect();
+        Self { places, graphs: AtomicU32::new(0), most_graphs, clock: AtomicU64::new(0) }
+    }
+
+    /// Absent for no slot.
+    pub(super) fn state(&self, slot: Slot) -> State {
+        // Acquire: whoever made the graph stored it before it reported the capture.
+        self.places
+            .get(slot.0 as usize)
+            .map_or(State::Absent, |place| State::of(place.state.load(Ordering::Acquire)))
+    }
+
+    pub(super) fn graphs(&self) -> u32 {
+        self.graphs.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn replays(&self, slot: Slot) -> u64 {
+        self.places.get(slot.0 as usize).map_or(0, |place| place.replays.load(Ordering::Relaxed))
+    }
+
+    /// A graph that is there ran a step.
+    pub(super) fn use_now(&self, slot: Slot) {
+        if let Some(place) = self.places.get(slot.0 as usize) {
+            place.replays.fetch_add(1, Ordering::Relaxed);
+            self.touch(place);
+        }
+    }
+
+    fn touch(&self, place: &Place) {
+        place.used.store(self.clock.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// Notes the weight of the step for which a slot was claimed.
+    pub(super) fn ask(&self, slot: Slot, weight: u64) {
+        if let Some(place) = self.places.get(slot.0 as usize) {
+            place.asked.store(weight, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes an absent slot and room for its graph.
+    pub(super) fn claim(&self, slot: Slot, to: State) -> std::result::Result<(), Reason> {
+        let more = |graphs: u32| (graphs < self.most_graphs).then_some(graphs + 1);
+        self.graphs.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| Reason::Budget)?;
+        self.change(slot, State::Absent, to, "absent").map_err(|_| {
+            self.graphs.fetch_sub(1, Ordering::Relaxed);
+            Reason::BeingCaptured
+        })
+    }
+
+    /// Takes a slot for a capture ahead of traffic.
+    pub(super) fn begin(&self, slot: Slot) -> Result<()> {
+        self.place(slot)?;
+        let found = self.state(slot);
+        if found == State::Absent && self.claim(slot, State::Warming).is_ok() {
+            return Ok(());
+        }
+        let found = if found == State::Absent { "absent, with no graph more allowed" } else { found.name() };
+        Err(Error::WrongState { what: "the slot", expected: "absent", found })
+    }
+
+    /// Ends a capture; the weight of the step that it was for, if it was for one.
+    pub(super) fn finish(&self, slot: Slot, to: State) -> Result<Option<u64>> {
+        let place = self.place(slot)?;
+        if to == State::Ready {
+            // Before it is ready, or it could be found the least recently used at once.
+            self.touch(place);
+        }
+        let asked = place.asked.load(Ordering::Relaxed);
+        let step = match self.change(slot, State::Warming, to, "being captured") {
+            Ok(()) => None,
+            Err(_) => self.change(slot, State::Capturing, to, "being captured").map(|()| Some(asked))?,
+        };
+        if to != State::Ready {
+            self.graphs.fetch_sub(1, Ordering::Relaxed);
+        } else if step.is_some() {
+            place.replays.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(step)
+    }
+
+    /// A graph was dropped.
+    pub(super) fn evict(&self, slot: Slot) -> Result<()> {
+        self.change(slot, State::Ready, State::Absent, "ready")?;
+        self.graphs.fetch_sub(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    pub(super) fn forgive(&self, slot: Slot) -> Result<()> {
+        self.change(slot, State::Failed, State::Absent, "failed")
+    }
+
+    /// Of the graphs that are there, the one whose last use is the longest ago; never `kept`.
+    pub(super) fn least_recently_used(&self, kept: Option<Slot>) -> Option<Slot> {
+        let ready = (0..self.places.len())
+            .map(|number| Slot(number as u32))
+            .filter(|slot| kept != Some(*slot) && self.state(*slot) == State::Ready);
+        ready.min_by_key(|slot| self.places[slot.0 as usize].used.load(Ordering::Relaxed))
+    }
+
+    fn place(&self, slot: Slot) -> Result<&Place> {
+        let expected = "below the number of slots";
+        let value = i128::from(slot.0);
+        self.places.get(slot.0 as usize).ok_or(Error::InvalidArgument { what: "a slot", value, expected })
+    }
+
+    fn change(&self, slot: Slot, from: State, to: State, expected: &'static str) -> Result<()> {
+        let state = &self.place(slot)?.state;
+        // Release: what the caller stored before is there for who finds the slot ready.
+        let changed = state.compare_exchange(from as u8, to as u8, Ordering::AcqRel, Ordering::Acquire);
+        let wrong = |found| Error::WrongState { what: "the slot", expected, found: State::of(found).name() };
+        changed.map(drop).map_err(wrong)
+    }
+}
