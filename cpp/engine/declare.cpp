@@ -62,13 +62,4 @@ std::string text_of(const Key& key) {
            std::to_string(key[Axis::pages]) + ", variant " + std::to_string(key.variant);
 }
 
-std::vector<std::uint32_t> bucket_sizes(std::int32_t list, std::uint32_t max) {
-    std::vector<std::uint32_t> sizes;
-    std::size_t count = 0;
-    detail::check(vmmgraph_sizes(list, max, nullptr, 0, &count));
-    sizes.resize(count);
-    detail::check(vmmgraph_sizes(list, max, sizes.data(), sizes.size(), &count));
-    return sizes;
-}
-
 }  // namespace vmmgraph::engine

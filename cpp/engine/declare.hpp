@@ -12,14 +12,6 @@ namespace vmmgraph::engine {
 
 using torch::refuse;
 
-inline vmmgraph_key_t to_c(const Key& key) {
-    return {key.variant, {key.extents[0], key.extents[1], key.extents[2], key.extents[3]}};
-}
-
-inline Key from_c(const vmmgraph_key_t& key) {
-    return {key.variant, {key.extents[0], key.extents[1], key.extents[2], key.extents[3]}};
-}
-
 // A VMMGRAPH_DTYPE; throws Error for a dtype that no input can have.
 std::int32_t to_c(c10::ScalarType dtype);
 

@@ -1,5 +1,6 @@
 #include "executor_state.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include <ATen/core/TensorBody.h>
@@ -38,40 +39,44 @@ void Recorder::eager(at::TensorList tensors, Runner runner) {
     scope_->next_piece();
 }
 
-void GraphExecutor::State::forget(std::uint32_t slot) {
+bool GraphExecutor::State::full() const {
+    return options.most_graphs > 0 && static_cast<std::size_t>(std::count_if(graphs.begin(), graphs.end(), [](const Graph& graph) {
+                                          return graph.there;
+                                      })) >= options.most_graphs;
+}
+
+void GraphExecutor::State::forget(Slot slot) {
     auto& graph = graphs[slot];
     graph.there = false;
     // The pieces last: a runner may own memory that the graph uses.
     graph.captured.reset();
     graph.pieces.clear();
-    report(slot, VMMGRAPH_GRAPH_EVICTED);
-    --stats.graphs;
+    dispatcher.evicted(slot);
 }
 
-bool GraphExecutor::State::evict(std::uint32_t kept) {
-    std::uint32_t oldest = UINT32_MAX;
-    for (std::uint32_t slot = 0; slot < graphs.size(); ++slot) {
-        if (slot != kept && graphs[slot].there && (oldest == UINT32_MAX || graphs[slot].used < graphs[oldest].used)) {
-            oldest = slot;
-        }
-    }
-    if (oldest == UINT32_MAX) {
+bool GraphExecutor::State::evict(Slot kept) {
+    const auto oldest = dispatcher.least_recently_used(kept);
+    if (oldest == dispatch::no_slot) {
         return false;
     }
     forget(oldest);
-    ++stats.evictions;
     if (arena) {
         arena->trim();
     }
     return true;
 }
 
-bool GraphExecutor::State::over_bytes() {
-    if (!arena || options.most_bytes == 0 || bytes() <= options.most_bytes) {
-        return false;
+void GraphExecutor::State::make_room(Slot slot) {
+    while (full() && evict(slot)) {
+    }
+    // A capture that finds no room costs as much as one that does, so the first try had better succeed.
+    const auto short_of_bytes = [&] { return arena->mapped_size() + graphs[slot].own_bytes > options.most_bytes; };
+    if (!arena || options.most_bytes == 0 || !short_of_bytes()) {
+        return;
     }
     arena->trim();
-    return bytes() > options.most_bytes;
+    while (short_of_bytes() && evict(slot)) {
+    }
 }
 
 void GraphExecutor::State::warm_up_products() const {
@@ -97,59 +102,52 @@ void GraphExecutor::State::record(Graph& graph, const Step& current) {
     body(recorder);
     graph.captured.emplace(scope.end());
     graph.pieces = std::move(recorder.pieces_);
+    graph.own_bytes = graph.captured->report().retained_bytes;
 }
 
-bool GraphExecutor::State::capture(std::uint32_t slot, const Step& current, bool may_evict) {
+bool GraphExecutor::State::capture(Slot slot, const Step& current, bool may_evict) {
     auto& graph = graphs[slot];
-    std::string why;
-    while (options.most_graphs > 0 && stats.graphs >= options.most_graphs && may_evict && evict(slot)) {
+    if (may_evict) {
+        make_room(slot);
     }
-    for (bool again = true; again && !graph.there;) {
-        again = false;
+    std::string why;
+    bool no_room = false;
+    do {
         try {
             inputs.select(graph.bucket);
             record(graph, current);
             graph.there = true;
+            dispatcher.captured(slot);
+            return true;
         } catch (const OutOfMemory& error) {
             why = error.what();
-            again = may_evict && evict(slot);
+            no_room = true;
         } catch (const c10::OutOfMemoryError& error) {
             why = error.what_without_backtrace();
-            again = may_evict && evict(slot);
+            no_room = true;
         } catch (const std::exception& error) {
             why = error.what();
+            no_room = false;
         }
+        graph.captured.reset();
+        graph.pieces.clear();
+    } while (no_room && may_evict && evict(slot));
+    if (no_room && !may_evict) {
+        dispatcher.abandoned(slot);
+        return false;
     }
-    if (graph.there) {
-        ++stats.graphs;
-        ++stats.captures;
-        graph.used = ++clock;
-        report(slot, VMMGRAPH_GRAPH_CAPTURED);
-        while (over_bytes() && may_evict && evict(slot)) {
-        }
-        if (!over_bytes()) {
-            return true;
-        }
-        why = "its arena would hold " + std::to_string(bytes()) + " bytes, and the limit is " + std::to_string(options.most_bytes);
-        forget(slot);
-        arena->trim();
-        if (!may_evict) {
-            return false;
-        }
-        report(slot, VMMGRAPH_GRAPH_BEGIN);
-    }
-    graph.captured.reset();
-    graph.pieces.clear();
     graph.failed = true;
-    ++stats.failures;
-    report(slot, VMMGRAPH_GRAPH_FAILED);
+    dispatcher.failed(slot);
     last_failure = "graph of " + text_of(graph.bucket) + ": " + why;
-    TORCH_WARN("vmmgraph: no ", last_failure, "; its steps run eagerly");
+    if (no_room && arena) {
+        last_failure += "; the arena holds " + std::to_string(arena->mapped_size()) + " bytes";
+        last_failure += options.most_bytes > 0 ? ", and the limit is " + std::to_string(options.most_bytes) : "";
+    }
+    TORCH_WARN("vmmgraph: no ", last_failure, "; its steps do without");
     return false;
 }
 
 void GraphExecutor::State::replay(Graph& graph, const Step& current, void* stream) {
-    graph.used = ++clock;
     if (on_cpu()) {
         inputs.select(graph.bucket);
         record(graph, current);
@@ -161,9 +159,8 @@ void GraphExecutor::State::replay(Graph& graph, const Step& current, void* strea
 }
 
 void GraphExecutor::State::give_up() {
-    if (step && decision.capture != 0) {
-        report(decision.slot, VMMGRAPH_GRAPH_FAILED);
-        report(decision.slot, VMMGRAPH_GRAPH_FORGIVEN);
+    if (step && decision.capture) {
+        dispatcher.abandoned(decision.slot);
     }
     step.reset();
 }

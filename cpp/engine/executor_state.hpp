@@ -13,8 +13,9 @@
 
 namespace vmmgraph::engine {
 
-using DispatcherHandle = detail::Owned<vmmgraph_dispatcher_t, vmmgraph_dispatcher_destroy>;
-using Decision = vmmgraph_decision_t;
+using dispatch::Decision;
+using dispatch::Dispatcher;
+using dispatch::Slot;
 
 struct GraphExecutor::State {
     // One for each bucket of each mode.
@@ -23,7 +24,8 @@ struct GraphExecutor::State {
         Key bucket;
         bool there = false;
         bool failed = false;
-        std::uint64_t used = 0;
+        // Bytes of pages of its own when it was there last: what the next capture is going to need.
+        std::uint64_t own_bytes = 0;
         // Nothing on a CPU device.
         std::optional<torch::CapturedGraph> captured;
         std::vector<Recorder::Piece> pieces;
@@ -33,37 +35,32 @@ struct GraphExecutor::State {
     CudaGraphPersistentParam& inputs;
     Body body;
     ExecutorOptions options;
-    DispatcherHandle dispatcher;
+    Dispatcher dispatcher;
+    // By slot.
     std::vector<Graph> graphs;
     // In the order of warm_up().
-    std::vector<std::uint32_t> order;
-    std::uint64_t clock = 0;
-    ExecutorStats stats;
+    std::vector<Slot> order;
     std::string last_failure;
-    // Steps that ran eagerly because their capture failed just then; the dispatcher counted them as captured.
-    std::uint64_t failed_steps = 0;
 
     // The step between prepare() and launch().
     std::optional<Step> step;
     Decision decision{};
 
-    Ran planned() const {
-        return {static_cast<Mode>(decision.mode), static_cast<Reason>(decision.reason), from_c(decision.bucket)};
-    }
+    Ran planned() const { return {decision.mode, decision.reason, decision.bucket}; }
 
     bool on_cpu() const { return inputs.device().is_cpu(); }
 
-    void report(std::uint32_t slot, std::int32_t event) { detail::check(vmmgraph_dispatcher_report(dispatcher.get(), slot, event)); }
+    // Whether there are as many graphs as may be, not counting one that is about to be captured.
+    bool full() const;
 
     // Destroys a graph, which waits for the arena's replays.
-    void forget(std::uint32_t slot);
+    void forget(Slot slot);
 
     // Drops the least recently used graph but `kept`, and gives its pages back; false if there is none.
-    bool evict(std::uint32_t kept);
+    bool evict(Slot kept);
 
-    std::uint64_t bytes() const { return arena ? arena->stats().physical_bytes : 0; }
-    // Pages that no graph maps are given back before anybody is told to go.
-    bool over_bytes();
+    // Drops graphs until another one of this slot is likely to fit.
+    void make_room(Slot slot);
 
     // Torch keeps the workspace that cuBLAS gets at the first product of a thread on a stream. In a capture it would be memory of that
     // graph's, which would stay when the graph goes.
@@ -73,8 +70,8 @@ struct GraphExecutor::State {
     void record(Graph& graph, const Step& current);
 
     // Captures the graph of a slot that the dispatcher holds for it; whether it is there then. A failure is said, not thrown. Where no other
-    // graph may go for it, one that is over the limit leaves its slot as it was.
-    bool capture(std::uint32_t slot, const Step& current, bool may_evict);
+    // graph may go for it, one that lacks memory is left for a step that needs it.
+    bool capture(Slot slot, const Step& current, bool may_evict);
 
     void replay(Graph& graph, const Step& current, void* stream);
 

@@ -17,7 +17,7 @@
 namespace vmmgraph::engine {
 namespace {
 
-using InputPlan = detail::Owned<vmmgraph_input_plan_t, vmmgraph_input_plan_destroy>;
+using dispatch::InputPlan;
 using Shape = std::array<std::uint32_t, 4>;
 
 [[noreturn]] void mismatch(const Input& input, const std::string& what, const std::string& found, const std::string& expected) {
@@ -47,13 +47,7 @@ InputPlan make_plan(const std::vector<Input>& inputs, const std::vector<Key>& bu
             one.shape[i] = {extent.kind, static_cast<std::int32_t>(extent.axis), extent.times, extent.plus};
         }
     }
-    std::vector<vmmgraph_key_t> keys;
-    for (const auto& bucket : buckets) {
-        keys.push_back(to_c(bucket));
-    }
-    vmmgraph_input_plan_t plan = nullptr;
-    detail::check(vmmgraph_input_plan_create(declared.data(), declared.size(), keys.data(), keys.size(), alignment, &plan));
-    return InputPlan(plan);
+    return InputPlan(declared, buckets, alignment);
 }
 
 // A bucket's views of all inputs and outputs.
@@ -182,10 +176,7 @@ struct CudaGraphPersistentParam::State {
         if (step.bytes == 0) {
             step.data = buffer;
         }
-        const auto key = to_c(layout.key);
-        std::uint64_t end = 0;
-        detail::check(vmmgraph_input_plan_pack(plan.get(), &key, number, &step, buffer, info.staging_bytes, &end));
-        return end;
+        return plan.pack(layout.key, number, step, buffer, info.staging_bytes);
     }
 };
 
@@ -203,14 +194,11 @@ CudaGraphPersistentParam::CudaGraphPersistentParam(std::vector<Input> inputs, co
         state.device = c10::Device(c10::kCUDA, c10::cuda::current_device());
     }
     state.plan = make_plan(state.inputs, buckets, options.alignment);
-    state.info = detail::sized<vmmgraph_input_plan_info_t>();
-    detail::check(vmmgraph_input_plan_info(state.plan.get(), &state.info));
+    state.info = state.plan.info();
     for (const auto& bucket : buckets) {
         auto& layout = state.layouts.emplace_back(Layout{bucket, {}, {}, {}});
-        const auto key = to_c(bucket);
         for (std::size_t i = 0; i < state.inputs.size(); ++i) {
-            auto& place = layout.places.emplace_back(detail::sized<vmmgraph_input_view_t>());
-            detail::check(vmmgraph_input_plan_view(state.plan.get(), &key, i, &place));
+            layout.places.push_back(state.plan.view(bucket, i));
         }
     }
     for (std::size_t i = 0; i < state.inputs.size(); ++i) {

@@ -30,33 +30,19 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
 
+#include "dispatch.hpp"
 #include "torch.hpp"
 
 namespace vmmgraph::engine {
 
-// A size of a step that padding may raise.
-enum class Axis : std::int32_t { tokens = 0, batch = 1, pages = 2, other = 3 };
-
-// A shape: of a step, or of the graph that runs it (a bucket). An extent of 0: the axis plays no part.
-struct Key {
-    // What but size makes graphs differ; compared for equality.
-    std::uint32_t variant = 0;
-    // By Axis.
-    std::array<std::uint32_t, 4> extents{};
-
-    [[nodiscard]] static Key of(std::uint32_t tokens, std::uint32_t batch = 0, std::uint32_t variant = 0) {
-        return {variant, {tokens, batch, 0, 0}};
-    }
-    [[nodiscard]] std::uint32_t operator[](Axis axis) const { return extents[static_cast<std::size_t>(axis)]; }
-    friend bool operator==(const Key& a, const Key& b) { return a.variant == b.variant && a.extents == b.extents; }
-    friend bool operator!=(const Key& a, const Key& b) { return !(a == b); }
-};
-
-// Key::variant of steps in which every sequence has the same number of tokens.
-inline constexpr std::uint32_t uniform_decode = 1;
-
-// A list of sizes that engines use: VMMGRAPH_SIZES_XLLM or _VLLM, up to `max`.
-[[nodiscard]] VMMGRAPH_API std::vector<std::uint32_t> bucket_sizes(std::int32_t list, std::uint32_t max);
+// Shapes, modes and reasons are those of dispatch.hpp.
+using dispatch::Axis;
+using dispatch::bucket_sizes;
+using dispatch::Key;
+using dispatch::Mode;
+using dispatch::Phase;
+using dispatch::Reason;
+using dispatch::uniform_decode;
 
 // How long a dimension of an input is.
 struct Extent {
@@ -232,37 +218,6 @@ private:
     std::unique_ptr<State> state_;
 };
 
-// How a step runs.
-enum class Mode : std::int32_t {
-    eager = VMMGRAPH_MODE_EAGER,
-    // Graphs with eager work between them.
-    piecewise = VMMGRAPH_MODE_PIECEWISE,
-    // One graph.
-    full = VMMGRAPH_MODE_FULL,
-};
-
-// What the sequences of a step are doing.
-enum class Phase : std::int32_t { decode = VMMGRAPH_PHASE_DECODE, prefill = VMMGRAPH_PHASE_PREFILL, mixed = VMMGRAPH_PHASE_MIXED };
-
-// Why a step runs the way it does.
-enum class Reason : std::int32_t {
-    // By a graph of exactly this shape, by one of a larger shape, or by one that was captured for it.
-    hit = VMMGRAPH_REASON_HIT,
-    padded = VMMGRAPH_REASON_PADDED,
-    captured = VMMGRAPH_REASON_CAPTURED,
-    // Eagerly: as the modes say, by the threshold, since no bucket covers it, since the engine says that it cannot be in a graph.
-    mode_eager = VMMGRAPH_REASON_MODE_EAGER,
-    above_threshold = VMMGRAPH_REASON_ABOVE_THRESHOLD,
-    too_large = VMMGRAPH_REASON_TOO_LARGE,
-    not_capturable = VMMGRAPH_REASON_NOT_CAPTURABLE,
-    // Eagerly, though a graph could run it: it is not there and may not be captured now, it is being captured, there is no room, or
-    // capturing it failed.
-    not_captured = VMMGRAPH_REASON_NOT_CAPTURED,
-    being_captured = VMMGRAPH_REASON_BEING_CAPTURED,
-    budget = VMMGRAPH_REASON_BUDGET,
-    capture_failed = VMMGRAPH_REASON_CAPTURE_FAILED,
-};
-
 // A step to run.
 struct Step {
     Key key;
@@ -313,37 +268,19 @@ private:
     std::vector<Piece> pieces_;
 };
 
-// How an executor decides, captures and evicts. 0 is no limit.
-struct ExecutorOptions {
-    // Buckets of full and of piecewise graphs; all of them are buckets of the inputs.
-    std::vector<Key> full;
-    std::vector<Key> piecewise;
-    // Bits of a step's variant that do not count for piecewise graphs.
-    std::uint32_t piecewise_ignores = uniform_decode;
-    // The modes that each phase tries, first and second; by default full for decode, and piecewise for what has a prefill in it and
-    // where there is no full graph.
-    std::array<std::array<Mode, 2>, 3> modes{{{Mode::full, Mode::piecewise}, {Mode::piecewise, Mode::eager}, {Mode::piecewise, Mode::eager}}};
-    // Steps of more tokens run eagerly.
-    std::uint32_t most_tokens = 0;
-    // Most graphs; the least recently used goes for a new one.
-    std::uint32_t most_graphs = 0;
-    // Most bytes of physical memory of the arena after each step; graphs go, the least recently used first, and their pages are given back.
+// How an executor decides (all of dispatch.hpp's options but their order: 0 is no limit), captures and evicts. Its buckets are
+// buckets of the inputs; for a new graph beyond most_graphs the least recently used one goes.
+struct ExecutorOptions : dispatch::DispatcherOptions {
+    // Most bytes of physical memory of the arena, at any time: its budget. Where a capture needs more, graphs go, the least recently
+    // used first, and it is tried again.
     std::uint64_t most_bytes = 0;
-    // Whether a graph that is not there is left to warm_up().
-    bool ahead_only = false;
     // The stream of every capture (a cudaStream_t, not the default one); null: one of torch's.
     void* capture_stream = nullptr;
     torch::CaptureOptions capture;
 };
 
-// What an executor did so far.
-struct ExecutorStats {
-    // Graphs that are there, captures that succeeded and failed, graphs evicted.
-    std::uint64_t graphs = 0;
-    std::uint64_t captures = 0;
-    std::uint64_t failures = 0;
-    std::uint64_t evictions = 0;
-};
+// What an executor did so far; graphs that clear() drops count as evictions.
+using ExecutorStats = dispatch::DispatcherStats;
 
 // Runs steps by graphs: decides which, captures on demand or ahead, caches by shape, evicts, and runs eagerly what no graph can, saying why.
 class VMMGRAPH_API GraphExecutor {
@@ -380,7 +317,7 @@ public:
     // Why the last capture failed; empty if none did.
     [[nodiscard]] const std::string& last_failure() const noexcept;
 
-    [[nodiscard]] ExecutorStats stats() const noexcept;
+    [[nodiscard]] ExecutorStats stats() const;
     // Steps that ran in that mode for that reason.
     [[nodiscard]] std::uint64_t steps(Mode mode, Reason reason) const;
     // Steps that ran eagerly though a graph should have run them: not captured, being captured, no room, failed.

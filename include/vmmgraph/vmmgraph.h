@@ -8,8 +8,8 @@
  *     untouched on failure. vmmgraph_last_error and vmmgraph_last_error_message tell more, for the calling thread.
  *   - Nothing aborts, exits or throws. Out of memory leaves everything usable.
  *   - Handles are checked keys, not addresses: a destroyed, foreign or null handle is VMMGRAPH_ERROR_INVALID_HANDLE.
- *   - Structs begin with struct_size (vmmgraph_key_t and vmmgraph_extent_t never grow and have none). Zero a struct, set
- *     struct_size to its sizeof, and then what differs from the default.
+ *   - Structs begin with struct_size (but those that come in arrays and never grow: keys, extents, planned buckets). Zero a struct,
+ *     set struct_size to its sizeof, and then what differs from the default.
  *   - A child made by fork after a device was opened gets VMMGRAPH_ERROR_WRONG_STATE from every function but those that explain a
  *     failure. It may exit in any way, and exec. Do not touch blocks there: host memory is shared with the parent.
  *   - Sizes are bytes. Streams are CUstream or cudaStream_t; null is the default stream. All functions are thread-safe.
@@ -158,7 +158,7 @@
 // A graph of a larger shape is there.
 #define VMMGRAPH_REASON_PADDED 1
 
-// This step is to be captured.
+// A graph was captured for this step, or is to be.
 #define VMMGRAPH_REASON_CAPTURED 2
 
 // Eager: the options say so for this phase.
@@ -182,16 +182,19 @@
 // Eager: most_graphs are there.
 #define VMMGRAPH_REASON_BUDGET 9
 
-// Eager: capturing this bucket failed before.
+// Eager: capturing this bucket failed, now or before.
 #define VMMGRAPH_REASON_CAPTURE_FAILED 10
 
-// A capture ahead of traffic begins. The slot is the caller's until the capture is reported as done or failed.
+// The graph of this shape is not there, and a larger one that is runs the step.
+#define VMMGRAPH_REASON_STAND_IN 11
+
+// A capture ahead of traffic begins. The slot is the caller's until the capture is reported as done, failed or abandoned.
 #define VMMGRAPH_GRAPH_BEGIN 0
 
 // The graph is there.
 #define VMMGRAPH_GRAPH_CAPTURED 1
 
-// The capture failed: the bucket runs eagerly until it is forgiven.
+// The capture failed: its step runs eagerly, and the bucket has no graph until it is forgiven.
 #define VMMGRAPH_GRAPH_FAILED 2
 
 // The graph was dropped; it may be captured again.
@@ -199,6 +202,9 @@
 
 // A failed bucket may be tried again.
 #define VMMGRAPH_GRAPH_FORGIVEN 4
+
+// The capture did not come about: all is as before it, and its step is counted when it comes again.
+#define VMMGRAPH_GRAPH_ABANDONED 5
 
 // Written by the host before every step; travels with the other host inputs in one copy.
 #define VMMGRAPH_ROLE_HOST_INPUT 0
@@ -283,6 +289,18 @@
 
 // The default list of vLLM: 1, 2, 4, multiples of 8 below 256, then multiples of 16 up to `max`.
 #define VMMGRAPH_SIZES_VLLM 1
+
+// Of VMMGRAPH_LIMITED_BY: no part of the budget limits the number of graphs.
+#define VMMGRAPH_LIMITED_BY_NOTHING 0
+
+// most_graphs does.
+#define VMMGRAPH_LIMITED_BY_GRAPHS 1
+
+// streams does.
+#define VMMGRAPH_LIMITED_BY_STREAMS 2
+
+// most_graph_bytes does.
+#define VMMGRAPH_LIMITED_BY_GRAPH_BYTES 3
 
 // Being captured: blocks may be allocated.
 #define VMMGRAPH_SPACE_OPEN 0
@@ -485,6 +503,10 @@ typedef struct vmmgraph_dispatcher_options_t {
   int32_t ahead_only;
   // The modes that steps of each VMMGRAPH_PHASE try, first and second.
   int32_t modes[3][2];
+  // A graph that is not there may be stood in for by one that weighs at most so many times as much; 0: twice, 1: by none heavier.
+  uint32_t stand_in;
+  // 0.
+  uint32_t reserved;
 } vmmgraph_dispatcher_options_t;
 
 // A dispatcher: decides which graph runs a step, and counts why. It holds no graph. Calls with it are thread-safe.
@@ -498,7 +520,7 @@ typedef struct vmmgraph_decision_t {
   int32_t mode;
   // A VMMGRAPH_REASON.
   int32_t reason;
-  // 1: capture the graph, and report VMMGRAPH_GRAPH_CAPTURED or _FAILED; 0: replay it, or run eagerly.
+  // 1: capture the graph, and report VMMGRAPH_GRAPH_CAPTURED, _FAILED or _ABANDONED; 0: replay it, or run eagerly.
   int32_t capture;
   // The graph's number, from 0; UINT32_MAX for an eager step.
   uint32_t slot;
@@ -507,6 +529,24 @@ typedef struct vmmgraph_decision_t {
   // 0.
   uint32_t reserved;
 } vmmgraph_decision_t;
+
+// What became of a dispatcher's graphs and steps so far.
+typedef struct vmmgraph_dispatcher_stats_t {
+  // Set to sizeof(vmmgraph_dispatcher_stats_t) before the call.
+  size_t struct_size;
+  // Graphs that are there or being captured.
+  uint64_t graphs;
+  // Captures that succeeded.
+  uint64_t captures;
+  // Captures that failed.
+  uint64_t failures;
+  // Graphs that were dropped.
+  uint64_t evictions;
+  // Weight of the steps that graphs ran, and what padding added to it.
+  uint64_t requested;
+  // See `requested`.
+  uint64_t padding;
+} vmmgraph_dispatcher_stats_t;
 
 // How long a dimension is. Never grows, so it has no struct_size.
 typedef struct vmmgraph_extent_t {
@@ -624,6 +664,34 @@ typedef void (*vmmgraph_log_fn)(int32_t level, const char *text, size_t length, 
 // Called once with `user` when a sink is no longer in use.
 typedef void (*vmmgraph_drop_fn)(void *user);
 
+// Streams and layers of an Ascend deployment, for the number of ACL graphs that it can hold by vLLM-Ascend's formula. Zero
+// everything, then set struct_size and what differs from the default; 0 is the default.
+typedef struct vmmgraph_acl_graph_streams_t {
+  // sizeof(vmmgraph_acl_graph_streams_t).
+  size_t struct_size;
+  // Streams that captures may take; 0: 1800, which is a device's 2048 less what is kept back.
+  uint32_t streams;
+  // The model's hidden layers.
+  uint32_t layers;
+  // Layers of the draft model; 0: there is none.
+  uint32_t draft_layers;
+  // The data-parallel and tensor-parallel sizes; each above 1 is a communication group.
+  uint32_t data_parallel;
+  // See `data_parallel`.
+  uint32_t tensor_parallel;
+  // 1: HCCL_OP_EXPANSION_MODE is AIV.
+  int32_t aiv;
+  // AIV: further concurrent streams (1 each for expert parallelism, an overlapped shared expert, data parallelism of a
+  // mixture-of-experts model).
+  uint32_t extra;
+  // AIV: 1 keeps one graph's worth of streams back, as later versions do for dense models.
+  int32_t reserve_one;
+  // Without AIV: how many of the prefill and decode context-parallel sizes are above 1.
+  uint32_t context_groups;
+  // 0.
+  uint32_t reserved;
+} vmmgraph_acl_graph_streams_t;
+
 // What graphs may take and cost. Zero everything, then set struct_size and what differs from the default; 0 is the default.
 typedef struct vmmgraph_plan_options_t {
   // sizeof(vmmgraph_plan_options_t).
@@ -646,7 +714,58 @@ typedef struct vmmgraph_plan_options_t {
   uint64_t pool_unit_bytes;
   // What an eager step costs in the unit of padding; 0: more than any padding.
   uint64_t eager_step;
+  // Streams of an Ascend device; null: no limit by streams.
+  const struct vmmgraph_acl_graph_streams_t *streams;
 } vmmgraph_plan_options_t;
+
+// A bucket of a plan and what it buys. Never grows, so it has no struct_size.
+typedef struct vmmgraph_planned_bucket_t {
+  // The bucket.
+  struct vmmgraph_key_t key;
+  // 0.
+  uint32_t reserved;
+  // Steps that it runs.
+  uint64_t steps;
+  // Weight of the padding in those.
+  uint64_t padding;
+  // What those steps would cost more without it, in the unit of padding.
+  uint64_t saves;
+} vmmgraph_planned_bucket_t;
+
+// What a set of buckets does with given traffic. Numbers beyond 64 bits are UINT64_MAX, here and below.
+typedef struct vmmgraph_waste_t {
+  // Set to sizeof(vmmgraph_waste_t) before the call.
+  size_t struct_size;
+  // Weight of what graphs compute and nobody asked for.
+  uint64_t padding;
+  // Steps that graphs run.
+  uint64_t graph_steps;
+  // Steps that no bucket covers.
+  uint64_t eager_steps;
+} vmmgraph_waste_t;
+
+// What became of a plan.
+typedef struct vmmgraph_plan_result_t {
+  // Set to sizeof(vmmgraph_plan_result_t) before the call.
+  size_t struct_size;
+  // Set before the call: where the cost curve goes, and how many numbers there is room for; null and 0: nowhere. The k-th, from 0,
+  // is what the best choice of at most k graphs costs, in the unit of padding.
+  uint64_t *curve;
+  // See `curve`.
+  size_t curve_capacity;
+  // Numbers of the curve: one more than the graphs that were worth having.
+  size_t curve_count;
+  // Buckets chosen.
+  size_t buckets;
+  // The most graphs that the budget allows; UINT32_MAX: any number.
+  uint32_t most_graphs;
+  // The part of the budget that says so, a VMMGRAPH_LIMITED_BY.
+  int32_t limited_by;
+  // Weight of the heaviest bucket that the pool has room for; UINT64_MAX: any; 0: none.
+  uint64_t heaviest;
+  // What the buckets do with the traffic planned for.
+  struct vmmgraph_waste_t waste;
+} vmmgraph_plan_result_t;
 
 // What a capture used.
 typedef struct vmmgraph_seal_report_t {
@@ -832,7 +951,7 @@ vmmgraph_status_t vmmgraph_dispatcher_create(const struct vmmgraph_dispatcher_op
 // Ends a dispatcher.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_dispatcher_destroy(vmmgraph_dispatcher_t dispatcher);
 
-// Decides for one step and counts the decision. `capturable` is 0 if the caller knows that the step cannot be in a graph, else 1.
+// Decides for one step and counts the decision, one to capture when it is reported. `capturable` is 0 if the caller knows that the step cannot be in a graph, else 1.
 //
 // Arguments:
 // `step` is null or readable; `decision` is null or points to a struct whose struct_size is set.
@@ -858,6 +977,24 @@ VMMGRAPH_API
 vmmgraph_status_t vmmgraph_dispatcher_report(vmmgraph_dispatcher_t dispatcher,
                                              uint32_t slot,
                                              int32_t event);
+
+// The graph to drop first when room is needed: of those that are there, the one whose last use is the longest ago, but never `kept`
+// (UINT32_MAX: any). Writes UINT32_MAX if there is none. Report VMMGRAPH_GRAPH_EVICTED once it is gone.
+//
+// Arguments:
+// `slot` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_dispatcher_least_recently_used(vmmgraph_dispatcher_t dispatcher,
+                                                          uint32_t kept,
+                                                          uint32_t *slot);
+
+// The counts as they are now.
+//
+// Arguments:
+// `stats` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_dispatcher_stats(vmmgraph_dispatcher_t dispatcher,
+                                            struct vmmgraph_dispatcher_stats_t *stats);
 
 // Steps that ran in that mode for that reason.
 //
@@ -981,20 +1118,44 @@ vmmgraph_status_t vmmgraph_sizes(int32_t list,
                                  size_t capacity,
                                  size_t *count);
 
-// Chooses the buckets that pad least for steps of these shapes, so many of each, within the limits: exactly along one axis, soundly along
-// several. Writes at most `capacity` of them, ascending, and how many there are.
+// The most ACL graphs that fit the streams of an Ascend device, by the formula of vLLM-Ascend's `update_aclgraph_sizes`; 0 if none does.
 //
 // Arguments:
-// `shapes` and `steps` point to `shape_count` items, or that is 0; `options` points to a struct whose struct_size is set; `buckets`
-// points to `capacity` writable keys, or that is 0; `count` is null or writable.
+// `streams` is null (the default: no layers, no groups) or points to a struct whose struct_size is set; `graphs` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_acl_graph_limit(const struct vmmgraph_acl_graph_streams_t *streams,
+                                           uint32_t *graphs);
+
+// Chooses the buckets that pad least for steps of these shapes, so many of each, within the limits: exactly along one axis, soundly along
+// several. Writes at most `capacity` of them with what each buys, ascending; there are no more of them than shapes. `result` may be null.
+//
+// Arguments:
+// `shapes` and `steps` point to `shape_count` items, or that is 0; `options` points to a struct whose struct_size is set, as `streams`
+// in it does; `buckets` points to `capacity` writable buckets, or that is 0; `result` is null or points to a struct whose struct_size,
+// curve and curve_capacity are set.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_plan(const struct vmmgraph_key_t *shapes,
                                 const uint64_t *steps,
                                 size_t shape_count,
                                 const struct vmmgraph_plan_options_t *options,
-                                struct vmmgraph_key_t *buckets,
+                                struct vmmgraph_planned_bucket_t *buckets,
                                 size_t capacity,
-                                size_t *count);
+                                struct vmmgraph_plan_result_t *result);
+
+// What these buckets do with that traffic, to compare an engine's list with a plan. `weights` is null or has a weight for each axis; null
+// and all 0: a token costs 1 and nothing else counts.
+//
+// Arguments:
+// `buckets` points to `bucket_count` keys, `shapes` and `steps` to `shape_count` items, or those are 0; `weights` is null or points to
+// four numbers; `waste` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_plan_evaluate(const struct vmmgraph_key_t *buckets,
+                                         size_t bucket_count,
+                                         const uint16_t *weights,
+                                         const struct vmmgraph_key_t *shapes,
+                                         const uint64_t *steps,
+                                         size_t shape_count,
+                                         struct vmmgraph_waste_t *waste);
 
 // Opens a space for a capture. The arena's pages stay while the space does, also after the arena is destroyed.
 //

@@ -104,13 +104,26 @@ impl Default for Costs {
     }
 }
 
+/// The part of a [`Budget`] that allows the fewest graphs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LimitedBy {
+    /// None: there is no limit.
+    Nothing = 0,
+    /// [`Budget::graphs`].
+    Graphs = 1,
+    /// [`Budget::streams`].
+    Streams = 2,
+    /// [`Budget::graph_bytes`].
+    GraphBytes = 3,
+}
+
 /// What a [`Budget`] comes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
     /// The most graphs.
     pub graphs: u32,
     /// Which part of the budget says so.
-    pub by: &'static str,
+    pub by: LimitedBy,
     /// The heaviest bucket that the pool has room for; `None`: no bucket at all.
     pub weight: Option<u64>,
 }
@@ -125,21 +138,21 @@ impl Budget {
             let expected = "above zero where the budget limits it";
             Err(Error::InvalidArgument { what, value: 0, expected })
         };
-        let mut limit = Limit { graphs: u32::MAX, by: "nothing", weight: Some(u64::MAX) };
+        let mut limit = Limit { graphs: u32::MAX, by: LimitedBy::Nothing, weight: Some(u64::MAX) };
         let mut lower = |graphs: u32, by| {
             if graphs < limit.graphs {
                 (limit.graphs, limit.by) = (graphs, by);
             }
         };
         if let Some(graphs) = self.graphs {
-            lower(graphs, "graphs");
+            lower(graphs, LimitedBy::Graphs);
         }
         if let Some(streams) = self.streams {
-            lower(streams.max_graphs(), "streams");
+            lower(streams.max_graphs(), LimitedBy::Streams);
         }
         if let Some(bytes) = self.graph_bytes {
             let Some(graphs) = bytes.checked_div(costs.graph_bytes) else { return zero("bytes of a graph") };
-            lower(u32::try_from(graphs).unwrap_or(u32::MAX), "graph bytes");
+            lower(u32::try_from(graphs).unwrap_or(u32::MAX), LimitedBy::GraphBytes);
         }
         if let Some(bytes) = self.pool_bytes {
             if costs.pool_unit_bytes == 0 {
@@ -183,12 +196,15 @@ mod tests {
     fn the_tightest_part_of_a_budget_decides() {
         let costs = Costs { graph_bytes: 10, pool_base_bytes: 100, pool_unit_bytes: 3, ..Costs::default() };
         let none = Budget::default().limit(&costs).unwrap();
-        assert_eq!(none, Limit { graphs: u32::MAX, by: "nothing", weight: Some(u64::MAX) });
+        assert_eq!(none, Limit { graphs: u32::MAX, by: LimitedBy::Nothing, weight: Some(u64::MAX) });
         let budget =
             Budget { graphs: Some(20), graph_bytes: Some(199), pool_bytes: Some(108), ..Budget::default() };
-        assert_eq!(budget.limit(&costs).unwrap(), Limit { graphs: 19, by: "graph bytes", weight: Some(2) });
+        assert_eq!(
+            budget.limit(&costs).unwrap(),
+            Limit { graphs: 19, by: LimitedBy::GraphBytes, weight: Some(2) }
+        );
         let budget = Budget { streams: Some(AclGraphStreams::new(48, 1, 4, true)), ..budget };
-        assert_eq!(budget.limit(&costs).unwrap().by, "streams");
+        assert_eq!(budget.limit(&costs).unwrap().by, LimitedBy::Streams);
         assert_eq!(Budget { pool_bytes: Some(99), ..budget }.limit(&costs).unwrap().weight, None);
         assert!(budget.limit(&Costs::default()).is_err());
     }

@@ -36,7 +36,7 @@ pub mod plan;
 mod slots;
 
 pub use bucket::{BucketSet, vllm_sizes, xllm_sizes};
-pub use budget::{AclGraphStreams, Budget, Costs, Limit};
+pub use budget::{AclGraphStreams, Budget, Costs, Limit, LimitedBy};
 pub use counters::{Counters, Event, Reason};
 pub use dispatcher::{Action, Decision, Dispatcher, DispatcherOptions, GraphMode, Modes, Phase, Slot, Step};
 pub use histogram::Histogram;

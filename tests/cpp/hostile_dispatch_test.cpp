@@ -189,21 +189,155 @@ TEST_F(HostileDispatch, APlanOfThreeShapesUnderALimitOfTwo) {
     const std::uint64_t steps[] = {10, 5, 4};
     auto limits = sized<vmmgraph_plan_options_t>();
     limits.most_graphs = 2;
-    vmmgraph_key_t found[2] = {};
-    std::size_t count = 0;
-    ASSERT_EQ(vmmgraph_plan(shapes, steps, 3, &limits, found, 2, &count), VMMGRAPH_OK);
-    ASSERT_EQ(count, 2u);
-    EXPECT_EQ(found[0].extents[0], 1u);
-    EXPECT_EQ(found[1].extents[0], 8u);
-    // No room to write to, no limit, no traffic.
-    ASSERT_EQ(vmmgraph_plan(shapes, steps, 3, nullptr, nullptr, 0, &count), VMMGRAPH_OK);
-    EXPECT_EQ(count, 3u);
-    ASSERT_EQ(vmmgraph_plan(nullptr, nullptr, 0, nullptr, nullptr, 0, &count), VMMGRAPH_OK);
-    EXPECT_EQ(count, 0u);
+    limits.eager_step = 1000;
+    vmmgraph_planned_bucket_t found[2] = {};
+    std::uint64_t curve[4] = {77, 77, 77, 77};
+    auto result = sized<vmmgraph_plan_result_t>();
+    result.curve = curve;
+    result.curve_capacity = 4;
+    ASSERT_EQ(vmmgraph_plan(shapes, steps, 3, &limits, found, 2, &result), VMMGRAPH_OK);
+    ASSERT_EQ(result.buckets, 2u);
+    EXPECT_EQ(found[0].key.extents[0], 1u);
+    EXPECT_EQ(found[0].steps, 10u);
+    EXPECT_EQ(found[0].saves, 70u);
+    EXPECT_EQ(found[1].key.extents[0], 8u);
+    EXPECT_EQ(found[1].padding, 5u);
+    EXPECT_EQ(result.most_graphs, 2u);
+    EXPECT_EQ(result.limited_by, VMMGRAPH_LIMITED_BY_GRAPHS);
+    EXPECT_EQ(result.heaviest, UINT64_MAX);
+    EXPECT_EQ(result.waste.padding, 5u);
+    EXPECT_EQ(result.waste.graph_steps, 19u);
+    EXPECT_EQ(result.curve_count, 3u);
+    EXPECT_EQ(std::vector<std::uint64_t>(curve, curve + 4), (std::vector<std::uint64_t>{19000, 75, 5, 77}));
+
+    // The same by itself, and an engine's list beside it.
+    auto waste = sized<vmmgraph_waste_t>();
+    const vmmgraph_key_t chosen[] = {found[0].key, found[1].key};
+    ASSERT_EQ(vmmgraph_plan_evaluate(chosen, 2, nullptr, shapes, steps, 3, &waste), VMMGRAPH_OK);
+    EXPECT_EQ(waste.padding, 5u);
+    const std::uint16_t weights[] = {3, 0, 0, 0};
+    ASSERT_EQ(vmmgraph_plan_evaluate(chosen, 1, weights, shapes, steps, 3, &waste), VMMGRAPH_OK);
+    EXPECT_EQ(waste.padding, 0u);
+    EXPECT_EQ(waste.eager_steps, 9u);
+
+    // No room to write to, no limit, no traffic, no answer wanted.
+    ASSERT_EQ(vmmgraph_plan(shapes, steps, 3, nullptr, nullptr, 0, nullptr), VMMGRAPH_OK);
+    result.curve_capacity = 0;
+    ASSERT_EQ(vmmgraph_plan(shapes, steps, 3, nullptr, nullptr, 0, &result), VMMGRAPH_OK);
+    EXPECT_EQ(result.buckets, 3u);
+    EXPECT_EQ(result.curve_count, 4u);
+    EXPECT_EQ(result.limited_by, VMMGRAPH_LIMITED_BY_NOTHING);
+    ASSERT_EQ(vmmgraph_plan(nullptr, nullptr, 0, nullptr, nullptr, 0, &result), VMMGRAPH_OK);
+    EXPECT_EQ(result.buckets, 0u);
+    // More than a number holds is the most that it holds.
+    const std::uint64_t many[] = {UINT64_MAX, UINT64_MAX, UINT64_MAX};
+    limits.eager_step = UINT64_MAX;
+    ASSERT_EQ(vmmgraph_plan(shapes, many, 3, &limits, found, 2, &result), VMMGRAPH_OK);
+    EXPECT_EQ(result.waste.graph_steps, UINT64_MAX);
+
+    result.buckets = 99;
     limits.most_graph_bytes = 1;
-    EXPECT_EQ(vmmgraph_plan(shapes, steps, 3, &limits, found, 2, &count), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_plan(shapes, steps, 3, &limits, found, 2, &result), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     limits.struct_size = 8;
-    EXPECT_EQ(vmmgraph_plan(shapes, steps, 3, &limits, found, 2, &count), VMMGRAPH_ERROR_STRUCT_SIZE);
+    EXPECT_EQ(vmmgraph_plan(shapes, steps, 3, &limits, found, 2, &result), VMMGRAPH_ERROR_STRUCT_SIZE);
+    result.struct_size = 8;
+    EXPECT_EQ(vmmgraph_plan(shapes, steps, 3, nullptr, found, 2, &result), VMMGRAPH_ERROR_STRUCT_SIZE);
+    EXPECT_EQ(result.buckets, 99u) << "an output was written by a call that failed";
+    waste.struct_size = 0;
+    EXPECT_EQ(vmmgraph_plan_evaluate(chosen, 2, nullptr, shapes, steps, 3, &waste), VMMGRAPH_ERROR_STRUCT_SIZE);
+}
+
+// Its documentation works through 48 layers, data parallel 1 and tensor parallel 4, with 1920 streams.
+TEST_F(HostileDispatch, AclGraphsByStreams) {
+    auto streams = sized<vmmgraph_acl_graph_streams_t>();
+    streams.layers = 48;
+    streams.data_parallel = 1;
+    streams.tensor_parallel = 4;
+    const auto graphs = [&] {
+        std::uint32_t graphs = 77;
+        EXPECT_EQ(vmmgraph_acl_graph_limit(&streams, &graphs), VMMGRAPH_OK);
+        return graphs;
+    };
+    EXPECT_EQ(graphs(), 11u);
+    streams.streams = 1920;
+    EXPECT_EQ(graphs(), 12u);
+    streams.aiv = 1;
+    EXPECT_EQ(graphs(), 19u);
+    streams.reserve_one = 1;
+    EXPECT_EQ(graphs(), 18u);
+    streams.draft_layers = 1;
+    EXPECT_EQ(graphs(), 17u);
+    streams.extra = 1;
+    EXPECT_EQ(graphs(), 11u);
+
+    // As a limit of a plan.
+    std::vector<vmmgraph_key_t> shapes;
+    for (std::uint32_t i = 1; i <= 40; ++i) {
+        shapes.push_back(tokens(i));
+    }
+    const std::vector<std::uint64_t> steps(shapes.size(), 1);
+    auto limits = sized<vmmgraph_plan_options_t>();
+    limits.streams = &streams;
+    auto result = sized<vmmgraph_plan_result_t>();
+    ASSERT_EQ(vmmgraph_plan(shapes.data(), steps.data(), shapes.size(), &limits, nullptr, 0, &result), VMMGRAPH_OK);
+    EXPECT_EQ(result.buckets, 11u);
+    EXPECT_EQ(result.most_graphs, 11u);
+    EXPECT_EQ(result.limited_by, VMMGRAPH_LIMITED_BY_STREAMS);
+
+    std::uint32_t none = 77;
+    EXPECT_EQ(vmmgraph_acl_graph_limit(nullptr, &none), VMMGRAPH_OK);
+    EXPECT_EQ(none, 1800u);
+    streams.aiv = 2;
+    EXPECT_EQ(vmmgraph_acl_graph_limit(&streams, &none), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_plan(shapes.data(), steps.data(), shapes.size(), &limits, nullptr, 0, &result), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    streams.struct_size = 1;
+    EXPECT_EQ(vmmgraph_acl_graph_limit(&streams, &none), VMMGRAPH_ERROR_STRUCT_SIZE);
+    EXPECT_EQ(none, 1800u);
+}
+
+TEST_F(HostileDispatch, ACaptureIsCountedByWhatBecameOfItAndTheOldestGraphGoesFirst) {
+    const auto capture = [&](std::uint32_t count, std::int32_t event) {
+        EXPECT_EQ(dispatch(count), VMMGRAPH_OK);
+        EXPECT_EQ(decision.capture, 1) << count;
+        EXPECT_EQ(vmmgraph_dispatcher_report(dispatcher, decision.slot, event), VMMGRAPH_OK);
+        return decision.slot;
+    };
+    const auto oldest = [&](std::uint32_t kept) {
+        std::uint32_t slot = 77;
+        EXPECT_EQ(vmmgraph_dispatcher_least_recently_used(dispatcher, kept, &slot), VMMGRAPH_OK);
+        return slot;
+    };
+    EXPECT_EQ(oldest(UINT32_MAX), UINT32_MAX);
+    static_cast<void>(capture(13, VMMGRAPH_GRAPH_ABANDONED));
+    const auto first = capture(13, VMMGRAPH_GRAPH_CAPTURED);
+    const auto second = capture(30, VMMGRAPH_GRAPH_CAPTURED);
+    EXPECT_EQ(oldest(UINT32_MAX), first);
+    EXPECT_EQ(oldest(first), second);
+    ASSERT_EQ(dispatch(16), VMMGRAPH_OK);
+    EXPECT_EQ(oldest(UINT32_MAX), second);
+
+    // No third graph is allowed: one of at most twice the weight stands in.
+    ASSERT_EQ(dispatch(7), VMMGRAPH_OK);
+    EXPECT_EQ(decision.reason, VMMGRAPH_REASON_STAND_IN);
+    EXPECT_EQ(decision.slot, first);
+    ASSERT_EQ(dispatch(3), VMMGRAPH_OK);
+    EXPECT_EQ(decision.reason, VMMGRAPH_REASON_BUDGET);
+
+    ASSERT_EQ(vmmgraph_dispatcher_report(dispatcher, second, VMMGRAPH_GRAPH_EVICTED), VMMGRAPH_OK);
+    static_cast<void>(capture(40, VMMGRAPH_GRAPH_FAILED));
+    auto stats = sized<vmmgraph_dispatcher_stats_t>();
+    ASSERT_EQ(vmmgraph_dispatcher_stats(dispatcher, &stats), VMMGRAPH_OK);
+    EXPECT_EQ(stats.graphs, 1u);
+    EXPECT_EQ(stats.captures, 2u);
+    EXPECT_EQ(stats.failures, 1u);
+    EXPECT_EQ(stats.evictions, 1u);
+    EXPECT_EQ(stats.requested, 13u + 30 + 16 + 7);
+    EXPECT_EQ(stats.padding, 3u + 2 + 0 + 9);
+    std::uint64_t steps = 0;
+    ASSERT_EQ(vmmgraph_dispatcher_steps(dispatcher, VMMGRAPH_MODE_EAGER, VMMGRAPH_REASON_CAPTURE_FAILED, &steps), VMMGRAPH_OK);
+    EXPECT_EQ(steps, 1u);
+    stats.struct_size = 0;
+    EXPECT_EQ(vmmgraph_dispatcher_stats(dispatcher, &stats), VMMGRAPH_ERROR_STRUCT_SIZE);
 }
 
 TEST_F(HostileDispatch, NullForEveryPointer) {
@@ -213,7 +347,10 @@ TEST_F(HostileDispatch, NullForEveryPointer) {
     std::size_t count = 77;
     std::uint64_t end = 77;
     const std::uint64_t steps = 1;
-    vmmgraph_key_t key{};
+    vmmgraph_planned_bucket_t key{};
+    auto result = sized<vmmgraph_plan_result_t>();
+    result.curve_capacity = 1;
+    auto waste = sized<vmmgraph_waste_t>();
     vmmgraph_dispatcher_t made = nullptr;
     vmmgraph_input_plan_t planned = nullptr;
     auto holes = options();
@@ -223,10 +360,17 @@ TEST_F(HostileDispatch, NullForEveryPointer) {
     const vmmgraph_status_t refused[] = {
         vmmgraph_sizes(VMMGRAPH_SIZES_VLLM, 4, nullptr, 0, nullptr),
         vmmgraph_sizes(VMMGRAPH_SIZES_VLLM, 4, nullptr, 1, &count),
-        vmmgraph_plan(nullptr, &steps, 1, nullptr, &key, 1, &count),
-        vmmgraph_plan(&bucket, nullptr, 1, nullptr, &key, 1, &count),
-        vmmgraph_plan(&bucket, &steps, 1, nullptr, nullptr, 1, &count),
-        vmmgraph_plan(&bucket, &steps, 1, nullptr, &key, 1, nullptr),
+        vmmgraph_plan(nullptr, &steps, 1, nullptr, &key, 1, nullptr),
+        vmmgraph_plan(&bucket, nullptr, 1, nullptr, &key, 1, nullptr),
+        vmmgraph_plan(&bucket, &steps, 1, nullptr, nullptr, 1, nullptr),
+        vmmgraph_plan(&bucket, &steps, 1, nullptr, &key, 1, &result),
+        vmmgraph_plan_evaluate(nullptr, 1, nullptr, &bucket, &steps, 1, &waste),
+        vmmgraph_plan_evaluate(&bucket, 1, nullptr, nullptr, &steps, 1, &waste),
+        vmmgraph_plan_evaluate(&bucket, 1, nullptr, &bucket, nullptr, 1, &waste),
+        vmmgraph_plan_evaluate(&bucket, 1, nullptr, &bucket, &steps, 1, nullptr),
+        vmmgraph_acl_graph_limit(nullptr, nullptr),
+        vmmgraph_dispatcher_least_recently_used(dispatcher, 0, nullptr),
+        vmmgraph_dispatcher_stats(dispatcher, nullptr),
         vmmgraph_dispatcher_create(nullptr, nullptr),
         vmmgraph_dispatcher_create(&holes, &made),
         vmmgraph_dispatch(dispatcher, nullptr, VMMGRAPH_PHASE_DECODE, 1, &decision),
@@ -265,7 +409,11 @@ TEST_F(HostileDispatch, HandlesThatAreNone) {
         auto info = sized<vmmgraph_input_plan_info_t>();
         auto view = sized<vmmgraph_input_view_t>();
         std::uint64_t number = 0;
+        std::uint32_t slot = 0;
+        auto stats = sized<vmmgraph_dispatcher_stats_t>();
         for (const auto status : {
+                 vmmgraph_dispatcher_least_recently_used(no_dispatcher, 0, &slot),
+                 vmmgraph_dispatcher_stats(no_dispatcher, &stats),
                  vmmgraph_dispatch(no_dispatcher, &bucket, VMMGRAPH_PHASE_DECODE, 1, &decision),
                  vmmgraph_dispatcher_slot(no_dispatcher, 0, &decision),
                  vmmgraph_dispatcher_report(no_dispatcher, 0, VMMGRAPH_GRAPH_BEGIN),
@@ -302,10 +450,10 @@ TEST_F(HostileDispatch, NumbersOutsideTheirDomain) {
     for (const std::int32_t wrong : {-1, 3, INT32_MAX, INT32_MIN}) {
         EXPECT_EQ(dispatch(1, wrong), VMMGRAPH_ERROR_INVALID_ARGUMENT);
         EXPECT_EQ(dispatch(1, VMMGRAPH_PHASE_DECODE, wrong), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-        EXPECT_EQ(vmmgraph_dispatcher_report(dispatcher, 0, wrong == 3 ? 5 : wrong), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        EXPECT_EQ(vmmgraph_dispatcher_report(dispatcher, 0, wrong == 3 ? 6 : wrong), VMMGRAPH_ERROR_INVALID_ARGUMENT);
         EXPECT_EQ(vmmgraph_dispatcher_steps(dispatcher, wrong == 3 ? VMMGRAPH_MODE_DEFAULT : wrong, 0, &steps),
                   VMMGRAPH_ERROR_INVALID_ARGUMENT);
-        EXPECT_EQ(vmmgraph_dispatcher_steps(dispatcher, VMMGRAPH_MODE_FULL, wrong == 3 ? 11 : wrong, &steps),
+        EXPECT_EQ(vmmgraph_dispatcher_steps(dispatcher, VMMGRAPH_MODE_FULL, wrong == 3 ? 12 : wrong, &steps),
                   VMMGRAPH_ERROR_INVALID_ARGUMENT);
         auto given = options();
         given.ahead_only = wrong;

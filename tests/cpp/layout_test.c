@@ -200,7 +200,20 @@ SIZE(vmmgraph_key_t, 20);
 FIELD(vmmgraph_key_t, variant, 0, 4);
 FIELD(vmmgraph_key_t, extents, 4, 16);
 
-SIZE(vmmgraph_plan_options_t, 72);
+SIZE(vmmgraph_acl_graph_streams_t, 48);
+FIELD(vmmgraph_acl_graph_streams_t, struct_size, 0, 8);
+FIELD(vmmgraph_acl_graph_streams_t, streams, 8, 4);
+FIELD(vmmgraph_acl_graph_streams_t, layers, 12, 4);
+FIELD(vmmgraph_acl_graph_streams_t, draft_layers, 16, 4);
+FIELD(vmmgraph_acl_graph_streams_t, data_parallel, 20, 4);
+FIELD(vmmgraph_acl_graph_streams_t, tensor_parallel, 24, 4);
+FIELD(vmmgraph_acl_graph_streams_t, aiv, 28, 4);
+FIELD(vmmgraph_acl_graph_streams_t, extra, 32, 4);
+FIELD(vmmgraph_acl_graph_streams_t, reserve_one, 36, 4);
+FIELD(vmmgraph_acl_graph_streams_t, context_groups, 40, 4);
+FIELD(vmmgraph_acl_graph_streams_t, reserved, 44, 4);
+
+SIZE(vmmgraph_plan_options_t, 80);
 FIELD(vmmgraph_plan_options_t, struct_size, 0, 8);
 FIELD(vmmgraph_plan_options_t, weights, 8, 8);
 FIELD(vmmgraph_plan_options_t, most_graphs, 16, 4);
@@ -211,8 +224,33 @@ FIELD(vmmgraph_plan_options_t, most_pool_bytes, 40, 8);
 FIELD(vmmgraph_plan_options_t, pool_base_bytes, 48, 8);
 FIELD(vmmgraph_plan_options_t, pool_unit_bytes, 56, 8);
 FIELD(vmmgraph_plan_options_t, eager_step, 64, 8);
+FIELD(vmmgraph_plan_options_t, streams, 72, 8);
 
-SIZE(vmmgraph_dispatcher_options_t, 88);
+SIZE(vmmgraph_waste_t, 32);
+FIELD(vmmgraph_waste_t, struct_size, 0, 8);
+FIELD(vmmgraph_waste_t, padding, 8, 8);
+FIELD(vmmgraph_waste_t, graph_steps, 16, 8);
+FIELD(vmmgraph_waste_t, eager_steps, 24, 8);
+
+SIZE(vmmgraph_planned_bucket_t, 48);
+FIELD(vmmgraph_planned_bucket_t, key, 0, 20);
+FIELD(vmmgraph_planned_bucket_t, reserved, 20, 4);
+FIELD(vmmgraph_planned_bucket_t, steps, 24, 8);
+FIELD(vmmgraph_planned_bucket_t, padding, 32, 8);
+FIELD(vmmgraph_planned_bucket_t, saves, 40, 8);
+
+SIZE(vmmgraph_plan_result_t, 88);
+FIELD(vmmgraph_plan_result_t, struct_size, 0, 8);
+FIELD(vmmgraph_plan_result_t, curve, 8, 8);
+FIELD(vmmgraph_plan_result_t, curve_capacity, 16, 8);
+FIELD(vmmgraph_plan_result_t, curve_count, 24, 8);
+FIELD(vmmgraph_plan_result_t, buckets, 32, 8);
+FIELD(vmmgraph_plan_result_t, most_graphs, 40, 4);
+FIELD(vmmgraph_plan_result_t, limited_by, 44, 4);
+FIELD(vmmgraph_plan_result_t, heaviest, 48, 8);
+FIELD(vmmgraph_plan_result_t, waste, 56, 32);
+
+SIZE(vmmgraph_dispatcher_options_t, 96);
 FIELD(vmmgraph_dispatcher_options_t, struct_size, 0, 8);
 FIELD(vmmgraph_dispatcher_options_t, full, 8, 8);
 FIELD(vmmgraph_dispatcher_options_t, full_count, 16, 8);
@@ -224,6 +262,17 @@ FIELD(vmmgraph_dispatcher_options_t, most_tokens, 52, 4);
 FIELD(vmmgraph_dispatcher_options_t, most_graphs, 56, 4);
 FIELD(vmmgraph_dispatcher_options_t, ahead_only, 60, 4);
 FIELD(vmmgraph_dispatcher_options_t, modes, 64, 24);
+FIELD(vmmgraph_dispatcher_options_t, stand_in, 88, 4);
+FIELD(vmmgraph_dispatcher_options_t, reserved, 92, 4);
+
+SIZE(vmmgraph_dispatcher_stats_t, 56);
+FIELD(vmmgraph_dispatcher_stats_t, struct_size, 0, 8);
+FIELD(vmmgraph_dispatcher_stats_t, graphs, 8, 8);
+FIELD(vmmgraph_dispatcher_stats_t, captures, 16, 8);
+FIELD(vmmgraph_dispatcher_stats_t, failures, 24, 8);
+FIELD(vmmgraph_dispatcher_stats_t, evictions, 32, 8);
+FIELD(vmmgraph_dispatcher_stats_t, requested, 40, 8);
+FIELD(vmmgraph_dispatcher_stats_t, padding, 48, 8);
 
 SIZE(vmmgraph_decision_t, 48);
 FIELD(vmmgraph_decision_t, struct_size, 0, 8);

@@ -39,8 +39,8 @@ TEST(Executor, EveryModeRunsAndSaysWhy) {
     EXPECT_EQ(small.executor->steps(Mode::eager, Reason::too_large), 1u);
     const auto text = small.executor->prometheus({{"model", "a\"b"}});
     EXPECT_NE(text.find("vmmgraph_dispatch_steps_total{model=\"a\\\"b\",mode=\"full\",reason=\"padded\"} 1\n"), std::string::npos) << text;
-    EXPECT_NE(text.find("\nvmmgraph_executor_captures_total{model=\"a\\\"b\"} 2\n"), std::string::npos) << text;
-    EXPECT_NE(small.executor->prometheus().find("\nvmmgraph_executor_graphs 2\n"), std::string::npos);
+    EXPECT_NE(text.find("\nvmmgraph_dispatch_captures_total{model=\"a\\\"b\"} 2\n"), std::string::npos) << text;
+    EXPECT_NE(small.executor->prometheus().find("\nvmmgraph_dispatch_graphs 2\n"), std::string::npos);
 }
 
 TEST(Executor, WarmUpCapturesAllAndTrafficIsRight) {
@@ -174,6 +174,29 @@ TEST(Executor, TheLeastRecentlyUsedGraphGoes) {
     EXPECT_EQ(reason_of(2), Reason::captured) << "2 was the least recently used";
     EXPECT_EQ(small.executor->stats().graphs, 2u);
     EXPECT_EQ(small.executor->stats().evictions, 2u);
+}
+
+// What warm_up() has no room for runs by a larger graph, or eagerly where that would pad too much.
+TEST(Executor, AheadOfTrafficOnlyLargerGraphsStandIn) {
+    auto options = both();
+    options.full.push_back(Key::of(3, 0, uniform_decode));
+    options.most_graphs = 2;
+    options.ahead_only = true;
+    Small small(options);
+    EXPECT_EQ(small.executor->warm_up(), 2u);
+    Ran ran;
+    EXPECT_TRUE(small.run(8, Phase::decode, ran, uniform_decode));
+    EXPECT_EQ(ran.reason, Reason::hit);
+    EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode));
+    EXPECT_EQ(ran.reason, Reason::stand_in);
+    EXPECT_EQ(ran.bucket, Key::of(4, 0, uniform_decode));
+    EXPECT_TRUE(small.run(1, Phase::decode, ran, uniform_decode));
+    EXPECT_EQ(ran.reason, Reason::not_captured) << "four times its weight";
+    EXPECT_TRUE(small.run(30, Phase::mixed, ran));
+    EXPECT_EQ(ran.reason, Reason::not_captured);
+    EXPECT_EQ(small.executor->unplanned(), 2u);
+    EXPECT_EQ(small.executor->steps(Mode::full, Reason::stand_in), 1u);
+    EXPECT_EQ(small.executor->stats().captures, 2u);
 }
 
 TEST(Executor, BothRoutesAndPoliciesRunPiecewise) {

@@ -4,6 +4,7 @@ include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 set(runtime "${LIBDIR}/libvmmgraph.so.${SOVERSION}" "${LIBDIR}/libvmmgraph.so.${VERSION}")
 set(development
   "${INCLUDEDIR}/vmmgraph/vmmgraph.h"
+  "${INCLUDEDIR}/vmmgraph/dispatch.hpp"
   "${INCLUDEDIR}/vmmgraph/vmmgraph.hpp"
   "${LIBDIR}/cmake/VmmGraph/VmmGraphConfig.cmake"
   "${LIBDIR}/cmake/VmmGraph/VmmGraphConfigVersion.cmake"
