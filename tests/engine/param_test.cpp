@@ -1,5 +1,6 @@
 // CudaGraphPersistentParam: places, padding, views, and what is refused.
 #include <cstdint>
+#include <cstdio>
 #include <random>
 
 #include "devices.hpp"
@@ -10,15 +11,16 @@ namespace {
 constexpr std::uint32_t pages_of_sequence = 5;
 constexpr std::uint32_t width = 6;
 
-std::vector<Key> decode_buckets(std::uint32_t most) {
+std::vector<Key> decode_buckets(std::uint32_t most, std::int32_t list = VMMGRAPH_SIZES_XLLM) {
     std::vector<Key> buckets;
-    for (const auto size : bucket_sizes(VMMGRAPH_SIZES_XLLM, most)) {
+    for (const auto size : bucket_sizes(list, most)) {
         buckets.push_back(Key::of(size, size, uniform_decode));
     }
     return buckets;
 }
 
-std::vector<Input> declaration() {
+// For so many sequences at most.
+std::vector<Input> declaration(std::uint32_t most = 64) {
     const auto tokens = Extent::along(Axis::tokens);
     const auto batch = Extent::along(Axis::batch);
     return {
@@ -29,7 +31,7 @@ std::vector<Input> declaration() {
         Input::host(names::q_seq_lens, at::kInt, {batch}, Pad::value(1)),
         Input::host(names::kv_seq_lens, at::kInt, {batch}, Pad::value(1)),
         Input::host(names::paged_kv_indptr, at::kInt, {Extent::along(Axis::batch, 1, 1)}, Pad::repeat_last()),
-        Input::host(names::paged_kv_indices, at::kInt, {Extent::up_to(64 * pages_of_sequence)}),
+        Input::host(names::paged_kv_indices, at::kInt, {Extent::up_to(most * pages_of_sequence)}),
         Input::host(names::paged_kv_last_page_len, at::kInt, {batch}, Pad::value(1)),
         Input::host("temperature", at::kFloat, {batch}, Pad::value(0.5)),
         Input::device(names::embeddings, at::kBFloat16, {tokens, Extent::fixed(width)}),
@@ -160,13 +162,32 @@ TEST(Param, DeclarationsThatCannotBeAreRefused) {
     EXPECT_NE(refusal(make({Input::host("a", at::kInt, {tokens})}, {})), "");
 }
 
+// Of the getters' bucket: every input and output as it is, without what aligns it.
+std::size_t bytes_of_all(const CudaGraphPersistentParam& param) {
+    std::size_t bytes = 0;
+    for (std::size_t i = 0; i < param.inputs().size(); ++i) {
+        bytes += param.get(i).nbytes();
+    }
+    return bytes;
+}
+
 TEST(Param, TheArenaIsTheLargestBucketsAndViewsAreFixed) {
-    const auto buckets = decode_buckets(768);
-    ASSERT_GE(buckets.size(), 51u);
-    CudaGraphPersistentParam all(declaration(), buckets, {device(), 512});
-    CudaGraphPersistentParam largest(declaration(), {buckets.back()}, {device(), 512});
-    std::printf("RESULT inputs: %zu shapes in %zu bytes, the largest alone %zu bytes\n", buckets.size(), all.arena_bytes(), largest.arena_bytes());
+    const auto buckets = decode_buckets(512, VMMGRAPH_SIZES_VLLM);
+    ASSERT_EQ(buckets.size(), 51u);
+    CudaGraphPersistentParam all(declaration(512), buckets, {device(), 512});
+    CudaGraphPersistentParam largest(declaration(512), {buckets.back()}, {device(), 512});
+    std::size_t each = 0;
+    for (const auto& bucket : buckets) {
+        all.select(bucket);
+        each += bytes_of_all(all);
+    }
+    std::printf("RESULT inputs: %zu shapes in %zu bytes, the largest alone in %zu bytes, of which its tensors are %zu; tensors of all shapes: "
+                "%zu bytes\n",
+                buckets.size(), all.arena_bytes(), largest.arena_bytes(), bytes_of_all(largest), each);
     EXPECT_EQ(all.arena_bytes(), largest.arena_bytes());
+    EXPECT_GE(all.arena_bytes(), bytes_of_all(largest));
+    EXPECT_LT(all.arena_bytes(), bytes_of_all(largest) + 512 * all.inputs().size()) << "no more than alignment";
+    EXPECT_LT(10 * all.arena_bytes(), each);
     all.select(buckets[7]);
     const auto* const tokens = all.tokens().const_data_ptr();
     const auto* const sliced = all.tokens(3).unsafeGetTensorImpl();
