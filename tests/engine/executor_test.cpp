@@ -139,10 +139,7 @@ TEST(Executor, AStepMayBePreparedWhileTheOneBeforeRuns) {
         tokens.push_back(at::randint(0, vocabulary, {1 + i % 8}, at::kLong));
     }
     small.executor->prepare(step(1), {tokens[0]});
-    c10::cuda::OptionalCUDAStreamGuard guard;
-    if (has_gpu()) {
-        guard.reset_stream(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream()), 0));
-    }
+    const OnStream guard;
     for (int i = 0; i < 40; ++i) {
         const auto ran = small.executor->launch([] {}, stream());
         ASSERT_EQ(ran.mode, Mode::full);
