@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <random>
 
-#include "devices.hpp"
+#include "padded.hpp"
 
 namespace engine_tests {
 namespace {
@@ -53,21 +53,6 @@ std::vector<at::Tensor> step(std::int64_t batch, std::int64_t indices) {
 }
 
 std::vector<Value> values_of(const std::vector<at::Tensor>& tensors) { return {tensors.begin(), tensors.end()}; }
-
-// What an input has to be: the value, then the padding.
-at::Tensor padded(const Input& input, const at::Tensor& value, at::IntArrayRef shape) {
-    const auto zero = input.pad.rule == VMMGRAPH_PAD_ZERO;
-    auto whole = at::full(shape, zero ? c10::Scalar(0) : input.pad.element, value.options());
-    if (input.pad.rule == VMMGRAPH_PAD_REPEAT_LAST) {
-        whole.copy_(value.narrow(0, value.size(0) - 1, 1).expand(shape));
-    }
-    auto corner = whole;
-    for (std::int64_t i = 0; i < value.dim(); ++i) {
-        corner = corner.narrow(i, 0, value.size(i));
-    }
-    corner.copy_(value);
-    return whole;
-}
 
 TEST(Param, EveryInputArrivesPaddedAndOutputsStay) {
     CudaGraphPersistentParam param(declaration(), decode_buckets(64), {device(), 512});
