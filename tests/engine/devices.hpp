@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -58,12 +59,13 @@ inline void wait(c10::DeviceIndex index = 0) {
     }
 }
 
-// Steps of a long test: so many, or VMMGRAPH_ENGINE_STEPS if that is less; then what only many steps show is not judged.
+// Steps of a long test: so many, or VMMGRAPH_ENGINE_STEPS if that is less. What only many steps show is not judged then.
 inline int most_steps(int steps) {
     const char* const text = std::getenv("VMMGRAPH_ENGINE_STEPS");
     const int most = text == nullptr ? 0 : std::atoi(text);
     return most > 0 ? std::min(most, steps) : steps;
 }
+inline bool shortened() { return most_steps(std::numeric_limits<int>::max()) < std::numeric_limits<int>::max(); }
 
 // What the body is refused with; empty if it is not.
 template <class F>
