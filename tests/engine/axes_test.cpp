@@ -293,8 +293,8 @@ void run_traffic(const ExecutorOptions& options, Model& model, bool ahead, const
     EXPECT_EQ(by_mode[VMMGRAPH_MODE_EAGER], eager);
     EXPECT_EQ(model.executor->unplanned(), 0u);
     EXPECT_EQ(stats.failures, 0u) << model.executor->last_failure();
-    EXPECT_GT(by_mode[VMMGRAPH_MODE_FULL], steps / 5);
-    EXPECT_GT(by_mode[VMMGRAPH_MODE_PIECEWISE], steps / 5);
+    EXPECT_TRUE(by_mode[VMMGRAPH_MODE_FULL] > 100 || shortened());
+    EXPECT_TRUE(by_mode[VMMGRAPH_MODE_PIECEWISE] > 100 || shortened());
     EXPECT_LE(most, options.most_graphs == 0 ? options.full.size() + options.piecewise.size() : options.most_graphs);
 }
 
@@ -320,7 +320,7 @@ TEST(Axes, WithFewGraphsToo) {
     options.most_graphs = 6;
     Model model(options);
     run_traffic(options, model, false, "6 graphs at most");
-    EXPECT_GT(model.executor->stats().evictions, 0u);
+    EXPECT_TRUE(model.executor->stats().evictions > 100 || shortened());
 }
 
 // Captures, and evictions whose graphs ran last just before, while steps are under way.
@@ -329,7 +329,7 @@ TEST(Axes, WithFewGraphsAndPreparedAheadToo) {
     options.most_graphs = 6;
     Model model(options);
     run_traffic(options, model, true, "6 graphs at most, prepared ahead");
-    EXPECT_GT(model.executor->stats().evictions, 0u);
+    EXPECT_TRUE(model.executor->stats().evictions > 100 || shortened());
 }
 
 }  // namespace

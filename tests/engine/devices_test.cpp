@@ -87,7 +87,7 @@ void both_at_once(const vmmgraph::torch::CaptureOptions& capture, bool other_is_
         EXPECT_EQ(outcome.eager, 0) << outcome.failure;
         EXPECT_EQ(outcome.moved, 0);
         EXPECT_EQ(outcome.stats.failures, 0u) << outcome.failure;
-        EXPECT_GT(outcome.stats.evictions, 0u);
+        EXPECT_TRUE(outcome.stats.evictions > 0 || shortened());
         EXPECT_LE(outcome.stats.graphs, 4u);
     }
 }

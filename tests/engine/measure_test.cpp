@@ -81,7 +81,7 @@ TEST(Eviction, UnderALimitOfHalfTheGraphsMemoryStaysAndNothingIsWrong) {
     std::uint64_t most = 0;
     int wrong = 0;
     int eager = 0;
-    const int steps = has_gpu() ? 10'000 : 500;
+    const int steps = most_steps(has_gpu() ? 10'000 : 500);
     for (int step = 0; step < steps; ++step) {
         wrong += !small.run(1 + static_cast<std::int64_t>(random() % 256), Phase::mixed, ran, 0, static_cast<float>(random() % 10));
         eager += ran.mode == Mode::eager;
@@ -100,7 +100,7 @@ TEST(Eviction, UnderALimitOfHalfTheGraphsMemoryStaysAndNothingIsWrong) {
                 static_cast<unsigned long long>(most >> 20));
     EXPECT_EQ(wrong, 0);
     EXPECT_EQ(eager, 0);
-    EXPECT_GT(stats.evictions, 100u);
+    EXPECT_TRUE(stats.evictions > 100 || shortened());
     EXPECT_LT(stats.graphs, 16u);
     if (has_gpu()) {
         EXPECT_LE(most, options.most_bytes);
