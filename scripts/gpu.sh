@@ -3,8 +3,8 @@
 #   scripts/gpu.sh build     here: puts the test binaries, the demo, the library and the test data into build/gpu
 #   scripts/gpu.sh run       there: runs every test and prints one table; build/gpu is all it needs
 #   scripts/gpu.sh bench     there: the shoot-out of bench/shootout, about three minutes; more arguments go to it
-#   scripts/gpu.sh sanitize  there: compute-sanitizer over the tests, below eight minutes; a line for each tool and binary
-#   scripts/gpu.sh poison    there: the libtorch tests with VMMGRAPH_POISON=1, which fills the shared pages before every replay
+#   scripts/gpu.sh sanitize  there: compute-sanitizer over the tests, at most twelve minutes; a line for each tool and binary
+#   scripts/gpu.sh poison    there: the libtorch and engine tests with VMMGRAPH_POISON=1, which fills the shared pages before every replay
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=build/gpu
@@ -101,6 +101,7 @@ poison() {
   begin
   export VMMGRAPH_POISON=1 VMMGRAPH_TRUST_REPLAYS=20000
   libtorch "captures through libtorch" torch_test
+  libtorch "persistent inputs and executor" engine_test --gtest_filter='-Measure.*'
   trust
   end
 }
@@ -127,16 +128,18 @@ sanitizer() {
 
 # Left out, since they provoke errors on purpose: out of memory (the driver or the budget refuses), broken captures (CUDA refuses calls
 # and the capture), launches around the guard (the graphs race). Left out, since they judge times, which the tools stretch: the trace
-# with its limit on driver work, and the costs.
+# with its limit on driver work, the costs, and what the engine tests measure.
 sanitize() {
   begin
   tools=$(dirname "$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -1 || true)")
   [ -x "$tools/compute-sanitizer" ] || { echo "no compute-sanitizer here" >&2; exit 1; }
-  local provoking='*OutOfMemory*:*ABrokenCapture*:*LaunchesAroundTheGuard*'
+  local provoking='*OutOfMemory*:*ShortOfMemory*:*ABrokenCapture*:*AFailureBetweenPieces*:*LaunchesAroundTheGuard*'
   export VMMGRAPH_TRUST_REPLAYS=2000 VMMGRAPH_TRUST_CYCLES=100 VMMGRAPH_TRUST_SECONDS=20 VMMGRAPH_FORKED_CAPTURES=20
+  export VMMGRAPH_ENGINE_STEPS=30
   sanitizer 90 "memcheck, library" memcheck "$out/gpu" --include-ignored --nocapture --test-threads=1 \
     --skip out_of_memory --skip the_trace_takes --skip costs_on_this_machine
   sanitizer 240 "memcheck, libtorch" memcheck "$out/torch_test" --gtest_filter="-$provoking"
+  sanitizer 150 "memcheck, engine" memcheck "$out/engine_test" --gtest_filter="-Measure.*:$provoking"
   sanitizer 130 "memcheck, trust" memcheck "$out/trust_test" --gtest_filter="-$provoking"
   # Hazards between the threads of a block, in the kernels that small graphs launch.
   export VMMGRAPH_TRUST_REPLAYS=200

@@ -1,6 +1,12 @@
 // Where the engine's tests run: on the GPU if there is one.
 #pragma once
 
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <optional>
 #include <string>
 
 #include <ATen/ATen.h>
@@ -16,23 +22,50 @@ namespace engine_tests {
 using namespace vmmgraph::engine;
 
 inline bool has_gpu() { return c10::cuda::device_count() > 0; }
-inline c10::Device device() { return has_gpu() ? c10::Device(c10::kCUDA, 0) : c10::Device(c10::kCPU); }
-inline at::TensorOptions on_device(c10::ScalarType dtype) { return at::TensorOptions().dtype(dtype).device(device()); }
+inline c10::Device device(c10::DeviceIndex index = 0) { return has_gpu() ? c10::Device(c10::kCUDA, index) : c10::Device(c10::kCPU); }
+inline at::TensorOptions on_device(c10::ScalarType dtype, c10::DeviceIndex index = 0) {
+    return at::TensorOptions().dtype(dtype).device(device(index));
+}
 
-// One for all tests: none of them may leave it under capture.
-inline void* stream() {
+// One of each device for all tests: none of them may leave it under capture.
+inline void* stream(c10::DeviceIndex index = 0) {
     if (!has_gpu()) {
         return nullptr;
     }
-    static const auto stream = c10::cuda::getStreamFromPool(true);
-    return stream.stream();
+    static std::mutex mutex;
+    static std::map<c10::DeviceIndex, c10::cuda::CUDAStream> streams;
+    const std::lock_guard lock(mutex);
+    const auto known = streams.find(index);
+    return (known != streams.end() ? known : streams.emplace(index, c10::cuda::getStreamFromPool(true, index)).first)->second.stream();
 }
 
-inline void wait() {
+// Makes the stream torch's current one; nothing without a GPU.
+class OnStream {
+public:
+    explicit OnStream(c10::DeviceIndex index = 0) {
+        if (has_gpu()) {
+            guard_.reset_stream(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream(index)), index));
+        }
+    }
+
+private:
+    c10::cuda::OptionalCUDAStreamGuard guard_;
+};
+
+inline void wait(c10::DeviceIndex index = 0) {
     if (has_gpu()) {
+        const c10::cuda::CUDAGuard guard(index);
         ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     }
 }
+
+// Steps of a long test: so many, or VMMGRAPH_ENGINE_STEPS if that is less. What only many steps show is not judged then.
+inline int most_steps(int steps) {
+    const char* const text = std::getenv("VMMGRAPH_ENGINE_STEPS");
+    const int most = text == nullptr ? 0 : std::atoi(text);
+    return most > 0 ? std::min(most, steps) : steps;
+}
+inline bool shortened() { return most_steps(std::numeric_limits<int>::max()) < std::numeric_limits<int>::max(); }
 
 // What the body is refused with; empty if it is not.
 template <class F>

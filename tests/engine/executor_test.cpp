@@ -50,7 +50,7 @@ TEST(Executor, WarmUpCapturesAllAndTrafficIsRight) {
     std::mt19937 random(3);
     Ran ran;
     int wrong = 0;
-    for (int i = 0; i < 300; ++i) {
+    for (int i = 0; i < most_steps(300); ++i) {
         const bool decode = random() % 2 == 0;
         const auto n = static_cast<std::int64_t>(1 + random() % (decode ? 8 : 64));
         wrong += !small.run(n, decode ? Phase::decode : Phase::mixed, ran, decode ? uniform_decode : 0,
@@ -139,10 +139,7 @@ TEST(Executor, AStepMayBePreparedWhileTheOneBeforeRuns) {
         tokens.push_back(at::randint(0, vocabulary, {1 + i % 8}, at::kLong));
     }
     small.executor->prepare(step(1), {tokens[0]});
-    c10::cuda::OptionalCUDAStreamGuard guard;
-    if (has_gpu()) {
-        guard.reset_stream(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream()), 0));
-    }
+    const OnStream guard;
     for (int i = 0; i < 40; ++i) {
         const auto ran = small.executor->launch([] {}, stream());
         ASSERT_EQ(ran.mode, Mode::full);
@@ -211,7 +208,7 @@ TEST(Executor, BothRoutesAndPoliciesRunPiecewise) {
         std::mt19937 random(9);
         Ran ran;
         int wrong = 0;
-        for (int i = 0; i < 50; ++i) {
+        for (int i = 0; i < most_steps(50); ++i) {
             wrong += !small.run(1 + random() % 64, Phase::mixed, ran, 0, static_cast<float>(random() % 5));
             wrong += ran.mode != Mode::piecewise;
             wrong += !small.run(1 + random() % 8, Phase::decode, ran, uniform_decode);

@@ -1,8 +1,9 @@
 // CudaGraphPersistentParam: places, padding, views, and what is refused.
 #include <cstdint>
+#include <cstdio>
 #include <random>
 
-#include "devices.hpp"
+#include "padded.hpp"
 
 namespace engine_tests {
 namespace {
@@ -10,15 +11,16 @@ namespace {
 constexpr std::uint32_t pages_of_sequence = 5;
 constexpr std::uint32_t width = 6;
 
-std::vector<Key> decode_buckets(std::uint32_t most) {
+std::vector<Key> decode_buckets(std::uint32_t most, std::int32_t list = VMMGRAPH_SIZES_XLLM) {
     std::vector<Key> buckets;
-    for (const auto size : bucket_sizes(VMMGRAPH_SIZES_XLLM, most)) {
+    for (const auto size : bucket_sizes(list, most)) {
         buckets.push_back(Key::of(size, size, uniform_decode));
     }
     return buckets;
 }
 
-std::vector<Input> declaration() {
+// For so many sequences at most.
+std::vector<Input> declaration(std::uint32_t most = 64) {
     const auto tokens = Extent::along(Axis::tokens);
     const auto batch = Extent::along(Axis::batch);
     return {
@@ -29,7 +31,7 @@ std::vector<Input> declaration() {
         Input::host(names::q_seq_lens, at::kInt, {batch}, Pad::value(1)),
         Input::host(names::kv_seq_lens, at::kInt, {batch}, Pad::value(1)),
         Input::host(names::paged_kv_indptr, at::kInt, {Extent::along(Axis::batch, 1, 1)}, Pad::repeat_last()),
-        Input::host(names::paged_kv_indices, at::kInt, {Extent::up_to(64 * pages_of_sequence)}),
+        Input::host(names::paged_kv_indices, at::kInt, {Extent::up_to(most * pages_of_sequence)}),
         Input::host(names::paged_kv_last_page_len, at::kInt, {batch}, Pad::value(1)),
         Input::host("temperature", at::kFloat, {batch}, Pad::value(0.5)),
         Input::device(names::embeddings, at::kBFloat16, {tokens, Extent::fixed(width)}),
@@ -51,21 +53,6 @@ std::vector<at::Tensor> step(std::int64_t batch, std::int64_t indices) {
 }
 
 std::vector<Value> values_of(const std::vector<at::Tensor>& tensors) { return {tensors.begin(), tensors.end()}; }
-
-// What an input has to be: the value, then the padding.
-at::Tensor padded(const Input& input, const at::Tensor& value, at::IntArrayRef shape) {
-    const auto zero = input.pad.rule == VMMGRAPH_PAD_ZERO;
-    auto whole = at::full(shape, zero ? c10::Scalar(0) : input.pad.element, value.options());
-    if (input.pad.rule == VMMGRAPH_PAD_REPEAT_LAST) {
-        whole.copy_(value.narrow(0, value.size(0) - 1, 1).expand(shape));
-    }
-    auto corner = whole;
-    for (std::int64_t i = 0; i < value.dim(); ++i) {
-        corner = corner.narrow(i, 0, value.size(i));
-    }
-    corner.copy_(value);
-    return whole;
-}
 
 TEST(Param, EveryInputArrivesPaddedAndOutputsStay) {
     CudaGraphPersistentParam param(declaration(), decode_buckets(64), {device(), 512});
@@ -160,13 +147,32 @@ TEST(Param, DeclarationsThatCannotBeAreRefused) {
     EXPECT_NE(refusal(make({Input::host("a", at::kInt, {tokens})}, {})), "");
 }
 
+// Of the getters' bucket: every input and output as it is, without what aligns it.
+std::size_t bytes_of_all(const CudaGraphPersistentParam& param) {
+    std::size_t bytes = 0;
+    for (std::size_t i = 0; i < param.inputs().size(); ++i) {
+        bytes += param.get(i).nbytes();
+    }
+    return bytes;
+}
+
 TEST(Param, TheArenaIsTheLargestBucketsAndViewsAreFixed) {
-    const auto buckets = decode_buckets(768);
-    ASSERT_GE(buckets.size(), 51u);
-    CudaGraphPersistentParam all(declaration(), buckets, {device(), 512});
-    CudaGraphPersistentParam largest(declaration(), {buckets.back()}, {device(), 512});
-    std::printf("RESULT inputs: %zu shapes in %zu bytes, the largest alone %zu bytes\n", buckets.size(), all.arena_bytes(), largest.arena_bytes());
+    const auto buckets = decode_buckets(512, VMMGRAPH_SIZES_VLLM);
+    ASSERT_EQ(buckets.size(), 51u);
+    CudaGraphPersistentParam all(declaration(512), buckets, {device(), 512});
+    CudaGraphPersistentParam largest(declaration(512), {buckets.back()}, {device(), 512});
+    std::size_t each = 0;
+    for (const auto& bucket : buckets) {
+        all.select(bucket);
+        each += bytes_of_all(all);
+    }
+    std::printf("RESULT inputs: %zu shapes in %zu bytes, the largest alone in %zu bytes, of which its tensors are %zu; tensors of all shapes: "
+                "%zu bytes\n",
+                buckets.size(), all.arena_bytes(), largest.arena_bytes(), bytes_of_all(largest), each);
     EXPECT_EQ(all.arena_bytes(), largest.arena_bytes());
+    EXPECT_GE(all.arena_bytes(), bytes_of_all(largest));
+    EXPECT_LT(all.arena_bytes(), bytes_of_all(largest) + 512 * all.inputs().size()) << "no more than alignment";
+    EXPECT_LT(10 * all.arena_bytes(), each);
     all.select(buckets[7]);
     const auto* const tokens = all.tokens().const_data_ptr();
     const auto* const sliced = all.tokens(3).unsafeGetTensorImpl();

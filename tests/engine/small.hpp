@@ -14,7 +14,8 @@ inline constexpr std::int64_t width = 256;
 
 // hidden = 3 * table[token] + bias, where the bias is the step's own and is added by eager work.
 struct Small {
-    at::Tensor table = at::randn({vocabulary, width}, on_device(at::kFloat));
+    c10::DeviceIndex index;
+    at::Tensor table = at::randn({vocabulary, width}, on_device(at::kFloat, index));
     std::shared_ptr<vmmgraph::SharedVmmAllocator> arena;
     std::unique_ptr<CudaGraphPersistentParam> inputs;
     std::unique_ptr<GraphExecutor> executor;
@@ -23,10 +24,10 @@ struct Small {
     int eager_steps = 0;
     at::Tensor eager_output;
 
-    explicit Small(ExecutorOptions options) {
+    explicit Small(ExecutorOptions options, c10::DeviceIndex index = 0) : index(index) {
         if (has_gpu()) {
             vmmgraph::torch::install();
-            arena = std::make_shared<vmmgraph::SharedVmmAllocator>(0);
+            arena = std::make_shared<vmmgraph::SharedVmmAllocator>(index);
         }
         auto buckets = options.full;
         buckets.insert(buckets.end(), options.piecewise.begin(), options.piecewise.end());
@@ -34,8 +35,8 @@ struct Small {
         inputs = std::make_unique<CudaGraphPersistentParam>(
             std::vector<Input>{Input::host(names::tokens, at::kLong, {tokens}),
                                Input::output(names::hidden_states, at::kFloat, {tokens, Extent::fixed(width)})},
-            buckets, ParamOptions{device(), 512});
-        wait();
+            buckets, ParamOptions{device(index), 512});
+        wait(index);
         executor = std::make_unique<GraphExecutor>(arena, *inputs, [this](Recorder& recorder) { body(recorder); }, options);
     }
 
@@ -63,17 +64,17 @@ struct Small {
     // Whether the step's output is right.
     bool run(std::int64_t n, Phase phase, Ran& ran, std::uint32_t variant = 0, float bias = 0, bool capturable = true) {
         const auto tokens = at::randint(0, vocabulary, {n}, at::kLong);
-        const auto expected = table.index_select(0, tokens.to(device())) + bias;
+        const auto expected = table.index_select(0, tokens.to(table.device())) + bias;
         Step step{Key::of(static_cast<std::uint32_t>(n), 0, variant), phase, capturable, &bias};
-        wait();
+        wait(index);
         ran = executor->run(
             step, {tokens},
             [&] {
                 ++eager_steps;
                 eager_output = expected.clone();
             },
-            stream());
-        wait();
+            stream(index));
+        wait(index);
         const auto& output = ran.mode == Mode::eager ? eager_output : inputs->hidden_states(n);
         return at::allclose(output, expected);
     }

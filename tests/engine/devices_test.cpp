@@ -1,0 +1,102 @@
+// An executor on each of two devices, at the same time, each on a thread of its own. Without any GPU both run on the CPU.
+#include <barrier>
+#include <random>
+#include <thread>
+
+#include "small.hpp"
+
+namespace engine_tests {
+namespace {
+
+struct Outcome {
+    int steps = 0;
+    int wrong = 0;
+    int eager = 0;
+    // Steps behind which the thread's current device was another one than before.
+    int moved = 0;
+    ExecutorStats stats;
+    std::string failure;
+};
+
+// Captures on demand, evicts and replays, with a product in every graph, since cuBLAS keeps workspaces of each device.
+void traffic(c10::DeviceIndex index, c10::DeviceIndex current, const ExecutorOptions& options, std::barrier<>& start, Outcome& outcome) {
+    if (has_gpu()) {
+        c10::cuda::set_device(current);
+    }
+    Small small(options, index);
+    const auto factor = at::randn({128, 128}, on_device(at::kFloat, index));
+    const auto expected = at::mm(factor, factor);
+    const auto product = at::zeros_like(factor);
+    wait(index);
+    small.trouble = [&](Recorder&) { product.copy_(at::mm(factor, factor)); };
+    std::mt19937 random(static_cast<unsigned>(index) + 5);
+    Ran ran;
+    start.arrive_and_wait();
+    for (outcome.steps = 0; outcome.steps < most_steps(300); ++outcome.steps) {
+        const bool decode = random() % 2 == 0;
+        const auto n = static_cast<std::int64_t>(1 + random() % (decode ? 8 : 64));
+        outcome.wrong += !small.run(n, decode ? Phase::decode : Phase::mixed, ran, decode ? uniform_decode : 0,
+                                    decode ? 0 : static_cast<float>(random() % 10));
+        outcome.eager += ran.mode == Mode::eager;
+        outcome.wrong += !at::allclose(product, expected, 1e-3, 1e-3);
+        product.zero_();
+        outcome.moved += has_gpu() && c10::cuda::current_device() != current;
+    }
+    outcome.stats = small.executor->stats();
+    outcome.failure = small.executor->last_failure();
+    small.executor->clear();
+    // By the other route torch's pools wait for the end of whatever capture is under way on the other device.
+    const bool by_blocks = options.capture.route == vmmgraph::torch::Route::blocks;
+    outcome.wrong += by_blocks && small.arena && small.arena->stats().spaces > 0;
+}
+
+void both_at_once(const vmmgraph::torch::CaptureOptions& capture, bool other_is_current) {
+    if (c10::cuda::device_count() == 1) {
+        GTEST_SKIP() << "needs two GPUs, and there is one";
+    }
+    if (has_gpu()) {
+        vmmgraph::torch::install();
+    }
+    ExecutorOptions options;
+    for (const auto size : {1U, 2U, 4U, 8U}) {
+        options.full.push_back(Key::of(size, 0, uniform_decode));
+    }
+    options.piecewise = {Key::of(16), Key::of(64)};
+    options.most_graphs = 4;
+    options.capture = capture;
+    std::barrier<> start(2);
+    std::array<Outcome, 2> outcomes;
+    std::vector<std::thread> threads;
+    for (c10::DeviceIndex index = 0; index < 2; ++index) {
+        threads.emplace_back([&, index] {
+            const auto current = static_cast<c10::DeviceIndex>(other_is_current ? 1 - index : index);
+            try {
+                traffic(index, current, options, start, outcomes[static_cast<std::size_t>(index)]);
+            } catch (const std::exception& error) {
+                ADD_FAILURE() << "device " << int{index} << ": " << error.what();
+                static_cast<void>(start.arrive());
+            }
+        });
+    }
+    for (auto& thread : threads) {
+        thread.join();
+    }
+    for (const auto& outcome : outcomes) {
+        EXPECT_EQ(outcome.steps, most_steps(300));
+        EXPECT_EQ(outcome.wrong, 0);
+        EXPECT_EQ(outcome.eager, 0) << outcome.failure;
+        EXPECT_EQ(outcome.moved, 0);
+        EXPECT_EQ(outcome.stats.failures, 0u) << outcome.failure;
+        EXPECT_TRUE(outcome.stats.evictions > 0 || shortened());
+        EXPECT_LE(outcome.stats.graphs, 4u);
+    }
+}
+
+TEST(Devices, TwoCaptureAndReplayAtOnce) { both_at_once({}, false); }
+TEST(Devices, WhateverDeviceIsCurrent) { both_at_once({}, true); }
+TEST(Devices, TwoCaptureAndReplayAtOnceByPools) {
+    both_at_once({vmmgraph::torch::Route::mempool, vmmgraph::Retain::inherit}, true);
+}
+
+}  // namespace
+}  // namespace engine_tests

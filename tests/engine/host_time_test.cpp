@@ -1,0 +1,125 @@
+// What a step costs the host, as a whole and in parts; each RESULT line is one row of the performance document.
+#include <cstdio>
+#include <functional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "measure.hpp"
+
+namespace engine_tests {
+namespace {
+
+// A part of a step: what is timed, and what must have happened before, which is not.
+struct Way {
+    std::string name;
+    std::function<void()> timed;
+    std::function<void()> before;
+};
+
+// Medians in microseconds, of `rounds` calls of each in turn behind 100 that do not count, on a device that has nothing to do.
+std::vector<double> medians_of(const std::vector<Way>& ways, int rounds) {
+    std::vector<std::vector<double>> times(ways.size());
+    for (int round = 0; round < 100 + rounds; ++round) {
+        for (std::size_t i = 0; i < ways.size(); ++i) {
+            const auto& way = ways[i];
+            if (way.before) {
+                way.before();
+            }
+            wait();
+            const auto start = std::chrono::steady_clock::now();
+            way.timed();
+            const auto time = microseconds_since(start);
+            if (round >= 100) {
+                times[i].push_back(time);
+            }
+        }
+    }
+    std::vector<double> medians;
+    for (const auto& of_one : times) {
+        medians.push_back(median(of_one));
+    }
+    return medians;
+}
+
+// What engines do without the library: a persistent tensor for each input and a copy for each.
+struct Copies {
+    std::vector<at::Tensor> pinned;
+    std::vector<at::Tensor> pageable;
+    std::vector<at::Tensor> persistent;
+
+    explicit Copies(const ForwardInput& input) {
+        for (const auto* values : {&input.token_ids, &input.positions, &input.new_cache_slots, &input.block_tables, &input.q_seq_lens,
+                                   &input.kv_seq_lens, &input.paged_kv_indptr, &input.paged_kv_indices, &input.paged_kv_last_page_len}) {
+            pinned.push_back(at::tensor(*values, at::kInt).pin_memory());
+        }
+        pinned.push_back(at::tensor(input.temperatures, at::kFloat).pin_memory());
+        for (const auto& source : pinned) {
+            persistent.push_back(at::zeros({2 * source.size(0)}, source.options().device(device()).pinned_memory(false)));
+            pageable.push_back(source.clone());
+        }
+    }
+
+    void copy(const std::vector<at::Tensor>& from) {
+        for (std::size_t i = 0; i < from.size(); ++i) {
+            persistent[i].narrow(0, 0, from[i].size(0)).copy_(from[i], true);
+        }
+    }
+};
+
+}  // namespace
+
+std::vector<double> Measure::host_times(std::int64_t layers) {
+    const auto input = decode(64);
+    const auto bucket = Key::of(64, 64, uniform_decode);
+    auto& inputs = executor->inputs();
+    auto& graphs = executor->graphs();
+    at::cuda::CUDAGraph graph;
+    capture_privately(graph, input, bucket);
+    auto ours = capture_in_arena(bucket);
+    Copies copies(input);
+    std::unordered_map<std::uint32_t, at::cuda::CUDAGraph*> known{{64, &graph}};
+    const auto step = executor->step_of(input);
+    const auto values = executor->values_of(input);
+    const std::function<void()> nothing = [] {};
+    auto* const on = stream();
+    // Two, so that the buffer which comes next has been sent before, as in a row of steps.
+    const auto twice = [&] { inputs.update(bucket, values, on), inputs.update(bucket, values, on); };
+    const auto dispatched = [&] { twice(), graphs.prepare(step, values); };
+    const std::vector<Way> ways{
+        {"update, dispatch and replay", [&] { static_cast<void>(executor->run(input, caches, on)); }, {}},
+        {"a copy an input from pinned memory, look-up and replay",
+         [&] { copies.copy(copies.pinned), known.find(input.tokens())->second->replay(); }, {}},
+        {"a copy an input from pageable memory, look-up and replay",
+         [&] { copies.copy(copies.pageable), known.find(input.tokens())->second->replay(); }, {}},
+        {"update alone", [&] { inputs.update(bucket, executor->values_of(input), on); }, {}},
+        {"replay alone, private pool", [&] { graph.replay(); }, {}},
+        {"replay alone, ours", [&] { ours.replay(on); }, {}},
+        {"part: values_of", [&] { static_cast<void>(executor->values_of(input)); }, {}},
+        {"part: prepare of the inputs", [&] { inputs.prepare(bucket, values); }, twice},
+        {"part: commit of the inputs", [&] { inputs.commit(on); }, [&] { twice(), inputs.prepare(bucket, values); }},
+        {"part: prepare of the executor (dispatch, prepare of the inputs)", [&] { graphs.prepare(step, values); }, twice},
+        {"part: launch of the executor (commit, replay)", [&] { graphs.launch(nothing, on); }, dispatched},
+    };
+    const auto medians = medians_of(ways, 1000);
+    for (std::size_t i = 0; i < ways.size(); ++i) {
+        std::printf("RESULT host, %lld layers: %.2f us median for 10 inputs at batch 64: %s\n", static_cast<long long>(layers), medians[i],
+                    ways[i].name.c_str());
+    }
+    return medians;
+}
+
+// Of all that a step costs the host, launching the graph is CUDA's part and grows with the graph, whoever launches it: it is judged with
+// one layer, and printed with eight too.
+TEST_F(Measure, HostTimeOfAStep) {
+    for (const std::int64_t layers : {8, 1}) {
+        build(layers);
+        const auto medians = host_times(layers);
+        if (layers == 1) {
+            EXPECT_LE(medians[0], 15.0);
+            EXPECT_GE(medians[1], 3.0 * medians[0]);
+        }
+    }
+}
+
+}  // namespace engine_tests

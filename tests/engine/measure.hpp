@@ -1,0 +1,153 @@
+// A decoder of a real layer's size with its executor, for what is measured.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include <ATen/cuda/CUDAGraph.h>
+
+#include "../../examples/xllm_executor/executor.hpp"
+#include "devices.hpp"
+
+namespace engine_tests {
+
+using xllm_example::CudaGraphExecutorImpl;
+using xllm_example::Decoder;
+using xllm_example::ForwardInput;
+using xllm_example::ModelArgs;
+
+inline double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+}
+
+inline double microseconds_since(std::chrono::steady_clock::time_point start) {
+    return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+}
+
+// A decoder of a real layer's size, decoding on contexts of 200 tokens.
+class Measure : public testing::Test {
+protected:
+    static constexpr std::int32_t context = 200;
+
+    void SetUp() override {
+        if (!has_gpu()) {
+            GTEST_SKIP() << "needs a GPU";
+        }
+        vmmgraph::torch::install();
+        build(8);
+    }
+
+    void build(std::int64_t layers) {
+        executor.reset();
+        ModelArgs args;
+        args.layers = layers;
+        args.hidden = 2048;
+        args.heads = 16;
+        args.kv_heads = 4;
+        args.head_dim = 128;
+        args.intermediate = 5504;
+        args.blocks = 1100;
+        args.blocks_of_sequence = 16;
+        args.options = on_device(at::kBFloat16);
+        model = std::make_unique<Decoder>(args);
+        caches = model->make_caches();
+        arena = std::make_shared<vmmgraph::SharedVmmAllocator>(0);
+        executor = std::make_unique<CudaGraphExecutorImpl>(*model, arena, xllm_example::Options{});
+        guard.reset_stream(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream()), 0));
+        executor->warm_up(caches);
+        wait();
+    }
+
+    // Prints the medians, in microseconds, of a step and of its parts, and returns them; the first two are those that are judged.
+    std::vector<double> host_times(std::int64_t layers);
+
+    [[nodiscard]] ForwardInput decode(std::int32_t batch) const {
+        ForwardInput input;
+        input.paged_kv_indptr.push_back(0);
+        const auto& args = model->args();
+        for (std::int32_t i = 0; i < batch; ++i) {
+            input.token_ids.push_back(7 * i + 1);
+            input.positions.push_back(context - 1);
+            const auto first = 1 + i * static_cast<std::int32_t>(args.blocks_of_sequence);
+            for (std::int32_t block = 0; block < args.blocks_of_sequence; ++block) {
+                input.block_tables.push_back(first + block);
+                if (block * args.block_size < context) {
+                    input.paged_kv_indices.push_back(first + block);
+                }
+            }
+            input.new_cache_slots.push_back(static_cast<std::int32_t>((first + (context - 1) / args.block_size) * args.block_size +
+                                                                      (context - 1) % args.block_size));
+            input.q_seq_lens.push_back(1);
+            input.kv_seq_lens.push_back(context);
+            input.paged_kv_indptr.push_back(static_cast<std::int32_t>(input.paged_kv_indices.size()));
+            input.paged_kv_last_page_len.push_back((context - 1) % static_cast<std::int32_t>(args.block_size) + 1);
+            input.temperatures.push_back(1.0F);
+        }
+        return input;
+    }
+
+    // The body of the executor's full graphs.
+    void forward() {
+        auto& inputs = executor->inputs();
+        const auto hidden = model->forward({inputs.tokens(), inputs.positions(), inputs.new_cache_slots()}, caches,
+                                           [&](const at::Tensor& q, const xllm_example::KVCache& cache, const at::Tensor& out) {
+                                               model->attend_decode(q, cache, inputs.block_tables(), inputs.kv_seq_lens(), out);
+                                           });
+        inputs.hidden_states().copy_(hidden);
+    }
+
+    // The same body in a pool of torch's own.
+    void capture_privately(at::cuda::CUDAGraph& graph, const ForwardInput& input, const Key& bucket) {
+        executor->inputs().update(bucket, executor->values_of(input), stream());
+        wait();
+        const c10::cuda::CUDAStreamGuard on(c10::cuda::getStreamFromPool(true));
+        forward();
+        wait();
+        graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+        forward();
+        graph.capture_end();
+        wait();
+    }
+
+    // The same body in the executor's arena, as its own graphs are.
+    vmmgraph::torch::CapturedGraph capture_in_arena(const Key& bucket) {
+        executor->inputs().select(bucket);
+        const c10::cuda::CUDAStreamGuard on(c10::cuda::getStreamFromPool(true));
+        forward();
+        wait();
+        auto graph = vmmgraph::torch::capture(*arena, c10::cuda::getCurrentCUDAStream().stream(), [&] { forward(); });
+        wait();
+        return graph;
+    }
+
+    // Milliseconds of one step on the device, of `steps` in a row.
+    template <class F>
+    static double step_time(int steps, F&& step) {
+        cudaEvent_t begin = nullptr;
+        cudaEvent_t end = nullptr;
+        EXPECT_EQ(cudaEventCreate(&begin), cudaSuccess);
+        EXPECT_EQ(cudaEventCreate(&end), cudaSuccess);
+        EXPECT_EQ(cudaEventRecord(begin, static_cast<cudaStream_t>(stream())), cudaSuccess);
+        for (int i = 0; i < steps; ++i) {
+            step();
+        }
+        EXPECT_EQ(cudaEventRecord(end, static_cast<cudaStream_t>(stream())), cudaSuccess);
+        EXPECT_EQ(cudaEventSynchronize(end), cudaSuccess);
+        float milliseconds = 0;
+        EXPECT_EQ(cudaEventElapsedTime(&milliseconds, begin, end), cudaSuccess);
+        static_cast<void>(cudaEventDestroy(begin));
+        static_cast<void>(cudaEventDestroy(end));
+        return milliseconds / steps;
+    }
+
+    std::unique_ptr<Decoder> model;
+    std::vector<xllm_example::KVCache> caches;
+    std::shared_ptr<vmmgraph::SharedVmmAllocator> arena;
+    std::unique_ptr<CudaGraphExecutorImpl> executor;
+    c10::cuda::OptionalCUDAStreamGuard guard;
+};
+
+}  // namespace engine_tests
