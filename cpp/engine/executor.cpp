@@ -143,7 +143,12 @@ void GraphExecutor::forgive() {
 }
 
 const std::string& GraphExecutor::last_failure() const noexcept { return state_->last_failure; }
-ExecutorStats GraphExecutor::stats() const { return state_->dispatcher.stats(); }
+ExecutorStats GraphExecutor::stats() const {
+    auto stats = state_->dispatcher.stats();
+    stats.graphs = state_->there();
+    return stats;
+}
+
 std::uint64_t GraphExecutor::steps(Mode mode, Reason reason) const { return state_->dispatcher.steps(mode, reason); }
 
 std::uint64_t GraphExecutor::unplanned() const {

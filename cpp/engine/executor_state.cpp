@@ -39,10 +39,8 @@ void Recorder::eager(at::TensorList tensors, Runner runner) {
     scope_->next_piece();
 }
 
-bool GraphExecutor::State::full() const {
-    return options.most_graphs > 0 && static_cast<std::size_t>(std::count_if(graphs.begin(), graphs.end(), [](const Graph& graph) {
-                                          return graph.there;
-                                      })) >= options.most_graphs;
+std::size_t GraphExecutor::State::there() const {
+    return static_cast<std::size_t>(std::count_if(graphs.begin(), graphs.end(), [](const Graph& graph) { return graph.there; }));
 }
 
 void GraphExecutor::State::forget(Slot slot) {

@@ -50,8 +50,9 @@ struct GraphExecutor::State {
 
     bool on_cpu() const { return inputs.device().is_cpu(); }
 
-    // Whether there are as many graphs as may be, not counting one that is about to be captured.
-    bool full() const;
+    std::size_t there() const;
+    // Whether there are as many graphs as may be.
+    bool full() const { return options.most_graphs > 0 && there() >= options.most_graphs; }
 
     // Destroys a graph, which waits for the arena's replays.
     void forget(Slot slot);

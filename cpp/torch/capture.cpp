@@ -11,6 +11,7 @@
 #include "block_allocator.hpp"
 #include "compat.hpp"
 #include "guards.hpp"
+#include "memsets.hpp"
 #include "segments.hpp"
 #include "workspace.hpp"
 
@@ -78,6 +79,7 @@ struct CapturedGraph::State {
     std::unique_ptr<compat::Graph> graph;
     std::vector<std::unique_ptr<compat::Graph>> earlier;
     SealReport report;
+    std::size_t memset_kernels = 0;
 
     c10::cuda::CUDAStreamGuard on(void* stream) const {
         return c10::cuda::CUDAStreamGuard(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), device));
@@ -126,12 +128,14 @@ Difference CapturedGraph::verify(void* stream, const std::vector<Output>& output
 }
 
 std::size_t CapturedGraph::pieces() const noexcept { return state_->earlier.size() + 1; }
+std::size_t CapturedGraph::memset_kernels() const noexcept { return state_->memset_kernels; }
 const SealReport& CapturedGraph::report() const noexcept { return state_->report; }
 const Space& CapturedGraph::space() const noexcept { return state_->space; }
 void* CapturedGraph::exec() const { return state_->graph->exec(); }
 
 struct CaptureScope::State {
     Route route;
+    bool memset_kernels;
     // What becomes of live blocks: never inherit.
     Retain retain;
     c10::cuda::CUDAStream stream;
@@ -186,7 +190,8 @@ struct CaptureScope::State {
 
     void next_piece() {
         end();
-        captured->earlier.push_back(std::exchange(captured->graph, std::make_unique<compat::Graph>()));
+        finish();
+        captured->earlier.push_back(std::exchange(captured->graph, compat::Graph::make()));
         begun = end_tried = false;
         // The body may have left another stream behind.
         const c10::cuda::CUDAStreamGuard back(stream);
@@ -199,6 +204,15 @@ struct CaptureScope::State {
         // The body may have left another stream behind.
         const c10::cuda::CUDAStreamGuard back(stream);
         captured->graph->capture_end();
+    }
+
+    // Instantiates what was captured, where torch did not.
+    void finish() {
+        captured->graph->finish([this](cudaGraph_t graph) {
+            if (memset_kernels) {
+                captured->memset_kernels += replace_memsets(graph, stream);
+            }
+        });
     }
 
     // Whether torch has still to be told that the capture is over and its pool is not used by it.
@@ -289,8 +303,8 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
     auto memory = std::make_shared<Memory>(space);
     const auto retain = options.retain == Retain::inherit ? static_cast<Retain>(space.stats().retain) : options.retain;
     auto captured = std::unique_ptr<CapturedGraph::State>(
-        new CapturedGraph::State{device, std::move(space), memory, {}, nullptr, std::make_unique<compat::Graph>(), {}, {}});
-    state_.reset(new State{options.route, retain, torch_stream, {0, 0}, std::move(captured), std::nullopt, std::nullopt, std::nullopt});
+        new CapturedGraph::State{device, std::move(space), memory, {}, nullptr, compat::Graph::make(), {}, {}});
+    state_.reset(new State{options.route, options.memset_kernels, retain, torch_stream, {0, 0}, std::move(captured), std::nullopt, std::nullopt, std::nullopt});
     bury();
     if (state_->own_workspace()) {
         state_->captured->workspace = Workspace::of(arena);
@@ -326,6 +340,7 @@ CapturedGraph CaptureScope::end() {
     }
     // If this throws, the destructor abandons the capture.
     state_->end();
+    state_->finish();
     state_->leave();
     if (state_->captured->workspace) {
         at::cuda::clearCublasWorkspaces();

@@ -80,11 +80,40 @@ using PoolContext = ContextOrNone<c10::cuda::MemPoolContext>::type;
 // torch's graph, and its executable graph, which 2.6 to 2.8 only show to a subclass.
 template <class Base>
 struct GraphWithExec final : Base {
+    // Whether a graph may be looked at between its capture and its instantiation (2.8 and later).
+    static constexpr bool keeps = std::is_constructible_v<Base, bool> && requires(Base& graph) { graph.raw_cuda_graph(), graph.instantiate(); };
+
+    GraphWithExec() = default;
+    // One that capture_end() does not instantiate, where torch has that.
+    explicit GraphWithExec(std::bool_constant<true>) : Base(true) {}
+    static std::unique_ptr<GraphWithExec> make() {
+        if constexpr (keeps) {
+            return std::make_unique<GraphWithExec>(std::true_type{});
+        } else {
+            return std::make_unique<GraphWithExec>();
+        }
+    }
+
     void* exec() {
         if constexpr (requires(Base& graph) { graph.raw_cuda_graph_exec(); }) {
             return this->raw_cuda_graph_exec();
         } else {
             return this->graph_exec_;
+        }
+    }
+
+    // After capture_end(): lets `change` see the graph, where torch keeps it, and instantiates it.
+    template <class Change>
+    void finish(Change&& change) {
+        if constexpr (keeps) {
+            change(this->raw_cuda_graph());
+            this->instantiate();
+            // As torch does by itself with a graph that need not be kept: a template takes about a kilobyte a node.
+            if constexpr (requires { this->has_graph_ = false; }) {
+                if (cudaGraphDestroy(this->graph_) == cudaSuccess) {
+                    this->has_graph_ = false;
+                }
+            }
         }
     }
 };

@@ -279,7 +279,7 @@ struct ExecutorOptions : dispatch::DispatcherOptions {
     torch::CaptureOptions capture;
 };
 
-// What an executor did so far; graphs that clear() drops count as evictions.
+// What an executor did so far: `graphs` are those that are there; those that clear() drops count as evictions.
 using ExecutorStats = dispatch::DispatcherStats;
 
 // Runs steps by graphs: decides which, captures on demand or ahead, caches by shape, evicts, and runs eagerly what no graph can, saying why.

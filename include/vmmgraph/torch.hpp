@@ -43,6 +43,9 @@ struct CaptureOptions {
     Route route = Route::blocks;
     // What becomes of tensors that are live when the capture ends.
     Retain retain = Retain::inherit;
+    // Fill kernels of torch's stand in the place of memset nodes, which CUDA launches one by one: a graph's launch costs the host a
+    // microsecond less for each (docs/performance.md). Results are the same. From torch 2.8 on; before, memsets stay.
+    bool memset_kernels = true;
 };
 
 // Puts a forwarding allocator over the one torch has installed. It passes everything on, except what is allocated on a stream of a
@@ -74,6 +77,8 @@ public:
     // As Space::verify: replays twice over differently filled shared pages and compares the outputs, without what runs between pieces. A graph whose outputs change relies
     // on what other graphs left.
     [[nodiscard]] Difference verify(void* stream, const std::vector<Output>& outputs);
+    // How many memset nodes became kernels.
+    [[nodiscard]] std::size_t memset_kernels() const noexcept;
     // What the capture used.
     [[nodiscard]] const SealReport& report() const noexcept;
     // The space; its blocks are freed by the tensors that own them.

@@ -1,0 +1,158 @@
+#include "memsets.hpp"
+
+#include <cstdint>
+#include <optional>
+#include <type_traits>
+#include <vector>
+
+#include <ATen/core/TensorBody.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/cuda/CUDAGuard.h>
+
+namespace vmmgraph::torch {
+namespace {
+
+using Nodes = std::vector<cudaGraphNode_t>;
+
+// The neighbours of a node, by cudaGraphNodeGetDependencies or ...GetDependentNodes; nothing if an edge carries data. From CUDA 13 on
+// these have a place for that data.
+template <class Get>
+std::optional<Nodes> neighbours(Get get, cudaGraphNode_t node) {
+    const auto ask = [&](cudaGraphNode_t* to, std::size_t* count) {
+        if constexpr (std::is_invocable_v<Get, cudaGraphNode_t, cudaGraphNode_t*, std::nullptr_t, std::size_t*>) {
+            return get(node, to, nullptr, count);
+        } else {
+            return get(node, to, count);
+        }
+    };
+    std::size_t count = 0;
+    if (ask(nullptr, &count) != cudaSuccess) {
+        return std::nullopt;
+    }
+    Nodes nodes(count);
+    if (count > 0 && ask(nodes.data(), &count) != cudaSuccess) {
+        return std::nullopt;
+    }
+    return nodes;
+}
+
+template <class Add>
+cudaError_t add_edges(Add add, cudaGraph_t graph, const Nodes& from, const Nodes& to) {
+    if constexpr (std::is_invocable_v<Add, cudaGraph_t, const cudaGraphNode_t*, const cudaGraphNode_t*, std::nullptr_t, std::size_t>) {
+        return add(graph, from.data(), to.data(), nullptr, from.size());
+    } else {
+        return add(graph, from.data(), to.data(), from.size());
+    }
+}
+
+Nodes nodes_of(cudaGraph_t graph) {
+    std::size_t count = 0;
+    if (cudaGraphGetNodes(graph, nullptr, &count) != cudaSuccess) {
+        return {};
+    }
+    Nodes nodes(count);
+    if (count > 0 && cudaGraphGetNodes(graph, nodes.data(), &count) != cudaSuccess) {
+        return {};
+    }
+    return nodes;
+}
+
+bool is(cudaGraphNode_t node, cudaGraphNodeType type) {
+    cudaGraphNodeType found = cudaGraphNodeTypeEmpty;
+    return cudaGraphNodeGetType(node, &found) == cudaSuccess && found == type;
+}
+
+// What a memset writes, as a tensor and its element.
+struct Fill {
+    at::Tensor place;
+    std::int64_t element = 0;
+};
+
+std::optional<Fill> fill_of(const cudaMemsetParams& memset, c10::Device device) {
+    // Rows that do not follow one another.
+    if (memset.height != 1 && memset.pitch != memset.width * memset.elementSize) {
+        return std::nullopt;
+    }
+    auto elements = static_cast<std::int64_t>(memset.width * memset.height);
+    auto dtype = memset.elementSize == 4 ? at::kInt : memset.elementSize == 2 ? at::kShort : at::kByte;
+    auto value = memset.elementSize == 4   ? std::int64_t{static_cast<std::int32_t>(memset.value)}
+                 : memset.elementSize == 2 ? std::int64_t{static_cast<std::int16_t>(memset.value)}
+                                           : std::int64_t{static_cast<std::uint8_t>(memset.value)};
+    if (dtype == at::kByte && elements % 4 == 0 && reinterpret_cast<std::uintptr_t>(memset.dst) % 4 == 0) {
+        dtype = at::kInt;
+        elements /= 4;
+        value = static_cast<std::int32_t>(static_cast<std::uint32_t>(value) * 0x01010101U);
+    }
+    if (elements == 0) {
+        return std::nullopt;
+    }
+    return Fill{at::for_blob(memset.dst, {elements}).options(at::TensorOptions().dtype(dtype).device(device)).target_device(device).make_tensor(),
+                value};
+}
+
+// The graph of a fill, by a capture of its own; null if there is none.
+cudaGraph_t capture_fill(const Fill& fill, const c10::cuda::CUDAStream& stream) {
+    if (cudaStreamBeginCapture(stream.stream(), cudaStreamCaptureModeThreadLocal) != cudaSuccess) {
+        return nullptr;
+    }
+    try {
+        fill.place.fill_(fill.element);
+    } catch (...) {
+        // The capture below is what counts: it has no node then.
+    }
+    cudaGraph_t graph = nullptr;
+    return cudaStreamEndCapture(stream.stream(), &graph) == cudaSuccess ? graph : nullptr;
+}
+
+bool replace(cudaGraph_t graph, cudaGraphNode_t memset, const c10::cuda::CUDAStream& stream) {
+    cudaMemsetParams params{};
+    if (cudaGraphMemsetNodeGetParams(memset, &params) != cudaSuccess) {
+        return false;
+    }
+    const auto before = neighbours(&cudaGraphNodeGetDependencies, memset);
+    const auto behind = neighbours(&cudaGraphNodeGetDependentNodes, memset);
+    const auto fill = fill_of(params, stream.device());
+    if (!before || !behind || !fill) {
+        return false;
+    }
+    const auto captured = capture_fill(*fill, stream);
+    if (captured == nullptr) {
+        return false;
+    }
+    // The parameters lie in the captured graph, which therefore goes last.
+    const auto kernels = nodes_of(captured);
+    cudaKernelNodeParams kernel{};
+    cudaGraphNode_t added = nullptr;
+    bool done = kernels.size() == 1 && is(kernels[0], cudaGraphNodeTypeKernel) &&
+                cudaGraphKernelNodeGetParams(kernels[0], &kernel) == cudaSuccess &&
+                cudaGraphAddKernelNode(&added, graph, before->data(), before->size(), &kernel) == cudaSuccess;
+    if (done && !behind->empty() &&
+        add_edges(&cudaGraphAddDependencies, graph, Nodes(behind->size(), added), *behind) != cudaSuccess) {
+        static_cast<void>(cudaGraphDestroyNode(added));
+        done = false;
+    }
+    if (done) {
+        static_cast<void>(cudaGraphDestroyNode(memset));
+    }
+    static_cast<void>(cudaGraphDestroy(captured));
+    return done;
+}
+
+}  // namespace
+
+std::size_t replace_memsets(cudaGraph_t graph, const c10::cuda::CUDAStream& stream) noexcept {
+    std::size_t replaced = 0;
+    try {
+        const c10::cuda::CUDAStreamGuard guard(stream);
+        for (const auto node : nodes_of(graph)) {
+            replaced += is(node, cudaGraphNodeTypeMemset) && replace(graph, node, stream) ? 1 : 0;
+        }
+    } catch (...) {
+        // Out of host memory: the graph is right with memsets too.
+    }
+    // What did not work must not be torch's next error.
+    static_cast<void>(cudaGetLastError());
+    return replaced;
+}
+
+}  // namespace vmmgraph::torch
