@@ -30,10 +30,13 @@ pub struct Options {
     /// Blocks remember when and by which call stack they were allocated, for the lists of what is live. Also on with
     /// `VMMGRAPH_TRACE_BLOCKS=1`. Costs microseconds a block.
     pub trace_blocks: bool,
+    /// The most bytes of physical memory the arena may hold; `None`: no limit but the device's. See
+    /// [`SharedVmmAllocator::set_budget`].
+    pub budget_bytes: Option<u64>,
 }
 
 impl Default for Options {
-    /// 2 MiB and 32 MiB pages, live blocks retained.
+    /// 2 MiB and 32 MiB pages, live blocks retained, no budget.
     fn default() -> Self {
         Self {
             small_page_bytes: 0,
@@ -41,6 +44,7 @@ impl Default for Options {
             retain: RetainPolicy::Retain,
             poison: false,
             trace_blocks: false,
+            budget_bytes: None,
         }
     }
 }
@@ -101,6 +105,7 @@ impl SharedVmmAllocator {
             high_water: AtomicU64::new(0),
             spaces: Mutex::default(),
         };
+        common.shared.set_budget(options.budget_bytes);
         tracing::info!(arena = id, small = geometry.small(), large = geometry.large(), "arena created");
         Ok(Self { device: Arc::clone(device), common: Arc::new(common), serial: Mutex::default() })
     }
@@ -161,6 +166,17 @@ impl SharedVmmAllocator {
         Ok(released)
     }
 
+    /// Limits the bytes of physical memory that the arena's pages take, shared ones and those of its spaces; `None`: no limit but the
+    /// device's. Nothing is taken away: with less than is held, every page that is missing is refused with [`Error::OverBudget`] until
+    /// spaces went and [`trim`](Self::trim) gave back enough; blocks that need no new page are served as ever.
+    ///
+    /// Exact, whatever other threads do: what is being created counts, and so does what is being given back, or what the driver
+    /// would not take back. Before an allocation or a seal fails, the arena gives back the pages that no space maps and tries once
+    /// more.
+    pub fn set_budget(&self, bytes: Option<u64>) {
+        self.common.shared.set_budget(bytes);
+    }
+
     /// Closes the arena after a bug was caught: every later call but destruction answers [`Error::Closed`].
     pub fn close(&self) {
         self.common.closed.store(true, Ordering::Relaxed);
@@ -200,11 +216,14 @@ impl SharedVmmAllocator {
         spaces.sort_unstable_by_key(|space| space.id);
         let shared = self.common.shared.stats();
         let retained_bytes = spaces.iter().map(|space| space.retained_bytes).sum();
+        let (charged_bytes, budget_bytes) = self.common.shared.budget();
         ArenaStats {
             id: self.id(),
             physical_bytes: shared.bytes + retained_bytes,
             shared,
             retained_bytes,
+            charged_bytes,
+            budget_bytes,
             reserved_bytes: spaces.iter().map(|space| space.reserved_bytes).sum(),
             mapped_bytes: spaces.iter().map(|space| space.mapped_bytes).sum(),
             live_bytes: spaces.iter().map(|space| space.live_bytes).sum(),

@@ -105,17 +105,22 @@ pub enum Error {
         /// The device's number.
         device: i32,
     },
-    /// The page pool's own limit is reached.
-    #[error("over budget on device {device}: {requested} bytes requested, {held} of {budget} bytes held")]
+    /// A limit of the caller's own is reached: that of the device's page pool, or that of one arena.
+    #[error(
+        "over the budget of {}device {device}: {requested} bytes requested, {held} of {budget} bytes held",
+        arena.map_or(String::new(), |arena| format!("arena {arena} on "))
+    )]
     OverBudget {
         /// Bytes of the page that was not created.
         requested: u64,
-        /// Bytes the pool holds.
+        /// Bytes that count toward the limit.
         held: u64,
         /// The limit.
         budget: u64,
         /// The device's number.
         device: i32,
+        /// The number of the arena whose limit it is; `None`: the device's.
+        arena: Option<u64>,
     },
     /// No address range of that length is left.
     #[error("out of address space on device {device}: {requested} bytes requested")]

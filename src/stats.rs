@@ -19,6 +19,11 @@ pub struct ArenaStats {
     pub shared: SharedStats,
     /// Bytes of pages that belong to single spaces.
     pub retained_bytes: u64,
+    /// Bytes that count toward the budget: all of those, and pages that are being created or given back, or that nobody wants any more
+    /// and the driver does not have yet.
+    pub charged_bytes: u64,
+    /// The byte budget; `None`: none.
+    pub budget_bytes: Option<u64>,
     /// Bytes of addresses reserved.
     pub reserved_bytes: u64,
     /// Bytes of addresses with a page behind them; a page that shows n times counts n times.
@@ -86,14 +91,14 @@ impl fmt::Display for Snapshot {
             match held.owner {
                 Owner::Shared { arena } => write!(f, "  arena {arena}, shared")?,
                 Owner::Retained { arena, space } => write!(f, "  arena {arena}, space {space}, retained")?,
-                Owner::Doomed => write!(f, "  nobody")?,
+                Owner::Doomed { arena } => write!(f, "  arena {arena}, wanted by nobody")?,
             }
             writeln!(
                 f,
                 ": {bytes} bytes in {pages} pages, {mappings} mappings, {free_bytes} bytes mapped nowhere"
             )?;
         }
-        writeln!(
+        write!(
             f,
             "arena {}: {} blocks of {} bytes in {} spaces",
             arena.id,
@@ -101,6 +106,10 @@ impl fmt::Display for Snapshot {
             arena.live_bytes,
             arena.spaces.len()
         )?;
+        match arena.budget_bytes {
+            Some(budget) => writeln!(f, ", {} of {budget} bytes of its budget", arena.charged_bytes)?,
+            None => writeln!(f)?,
+        }
         for space in &arena.spaces {
             writeln!(
                 f,

@@ -96,6 +96,7 @@ fn a_handle_that_is_none_is_refused_by_every_function() {
                 vmmgraph_arena_destroy(arena),
                 vmmgraph_arena_trim(arena, &raw mut bytes),
                 vmmgraph_arena_mark(arena),
+                vmmgraph_arena_set_budget(arena, 1),
                 vmmgraph_arena_stats(arena, &raw mut stats),
                 vmmgraph_arena_stats_json(arena, null_mut(), 0, null_mut()),
                 vmmgraph_arena_switch_to_new_virtual_space(arena),

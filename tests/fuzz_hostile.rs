@@ -265,13 +265,17 @@ impl World {
         let handle = self.handle(input, &self.arenas);
         let living = Some((handle, self.arenas.contains(&handle)));
         let arena = handle as vmmgraph_arena_t;
-        match input.below(11) {
+        let op = input.byte();
+        match op % 11 {
             0 | 1 => {
                 let device = self.handle(input, &self.devices);
                 let living = Some((device, self.devices.contains(&device)));
                 let mut options: vmmgraph_arena_options_t = unsafe { zeroed() };
                 options.struct_size = size_of::<vmmgraph_arena_options_t>();
                 let mut values = vec![0; 3];
+                if op > 127 {
+                    options.budget_bytes = self.size(input);
+                }
                 if input.below(2) == 1 {
                     values = vec![self.size(input), self.size(input), input.below(5) as u64];
                 }
@@ -297,6 +301,10 @@ impl World {
                 self.arenas.remove(&handle);
             }
             3 => self.judge(unsafe { vmmgraph_arena_trim(arena, null_mut()) }, living, &[]),
+            4 if op > 127 => {
+                let bytes = self.size(input);
+                self.judge(vmmgraph_arena_set_budget(arena, bytes), living, &[]);
+            }
             4 => self.judge(vmmgraph_arena_mark(arena), living, &[]),
             5 => {
                 let mut stats: vmmgraph_arena_stats_t = unsafe { zeroed() };

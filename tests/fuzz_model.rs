@@ -7,7 +7,7 @@
 
 mod fuzz;
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::mem::{size_of, zeroed};
 use std::ptr::null_mut;
 use std::sync::Mutex;
@@ -131,6 +131,9 @@ struct Arena {
     handle: vmmgraph_arena_t,
     own: bool,
     peak: u64,
+    budget: u64,
+    /// What counted toward it when it was last looked at.
+    charged: u64,
 }
 
 struct World {
@@ -158,6 +161,15 @@ fn last() -> vmmgraph_error_info_t {
     info
 }
 
+fn message() -> String {
+    let mut text = [0 as c_char; 256];
+    assert_eq!(
+        unsafe { vmmgraph_last_error_message(text.as_mut_ptr(), text.len(), null_mut()) },
+        VMMGRAPH_OK
+    );
+    unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().unwrap().to_owned()
+}
+
 impl World {
     fn new() -> Self {
         let mut options = sized!(vmmgraph_device_options_t);
@@ -181,7 +193,7 @@ impl World {
     }
 
     /// A lack of memory that the numbers bear out.
-    fn lacking(&self, status: i32) {
+    fn lacking(&self, arena: usize, status: i32) {
         let info = last();
         assert_eq!((info.status, info.device), (status, ORDINAL));
         assert!(
@@ -192,7 +204,11 @@ impl World {
         );
         match status {
             VMMGRAPH_ERROR_OUT_OF_MEMORY => {}
-            VMMGRAPH_ERROR_OVER_BUDGET => assert!(self.budget > 0),
+            VMMGRAPH_ERROR_OVER_BUDGET => {
+                let text = message();
+                let whose = if text.contains("of arena") { self.arenas[arena].budget } else { self.budget };
+                assert!(whose > 0 && text.contains(&format!("of {whose} bytes held")), "{text}");
+            }
             other => panic!("status {other}"),
         }
     }
@@ -210,7 +226,7 @@ impl World {
         let status = unsafe { vmmgraph_arena_create(self.device, &raw const options, &raw mut handle) };
         assert_eq!(status, VMMGRAPH_OK);
         let own = options.retain != VMMGRAPH_RETAIN_SHARED_PAGES;
-        self.arenas.push(Arena { handle, own, peak: 0 });
+        self.arenas.push(Arena { handle, own, peak: 0, budget: 0, charged: 0 });
     }
 
     fn add(&mut self, handle: vmmgraph_space_t, arena: usize) -> usize {
@@ -246,7 +262,7 @@ impl World {
             return if sealed {
                 assert_eq!(status, VMMGRAPH_ERROR_WRONG_STATE)
             } else {
-                self.lacking(status)
+                self.lacking(arena, status)
             };
         }
         assert!(!sealed);
@@ -320,7 +336,7 @@ impl World {
                 );
             }
             _ if found.sealed => return assert_eq!(status, VMMGRAPH_ERROR_WRONG_STATE),
-            _ => return self.lacking(status),
+            _ => return self.lacking(found.arena, status),
         }
         let own = match retain {
             VMMGRAPH_RETAIN_DEFAULT => self.arenas[found.arena].own,
@@ -363,7 +379,7 @@ impl World {
         let current = self.spaces.iter().position(|space| space.arena == arena && space.current);
         if status != VMMGRAPH_OK {
             assert!(current.is_some());
-            return self.lacking(status);
+            return self.lacking(arena, status);
         }
         if let Some(current) = current {
             let own = self.arenas[arena].own;
@@ -442,8 +458,16 @@ impl World {
             20 => self.destroy_space(space),
             21 => self.trim(arena),
             22 => {
-                self.budget = input.pick(&[0, 100 << 10, 1 << 20, 4 << 20]);
-                assert_eq!(vmmgraph_device_set_budget(self.device, self.budget), VMMGRAPH_OK);
+                let which = input.below(8);
+                let budget = [0, 100 << 10, 1 << 20, 4 << 20][which % 4];
+                let status = if which < 4 {
+                    self.budget = budget;
+                    vmmgraph_device_set_budget(self.device, budget)
+                } else {
+                    self.arenas[arena].budget = budget;
+                    vmmgraph_arena_set_budget(self.arenas[arena].handle, budget)
+                };
+                assert_eq!(status, VMMGRAPH_OK);
             }
             _ if input.below(4) == 0 => self.destroy_arena(arena),
             _ => assert_eq!(vmmgraph_arena_mark(self.arenas[arena].handle), VMMGRAPH_OK),
@@ -454,6 +478,23 @@ impl World {
         let mut handle = null_mut();
         assert_eq!(unsafe { vmmgraph_space_open(self.arenas[arena].handle, &raw mut handle) }, VMMGRAPH_OK);
         self.add(handle, arena);
+    }
+
+    /// No arena grows beyond its budget; one that had more before may keep that.
+    fn keeps_budgets(&mut self) {
+        for index in 0..self.arenas.len() {
+            if self.arenas[index].handle.is_null() {
+                continue;
+            }
+            let charged = self.arena(index).charged_bytes;
+            let arena = &mut self.arenas[index];
+            let before = std::mem::replace(&mut arena.charged, charged);
+            assert!(
+                arena.budget == 0 || charged <= arena.budget.max(before),
+                "{charged} of {}",
+                arena.budget
+            );
+        }
     }
 
     /// Every count against the model.
@@ -495,6 +536,7 @@ impl World {
                 (current, arena.peak, 0)
             );
             assert_eq!(stats.physical_bytes, stats.shared_bytes + stats.retained_bytes);
+            assert_eq!((stats.charged_bytes, stats.budget_bytes), (stats.physical_bytes, arena.budget));
             physical += stats.physical_bytes;
             retained += stats.retained_bytes;
             free += stats.free_bytes;
@@ -561,6 +603,7 @@ fn valid_calls_do_what_the_model_says() {
         while !input.is_empty() && turns < 200 {
             world.act(input);
             world.check();
+            world.keeps_budgets();
             let errors = std::mem::take(&mut *ERRORS.lock().unwrap());
             assert!(errors.is_empty(), "{errors:?}");
             turns += 1;

@@ -124,6 +124,10 @@ fn the_budget() {
     c.refused(34 * MIB, VMMGRAPH_ERROR_OVER_BUDGET, 16 * MIB, 8 * MIB, &[16 * MIB, 32 * MIB, 40 * MIB]);
     assert_eq!(c.allocate(8 * MIB), VMMGRAPH_OK);
     assert_eq!(vmmgraph_device_set_budget(c.device, 0), VMMGRAPH_OK);
+    // The same limit, of the arena.
+    assert_eq!(vmmgraph_arena_set_budget(c.arena, 50 * MIB), VMMGRAPH_OK);
+    c.refused(34 * MIB, VMMGRAPH_ERROR_OVER_BUDGET, 16 * MIB, 2 * MIB, &[16 * MIB, 48 * MIB, 50 * MIB]);
+    assert_eq!(vmmgraph_arena_set_budget(c.arena, 0), VMMGRAPH_OK);
     assert_eq!(c.allocate(34 * MIB), VMMGRAPH_OK);
     println!("service went on");
 }

@@ -187,6 +187,40 @@ fn a_budget_holds_against_two_threads() {
 }
 
 #[test]
+fn an_arenas_budget_holds_against_captures_and_retained_pages_of_two_threads() {
+    explore(|| {
+        const BUDGET: u64 = 44 << 10;
+        let (host, device, arena) = small();
+        arena.set_budget(Some(BUDGET));
+        // Two large pages that both show; at the seal two small ones of its own for each, and three of those four fit.
+        let captures = [1, 2].map(|number| {
+            let arena = Arc::clone(&arena);
+            thread::spawn(move || {
+                let space = arena.open_space().unwrap();
+                let captured = (|| {
+                    let passing = space.allocate(16 * KIB, Stream(number))?;
+                    let _kept = space.allocate(7 * KIB, Stream(number))?;
+                    space.free(passing)?;
+                    space.seal()
+                })();
+                match captured {
+                    Ok(report) => assert_eq!(report.retained.len(), 1),
+                    Err(Error::OverBudget { budget: BUDGET, arena: Some(of), .. }) => {
+                        assert_eq!(of, arena.id())
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            })
+        });
+        // Nothing else is on the device, whose peak is exact.
+        captures.into_iter().for_each(|thread| thread.join().unwrap());
+        assert!(device.stats().peak_physical_bytes <= BUDGET);
+        assert_eq!(arena.stats().charged_bytes, device.stats().physical_bytes);
+        end(&host, device, arena);
+    });
+}
+
+#[test]
 fn blocks_are_freed_on_one_thread_while_another_seals() {
     explore(|| {
         let (host, device, arena) = small();

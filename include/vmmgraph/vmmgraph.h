@@ -81,7 +81,7 @@
 // The device's memory is used up. Nothing has changed.
 #define VMMGRAPH_ERROR_OUT_OF_MEMORY 200
 
-// The device's byte budget is used up. Nothing has changed.
+// The byte budget of the device or of the arena is used up; vmmgraph_last_error_message says whose. Nothing has changed.
 #define VMMGRAPH_ERROR_OVER_BUDGET 201
 
 // No address range of that length is left. Nothing has changed.
@@ -366,6 +366,8 @@ typedef struct vmmgraph_arena_options_t {
   int32_t retain;
   // Any of VMMGRAPH_ARENA_*, added up.
   int32_t flags;
+  // The most bytes of physical memory the arena may hold; 0: no limit but the device's. See vmmgraph_arena_set_budget.
+  uint64_t budget_bytes;
 } vmmgraph_arena_options_t;
 
 // An arena: physical pages shared by graphs that never run at the same time. Calls with it are thread-safe.
@@ -403,6 +405,11 @@ typedef struct vmmgraph_arena_stats_t {
   uint64_t large_pages;
   // 1 if an internal error closed the arena, which can only be destroyed then; else 0.
   uint64_t closed;
+  // Bytes that count toward the budget: physical_bytes, and pages that are being created or given back, or that nobody wants any
+  // more and the driver does not have yet.
+  uint64_t charged_bytes;
+  // The byte budget; 0: none.
+  uint64_t budget_bytes;
 } vmmgraph_arena_stats_t;
 
 // How to open a device. Zero everything, then set struct_size and what differs from the default; 0 is the default.
@@ -868,6 +875,14 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_destroy(vmmgraph_arena_t arena);
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_trim(vmmgraph_arena_t arena,
                                       uint64_t *released);
+
+// Limits the bytes of physical memory that the arena's pages take, shared ones and those of its spaces; 0: no limit but the device's.
+// Nothing is taken away: with less than is held, every page that is missing is refused with VMMGRAPH_ERROR_OVER_BUDGET until spaces
+// were destroyed and trim gave back enough. Exact with any number of threads. Before an allocation or a seal fails, the arena gives
+// back the pages that no space maps and tries once more.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_arena_set_budget(vmmgraph_arena_t arena,
+                                            uint64_t bytes);
 
 // Orders everything replayed so far for good: the stream of the last replay may be captured or destroyed afterwards.
 VMMGRAPH_API

@@ -137,12 +137,14 @@ struct ArenaOptions {
     bool poison = false;
     // Blocks remember when and by which call stack they were allocated (Space::blocks_json). Also on with VMMGRAPH_TRACE_BLOCKS=1.
     bool trace_blocks = false;
+    // The most bytes of physical memory the arena may hold; 0: no limit but the device's. See SharedVmmAllocator::set_budget.
+    std::uint64_t arena_budget_bytes = 0;
 };
 
 // How to make an arena together with its device. 0 is the default of every number.
 struct Options : ArenaOptions {
     DriverChoice driver = DriverChoice::automatic;
-    // As in DeviceOptions; the budget is the device's, not the arena's.
+    // As in DeviceOptions: this budget is the device's, arena_budget_bytes the arena's.
     std::uint64_t budget_bytes = 0;
     std::uint64_t host_granularity_bytes = 0;
     std::uint64_t host_memory_bytes = 0;
@@ -451,6 +453,7 @@ public:
         given.large_page_bytes = options.large_page_bytes;
         given.retain = static_cast<std::int32_t>(options.retain);
         given.flags = (options.poison ? VMMGRAPH_ARENA_POISON : 0) | (options.trace_blocks ? VMMGRAPH_ARENA_TRACE_BLOCKS : 0);
+        given.budget_bytes = options.arena_budget_bytes;
         vmmgraph_arena_t handle = nullptr;
         detail::check(vmmgraph_arena_create(device.handle(), &given, &handle));
         handle_ = Owned(handle);
@@ -478,6 +481,12 @@ public:
         detail::check(vmmgraph_arena_trim(handle(), &released));
         return static_cast<std::size_t>(released);
     }
+
+    // Limits the bytes of physical memory that the arena's pages take, shared ones and those of its spaces; 0: no limit but the
+    // device's. Nothing is taken away: with less than is held, every page that is missing throws OutOfMemory until spaces went and
+    // trim() gave back enough. Exact with any number of threads. Before an allocation or a seal fails, the arena gives back the
+    // pages that no space maps and tries once more.
+    void set_budget(std::uint64_t bytes) { detail::check(vmmgraph_arena_set_budget(handle(), bytes)); }
 
     // Orders everything replayed so far for good: the stream of the last replay may be captured or destroyed afterwards.
     void mark() { detail::check(vmmgraph_arena_mark(handle())); }

@@ -47,6 +47,8 @@ pub struct vmmgraph_arena_options_t {
     pub retain: i32,
     /// Any of VMMGRAPH_ARENA_*, added up.
     pub flags: i32,
+    /// The most bytes of physical memory the arena may hold; 0: no limit but the device's. See vmmgraph_arena_set_budget.
+    pub budget_bytes: u64,
 }
 
 /// What an arena holds.
@@ -83,6 +85,11 @@ pub struct vmmgraph_arena_stats_t {
     pub large_pages: u64,
     /// 1 if an internal error closed the arena, which can only be destroyed then; else 0.
     pub closed: u64,
+    /// Bytes that count toward the budget: physical_bytes, and pages that are being created or given back, or that nobody wants any
+    /// more and the driver does not have yet.
+    pub charged_bytes: u64,
+    /// The byte budget; 0: none.
+    pub budget_bytes: u64,
 }
 
 pub(super) fn policy(retain: i32) -> Result<Option<RetainPolicy>, Failure> {
@@ -103,6 +110,11 @@ fn flags(given: i32) -> Result<i32, Failure> {
     }
     let expected = "a sum of VMMGRAPH_ARENA_*";
     Err(Error::InvalidArgument { what: "flags", value: i128::from(given), expected }.into())
+}
+
+/// What C calls a budget: 0 is none.
+fn limit(bytes: u64) -> Option<u64> {
+    (bytes > 0).then_some(bytes)
 }
 
 /// What C calls a policy.
@@ -152,6 +164,7 @@ pub unsafe extern "C" fn vmmgraph_arena_create(
                 retain: policy(given.retain)?.unwrap_or_default(),
                 poison: flags(given.flags)? & VMMGRAPH_ARENA_POISON != 0,
                 trace_blocks: given.flags & VMMGRAPH_ARENA_TRACE_BLOCKS != 0,
+                budget_bytes: limit(given.budget_bytes),
             },
             None => Options::default(),
         };
@@ -182,6 +195,18 @@ pub unsafe extern "C" fn vmmgraph_arena_trim(
             // SAFETY: writable by the caller's contract.
             unsafe { *released = bytes };
         }
+        Ok(())
+    })
+}
+
+/// Limits the bytes of physical memory that the arena's pages take, shared ones and those of its spaces; 0: no limit but the device's.
+/// Nothing is taken away: with less than is held, every page that is missing is refused with VMMGRAPH_ERROR_OVER_BUDGET until spaces
+/// were destroyed and trim gave back enough. Exact with any number of threads. Before an allocation or a seal fails, the arena gives
+/// back the pages that no space maps and tries once more.
+#[unsafe(no_mangle)]
+pub extern "C" fn vmmgraph_arena_set_budget(arena: vmmgraph_arena_t, bytes: u64) -> vmmgraph_status_t {
+    with(arena, |arena| {
+        arena.set_budget(limit(bytes));
         Ok(())
     })
 }
@@ -222,6 +247,8 @@ pub unsafe extern "C" fn vmmgraph_arena_stats(
             small_pages: now.shared.small_pages,
             large_pages: now.shared.large_pages,
             closed: u64::from(!arena.is_initialized()),
+            charged_bytes: now.charged_bytes,
+            budget_bytes: now.budget_bytes.unwrap_or(0),
         };
         Ok(())
     })

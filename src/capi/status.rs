@@ -41,7 +41,7 @@ pub const VMMGRAPH_ERROR_DEVICE_IN_USE: i32 = 102;
 pub const VMMGRAPH_ERROR_STREAM_CAPTURING: i32 = 103;
 /// The device's memory is used up. Nothing has changed.
 pub const VMMGRAPH_ERROR_OUT_OF_MEMORY: i32 = 200;
-/// The device's byte budget is used up. Nothing has changed.
+/// The byte budget of the device or of the arena is used up; vmmgraph_last_error_message says whose. Nothing has changed.
 pub const VMMGRAPH_ERROR_OVER_BUDGET: i32 = 201;
 /// No address range of that length is left. Nothing has changed.
 pub const VMMGRAPH_ERROR_OUT_OF_ADDRESSES: i32 = 202;
@@ -174,7 +174,7 @@ fn describe(status: vmmgraph_status_t, error: &Error) -> vmmgraph_error_info_t {
         Error::OutOfMemory { requested, free, device, .. } => {
             (info.requested, info.available, info.device) = (requested, free, device);
         }
-        Error::OverBudget { requested, held, budget, device } => {
+        Error::OverBudget { requested, held, budget, device, .. } => {
             (info.requested, info.available, info.device) = (requested, budget.saturating_sub(held), device);
         }
         Error::OutOfDescriptors { requested, device, .. } => (info.requested, info.device) = (requested, device),

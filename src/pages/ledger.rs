@@ -39,7 +39,8 @@ impl PagePool {
     }
 
     /// Whether the books balance, whatever other threads are doing: pages created less pages given back are those held, their
-    /// bytes are the bytes counted, mappings made less those taken away are those there, each with a pin of its own.
+    /// bytes are the bytes counted, in all and for each arena, mappings made less those taken away are those there, each with a
+    /// pin of its own.
     ///
     /// Debug builds look after every call through C and after every trim, seal and teardown, and log what is wrong as an error.
     ///
@@ -67,6 +68,24 @@ impl PagePool {
                     what: format!("the books: {counted} {left}, {found} {right}"),
                 });
             }
+        }
+        let mut accounts: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+        for page in state.pages.values() {
+            accounts.entry(page.owner.arena()).or_default().0 += page.bytes;
+        }
+        let mut moving = 0;
+        for (arena, account) in state.accounts.iter() {
+            accounts.entry(arena).or_default().1 = account.held;
+            moving += account.moving;
+        }
+        if let Some((arena, (held, counted))) = accounts.iter().find(|(_, (held, counted))| held != counted) {
+            let what = format!("the books: {counted} bytes counted for arena {arena}, {held} bytes held");
+            return Err(Error::Internal { what });
+        }
+        let under_way = state.creating + state.releasing.1;
+        if moving != under_way {
+            let what = format!("the books: {moving} bytes under way for the arenas, {under_way} in all");
+            return Err(Error::Internal { what });
         }
         if pins < stats.mappings {
             let what = format!("the books: {pins} pins for {} mappings", stats.mappings);
@@ -133,6 +152,18 @@ mod tests {
             assert!(error.to_string().contains(named), "{error}");
             pool.record(|stats| *stats = right);
         }
+        // Which arena's, and what is counted for an arena that has nothing.
+        for (arena, named) in
+            [(1, "8193 bytes counted for arena 1, 8192 bytes held"), (7, "1 bytes counted for arena 7, 0")]
+        {
+            pool.state.lock().accounts.change(arena, |account| account.held += 1);
+            let error = pool.audit().unwrap_err();
+            assert!(error.to_string().contains(named), "{error}");
+            pool.state.lock().accounts.change(arena, |account| account.held -= 1);
+        }
+        pool.state.lock().accounts.change(1, |account| account.moving += 3);
+        assert!(pool.audit().unwrap_err().to_string().contains("3 bytes under way for the arenas, 0 in all"));
+        pool.state.lock().accounts.change(1, |account| account.moving -= 3);
 
         let id = pin.id();
         drop(pin);

@@ -12,6 +12,7 @@
 //! longer wants a page *dooms* it; the memory goes back to the driver with the last pin. What a failing driver would not take
 //! back is kept on a list and tried again by [`PagePool::retry`], so that nothing is ever lost.
 
+mod budget;
 mod ledger;
 mod pool;
 mod reservation;

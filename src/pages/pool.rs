@@ -7,6 +7,7 @@ use serde::Serialize;
 use slotmap::SlotMap;
 
 use super::PageId;
+use super::budget::Accounts;
 use super::reservation::Remains;
 use crate::driver::{Event, PageHandle, SharedDriver};
 use crate::error::{Error, Result};
@@ -29,7 +30,24 @@ pub enum Owner {
         space: u64,
     },
     /// Nobody: it goes back to the driver with its last pin.
-    Doomed,
+    Doomed {
+        /// The number of the arena whose it was, against which it counts until the driver has it.
+        arena: u64,
+    },
+}
+
+impl Owner {
+    /// The number of the arena whose page it is, or was before nobody wanted it any more.
+    #[must_use]
+    pub fn arena(self) -> u64 {
+        match self {
+            Self::Shared { arena } | Self::Retained { arena, .. } | Self::Doomed { arena } => arena,
+        }
+    }
+
+    pub(super) fn is_doomed(self) -> bool {
+        matches!(self, Self::Doomed { .. })
+    }
 }
 
 pub(super) struct Page {
@@ -86,12 +104,15 @@ pub(super) struct State {
     pub(super) creating: u64,
     /// Pages that the driver is being given back, and their bytes.
     pub(super) releasing: (u64, u64),
+    /// The same bytes by arena.
+    pub(super) accounts: Accounts,
 }
 
 impl State {
     fn hold(&mut self, page: Page) -> PageId {
         self.stats.physical_bytes += page.bytes;
         self.stats.peak_physical_bytes = self.stats.peak_physical_bytes.max(self.stats.physical_bytes);
+        self.accounts.change(page.owner.arena(), |account| account.held += page.bytes);
         self.pages.insert(page)
     }
 }
@@ -125,23 +146,20 @@ impl PagePool {
     /// Creates a page of `bytes` and pins it once.
     ///
     /// # Errors
-    /// [`Error::OverBudget`] or what the driver says; nothing has changed then.
+    /// [`Error::OverBudget`], of the device or of the owner's arena, or what the driver says; nothing has changed then.
     pub fn create(self: &Arc<Self>, bytes: u64, owner: Owner) -> Result<Pin> {
         {
             let mut state = self.state.lock();
-            // What is under way counts, so that threads cannot pass the budget together.
-            let held = state.stats.physical_bytes + state.creating + state.releasing.1;
-            if let Some(budget) = state.stats.budget_bytes
-                && bytes > budget.saturating_sub(held)
-            {
-                let device = self.driver.info().ordinal;
-                return Err(Error::OverBudget { requested: bytes, held, budget, device });
+            if let Some(refusal) = state.refusal(bytes, owner.arena(), self.driver.info().ordinal) {
+                return Err(refusal);
             }
             state.creating += bytes;
+            state.accounts.change(owner.arena(), |account| account.moving += bytes);
         }
         let created = self.driver.create(bytes);
         let mut state = self.state.lock();
         state.creating -= bytes;
+        state.accounts.change(owner.arena(), |account| account.moving -= bytes);
         let handle = created?;
         state.stats.pages_created += 1;
         let id = state.hold(Page { handle, bytes, owner, pins: 1 });
@@ -151,7 +169,7 @@ impl PagePool {
     /// Pins a page that is not doomed.
     pub(super) fn pin(self: &Arc<Self>, id: PageId) -> Result<Pin> {
         let mut state = self.state.lock();
-        let page = state.pages.get_mut(id).filter(|page| page.owner != Owner::Doomed);
+        let page = state.pages.get_mut(id).filter(|page| !page.owner.is_doomed());
         let page = page.ok_or_else(|| Error::Internal { what: format!("page {id:?} is gone") })?;
         page.pins += 1;
         Ok(Pin { pool: Arc::clone(self), id, bytes: page.bytes })
@@ -162,24 +180,29 @@ impl PagePool {
         self.state.lock().pages.get(id).map_or(0, |page| page.pins)
     }
 
-    /// Who owns a page.
+    /// Who owns a page; `None`: the driver has it back.
     #[must_use]
-    pub fn owner(&self, id: PageId) -> Owner {
-        self.state.lock().pages.get(id).map_or(Owner::Doomed, |page| page.owner)
+    pub fn owner(&self, id: PageId) -> Option<Owner> {
+        self.state.lock().pages.get(id).map(|page| page.owner)
     }
 
-    /// Changes a page's owner. A doomed page stays doomed.
+    /// Changes a page's owner. A doomed page stays doomed. From one arena to another it counts toward the other's budget, which
+    /// cannot refuse it: budgets limit what is created.
     pub fn hand_over(&self, id: PageId, to: Owner) {
-        if let Some(page) = self.state.lock().pages.get_mut(id)
-            && page.owner != Owner::Doomed
-        {
-            page.owner = to;
+        let state = &mut *self.state.lock();
+        let Some(page) = state.pages.get_mut(id).filter(|page| !page.owner.is_doomed()) else { return };
+        let from = std::mem::replace(&mut page.owner, to);
+        if from.arena() != to.arena() {
+            state.accounts.change(from.arena(), |account| account.held -= page.bytes);
+            state.accounts.change(to.arena(), |account| account.held += page.bytes);
         }
     }
 
     /// Nobody wants the page any more: it goes back to the driver with its last pin, at once if it has none.
     pub fn doom(&self, id: PageId) {
-        self.hand_over(id, Owner::Doomed);
+        if let Some(page) = self.state.lock().pages.get_mut(id) {
+            page.owner = Owner::Doomed { arena: page.owner.arena() };
+        }
         self.collect(id);
     }
 
@@ -195,18 +218,23 @@ impl PagePool {
         let page = {
             let mut state = self.state.lock();
             let page = match state.pages.get(id) {
-                Some(page) if page.owner == Owner::Doomed && page.pins == 0 => state.pages.remove(id),
+                Some(page) if page.owner.is_doomed() && page.pins == 0 => state.pages.remove(id),
                 _ => None,
             };
             let Some(page) = page else { return };
             // Before the driver is asked: once it has the memory back, another thread may create a page of it.
             state.stats.physical_bytes -= page.bytes;
             state.releasing = (state.releasing.0 + 1, state.releasing.1 + page.bytes);
+            state.accounts.change(page.owner.arena(), |account| {
+                account.held -= page.bytes;
+                account.moving += page.bytes;
+            });
             page
         };
         let result = self.driver.release(page.handle);
         let mut state = self.state.lock();
         state.releasing = (state.releasing.0 - 1, state.releasing.1 - page.bytes);
+        state.accounts.change(page.owner.arena(), |account| account.moving -= page.bytes);
         match result {
             Ok(()) => state.stats.pages_released += 1,
             Err(error) => {
@@ -270,10 +298,7 @@ impl PagePool {
         let doomed: Vec<PageId> = {
             let state = self.state.lock();
             let pages = state.pages.iter();
-            pages
-                .filter(|(_, page)| page.owner == Owner::Doomed && page.pins == 0)
-                .map(|(id, _)| id)
-                .collect()
+            pages.filter(|(_, page)| page.owner.is_doomed() && page.pins == 0).map(|(id, _)| id).collect()
         };
         for id in doomed {
             self.collect(id);
@@ -297,7 +322,7 @@ impl PagePool {
         for page in state.pages.values() {
             stats.retained_bytes += u64::from(matches!(page.owner, Owner::Retained { .. })) * page.bytes;
             stats.free_bytes += u64::from(page.pins == 0) * page.bytes;
-            stats.pending += u64::from(page.pins == 0 && page.owner == Owner::Doomed);
+            stats.pending += u64::from(page.pins == 0 && page.owner.is_doomed());
         }
         stats
     }

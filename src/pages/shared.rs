@@ -141,21 +141,46 @@ impl SharedSet {
             *numbers.slot(no) = Some(pin.id());
             return Ok(Acquired { pin, created: false });
         }
-        let pin = self.create(&mut numbers, bytes)?;
+        let pin = self.create_shared(&mut numbers, bytes)?;
         *numbers.slot(no) = Some(pin.id());
         Ok(Acquired { pin, created: true })
     }
 
     /// The lock is held across the driver's call: two spaces that need the same page must end up with one.
-    fn create(&self, numbers: &mut Numbers, bytes: u64) -> Result<Pin> {
-        let owner = Owner::Shared { arena: self.arena };
+    fn create_shared(&self, numbers: &mut Numbers, bytes: u64) -> Result<Pin> {
+        self.create(bytes, Owner::Shared { arena: self.arena }, || self.release_unmapped(numbers))
+    }
+
+    /// A page that is `space`'s own from the beginning, pinned.
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire).
+    pub fn create_own(&self, bytes: u64, space: u64) -> Result<Pin> {
+        let owner = Owner::Retained { arena: self.arena, space };
+        self.create(bytes, owner, || self.release_unmapped(&mut self.numbers.lock()))
+    }
+
+    /// Whichever memory or budget ran out, pages of this arena count toward it.
+    fn create(&self, bytes: u64, owner: Owner, release_unmapped: impl FnOnce() -> u64) -> Result<Pin> {
         self.pool.create(bytes, owner).or_else(|error| {
-            if error.is_out_of_memory() && self.release_unmapped(numbers) > 0 {
+            if error.is_out_of_memory() && release_unmapped() > 0 {
                 self.pool.create(bytes, owner)
             } else {
                 Err(error)
             }
         })
+    }
+
+    /// Limits the bytes that the arena's pages may take, shared ones and those of its spaces; `None`: no limit. Pages that are being
+    /// created or given back count, and so do those that nobody wants any more but the driver does not have yet. Nothing is taken away.
+    pub fn set_budget(&self, bytes: Option<u64>) {
+        self.pool.set_arena_budget(self.arena, bytes);
+    }
+
+    /// The bytes that count toward the arena's budget, and the budget.
+    #[must_use]
+    pub fn budget(&self) -> (u64, Option<u64>) {
+        self.pool.arena_budget(self.arena)
     }
 
     /// Where the page begins that holds a byte of the tape; the byte itself if the tape ends there.
@@ -181,7 +206,7 @@ impl SharedSet {
         }
         let bytes =
             (end - at).max((at / 16).min(self.geometry.large() / 2)).next_multiple_of(self.geometry.small());
-        let pin = self.create(&mut numbers, bytes)?;
+        let pin = self.create_shared(&mut numbers, bytes)?;
         numbers.tape.push(Piece { start: at, bytes, id: pin.id() });
         Ok(Acquired { pin, created: true })
     }
@@ -314,6 +339,7 @@ impl Drop for SharedSet {
         for id in numbers.all().map(|(_, id)| id).chain(numbers.tape.iter().map(|piece| piece.id)) {
             self.pool.doom(id);
         }
+        self.set_budget(None);
         // Nobody is left to wait for the replays: the next trim on the device takes what is still deferred.
         self.pool.settle(self.arena);
         self.pool.check();

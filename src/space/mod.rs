@@ -314,7 +314,7 @@ impl Space {
             reserved_bytes: state.ranges.iter().map(Reservation::bytes).sum(),
             mapped_bytes: mapped().map(|(_, pin)| pin.bytes()).sum(),
             retained_bytes: mapped()
-                .filter(|(_, pin)| pool.owner(pin.id()) == own)
+                .filter(|(_, pin)| pool.owner(pin.id()) == Some(own))
                 .map(|(_, pin)| pin.bytes())
                 .sum(),
             maps: state.work.maps,
@@ -379,7 +379,7 @@ impl State {
             let end = at + pin.bytes();
             if at < to
                 && from < end
-                && matches!(shared.pool().owner(pin.id()), Owner::Retained { .. })
+                && matches!(shared.pool().owner(pin.id()), Some(Owner::Retained { .. }))
                 && !layout.covered(freed.range, at, end)
             {
                 shared.give(pin);
@@ -404,7 +404,7 @@ impl Drop for Space {
             })
         };
         for (_, pin) in state.ranges.iter().flat_map(Reservation::mapped) {
-            if matches!(pool.owner(pin.id()), Owner::Retained { .. }) {
+            if matches!(pool.owner(pin.id()), Some(Owner::Retained { .. })) {
                 pool.doom(pin.id());
             }
         }

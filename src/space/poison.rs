@@ -95,8 +95,9 @@ impl Space {
             range.mapped().map(|(at, pin)| (base.plus(at), pin.bytes(), pin.id())).collect::<Vec<_>>()
         };
         let all = state.ranges.iter().flat_map(mapped);
-        let shared =
-            all.filter(|(.., page)| matches!(pool.owner(*page), Owner::Shared { .. }) && seen.insert(*page));
+        let shared = all.filter(|(.., page)| {
+            matches!(pool.owner(*page), Some(Owner::Shared { .. })) && seen.insert(*page)
+        });
         shared.map(|(at, bytes, _)| (at, bytes)).collect()
     }
 }

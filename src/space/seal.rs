@@ -19,7 +19,7 @@ use serde::Serialize;
 use super::layout::{RetainedTile, Unit};
 use super::{Block, Phase, Placement, Space, State};
 use crate::error::{Error, Result};
-use crate::pages::{Class, Owner, PageId, PageNo, Pin, SharedSet};
+use crate::pages::{Class, PageId, PageNo, Pin, SharedSet};
 
 /// What becomes of blocks that are live when their capture ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -68,8 +68,9 @@ impl Space {
     /// treated as the arena's policy says; those of a bump space stay on shared pages.
     ///
     /// # Errors
-    /// [`Error::WrongState`](crate::Error::WrongState) unless the space is open. Out of memory or what else the driver says:
-    /// the space is open as before, and the call can be repeated. (If undoing fails as well the space can only be dropped.)
+    /// [`Error::WrongState`](crate::Error::WrongState) unless the space is open. Out of memory or budget, also
+    /// after the arena gave back the pages that no space maps, or what else the driver says: the space is open as before, and the
+    /// call can be repeated. (If undoing fails as well the space can only be dropped.)
     pub fn seal(&self) -> Result<SealReport> {
         let policy = self.policy(&self.state.lock());
         self.seal_with(policy)
@@ -169,15 +170,14 @@ impl State {
         }
         let first_filler = self.placement.pages().0 + *fillers;
         let mut parts = Parts::default();
-        let owner = Owner::Retained { arena: shared.arena(), space };
         let result = if wholly {
-            parts.create(shared, tile.offset, page_bytes, owner)
+            parts.create(shared, tile.offset, page_bytes, space)
         } else {
             tile.units.iter().enumerate().try_for_each(|(unit, usage)| {
                 let at = tile.offset + unit as u64 * small;
                 match usage {
                     Unit::Idle => Ok(()),
-                    Unit::Retained => parts.create(shared, at, small, owner),
+                    Unit::Retained => parts.create(shared, at, small, space),
                     // Any page will do that nothing else in this space is on.
                     Unit::Passing => parts.fill(shared, at, first_filler),
                 }
@@ -246,8 +246,8 @@ struct Parts {
 }
 
 impl Parts {
-    fn create(&mut self, shared: &SharedSet, at: u64, bytes: u64, owner: Owner) -> Result<()> {
-        let pin = shared.pool().create(bytes, owner)?;
+    fn create(&mut self, shared: &SharedSet, at: u64, bytes: u64, space: u64) -> Result<()> {
+        let pin = shared.create_own(bytes, space)?;
         self.own.push(pin.id());
         self.pins.push((at, pin));
         Ok(())

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstring>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -532,6 +534,52 @@ TEST(Budget, EndsInOutOfMemoryAndTheNextCallWorks) {
     device.set_budget(0);
     host::fill(space.allocate(16 * MiB), 16 * MiB, 2);
     EXPECT_EQ(device.stats().budget_bytes, 0u);
+}
+
+TEST(Budget, OfOneArenaLeavesTheOtherAloneAndIsMetAgainByEviction) {
+    auto device = vmmgraph::Device::open(host::device_options(0));
+    auto options = host::options();
+    options.arena_budget_bytes = 8 * MiB;
+    SharedVmmAllocator arena(device, options);
+    SharedVmmAllocator other(device, vmmgraph::ArenaOptions(host::options()));
+    EXPECT_EQ(arena.stats().budget_bytes, 8 * MiB);
+    EXPECT_EQ(other.stats().budget_bytes, 0u);
+    EXPECT_EQ(device.stats().budget_bytes, 0u);
+
+    auto capture = [&] {
+        auto space = arena.open_space();
+        host::fill(space.allocate(5 * MiB), 5 * MiB, 1);
+        space.seal();
+        return space;
+    };
+    auto graph = std::make_unique<vmmgraph::Space>(capture());
+    const auto before = arena.stats();
+    try {
+        static_cast<void>(capture());
+        FAIL() << "10 MiB fitted in 8";
+    } catch (const OutOfMemory& error) {
+        EXPECT_EQ(error.status(), VMMGRAPH_ERROR_OVER_BUDGET);
+        EXPECT_EQ(error.info().requested, MiB);
+        EXPECT_EQ(error.info().available, 0u);
+        EXPECT_NE(std::strstr(error.what(), "over the budget of arena "), nullptr) << error.what();
+    }
+    const auto after = arena.stats();
+    EXPECT_EQ(std::memcmp(&before, &after, sizeof before), 0) << "a failed capture has left something";
+    auto beside = other.open_space();
+    host::fill(beside.allocate(32 * MiB), 32 * MiB, 2);
+
+    graph.reset();
+    graph = std::make_unique<vmmgraph::Space>(capture());
+    EXPECT_EQ(arena.stats().charged_bytes, 5 * MiB);
+    // The device's limit holds beside the arena's.
+    device.set_budget(device.stats().physical_bytes);
+    EXPECT_EQ(status_of([&] { static_cast<void>(capture()); }), VMMGRAPH_ERROR_OVER_BUDGET);
+    device.set_budget(0);
+    arena.set_budget(0);
+    auto second = capture();
+    EXPECT_EQ(arena.stats().charged_bytes, 10 * MiB);
+    EXPECT_EQ(arena.stats().budget_bytes, 0u);
+    EXPECT_EQ(second.stats().retained_bytes, 5 * MiB);
 }
 
 TEST(Budget, OfTheOptionsAndOfTheDeviceItself) {

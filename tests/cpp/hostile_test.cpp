@@ -81,6 +81,7 @@ std::vector<Call> arena_calls(vmmgraph_arena_t arena) {
     return {
         {"arena_trim", [=] { return vmmgraph_arena_trim(arena, nullptr); }},
         {"arena_mark", [=] { return vmmgraph_arena_mark(arena); }},
+        {"arena_set_budget", [=] { return vmmgraph_arena_set_budget(arena, 0); }},
         {"arena_stats",
          [=] {
              auto stats = sized<vmmgraph_arena_stats_t>();
@@ -164,6 +165,7 @@ protected:
     // Whatever a test did: the objects still work, and nothing is left over.
     void TearDown() override {
         ASSERT_EQ(vmmgraph_device_set_budget(device, 0), VMMGRAPH_OK);
+        ASSERT_EQ(vmmgraph_arena_set_budget(arena, 0), VMMGRAPH_OK);
         vmmgraph_space_t fresh = nullptr;
         ASSERT_EQ(vmmgraph_space_open(arena, &fresh), VMMGRAPH_OK);
         void* block = nullptr;
@@ -724,7 +726,8 @@ private:
             case 20:
                 return vmmgraph_space_record_stream(pick(random, spaces_), pick(random, blocks_), stream);
             case 21:
-                return vmmgraph_device_set_budget(device_, (random() % 4) * 16 * MiB);
+                return random() % 2 == 0 ? vmmgraph_device_set_budget(device_, (random() % 4) * 16 * MiB)
+                                         : vmmgraph_arena_set_budget(pick(random, arenas_), (random() % 4) * 4 * MiB);
             case 22: {
                 auto stats = sized<vmmgraph_device_stats_t>();
                 return vmmgraph_device_stats(device_, &stats);

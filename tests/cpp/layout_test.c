@@ -136,14 +136,15 @@ FIELD(vmmgraph_device_stats_t, reserved_bytes, 96, 8);
 FIELD(vmmgraph_device_stats_t, reservations, 104, 8);
 FIELD(vmmgraph_device_stats_t, pending, 112, 8);
 
-SIZE(vmmgraph_arena_options_t, 32);
+SIZE(vmmgraph_arena_options_t, 40);
 FIELD(vmmgraph_arena_options_t, struct_size, 0, 8);
 FIELD(vmmgraph_arena_options_t, small_page_bytes, 8, 8);
 FIELD(vmmgraph_arena_options_t, large_page_bytes, 16, 8);
 FIELD(vmmgraph_arena_options_t, retain, 24, 4);
 FIELD(vmmgraph_arena_options_t, flags, 28, 4);
+FIELD(vmmgraph_arena_options_t, budget_bytes, 32, 8);
 
-SIZE(vmmgraph_arena_stats_t, 120);
+SIZE(vmmgraph_arena_stats_t, 136);
 FIELD(vmmgraph_arena_stats_t, struct_size, 0, 8);
 FIELD(vmmgraph_arena_stats_t, physical_bytes, 8, 8);
 FIELD(vmmgraph_arena_stats_t, shared_bytes, 16, 8);
@@ -159,6 +160,8 @@ FIELD(vmmgraph_arena_stats_t, spaces, 88, 8);
 FIELD(vmmgraph_arena_stats_t, small_pages, 96, 8);
 FIELD(vmmgraph_arena_stats_t, large_pages, 104, 8);
 FIELD(vmmgraph_arena_stats_t, closed, 112, 8);
+FIELD(vmmgraph_arena_stats_t, charged_bytes, 120, 8);
+FIELD(vmmgraph_arena_stats_t, budget_bytes, 128, 8);
 
 SIZE(vmmgraph_seal_report_t, 80);
 FIELD(vmmgraph_seal_report_t, struct_size, 0, 8);
