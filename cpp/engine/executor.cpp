@@ -37,6 +37,9 @@ GraphExecutor::GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, CudaGrap
             inputs.select(key);
         }
     }
+    if (state.arena && options.most_bytes > 0) {
+        state.arena->set_budget(options.most_bytes);
+    }
     for (const auto& slot : state.dispatcher.slots()) {
         state.graphs.resize(std::max<std::size_t>(state.graphs.size(), slot.slot + 1));
         state.graphs[slot.slot].mode = slot.mode;

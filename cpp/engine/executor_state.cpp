@@ -68,7 +68,7 @@ void GraphExecutor::State::make_room(Slot slot) {
     while (full() && evict(slot)) {
     }
     // A capture that finds no room costs as much as one that does, so the first try had better succeed.
-    const auto short_of_bytes = [&] { return arena->mapped_size() + graphs[slot].own_bytes > options.most_bytes; };
+    const auto short_of_bytes = [&] { return arena->stats().charged_bytes + graphs[slot].own_bytes > options.most_bytes; };
     if (!arena || options.most_bytes == 0 || !short_of_bytes()) {
         return;
     }
@@ -138,7 +138,7 @@ bool GraphExecutor::State::capture(Slot slot, const Step& current, bool may_evic
     dispatcher.failed(slot);
     last_failure = "graph of " + text_of(graph.bucket) + ": " + why;
     if (no_room && arena) {
-        last_failure += "; the arena holds " + std::to_string(arena->mapped_size()) + " bytes";
+        last_failure += "; the arena holds " + std::to_string(arena->stats().charged_bytes) + " bytes";
         last_failure += options.most_bytes > 0 ? ", and the limit is " + std::to_string(options.most_bytes) : "";
     }
     TORCH_WARN("vmmgraph: no ", last_failure, "; its steps do without");

@@ -271,8 +271,8 @@ private:
 // How an executor decides (all of dispatch.hpp's options but their order: 0 is no limit), captures and evicts. Its buckets are
 // buckets of the inputs; for a new graph beyond most_graphs the least recently used one goes.
 struct ExecutorOptions : dispatch::DispatcherOptions {
-    // Most bytes of physical memory of the arena, at any time: its budget. Where a capture needs more, graphs go, the least recently
-    // used first, and it is tried again.
+    // Most bytes of physical memory of the arena, at any time: set as its budget. Where a capture needs more, graphs go, the least
+    // recently used first, and it is tried again. The end of a capture may need some pages more than what it comes to.
     std::uint64_t most_bytes = 0;
     // The stream of every capture (a cudaStream_t, not the default one); null: one of torch's.
     void* capture_stream = nullptr;
