@@ -39,19 +39,32 @@ END
   return $result
 }
 
-compile() {
+# The flags of a release, and the headers that nearly every file needs, read once a release.
+flags() {
   local include=$headers/$1/torch/include
-  "${CXX:-g++}" -std=c++20 -O0 -fPIC -Wall -Wextra -Werror -DC10_CUDA_NO_CMAKE_CONFIGURE_FILE -Iinclude -I"$bridge" \
-    -isystem "$include" -isystem "$include/torch/csrc/api/include" -isystem "$site/nvidia/cu13/include" \
-    -c "$2" -o "$objects/$1/$(basename "$2" .cpp).o"
+  echo "-std=c++20 -O0 -fPIC -Wall -Wextra -Werror -DC10_CUDA_NO_CMAKE_CONFIGURE_FILE -Iinclude -I$bridge \
+    -isystem $include -isystem $include/torch/csrc/api/include -isystem $site/nvidia/cu13/include"
 }
-export -f compile
+
+precompile() {
+  printf '#include <%s>\n' ATen/core/Tensor.h ATen/cuda/CUDAGraph.h c10/cuda/CUDACachingAllocator.h c10/cuda/CUDAGuard.h \
+    torch/csrc/cuda/CUDAPluggableAllocator.h >"$objects/$1/common.hpp"
+  # shellcheck disable=SC2046
+  "${CXX:-g++}" $(flags "$1") -x c++-header "$objects/$1/common.hpp" -o "$objects/$1/common.hpp.gch"
+}
+
+compile() {
+  # shellcheck disable=SC2046
+  "${CXX:-g++}" $(flags "$1") -include "$objects/$1/common.hpp" -c "$2" -o "$objects/$1/$(basename "$2" .cpp).o"
+}
+export -f flags compile
 export headers objects site bridge
 
 # build RELEASE
 build() {
   mkdir -p "$objects/$1"
-  printf '%s\0' cpp/torch/*.cpp cpp/engine/*.cpp | xargs -0 -P"$(nproc)" -I{} bash -c "compile $1 {}" &&
+  precompile "$1" &&
+    printf '%s\0' cpp/torch/*.cpp cpp/engine/*.cpp | xargs -0 -P"$(nproc)" -I{} bash -c "compile $1 {}" &&
     tests/torch/forwards.sh check "$objects/$1/block_allocator.o"
 }
 
