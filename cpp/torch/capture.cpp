@@ -11,6 +11,7 @@
 #include "block_allocator.hpp"
 #include "compat.hpp"
 #include "guards.hpp"
+#include "on_device.hpp"
 #include "segments.hpp"
 #include "workspace.hpp"
 
@@ -95,6 +96,7 @@ struct CapturedGraph::State {
     }
 
     ~State() {
+        const OnDevice current(c10::Device(c10::kCUDA, device));
         const Relaxed relaxed;
         // The graphs first: they release their pool. Then the pool, which gives its segments back. The space last, which waits for its
         // replays before it unmaps. Destroying an executable graph whose last launch still runs is allowed.

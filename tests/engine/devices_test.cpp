@@ -1,5 +1,7 @@
 // An executor on each of two devices, at the same time, each on a thread of its own. Without any GPU both run on the CPU.
+#include <atomic>
 #include <barrier>
+#include <chrono>
 #include <random>
 #include <thread>
 
@@ -96,6 +98,35 @@ TEST(Devices, TwoCaptureAndReplayAtOnce) { both_at_once({}, false); }
 TEST(Devices, WhateverDeviceIsCurrent) { both_at_once({}, true); }
 TEST(Devices, TwoCaptureAndReplayAtOnceByPools) {
     both_at_once({vmmgraph::torch::Route::mempool, vmmgraph::Retain::inherit}, true);
+}
+
+bool two_gpus() { return c10::cuda::device_count() >= 2; }
+
+// Each device has a default stream of its own.
+TEST(Devices, InputsOnTheDefaultStreamMayGoWhileAnotherDeviceIsCurrent) {
+    if (!two_gpus()) {
+        GTEST_SKIP() << "needs two GPUs";
+    }
+    const c10::cuda::CUDAGuard current(1);
+    std::atomic<bool> done{false};
+    {
+        CudaGraphPersistentParam param({Input::host("a", at::kInt, {Extent::along(Axis::tokens)})}, {Key::of(4)}, {device(0), 512});
+        // More often than there are staging buffers, so that one is waited for.
+        for (int turn = 0; turn < 3; ++turn) {
+            param.update(Key::of(4), {std::vector<std::int32_t>{turn, 1, 2, 3}}, nullptr);
+            EXPECT_TRUE(at::equal(param.get("a").cpu(), at::tensor({turn, 1, 2, 3}, at::kInt))) << turn;
+        }
+        const c10::cuda::CUDAGuard its_own(0);
+        const auto slow = [](void* done) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(100));
+            static_cast<std::atomic<bool>*>(done)->store(true);
+        };
+        ASSERT_EQ(cudaLaunchHostFunc(nullptr, slow, &done), cudaSuccess);
+    }
+    EXPECT_TRUE(done.load()) << "the inputs' memory went back to torch in use";
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+    EXPECT_EQ(c10::cuda::current_device(), 1);
+    wait(0);
 }
 
 }  // namespace
