@@ -273,6 +273,7 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
     if (options.route == Route::mempool && options.retain == Retain::own_pages) {
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "the MemPool route shares its segments: it cannot give live blocks pages of their own");
     }
+    const auto device = device_of(arena);
     require_release();
     at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
     if (options.route == Route::mempool) {
@@ -281,17 +282,20 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
     } else if (!installed()) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "call vmmgraph::torch::install() before a capture by the blocks route");
     }
-    // A failure below would otherwise end somebody else's capture.
-    if (is_capturing(static_cast<cudaStream_t>(stream))) {
-        refuse(VMMGRAPH_ERROR_STREAM_CAPTURING, "the stream is under capture already");
+    {
+        const OnDevice current(device);
+        // A failure below would otherwise end somebody else's capture.
+        if (is_capturing(static_cast<cudaStream_t>(stream))) {
+            refuse(VMMGRAPH_ERROR_STREAM_CAPTURING, "the stream is under capture already");
+        }
+        require_stream_of(device, stream);
     }
-    const auto device = c10::cuda::current_device();
-    const auto torch_stream = c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), device);
+    const auto torch_stream = c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), device.index());
     auto space = options.route == Route::mempool ? arena.open_bump_space() : arena.open_space();
     auto memory = std::make_shared<Memory>(space);
     const auto retain = options.retain == Retain::inherit ? static_cast<Retain>(space.stats().retain) : options.retain;
     auto captured = std::unique_ptr<CapturedGraph::State>(
-        new CapturedGraph::State{device, std::move(space), memory, {}, nullptr, std::make_unique<compat::Graph>(), {}, {}});
+        new CapturedGraph::State{device.index(), std::move(space), memory, {}, nullptr, std::make_unique<compat::Graph>(), {}, {}});
     state_.reset(new State{options.route, retain, torch_stream, {0, 0}, std::move(captured), std::nullopt, std::nullopt, std::nullopt});
     bury();
     if (state_->own_workspace()) {

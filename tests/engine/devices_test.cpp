@@ -3,6 +3,7 @@
 #include <barrier>
 #include <chrono>
 #include <random>
+#include <stdexcept>
 #include <thread>
 
 #include "small.hpp"
@@ -127,6 +128,69 @@ TEST(Devices, InputsOnTheDefaultStreamMayGoWhileAnotherDeviceIsCurrent) {
     EXPECT_EQ(cudaGetLastError(), cudaSuccess);
     EXPECT_EQ(c10::cuda::current_device(), 1);
     wait(0);
+}
+
+TEST(Devices, ACaptureIsOnTheDeviceOfItsArena) {
+    if (!two_gpus()) {
+        GTEST_SKIP() << "needs two GPUs";
+    }
+    vmmgraph::torch::install();
+    const auto mine = at::ones({1000}, on_device(at::kFloat, 0));
+    wait(0);
+    for (const auto route : {vmmgraph::torch::Route::blocks, vmmgraph::torch::Route::mempool}) {
+        const vmmgraph::torch::CaptureOptions options{route, vmmgraph::Retain::inherit};
+        vmmgraph::SharedVmmAllocator arena(0);
+        const c10::cuda::CUDAGuard current(1);
+        at::Tensor output;
+        auto graph = vmmgraph::torch::capture(
+            arena, stream(0),
+            [&] {
+                EXPECT_EQ(c10::cuda::current_device(), 0);
+                output = at::full({1000}, 2.0, at::TensorOptions().dtype(at::kFloat).device(at::kCUDA)) + mine;
+            },
+            options);
+        EXPECT_EQ(c10::cuda::current_device(), 1);
+        EXPECT_EQ(output.device(), device(0));
+        graph.replay(stream(0));
+        EXPECT_EQ(c10::cuda::current_device(), 1);
+        wait(0);
+        EXPECT_TRUE(at::equal(output, mine * 3));
+        EXPECT_THROW(static_cast<void>(vmmgraph::torch::capture(arena, stream(0), [] { throw std::runtime_error("planted"); }, options)),
+                     std::runtime_error);
+        EXPECT_EQ(c10::cuda::current_device(), 1);
+        const auto why = refusal([&] { vmmgraph::torch::CaptureScope scope(arena, stream(1), options); });
+        EXPECT_NE(why.find("cuda:0"), std::string::npos) << why;
+        EXPECT_EQ(c10::cuda::current_device(), 1);
+        EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+    }
+}
+
+TEST(Devices, AnExecutorIsRefusedWhatIsOnAnotherDevice) {
+    if (!has_gpu()) {
+        GTEST_SKIP() << "needs a GPU";
+    }
+    ExecutorOptions options;
+    options.full = {Key::of(4)};
+    CudaGraphPersistentParam inputs({Input::host(names::tokens, at::kInt, {Extent::along(Axis::tokens)})}, options.full, {device(0), 512});
+    const auto refused = [&](const std::shared_ptr<vmmgraph::SharedVmmAllocator>& arena) {
+        return refusal([&] { GraphExecutor executor(arena, inputs, [](Recorder&) {}, options); });
+    };
+    vmmgraph::Options host;
+    host.driver = vmmgraph::DriverChoice::host;
+    EXPECT_NE(refused(std::make_shared<vmmgraph::SharedVmmAllocator>(0, host)).find("host driver"), std::string::npos);
+    const auto right = std::make_shared<vmmgraph::SharedVmmAllocator>(0);
+    options.capture_stream = stream(0);
+    EXPECT_EQ(refused(right), "");
+    if (!two_gpus()) {
+        return;
+    }
+    options.capture_stream = stream(1);
+    const auto why_stream = refused(right);
+    EXPECT_NE(why_stream.find("cuda:0"), std::string::npos) << why_stream;
+    const auto why_arena = refused(std::make_shared<vmmgraph::SharedVmmAllocator>(1));
+    EXPECT_NE(why_arena.find("cuda:1"), std::string::npos) << why_arena;
+    EXPECT_NE(why_arena.find("cuda:0"), std::string::npos) << why_arena;
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
 }  // namespace
