@@ -84,12 +84,15 @@ struct CapturedGraph::State {
         return c10::cuda::CUDAStreamGuard(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), device));
     }
 
-    // Every piece in its order on torch's current stream, and what is to run between them.
-    void launch(const std::function<void(std::size_t)>& between) {
+    // Every piece in its order on torch's current stream, the guard's, and what is to run between them.
+    void launch(const c10::cuda::CUDAStreamGuard& guard, const std::function<void(std::size_t)>& between) {
         for (std::size_t piece = 0; piece < earlier.size(); ++piece) {
             earlier[piece]->replay();
             if (between) {
                 between(piece);
+                // It may have left another device or stream behind.
+                c10::cuda::set_device(device);
+                c10::cuda::setCurrentCUDAStream(guard.current_stream());
             }
         }
         graph->replay();
@@ -114,17 +117,17 @@ CapturedGraph::~CapturedGraph() = default;
 
 void CapturedGraph::replay(void* stream) {
     const auto guard = state_->on(stream);
-    state_->space.replay(stream, [this] { state_->launch({}); });
+    state_->space.replay(stream, [&] { state_->launch(guard, {}); });
 }
 
 void CapturedGraph::replay(void* stream, const std::function<void(std::size_t)>& between) {
     const auto guard = state_->on(stream);
-    state_->space.replay(stream, [&] { state_->launch(between); });
+    state_->space.replay(stream, [&] { state_->launch(guard, between); });
 }
 
 Difference CapturedGraph::verify(void* stream, const std::vector<Output>& outputs) {
     const auto guard = state_->on(stream);
-    return state_->space.verify(stream, outputs, [this] { state_->launch({}); });
+    return state_->space.verify(stream, outputs, [&] { state_->launch(guard, {}); });
 }
 
 std::size_t CapturedGraph::pieces() const noexcept { return state_->earlier.size() + 1; }

@@ -67,7 +67,8 @@ public:
     // Launches the graph (or its pieces) on `stream` (a cudaStream_t), in order after every earlier replay of the arena. Any thread.
     void replay(void* stream);
     // Launches the pieces of the capture in their order, as one replay: no other graph of the arena runs between them. `between(n)` is called
-    // behind the n-th piece, from 0, but the last, with torch's current stream that one; it must not call the arena or its spaces.
+    // behind the n-th piece, from 0, but the last, with torch's current stream that one, whatever the call before left; it must not call the
+    // arena or its spaces.
     void replay(void* stream, const std::function<void(std::size_t)>& between);
     // How many graphs the capture is made of: 1, and 1 for each CaptureScope::next_piece().
     [[nodiscard]] std::size_t pieces() const noexcept;
