@@ -170,7 +170,7 @@ struct CaptureScope::State {
             pool_id = captured->segments.pool->id();
             context.emplace(captured->segments.pool.get());
         }
-        under_way.emplace();
+        under_way.emplace(captured->device);
         begin_piece();
     }
 
@@ -300,7 +300,11 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
     auto captured = std::unique_ptr<CapturedGraph::State>(
         new CapturedGraph::State{device.index(), std::move(space), memory, {}, nullptr, std::make_unique<compat::Graph>(), {}, {}});
     state_.reset(new State{options.route, retain, torch_stream, {0, 0}, std::move(captured), std::nullopt, std::nullopt, std::nullopt});
-    bury();
+    {
+        // This thread may capture on another device.
+        const Relaxed relaxed;
+        bury();
+    }
     if (state_->own_workspace()) {
         state_->captured->workspace = Workspace::of(arena);
     }
