@@ -5,7 +5,8 @@
 //! where C finds them (`vmmgraph_last_error`). A panic in there is a status too and closes the arena, as in the C functions: in
 //! cxx it would end the process. Only looking a handle up is a `Result`, since it can fail in one way.
 
-use crate::capi::{guarded, space_of, vmmgraph_space_t};
+use crate::capi::{arena_of, guarded, space_of, vmmgraph_arena_t, vmmgraph_space_t};
+use crate::driver::DriverKind;
 use crate::error::Result;
 use crate::torch::VmmTorchAllocator;
 use crate::units::{Address, Stream};
@@ -16,6 +17,8 @@ mod ffi {
         /// What `src/torch.rs` says.
         type VmmTorchAllocator;
 
+        /// The CUDA number of the device of the arena behind a C handle; -1 if another driver opened it.
+        fn cuda_device(arena: usize) -> Result<i32>;
         /// The allocator of the space behind a C handle, which this keeps alive.
         fn torch_allocator(space: usize) -> Result<Box<VmmTorchAllocator>>;
         /// Allocates for a stream; the status, and the address in `block` if that is 0.
@@ -25,6 +28,12 @@ mod ffi {
         /// Notes that a second stream uses a block; the status.
         fn record_stream(allocator: &VmmTorchAllocator, block: usize, stream: usize) -> i32;
     }
+}
+
+fn cuda_device(arena: usize) -> Result<i32> {
+    let arena = arena_of(arena as vmmgraph_arena_t)?;
+    let info = arena.device().driver().info();
+    Ok(if info.kind == DriverKind::Cuda { info.ordinal } else { -1 })
 }
 
 fn torch_allocator(space: usize) -> Result<Box<VmmTorchAllocator>> {

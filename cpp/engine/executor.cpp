@@ -32,6 +32,14 @@ GraphExecutor::GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, CudaGrap
     if (!state.body) {
         refuse(VMMGRAPH_ERROR_NULL_ARGUMENT, "a graph needs a body");
     }
+    if (!state.on_cpu()) {
+        if (const auto device = torch::device_of(*state.arena); device != inputs.device()) {
+            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "the arena is on " + device.str() + ", and the inputs are on " + inputs.device().str());
+        }
+        if (options.capture_stream != nullptr) {
+            torch::require_stream_of(inputs.device(), options.capture_stream);
+        }
+    }
     for (const auto* set : {&options.full, &options.piecewise}) {
         for (const auto& key : *set) {
             inputs.select(key);

@@ -10,6 +10,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <vmmgraph/engine.hpp>
 
+#include "../torch/on_device.hpp"
 #include "declare.hpp"
 #include "device_writes.hpp"
 #include "staging.hpp"
@@ -225,14 +226,18 @@ CudaGraphPersistentParam::CudaGraphPersistentParam(std::vector<Input> inputs, co
 }
 
 CudaGraphPersistentParam::~CudaGraphPersistentParam() {
-    if (state_->order == nullptr) {
+    const auto& state = *state_;
+    if (state.order == nullptr) {
         return;
     }
+    // The default stream is that of the current device.
+    const torch::OnDevice current(state.device);
     // The arena goes back to torch, which knows nothing of the stream that used it.
-    if (state_->last_stream && cudaEventRecord(state_->order, static_cast<cudaStream_t>(*state_->last_stream)) == cudaSuccess) {
-        static_cast<void>(cudaEventSynchronize(state_->order));
+    if (state.last_stream) {
+        C10_CUDA_IGNORE_ERROR(cudaEventRecord(state.order, static_cast<cudaStream_t>(*state.last_stream)));
+        C10_CUDA_IGNORE_ERROR(cudaEventSynchronize(state.order));
     }
-    static_cast<void>(cudaEventDestroy(state_->order));
+    C10_CUDA_IGNORE_ERROR(cudaEventDestroy(state.order));
 }
 
 void CudaGraphPersistentParam::prepare(const Key& bucket, c10::ArrayRef<Value> values) {
@@ -276,12 +281,13 @@ void CudaGraphPersistentParam::commit(void* stream) {
     c10::cuda::OptionalCUDAStreamGuard guard;
     if (state.device.is_cuda()) {
         const auto on = static_cast<cudaStream_t>(stream);
+        // First, since the default stream is that of the current device.
+        guard.reset_stream(c10::cuda::getStreamFromExternal(on, state.device.index()));
         cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
         C10_CUDA_CHECK(cudaStreamIsCapturing(on, &status));
         if (status != cudaStreamCaptureStatusNone) {
             refuse(VMMGRAPH_ERROR_STREAM_CAPTURING, "inputs cannot be written on a stream under capture");
         }
-        guard.reset_stream(c10::cuda::getStreamFromExternal(on, state.device.index()));
         if (state.last_stream && *state.last_stream != stream) {
             C10_CUDA_CHECK(cudaEventRecord(state.order, static_cast<cudaStream_t>(*state.last_stream)));
             C10_CUDA_CHECK(cudaStreamWaitEvent(on, state.order, 0));

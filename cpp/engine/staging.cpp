@@ -7,6 +7,8 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
 
+#include "../torch/on_device.hpp"
+
 namespace vmmgraph::engine {
 
 Staging::Staging(c10::Device device, std::size_t bytes) : device_(device) {
@@ -32,6 +34,7 @@ Staging::Staging(c10::Device device, std::size_t bytes) : device_(device) {
 Staging::~Staging() { release(); }
 
 void Staging::release() noexcept {
+    const torch::OnDevice current(device_);
     for (auto& buffer : buffers_) {
         if (!device_.is_cuda()) {
             delete[] buffer.memory;
@@ -40,11 +43,11 @@ void Staging::release() noexcept {
         // In a driver that is gone, all of it fails and nothing is left to lose.
         if (buffer.sent != nullptr) {
             const auto sent = static_cast<cudaEvent_t>(buffer.sent);
-            static_cast<void>(buffer.under_way ? cudaEventSynchronize(sent) : cudaSuccess);
-            static_cast<void>(cudaEventDestroy(sent));
+            C10_CUDA_IGNORE_ERROR(buffer.under_way ? cudaEventSynchronize(sent) : cudaSuccess);
+            C10_CUDA_IGNORE_ERROR(cudaEventDestroy(sent));
         }
         if (buffer.memory != nullptr) {
-            static_cast<void>(cudaFreeHost(buffer.memory));
+            C10_CUDA_IGNORE_ERROR(cudaFreeHost(buffer.memory));
         }
     }
 }
@@ -52,6 +55,7 @@ void Staging::release() noexcept {
 std::byte* Staging::write() {
     auto& buffer = buffers_[turn_];
     if (buffer.under_way) {
+        const torch::OnDevice current(device_);
         C10_CUDA_CHECK(cudaEventSynchronize(static_cast<cudaEvent_t>(buffer.sent)));
         buffer.under_way = false;
     }

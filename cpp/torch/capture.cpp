@@ -12,6 +12,7 @@
 #include "compat.hpp"
 #include "guards.hpp"
 #include "memsets.hpp"
+#include "on_device.hpp"
 #include "segments.hpp"
 #include "workspace.hpp"
 
@@ -85,18 +86,22 @@ struct CapturedGraph::State {
         return c10::cuda::CUDAStreamGuard(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), device));
     }
 
-    // Every piece in its order on torch's current stream, and what is to run between them.
-    void launch(const std::function<void(std::size_t)>& between) {
+    // Every piece in its order on torch's current stream, the guard's, and what is to run between them.
+    void launch(const c10::cuda::CUDAStreamGuard& guard, const std::function<void(std::size_t)>& between) {
         for (std::size_t piece = 0; piece < earlier.size(); ++piece) {
             earlier[piece]->replay();
             if (between) {
                 between(piece);
+                // It may have left another device or stream behind.
+                c10::cuda::set_device(device);
+                c10::cuda::setCurrentCUDAStream(guard.current_stream());
             }
         }
         graph->replay();
     }
 
     ~State() {
+        const OnDevice current(c10::Device(c10::kCUDA, device));
         const Relaxed relaxed;
         // The graphs first: they release their pool. Then the pool, which gives its segments back. The space last, which waits for its
         // replays before it unmaps. Destroying an executable graph whose last launch still runs is allowed.
@@ -114,17 +119,17 @@ CapturedGraph::~CapturedGraph() = default;
 
 void CapturedGraph::replay(void* stream) {
     const auto guard = state_->on(stream);
-    state_->space.replay(stream, [this] { state_->launch({}); });
+    state_->space.replay(stream, [&] { state_->launch(guard, {}); });
 }
 
 void CapturedGraph::replay(void* stream, const std::function<void(std::size_t)>& between) {
     const auto guard = state_->on(stream);
-    state_->space.replay(stream, [&] { state_->launch(between); });
+    state_->space.replay(stream, [&] { state_->launch(guard, between); });
 }
 
 Difference CapturedGraph::verify(void* stream, const std::vector<Output>& outputs) {
     const auto guard = state_->on(stream);
-    return state_->space.verify(stream, outputs, [this] { state_->launch({}); });
+    return state_->space.verify(stream, outputs, [&] { state_->launch(guard, {}); });
 }
 
 std::size_t CapturedGraph::pieces() const noexcept { return state_->earlier.size() + 1; }
@@ -169,7 +174,7 @@ struct CaptureScope::State {
             pool_id = captured->segments.pool->id();
             context.emplace(captured->segments.pool.get());
         }
-        under_way.emplace();
+        under_way.emplace(captured->device);
         begin_piece();
     }
 
@@ -285,6 +290,7 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
     if (options.route == Route::mempool && options.retain == Retain::own_pages) {
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "the MemPool route shares its segments: it cannot give live blocks pages of their own");
     }
+    const auto device = device_of(arena);
     require_release();
     at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
     if (options.route == Route::mempool) {
@@ -293,19 +299,26 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
     } else if (!installed()) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "call vmmgraph::torch::install() before a capture by the blocks route");
     }
-    // A failure below would otherwise end somebody else's capture.
-    if (is_capturing(static_cast<cudaStream_t>(stream))) {
-        refuse(VMMGRAPH_ERROR_STREAM_CAPTURING, "the stream is under capture already");
+    {
+        const OnDevice current(device);
+        // A failure below would otherwise end somebody else's capture.
+        if (is_capturing(static_cast<cudaStream_t>(stream))) {
+            refuse(VMMGRAPH_ERROR_STREAM_CAPTURING, "the stream is under capture already");
+        }
+        require_stream_of(device, stream);
     }
-    const auto device = c10::cuda::current_device();
-    const auto torch_stream = c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), device);
+    const auto torch_stream = c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), device.index());
     auto space = options.route == Route::mempool ? arena.open_bump_space() : arena.open_space();
     auto memory = std::make_shared<Memory>(space);
     const auto retain = options.retain == Retain::inherit ? static_cast<Retain>(space.stats().retain) : options.retain;
     auto captured = std::unique_ptr<CapturedGraph::State>(
-        new CapturedGraph::State{device, std::move(space), memory, {}, nullptr, compat::Graph::make(), {}, {}});
+        new CapturedGraph::State{device.index(), std::move(space), memory, {}, nullptr, compat::Graph::make(), {}, {}});
     state_.reset(new State{options.route, options.memset_kernels, retain, torch_stream, {0, 0}, std::move(captured), std::nullopt, std::nullopt, std::nullopt});
-    bury();
+    {
+        // This thread may capture on another device.
+        const Relaxed relaxed;
+        bury();
+    }
     if (state_->own_workspace()) {
         state_->captured->workspace = Workspace::of(arena);
     }

@@ -1,14 +1,20 @@
 #include "guards.hpp"
 
+#include <cstddef>
 #include <cstdlib>
 #include <string_view>
 
 #include <ATen/Version.h>
 #include <c10/cuda/CUDAAllocatorConfig.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
+#include <cuda_runtime_api.h>
 #include <torch/version.h>
 
 #include "compat.hpp"
+#include "on_device.hpp"
+#include "rust/cxx.h"
+#include "vmmgraph/src/bridge.rs.h"
 
 namespace vmmgraph::torch {
 namespace {
@@ -63,6 +69,33 @@ void require_pools_with_allocators() {
     if (compat::pool_fails_with_expandable_segments && caching::CUDAAllocatorConfig::expandable_segments()) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "torch " TORCH_VERSION " cannot give a MemPool's memory to its allocator while "
                                            "expandable_segments is on (turn it off, or capture by the blocks route)");
+    }
+}
+
+c10::Device device_of(const SharedVmmAllocator& arena) {
+    int device = -1;
+    try {
+        device = bridge::cuda_device(reinterpret_cast<std::size_t>(arena.handle()));
+    } catch (const rust::Error& error) {
+        refuse(VMMGRAPH_ERROR_INVALID_HANDLE, error.what());
+    }
+    if (device < 0) {
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "the arena is on a device of the host driver, and graphs are captured on one of CUDA's");
+    }
+    return {c10::kCUDA, static_cast<c10::DeviceIndex>(device)};
+}
+
+void require_stream_of(c10::Device device, void* stream) {
+    const OnDevice current(device);
+    cudaEvent_t event = nullptr;
+    C10_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    // Up to CUDA 12.7 a stream does not tell its device, but events are recorded on streams of their own device only.
+    const auto recorded = cudaEventRecord(event, static_cast<cudaStream_t>(stream));
+    C10_CUDA_IGNORE_ERROR(recorded);
+    C10_CUDA_IGNORE_ERROR(cudaEventDestroy(event));
+    if (recorded != cudaSuccess) {
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "the capture stream must be one of the arena's device, " + device.str() + " (" + cudaGetErrorString(recorded) + ")");
     }
 }
 

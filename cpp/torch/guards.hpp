@@ -1,7 +1,9 @@
-// What is checked before torch is used: the release that is loaded, and an allocator that captures can be made over.
+// What is checked before torch is used: the release that is loaded, an allocator that captures can be made over, and the device.
 #pragma once
 
 #include <string>
+
+#include <c10/core/Device.h>
 
 #include <vmmgraph/vmmgraph.hpp>
 
@@ -22,5 +24,12 @@ void require_native_allocator();
 
 // Throws VMMGRAPH_ERROR_WRONG_STATE if expandable segments are on in a release where they keep a MemPool from its allocator.
 void require_pools_with_allocators();
+
+// The device of an arena. Throws VMMGRAPH_ERROR_INVALID_ARGUMENT if it is none of CUDA's, and VMMGRAPH_ERROR_INVALID_HANDLE for an arena
+// that was moved from.
+c10::Device device_of(const SharedVmmAllocator& arena);
+
+// Throws VMMGRAPH_ERROR_INVALID_ARGUMENT unless the stream, which is not under capture, is one of the device.
+void require_stream_of(c10::Device device, void* stream);
 
 }  // namespace vmmgraph::torch

@@ -1,7 +1,9 @@
 #include "segments.hpp"
 
-#include <atomic>
+#include <condition_variable>
+#include <cstddef>
 #include <mutex>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -49,6 +51,10 @@ private:
 struct Graveyard {
     std::mutex mutex;
     std::vector<SegmentPool> pools;
+    // Captures under way, by device, and threads that destroy pools.
+    std::unordered_map<c10::DeviceIndex, std::size_t> captures;
+    std::size_t destroying = 0;
+    std::condition_variable destroyed;
 };
 
 Graveyard& graveyard() {
@@ -56,8 +62,6 @@ Graveyard& graveyard() {
     static auto* const instance = new Graveyard;
     return *instance;
 }
-
-std::atomic<int> captures{0};
 
 // Whether torch would leave blocks behind that it later frees through a pointer to a dead allocator (or by cudaFree, up to 2.7).
 bool must_wait(const SegmentPool& waiting) {
@@ -112,23 +116,44 @@ std::shared_ptr<compat::CUDAAllocator> make_allocator(std::shared_ptr<SharedVmmA
 }
 
 void bury(SegmentPool pool) {
-    auto& waiting = graveyard();
+    auto& all = graveyard();
     std::vector<SegmentPool> ready;
-    const std::lock_guard lock(waiting.mutex);
+    std::unique_lock lock(all.mutex);
     if (pool.pool) {
-        waiting.pools.push_back(std::move(pool));
-    }
-    if (captures.load() > 0) {
-        return;
+        all.pools.push_back(std::move(pool));
     }
     std::vector<SegmentPool> kept;
-    for (auto& one : waiting.pools) {
-        (must_wait(one) ? kept : ready).push_back(std::move(one));
+    for (auto& one : all.pools) {
+        const bool waits = all.captures.count(one.pool->device()) > 0 || must_wait(one);
+        (waits ? kept : ready).push_back(std::move(one));
     }
-    waiting.pools = std::move(kept);
+    all.pools = std::move(kept);
+    if (ready.empty()) {
+        return;
+    }
+    // Without the lock, since torch takes its own, and may hold it where graphs are dropped for want of memory.
+    ++all.destroying;
+    lock.unlock();
+    ready.clear();
+    lock.lock();
+    --all.destroying;
+    lock.unlock();
+    all.destroyed.notify_all();
 }
 
-CaptureUnderWay::CaptureUnderWay() { captures.fetch_add(1); }
-CaptureUnderWay::~CaptureUnderWay() { captures.fetch_sub(1); }
+CaptureUnderWay::CaptureUnderWay(c10::DeviceIndex device) : device_(device) {
+    auto& all = graveyard();
+    std::unique_lock lock(all.mutex);
+    all.destroyed.wait(lock, [&] { return all.destroying == 0; });
+    ++all.captures[device];
+}
+
+CaptureUnderWay::~CaptureUnderWay() {
+    auto& all = graveyard();
+    const std::lock_guard lock(all.mutex);
+    if (const auto under_way = all.captures.find(device_); --under_way->second == 0) {
+        all.captures.erase(under_way);
+    }
+}
 
 }  // namespace vmmgraph::torch

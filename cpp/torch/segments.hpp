@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 
+#include <c10/core/Device.h>
 #include <vmmgraph/torch.hpp>
 
 #include "compat.hpp"
@@ -28,17 +29,21 @@ struct SegmentPool {
     std::unique_ptr<compat::MemPool> pool;
 };
 
-// Destroys a pool as soon as torch can take it: not while a capture is under way, since torch asserts in the destructor then (2.6 to
-// 2.12), and where pools do not own their allocators, not before the last tensor in it is gone. Retries those that wait.
+// Destroys a pool as soon as torch can take it: not while a capture of its device is under way, since torch asserts in the destructor then
+// (2.6 to 2.12), and where pools do not own their allocators, not before the last tensor in it is gone. Retries those that wait.
 void bury(SegmentPool pool = {});
 
-// Counts the captures under way, for bury.
+// A capture of a device, or anything else that torch counts as one: bury destroys no pool of that device while this lives. Waits for the
+// pools that are being destroyed.
 class CaptureUnderWay {
 public:
-    CaptureUnderWay();
+    explicit CaptureUnderWay(c10::DeviceIndex device);
     CaptureUnderWay(const CaptureUnderWay&) = delete;
     CaptureUnderWay& operator=(const CaptureUnderWay&) = delete;
     ~CaptureUnderWay();
+
+private:
+    c10::DeviceIndex device_;
 };
 
 }  // namespace vmmgraph::torch

@@ -19,7 +19,7 @@ namespace caching = c10::cuda::CUDACachingAllocator;
 // Torch allocates what is asked for on the stream in the pool, for as long as this lives.
 class AllocateTo {
 public:
-    AllocateTo(c10::DeviceIndex device, compat::PoolId pool, cudaStream_t stream) : device_(device), pool_(pool) {
+    AllocateTo(c10::DeviceIndex device, compat::PoolId pool, cudaStream_t stream) : device_(device), pool_(pool), counted_(device) {
         caching::beginAllocateToPool(device, pool, [stream](cudaStream_t other) { return other == stream; });
     }
     AllocateTo(const AllocateTo&) = delete;
@@ -36,6 +36,8 @@ public:
 private:
     c10::DeviceIndex device_;
     compat::PoolId pool_;
+    // As torch does.
+    CaptureUnderWay counted_;
 };
 
 }  // namespace

@@ -289,7 +289,7 @@ public:
     using Body = std::function<void(Recorder& recorder)>;
 
     // `inputs` must outlive the executor. `arena` is null for inputs on a CPU, where nothing is captured and a replay is a call of `body`.
-    // Throws Error for a bucket that the inputs lack.
+    // Throws Error for a bucket that the inputs lack, and for an arena or a capture stream of another device than theirs.
     GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, CudaGraphPersistentParam& inputs, Body body, const ExecutorOptions& options);
     GraphExecutor(const GraphExecutor&) = delete;
     GraphExecutor& operator=(const GraphExecutor&) = delete;

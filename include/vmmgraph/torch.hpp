@@ -70,7 +70,8 @@ public:
     // Launches the graph (or its pieces) on `stream` (a cudaStream_t), in order after every earlier replay of the arena. Any thread.
     void replay(void* stream);
     // Launches the pieces of the capture in their order, as one replay: no other graph of the arena runs between them. `between(n)` is called
-    // behind the n-th piece, from 0, but the last, with torch's current stream that one; it must not call the arena or its spaces.
+    // behind the n-th piece, from 0, but the last, with torch's current stream that one, whatever the call before left; it must not call the
+    // arena or its spaces.
     void replay(void* stream, const std::function<void(std::size_t)>& between);
     // How many graphs the capture is made of: 1, and 1 for each CaptureScope::next_piece().
     [[nodiscard]] std::size_t pieces() const noexcept;
@@ -93,12 +94,13 @@ private:
     std::unique_ptr<State> state_;
 };
 
-// One capture on the calling thread: makes `stream` (a cudaStream_t, not the default stream) torch's current stream and begins. Destroying
-// it without end() abandons the capture and leaves torch and the arena usable.
+// One capture on the calling thread: makes the arena's device the current one, whichever was, and `stream` (a cudaStream_t of that device,
+// not the default stream) torch's current stream, and begins. With the end of the capture both are again what they were. Destroying it
+// without end() abandons the capture and leaves torch and the arena usable.
 class VMMGRAPH_API CaptureScope {
 public:
-    // Throws Error: VMMGRAPH_ERROR_INVALID_ARGUMENT for the default stream or own pages by the MemPool route,
-    // VMMGRAPH_ERROR_STREAM_CAPTURING for a stream under capture, and VMMGRAPH_ERROR_WRONG_STATE before install() (blocks route)
+    // Throws Error: VMMGRAPH_ERROR_INVALID_ARGUMENT for the default stream, a stream of another device than the arena's, an arena of the
+    // host driver, or own pages by the MemPool route, VMMGRAPH_ERROR_STREAM_CAPTURING for a stream under capture, and VMMGRAPH_ERROR_WRONG_STATE before install() (blocks route)
     // or for what install() refuses. What torch throws passes.
     CaptureScope(SharedVmmAllocator& arena, void* stream, const CaptureOptions& options = {});
     CaptureScope(const CaptureScope&) = delete;

@@ -103,9 +103,20 @@ pub(super) fn remove<T: Handled, P>(handle: *mut P) -> Result<Arc<T>, Failure> {
 /// The space behind a handle, for the bridge.
 #[cfg(feature = "bridge")]
 pub(crate) fn space_of(space: super::vmmgraph_space_t) -> crate::error::Result<Arc<Space>> {
-    get(space).map_err(|_| Error::InvalidArgument {
-        what: Space::NAME,
-        value: i128::from(space as u64),
+    object_of(space)
+}
+
+/// The arena behind a handle, for the bridge.
+#[cfg(feature = "bridge")]
+pub(crate) fn arena_of(arena: super::vmmgraph_arena_t) -> crate::error::Result<Arc<SharedVmmAllocator>> {
+    object_of(arena)
+}
+
+#[cfg(feature = "bridge")]
+fn object_of<T: Handled, P>(handle: *mut P) -> crate::error::Result<Arc<T>> {
+    get(handle).map_err(|_| Error::InvalidArgument {
+        what: T::NAME,
+        value: handle as u64 as i128,
         expected: "a live handle of that kind",
     })
 }

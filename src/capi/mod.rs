@@ -41,7 +41,7 @@ use std::ffi::c_char;
 #[cfg(feature = "bridge")]
 pub(crate) use guard::guarded;
 #[cfg(feature = "bridge")]
-pub(crate) use handle::space_of;
+pub(crate) use handle::{arena_of, space_of};
 
 /// Version of the C ABI: calls, structs and numbers of the same ABI version work together.
 pub const VMMGRAPH_ABI_VERSION: u32 = 1;

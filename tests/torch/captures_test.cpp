@@ -1,4 +1,7 @@
 // Real captures through libtorch: both routes, outputs, random numbers, streams and destruction.
+#include <chrono>
+#include <thread>
+
 #include "fixture.hpp"
 
 namespace torch_tests {
@@ -259,6 +262,39 @@ TEST_F(Torch, GraphsMayGoWhileAnotherIsCaptured) {
         c10::cuda::CUDACachingAllocator::emptyCache();
         arena.trim();
         EXPECT_EQ(arena.mapped_size(), 0u);
+    }
+}
+
+TEST_F(Torch, PiecesStayOnTheirStreamWhateverRunsBetweenThem) {
+    SharedVmmAllocator arena;
+    const auto input = at::ones({1 << 16}, half());
+    const auto output = at::zeros_like(input);
+    cudaDeviceSynchronize();
+    auto graph = [&] {
+        vmmgraph::torch::CaptureScope scope(arena, raw());
+        const auto doubled = input * 2;
+        scope.next_piece();
+        const auto more = doubled + 1;
+        scope.next_piece();
+        output.copy_(more * 3);
+        return scope.end();
+    }();
+    ASSERT_EQ(graph.pieces(), 3u);
+    const auto other = c10::cuda::getStreamFromPool(true);
+    ASSERT_NE(other.stream(), raw());
+    for (const int n : {1, 2}) {
+        input.fill_(n);
+        cudaDeviceSynchronize();
+        // The first piece cannot run yet, so what is launched elsewhere would come before it.
+        const auto late = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(100)); };
+        ASSERT_EQ(cudaLaunchHostFunc(stream_->stream(), late, nullptr), cudaSuccess);
+        graph.replay(raw(), [&](std::size_t) {
+            EXPECT_EQ(c10::cuda::getCurrentCUDAStream().stream(), raw());
+            c10::cuda::setCurrentCUDAStream(other);
+        });
+        EXPECT_EQ(c10::cuda::getCurrentCUDAStream(), c10::cuda::getDefaultCUDAStream());
+        cudaDeviceSynchronize();
+        EXPECT_TRUE(at::equal(output, at::full_like(output, (2 * n + 1) * 3))) << n;
     }
 }
 

@@ -257,15 +257,21 @@ TEST(Install, RefusesAForeignAllocatorBelowAndAbove) {
     EXPECT_EQ(c10::cuda::CUDACachingAllocator::get(), native);
 }
 
-TEST(Capture, WithoutADeviceThrowsAndLeavesTheArenaUsable) {
-    if (has_gpu()) {
-        GTEST_SKIP() << "there is a GPU";
-    }
+TEST(Capture, OverTheHostDriverIsRefusedAndLeavesTheArenaUsable) {
     SharedVmmAllocator arena(next_device(), shared());
     vmmgraph::torch::install();
     int stream = 0;
     EXPECT_EQ(status_of([&] { vmmgraph::torch::CaptureScope scope(arena, nullptr); }), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    EXPECT_THROW(vmmgraph::torch::CaptureScope(arena, &stream), std::exception);
+    try {
+        vmmgraph::torch::CaptureScope scope(arena, &stream);
+        ADD_FAILURE() << "was not refused";
+    } catch (const vmmgraph::Error& error) {
+        EXPECT_EQ(error.status(), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        EXPECT_NE(std::string(error.what()).find("host driver"), std::string::npos) << error.what();
+    }
+    auto other = SharedVmmAllocator(next_device(), shared());
+    const auto taken = std::move(other);
+    EXPECT_EQ(status_of([&] { vmmgraph::torch::CaptureScope scope(other, &stream); }), VMMGRAPH_ERROR_INVALID_HANDLE);
     vmmgraph::torch::uninstall();
     EXPECT_NE(make_allocator(arena.open_space())->raw_alloc_with_stream(MiB, no_stream), nullptr);
 }
