@@ -315,13 +315,14 @@ FIELD(vmmgraph_input_view_t, shape, 24, 16);
 FIELD(vmmgraph_input_view_t, rank, 40, 4);
 FIELD(vmmgraph_input_view_t, reserved, 44, 4);
 
-SIZE(vmmgraph_step_input_t, 48);
+SIZE(vmmgraph_step_input_t, 56);
 FIELD(vmmgraph_step_input_t, struct_size, 0, 8);
-FIELD(vmmgraph_step_input_t, data, 8, 8);
-FIELD(vmmgraph_step_input_t, bytes, 16, 8);
-FIELD(vmmgraph_step_input_t, shape, 24, 16);
-FIELD(vmmgraph_step_input_t, rank, 40, 4);
-FIELD(vmmgraph_step_input_t, dtype, 44, 4);
+FIELD(vmmgraph_step_input_t, input, 8, 8);
+FIELD(vmmgraph_step_input_t, data, 16, 8);
+FIELD(vmmgraph_step_input_t, bytes, 24, 8);
+FIELD(vmmgraph_step_input_t, shape, 32, 16);
+FIELD(vmmgraph_step_input_t, rank, 48, 4);
+FIELD(vmmgraph_step_input_t, dtype, 52, 4);
 
 SIZE(vmmgraph_status_t, 4);
 SIZE(vmmgraph_device_t, 8);
