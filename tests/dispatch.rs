@@ -5,7 +5,7 @@ use std::cell::Cell;
 
 use vmmgraph::dispatch::{
     Action, Axis, BucketSet, Dispatcher, DispatcherOptions, Dtype, Extent, Input, InputPlan, Key, PadRule,
-    Phase, Reason, Step, Weights, xllm_sizes,
+    Phase, Reason, Step, StepInput, Weights, xllm_sizes,
 };
 
 /// Counts this thread's allocations.
@@ -37,19 +37,17 @@ fn allocations() -> u64 {
 
 #[test]
 fn a_step_allocates_nothing() {
-    let buckets = || {
-        let key = |size| Key::tokens(size).with(Axis::Batch, size);
-        BucketSet::new(xllm_sizes(256).into_iter().map(key), Weights::default()).unwrap()
-    };
+    let key = |size| Key::tokens(size).with(Axis::Batch, size);
+    let buckets = BucketSet::new(xllm_sizes(256).into_iter().map(key), Weights::default()).unwrap();
     let inputs = vec![
         Input::host("tokens", Dtype::I32, &[Extent::along(Axis::Tokens)]),
         Input::host("kv_seq_lens", Dtype::I32, &[Extent::offsets(Axis::Batch)])
             .padded_with(PadRule::RepeatLast),
     ];
-    let plan = InputPlan::new(inputs, &buckets(), 512).unwrap();
+    let plan = InputPlan::new(inputs, &buckets, 512).unwrap();
     let mut staging = vec![0_u8; plan.staging_bytes() as usize];
     let data = [1_u8; 4 * 257];
-    let dispatcher = Dispatcher::new(buckets(), buckets(), DispatcherOptions::default());
+    let dispatcher = Dispatcher::new(buckets.clone(), buckets.clone(), DispatcherOptions::default());
     for (slot, ..) in dispatcher.slots().collect::<Vec<_>>() {
         dispatcher.begin_capture(slot).unwrap();
         dispatcher.captured(slot).unwrap();
@@ -64,12 +62,14 @@ fn a_step_allocates_nothing() {
             continue;
         };
         assert!(bucket.covers(&key) && dispatcher.least_recently_used(None) != Some(slot));
-        let layout = plan.layout(slot.0 as usize).unwrap();
+        let layout = buckets.find(&bucket).and_then(|number| plan.layout(number)).unwrap();
         assert_eq!(layout.key(), bucket);
-        for (input, rows) in [(0, tokens), (1, tokens + 1)] {
-            let step = (Dtype::I32, &[rows][..], &data[..rows as usize * 4]);
-            assert!(plan.pack(layout, input, step, &mut staging).unwrap() <= layout.host_bytes());
-        }
+        let shapes = [[tokens], [tokens + 1]];
+        let step = [0, 1].map(|input| {
+            let shape = &shapes[input];
+            StepInput { input, dtype: Dtype::I32, shape, data: &data[..shape[0] as usize * 4] }
+        });
+        assert_eq!(plan.pack_step(layout, &step, &mut staging).unwrap(), layout.host_bytes());
     }
     assert_eq!(allocations() - before, 0);
     let text = dispatcher.prometheus(&[]);

@@ -51,6 +51,13 @@ InputPlan make_plan(const std::vector<Input>& inputs, const std::vector<Key>& bu
     return InputPlan(declared, buckets, alignment);
 }
 
+// An input that steps give, and what is the same in each of them.
+struct Given {
+    std::size_t number = 0;
+    std::size_t element_bytes = 0;
+    vmmgraph_step_input_t step{};
+};
+
 // A bucket's views of all inputs and outputs.
 struct Layout {
     Key key;
@@ -64,8 +71,8 @@ struct Layout {
 
 struct CudaGraphPersistentParam::State {
     std::vector<Input> inputs;
-    // The inputs' numbers, outputs left out.
-    std::vector<std::size_t> given;
+    // Outputs left out.
+    std::vector<Given> given;
     c10::Device device;
     InputPlan plan;
     vmmgraph_input_plan_info_t info{};
@@ -76,6 +83,8 @@ struct CudaGraphPersistentParam::State {
     std::size_t current = 0;
     std::vector<Shape> shapes;
     std::uint64_t copies = 0;
+    // Of the last prepare(); kept for its memory.
+    std::vector<vmmgraph_step_input_t> step;
     // The stream of the last commit, and what orders the next one behind it on another.
     std::optional<void*> last_stream;
     cudaEvent_t order = nullptr;
@@ -117,13 +126,13 @@ struct CudaGraphPersistentParam::State {
         layout.tensors = std::move(tensors);
     }
 
-    // Throws Error unless the value fits; its shape.
-    Shape check(const Input& input, const vmmgraph_input_view_t& place, const Value& value) const {
+    // Throws Error unless the value fits; writes its shape.
+    void check(const Input& input, const vmmgraph_input_view_t& place, const Value& value, Shape& shape) const {
         const auto& tensor = value.tensor_;
         const bool is_tensor = value.rank_ < 0;
-        Shape shape{};
+        shape = {};
         if (is_tensor && !tensor.defined()) {
-            return shape;
+            return;
         }
         const auto dtype = is_tensor ? tensor.scalar_type() : value.dtype_;
         if (dtype != input.dtype) {
@@ -153,7 +162,6 @@ struct CudaGraphPersistentParam::State {
             mismatch(input, "the shape", text_of(shape.data(), place.rank),
                      "that of the bucket in all but the first dimension, " + text_of(place.shape, place.rank) + ", for a tensor of the device");
         }
-        return shape;
     }
 
     // Whether the value goes to its place on the device, and not into staging memory.
@@ -162,27 +170,22 @@ struct CudaGraphPersistentParam::State {
         return input.role == Role::device_input || (tensor && device.is_cuda() && value.tensor_.is_cuda());
     }
 
-    std::size_t pack(const Layout& layout, std::size_t number, const Value& value, const Shape& shape, std::byte* buffer) {
-        const auto& place = layout.places[number];
-        auto step = detail::sized<vmmgraph_step_input_t>();
-        step.rank = place.rank;
-        step.dtype = to_c(inputs[number].dtype);
-        std::copy(shape.begin(), shape.end(), step.shape);
+    // A value of the host as the plan takes it; good as long as the value is.
+    static vmmgraph_step_input_t step_of(const Given& given, const Value& value, const Shape& shape) {
+        auto step = given.step;
         const bool is_tensor = value.rank_ < 0;
-        step.data = is_tensor ? (value.tensor_.defined() ? value.tensor_.const_data_ptr() : nullptr) : value.data_;
-        step.bytes = c10::elementSize(inputs[number].dtype);
-        for (std::int32_t i = 0; i < place.rank; ++i) {
+        step.data = !is_tensor ? value.data_ : value.tensor_.defined() ? value.tensor_.const_data_ptr() : nullptr;
+        step.bytes = given.element_bytes;
+        for (std::int32_t i = 0; i < step.rank; ++i) {
+            step.shape[i] = shape[i];
             step.bytes *= shape[i];
         }
-        if (step.bytes == 0) {
-            step.data = buffer;
-        }
-        return plan.pack(layout.key, number, step, buffer, info.staging_bytes);
+        return step;
     }
 };
 
 CudaGraphPersistentParam::CudaGraphPersistentParam(std::vector<Input> inputs, const std::vector<Key>& buckets, const ParamOptions& options)
-    : state_(new State{std::move(inputs), {}, options.device, {}, {}, {}, {}, nullptr, 0, {}, 0, std::nullopt, nullptr, {}}) {
+    : state_(new State{std::move(inputs), {}, options.device, {}, {}, {}, {}, nullptr, 0, {}, 0, {}, std::nullopt, nullptr, {}}) {
     torch::require_release();
     if (!options.device.is_cuda() && !options.device.is_cpu()) {
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "persistent inputs cannot live on " + options.device.str());
@@ -203,9 +206,14 @@ CudaGraphPersistentParam::CudaGraphPersistentParam(std::vector<Input> inputs, co
         }
     }
     for (std::size_t i = 0; i < state.inputs.size(); ++i) {
-        if (state.inputs[i].role != Role::output) {
-            state.given.push_back(i);
+        const auto& input = state.inputs[i];
+        if (input.role == Role::output) {
+            continue;
         }
+        auto& given = state.given.emplace_back(Given{i, c10::elementSize(input.dtype), detail::sized<vmmgraph_step_input_t>()});
+        given.step.input = i;
+        given.step.rank = static_cast<std::int32_t>(input.shape.size());
+        given.step.dtype = to_c(input.dtype);
     }
     state.shapes.resize(state.inputs.size());
     state.prepared.shapes.resize(state.inputs.size());
@@ -250,24 +258,29 @@ void CudaGraphPersistentParam::prepare(const Key& bucket, c10::ArrayRef<Value> v
     static const Value nothing;
     auto& prepared = state.prepared;
     prepared.valid = false;
+    state.step.clear();
     for (std::size_t i = 0; i < state.given.size(); ++i) {
-        const auto input = state.given[i];
-        prepared.shapes[input] = state.check(state.inputs[input], layout.places[input], i < values.size() ? values[i] : nothing);
+        const auto& given = state.given[i];
+        const auto& declared = state.inputs[given.number];
+        const auto& value = i < values.size() ? values[i] : nothing;
+        auto& shape = prepared.shapes[given.number];
+        state.check(declared, layout.places[given.number], value, shape);
+        if (!state.on_device(declared, value)) {
+            state.step.push_back(State::step_of(given, value, shape));
+        }
     }
     prepared.writes.clear();
-    prepared.end = 0;
-    auto* const buffer = state.staging->write();
-    for (std::size_t i = 0; i < state.given.size(); ++i) {
-        const auto input = state.given[i];
+    // Those that are left; none, usually.
+    for (std::size_t i = 0; i < state.given.size() && state.step.size() + prepared.writes.size() < state.given.size(); ++i) {
+        const auto input = state.given[i].number;
         const auto& value = i < values.size() ? values[i] : nothing;
         const auto& declared = state.inputs[input];
         if (state.on_device(declared, value)) {
             const bool step_sized = declared.shape.front().kind == VMMGRAPH_EXTENT_UP_TO;
             prepared.writes.push_back({layout.tensors[input], value.tensor_, step_sized ? std::nullopt : std::optional(declared.pad)});
-        } else {
-            prepared.end = std::max(prepared.end, state.pack(layout, input, value, prepared.shapes[input], buffer));
         }
     }
+    prepared.end = state.plan.pack(layout.key, state.step, state.staging->write(), state.info.staging_bytes);
     prepared.layout = number;
     prepared.valid = true;
 }

@@ -445,11 +445,12 @@ public:
         detail::check(vmmgraph_input_plan_view(handle_.get(), &key, input, &view));
         return view;
     }
-    // Writes one input of a step into staging memory, padded to the bucket; the byte behind it, which the copy must reach.
-    std::uint64_t pack(const Key& bucket, std::size_t input, const vmmgraph_step_input_t& step, void* staging, std::size_t staging_bytes) const {
+    // Writes the host inputs of a step into staging memory, padded to the bucket; the byte behind the last of them, which the copy must
+    // reach. They come in the order of declaration, each once. All are checked first: if it throws, staging memory is as it was.
+    std::uint64_t pack(const Key& bucket, const std::vector<vmmgraph_step_input_t>& inputs, void* staging, std::size_t staging_bytes) const {
         const auto key = detail::to_c(bucket);
         std::uint64_t end = 0;
-        detail::check(vmmgraph_input_plan_pack(handle_.get(), &key, input, &step, staging, staging_bytes, &end));
+        detail::check(vmmgraph_input_plan_pack(handle_.get(), &key, inputs.data(), inputs.size(), staging, staging_bytes, &end));
         return end;
     }
 

@@ -623,11 +623,13 @@ typedef struct vmmgraph_input_view_t {
 typedef struct vmmgraph_step_input_t {
   // sizeof(vmmgraph_step_input_t).
   size_t struct_size;
-  // The elements, contiguous.
+  // Which one, by its number in the declaration.
+  size_t input;
+  // The elements, contiguous; may be null where there are none.
   const void *data;
   // Their bytes.
   size_t bytes;
-  // The shape, outermost dimension first.
+  // The shape, outermost dimension first. With a 0 in it, all of the input is padding.
   uint32_t shape[4];
   // Its dimensions.
   int32_t rank;
@@ -1070,17 +1072,20 @@ vmmgraph_status_t vmmgraph_input_plan_view(vmmgraph_input_plan_t plan,
                                            size_t input,
                                            struct vmmgraph_input_view_t *view);
 
-// Writes one host input of a step into staging memory, padded to its bucket, and where in staging memory it ends. One copy from
-// the start of staging memory to the start of the arena, as long as the largest of these ends, covers the step.
+// Writes the host inputs of a step into staging memory, padded to the bucket, and where in staging memory the last of them ends. One
+// copy of so many bytes, from the start of staging memory to the start of the arena, covers the step.
+//
+// Inputs come in the order of their declaration, each once; what staging memory has of one that is not among them stays as it is. All
+// are checked before anything is written: on failure staging memory is as it was.
 //
 // Arguments:
-// `bucket` is null or readable; `step` points to a struct whose struct_size is set and whose data has as many bytes as it says;
-// `staging` points to `staging_bytes` writable bytes that do not overlap the data; `end` is null or writable.
+// `bucket` is null or readable; `inputs` points to `input_count` structs, all with their struct_size and with as many bytes of data as
+// they say, or that is 0; `staging` points to `staging_bytes` writable bytes that overlap no data; `end` is null or writable.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_input_plan_pack(vmmgraph_input_plan_t plan,
                                            const struct vmmgraph_key_t *bucket,
-                                           size_t input,
-                                           const struct vmmgraph_step_input_t *step,
+                                           const struct vmmgraph_step_input_t *inputs,
+                                           size_t input_count,
                                            void *staging,
                                            size_t staging_bytes,
                                            uint64_t *end);

@@ -3,12 +3,12 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::Arc;
 
-use super::guard::{Failure, check_size, guard, items, items_mut, null, options, out, pick};
+use super::guard::{Failure, check_size, guard, items, items_mut, null, out, pick};
 use super::handle::{get, register, remove};
 use super::plan::{key_of, keys, vmmgraph_key_t};
 use super::status::vmmgraph_status_t;
 use crate::dispatch::{
-    Axis, BucketLayout, BucketSet, Dtype, Extent, Input, InputPlan, Key, PadRule, Role, Weights,
+    Axis, BucketLayout, BucketSet, Dtype, Extent, Input, InputPlan, Key, PadRule, Role, StepInput, Weights,
 };
 use crate::error::Error;
 
@@ -139,11 +139,13 @@ pub struct vmmgraph_input_view_t {
 pub struct vmmgraph_step_input_t {
     /// sizeof(vmmgraph_step_input_t).
     pub struct_size: usize,
-    /// The elements, contiguous.
+    /// Which one, by its number in the declaration.
+    pub input: usize,
+    /// The elements, contiguous; may be null where there are none.
     pub data: *const c_void,
     /// Their bytes.
     pub bytes: usize,
-    /// The shape, outermost dimension first.
+    /// The shape, outermost dimension first. With a 0 in it, all of the input is padding.
     pub shape: [u32; 4],
     /// Its dimensions.
     pub rank: i32,
@@ -159,7 +161,7 @@ pub(super) struct PlannedInputs {
 
 impl PlannedInputs {
     fn layout(&self, key: &Key) -> Result<&BucketLayout, Failure> {
-        let found = self.buckets.iter().position(|bucket| bucket == *key).and_then(|n| self.plan.layout(n));
+        let found = self.buckets.find(key).and_then(|number| self.plan.layout(number));
         let (value, expected) = (i128::from(key.extents[0]), "the tokens of a bucket that was planned for");
         found.ok_or_else(|| Error::InvalidArgument { what: "the bucket", value, expected }.into())
     }
@@ -286,18 +288,36 @@ pub unsafe extern "C" fn vmmgraph_input_plan_view(
     })
 }
 
-/// Writes one host input of a step into staging memory, padded to its bucket, and where in staging memory it ends. One copy from
-/// the start of staging memory to the start of the arena, as long as the largest of these ends, covers the step.
+/// # Safety
+/// The data is null or has as many bytes as the struct says.
+#[inline]
+unsafe fn step_input_of(given: &vmmgraph_step_input_t) -> Result<StepInput<'_>, Failure> {
+    check_size::<vmmgraph_step_input_t>(given.struct_size)?;
+    let Some(shape) = given.shape.get(..given.rank.max(0) as usize) else {
+        let (what, value) = ("the number of dimensions", given.rank.into());
+        return Err(Error::InvalidArgument { what, value, expected: "1 to 4" }.into());
+    };
+    let dtype = pick("the dtype", given.dtype, &Dtype::ALL)?;
+    // SAFETY: the caller's contract.
+    let data = unsafe { items(given.data.cast::<u8>(), given.bytes, "data") }?;
+    Ok(StepInput { input: given.input, dtype, shape, data })
+}
+
+/// Writes the host inputs of a step into staging memory, padded to the bucket, and where in staging memory the last of them ends. One
+/// copy of so many bytes, from the start of staging memory to the start of the arena, covers the step.
+///
+/// Inputs come in the order of their declaration, each once; what staging memory has of one that is not among them stays as it is. All
+/// are checked before anything is written: on failure staging memory is as it was.
 ///
 /// # Safety
-/// `bucket` is null or readable; `step` points to a struct whose struct_size is set and whose data has as many bytes as it says;
-/// `staging` points to `staging_bytes` writable bytes that do not overlap the data; `end` is null or writable.
+/// `bucket` is null or readable; `inputs` points to `input_count` structs, all with their struct_size and with as many bytes of data as
+/// they say, or that is 0; `staging` points to `staging_bytes` writable bytes that overlap no data; `end` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_input_plan_pack(
     plan: vmmgraph_input_plan_t,
     bucket: *const vmmgraph_key_t,
-    input: usize,
-    step: *const vmmgraph_step_input_t,
+    inputs: *const vmmgraph_step_input_t,
+    input_count: usize,
     staging: *mut c_void,
     staging_bytes: usize,
     end: *mut u64,
@@ -307,19 +327,12 @@ pub unsafe extern "C" fn vmmgraph_input_plan_pack(
         // SAFETY: the caller's contract.
         let (bucket, end) = (unsafe { key_of(bucket) }?, unsafe { out(end, "end") }?);
         // SAFETY: the caller's contract.
-        let step = unsafe { options(step) }?.ok_or_else(|| null("step"))?;
-        let refused = Error::InvalidArgument {
-            what: "the number of dimensions",
-            value: step.rank.into(),
-            expected: "1 to 4",
-        };
-        let shape = step.shape.get(..step.rank.max(0) as usize).ok_or(refused)?;
-        let dtype = pick("the dtype", step.dtype, &Dtype::ALL)?;
-        // SAFETY: the caller's contract.
-        let data = unsafe { items(step.data.cast::<u8>(), step.bytes, "data") }?;
+        let given = unsafe { items(inputs, input_count, "inputs") }?;
         // SAFETY: the caller's contract.
         let staging = unsafe { items_mut(staging.cast::<u8>(), staging_bytes, "staging") }?;
-        *end = planned.plan.pack(planned.layout(&bucket)?, input, (dtype, shape, data), staging)?;
+        // SAFETY: the caller's contract.
+        let step = given.iter().map(|input| unsafe { step_input_of(input) });
+        *end = planned.plan.pack_each(planned.layout(&bucket)?, step, staging)?;
         Ok(())
     })
 }

@@ -127,6 +127,13 @@ impl BucketSet {
         key
     }
 
+    /// The number of the bucket that is exactly this shape. Logarithmic.
+    #[must_use]
+    pub fn find(&self, bucket: &Key) -> Option<usize> {
+        let entry = Entry { variant: bucket.variant, weight: self.weights.of(bucket), key: *bucket };
+        self.entries.binary_search(&entry).ok()
+    }
+
     /// The bucket of that number.
     #[must_use]
     pub fn get(&self, number: usize) -> Option<Key> {
@@ -237,6 +244,22 @@ mod tests {
                 let naive = buckets.iter().filter(|bucket| bucket.covers(&step)).map(|key| weights.of(key)).min();
                 prop_assert_eq!(found.map(|key| weights.of(&key)), naive);
                 prop_assert!(found.is_none_or(|key| key.covers(&step)));
+            }
+        }
+
+        #[test]
+        fn a_bucket_is_found_by_its_shape_and_nothing_else_is(
+            buckets in prop::collection::btree_set(key(), 1..40),
+            strangers in prop::collection::vec(key(), 40),
+            weights in prop::array::uniform4(0..4_u16),
+        ) {
+            let buckets = buckets.into_iter().filter(|key| key.extents != [0; AXES]);
+            let set = BucketSet::new(buckets, Weights::new(weights).unwrap_or_default()).unwrap();
+            for (number, bucket) in set.iter().enumerate() {
+                prop_assert_eq!(set.find(&bucket), Some(number));
+            }
+            for stranger in strangers {
+                prop_assert_eq!(set.find(&stranger), set.iter().position(|bucket| bucket == stranger));
             }
         }
     }

@@ -43,4 +43,5 @@ pub use histogram::Histogram;
 pub use input::{Dtype, Extent, Input, PadRule, Role};
 pub use key::{Axis, Key, UNIFORM_DECODE, Weights};
 pub use layout::{BucketLayout, InputPlan, View};
+pub use pack::StepInput;
 pub use plan::{Plan, PlannedBucket, Waste, evaluate, plan};

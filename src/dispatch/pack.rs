@@ -5,58 +5,119 @@ use crate::error::{Error, Result};
 use super::input::{Dtype, Input, PadRule, Role};
 use super::layout::{BucketLayout, InputPlan, View};
 
+/// A step's data for one host input.
+#[derive(Clone, Copy, Debug)]
+pub struct StepInput<'a> {
+    /// Which one, by its number in the order of declaration.
+    pub input: usize,
+    /// What its elements are.
+    pub dtype: Dtype,
+    /// Its dimensions, outermost first. One of 0: the step has no element of it, and all of it is padding.
+    pub shape: &'a [u32],
+    /// Its elements, contiguous.
+    pub data: &'a [u8],
+}
+
 impl InputPlan {
-    /// Writes one host input of a step into staging memory, padded to its bucket; what of staging memory has to be copied for
-    /// it ends at the offset returned. The copy of the step is from 0 to the largest of these, to the start of the arena.
+    /// Writes the host inputs of a step into staging memory, padded to its bucket, and returns where the last of them ends: one copy
+    /// of so many bytes, from the start of staging memory to the start of the arena, covers the step.
     ///
-    /// `layout` is one of this plan's, `input` a number of its declaration, `data` the elements of `shape`, contiguous.
+    /// `layout` is one of this plan's. Inputs come in the order of their declaration, each once; what staging memory has of one that is
+    /// not among them stays as it is.
     ///
     /// # Errors
     /// [`Error::InputMismatch`] for another dtype, another number of dimensions, a dimension longer than the bucket's, data of
-    /// another length than the shape says, and for what is no host input; [`Error::InvalidArgument`] for a number that no
-    /// input has; [`Error::InvalidSize`] for staging memory that is too short. Staging memory is as it was.
-    pub fn pack(
+    /// another length than the shape says, and for what is no host input; [`Error::InvalidArgument`] for a number that no input has, or
+    /// that is not above the one before it; [`Error::InvalidSize`] for staging memory that is too short. All inputs are checked
+    /// before anything is written: staging memory is as it was.
+    pub fn pack_step(
         &self,
         layout: &BucketLayout,
-        input: usize,
-        (dtype, shape, data): (Dtype, &[u32], &[u8]),
+        step: &[StepInput<'_>],
         staging: &mut [u8],
     ) -> Result<u64> {
-        let (Some(declared), Some(view)) = (self.inputs().get(input), layout.views().get(input)) else {
-            let expected = "below the number of inputs";
-            return Err(Error::InvalidArgument { what: "an input's number", value: input as i128, expected });
-        };
-        check(declared, view, dtype, shape, data)?;
-        // A step-sized input ends where the step does.
-        let mut room = view.shape;
-        if declared.is_step_sized() {
-            room[0] = shape[0];
+        self.pack_each(layout, step.iter().map(|given| Ok(*given)), staging)
+    }
+
+    /// As [`pack_step`](Self::pack_step), for inputs that the caller has in another form: each is made twice, once to be checked and
+    /// once to be written, so that nobody needs a place for all of them.
+    pub(crate) fn pack_each<'a, E: From<Error>>(
+        &self,
+        layout: &BucketLayout,
+        step: impl Iterator<Item = Result<StepInput<'a>, E>> + Clone,
+        staging: &mut [u8],
+    ) -> Result<u64, E> {
+        let (mut least, mut last) = (0, 0);
+        for given in step.clone() {
+            let given = given?;
+            if given.input < least {
+                let (value, expected) = (given.input as i128, "above the one before it");
+                return Err(Error::InvalidArgument { what: "an input's number", value, expected }.into());
+            }
+            let (declared, view) = self.declared(layout, given.input)?;
+            check(declared, view, &given)?;
+            let (_, end) = span(declared, view, given.shape);
+            if end > staging.len() as u64 {
+                let (bytes, limit) = (staging.len() as u64, self.staging_bytes());
+                return Err(Error::InvalidSize { what: "staging memory", bytes, limit }.into());
+            }
+            // Some input has the number, so there is one above it.
+            (least, last) = (given.input + 1, end.max(last));
         }
-        let room = &room[..view.rank];
-        let bytes = bytes_of(dtype, room);
-        let start = usize::try_from(view.offset).unwrap_or(usize::MAX);
-        let have = staging.len() as u64;
-        let place = start
-            .checked_add(bytes)
-            .and_then(|end| staging.get_mut(start..end))
-            .ok_or(Error::InvalidSize { what: "staging memory", bytes: have, limit: self.staging_bytes() })?;
-        let element = dtype.size();
-        let fill = match declared.pad {
-            PadRule::Value(bits) => bits,
-            PadRule::Zero | PadRule::RepeatLast => 0,
-        };
-        let fill = &fill.to_le_bytes()[..element];
-        if data.is_empty() {
-            place.chunks_exact_mut(element).for_each(|chunk| chunk.copy_from_slice(fill));
-        } else {
-            let repeat = declared.pad == PadRule::RepeatLast;
-            pad_into(place, room, data, shape, Fill { element: fill, repeat });
+        for given in step {
+            let given = given?;
+            let (declared, view) = self.declared(layout, given.input)?;
+            let (start, end) = span(declared, view, given.shape);
+            // Staging memory reaches so far, so both are sizes.
+            write(&mut staging[start as usize..end as usize], declared, view, &given);
         }
-        Ok(view.offset + bytes as u64)
+        Ok(last)
+    }
+
+    #[inline]
+    fn declared<'a>(&'a self, layout: &'a BucketLayout, input: usize) -> Result<(&'a Input, &'a View)> {
+        self.inputs().get(input).zip(layout.views().get(input)).ok_or_else(|| {
+            let (value, expected) = (input as i128, "below the number of inputs");
+            Error::InvalidArgument { what: "an input's number", value, expected }
+        })
     }
 }
 
-fn check(input: &Input, view: &View, dtype: Dtype, shape: &[u32], data: &[u8]) -> Result<()> {
+/// From where to where in staging memory an input goes. A step-sized one ends where the step does.
+#[inline]
+fn span(declared: &Input, view: &View, shape: &[u32]) -> (u64, u64) {
+    let rows = if declared.is_step_sized() { shape[0] } else { view.shape[0] };
+    let first = (rows as usize).saturating_mul(declared.dtype.size());
+    let bytes = view.shape()[1..].iter().fold(first, |bytes, extent| bytes.saturating_mul(*extent as usize));
+    (view.offset, view.offset.saturating_add(bytes as u64))
+}
+
+/// Writes one input, which was checked, to its span.
+fn write(place: &mut [u8], declared: &Input, view: &View, given: &StepInput<'_>) {
+    if given.data.len() == place.len() {
+        // As large as its room, so as large in every dimension.
+        place.copy_from_slice(given.data);
+        return;
+    }
+    let bits = match declared.pad {
+        PadRule::Value(bits) => bits,
+        PadRule::Zero | PadRule::RepeatLast => 0,
+    };
+    let element = &bits.to_le_bytes()[..declared.dtype.size()];
+    if given.data.is_empty() {
+        return fill(place, element);
+    }
+    let mut room = view.shape;
+    if declared.is_step_sized() {
+        room[0] = given.shape[0];
+    }
+    let rule = if declared.pad == PadRule::RepeatLast { None } else { Some(element) };
+    pad_into(place, &room[..view.rank], given.data, given.shape, rule);
+}
+
+#[inline]
+fn check(input: &Input, view: &View, given: &StepInput<'_>) -> Result<()> {
+    let StepInput { dtype, shape, data, .. } = *given;
     if input.role != Role::HostInput {
         return Err(input.mismatch("the role", format!("{:?}", input.role), "HostInput"));
     }
@@ -86,29 +147,45 @@ fn bytes_of(dtype: Dtype, shape: &[u32]) -> usize {
     shape.iter().fold(dtype.size(), |bytes, extent| bytes.saturating_mul(*extent as usize))
 }
 
-#[derive(Clone, Copy)]
-struct Fill<'a> {
-    element: &'a [u8],
-    repeat: bool,
-}
-
-/// Copies `data` of `shape` into the corner of `place` of `room` and pads the rest, outermost dimension first. `data` is not empty.
-fn pad_into(place: &mut [u8], room: &[u32], data: &[u8], shape: &[u32], fill: Fill<'_>) {
-    if room[1..] == shape[1..] {
+/// Copies `data` of `shape` into the corner of `place` of `room` and pads the rest, outermost dimension first: with an element, or with
+/// what stands before it. `data` is not empty.
+fn pad_into(place: &mut [u8], room: &[u32], data: &[u8], shape: &[u32], element: Option<&[u8]>) {
+    let done = if room[1..].iter().eq(&shape[1..]) {
         // Rows of one length: one copy.
         place[..data.len()].copy_from_slice(data);
+        data.len()
     } else {
         let (to, from) = (place.len() / room[0] as usize, data.len() / shape[0] as usize);
         for (place, data) in place.chunks_exact_mut(to).zip(data.chunks_exact(from)) {
-            pad_into(place, &room[1..], data, &shape[1..], fill);
+            pad_into(place, &room[1..], data, &shape[1..], element);
         }
+        to * shape[0] as usize
+    };
+    match element {
+        Some(element) => fill(&mut place[done..], element),
+        None => repeat(place, done, done / shape[0] as usize),
     }
-    let row = place.len() / room[0] as usize;
-    let (done, rest) = place.split_at_mut(row * shape[0] as usize);
-    if !fill.repeat {
-        rest.chunks_exact_mut(fill.element.len()).for_each(|chunk| chunk.copy_from_slice(fill.element));
-    } else if let Some(last) = done.rchunks_exact(row).next() {
-        rest.chunks_exact_mut(row).for_each(|chunk| chunk.copy_from_slice(last));
+}
+
+/// Fills `place`, some elements long, with one element.
+fn fill(place: &mut [u8], element: &[u8]) {
+    if element.iter().all(|byte| *byte == element[0]) {
+        // Zero, minus one, any single byte.
+        place.fill(element[0]);
+    } else if let Some(first) = place.get_mut(..element.len()) {
+        first.copy_from_slice(element);
+        repeat(place, element.len(), element.len());
+    }
+}
+
+/// Fills `place` from `done` on with the `unit` bytes before it, over and over. Each copy is as long as all that is there, so there are
+/// few of them.
+fn repeat(place: &mut [u8], mut done: usize, unit: usize) {
+    let start = done - unit;
+    while done < place.len() {
+        let length = (done - start).min(place.len() - done);
+        place.copy_within(start..start + length, done);
+        done += length;
     }
 }
 
@@ -133,26 +210,35 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_by_name_and_number() {
+    fn what_does_not_fit_is_refused_by_name_and_number_before_anything_is_written() {
         let buckets = BucketSet::of_tokens([4]).unwrap();
-        let tokens = Input::host("tokens", Dtype::I32, &[Extent::along(Axis::Tokens)]);
-        let hidden = Input::output("hidden", Dtype::F16, &[Extent::along(Axis::Tokens)]);
-        let plan = InputPlan::new(vec![tokens, hidden], &buckets, 512).unwrap();
+        let row = [Extent::along(Axis::Tokens)];
+        let inputs = vec![
+            Input::host("slots", Dtype::I32, &row).padded_with(PadRule::Value(u64::MAX)),
+            Input::host("tokens", Dtype::I32, &row),
+            Input::output("hidden", Dtype::F16, &row),
+        ];
+        let plan = InputPlan::new(inputs, &buckets, 256).unwrap();
         let layout = plan.layout(0).unwrap();
-        let mut staging = [7; 16];
-        let mut refusal = |input, step: (Dtype, &[u32], &[u8])| {
-            let error = plan.pack(layout, input, step, &mut staging).unwrap_err();
-            assert_eq!(staging, [7; 16]);
+        let bytes = [1_u8; 20];
+        let of = |input, dtype, shape, data| StepInput { input, dtype, shape, data };
+        let slots = of(0, Dtype::I32, &[3], &bytes[..12]);
+        let mut staging = [7; 256 + 16];
+        let mut refusal = |last| {
+            // What comes before it is right.
+            let error = plan.pack_step(layout, &[slots, last], &mut staging).unwrap_err();
+            assert_eq!(staging, [7; 256 + 16]);
             error.to_string()
         };
-        let data = [1_u8; 20];
         let said = [
-            refusal(0, (Dtype::I64, &[1], &data[..8])),
-            refusal(0, (Dtype::I32, &[1, 1], &data[..4])),
-            refusal(0, (Dtype::I32, &[5], &data)),
-            refusal(0, (Dtype::I32, &[2], &data[..4])),
-            refusal(1, (Dtype::F16, &[2], &data[..4])),
-            refusal(2, (Dtype::F16, &[2], &data[..4])),
+            refusal(of(1, Dtype::I64, &[1], &bytes[..8])),
+            refusal(of(1, Dtype::I32, &[1, 1], &bytes[..4])),
+            refusal(of(1, Dtype::I32, &[5], &bytes)),
+            refusal(of(1, Dtype::I32, &[2], &bytes[..4])),
+            refusal(of(2, Dtype::F16, &[2], &bytes[..4])),
+            refusal(of(3, Dtype::F16, &[2], &bytes[..4])),
+            refusal(of(usize::MAX, Dtype::F16, &[2], &bytes[..4])),
+            refusal(slots),
         ];
         let expected = [
             "input tokens: the dtype is I64, must be I32",
@@ -160,18 +246,64 @@ mod tests {
             "input tokens: the shape is [5], must be at most [4] in this bucket",
             "input tokens: the length of the data in bytes is 4, must be 8",
             "input hidden: the role is Output, must be HostInput",
-            "an input's number is 2: below the number of inputs",
+            "an input's number is 3: below the number of inputs",
+            "an input's number is 18446744073709551615: below the number of inputs",
+            "an input's number is 0: above the one before it",
         ];
         assert_eq!(said, expected);
-        let short = plan.pack(layout, 0, (Dtype::I32, &[4], &data[..16]), &mut [0; 15]);
-        assert!(matches!(short, Err(Error::InvalidSize { bytes: 15, limit: 16, .. })));
+        let tokens = of(1, Dtype::I32, &[4], &bytes[..16]);
+        for backwards in [vec![tokens, slots], vec![tokens, tokens], vec![slots, tokens, slots]] {
+            let error = plan.pack_step(layout, &backwards, &mut staging).unwrap_err();
+            assert!(matches!(error, Error::InvalidArgument { what: "an input's number", .. }), "{error}");
+        }
+        let short = plan.pack_step(layout, &[slots, tokens], &mut staging[..256 + 15]);
+        assert!(matches!(short, Err(Error::InvalidSize { bytes: 271, limit: 272, .. })));
+        assert_eq!(staging, [7; 256 + 16]);
+
+        assert_eq!(plan.pack_step(layout, &[], &mut []).unwrap(), 0);
+        assert_eq!(plan.pack_step(layout, &[slots], &mut staging[..16]).unwrap(), 16);
+        assert_eq!(plan.pack_step(layout, &[slots, tokens], &mut staging).unwrap(), 256 + 16);
     }
 
     proptest! {
         #[test]
+        fn a_step_in_one_call_is_its_inputs_one_by_one(
+            steps in prop::collection::vec(prop::option::of(0..=4_u32), 1..8),
+            up_to in prop::option::of(0..8_usize),
+        ) {
+            // As many elements as it has, of one row of four; nothing for an input that is not given.
+            let declared = (0..steps.len()).map(|number| {
+                let rule = [PadRule::Zero, PadRule::RepeatLast, PadRule::Value(0x0102)][number % 3];
+                let extent = if up_to == Some(number) { Extent::UpTo(4) } else { Extent::Fixed(4) };
+                Input::host(&number.to_string(), Dtype::I16, &[extent]).padded_with(rule)
+            });
+            let buckets = BucketSet::of_tokens([1]).unwrap();
+            let plan = InputPlan::new(declared.collect(), &buckets, 256).unwrap();
+            let layout = plan.layout(0).unwrap();
+            let data = [9, 1, 9, 2, 9, 3, 9, 4];
+            let shapes: Vec<(usize, [u32; 1])> =
+                steps.iter().enumerate().filter_map(|(input, length)| Some((input, [(*length)?]))).collect();
+            let step: Vec<StepInput<'_>> = shapes.iter().map(|(input, shape)| {
+                StepInput { input: *input, dtype: Dtype::I16, shape, data: &data[..shape[0] as usize * 2] }
+            }).collect();
+            let (mut together, mut apart) = ([0xEE_u8; 8 * 256], [0xEE_u8; 8 * 256]);
+            let end = plan.pack_step(layout, &step, &mut together).unwrap();
+            let ends = step.iter().map(|one| plan.pack_step(layout, &[*one], &mut apart).unwrap());
+            prop_assert_eq!(ends.max().unwrap_or(0), end);
+            prop_assert_eq!(together, apart);
+            for (view, length) in layout.views().iter().zip(&steps) {
+                let (start, end) = (view.offset as usize, view.end() as usize);
+                prop_assert!(length.is_some() || together[start..end].iter().all(|byte| *byte == 0xEE));
+            }
+        }
+
+        #[test]
         fn staging_holds_the_step_padded_by_its_rule(
-            dims in prop::collection::vec((1..5_u32).prop_flat_map(|room| (Just(room), 0..=room)), 1..=4),
-            pad in prop_oneof![Just(PadRule::Zero), Just(PadRule::RepeatLast), any::<u64>().prop_map(PadRule::Value)],
+            dims in prop::collection::vec((1..7_u32).prop_flat_map(|room| (Just(room), 0..=room)), 1..=4),
+            pad in prop_oneof![
+                Just(PadRule::Zero), Just(PadRule::RepeatLast), Just(PadRule::Value(u64::MAX)),
+                any::<u64>().prop_map(PadRule::Value),
+            ],
             step_sized in any::<bool>(),
         ) {
             let room: Vec<u32> = dims.iter().map(|dim| dim.0).collect();
@@ -181,7 +313,8 @@ mod tests {
             let plan = plan_of(&room, pad, step_sized);
             let mut staging = vec![0xEE; plan.staging_bytes() as usize];
             let layout = plan.layout(0).unwrap();
-            let end = plan.pack(layout, 1, (Dtype::I16, &shape, &data), &mut staging).unwrap();
+            let it = StepInput { input: 1, dtype: Dtype::I16, shape: &shape, data: &data };
+            let end = plan.pack_step(layout, &[it], &mut staging).unwrap();
 
             // The twin asks, element by element, what stands there.
             let mut filled = room.clone();

@@ -93,16 +93,20 @@ protected:
         return vmmgraph_dispatch(dispatcher, &step, phase, capturable, &decision);
     }
 
-    vmmgraph_status_t pack(std::size_t number, const std::vector<std::int32_t>& data, std::vector<std::int32_t>& staging,
-                           std::uint64_t* end, std::int32_t dtype = VMMGRAPH_DTYPE_I32) {
+    static vmmgraph_step_input_t given(std::size_t number, const std::vector<std::int32_t>& data, std::int32_t dtype = VMMGRAPH_DTYPE_I32) {
         auto step = sized<vmmgraph_step_input_t>();
+        step.input = number;
         step.data = data.data();
         step.bytes = data.size() * 4;
         step.shape[0] = static_cast<std::uint32_t>(data.size());
         step.rank = 1;
         step.dtype = dtype;
+        return step;
+    }
+
+    vmmgraph_status_t pack(const std::vector<vmmgraph_step_input_t>& step, std::vector<std::int32_t>& staging, std::uint64_t* end) {
         const auto bucket = tokens(4);
-        return vmmgraph_input_plan_pack(plan, &bucket, number, &step, staging.data(), staging.size() * 4, end);
+        return vmmgraph_input_plan_pack(plan, &bucket, step.data(), step.size(), staging.data(), staging.size() * 4, end);
     }
 };
 
@@ -157,12 +161,23 @@ TEST_F(HostileDispatch, InputsArePackedForOneCopy) {
     EXPECT_EQ(info.arena_bytes, 5120u + 64u * 256u);
 
     std::vector<std::int32_t> staging(info.staging_bytes / 4, 77);
+    const std::vector<std::int32_t> indices{1, 2};
+    const std::vector<std::int32_t> offsets{0, 5, 9};
     std::uint64_t end = 0;
-    ASSERT_EQ(pack(2, {0, 5, 9}, staging, &end), VMMGRAPH_OK);
+    ASSERT_EQ(pack({given(2, offsets)}, staging, &end), VMMGRAPH_OK);
     EXPECT_EQ(end, 512u + 5 * 4);
     EXPECT_EQ(std::vector<std::int32_t>(&staging[128], &staging[134]), (std::vector<std::int32_t>{0, 5, 9, 9, 9, 77}));
-    ASSERT_EQ(pack(0, {1, 2}, staging, &end), VMMGRAPH_OK);
+    EXPECT_EQ(staging[0], 77) << "tokens, which were not given";
+    // No data is all padding; the largest end is not the last input's.
+    auto nothing = given(1, {});
+    nothing.data = nullptr;
+    ASSERT_EQ(pack({given(0, indices), nothing, given(2, {})}, staging, &end), VMMGRAPH_OK);
     EXPECT_EQ(end, 1024u + 8);
+    EXPECT_EQ(std::vector<std::int32_t>(&staging[0], &staging[5]), (std::vector<std::int32_t>{0, 0, 0, 0, 77}));
+    EXPECT_EQ(std::vector<std::int32_t>(&staging[128], &staging[134]), (std::vector<std::int32_t>{0, 0, 0, 0, 0, 77}));
+    EXPECT_EQ(std::vector<std::int32_t>(&staging[256], &staging[259]), (std::vector<std::int32_t>{1, 2, 77}));
+    ASSERT_EQ(pack({}, staging, &end), VMMGRAPH_OK);
+    EXPECT_EQ(end, 0u);
 
     auto view = sized<vmmgraph_input_view_t>();
     const auto bucket = tokens(4);
@@ -172,16 +187,54 @@ TEST_F(HostileDispatch, InputsArePackedForOneCopy) {
     EXPECT_EQ(view.shape[0], 4u);
     EXPECT_EQ(view.shape[1], 128u);
     EXPECT_EQ(view.bytes, 4u * 128 * 2);
+}
 
-    end = 99;
-    EXPECT_EQ(pack(1, {1}, staging, &end, VMMGRAPH_DTYPE_F32), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    EXPECT_EQ(last_message(), "input tokens: the dtype is F32, must be I32");
-    EXPECT_EQ(pack(1, {1, 2, 3, 4, 5}, staging, &end), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    EXPECT_EQ(pack(3, {1}, staging, &end), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    EXPECT_EQ(pack(4, {1}, staging, &end), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    staging.resize(1);
-    EXPECT_EQ(pack(1, {1}, staging, &end), VMMGRAPH_ERROR_INVALID_SIZE);
+TEST_F(HostileDispatch, AStepWithOneWrongInputLeavesStagingMemoryAsItWas) {
+    std::vector<std::int32_t> staging(1256, 77);
+    const auto before = staging;
+    const std::vector<std::int32_t> data{1, 2, 3, 4, 5, 6};
+    const std::vector<std::int32_t> four(data.begin(), data.begin() + 4);
+    std::uint64_t end = 99;
+    const auto refused = [&](const vmmgraph_step_input_t& last, vmmgraph_status_t expected = VMMGRAPH_ERROR_INVALID_ARGUMENT) {
+        EXPECT_EQ(pack({given(0, data), given(1, four), last}, staging, &end), expected);
+        EXPECT_EQ(staging, before) << last_message();
+        return last_message();
+    };
+    EXPECT_EQ(refused(given(2, data)), "input offsets: the shape is [6], must be at most [5] in this bucket");
+    EXPECT_EQ(refused(given(2, four, VMMGRAPH_DTYPE_F32)), "input offsets: the dtype is F32, must be I32");
+    EXPECT_EQ(refused(given(3, four, VMMGRAPH_DTYPE_BF16)), "input hidden: the role is Output, must be HostInput");
+    EXPECT_EQ(refused(given(4, four)), "an input's number is 4: below the number of inputs");
+    EXPECT_EQ(refused(given(1, four)), "an input's number is 1: above the one before it");
+    EXPECT_EQ(refused(given(0, data)), "an input's number is 0: above the one before it");
+    static_cast<void>(refused(given(SIZE_MAX, four)));
+    const std::pair<std::function<void(vmmgraph_step_input_t&)>, vmmgraph_status_t> mistakes[] = {
+        {[](auto& it) { it.struct_size = 48; }, VMMGRAPH_ERROR_STRUCT_SIZE},
+        {[](auto& it) { it.data = nullptr; }, VMMGRAPH_ERROR_NULL_ARGUMENT},
+        {[](auto& it) { it.bytes = 12; }, VMMGRAPH_ERROR_INVALID_ARGUMENT},
+        {[](auto& it) { it.bytes = SIZE_MAX; }, VMMGRAPH_ERROR_INVALID_ARGUMENT},
+        {[](auto& it) { it.shape[0] = UINT32_MAX; }, VMMGRAPH_ERROR_INVALID_ARGUMENT},
+        {[](auto& it) { it.rank = 0; }, VMMGRAPH_ERROR_INVALID_ARGUMENT},
+        {[](auto& it) { it.rank = -1; }, VMMGRAPH_ERROR_INVALID_ARGUMENT},
+        {[](auto& it) { it.rank = 5; }, VMMGRAPH_ERROR_INVALID_ARGUMENT},
+        {[](auto& it) { it.dtype = 11; }, VMMGRAPH_ERROR_INVALID_ARGUMENT},
+        {[](auto& it) { it.dtype = -1; }, VMMGRAPH_ERROR_INVALID_ARGUMENT},
+    };
+    for (const auto& [mistake, expected] : mistakes) {
+        auto last = given(2, four);
+        mistake(last);
+        static_cast<void>(refused(last, expected));
+    }
+    // The last one does not fit, the first two would.
+    const auto bucket = tokens(4);
+    const vmmgraph_step_input_t step[] = {given(1, four), given(2, four)};
+    EXPECT_EQ(vmmgraph_input_plan_pack(plan, &bucket, step, 2, staging.data(), 512 + 19, &end), VMMGRAPH_ERROR_INVALID_SIZE);
+    EXPECT_EQ(vmmgraph_input_plan_pack(plan, &bucket, step, SIZE_MAX, staging.data(), 512 + 20, &end), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    const auto stranger = tokens(5);
+    EXPECT_EQ(vmmgraph_input_plan_pack(plan, &stranger, step, 2, staging.data(), 512 + 20, &end), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(staging, before);
     EXPECT_EQ(end, 99u) << "an output was written by a call that failed";
+    EXPECT_EQ(vmmgraph_input_plan_pack(plan, &bucket, step, 2, staging.data(), 512 + 20, &end), VMMGRAPH_OK);
+    EXPECT_EQ(end, 512u + 20);
 }
 
 TEST_F(HostileDispatch, APlanOfThreeShapesUnderALimitOfTwo) {
@@ -386,10 +439,10 @@ TEST_F(HostileDispatch, NullForEveryPointer) {
         vmmgraph_input_plan_info(plan, nullptr),
         vmmgraph_input_plan_view(plan, nullptr, 0, &view),
         vmmgraph_input_plan_view(plan, &bucket, 0, nullptr),
-        vmmgraph_input_plan_pack(plan, nullptr, 0, &step, nullptr, 0, &end),
-        vmmgraph_input_plan_pack(plan, &bucket, 0, nullptr, nullptr, 0, &end),
-        vmmgraph_input_plan_pack(plan, &bucket, 0, &step, nullptr, 1, &end),
-        vmmgraph_input_plan_pack(plan, &bucket, 0, &step, nullptr, 0, nullptr),
+        vmmgraph_input_plan_pack(plan, nullptr, &step, 1, nullptr, 0, &end),
+        vmmgraph_input_plan_pack(plan, &bucket, nullptr, 1, nullptr, 0, &end),
+        vmmgraph_input_plan_pack(plan, &bucket, &step, 1, nullptr, 1, &end),
+        vmmgraph_input_plan_pack(plan, &bucket, &step, 1, nullptr, 0, nullptr),
     };
     for (std::size_t i = 0; i < std::size(refused); ++i) {
         EXPECT_EQ(refused[i], VMMGRAPH_ERROR_NULL_ARGUMENT) << "call " << i;
@@ -422,7 +475,7 @@ TEST_F(HostileDispatch, HandlesThatAreNone) {
                  vmmgraph_dispatcher_destroy(no_dispatcher),
                  vmmgraph_input_plan_info(no_plan, &info),
                  vmmgraph_input_plan_view(no_plan, &bucket, 0, &view),
-                 vmmgraph_input_plan_pack(no_plan, &bucket, 0, &step, nullptr, 0, &number),
+                 vmmgraph_input_plan_pack(no_plan, &bucket, &step, 1, nullptr, 0, &number),
                  vmmgraph_input_plan_destroy(no_plan),
              }) {
             EXPECT_EQ(status, VMMGRAPH_ERROR_INVALID_HANDLE);
@@ -500,12 +553,6 @@ TEST_F(HostileDispatch, NumbersOutsideTheirDomain) {
     const auto stranger = tokens(5);
     EXPECT_EQ(vmmgraph_input_plan_view(plan, &stranger, 0, &view), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(vmmgraph_input_plan_view(plan, &buckets[0], 4, &view), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    auto step = sized<vmmgraph_step_input_t>();
-    std::uint64_t end = 0;
-    step.rank = -1;
-    EXPECT_EQ(vmmgraph_input_plan_pack(plan, &buckets[0], 0, &step, nullptr, 0, &end), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    step.rank = 5;
-    EXPECT_EQ(vmmgraph_input_plan_pack(plan, &buckets[0], 0, &step, nullptr, 0, &end), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(planned, nullptr);
 }
 

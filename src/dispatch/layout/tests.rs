@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::dispatch::{Axis, Dtype, Extent, PadRule, Weights, xllm_sizes};
+use crate::dispatch::{Axis, Dtype, Extent, PadRule, StepInput, Weights, xllm_sizes};
 
 /// The persistent parameters of a decoder with paged attention, for keys of tokens and batch.
 fn decoder_inputs() -> Vec<Input> {
@@ -41,8 +41,8 @@ fn a_small_batch_moves_few_bytes_and_all_shapes_cost_what_the_largest_does() {
     assert_eq!(smallest.views()[indices].offset, 8 * 512);
     assert_eq!(smallest.views()[indices].end(), smallest.host_bytes());
     let mut staging = vec![0; plan.staging_bytes() as usize];
-    let step = (Dtype::I32, &[3_u32][..], &[0_u8; 12][..]);
-    assert_eq!(plan.pack(smallest, indices, step, &mut staging).unwrap(), 8 * 512 + 12);
+    let step = StepInput { input: indices, dtype: Dtype::I32, shape: &[3], data: &[0; 12] };
+    assert_eq!(plan.pack_step(smallest, &[step], &mut staging).unwrap(), 8 * 512 + 12);
 
     let maxima: u64 = largest.views().iter().map(|view| view.bytes.next_multiple_of(512)).sum();
     assert!(plan.arena_bytes() <= maxima);

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::dispatch::key::Axis;
-use crate::dispatch::{vllm_sizes, xllm_sizes};
+use crate::dispatch::{LimitedBy, vllm_sizes, xllm_sizes};
 
 fn graphs(graphs: u32) -> Budget {
     Budget { graphs: Some(graphs), ..Budget::default() }
@@ -63,7 +63,7 @@ fn every_limit_binds() {
     let costs = Costs { graph_bytes: 10, pool_base_bytes: 100, pool_unit_bytes: 2, ..Costs::default() };
     let budget = Budget { graph_bytes: Some(75), pool_bytes: Some(200), ..Budget::default() };
     let planned = plan(&traffic, Weights::default(), &budget, &costs).unwrap();
-    assert_eq!((planned.buckets.len(), planned.limit.by), (7, "graph bytes"));
+    assert_eq!((planned.buckets.len(), planned.limit.by), (7, LimitedBy::GraphBytes));
     assert_eq!(planned.buckets.iter().last(), Some(Key::tokens(50)));
     assert_eq!(planned.waste.eager_steps, 50);
 
