@@ -134,6 +134,9 @@ struct CudaGraphPersistentParam::State {
         if (is_tensor && !tensor.defined()) {
             return;
         }
+        if (!is_tensor && input.role == Role::device_input) {
+            mismatch(input, "the value", "memory of the host", "a tensor on " + device.str());
+        }
         const auto dtype = is_tensor ? tensor.scalar_type() : value.dtype_;
         if (dtype != input.dtype) {
             mismatch(input, "the dtype", c10::toString(dtype), c10::toString(input.dtype));

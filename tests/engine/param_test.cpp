@@ -124,6 +124,10 @@ TEST(Param, WhatDoesNotFitIsRefusedBeforeAnythingIsWritten) {
     if (has_gpu()) {
         EXPECT_NE(refused(10, at::randn({3, width}, at::kBFloat16)).find("the device is cpu, must be cuda:0"), std::string::npos);
     }
+    const std::vector<std::int64_t> host(6);
+    auto values = values_of(step(3, 9));
+    values[12] = Value(host.data(), {3, 2});
+    EXPECT_NE(refusal([&] { param.update(bucket, values, stream()); }).find("'last': the value is memory of the host"), std::string::npos);
     EXPECT_NE(refusal([&] { param.update(Key::of(5, 5, uniform_decode), values_of(good), stream()); }).find("5 tokens"), std::string::npos);
     EXPECT_NE(refusal([&] { param.update(bucket, std::vector<Value>(14), stream()); }).find("14 values for 13 inputs"), std::string::npos);
     EXPECT_NE(refusal([&] { static_cast<void>(param.find("nothing")); }).find("'nothing'"), std::string::npos);
