@@ -246,8 +246,8 @@ impl Dispatcher {
     /// Takes a slot for a capture ahead of traffic; report as after [`Action::Capture`]. It is no step and counted as none.
     ///
     /// # Errors
-    /// [`Error::WrongState`] if its graph is there, being captured or failed before, or no graph more is allowed;
-    /// [`Error::InvalidArgument`] for no slot.
+    /// [`Error::WrongState`](crate::Error::WrongState) if its graph is there, being captured or failed before, or no graph more is allowed;
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for no slot.
     pub fn begin_capture(&self, slot: Slot) -> Result<()> {
         self.slots.begin(slot)
     }
@@ -255,7 +255,7 @@ impl Dispatcher {
     /// The graph of a slot that was to be captured is there, and runs the step it was captured for.
     ///
     /// # Errors
-    /// [`Error::WrongState`] if the slot is not being captured; [`Error::InvalidArgument`] for no slot. So for the calls below.
+    /// [`Error::WrongState`](crate::Error::WrongState) if the slot is not being captured; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for no slot. So for the calls below.
     pub fn captured(&self, slot: Slot) -> Result<()> {
         if let Some(requested) = self.slots.finish(slot, State::Ready)? {
             let (mode, weight) = self.kind(slot);
@@ -288,7 +288,7 @@ impl Dispatcher {
     /// The graph was dropped; it may be captured again.
     ///
     /// # Errors
-    /// [`Error::WrongState`] if the slot has no graph.
+    /// [`Error::WrongState`](crate::Error::WrongState) if the slot has no graph.
     pub fn evicted(&self, slot: Slot) -> Result<()> {
         self.slots.evict(slot)?;
         self.counters.happened(Event::Evicted);
@@ -298,7 +298,7 @@ impl Dispatcher {
     /// Lets a bucket whose capture failed be tried again.
     ///
     /// # Errors
-    /// [`Error::WrongState`] if it did not fail.
+    /// [`Error::WrongState`](crate::Error::WrongState) if it did not fail.
     pub fn forgive(&self, slot: Slot) -> Result<()> {
         self.slots.forgive(slot)
     }
