@@ -133,7 +133,7 @@ sanitize() {
   begin
   tools=$(dirname "$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -1 || true)")
   [ -x "$tools/compute-sanitizer" ] || { echo "no compute-sanitizer here" >&2; exit 1; }
-  local provoking='*OutOfMemory*:*ShortOfMemory*:*ABrokenCapture*:*AFailureBetweenPieces*:*LaunchesAroundTheGuard*:*ALaunchCosts*'
+  local provoking='*OutOfMemory*:*ShortOfMemory*:*ABrokenCapture*:*AFailureBetweenPieces*:*CannotBeInstantiated*:*LaunchesAroundTheGuard*:*ALaunchCosts*'
   export VMMGRAPH_TRUST_REPLAYS=2000 VMMGRAPH_TRUST_CYCLES=100 VMMGRAPH_TRUST_SECONDS=20 VMMGRAPH_FORKED_CAPTURES=20
   export VMMGRAPH_ENGINE_STEPS=30
   sanitizer 90 "memcheck, library" memcheck "$out/gpu" --include-ignored --nocapture --test-threads=1 \

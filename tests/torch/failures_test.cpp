@@ -50,6 +50,49 @@ TEST_F(Torch, OutOfMemoryInACaptureIsTorchsOwnErrorAndTheNextCaptureWorks) {
     }
 }
 
+// CUDA captures a memset over addresses without memory and refuses to instantiate it.
+TEST_F(Torch, AGraphThatCannotBeInstantiatedLeavesEverythingUsable) {
+    const auto driver = [](const char* name) {
+        void* function = nullptr;
+        auto found = cudaDriverEntryPointSymbolNotFound;
+        EXPECT_EQ(cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found), cudaSuccess);
+        EXPECT_EQ(found, cudaDriverEntryPointSuccess);
+        return function;
+    };
+    const auto reserve = reinterpret_cast<int (*)(void**, std::size_t, std::size_t, void*, unsigned long long)>(driver("cuMemAddressReserve"));
+    const auto release = reinterpret_cast<int (*)(void*, std::size_t)>(driver("cuMemAddressFree"));
+    void* nothing = nullptr;
+    ASSERT_EQ(reserve(&nothing, 2 * MiB, 0, nullptr, 0), 0);
+    const Model model(2, 512);
+    const auto x = at::randn({64, 512}, half());
+    for (const auto route : {Route::blocks, Route::mempool}) {
+        SharedVmmAllocator arena;
+        CaptureOptions options{route};
+        options.memset_kernels = false;
+        for (const bool second_piece : {false, true}) {
+            const auto body = [&] {
+                vmmgraph::torch::CaptureScope scope(arena, raw(), options);
+                static_cast<void>(model(x));
+                if (second_piece) {
+                    scope.next_piece();
+                }
+                ASSERT_EQ(cudaMemsetAsync(nothing, 0, 4096, static_cast<cudaStream_t>(raw())), cudaSuccess);
+                static_cast<void>(scope.end());
+            };
+            EXPECT_THROW(body(), c10::Error) << "route " << static_cast<int>(route) << ", second piece " << second_piece;
+        }
+        static_cast<void>(at::rand({4}, half()));
+        auto all = shapes(arena, model, {64, 32}, options);
+        EXPECT_EQ(wrong(all), 0);
+        all.clear();
+        at::cuda::clearCublasWorkspaces();
+        c10::cuda::CUDACachingAllocator::emptyCache();
+        arena.trim();
+        EXPECT_EQ(arena.mapped_size(), 0u) << "a failed capture kept memory";
+    }
+    EXPECT_EQ(release(nothing, 2 * MiB), 0);
+}
+
 TEST_F(Torch, InstallingIsForwardingOutsideCaptures) {
     const auto* const ours = c10::cuda::CUDACachingAllocator::get();
     EXPECT_TRUE(vmmgraph::torch::installed());
