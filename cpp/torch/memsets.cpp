@@ -132,6 +132,11 @@ bool replace(cudaGraph_t graph, cudaGraphNode_t memset, const c10::cuda::CUDAStr
         done = false;
     }
     if (done) {
+        // Parameters leave out the priority of the stream that it was captured on.
+        cudaKernelNodeAttrValue priority{};
+        if (cudaGraphKernelNodeGetAttribute(kernels[0], cudaKernelNodeAttributePriority, &priority) == cudaSuccess) {
+            static_cast<void>(cudaGraphKernelNodeSetAttribute(added, cudaKernelNodeAttributePriority, &priority));
+        }
         static_cast<void>(cudaGraphDestroyNode(memset));
     }
     static_cast<void>(cudaGraphDestroy(captured));

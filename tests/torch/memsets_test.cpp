@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "../../cpp/torch/memsets.hpp"
 #include "fixture.hpp"
 
 namespace torch_tests {
@@ -124,6 +125,34 @@ TEST_F(Torch, WhatIsNoRowOfBytesStaysAMemset) {
     graph.replay(raw(), [&](std::size_t) { EXPECT_TRUE(at::equal(bytes, expected)); });
     cudaDeviceSynchronize();
     EXPECT_EQ(bytes.narrow(0, 0, 11).to(at::kInt).sum().item<int>(), 3);
+}
+
+// The kernels run at the priority of the capture's stream, as its other kernels do.
+TEST_F(Torch, KernelsForMemsetsHaveThePriorityOfTheirStream) {
+    const auto bytes = bytes_of(4096);
+    for (const bool high : {true, false}) {
+        const auto stream = c10::cuda::getStreamFromPool(high);
+        const c10::cuda::CUDAStreamGuard guard(stream);
+        bytes.add_(1);
+        cudaDeviceSynchronize();
+        cudaGraph_t graph = nullptr;
+        ASSERT_EQ(cudaStreamBeginCapture(stream.stream(), cudaStreamCaptureModeThreadLocal), cudaSuccess);
+        bytes.add_(1);
+        clear(bytes);
+        bytes.add_(1);
+        ASSERT_EQ(cudaStreamEndCapture(stream.stream(), &graph), cudaSuccess);
+        EXPECT_EQ(vmmgraph::torch::replace_memsets(graph, stream), 1u);
+        std::size_t count = 3;
+        std::array<cudaGraphNode_t, 3> nodes{};
+        ASSERT_EQ(cudaGraphGetNodes(graph, nodes.data(), &count), cudaSuccess);
+        EXPECT_EQ(count, 3u);
+        for (const auto node : nodes) {
+            cudaKernelNodeAttrValue value{};
+            ASSERT_EQ(cudaGraphKernelNodeGetAttribute(node, cudaKernelNodeAttributePriority, &value), cudaSuccess);
+            EXPECT_EQ(value.priority, stream.priority());
+        }
+        ASSERT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+    }
 }
 
 TEST_F(Torch, ALaunchCostsTheHostNoMoreForItsMemsets) {
