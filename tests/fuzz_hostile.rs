@@ -86,13 +86,15 @@ impl World {
 
     /// Any handle at all: mostly a living one of the kind in question.
     fn handle(&self, input: &mut Input, living: &BTreeSet<u64>) -> u64 {
-        match input.below(24) {
+        let handle = match input.below(24) {
             0 => input.pick(&[0, 1, 2, 1 << 32, u64::MAX, (&raw const *self) as u64]),
             1 if !self.handles.is_empty() => input.pick(&self.handles),
             2 if !self.handles.is_empty() => input.pick(&self.handles) ^ 1 << input.below(64),
             3 => input.number(),
             _ => living.iter().copied().nth(input.below(living.len())).unwrap_or(0),
-        }
+        };
+        // One bit away from a handle can be the watch, which lives, but is no part of the game.
+        if handle == self.watch as u64 { 0 } else { handle }
     }
 
     fn pointer(&self, input: &mut Input) -> *mut c_void {
