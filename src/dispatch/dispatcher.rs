@@ -255,7 +255,8 @@ impl Dispatcher {
     /// The graph of a slot that was to be captured is there, and runs the step it was captured for.
     ///
     /// # Errors
-    /// [`Error::WrongState`](crate::Error::WrongState) if the slot is not being captured; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for no slot. So for the calls below.
+    /// [`Error::WrongState`](crate::Error::WrongState) if the slot is not being captured;
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for no slot. So for the calls below.
     pub fn captured(&self, slot: Slot) -> Result<()> {
         if let Some(requested) = self.slots.finish(slot, State::Ready)? {
             let (mode, weight) = self.kind(slot);
