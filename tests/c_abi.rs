@@ -172,12 +172,18 @@ fn numbers_outside_their_domain_are_refused_with_the_limit() {
     for size in [
         0,
         1,
+        8,
         size_of::<vmmgraph_device_options_t>() - 1,
         size_of::<vmmgraph_device_options_t>() + 1,
+        4104,
         usize::MAX,
     ] {
         options.struct_size = size;
         assert_eq!(open(&options, &mut out), VMMGRAPH_ERROR_STRUCT_SIZE);
+        assert_eq!(
+            message(),
+            format!("struct_size is {size}: the sizeof of the struct: a multiple of 8 from 16 to 4096")
+        );
     }
     options.struct_size = size_of::<vmmgraph_device_options_t>();
     options.driver = VMMGRAPH_DRIVER_HOST;
@@ -244,6 +250,201 @@ fn numbers_outside_their_domain_are_refused_with_the_limit() {
     vmmgraph_space_destroy(space);
     vmmgraph_arena_destroy(arena);
     vmmgraph_device_close(device);
+}
+
+/// Calls with structs of every size that one may have, and looks at what was written: as far as the struct goes and the library knows,
+/// and not a byte more.
+fn fills<T: Copy>(name: &str, call: impl Fn(*mut T) -> i32) {
+    const CANARY: u64 = 0xc5c5_c5c5_c5c5_c5c5;
+    let known = size_of::<T>() / 8;
+    let filled = |words: usize| {
+        let mut buffer = vec![CANARY; known + 4];
+        buffer[0] = words as u64 * 8;
+        // What may be set before the call is.
+        buffer[1..3].fill(0);
+        assert_eq!(call(buffer.as_mut_ptr().cast()), VMMGRAPH_OK, "{name} of {words} words");
+        assert_eq!(buffer[0], words as u64 * 8, "{name}: struct_size changed");
+        buffer
+    };
+    let all = filled(known);
+    assert!(all[1..known].iter().all(|word| *word != CANARY), "{name}: not all was written");
+    for words in 2..=known + 3 {
+        let buffer = filled(words);
+        let written = words.min(known);
+        assert_eq!(buffer[1..written], all[1..written], "{name} of {words} words");
+        // Of the shortest struct, the second word behind its size is not its own, though it was cleared above.
+        assert!(buffer[written.max(3)..].iter().all(|word| *word == CANARY), "{name} of {words} words");
+        assert!(written > 2 || buffer[2] == 0, "{name}: wrote behind the end");
+    }
+}
+
+#[test]
+fn structs_are_filled_as_far_as_they_go_and_the_library_knows() {
+    let device = device(1);
+    let arena = arena(device);
+    assert_eq!(allocate(null_mut(), 1).0, VMMGRAPH_ERROR_INVALID_HANDLE);
+    unsafe {
+        fills::<vmmgraph_error_info_t>("error info", |out| vmmgraph_last_error(out));
+        fills::<vmmgraph_device_info_t>("device info", |out| vmmgraph_device_info(device, out));
+        fills::<vmmgraph_arena_stats_t>("arena stats", |out| vmmgraph_arena_stats(arena, out));
+        let opened = space(arena);
+        fills::<vmmgraph_space_stats_t>("space stats", |out| vmmgraph_space_stats(opened, out));
+        vmmgraph_space_destroy(opened);
+        fills::<vmmgraph_seal_report_t>("seal report", |out| {
+            let space = space(arena);
+            let sealed = vmmgraph_space_seal(space, VMMGRAPH_RETAIN_DEFAULT, out);
+            vmmgraph_space_destroy(space);
+            if (*out.cast::<usize>()) >= std::mem::offset_of!(vmmgraph_seal_report_t, driver_ns) + 8 {
+                // Different every time.
+                (&raw mut (*out).driver_ns).write(0);
+            }
+            sealed
+        });
+        let (key, steps) = (vmmgraph_key_t { variant: 0, extents: [8, 0, 0, 0] }, 3);
+        fills::<vmmgraph_plan_result_t>("plan result", |out| {
+            vmmgraph_plan(&raw const key, &raw const steps, 1, null(), null_mut(), 0, out)
+        });
+        let weights = null();
+        fills::<vmmgraph_waste_t>("waste", |out| {
+            vmmgraph_plan_evaluate(&raw const key, 1, weights, &raw const key, &raw const steps, 1, out)
+        });
+        let mut dispatcher = null_mut();
+        assert_eq!(vmmgraph_dispatcher_create(null(), &raw mut dispatcher), VMMGRAPH_OK);
+        fills::<vmmgraph_dispatcher_stats_t>("dispatcher stats", |out| {
+            vmmgraph_dispatcher_stats(dispatcher, out)
+        });
+        fills::<vmmgraph_decision_t>("decision", |out| {
+            vmmgraph_dispatch(dispatcher, &raw const key, 0, 1, out)
+        });
+        vmmgraph_dispatcher_destroy(dispatcher);
+    }
+    vmmgraph_arena_destroy(arena);
+    vmmgraph_device_close(device);
+}
+
+/// Options as a caller of another version has them: so many words, and what lies behind them.
+#[repr(C)]
+struct Grown<T> {
+    known: T,
+    behind: [u64; 4],
+}
+
+#[test]
+fn options_may_be_shorter_or_have_fields_that_are_0() {
+    let device = device(1);
+    let mut grown: Grown<vmmgraph_arena_options_t> = unsafe { zeroed() };
+    grown.behind = [u64::MAX; 4];
+    grown.known.small_page_bytes = 4 << 20;
+    grown.known.budget_bytes = 8 << 20;
+    let create = |options: &Grown<vmmgraph_arena_options_t>| {
+        let mut made = null_mut();
+        let status = unsafe { vmmgraph_arena_create(device, (&raw const *options).cast(), &raw mut made) };
+        let mut stats: vmmgraph_arena_stats_t = unsafe { zeroed() };
+        stats.struct_size = size_of::<vmmgraph_arena_stats_t>();
+        if status == VMMGRAPH_OK {
+            assert_eq!(unsafe { vmmgraph_arena_stats(made, &raw mut stats) }, VMMGRAPH_OK);
+            assert_eq!(vmmgraph_arena_destroy(made), VMMGRAPH_OK);
+        }
+        (status, stats.budget_bytes)
+    };
+    let known = size_of::<vmmgraph_arena_options_t>();
+    grown.known.struct_size = known;
+    assert_eq!(create(&grown), (VMMGRAPH_OK, 8 << 20));
+    // An older caller: the budget is not its own, nor what lies there.
+    grown.known.struct_size = known - 8;
+    assert_eq!(create(&grown), (VMMGRAPH_OK, 0));
+    // Only the size of a small page, and garbage that would be refused.
+    (grown.known.large_page_bytes, grown.known.retain, grown.known.flags) = (3, 77, -1);
+    grown.known.struct_size = 16;
+    assert_eq!(create(&grown), (VMMGRAPH_OK, 0));
+    (grown.known.large_page_bytes, grown.known.retain, grown.known.flags) = (0, 0, 0);
+    // A newer caller that asks for nothing new, and one that does.
+    grown.known.struct_size = known + 24;
+    grown.behind[..3].fill(0);
+    assert_eq!(create(&grown), (VMMGRAPH_OK, 8 << 20));
+    grown.behind[2] = 1 << 56;
+    assert_eq!(create(&grown), (VMMGRAPH_ERROR_STRUCT_SIZE, 0));
+    let expected = format!("unknown to this library, of {} bytes: must be between 1 and {known}", known + 24);
+    assert!(message().ends_with(&expected), "{}", message());
+    assert_eq!((last().requested, last().available), (known as u64 + 24, known as u64));
+    vmmgraph_device_close(device);
+}
+
+#[test]
+fn structs_of_an_array_are_as_far_apart_as_the_first_says() {
+    fn declared() -> vmmgraph_input_t {
+        let mut input: vmmgraph_input_t = unsafe { zeroed() };
+        (input.name, input.dtype, input.rank) = (c"tokens".as_ptr(), VMMGRAPH_DTYPE_I32, 1);
+        input.shape[0] = vmmgraph_extent_t { kind: VMMGRAPH_EXTENT_ALONG, axis: 0, times: 1, plus: 0 };
+        input
+    }
+    let bucket = vmmgraph_key_t { variant: 0, extents: [4, 0, 0, 0] };
+    let plan_of = |inputs: *const u64, count| {
+        let mut plan = null_mut();
+        let inputs = inputs.cast();
+        (unsafe { vmmgraph_input_plan_create(inputs, count, &raw const bucket, 1, 0, &raw mut plan) }, plan)
+    };
+    // As many words of each as `words` says, one behind another; what is more than the library knows is 0.
+    fn array<T: Copy>(items: &[T], words: usize) -> Vec<u64> {
+        let mut array = Vec::new();
+        for item in items {
+            let known =
+                unsafe { std::slice::from_raw_parts((&raw const *item).cast::<u64>(), size_of::<T>() / 8) };
+            let at = array.len();
+            array.extend(known.iter().copied().chain([0; 4]).take(words));
+            array[at] = words as u64 * 8;
+        }
+        array
+    }
+    let known = size_of::<vmmgraph_input_t>() / 8;
+    let (mut first, mut second) = (declared(), declared());
+    (first.name, second.shape[0].times) = (c"positions".as_ptr(), 3);
+    // With room for one dimension, as many as there are, and more than there are.
+    for words in [7, known, known + 3] {
+        let inputs = array(&[first, second], words);
+        let (status, plan) = plan_of(inputs.as_ptr(), 2);
+        assert_eq!(status, VMMGRAPH_OK, "{words}: {}", message());
+        let mut view: vmmgraph_input_view_t = unsafe { zeroed() };
+        view.struct_size = size_of::<vmmgraph_input_view_t>();
+        assert_eq!(
+            unsafe { vmmgraph_input_plan_view(plan, &raw const bucket, 1, &raw mut view) },
+            VMMGRAPH_OK
+        );
+        assert_eq!((view.offset, view.bytes, view.rank), (512, 48, 1));
+
+        let data = [[1i32, 2, 3, 4].as_slice(), &[5; 12]];
+        let step: Vec<vmmgraph_step_input_t> = (0..2)
+            .map(|input| {
+                let mut step: vmmgraph_step_input_t = unsafe { zeroed() };
+                (step.input, step.data, step.bytes) =
+                    (input, data[input].as_ptr().cast(), data[input].len() * 4);
+                (step.shape[0], step.rank, step.dtype) = (data[input].len() as u32, 1, VMMGRAPH_DTYPE_I32);
+                step
+            })
+            .collect();
+        let known = size_of::<vmmgraph_step_input_t>() / 8;
+        let pack = |step: &[u64]| {
+            let (mut staging, mut end) = (vec![0i32; 256], 0);
+            let (to, bytes) = (staging.as_mut_ptr().cast(), staging.len() * 4);
+            let step = step.as_ptr().cast();
+            let bucket = &raw const bucket;
+            let status = unsafe { vmmgraph_input_plan_pack(plan, bucket, step, 2, to, bytes, &raw mut end) };
+            (status, staging[1], staging[128], end)
+        };
+        for words in [known, known + 1, known + 4] {
+            assert_eq!(pack(&array(&step, words)), (VMMGRAPH_OK, 2, 5, 512 + 48), "{}", message());
+        }
+        // Without its last word, a step's input has no dimensions.
+        assert_eq!(pack(&array(&step, known - 1)).0, VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        let mut mixed = array(&step, known);
+        mixed[known] += 8;
+        assert_eq!(pack(&mixed).0, VMMGRAPH_ERROR_STRUCT_SIZE);
+        assert!(message().contains("the same for all"), "{}", message());
+        assert_eq!(vmmgraph_input_plan_destroy(plan), VMMGRAPH_OK);
+    }
+    let mut inputs = array(&[first, second], known + 1);
+    inputs[2 * known + 1] = 1;
+    assert_eq!(plan_of(inputs.as_ptr(), 2).0, VMMGRAPH_ERROR_STRUCT_SIZE);
 }
 
 #[test]

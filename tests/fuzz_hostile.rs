@@ -64,6 +64,12 @@ struct World {
     blocks: Vec<u64>,
 }
 
+#[repr(C)]
+struct Longer {
+    options: vmmgraph_arena_options_t,
+    behind: [u8; 4096],
+}
+
 impl World {
     fn new() -> Self {
         let mut options: vmmgraph_device_options_t = unsafe { zeroed() };
@@ -291,7 +297,9 @@ impl World {
                 // Sizes that were left open follow from the others.
                 named.push("33554432".to_owned());
                 named.push((32u64 << 20).max(values[0]).to_string());
-                let options = if input.below(3) == 0 { null() } else { &raw const options };
+                // With as much behind it as a struct of a later version may have.
+                let options = Longer { options, behind: [0; 4096] };
+                let options = if input.below(3) == 0 { null() } else { &raw const options.options };
                 let create =
                     |out: *mut u64| unsafe { vmmgraph_arena_create(device as _, options, out.cast()) };
                 if let Some(arena) = self.make(input, living, &named, create) {

@@ -10,6 +10,12 @@
  *   - Handles are checked keys, not addresses: a destroyed, foreign or null handle is VMMGRAPH_ERROR_INVALID_HANDLE.
  *   - Structs begin with struct_size (but those that come in arrays and never grow: keys, extents, planned buckets). Zero a struct,
  *     set struct_size to its sizeof, and then what differs from the default.
+ *   - Structs only grow at the end, so a program may be built with an older or newer header of the same ABI version than the library.
+ *     Of a shorter struct, only its struct_size bytes are read or written: an option that is not there has its default, which is 0.
+ *     Of a longer one, options that the library does not know must be 0, or the call fails with VMMGRAPH_ERROR_STRUCT_SIZE; what the
+ *     library does not know of a struct to be filled stays as it is. struct_size itself is never written. Sizes that no struct has
+ *     (below 16, above 4096, no multiple of 8) are VMMGRAPH_ERROR_STRUCT_SIZE. Structs with a struct_size that come in an array have
+ *     all the same.
  *   - A child made by fork after a device was opened gets VMMGRAPH_ERROR_WRONG_STATE from every function but those that explain a
  *     failure. It may exit in any way, and exec. Do not touch blocks there: host memory is shared with the parent.
  *   - Sizes are bytes. Streams are CUstream or cudaStream_t; null is the default stream. All functions are thread-safe.
@@ -60,7 +66,7 @@
 // A block was freed before.
 #define VMMGRAPH_ERROR_DOUBLE_FREE 7
 
-// A struct_size is none that this library knows.
+// A struct_size is none that a struct can have, or the struct sets fields that this library does not know.
 #define VMMGRAPH_ERROR_STRUCT_SIZE 8
 
 // The library that is loaded has another ABI version than the header (the C++ API checks this).

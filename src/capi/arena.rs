@@ -4,8 +4,9 @@ use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
 use super::device::vmmgraph_device_t;
-use super::guard::{Failure, check_size, guard, guard_closing, options, out};
+use super::guard::{Failure, guard, guard_closing, out};
 use super::handle::{get, register, remove};
+use super::sized::{OutStruct, options};
 use super::status::vmmgraph_status_t;
 use super::text::copy_text;
 use crate::error::Error;
@@ -228,10 +229,9 @@ pub unsafe extern "C" fn vmmgraph_arena_stats(
 ) -> vmmgraph_status_t {
     with(arena, |arena| {
         // SAFETY: the caller's contract.
-        let stats = unsafe { out(stats, "stats") }?;
-        check_size::<vmmgraph_arena_stats_t>(stats.struct_size)?;
+        let stats = unsafe { OutStruct::new(stats, "stats") }?;
         let now = arena.stats();
-        *stats = vmmgraph_arena_stats_t {
+        stats.write(vmmgraph_arena_stats_t {
             struct_size: stats.struct_size,
             physical_bytes: now.physical_bytes,
             shared_bytes: now.shared.bytes,
@@ -249,7 +249,7 @@ pub unsafe extern "C" fn vmmgraph_arena_stats(
             closed: u64::from(!arena.is_initialized()),
             charged_bytes: now.charged_bytes,
             budget_bytes: now.budget_bytes.unwrap_or(0),
-        };
+        });
         Ok(())
     })
 }

@@ -2,9 +2,10 @@
 
 use std::ffi::c_char;
 
-use super::guard::{check_size, guard, options, out};
+use super::guard::{guard, out};
 use super::handle::{get, register, remove};
 use super::log::start;
+use super::sized::{OutStruct, options};
 use super::status::vmmgraph_status_t;
 use super::text::copy_text;
 use crate::error::Error;
@@ -164,18 +165,22 @@ pub unsafe extern "C" fn vmmgraph_device_info(
     guard(|| {
         let device = get::<Device, _>(device)?;
         // SAFETY: the caller's contract.
-        let info = unsafe { out(info, "info") }?;
-        check_size::<vmmgraph_device_info_t>(info.struct_size)?;
+        let info = unsafe { OutStruct::new(info, "info") }?;
         let found = device.driver().info();
-        info.driver = match found.kind {
-            DriverKind::Cuda => VMMGRAPH_DRIVER_CUDA,
-            DriverKind::Host => VMMGRAPH_DRIVER_HOST,
-        };
-        info.device = found.ordinal;
-        info.granularity_bytes = found.granularity;
-        info.total_bytes = found.total_bytes;
+        let mut name = [0; 128];
         // SAFETY: the array has the length given.
-        unsafe { copy_text(&found.name, info.name.as_mut_ptr(), info.name.len(), std::ptr::null_mut()) };
+        unsafe { copy_text(&found.name, name.as_mut_ptr(), name.len(), std::ptr::null_mut()) };
+        info.write(vmmgraph_device_info_t {
+            struct_size: info.struct_size,
+            driver: match found.kind {
+                DriverKind::Cuda => VMMGRAPH_DRIVER_CUDA,
+                DriverKind::Host => VMMGRAPH_DRIVER_HOST,
+            },
+            device: found.ordinal,
+            granularity_bytes: found.granularity,
+            total_bytes: found.total_bytes,
+            name,
+        });
         Ok(())
     })
 }
@@ -201,10 +206,9 @@ pub unsafe extern "C" fn vmmgraph_device_stats(
     guard(|| {
         let device = get::<Device, _>(device)?;
         // SAFETY: the caller's contract.
-        let stats = unsafe { out(stats, "stats") }?;
-        check_size::<vmmgraph_device_stats_t>(stats.struct_size)?;
+        let stats = unsafe { OutStruct::new(stats, "stats") }?;
         let now = device.stats();
-        *stats = vmmgraph_device_stats_t {
+        stats.write(vmmgraph_device_stats_t {
             struct_size: stats.struct_size,
             physical_bytes: now.physical_bytes,
             peak_physical_bytes: now.peak_physical_bytes,
@@ -220,7 +224,7 @@ pub unsafe extern "C" fn vmmgraph_device_stats(
             reserved_bytes: now.reserved_bytes,
             reservations: now.reservations,
             pending: now.pending,
-        };
+        });
         Ok(())
     })
 }

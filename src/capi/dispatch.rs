@@ -3,9 +3,10 @@
 use std::ffi::{CStr, c_char};
 use std::sync::Arc;
 
-use super::guard::{Failure, check_size, guard, items, null, options, out, pick};
+use super::guard::{Failure, guard, items, null, out, pick};
 use super::handle::{get, register, remove};
 use super::plan::{key_of, keys, vmmgraph_key_t, weights_of};
+use super::sized::{OutStruct, options};
 use super::status::vmmgraph_status_t;
 use super::text::copy_text;
 use crate::dispatch::{
@@ -216,7 +217,7 @@ pub extern "C" fn vmmgraph_dispatcher_destroy(dispatcher: vmmgraph_dispatcher_t)
     guard(|| remove::<Dispatcher, _>(dispatcher).map(drop))
 }
 
-fn write(decision: &Decision, to: &mut vmmgraph_decision_t) {
+fn write(decision: &Decision, to: &OutStruct<vmmgraph_decision_t>) {
     let (capture, slot, bucket) = match decision.action {
         Action::Eager => (0, u32::MAX, vmmgraph_key_t::default()),
         Action::Replay(slot, bucket) => (0, slot.0, bucket.into()),
@@ -224,7 +225,7 @@ fn write(decision: &Decision, to: &mut vmmgraph_decision_t) {
     };
     let (mode, reason) = (decision.mode as i32 + VMMGRAPH_MODE_EAGER, decision.reason as i32);
     let struct_size = to.struct_size;
-    *to = vmmgraph_decision_t { struct_size, mode, reason, capture, slot, bucket, reserved: 0 };
+    to.write(vmmgraph_decision_t { struct_size, mode, reason, capture, slot, bucket, reserved: 0 });
 }
 
 /// Decides for one step and counts the decision, one to capture when it is reported. `capturable` is 0 if the caller knows that the step cannot be in a graph, else 1.
@@ -242,11 +243,10 @@ pub unsafe extern "C" fn vmmgraph_dispatch(
     guard(|| {
         let dispatcher = get::<Dispatcher, _>(dispatcher)?;
         // SAFETY: the caller's contract.
-        let (key, decision) = (unsafe { key_of(step) }?, unsafe { out(decision, "decision") }?);
-        check_size::<vmmgraph_decision_t>(decision.struct_size)?;
+        let (key, decision) = (unsafe { key_of(step) }?, unsafe { OutStruct::new(decision, "decision") }?);
         let phase = pick("the phase", phase, &[Phase::Decode, Phase::Prefill, Phase::Mixed])?;
         let capturable = pick("capturable", capturable, &[false, true])?;
-        write(&dispatcher.dispatch(&Step { key, phase, capturable }), decision);
+        write(&dispatcher.dispatch(&Step { key, phase, capturable }), &decision);
         Ok(())
     })
 }
@@ -265,15 +265,14 @@ pub unsafe extern "C" fn vmmgraph_dispatcher_slot(
     guard(|| {
         let dispatcher = get::<Dispatcher, _>(dispatcher)?;
         // SAFETY: the caller's contract.
-        let decision = unsafe { out(decision, "decision") }?;
-        check_size::<vmmgraph_decision_t>(decision.struct_size)?;
+        let decision = unsafe { OutStruct::new(decision, "decision") }?;
         let expected = "below the number of graphs";
         let (slot, mode, bucket) = dispatcher.slots().nth(index).ok_or(Error::InvalidArgument {
             what: "the index",
             value: index as i128,
             expected,
         })?;
-        write(&Decision { mode, action: Action::Capture(slot, bucket), reason: Reason::Captured }, decision);
+        write(&Decision { mode, action: Action::Capture(slot, bucket), reason: Reason::Captured }, &decision);
         Ok(())
     })
 }
@@ -331,10 +330,9 @@ pub unsafe extern "C" fn vmmgraph_dispatcher_stats(
     guard(|| {
         let dispatcher = get::<Dispatcher, _>(dispatcher)?;
         // SAFETY: the caller's contract.
-        let stats = unsafe { out(stats, "stats") }?;
-        check_size::<vmmgraph_dispatcher_stats_t>(stats.struct_size)?;
+        let stats = unsafe { OutStruct::new(stats, "stats") }?;
         let counters = dispatcher.counters();
-        *stats = vmmgraph_dispatcher_stats_t {
+        stats.write(vmmgraph_dispatcher_stats_t {
             struct_size: stats.struct_size,
             graphs: dispatcher.graphs().into(),
             captures: counters.events(Event::Captured),
@@ -342,7 +340,7 @@ pub unsafe extern "C" fn vmmgraph_dispatcher_stats(
             evictions: counters.events(Event::Evicted),
             requested: counters.requested(),
             padding: counters.padding(),
-        };
+        });
         Ok(())
     })
 }

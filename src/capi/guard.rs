@@ -1,11 +1,11 @@
-//! What stands around every C function: null checks, struct sizes, and the end of every panic.
+//! What stands around every C function: null checks, and the end of every panic.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::fork;
 use super::status::{
-    VMMGRAPH_ERROR_INTERNAL, VMMGRAPH_ERROR_NULL_ARGUMENT, VMMGRAPH_ERROR_STRUCT_SIZE, VMMGRAPH_OK, remember,
-    remember_as, vmmgraph_status_t,
+    VMMGRAPH_ERROR_INTERNAL, VMMGRAPH_ERROR_NULL_ARGUMENT, VMMGRAPH_OK, remember, remember_as,
+    vmmgraph_status_t,
 };
 use crate::error::Error;
 
@@ -76,7 +76,7 @@ pub(super) fn null(what: &'static str) -> Failure {
     Failure::Status(VMMGRAPH_ERROR_NULL_ARGUMENT, error)
 }
 
-fn not_null<T>(pointer: *const T, what: &'static str) -> Result<(), Failure> {
+pub(super) fn not_null<T>(pointer: *const T, what: &'static str) -> Result<(), Failure> {
     if pointer.is_null() { Err(null(what)) } else { Ok(()) }
 }
 
@@ -87,34 +87,6 @@ fn not_null<T>(pointer: *const T, what: &'static str) -> Result<(), Failure> {
 pub(super) unsafe fn out<'a, T>(pointer: *mut T, what: &'static str) -> Result<&'a mut T, Failure> {
     // SAFETY: the caller's contract.
     unsafe { pointer.as_mut() }.ok_or_else(|| null(what))
-}
-
-/// Whether a struct's size is the one this library knows.
-pub(super) fn check_size<T>(struct_size: usize) -> Result<(), Failure> {
-    if struct_size == size_of::<T>() {
-        return Ok(());
-    }
-    let error = Error::InvalidArgument {
-        what: "struct_size",
-        value: struct_size as i128,
-        expected: "the size of the struct in this version of vmmgraph.h",
-    };
-    Err(Failure::Status(VMMGRAPH_ERROR_STRUCT_SIZE, error))
-}
-
-/// The options a pointer points to, or the default ones for null.
-///
-/// # Safety
-/// The pointer is null or points to a `T` that begins with its size.
-pub(super) unsafe fn options<T: Copy>(pointer: *const T) -> Result<Option<T>, Failure> {
-    if pointer.is_null() {
-        return Ok(None);
-    }
-    // SAFETY: every options struct begins with its size, a usize, by the caller's contract; nothing else is read before the
-    // size is known to be right.
-    check_size::<T>(unsafe { *pointer.cast::<usize>() })?;
-    // SAFETY: the struct is as long as a `T`.
-    Ok(Some(unsafe { *pointer }))
 }
 
 /// The items that the argument `what` points to.
@@ -129,7 +101,7 @@ pub(super) unsafe fn items<'a, T>(
     if count == 0 {
         return Ok(&[]);
     }
-    check_items(pointer, count, what)?;
+    check_items(pointer, count, size_of::<T>(), what)?;
     // SAFETY: not null, and `count` items by the caller's contract, which are no more than a slice may have.
     Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
 }
@@ -146,13 +118,19 @@ pub(super) unsafe fn items_mut<'a, T>(
     if count == 0 {
         return Ok(&mut []);
     }
-    check_items(pointer, count, what)?;
+    check_items(pointer, count, size_of::<T>(), what)?;
     // SAFETY: as in `items`.
     Ok(unsafe { std::slice::from_raw_parts_mut(pointer, count) })
 }
 
-fn check_items<T>(pointer: *const T, count: usize, what: &'static str) -> Result<(), Failure> {
-    if count.checked_mul(size_of::<T>()).is_none_or(|bytes| bytes > isize::MAX as usize) {
+/// Whether a pointer can be one to `count` items of `each` bytes.
+pub(super) fn check_items<T>(
+    pointer: *const T,
+    count: usize,
+    each: usize,
+    what: &'static str,
+) -> Result<(), Failure> {
+    if count.checked_mul(each).is_none_or(|bytes| bytes > isize::MAX as usize) {
         let expected = "what an address space can hold";
         return Err(Error::InvalidArgument { what: "a count", value: count as i128, expected }.into());
     }

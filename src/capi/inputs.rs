@@ -3,9 +3,10 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::Arc;
 
-use super::guard::{Failure, check_size, guard, items, items_mut, null, out, pick};
+use super::guard::{Failure, guard, items, items_mut, null, out, pick};
 use super::handle::{get, register, remove};
 use super::plan::{key_of, keys, vmmgraph_key_t};
+use super::sized::{OutStruct, sized_items};
 use super::status::vmmgraph_status_t;
 use crate::dispatch::{
     Axis, BucketLayout, BucketSet, Dtype, Extent, Input, InputPlan, Key, PadRule, Role, StepInput, Weights,
@@ -180,7 +181,6 @@ fn extent_of(given: &vmmgraph_extent_t) -> Result<Extent, Failure> {
 /// # Safety
 /// The name is null or zero-terminated.
 unsafe fn input_of(given: &vmmgraph_input_t) -> Result<Input, Failure> {
-    check_size::<vmmgraph_input_t>(given.struct_size)?;
     if given.name.is_null() {
         return Err(null("name"));
     }
@@ -220,9 +220,10 @@ pub unsafe extern "C" fn vmmgraph_input_plan_create(
 ) -> vmmgraph_status_t {
     guard(|| {
         // SAFETY: the caller's contract.
-        let (given, plan) = (unsafe { items(inputs, input_count, "inputs") }?, unsafe { out(plan, "plan") }?);
+        let (given, plan) =
+            (unsafe { sized_items(inputs, input_count, "inputs") }?, unsafe { out(plan, "plan") }?);
         let mut inputs = Vec::with_capacity(given.len());
-        for input in given {
+        for input in given.iter() {
             // SAFETY: the caller's contract.
             inputs.push(unsafe { input_of(input) }?);
         }
@@ -253,11 +254,13 @@ pub unsafe extern "C" fn vmmgraph_input_plan_info(
     guard(|| {
         let planned = get::<PlannedInputs, _>(plan)?;
         // SAFETY: the caller's contract.
-        let info = unsafe { out(info, "info") }?;
-        check_size::<vmmgraph_input_plan_info_t>(info.struct_size)?;
-        info.arena_bytes = planned.plan.arena_bytes();
-        info.staging_bytes = planned.plan.staging_bytes();
-        info.outputs_offset = planned.plan.region(Role::Output).0;
+        let info = unsafe { OutStruct::new(info, "info") }?;
+        info.write(vmmgraph_input_plan_info_t {
+            struct_size: info.struct_size,
+            arena_bytes: planned.plan.arena_bytes(),
+            staging_bytes: planned.plan.staging_bytes(),
+            outputs_offset: planned.plan.region(Role::Output).0,
+        });
         Ok(())
     })
 }
@@ -276,14 +279,20 @@ pub unsafe extern "C" fn vmmgraph_input_plan_view(
     guard(|| {
         let planned = get::<PlannedInputs, _>(plan)?;
         // SAFETY: the caller's contract.
-        let (bucket, view) = (unsafe { key_of(bucket) }?, unsafe { out(view, "view") }?);
-        check_size::<vmmgraph_input_view_t>(view.struct_size)?;
+        let (bucket, view) = (unsafe { key_of(bucket) }?, unsafe { OutStruct::new(view, "view") }?);
         let expected = "below the number of inputs";
         let refused = Error::InvalidArgument { what: "an input's number", value: input as i128, expected };
         let found = planned.layout(&bucket)?.views().get(input).ok_or(refused)?;
-        (view.offset, view.bytes) = (found.offset, found.bytes);
-        (view.shape, view.rank, view.reserved) = ([0; 4], found.shape().len() as i32, 0);
-        view.shape[..found.shape().len()].copy_from_slice(found.shape());
+        let (mut shape, rank) = ([0; 4], found.shape().len() as i32);
+        shape[..found.shape().len()].copy_from_slice(found.shape());
+        view.write(vmmgraph_input_view_t {
+            struct_size: view.struct_size,
+            offset: found.offset,
+            bytes: found.bytes,
+            shape,
+            rank,
+            reserved: 0,
+        });
         Ok(())
     })
 }
@@ -292,7 +301,6 @@ pub unsafe extern "C" fn vmmgraph_input_plan_view(
 /// The data is null or has as many bytes as the struct says.
 #[inline]
 unsafe fn step_input_of(given: &vmmgraph_step_input_t) -> Result<StepInput<'_>, Failure> {
-    check_size::<vmmgraph_step_input_t>(given.struct_size)?;
     let Some(shape) = given.shape.get(..given.rank.max(0) as usize) else {
         let (what, value) = ("the number of dimensions", given.rank.into());
         return Err(Error::InvalidArgument { what, value, expected: "1 to 4" }.into());
@@ -327,7 +335,7 @@ pub unsafe extern "C" fn vmmgraph_input_plan_pack(
         // SAFETY: the caller's contract.
         let (bucket, end) = (unsafe { key_of(bucket) }?, unsafe { out(end, "end") }?);
         // SAFETY: the caller's contract.
-        let given = unsafe { items(inputs, input_count, "inputs") }?;
+        let given = unsafe { sized_items(inputs, input_count, "inputs") }?;
         // SAFETY: the caller's contract.
         let staging = unsafe { items_mut(staging.cast::<u8>(), staging_bytes, "staging") }?;
         // SAFETY: the caller's contract.

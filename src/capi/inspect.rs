@@ -2,7 +2,8 @@
 
 use std::ffi::{c_char, c_void};
 
-use super::guard::{check_size, items, null, out};
+use super::guard::{items, null};
+use super::sized::OutStruct;
 use super::space::{vmmgraph_launch_fn, vmmgraph_space_t, with};
 use super::status::vmmgraph_status_t;
 use super::text::copy_text;
@@ -74,19 +75,19 @@ pub unsafe extern "C" fn vmmgraph_space_verify(
     with(space, |space| {
         let launch = launch.ok_or_else(|| null("launch"))?;
         // SAFETY: the caller's contract.
-        let (outputs, difference) =
-            (unsafe { items(outputs, count, "outputs") }?, unsafe { out(difference, "difference") }?);
-        check_size::<vmmgraph_difference_t>(difference.struct_size)?;
+        let (outputs, difference) = (unsafe { items(outputs, count, "outputs") }?, unsafe {
+            OutStruct::new(difference, "difference")
+        }?);
         let outputs: Vec<_> = outputs.iter().map(|o| (Address(o.address as u64), o.bytes)).collect();
         // SAFETY: the caller's contract.
         let found = space.verify(Stream(stream as u64), &outputs, || unsafe { launch(user) })?;
-        *difference = vmmgraph_difference_t {
+        difference.write(vmmgraph_difference_t {
             struct_size: difference.struct_size,
             found: u64::from(found.is_some()),
             space: space.id(),
             output: found.map_or(0, |found| found.output as u64),
             offset: found.map_or(0, |found| found.offset),
-        };
+        });
         Ok(())
     })
 }

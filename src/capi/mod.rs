@@ -22,6 +22,7 @@ mod fork;
 mod gate;
 mod guard;
 mod handle;
+mod sized;
 mod text;
 
 pub use arena::*;

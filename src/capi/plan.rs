@@ -1,6 +1,7 @@
 //! Shapes and the choice of buckets.
 
-use super::guard::{Failure, check_size, copy_items, guard, items, options, out, pick};
+use super::guard::{Failure, copy_items, guard, items, out, pick};
+use super::sized::{OutStruct, options};
 use super::status::vmmgraph_status_t;
 use crate::dispatch::{
     AclGraphStreams, BucketSet, Budget, Costs, Histogram, Key, PlannedBucket, Waste, Weights, evaluate, plan,
@@ -301,10 +302,7 @@ pub unsafe extern "C" fn vmmgraph_plan(
         // SAFETY: the caller's contract.
         let traffic = unsafe { traffic_of(shapes, steps, shape_count) }?;
         // SAFETY: the caller's contract.
-        let result = unsafe { result.as_mut() };
-        if let Some(result) = &result {
-            check_size::<vmmgraph_plan_result_t>(result.struct_size)?;
-        }
+        let result = if result.is_null() { None } else { Some(unsafe { OutStruct::new(result, "result") }?) };
         let (mut budget, mut costs, mut weights) = (Budget::default(), Costs::default(), Weights::default());
         if let Some(given) = given {
             weights = weights_of(given.weights)?;
@@ -332,18 +330,19 @@ pub unsafe extern "C" fn vmmgraph_plan(
         // SAFETY: the caller's contract.
         unsafe { copy_items(&found, buckets, capacity) }?;
         let Some(result) = result else { return Ok(()) };
+        let asked = result.read();
         let curve: Vec<u64> = plan.curve.iter().copied().map(narrow).collect();
         // SAFETY: the caller's contract.
-        unsafe { copy_items(&curve, result.curve, result.curve_capacity) }?;
-        *result = vmmgraph_plan_result_t {
+        unsafe { copy_items(&curve, asked.curve, asked.curve_capacity) }?;
+        result.write(vmmgraph_plan_result_t {
             curve_count: curve.len(),
             buckets: found.len(),
             most_graphs: plan.limit.graphs,
             limited_by: plan.limit.by as i32,
             heaviest: plan.limit.weight.unwrap_or(0),
             waste: vmmgraph_waste_t::of(&plan.waste),
-            ..*result
-        };
+            ..asked
+        });
         Ok(())
     })
 }
@@ -375,9 +374,8 @@ pub unsafe extern "C" fn vmmgraph_plan_evaluate(
         // SAFETY: the caller's contract.
         let traffic = unsafe { traffic_of(shapes, steps, shape_count) }?;
         // SAFETY: the caller's contract.
-        let waste = unsafe { out(waste, "waste") }?;
-        check_size::<vmmgraph_waste_t>(waste.struct_size)?;
-        *waste = vmmgraph_waste_t::of(&evaluate(&buckets, &traffic));
+        let waste = unsafe { OutStruct::new(waste, "waste") }?;
+        waste.write(vmmgraph_waste_t::of(&evaluate(&buckets, &traffic)));
         Ok(())
     })
 }

@@ -4,8 +4,9 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::arena::{self, policy, policy_number, vmmgraph_arena_t};
-use super::guard::{Failure, check_size, guard, guard_closing, null, out};
+use super::guard::{Failure, guard, guard_closing, null, out};
 use super::handle::{get, register, remove};
+use super::sized::OutStruct;
 use super::status::vmmgraph_status_t;
 use crate::{Address, Phase, Space, Stream};
 
@@ -193,16 +194,13 @@ pub unsafe extern "C" fn vmmgraph_space_seal(
     with(space, |space| {
         let policy = policy(retain)?;
         // SAFETY: the caller's contract.
-        let report = if report.is_null() { None } else { Some(unsafe { out(report, "report") }?) };
-        if let Some(report) = &report {
-            check_size::<vmmgraph_seal_report_t>(report.struct_size)?;
-        }
+        let report = if report.is_null() { None } else { Some(unsafe { OutStruct::new(report, "report") }?) };
         let sealed = match policy {
             Some(policy) => space.seal_with(policy)?,
             None => space.seal()?,
         };
         if let Some(report) = report {
-            *report = vmmgraph_seal_report_t {
+            report.write(vmmgraph_seal_report_t {
                 struct_size: report.struct_size,
                 peak_live_bytes: sealed.peak_live_bytes,
                 small_pages: sealed.small_pages,
@@ -213,7 +211,7 @@ pub unsafe extern "C" fn vmmgraph_space_seal(
                 driver_calls: sealed.driver_calls,
                 driver_ns: sealed.driver_time.as_nanos() as u64,
                 allocations: sealed.allocations,
-            };
+            });
         }
         Ok(())
     })
@@ -278,10 +276,9 @@ pub unsafe extern "C" fn vmmgraph_space_stats(
 ) -> vmmgraph_status_t {
     with(space, |space| {
         // SAFETY: the caller's contract.
-        let stats = unsafe { out(stats, "stats") }?;
-        check_size::<vmmgraph_space_stats_t>(stats.struct_size)?;
+        let stats = unsafe { OutStruct::new(stats, "stats") }?;
         let now = space.stats();
-        *stats = vmmgraph_space_stats_t {
+        stats.write(vmmgraph_space_stats_t {
             struct_size: stats.struct_size,
             id: now.id,
             phase: match now.phase {
@@ -297,7 +294,7 @@ pub unsafe extern "C" fn vmmgraph_space_stats(
             mapped_bytes: now.mapped_bytes,
             retained_bytes: now.retained_bytes,
             maps: now.maps,
-        };
+        });
         Ok(())
     })
 }

@@ -3,7 +3,8 @@
 use std::cell::RefCell;
 use std::ffi::c_char;
 
-use super::guard::{check_size, guard_anywhere, out};
+use super::guard::guard_anywhere;
+use super::sized::OutStruct;
 use super::text::copy_text;
 use crate::error::Error;
 
@@ -27,7 +28,7 @@ pub const VMMGRAPH_ERROR_INVALID_DEVICE: i32 = 5;
 pub const VMMGRAPH_ERROR_FOREIGN_POINTER: i32 = 6;
 /// A block was freed before.
 pub const VMMGRAPH_ERROR_DOUBLE_FREE: i32 = 7;
-/// A struct_size is none that this library knows.
+/// A struct_size is none that a struct can have, or the struct sets fields that this library does not know.
 pub const VMMGRAPH_ERROR_STRUCT_SIZE: i32 = 8;
 /// The library that is loaded has another ABI version than the header (the C++ API checks this).
 pub const VMMGRAPH_ERROR_ABI_MISMATCH: i32 = 9;
@@ -200,12 +201,11 @@ fn describe(status: vmmgraph_status_t, error: &Error) -> vmmgraph_error_info_t {
 pub unsafe extern "C" fn vmmgraph_last_error(info: *mut vmmgraph_error_info_t) -> vmmgraph_status_t {
     guard_anywhere(|| {
         // SAFETY: the caller's contract.
-        let info = unsafe { out(info, "info") }?;
-        check_size::<vmmgraph_error_info_t>(info.struct_size)?;
-        *info = match last() {
+        let info = unsafe { OutStruct::new(info, "info") }?;
+        info.write(match last() {
             Some((status, error)) => describe(status, &error),
             None => describe(VMMGRAPH_OK, &Error::DriverMissing),
-        };
+        });
         Ok(())
     })
 }

@@ -44,12 +44,6 @@ vmmgraph_input_t input(const char* name, std::int32_t dtype, std::vector<vmmgrap
     return value;
 }
 
-std::string last_message() {
-    char text[256];
-    EXPECT_EQ(vmmgraph_last_error_message(text, sizeof text, nullptr), VMMGRAPH_OK);
-    return text;
-}
-
 class HostileDispatch : public testing::Test {
 protected:
     std::vector<vmmgraph_key_t> buckets = xllm_buckets(64);

@@ -412,7 +412,7 @@ TEST_F(Hostile, PointersThatAreNoBlocks) {
 template <class Struct, class F>
 void wrong_sizes(const char* name, F&& call) {
     const std::size_t right = sizeof(Struct);
-    for (const std::size_t size : {std::size_t{0}, std::size_t{1}, sizeof(std::size_t), right - 8, right - 1, right + 1, right + 8,
+    for (const std::size_t size : {std::size_t{0}, std::size_t{1}, sizeof(std::size_t), right - 1, right + 1, std::size_t{4104},
                                    std::size_t{1} << 40, SIZE_MAX}) {
         auto value = std::make_unique<Struct>();
         std::memset(value.get(), 0, sizeof(Struct));
@@ -452,6 +452,65 @@ TEST_F(Hostile, StructSizes) {
     auto stats = sized<vmmgraph_space_stats_t>();
     ASSERT_EQ(vmmgraph_space_stats(space, &stats), VMMGRAPH_OK);
     EXPECT_EQ(stats.phase, VMMGRAPH_SPACE_OPEN) << "a seal that failed has sealed";
+}
+
+// Calls with a struct of another version's size, which lies in a heap block of that size: nothing behind it is touched, and of it only
+// what this library knows.
+template <class Struct, class F>
+void other_sizes(const char* name, F&& call) {
+    for (std::size_t size = 16; size <= sizeof(Struct) + 24; size += 8) {
+        auto memory = std::make_unique<unsigned char[]>(size);
+        std::memset(memory.get(), 0xc5, size);
+        std::memcpy(memory.get(), &size, sizeof size);
+        EXPECT_EQ(call(reinterpret_cast<Struct*>(memory.get())), VMMGRAPH_OK) << name << " of size " << size;
+        EXPECT_EQ(std::memcmp(memory.get(), &size, sizeof size), 0) << name << " of size " << size;
+        for (std::size_t i = sizeof(Struct); i < size; ++i) {
+            EXPECT_EQ(memory[i], 0xc5) << name << " of size " << size << " at " << i;
+        }
+        EXPECT_NE(memory[std::min(size, sizeof(Struct)) - 1], 0xc5) << name << " of size " << size;
+    }
+}
+
+TEST_F(Hostile, StructsOfOtherVersions) {
+    other_sizes<vmmgraph_error_info_t>("error_info", [](auto* value) { return vmmgraph_last_error(value); });
+    other_sizes<vmmgraph_device_info_t>("device_info", [&](auto* value) { return vmmgraph_device_info(device, value); });
+    other_sizes<vmmgraph_device_stats_t>("device_stats", [&](auto* value) { return vmmgraph_device_stats(device, value); });
+    other_sizes<vmmgraph_arena_stats_t>("arena_stats", [&](auto* value) { return vmmgraph_arena_stats(arena, value); });
+    other_sizes<vmmgraph_space_stats_t>("space_stats", [&](auto* value) { return vmmgraph_space_stats(space, value); });
+    other_sizes<vmmgraph_seal_report_t>("seal_report", [&](auto* value) {
+        vmmgraph_space_t sealed = nullptr;
+        EXPECT_EQ(vmmgraph_space_open(arena, &sealed), VMMGRAPH_OK);
+        const auto status = vmmgraph_space_seal(sealed, VMMGRAPH_RETAIN_DEFAULT, value);
+        EXPECT_EQ(vmmgraph_space_destroy(sealed), VMMGRAPH_OK);
+        return status;
+    });
+
+    // Options: what a shorter struct lacks is the default; what a longer one has more must be 0.
+    auto right = arena_options();
+    right.budget_bytes = 64 << 20;
+    for (std::size_t size = 16; size <= sizeof right + 24; size += 8) {
+        auto memory = std::make_unique<unsigned char[]>(size);
+        std::memset(memory.get(), 0, size);
+        std::memcpy(memory.get(), &right, std::min(size, sizeof right));
+        std::memcpy(memory.get(), &size, sizeof size);
+        const auto create = [&](vmmgraph_arena_t* made) {
+            return vmmgraph_arena_create(device, reinterpret_cast<vmmgraph_arena_options_t*>(memory.get()), made);
+        };
+        vmmgraph_arena_t made = nullptr;
+        ASSERT_EQ(create(&made), VMMGRAPH_OK) << size << ": " << last_message();
+        auto stats = sized<vmmgraph_arena_stats_t>();
+        EXPECT_EQ(vmmgraph_arena_stats(made, &stats), VMMGRAPH_OK);
+        EXPECT_EQ(stats.budget_bytes, size < sizeof right ? 0 : right.budget_bytes) << size;
+        EXPECT_EQ(vmmgraph_arena_destroy(made), VMMGRAPH_OK);
+        if (size > sizeof right) {
+            made = nullptr;
+            memory[size - 1] = 1;
+            EXPECT_EQ(create(&made), VMMGRAPH_ERROR_STRUCT_SIZE) << size;
+            EXPECT_NE(last_message().find(std::to_string(size)), std::string::npos) << last_message();
+            EXPECT_NE(last_message().find(std::to_string(sizeof right)), std::string::npos) << last_message();
+            EXPECT_EQ(made, nullptr);
+        }
+    }
 }
 
 TEST_F(Hostile, NumbersThatMeanNothing) {
