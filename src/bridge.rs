@@ -5,16 +5,16 @@
 //! where C finds them (`vmmgraph_last_error`). A panic in there is a status too and closes the arena, as in the C functions: in
 //! cxx it would end the process. Only looking a handle up is a `Result`, since it can fail in one way.
 
-use crate::capi::{arena_of, guarded, space_of, vmmgraph_arena_t, vmmgraph_space_t};
+use crate::capi::{GuardedDrop, arena_of, guarded, space_of, vmmgraph_arena_t, vmmgraph_space_t};
 use crate::driver::DriverKind;
 use crate::error::Result;
-use crate::torch::VmmTorchAllocator;
+use crate::torch;
 use crate::units::{Address, Stream};
 
 #[cxx::bridge(namespace = "vmmgraph::bridge")]
 mod ffi {
     extern "Rust" {
-        /// What `src/torch.rs` says.
+        /// What `src/torch.rs` says, as C++ holds it.
         type VmmTorchAllocator;
 
         /// The CUDA number of the device of the arena behind a C handle; -1 if another driver opened it.
@@ -30,6 +30,9 @@ mod ffi {
     }
 }
 
+/// The last tensor may take its space along, so its end is a call too.
+struct VmmTorchAllocator(GuardedDrop<torch::VmmTorchAllocator>);
+
 fn cuda_device(arena: usize) -> Result<i32> {
     let arena = arena_of(arena as vmmgraph_arena_t)?;
     let info = arena.device().driver().info();
@@ -37,14 +40,15 @@ fn cuda_device(arena: usize) -> Result<i32> {
 }
 
 fn torch_allocator(space: usize) -> Result<Box<VmmTorchAllocator>> {
-    space_of(space as vmmgraph_space_t).map(|space| Box::new(VmmTorchAllocator::new(space)))
+    let allocator = torch::VmmTorchAllocator::new(space_of(space as vmmgraph_space_t)?);
+    Ok(Box::new(VmmTorchAllocator(GuardedDrop::new(allocator))))
 }
 
 fn allocate(allocator: &VmmTorchAllocator, bytes: usize, stream: usize, block: &mut usize) -> i32 {
     guarded(
-        || allocator.close_arena(),
+        || allocator.0.close_arena(),
         || {
-            *block = allocator.allocate(bytes as u64, Stream(stream as u64))?.0 as usize;
+            *block = allocator.0.allocate(bytes as u64, Stream(stream as u64))?.0 as usize;
             Ok(())
         },
     )
@@ -52,9 +56,9 @@ fn allocate(allocator: &VmmTorchAllocator, bytes: usize, stream: usize, block: &
 
 fn release(allocator: &VmmTorchAllocator, block: usize) -> i32 {
     guarded(
-        || allocator.close_arena(),
+        || allocator.0.close_arena(),
         || {
-            let freed = allocator.free(Address(block as u64));
+            let freed = allocator.0.free(Address(block as u64));
             // Torch frees in destructors, where nobody looks at a status.
             freed.inspect_err(|error| tracing::warn!(%error, "torch freed something that is not ours"))
         },
@@ -63,7 +67,7 @@ fn release(allocator: &VmmTorchAllocator, block: usize) -> i32 {
 
 fn record_stream(allocator: &VmmTorchAllocator, block: usize, stream: usize) -> i32 {
     guarded(
-        || allocator.close_arena(),
-        || allocator.record_stream(Address(block as u64), Stream(stream as u64)),
+        || allocator.0.close_arena(),
+        || allocator.0.record_stream(Address(block as u64), Stream(stream as u64)),
     )
 }

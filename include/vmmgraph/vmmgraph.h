@@ -672,8 +672,13 @@ typedef struct vmmgraph_difference_t {
   uint64_t offset;
 } vmmgraph_difference_t;
 
-// Receives one line of text: `length` bytes of UTF-8, not zero-terminated, valid during the call. May be called from any thread,
-// with no lock of the library's held that the caller could need; must not throw.
+// Receives one line of text: `length` bytes of UTF-8, not zero-terminated, valid during the call. May be called from any thread, by
+// several at once; must not throw. No lock of the library's is held: a sink may call every function, vmmgraph_set_log_sink too,
+// but what it causes is not logged, and its failures are not kept for vmmgraph_last_error.
+//
+// The lines of a call come in their order, on its thread, just before it returns; those of calls that a launch function makes, just
+// before the replay returns. What is logged outside of every call (by Rust code, or at a thread's end) comes soon after, still in the
+// order of its thread, on a thread of the library's. Without a sink, lines go to stderr at once.
 typedef void (*vmmgraph_log_fn)(int32_t level, const char *text, size_t length, void *user);
 
 // Called once with `user` when a sink is no longer in use.

@@ -547,8 +547,9 @@ private:
 };
 
 // Sends the library's log lines up to `max_level` to `sink` from now on; an empty function: to nobody. The sink may be called from
-// any thread, several at once; what it throws is dropped, and what it causes is not logged. It is destroyed when it was replaced
-// and nobody is inside it any more.
+// any thread, several at once, with no lock of the library's held: it may call all of it. What it throws is dropped, and what it
+// causes is not logged. Lines come before the call that causes them returns (vmmgraph_log_fn). The sink is destroyed when it was
+// replaced and nobody is inside it any more.
 inline void set_log_sink(std::function<void(LogLevel, std::string_view)> sink, LogLevel max_level = LogLevel::info) {
     using Sink = std::function<void(LogLevel, std::string_view)>;
     if (!sink) {

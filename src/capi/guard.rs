@@ -1,8 +1,9 @@
-//! What stands around every C function: null checks, and the end of every panic.
+//! What stands around every C function: null checks, the end of every panic, and log lines once no lock is held.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::fork;
+use super::log::Call;
 use super::status::{
     VMMGRAPH_ERROR_INTERNAL, VMMGRAPH_ERROR_NULL_ARGUMENT, VMMGRAPH_OK, remember, remember_as,
     vmmgraph_status_t,
@@ -40,6 +41,38 @@ pub(crate) fn guarded(
     guard_closing(close, || Ok(body()?))
 }
 
+/// What the bridge gives to C++: its destructor runs as a C function does, so that a panic in it stays here and its log lines come
+/// once no lock is held. In the child of a fork it does nothing: what it would give back is the parent's.
+#[cfg(feature = "bridge")]
+pub(crate) struct GuardedDrop<T>(std::mem::ManuallyDrop<T>);
+
+#[cfg(feature = "bridge")]
+impl<T> GuardedDrop<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(std::mem::ManuallyDrop::new(value))
+    }
+}
+
+#[cfg(feature = "bridge")]
+impl<T> std::ops::Deref for GuardedDrop<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+#[cfg(feature = "bridge")]
+impl<T> Drop for GuardedDrop<T> {
+    fn drop(&mut self) {
+        guard(|| {
+            // SAFETY: nobody has the value any more, and nothing drops it again.
+            unsafe { std::mem::ManuallyDrop::drop(&mut self.0) };
+            Ok(())
+        });
+    }
+}
+
 /// As [`guard`]; a panic also runs `close`, since the state it leaves behind is unknown (parking_lot's locks do not poison).
 pub(super) fn guard_closing(
     close: impl FnOnce(),
@@ -52,6 +85,8 @@ pub(super) fn guard_closing(
 }
 
 fn run(close: impl FnOnce(), body: impl FnOnce() -> Result<(), Failure>) -> vmmgraph_status_t {
+    // First, so that it ends last: what the body logs, its destructors and its panic included, is handed over then.
+    let _call = Call::begin();
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => VMMGRAPH_OK,
         Ok(Err(Failure::Error(error))) => remember(error),

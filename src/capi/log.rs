@@ -1,13 +1,19 @@
 //! The library's events, handed to a C function.
+//!
+//! Events happen under the library's locks, and a sink may ask the library anything. So a line waits on its thread until the outermost
+//! C function there has ended, when the thread holds no lock. Where there is no C function around it (Rust callers, destructors at a
+//! thread's end), nobody here can know what is held: such a line goes to a thread that holds nothing, for as long as there are any.
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_void};
 use std::fmt::{self, Write as _};
 use std::io::Write as _;
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Once};
+use std::thread;
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
@@ -15,7 +21,7 @@ use tracing_subscriber::registry;
 
 use super::fork;
 use super::guard::guard;
-use super::status::vmmgraph_status_t;
+use super::status::{keeping_last, vmmgraph_status_t};
 
 /// Nothing is logged.
 pub const VMMGRAPH_LOG_OFF: i32 = 0;
@@ -30,8 +36,13 @@ pub const VMMGRAPH_LOG_DEBUG: i32 = 4;
 /// Everything.
 pub const VMMGRAPH_LOG_TRACE: i32 = 5;
 
-/// Receives one line of text: `length` bytes of UTF-8, not zero-terminated, valid during the call. May be called from any thread,
-/// with no lock of the library's held that the caller could need; must not throw.
+/// Receives one line of text: `length` bytes of UTF-8, not zero-terminated, valid during the call. May be called from any thread, by
+/// several at once; must not throw. No lock of the library's is held: a sink may call every function, vmmgraph_set_log_sink too,
+/// but what it causes is not logged, and its failures are not kept for vmmgraph_last_error.
+///
+/// The lines of a call come in their order, on its thread, just before it returns; those of calls that a launch function makes, just
+/// before the replay returns. What is logged outside of every call (by Rust code, or at a thread's end) comes soon after, still in the
+/// order of its thread, on a thread of the library's. Without a sink, lines go to stderr at once.
 pub type vmmgraph_log_fn =
     Option<unsafe extern "C" fn(level: i32, text: *const c_char, length: usize, user: *mut c_void)>;
 
@@ -65,9 +76,134 @@ static LEVEL: AtomicI32 = AtomicI32::new(VMMGRAPH_LOG_OFF);
 /// What VMMGRAPH_LOG asks for on stderr.
 static STDERR_LEVEL: AtomicI32 = AtomicI32::new(VMMGRAPH_LOG_OFF);
 
+/// An event as text.
+struct Line {
+    level: i32,
+    text: String,
+}
+
+/// What a thread is in the middle of. Without a destructor, so that it is there until the thread is gone.
+struct Here {
+    /// C functions of the library, inside one another.
+    calls: Cell<u32>,
+    /// Inside a sink: what the sink causes is not logged.
+    busy: Cell<bool>,
+    /// There are lines in WAITING.
+    waiting: Cell<bool>,
+    /// There may be lines of this thread in ELSEWHERE.
+    elsewhere: Cell<bool>,
+}
+
 thread_local! {
-    /// Set while this thread is inside a sink: what the sink causes is not logged.
-    static BUSY: Cell<bool> = const { Cell::new(false) };
+    static HERE: Here = const {
+        Here { calls: Cell::new(0), busy: Cell::new(false), waiting: Cell::new(false), elsewhere: Cell::new(false) }
+    };
+    /// Lines that this thread hands over when its outermost C function ends.
+    static WAITING: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
+}
+
+/// The lines that a thread of the library's hands over.
+struct Elsewhere {
+    lines: Vec<Line>,
+    /// The thread is there, and looks here once more before it ends.
+    running: bool,
+}
+
+static ELSEWHERE: Mutex<Elsewhere> = Mutex::new(Elsewhere { lines: Vec::new(), running: false });
+
+/// A C function of the library, from its beginning to its end: lines wait for the end of the outermost one.
+pub(super) struct Call(PhantomData<*const ()>);
+
+impl Call {
+    pub(super) fn begin() -> Self {
+        HERE.with(|here| here.calls.set(here.calls.get() + 1));
+        Self(PhantomData)
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        HERE.with(|here| {
+            here.calls.set(here.calls.get() - 1);
+            if here.calls.get() == 0 && here.waiting.replace(false) {
+                let lines = WAITING.try_with(Cell::take).unwrap_or_default();
+                hand_over_in_order(here, lines);
+            }
+        });
+    }
+}
+
+/// Hands this thread's lines over: here, or behind what it has elsewhere.
+fn hand_over_in_order(here: &Here, lines: Vec<Line>) {
+    // The child of a fork has no sink to call; the locks below may be held for ever.
+    if fork::usable().is_err() {
+        return;
+    }
+    let mut all = lines;
+    if here.elsewhere.get() {
+        let mut elsewhere = ELSEWHERE.lock();
+        if elsewhere.running {
+            elsewhere.lines.append(&mut all);
+            return;
+        }
+        here.elsewhere.set(false);
+        // Left there if no thread could be started.
+        let mut left = std::mem::take(&mut elsewhere.lines);
+        left.append(&mut all);
+        all = left;
+    }
+    keeping_last(|| hand_over(here, all));
+}
+
+fn hand_over(here: &Here, lines: Vec<Line>) {
+    here.busy.set(true);
+    for Line { level, text } in lines {
+        let (sink, wanted) = {
+            let sink = SINK.read();
+            // Asked again, since the sink may have changed since `enabled`.
+            (sink.clone(), level <= LEVEL.load(Ordering::Relaxed))
+        };
+        match sink {
+            _ if !wanted => {}
+            // SAFETY: the promise made to vmmgraph_set_log_sink; the text lives until the call returns.
+            Some(sink) => unsafe { (sink.write)(level, text.as_ptr().cast(), text.len(), sink.user) },
+            None => to_stderr(&text),
+        }
+    }
+    here.busy.set(false);
+}
+
+fn to_stderr(text: &str) {
+    // Not eprintln!, which panics when stderr is closed.
+    drop(writeln!(std::io::stderr(), "vmmgraph: {text}"));
+}
+
+/// Leaves a line to a thread that holds no lock, and starts it if there is none.
+fn leave_elsewhere(here: &Here, line: Line) {
+    here.elsewhere.set(true);
+    let start = {
+        let mut elsewhere = ELSEWHERE.lock();
+        elsewhere.lines.push(line);
+        !std::mem::replace(&mut elsewhere.running, true)
+    };
+    if start && thread::Builder::new().name("vmmgraph-log".to_owned()).spawn(hand_over_elsewhere).is_err() {
+        // The lines stay for whoever comes next.
+        ELSEWHERE.lock().running = false;
+    }
+}
+
+fn hand_over_elsewhere() {
+    loop {
+        let lines = {
+            let mut elsewhere = ELSEWHERE.lock();
+            elsewhere.running = !elsewhere.lines.is_empty();
+            std::mem::take(&mut elsewhere.lines)
+        };
+        if lines.is_empty() {
+            return;
+        }
+        HERE.with(|here| hand_over(here, lines));
+    }
 }
 
 /// Sends log lines up to `max_level` to `sink` from now on; null: to nobody, or to stderr if VMMGRAPH_LOG says so. The sink
@@ -143,37 +279,43 @@ impl<S: Subscriber> Layer<S> for ToSink {
     }
 
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        if BUSY.try_with(|busy| busy.replace(true)).unwrap_or(true) {
-            return;
-        }
-        let level = number(event.metadata().level());
-        let mut line = Line::default();
-        event.record(&mut line);
-        let text = line.message + &line.fields;
-        let (sink, wanted) = {
-            let sink = SINK.read();
-            // Asked again, since the sink may have changed since `enabled`.
-            (sink.clone(), level <= LEVEL.load(Ordering::Relaxed))
-        };
-        match sink {
-            _ if !wanted => {}
-            // SAFETY: the promise made to vmmgraph_set_log_sink; the text lives until the call returns.
-            Some(sink) => unsafe { (sink.write)(level, text.as_ptr().cast(), text.len(), sink.user) },
-            // Not eprintln!, which panics when stderr is closed.
-            None => drop(writeln!(std::io::stderr(), "vmmgraph: {text}")),
-        }
-        let _ = BUSY.try_with(|busy| busy.set(false));
+        HERE.with(|here| {
+            // In the child of a fork, a lock below may be held for ever.
+            if here.busy.get() || fork::usable().is_err() {
+                return;
+            }
+            let mut words = Words::default();
+            event.record(&mut words);
+            let line = Line { level: number(event.metadata().level()), text: words.message + &words.fields };
+            // Writing to stderr needs no lock of the library's, and a line that is there at once is there before a crash.
+            if SINK.read().is_none() {
+                return to_stderr(&line.text);
+            }
+            let mut line = Some(line);
+            if here.calls.get() > 0 {
+                let _ = WAITING.try_with(|waiting| {
+                    let mut lines = waiting.take();
+                    lines.extend(line.take());
+                    waiting.set(lines);
+                    here.waiting.set(true);
+                });
+            }
+            // Outside of every call, or on a thread that is ending.
+            if let Some(line) = line {
+                leave_elsewhere(here, line);
+            }
+        });
     }
 }
 
-/// An event as text: the message, then the fields.
+/// An event in words: the message, then the fields.
 #[derive(Default)]
-struct Line {
+struct Words {
     message: String,
     fields: String,
 }
 
-impl Visit for Line {
+impl Visit for Words {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         // Writing to a String does not fail.
         let _ = if field.name() == "message" {
@@ -181,5 +323,102 @@ impl Visit for Line {
         } else {
             write!(self.fields, " {}={value:?}", field.name())
         };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr::null_mut;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::capi::VMMGRAPH_ERROR_INTERNAL;
+
+    static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+    unsafe extern "C" fn keep(_: i32, text: *const c_char, length: usize, _: *mut c_void) {
+        // SAFETY: what every sink is promised.
+        let text = unsafe { std::slice::from_raw_parts(text.cast::<u8>(), length) };
+        let text = String::from_utf8_lossy(text).into_owned();
+        // Other tests log too.
+        if text.contains("planted") {
+            LINES.lock().push(text);
+            tracing::warn!("planted by the sink");
+            guard(|| {
+                tracing::warn!("planted by a call of the sink");
+                Ok(())
+            });
+        }
+    }
+
+    fn lines() -> Vec<String> {
+        std::mem::take(&mut *LINES.lock())
+    }
+
+    struct Late;
+
+    impl Drop for Late {
+        fn drop(&mut self) {
+            guard(|| {
+                tracing::warn!("planted at the thread's end");
+                Ok(())
+            });
+        }
+    }
+
+    thread_local!(static LATE: Late = const { Late });
+
+    #[test]
+    fn lines_come_when_the_outermost_call_ends_however_it_ends() {
+        // SAFETY: the sink may be called from any thread.
+        let status = unsafe { vmmgraph_set_log_sink(Some(keep), null_mut(), None, VMMGRAPH_LOG_WARN) };
+        assert_eq!(status, 0);
+        guard(|| {
+            tracing::warn!(number = 1, "planted");
+            guard(|| {
+                tracing::warn!(number = 2, "planted");
+                Ok(())
+            });
+            tracing::info!(number = 3, "planted below the level");
+            assert!(lines().is_empty());
+            Ok(())
+        });
+        assert_eq!(lines(), ["planted number=1", "planted number=2"]);
+
+        let status = guard(|| {
+            tracing::warn!("planted before a panic");
+            panic!("planted")
+        });
+        assert_eq!((status, lines()), (VMMGRAPH_ERROR_INTERNAL, vec!["planted before a panic".to_owned()]));
+
+        // A thread that ends inside a call takes its lines along.
+        let ended = thread::spawn(|| {
+            std::mem::forget(Call::begin());
+            tracing::warn!("planted and lost");
+        });
+        ended.join().unwrap();
+        assert!(lines().is_empty());
+
+        // The order of a thread's destructors is not ours: before or after that of its lines, in both orders of first use.
+        for first in [true, false] {
+            let ending = thread::spawn(move || {
+                if first {
+                    LATE.with(|_| ());
+                }
+                guard(|| {
+                    tracing::warn!("planted in the thread");
+                    Ok(())
+                });
+                LATE.with(|_| ());
+            });
+            ending.join().unwrap();
+            let deadline = Instant::now() + Duration::from_secs(30);
+            while LINES.lock().len() < 2 && Instant::now() < deadline {
+                thread::yield_now();
+            }
+            assert_eq!(lines(), ["planted in the thread", "planted at the thread's end"]);
+        }
+        // SAFETY: there is no sink to call.
+        assert_eq!(unsafe { vmmgraph_set_log_sink(None, null_mut(), None, VMMGRAPH_LOG_OFF) }, 0);
     }
 }

@@ -40,7 +40,7 @@ pub use torch::*;
 use std::ffi::c_char;
 
 #[cfg(feature = "bridge")]
-pub(crate) use guard::guarded;
+pub(crate) use guard::{GuardedDrop, guarded};
 #[cfg(feature = "bridge")]
 pub(crate) use handle::{arena_of, space_of};
 

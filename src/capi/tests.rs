@@ -95,6 +95,18 @@ fn a_panic_below_the_bridge_closes_the_arena() {
     let allocator = crate::VmmTorchAllocator::new(space_of(space).unwrap());
     let status = guarded(|| allocator.close_arena(), || allocator.allocate(512, Stream(0)).map(drop));
     assert_eq!(status, VMMGRAPH_ERROR_INTERNAL);
-    drop(allocator);
+    drop(GuardedDrop::new(allocator));
     assert_closed(arena, space);
+}
+
+#[cfg(feature = "bridge")]
+#[test]
+fn a_panic_in_what_the_bridge_gave_away_stays_inside() {
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("planted in a destructor");
+        }
+    }
+    drop(GuardedDrop::new(Bomb));
 }
