@@ -135,7 +135,7 @@ sanitize() {
   [ -x "$tools/compute-sanitizer" ] || { echo "no compute-sanitizer here" >&2; exit 1; }
   local provoking='*OutOfMemory*:*ShortOfMemory*:*ABrokenCapture*:*AFailureBetweenPieces*:*CannotBeInstantiated*:*LaunchesAroundTheGuard*:*ALaunchCosts*'
   export VMMGRAPH_TRUST_REPLAYS=2000 VMMGRAPH_TRUST_CYCLES=100 VMMGRAPH_TRUST_SECONDS=20 VMMGRAPH_FORKED_CAPTURES=20
-  export VMMGRAPH_ENGINE_STEPS=30
+  export VMMGRAPH_ENGINE_STEPS=30 VMMGRAPH_READER_PRODUCTS=4
   sanitizer 90 "memcheck, library" memcheck "$out/gpu" --include-ignored --nocapture --test-threads=1 \
     --skip out_of_memory --skip the_trace_takes --skip costs_on_this_machine
   sanitizer 240 "memcheck, libtorch" memcheck "$out/torch_test" --gtest_filter="-$provoking"

@@ -1,14 +1,16 @@
 //! The arena: one set of physical pages, the spaces over it, and the order of their replays.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::order::ReplayOrder;
-use crate::pages::SharedSet;
-use crate::space::{Common, Phase, RetainPolicy, Space};
+use crate::pages::{Account, Holder, Limits, SharedSet};
+use crate::space::{Common, Heap, Phase, RetainPolicy, Space, Totals, disjoint};
 use crate::stats::{ArenaStats, Snapshot};
 use crate::sync::Mutex;
 use crate::units::{Address, BlockBytes, Geometry, Stream};
@@ -20,7 +22,7 @@ const MIB: u64 = 1 << 20;
 pub struct Options {
     /// Bytes of a small page; 0: 2 MiB or the device's granularity, whichever is larger.
     pub small_page_bytes: u64,
-    /// Bytes of a large page, a multiple of the small page's; 0: 32 MiB or the small page's bytes, whichever is larger.
+    /// Bytes of a large page, a multiple of the small page's; 0: 16 MiB or the small page's bytes, whichever is larger.
     pub large_page_bytes: u64,
     /// What becomes of blocks that are live at the seal.
     pub retain: RetainPolicy,
@@ -33,10 +35,13 @@ pub struct Options {
     /// The most bytes of physical memory the arena may hold; `None`: no limit but the device's. See
     /// [`SharedVmmAllocator::set_budget`].
     pub budget_bytes: Option<u64>,
+    /// Bytes of addresses that the current space of the published design has from its beginning on; 0: addresses are reserved as they
+    /// are needed. More is reserved when those are used up.
+    pub reserve_bytes: u64,
 }
 
 impl Default for Options {
-    /// 2 MiB and 32 MiB pages, live blocks retained, no budget.
+    /// 2 MiB and 16 MiB pages, live blocks retained, no budget.
     fn default() -> Self {
         Self {
             small_page_bytes: 0,
@@ -45,6 +50,7 @@ impl Default for Options {
             poison: false,
             trace_blocks: false,
             budget_bytes: None,
+            reserve_bytes: 0,
         }
     }
 }
@@ -54,7 +60,7 @@ impl Options {
     fn geometry(&self, granularity: u64) -> Result<Geometry> {
         let or = |given: u64, default: u64| if given == 0 { default } else { given };
         let small = or(self.small_page_bytes, granularity.max(2 * MIB));
-        let large = or(self.large_page_bytes, small.max(32 * MIB));
+        let large = or(self.large_page_bytes, small.max(16 * MIB));
         Geometry::new(small, large, granularity)
     }
 }
@@ -68,13 +74,12 @@ fn asked_for(variable: &str) -> bool {
 ///
 /// New code opens a [`Space`] for each capture. The methods of the published design
 /// ([`switch_to_new_virtual_space`](Self::switch_to_new_virtual_space), [`allocate`](Self::allocate), …) work on one current
-/// space and suit engines whose
-/// captures are strictly serial.
+/// space and suit engines whose captures are strictly serial.
 ///
 /// Thread-safe. Spaces may outlive the arena: its pages go when nothing needs them.
 pub struct SharedVmmAllocator {
-    device: Arc<Device>,
     common: Arc<Common>,
+    reserve_bytes: u64,
     /// The current space of the published design, and the ones before it.
     serial: Mutex<Serial>,
 }
@@ -82,32 +87,48 @@ pub struct SharedVmmAllocator {
 #[derive(Default)]
 struct Serial {
     current: Option<Arc<Space>>,
-    sealed: Vec<Arc<Space>>,
+    sealed: HashMap<u64, Arc<Space>>,
 }
 
 impl SharedVmmAllocator {
     /// An arena without pages.
     ///
     /// # Errors
-    /// [`Error::InvalidPageSize`] for sizes that do not fit the device.
+    /// [`Error::InvalidPageSize`] for sizes that do not fit the device; what the driver says of reserving `reserve_bytes`.
     pub fn new(device: &Arc<Device>, options: &Options) -> Result<Self> {
+        Self::in_account(device, options, None)
+    }
+
+    /// As [`new`](Self::new), with the arena's account below one of the device's: a tenant's, a model's.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn in_account(device: &Arc<Device>, options: &Options, above: Option<&Account>) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        let pool = device.pool();
-        let geometry = options.geometry(pool.driver().info().granularity)?;
+        let geometry = options.geometry(device.driver().capabilities().granularity)?;
+        let limits = Limits { most: options.budget_bytes, least: 0 };
+        let account = device.account(&format!("arena {id}"), above, limits)?;
         let common = Common {
-            shared: SharedSet::new(pool, id, geometry),
-            order: ReplayOrder::new(pool),
+            shared: SharedSet::new(device.pool(), id, account, geometry),
+            order: ReplayOrder::new(device.pool().events()),
+            heap: Heap::default(),
             retain: options.retain,
             poison: options.poison || asked_for("VMMGRAPH_POISON"),
             trace_blocks: options.trace_blocks || asked_for("VMMGRAPH_TRACE_BLOCKS"),
             closed: AtomicBool::new(false),
-            high_water: AtomicU64::new(0),
+            totals: Totals::default(),
             spaces: Mutex::default(),
+            device: Arc::clone(device),
         };
-        common.shared.set_budget(options.budget_bytes);
+        let arena =
+            Self { common: Arc::new(common), reserve_bytes: options.reserve_bytes, serial: Mutex::default() };
+        if options.reserve_bytes > 0 {
+            let first = arena.open_serial()?;
+            arena.serial.lock().current = Some(first);
+        }
         tracing::info!(arena = id, small = geometry.small(), large = geometry.large(), "arena created");
-        Ok(Self { device: Arc::clone(device), common: Arc::new(common), serial: Mutex::default() })
+        Ok(arena)
     }
 
     /// The arena's number, unique in the process.
@@ -119,17 +140,16 @@ impl SharedVmmAllocator {
     /// The device.
     #[must_use]
     pub fn device(&self) -> &Arc<Device> {
-        &self.device
+        &self.common.device
     }
 
     /// Opens a space for a capture. No driver call, unless replays came since the last [`mark`](Self::mark): then the arena marks
-    /// them, so that the stream of the last replay may be captured.
+    /// them, so that the stream of the last replay may be captured, if it is not being captured already.
     ///
     /// # Errors
-    /// [`Error::Closed`], or what the driver says of the mark.
+    /// [`Error::Closed`]; [`Error::WrongState`] inside a launch of this arena.
     pub fn open_space(&self) -> Result<Arc<Space>> {
-        self.usable()?;
-        self.common.order.mark()?;
+        self.prepare()?;
         Ok(Space::open(&self.common))
     }
 
@@ -140,41 +160,57 @@ impl SharedVmmAllocator {
     /// # Errors
     /// Those of [`open_space`](Self::open_space).
     pub fn open_bump_space(&self) -> Result<Arc<Space>> {
-        self.usable()?;
-        self.common.order.mark()?;
-        Ok(Space::open_bump(&self.common))
+        self.prepare()?;
+        Space::open_bump(&self.common, 0)
     }
 
-    /// Orders everything replayed so far for good: the stream of the last replay may be captured or destroyed afterwards.
+    fn prepare(&self) -> Result<()> {
+        self.usable()?;
+        match self.common.order.mark() {
+            // That stream needs no mark to be captured: it is, or never can be. Whoever replays next is told what stands in the way.
+            Err(Error::StreamCapturing { .. }) => Ok(()),
+            result => result,
+        }
+    }
+
+    /// Orders everything replayed so far for good: the stream of the last replay may be captured or destroyed afterwards, and so may
+    /// streams noted for blocks that are freed: what could not be recorded of them during a capture is now.
     ///
     /// # Errors
     /// Those of [`ReplayOrder::mark`].
     pub fn mark(&self) -> Result<()> {
-        self.common.order.mark()
+        self.common.order.mark()?;
+        let pool = self.common.pool();
+        pool.finish_done();
+        self.common.heap.settle(pool);
+        self.common.shared.settle_returning();
+        self.living().iter().for_each(|space| space.core().settle_readers());
+        Ok(())
     }
 
-    /// Gives back every page that no space maps, and what the driver refused to take back earlier; the bytes of the pages.
+    /// Gives back to the driver what nobody uses: waits for the arena's replays so far and for what was unmapped behind others, gives
+    /// back the device's free pages, this arena's among them, and tries again what the driver refused to take back earlier; the
+    /// bytes of the pages.
     ///
     /// # Errors
-    /// What the driver refuses again.
+    /// Those of [`ReplayOrder::mark`], and what the driver refuses again.
     pub fn trim(&self) -> Result<u64> {
-        self.common.order.wait()?;
-        // First, because what a refused unmapping still pins cannot be trimmed; what this try leaves, the last one reports.
-        let _ = self.device.pool().retry();
-        let released = self.common.shared.trim();
-        self.device.pool().retry()?;
-        Ok(released)
+        let pool = self.common.pool();
+        self.common.order.mark()?;
+        self.common.order.fence().block(pool.events(), Duration::MAX)?;
+        self.common.heap.settle(pool);
+        let released = pool.trim();
+        self.common.shared.forget();
+        released
     }
 
-    /// Limits the bytes of physical memory that the arena's pages take, shared ones and those of its spaces; `None`: no limit but the
-    /// device's. Nothing is taken away: with less than is held, every page that is missing is refused with [`Error::OverBudget`] until
-    /// spaces went and [`trim`](Self::trim) gave back enough; blocks that need no new page are served as ever.
+    /// Limits the bytes of physical memory that the arena's pages take: shared ones, those of its spaces, and those of kept blocks;
+    /// `None`: no limit but those above. Nothing is taken away: with less than is held, every page that is missing is refused with
+    /// [`Error::OverBudget`] until enough spaces went; blocks that need no new page are served as ever.
     ///
-    /// Exact, whatever other threads do: what is being created counts, and so does what is being given back, or what the driver
-    /// would not take back. Before an allocation or a seal fails, the arena gives back the pages that no space maps and tries once
-    /// more.
+    /// Exact, whatever other threads do: what is being created counts. Pages that nobody maps do not: they are the device's.
     pub fn set_budget(&self, bytes: Option<u64>) {
-        self.common.shared.set_budget(bytes);
+        self.common.shared.account().set_limits(Limits { most: bytes, least: 0 });
     }
 
     /// Closes the arena after a bug was caught: every later call but destruction answers [`Error::Closed`].
@@ -195,62 +231,88 @@ impl SharedVmmAllocator {
         self.common.spaces.lock().values().filter_map(Weak::upgrade).collect()
     }
 
-    /// The arena and the device under it, as they are now.
+    /// The arena, its spaces and the device under it, as they are now. Asks every space.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        let info = self.device.driver().info();
+        let info = self.device().driver().info();
+        let mut spaces: Vec<_> = self.living().iter().map(|space| space.stats()).collect();
+        spaces.sort_unstable_by_key(|space| space.id);
         Snapshot {
-            driver: info.kind,
+            driver: info.platform,
             device: info.ordinal,
             device_name: info.name.clone(),
-            pool: self.device.stats(),
-            holders: self.device.pool().holdings(),
+            pool: self.device().stats(),
+            holders: self.device().pool().holdings(),
             arena: self.stats(),
+            spaces,
         }
     }
 
-    /// What the arena holds now, with every space in the order they were opened.
+    /// Whether every live block of the arena's spaces has bytes of its own ([`Space::audit`]), also against other spaces' kept
+    /// blocks, and the device's books balance. Walks everything: for tests.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] names the first thing that is wrong.
+    pub fn audit(&self) -> Result<()> {
+        let spaces = self.living();
+        spaces.iter().try_for_each(|space| space.audit())?;
+        let mut kept: Vec<_> = spaces.iter().flat_map(|space| space.core().kept()).collect();
+        kept.sort_unstable();
+        disjoint(&kept)?;
+        self.device().pool().audit()
+    }
+
+    /// What the arena holds now.
     #[must_use]
     pub fn stats(&self) -> ArenaStats {
-        let mut spaces: Vec<_> = self.living().iter().map(|space| space.stats()).collect();
-        spaces.sort_unstable_by_key(|space| space.id);
-        let shared = self.common.shared.stats();
-        let retained_bytes = spaces.iter().map(|space| space.retained_bytes).sum();
-        let (charged_bytes, budget_bytes) = self.common.shared.budget();
+        let (common, pool) = (&self.common, self.common.pool());
+        let (shared_bytes, shared_pages) = pool.held(common.shared.holder());
+        let (kept_bytes, _) = pool.held(Holder::Kept { arena: self.id() });
+        let account = common.shared.account().stats();
+        let (blocks, live_bytes) = common.totals.live();
+        let physical_bytes = pool.account_bytes(common.shared.account());
         ArenaStats {
             id: self.id(),
-            physical_bytes: shared.bytes + retained_bytes,
-            shared,
-            retained_bytes,
-            charged_bytes,
-            budget_bytes,
-            reserved_bytes: spaces.iter().map(|space| space.reserved_bytes).sum(),
-            mapped_bytes: spaces.iter().map(|space| space.mapped_bytes).sum(),
-            live_bytes: spaces.iter().map(|space| space.live_bytes).sum(),
-            blocks: spaces.iter().map(|space| space.blocks).sum(),
+            physical_bytes,
+            shared_bytes,
+            shared_pages,
+            retained_bytes: physical_bytes.saturating_sub(shared_bytes + kept_bytes),
+            kept_bytes,
+            account,
+            reserved_bytes: self.reserved_size(),
+            mapped_bytes: common.totals.mapped.load(Ordering::Relaxed),
+            live_bytes,
+            blocks,
             high_water_bytes: self.high_water_mark(),
-            spaces,
+            spaces: common.spaces.lock().len() as u64,
         }
     }
 }
 
-/// The names of the published design: one current space at a time, a bump space as there.
+/// The names of the published design, in the senses they have there: one current space at a time, which is a bump space.
 impl SharedVmmAllocator {
-    /// Seals the current space, if there is one, and opens the next. Blocks of earlier spaces stay valid until the arena goes.
+    /// Seals the current space, if there is one, and opens the next, whose offset is 0. Blocks of earlier spaces stay valid until the
+    /// arena goes.
     ///
     /// # Errors
     /// Those of [`Space::seal`] (the current space stays) and [`open_space`](Self::open_space).
     pub fn switch_to_new_virtual_space(&self) -> Result<()> {
         let mut serial = self.serial.lock();
         if let Some(current) = &serial.current
-            && current.stats().phase == Phase::Open
+            && current.phase() == Phase::Open
         {
             current.seal()?;
         }
-        let next = self.open_bump_space()?;
-        let last = serial.current.replace(next);
-        serial.sealed.extend(last);
+        let next = self.open_serial()?;
+        if let Some(last) = serial.current.replace(next) {
+            serial.sealed.insert(last.id(), last);
+        }
         Ok(())
+    }
+
+    fn open_serial(&self) -> Result<Arc<Space>> {
+        self.prepare()?;
+        Space::open_bump(&self.common, self.reserve_bytes)
     }
 
     /// Allocates in the current space, which is opened if there is none. See [`Space::allocate`].
@@ -264,7 +326,7 @@ impl SharedVmmAllocator {
             let mut serial = self.serial.lock();
             match &serial.current {
                 Some(current) => Arc::clone(current),
-                None => Arc::clone(serial.current.insert(self.open_bump_space()?)),
+                None => Arc::clone(serial.current.insert(self.open_serial()?)),
             }
         };
         current.allocate(size, stream)
@@ -275,9 +337,14 @@ impl SharedVmmAllocator {
     /// # Errors
     /// Those of [`Space::free`].
     pub fn deallocate(&self, address: Address) -> Result<()> {
-        let serial = self.serial.lock();
-        let mut spaces = serial.current.iter().chain(serial.sealed.iter().rev());
-        spaces.find(|space| space.contains(address)).ok_or(Error::ForeignPointer { address })?.free(address)
+        let foreign = Error::ForeignPointer { address };
+        let (_, space) = self.common.pool().range_at(address).ok_or(foreign.clone())?;
+        let found = {
+            let serial = self.serial.lock();
+            let current = serial.current.as_ref().filter(|current| current.id() == space);
+            current.or_else(|| serial.sealed.get(&space)).map(Arc::clone)
+        };
+        found.ok_or(foreign)?.free(address)
     }
 
     /// The current space, if one was opened.
@@ -286,29 +353,30 @@ impl SharedVmmAllocator {
         self.serial.lock().current.clone()
     }
 
-    /// The most bytes that were live at once in any one space.
+    /// The most bytes that any one space has needed: handed out in one of these, live at once in one opened by
+    /// [`open_space`](Self::open_space).
     #[must_use]
     pub fn high_water_mark(&self) -> u64 {
-        let living = self.living().iter().map(|space| space.peak_live_bytes()).max().unwrap_or(0);
-        living.max(self.common.high_water.load(Ordering::Relaxed))
+        self.common.totals.high_water.load(Ordering::Relaxed)
     }
 
-    /// Bytes in use in the current space.
+    /// Where the next block of the current space goes, in bytes from its beginning: what was allocated there so far, freed or not; 0
+    /// behind a switch.
     #[must_use]
     pub fn current_offset(&self) -> u64 {
-        self.serial.lock().current.as_ref().map_or(0, |space| space.live_bytes())
+        self.current_space().map_or(0, |space| space.offset())
     }
 
-    /// Physical bytes the arena holds, shared and retained.
+    /// Physical bytes the arena holds: shared, retained and kept pages.
     #[must_use]
     pub fn mapped_size(&self) -> u64 {
-        self.stats().physical_bytes
+        self.common.pool().account_bytes(self.common.shared.account())
     }
 
-    /// Bytes of addresses reserved in all spaces.
+    /// Bytes of addresses reserved in all spaces; `reserve_bytes` at least, if that was asked for.
     #[must_use]
     pub fn reserved_size(&self) -> u64 {
-        self.stats().reserved_bytes
+        self.common.totals.reserved.load(Ordering::Relaxed)
     }
 
     /// Whether the arena can be used: always, unless a caught bug closed it.
@@ -322,7 +390,7 @@ impl fmt::Debug for SharedVmmAllocator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SharedVmmAllocator")
             .field("id", &self.id())
-            .field("device", &self.device)
+            .field("device", self.device())
             .finish_non_exhaustive()
     }
 }

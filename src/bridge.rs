@@ -5,11 +5,11 @@
 //! where C finds them (`vmmgraph_last_error`). A panic in there is a status too and closes the arena, as in the C functions: in
 //! cxx it would end the process. Only looking a handle up is a `Result`, since it can fail in one way.
 
-use crate::capi::{GuardedDrop, arena_of, guarded, space_of, vmmgraph_arena_t, vmmgraph_space_t};
-use crate::driver::DriverKind;
+use crate::capi::{GuardedDrop, arena_of, guarded, space_of, stream_of, vmmgraph_arena_t, vmmgraph_space_t};
+use crate::driver::DriverChoice;
 use crate::error::Result;
 use crate::torch;
-use crate::units::{Address, Stream};
+use crate::units::Address;
 
 #[cxx::bridge(namespace = "vmmgraph::bridge")]
 mod ffi {
@@ -19,10 +19,16 @@ mod ffi {
 
         /// The CUDA number of the device of the arena behind a C handle; -1 if another driver opened it.
         fn cuda_device(arena: usize) -> Result<i32>;
-        /// The allocator of the space behind a C handle, which this keeps alive.
+        /// The allocator of the space behind a C handle, whose blocks this keeps alive, and nothing else of it.
         fn torch_allocator(space: usize) -> Result<Box<VmmTorchAllocator>>;
-        /// Allocates for a stream; the status, and the address in `block` if that is 0.
-        fn allocate(allocator: &VmmTorchAllocator, bytes: usize, stream: usize, block: &mut usize) -> i32;
+        /// Allocates for a stream, as a kept block or not; the status, and the address in `block` if that is 0.
+        fn allocate(
+            allocator: &VmmTorchAllocator,
+            bytes: usize,
+            stream: usize,
+            kept: bool,
+            block: &mut usize,
+        ) -> i32;
         /// Frees a block; the status.
         fn release(allocator: &VmmTorchAllocator, block: usize) -> i32;
         /// Notes that a second stream uses a block; the status.
@@ -30,25 +36,31 @@ mod ffi {
     }
 }
 
-/// The last tensor may take its space along, so its end is a call too.
+/// The last tensor takes what is left of its space along, so its end is a call too.
 struct VmmTorchAllocator(GuardedDrop<torch::VmmTorchAllocator>);
 
 fn cuda_device(arena: usize) -> Result<i32> {
     let arena = arena_of(arena as vmmgraph_arena_t)?;
     let info = arena.device().driver().info();
-    Ok(if info.kind == DriverKind::Cuda { info.ordinal } else { -1 })
+    Ok(if DriverChoice::Named(info.platform) == DriverChoice::CUDA { info.ordinal } else { -1 })
 }
 
 fn torch_allocator(space: usize) -> Result<Box<VmmTorchAllocator>> {
-    let allocator = torch::VmmTorchAllocator::new(space_of(space as vmmgraph_space_t)?);
+    let allocator = torch::VmmTorchAllocator::new(&*space_of(space as vmmgraph_space_t)?);
     Ok(Box::new(VmmTorchAllocator(GuardedDrop::new(allocator))))
 }
 
-fn allocate(allocator: &VmmTorchAllocator, bytes: usize, stream: usize, block: &mut usize) -> i32 {
+fn allocate(
+    allocator: &VmmTorchAllocator,
+    bytes: usize,
+    stream: usize,
+    kept: bool,
+    block: &mut usize,
+) -> i32 {
     guarded(
         || allocator.0.close_arena(),
         || {
-            *block = allocator.0.allocate(bytes as u64, Stream(stream as u64))?.0 as usize;
+            *block = allocator.0.allocate(bytes as u64, stream_of(stream as *mut _), kept)?.0 as usize;
             Ok(())
         },
     )
@@ -68,6 +80,6 @@ fn release(allocator: &VmmTorchAllocator, block: usize) -> i32 {
 fn record_stream(allocator: &VmmTorchAllocator, block: usize, stream: usize) -> i32 {
     guarded(
         || allocator.0.close_arena(),
-        || allocator.0.record_stream(Address(block as u64), Stream(stream as u64)),
+        || allocator.0.record_stream(Address(block as u64), stream_of(stream as *mut _)),
     )
 }

@@ -1,49 +1,54 @@
-//! A device: its driver and its one page pool.
+//! A device: the root that everything alive holds.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};
 
-use crate::driver::{DriverChoice, DriverKind, HostOptions, SharedDriver, open};
+use crate::driver::{DriverChoice, HostOptions, SharedDriver, open};
 use crate::error::{Error, Result};
 use crate::gate::CaptureGate;
-use crate::pages::{PagePool, PoolStats};
+use crate::pages::{Account, Limits, PagePool, PoolStats, Reclaimer, retry_orphans};
 use crate::sync::Mutex;
 
-/// One device of this process. All its physical pages come from one pool, so that they can change hands.
+/// One device of this process: its driver, and the one pool that all its physical pages come from.
+///
+/// Arenas, spaces and blocks hold it. When the last of them is gone it closes, and what the driver would not take back then, or what
+/// the device may still use, is tried again when the next device is opened, this one or another.
 #[derive(Debug)]
 pub struct Device {
     pool: Arc<PagePool>,
     gate: CaptureGate,
 }
 
-type Opened = HashMap<(DriverKind, i32), (Weak<Device>, HostOptions)>;
+type Opened = HashMap<(&'static str, i32), (Weak<Device>, HostOptions)>;
 
 impl Device {
     /// A device over a driver of the caller's own, apart from the process-wide ones: for tests and other platforms.
     #[must_use]
     pub fn with_driver(driver: SharedDriver) -> Arc<Self> {
+        retry_orphans();
         Arc::new(Self { pool: PagePool::new(driver), gate: CaptureGate::default() })
     }
 
-    /// The process-wide device `ordinal`, opened if it is not open. It closes when its last user drops it.
+    /// The process-wide device `ordinal`, opened if it is not open. It closes when nothing of it is alive any more.
     ///
     /// # Errors
     /// Those of [`open`]; [`Error::DeviceInUse`] if the host device is open with other options.
     pub fn open(choice: DriverChoice, ordinal: i32, host: HostOptions) -> Result<Arc<Self>> {
         static OPENED: OnceLock<Mutex<Opened>> = OnceLock::new();
         let driver = open(choice, ordinal, host)?;
-        let kind = driver.info().kind;
-        let mut opened = OPENED.get_or_init(Mutex::default).lock();
-        if let Some((device, options)) = opened.get(&(kind, ordinal))
-            && let Some(device) = device.upgrade()
-        {
-            if kind == DriverKind::Host && *options != host {
-                return Err(Error::DeviceInUse { driver: kind, ordinal });
-            }
-            return Ok(device);
-        }
+        let platform = driver.info().platform;
         let device = Self::with_driver(driver);
-        opened.insert((kind, ordinal), (Arc::downgrade(&device), host));
+        let mut opened = OPENED.get_or_init(Mutex::default).lock();
+        if let Some((known, options)) = opened.get(&(platform, ordinal))
+            && let Some(known) = known.upgrade()
+        {
+            // Only host devices differ in options; others are given the same ones by everybody.
+            let same = *options == host || known.driver().capabilities().descriptors_per_page == 0;
+            // Neither goes under the lock.
+            drop(opened);
+            return if same { Ok(known) } else { Err(Error::DeviceInUse { driver: platform, ordinal }) };
+        }
+        opened.insert((platform, ordinal), (Arc::downgrade(&device), host));
         Ok(device)
     }
 
@@ -70,9 +75,37 @@ impl Device {
         self.pool.set_budget(bytes);
     }
 
+    /// A new account below another one of this device, or below the device: a budget for a tenant, a model, a kind of memory.
+    ///
+    /// # Errors
+    /// [`Error::OverBudget`] if the accounts above have no room for its least.
+    pub fn account(&self, label: &str, below: Option<&Account>, limits: Limits) -> Result<Account> {
+        Account::new(&self.pool, below, label.to_owned(), limits)
+    }
+
+    /// Asks `reclaimer` for memory when the device or a budget is short, before any allocation fails; as long as it lives.
+    pub fn add_reclaimer(&self, reclaimer: &Arc<dyn Reclaimer>) {
+        self.pool.add_reclaimer(reclaimer);
+    }
+
+    /// Gives the free pages back to the driver, after waiting for what the device still uses of what is gone; their bytes. Tries again
+    /// what the driver refused to take back earlier.
+    ///
+    /// # Errors
+    /// What the driver refuses again.
+    pub fn trim(&self) -> Result<u64> {
+        self.pool.trim()
+    }
+
     /// The pool's counts as they are now.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
         self.pool.stats()
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        Arc::clone(&self.pool).retire();
     }
 }

@@ -3,7 +3,6 @@
 //! Every failure is one of these values, up to the very edge: the library never aborts, exits or lets a panic cross into C. A
 //! failed call has changed nothing that its documentation does not name.
 
-use crate::driver::DriverKind;
 use crate::units::Address;
 
 /// `Result` with this crate's [`Error`].
@@ -57,17 +56,25 @@ pub enum Error {
     #[error("device {ordinal}: the {driver} driver has {count} device(s)")]
     InvalidDevice {
         /// The driver asked.
-        driver: DriverKind,
+        driver: &'static str,
         /// The number asked for.
         ordinal: i32,
         /// How many devices there are.
         count: i32,
     },
+    /// No platform has that name.
+    #[error(
+        "no platform is called {name:?}: see VMMGRAPH_DRIVER and the platforms that this library was built with"
+    )]
+    UnknownPlatform {
+        /// The name given.
+        name: String,
+    },
     /// The device is open in this process with other settings.
     #[error("{driver} device {ordinal} is already open in this process with other settings")]
     DeviceInUse {
         /// The driver.
-        driver: DriverKind,
+        driver: &'static str,
         /// The device's number.
         ordinal: i32,
     },
@@ -105,13 +112,13 @@ pub enum Error {
         /// The device's number.
         device: i32,
     },
-    /// A limit of the caller's own is reached: that of the device's page pool, or that of one arena.
+    /// A limit of the caller's own is reached: that of the device's page pool, or of an account in it, such as an arena's.
     #[error(
         "over the budget of {}device {device}: {requested} bytes requested, {held} of {budget} bytes held",
-        arena.map_or(String::new(), |arena| format!("arena {arena} on "))
+        account.as_ref().map_or(String::new(), |account| format!("{account} on "))
     )]
     OverBudget {
-        /// Bytes of the page that was not created.
+        /// Bytes of the page that was not to be had.
         requested: u64,
         /// Bytes that count toward the limit.
         held: u64,
@@ -119,8 +126,8 @@ pub enum Error {
         budget: u64,
         /// The device's number.
         device: i32,
-        /// The number of the arena whose limit it is; `None`: the device's.
-        arena: Option<u64>,
+        /// The label of the account whose limit it is ("arena 3"); `None`: the device's.
+        account: Option<String>,
     },
     /// No address range of that length is left.
     #[error("out of address space on device {device}: {requested} bytes requested")]
@@ -143,7 +150,8 @@ pub enum Error {
         /// The device's number.
         device: i32,
     },
-    /// The stream is being captured, so nothing can be ordered behind its work.
+    /// The stream is being captured (or, for a default stream, using it would break a capture), so nothing can be launched on it or
+    /// ordered behind its work.
     #[error(
         "stream {stream:#x} is being captured: call mark() before the capture begins, or replay after it ends"
     )]
@@ -195,5 +203,14 @@ impl Error {
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::OutOfMemory { .. } | Self::OverBudget { .. } | Self::OutOfDescriptors { .. })
+    }
+    /// The bytes that were missing, for [`is_out_of_memory`](Self::is_out_of_memory); else 0.
+    pub(crate) fn requested_bytes(&self) -> u64 {
+        match self {
+            Self::OutOfMemory { requested, .. }
+            | Self::OverBudget { requested, .. }
+            | Self::OutOfDescriptors { requested, .. } => *requested,
+            _ => 0,
+        }
     }
 }

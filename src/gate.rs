@@ -11,11 +11,11 @@ use crate::sync::{Monitor, thread_token};
 #[derive(Debug, Default)]
 struct State {
     /// The thread that captures.
-    capturing: Option<usize>,
+    capturing: Option<u64>,
     /// Captures that wait; replays let them go first, so that a busy engine captures at all.
     waiting: usize,
     /// Threads that replay, and how many times each has entered.
-    replaying: HashMap<usize, usize>,
+    replaying: HashMap<u64, usize>,
 }
 
 /// Keeps captures and replays of a device apart, for whoever asks it to.

@@ -8,9 +8,9 @@
 //! use vmmgraph::{Device, DriverChoice, HostOptions, Options, SharedVmmAllocator, Stream};
 //!
 //! # fn main() -> vmmgraph::Result<()> {
-//! let device = Device::open(DriverChoice::Host, 0, HostOptions::default())?;
+//! let device = Device::open(DriverChoice::HOST, 0, HostOptions::default())?;
 //! let arena = SharedVmmAllocator::new(&device, &Options::default())?;
-//! let stream = Stream(0);
+//! let stream = Stream::LEGACY;
 //!
 //! let mut shapes = Vec::new();
 //! for batch in [1, 8, 64] {
@@ -38,8 +38,9 @@
 //!   arena   torch       SharedVmmAllocator; what torch's allocator asks for
 //!   dispatch            beside them: which graph runs a step, budgets, inputs (no driver)
 //!   stats               snapshots
-//!   space   device      blocks, slabs, seal; a device and its pool
-//!   order   pages       replay order; page pool, shared set, reservations
+//!   space               blocks, slabs, kept blocks, seal, life
+//!   order   device      replay order; the root that everything alive holds
+//!   pages               page pool, accounts, changes, fences, numbered pages
 //!   driver              the one platform door: CUDA, host
 //!   gate                captures alone, replays together, for engines that want that
 //!   units error sync    numbers with invariants; failures; locks
@@ -66,7 +67,7 @@ pub mod units;
 
 pub use arena::{Options, SharedVmmAllocator};
 pub use device::Device;
-pub use driver::{DriverChoice, DriverKind, HostOptions};
+pub use driver::{DriverChoice, HostOptions};
 pub use error::{Error, Result};
 pub use gate::CaptureGate;
 pub use order::ReplayOrder;

@@ -2,134 +2,254 @@
 //!
 //! Graphs of one arena write to the same pages, so no two of them may run at the same time (CUDA programming guide, "virtual
 //! aliasing": writes through one address of a page are coherent with another address only once the writing operation has
-//! completed). The arena remembers the stream of its last replay. The same stream again is in order by itself and costs no
-//! driver call; another stream is made to wait for an event recorded behind the last replay.
+//! completed). The order remembers where the last replay was launched:
 //!
-//! Recording and launching happen under one lock, so that two threads cannot both find the arena idle.
+//! ```text
+//!   nowhere ── enter(s) ──> on s ── enter(s): in order by itself, no driver call but the question whether s is captured
+//!                            |  ^── enter(t): a mark behind s, t waits for it, on t
+//!                            v
+//!                          marked ── enter(any): it waits for the mark, since a handle may have come back for another stream
+//! ```
+//!
+//! The default stream of a thread can be marked by that thread only, so replays there are marked at once.
+//!
+//! Launches take *turns*: between entering and leaving no other replay of the arena is launched. No lock is held meanwhile, so a
+//! launch may call anything of the library, except that a replay which would wait for itself, in however many steps and over
+//! however many arenas and threads, is an error.
 
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::driver::{Event, SharedDriver};
 use crate::error::{Error, Result};
-use crate::pages::PagePool;
-use crate::sync::{Mutex, MutexGuard, thread_token};
+use crate::pages::{Events, Fence, Mark, Promise};
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use crate::sync::{Monitor, Mutex, thread_token};
 use crate::units::Stream;
+
+/// What `on` says when everything is marked: no stream has that handle.
+const MARKED: u64 = u64::MAX;
 
 /// Keeps the replays of one arena from overlapping.
 #[derive(Debug)]
 pub struct ReplayOrder {
-    pool: Arc<PagePool>,
+    events: Arc<Events>,
+    turn: Turn,
+    /// The stream behind whose last replay there is no mark yet; [`MARKED`] if there is one, or no replay. Whoever takes a mark sets this
+    /// first and records then; whoever leaves a turn sets it back: so a launch during which a mark was taken is not covered by it.
+    on: AtomicU64,
     last: Mutex<Last>,
-    /// The thread that is inside `launch`, by token; 0: none. A thread that finds itself here would wait for itself.
-    launching: AtomicUsize,
-}
-
-/// Ends a launch, also one that panics.
-struct Launching<'a>(&'a AtomicUsize);
-
-impl Drop for Launching<'_> {
-    fn drop(&mut self) {
-        self.0.store(0, Ordering::Relaxed);
-    }
 }
 
 #[derive(Debug, Default)]
 struct Last {
-    /// Where the last replay was launched; `None` before the first.
-    stream: Option<Stream>,
-    /// Created at the first need.
-    event: Option<Event>,
-    /// Whether the event stands behind everything replayed so far, so that the stream itself is not needed to wait for it.
-    marked: bool,
+    /// Behind everything replayed before what `on` says.
+    mark: Option<Mark>,
+    /// Where the last replay was launched.
+    stream: Stream,
+    /// On which thread, if that was the thread's default stream.
+    thread: Option<u64>,
+    /// What fences wait for that were asked for when the stream was captured.
+    promise: Option<Promise>,
 }
 
-impl Last {
-    /// Puts the event behind everything replayed so far.
-    fn mark(&mut self, driver: &SharedDriver) -> Result<Option<Event>> {
-        let Some(stream) = self.stream else { return Ok(None) };
-        if self.marked {
-            return Ok(self.event);
-        }
-        // In a stream that is being captured, the event would become a node of that graph.
-        if driver.is_capturing(stream)? {
-            return Err(Error::StreamCapturing { stream: stream.0 });
-        }
-        let event = match self.event {
-            Some(event) => event,
-            None => *self.event.insert(driver.event_create()?),
-        };
-        driver.event_record(event, stream)?;
-        self.marked = true;
-        Ok(Some(event))
-    }
+/// The turn of one launch; ends with this.
+struct Entered<'a> {
+    order: &'a ReplayOrder,
+    /// Where it launches; `None`: it was refused.
+    stream: Option<Stream>,
 }
 
 impl ReplayOrder {
-    /// No replay yet, on the device of this pool.
+    /// No replay yet, on the device of these events.
     #[must_use]
-    pub fn new(pool: &Arc<PagePool>) -> Self {
-        Self { pool: Arc::clone(pool), last: Mutex::default(), launching: AtomicUsize::new(0) }
-    }
-
-    /// The lock, unless this thread holds it already because it is inside `launch`.
-    fn lock(&self) -> Result<MutexGuard<'_, Last>> {
-        // Relaxed: only this thread's own store can equal its token.
-        if self.launching.load(Ordering::Relaxed) == thread_token() {
-            let (expected, found) =
-                ("returned before the arena's order is used again", "inside launch on this thread");
-            return Err(Error::WrongState { what: "a replay", expected, found });
-        }
-        Ok(self.last.lock())
+    pub fn new(events: &Arc<Events>) -> Self {
+        let (turn, last) = (Turn::default(), Mutex::default());
+        Self { events: Arc::clone(events), turn, on: AtomicU64::new(MARKED), last }
     }
 
     /// Calls `launch` with everything replayed so far ordered before what it gives to `stream`.
     ///
-    /// `launch` must not replay, mark, trim, or open or drop spaces in the same arena: those answer [`Error::WrongState`] then. If
-    /// it fails, the stream counts as used all the same.
+    /// No lock is held while it runs. If it fails, the stream counts as used all the same.
     ///
     /// # Errors
-    /// What the driver says, and [`Error::StreamCapturing`] if the stream of the last replay is being captured and was not
-    /// [marked](Self::mark) before; `launch` has not been called then.
+    /// What the driver says; [`Error::StreamCapturing`] if `stream` is being captured, or using it would break a capture, or if that
+    /// is so of the stream of the last replay, which was not [marked](Self::mark) before; [`Error::WrongState`] if this would wait for
+    /// itself. `launch` has not been called then, and no capture was touched.
     pub fn replay<T>(&self, stream: Stream, launch: impl FnOnce() -> T) -> Result<T> {
-        let mut last = self.lock()?;
-        if last.stream != Some(stream) {
-            if let Some(event) = last.mark(self.pool.driver())? {
-                self.pool.driver().event_wait(event, stream)?;
-            }
-            last.stream = Some(stream);
-        }
-        last.marked = false;
-        self.launching.store(thread_token(), Ordering::Relaxed);
-        let _launching = Launching(&self.launching);
+        self.turn.take()?;
+        let mut entered = Entered { order: self, stream: None };
+        self.order(stream)?;
+        entered.stream = Some(stream);
         Ok(launch())
     }
 
-    /// Puts an event behind everything replayed so far, so that the stream of the last replay is not needed any more: call it
-    /// before that stream is captured or destroyed. Costs nothing if no replay came since the last mark.
+    /// Orders everything so far before the end of `stream`. The caller has the turn.
+    fn order(&self, stream: Stream) -> Result<()> {
+        if !self.events.ready(stream)? {
+            return Err(Error::StreamCapturing { stream: stream.raw() });
+        }
+        let own = stream == Stream::PER_THREAD;
+        if self.on.load(Ordering::SeqCst) == stream.raw() && !own {
+            return Ok(());
+        }
+        let mut last = self.last.lock();
+        let thread = own.then(thread_token);
+        if let Some(mark) = self.mark_last(&mut last)? {
+            // A thread's own default stream is still that stream; any other handle may have come back for another one.
+            if !own || last.thread != thread {
+                mark.before(stream)?;
+            }
+        }
+        (last.stream, last.thread) = (stream, thread);
+        self.on.store(stream.raw(), Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Puts a mark behind everything replayed so far, unless there is one.
+    fn mark_last(&self, last: &mut Last) -> Result<Option<Mark>> {
+        let on = self.on.swap(MARKED, Ordering::SeqCst);
+        if on == MARKED {
+            return Ok(last.mark.clone());
+        }
+        let recorded = match last.thread {
+            Some(thread) if thread != thread_token() => Err(Error::StreamCapturing { stream: on }),
+            _ => self.events.record(last.stream),
+        };
+        match recorded {
+            Ok(mark) => {
+                if let Some(promise) = last.promise.take() {
+                    promise.keep(mark.clone());
+                }
+                Ok(Some(last.mark.insert(mark).clone()))
+            }
+            Err(error) => {
+                self.on.store(on, Ordering::SeqCst);
+                Err(error)
+            }
+        }
+    }
+
+    /// Puts a mark behind everything replayed so far, so that the stream of the last replay is not needed any more: call it before
+    /// that stream is captured or destroyed. Costs nothing if no replay came since the last mark. A replay that another thread is
+    /// launching meanwhile may or may not be behind it, and stays in order either way.
     ///
     /// # Errors
     /// As [`replay`](Self::replay).
     pub fn mark(&self) -> Result<()> {
-        self.lock()?.mark(self.pool.driver()).map(drop)
+        self.turn.check()?;
+        self.mark_last(&mut self.last.lock()).map(drop)
     }
 
-    /// Blocks the caller until everything replayed so far is done.
-    ///
-    /// # Errors
-    /// As [`replay`](Self::replay).
-    pub fn wait(&self) -> Result<()> {
-        let event = self.lock()?.mark(self.pool.driver())?;
-        // Outside the lock: replays go on meanwhile, and the event is destroyed with this object only. A mark that moves it
-        // on makes this wait longer, never shorter.
-        event.map_or(Ok(()), |event| self.pool.driver().event_synchronize(event))
+    /// What is behind everything replayed so far: a fence that this object is not needed for. Does not block.
+    #[must_use]
+    pub fn fence(&self) -> Fence {
+        let mut fence = Fence::default();
+        let mut last = self.last.lock();
+        match self.mark_last(&mut last) {
+            Ok(mark) => mark.into_iter().for_each(|mark| fence.add_mark(mark)),
+            Err(_) => {
+                // The next mark of this order is behind it too, so that the stream may go then.
+                let (stream, thread) = (last.stream, last.thread.unwrap_or(0));
+                fence.add_promise(stream, thread, last.promise.get_or_insert_default());
+            }
+        }
+        fence
     }
 }
 
-impl Drop for ReplayOrder {
+impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        if let Some(event) = self.last.get_mut().event.take() {
-            self.pool.destroy_event(event);
+        if let Some(stream) = self.stream {
+            // Also where a mark was taken meanwhile, which may not be behind the launch.
+            self.order.on.store(stream.raw(), Ordering::SeqCst);
+            if stream == Stream::PER_THREAD
+                && let Err(error) = self.order.mark_last(&mut self.order.last.lock())
+            {
+                tracing::warn!(%error, "a replay on a thread's default stream could not be marked; only that thread can");
+            }
+        }
+        self.order.turn.give();
+    }
+}
+
+/// Whose launch it is. Fair to nobody; a thread that would wait for itself is told so.
+#[derive(Debug, Default)]
+struct Turn {
+    /// The thread that has it, by token; 0: nobody.
+    thread: Arc<AtomicU64>,
+    waiting: AtomicUsize,
+    gate: Monitor<()>,
+}
+
+/// Which turn each waiting thread waits for, of all arenas: what a circle of waits is found in.
+fn waits() -> &'static Waits {
+    #[cfg(not(feature = "shuttle"))]
+    static WAITS: std::sync::OnceLock<Waits> = std::sync::OnceLock::new();
+    #[cfg(not(feature = "shuttle"))]
+    return WAITS.get_or_init(Waits::default);
+    #[cfg(feature = "shuttle")]
+    {
+        // One for each of its executions.
+        shuttle::lazy_static! { static ref WAITS: Waits = Waits::default(); }
+        &WAITS
+    }
+}
+
+type Waits = Mutex<HashMap<u64, Arc<AtomicU64>>>;
+
+impl Turn {
+    /// That this thread does not have the turn already.
+    fn check(&self) -> Result<()> {
+        if self.thread.load(Ordering::SeqCst) == thread_token() { Err(waits_for_itself()) } else { Ok(()) }
+    }
+
+    fn take(&self) -> Result<()> {
+        let me = thread_token();
+        if self.try_take(me) {
+            return Ok(());
+        }
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let taken = self.gate.wait_for(|()| {
+            if self.try_take(me) {
+                return Some(Ok(()));
+            }
+            self.wait_in_line(me).err().map(Err)
+        });
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        waits().lock().remove(&me);
+        taken
+    }
+
+    fn try_take(&self, me: u64) -> bool {
+        self.thread.compare_exchange(0, me, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// Notes that this thread waits for this turn, unless whoever has it waits for this thread in the end. The last thread of a circle
+    /// finds it: all look under one lock, and the turns of waiting threads do not change hands.
+    fn wait_in_line(&self, me: u64) -> Result<()> {
+        let mut waits = waits().lock();
+        let mut whose = self.thread.load(Ordering::SeqCst);
+        for _ in 0..=waits.len() {
+            if whose == me {
+                waits.remove(&me);
+                return Err(waits_for_itself());
+            }
+            let Some(next) = waits.get(&whose) else { break };
+            whose = next.load(Ordering::SeqCst);
+        }
+        waits.insert(me, Arc::clone(&self.thread));
+        Ok(())
+    }
+
+    fn give(&self) {
+        self.thread.store(0, Ordering::SeqCst);
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            self.gate.change(|()| ());
         }
     }
+}
+
+fn waits_for_itself() -> Error {
+    let expected = "returned before this thread, or one that waits for it, uses its arena's order again";
+    Error::WrongState { what: "a replay", expected, found: "inside launch" }
 }

@@ -4,27 +4,27 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::driver::DriverKind;
-use crate::pages::{Holding, Owner, PoolStats, SharedStats};
+use crate::pages::{AccountStats, Holder, Holding, PoolStats};
 use crate::space::SpaceStats;
 
-/// What one arena holds.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// What one arena holds. Every number is kept as it changes, so that asking costs the same with any number of spaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ArenaStats {
     /// The arena's number, unique in the process.
     pub id: u64,
-    /// Bytes of physical memory: shared and retained pages.
+    /// Bytes of physical memory: shared, retained and kept pages.
     pub physical_bytes: u64,
-    /// The shared pages.
-    pub shared: SharedStats,
+    /// Bytes of shared pages. What no space maps is not the arena's any more, but free on the device.
+    pub shared_bytes: u64,
+    /// Shared pages.
+    pub shared_pages: u64,
     /// Bytes of pages that belong to single spaces.
     pub retained_bytes: u64,
-    /// Bytes that count toward the budget: all of those, and pages that are being created or given back, or that nobody wants any more
-    /// and the driver does not have yet.
-    pub charged_bytes: u64,
-    /// The byte budget; `None`: none.
-    pub budget_bytes: Option<u64>,
-    /// Bytes of addresses reserved.
+    /// Bytes of pages for kept blocks.
+    pub kept_bytes: u64,
+    /// What counts toward the arena's budget, and the budget.
+    pub account: AccountStats,
+    /// Bytes of addresses reserved by its spaces.
     pub reserved_bytes: u64,
     /// Bytes of addresses with a page behind them; a page that shows n times counts n times.
     pub mapped_bytes: u64,
@@ -32,17 +32,17 @@ pub struct ArenaStats {
     pub live_bytes: u64,
     /// Live blocks.
     pub blocks: u64,
-    /// The most bytes that were live at once in any one space.
+    /// The most bytes that any one space has needed: live at once, or handed out in a bump space.
     pub high_water_bytes: u64,
-    /// Every space.
-    pub spaces: Vec<SpaceStats>,
+    /// Spaces that are there.
+    pub spaces: u64,
 }
 
 /// An arena and the device under it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Snapshot {
-    /// The driver.
-    pub driver: DriverKind,
+    /// The platform's name.
+    pub driver: &'static str,
     /// The device's number.
     pub device: i32,
     /// The device's name.
@@ -53,6 +53,8 @@ pub struct Snapshot {
     pub holders: Vec<Holding>,
     /// The arena.
     pub arena: ArenaStats,
+    /// Its spaces, in the order they were opened.
+    pub spaces: Vec<SpaceStats>,
 }
 
 impl Snapshot {
@@ -87,30 +89,26 @@ impl fmt::Display for Snapshot {
             pool.pending
         )?;
         for held in &self.holders {
-            let Holding { pages, bytes, free_bytes, mappings, .. } = held;
-            match held.owner {
-                Owner::Shared { arena } => write!(f, "  arena {arena}, shared")?,
-                Owner::Retained { arena, space } => write!(f, "  arena {arena}, space {space}, retained")?,
-                Owner::Doomed { arena } => write!(f, "  arena {arena}, wanted by nobody")?,
+            let Holding { pages, bytes, mappings, .. } = held;
+            match held.holder {
+                Holder::Shared { arena } => write!(f, "  arena {arena}, shared")?,
+                Holder::Retained { arena, space } => write!(f, "  arena {arena}, space {space}, retained")?,
+                Holder::Kept { arena } => write!(f, "  arena {arena}, kept")?,
+                Holder::Free => write!(f, "  free")?,
+                Holder::Leaving => write!(f, "  refused by the driver")?,
             }
-            writeln!(
-                f,
-                ": {bytes} bytes in {pages} pages, {mappings} mappings, {free_bytes} bytes mapped nowhere"
-            )?;
+            writeln!(f, ": {bytes} bytes in {pages} pages, {mappings} mappings")?;
         }
         write!(
             f,
             "arena {}: {} blocks of {} bytes in {} spaces",
-            arena.id,
-            arena.blocks,
-            arena.live_bytes,
-            arena.spaces.len()
+            arena.id, arena.blocks, arena.live_bytes, arena.spaces
         )?;
-        match arena.budget_bytes {
-            Some(budget) => writeln!(f, ", {} of {budget} bytes of its budget", arena.charged_bytes)?,
+        match arena.account.most_bytes {
+            Some(budget) => writeln!(f, ", {} of {budget} bytes of its budget", arena.account.charged_bytes)?,
             None => writeln!(f)?,
         }
-        for space in &arena.spaces {
+        for space in &self.spaces {
             writeln!(
                 f,
                 "  space {} ({:?}): {} blocks of {} bytes, peak {}, {} bytes mapped by {} maps, {} retained",

@@ -5,6 +5,17 @@ pub(crate) use parking_lot::{Mutex, MutexGuard};
 #[cfg(feature = "shuttle")]
 pub(crate) use shuttle_parking_lot::{Mutex, MutexGuard};
 
+/// A lock of the whole process, which shuttle's executions share: nothing that shuttle interleaves may be done under it.
+pub(crate) use parking_lot::Mutex as ProcessMutex;
+
+/// Atomics that shuttle interleaves.
+pub(crate) mod atomic {
+    #[cfg(feature = "shuttle")]
+    pub(crate) use shuttle::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+    #[cfg(not(feature = "shuttle"))]
+    pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+}
+
 /// A value and the means to wait until it is as one wants it.
 #[derive(Debug, Default)]
 pub(crate) struct Monitor<T> {
@@ -53,15 +64,24 @@ impl<T> Monitor<T> {
     }
 }
 
-/// A number that no other living thread has; never 0.
+/// A number of the calling thread; never 0, and never given to another thread, also after this one has ended.
 #[cfg(not(feature = "shuttle"))]
-pub(crate) fn thread_token() -> usize {
-    thread_local!(static HERE: u8 = const { 0 });
-    HERE.with(|here| std::ptr::from_ref(here) as usize)
+pub(crate) fn thread_token() -> u64 {
+    use std::cell::Cell;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    thread_local!(static HERE: Cell<u64> = const { Cell::new(0) });
+    HERE.with(|here| {
+        if here.get() == 0 {
+            here.set(NEXT.fetch_add(1, Ordering::Relaxed));
+        }
+        here.get()
+    })
 }
 
 /// Shuttle's threads share one thread of the system.
 #[cfg(feature = "shuttle")]
-pub(crate) fn thread_token() -> usize {
-    usize::from(shuttle::current::me()) + 1
+pub(crate) fn thread_token() -> u64 {
+    usize::from(shuttle::current::me()) as u64 + 1
 }

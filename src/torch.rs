@@ -1,39 +1,40 @@
 //! What torch's allocator calls come down to: blocks of one space.
 
+use std::fmt;
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::space::Space;
+use crate::space::{Core, Space};
 use crate::units::{Address, Stream};
 
 /// The memory of one capture, as torch asks for it: tensor by tensor (blocks route) or segment by segment (MemPool route).
 ///
-/// Keeps its space alive, so that a tensor or a pool that outlives the graph can still give back what it has: torch frees from any
-/// thread, at any later time. No call but [`allocate`](Self::allocate) reaches the driver.
-#[derive(Clone, Debug)]
+/// Holds the blocks of its space and not the graph: a tensor or a pool that outlives the graph keeps what is under it and nothing
+/// else, and can still give it back, from any thread, at any later time. No call but [`allocate`](Self::allocate) waits for anything.
+#[derive(Clone)]
 pub struct VmmTorchAllocator {
-    space: Arc<Space>,
+    core: Arc<Core>,
 }
 
 impl VmmTorchAllocator {
     /// For the space of one capture.
     #[must_use]
-    pub fn new(space: Arc<Space>) -> Self {
-        Self { space }
+    pub fn new(space: &Space) -> Self {
+        Self { core: Arc::clone(space.core()) }
     }
 
-    /// See [`Space::allocate`].
+    /// See [`Space::allocate`], and [`Space::allocate_kept`] if `kept`.
     ///
     /// # Errors
     /// Those of [`Space::allocate`]; out of memory is to become a null pointer, of which torch makes its own error.
-    pub fn allocate(&self, bytes: u64, stream: Stream) -> Result<Address> {
-        self.space.allocate(bytes, stream)
+    pub fn allocate(&self, bytes: u64, stream: Stream, kept: bool) -> Result<Address> {
+        self.core.allocate(bytes, stream, kept)
     }
 
     /// Closes the arena after a bug was caught: every later call but destruction fails.
     #[cfg(feature = "bridge")]
     pub(crate) fn close_arena(&self) {
-        self.space.close_arena();
+        self.core.close_arena();
     }
 
     /// See [`Space::free`].
@@ -41,7 +42,7 @@ impl VmmTorchAllocator {
     /// # Errors
     /// Those of [`Space::free`].
     pub fn free(&self, address: Address) -> Result<()> {
-        self.space.free(address)
+        self.core.free(address)
     }
 
     /// See [`Space::record_stream`].
@@ -49,6 +50,12 @@ impl VmmTorchAllocator {
     /// # Errors
     /// Those of [`Space::record_stream`].
     pub fn record_stream(&self, address: Address, stream: Stream) -> Result<()> {
-        self.space.record_stream(address, stream)
+        self.core.record_stream(address, stream)
+    }
+}
+
+impl fmt::Debug for VmmTorchAllocator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VmmTorchAllocator").finish_non_exhaustive()
     }
 }

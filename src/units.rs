@@ -31,11 +31,41 @@ impl fmt::Debug for Address {
     }
 }
 
-/// A stream, by the driver's own handle (`CUstream` as an integer; 0 is the default stream).
+/// A stream, by the driver's own handle (`CUstream` as an integer).
 ///
-/// The library never dereferences it and only hands it back to the driver.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Stream(pub u64);
+/// The library hands it to the driver only. Not every handle is a stream: [`PER_THREAD`](Self::PER_THREAD) means another stream on
+/// every thread, and the handle of a destroyed stream may come back for a new one. Safe code cannot make one up:
+///
+/// ```compile_fail
+/// let forged = vmmgraph::Stream(5);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Stream(u64);
+
+impl Stream {
+    /// The legacy default stream (`CU_STREAM_LEGACY`, and the handle 0).
+    pub const LEGACY: Self = Self(0);
+    /// The default stream of the calling thread (`CU_STREAM_PER_THREAD`).
+    pub const PER_THREAD: Self = Self(2);
+
+    /// The stream with this handle.
+    ///
+    /// # Safety
+    /// On a device of CUDA the handle is that of a stream of the device, which exists whenever it is used: until what was replayed
+    /// on it last is [marked](crate::ReplayOrder::mark), and until blocks noted for it are freed; if it is being captured then, until a
+    /// [mark](crate::SharedVmmAllocator::mark) behind that capture. (On the host any number will do.)
+    #[must_use]
+    pub const unsafe fn from_raw(handle: u64) -> Self {
+        // CU_STREAM_LEGACY is another name of the handle 0.
+        Self(if handle == 1 { 0 } else { handle })
+    }
+
+    /// The driver's own handle.
+    #[must_use]
+    pub const fn raw(self) -> u64 {
+        self.0
+    }
+}
 
 /// Bytes of a block as the library accounts for them.
 ///
@@ -101,6 +131,14 @@ impl Geometry {
     #[must_use]
     pub fn large(self) -> u64 {
         self.large
+    }
+}
+
+#[cfg(test)]
+impl Stream {
+    /// One of any number of streams that no driver ever sees.
+    pub(crate) const fn numbered(number: u64) -> Self {
+        Self(0x100 + number)
     }
 }
 

@@ -1,12 +1,16 @@
-//! Spaces that die while their arena's last replay may still run: torn down later, but neither too early nor never.
+//! Spaces that die while the device may still run their graphs: torn down later, but neither too early nor never.
 
 use std::sync::Arc;
 
 use vmmgraph::driver::HostDriver;
-use vmmgraph::{Device, HostOptions, Options, SharedVmmAllocator, Space, Stream};
-use vmmgraph_testkit::{FaultyDriver, MIB};
+use vmmgraph::{
+    Device, HostOptions, Options, RetainPolicy, SharedVmmAllocator, Space, Stream, VmmTorchAllocator,
+};
+use vmmgraph_testkit::{FaultyDriver, MIB, stream};
 
-const A: Stream = Stream(0);
+const A: Stream = Stream::LEGACY;
+/// Where somebody reads a block. As long as it is being captured, nobody can say that the reader is done.
+const SIDE: Stream = stream(7);
 
 fn sealed(arena: &SharedVmmAllocator) -> Arc<Space> {
     let space = arena.open_space().unwrap();
@@ -15,32 +19,129 @@ fn sealed(arena: &SharedVmmAllocator) -> Arc<Space> {
     space
 }
 
-#[test]
-fn what_was_deferred_goes_with_the_arena() {
+fn device() -> (Arc<HostDriver>, Arc<FaultyDriver>, Arc<Device>) {
     let host = Arc::new(HostDriver::new(0, HostOptions::default()).unwrap());
-    let device = Device::with_driver(host.clone());
+    let faulty = FaultyDriver::new(host.clone());
+    (host, faulty.clone(), Device::with_driver(faulty))
+}
+
+#[test]
+fn what_is_left_when_everything_goes_is_taken_back_when_the_next_device_opens() {
+    let (host, faulty, device) = device();
     let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
-    let (running, dying) = (sealed(&arena), sealed(&arena));
-    running.replay(A, || drop(dying)).unwrap();
-    drop((running, arena, device));
+    let space = sealed(&arena);
+    space.replay(A, || ()).unwrap();
+    faulty.set_busy(true);
+    drop((space, arena, device));
+    assert!(host.leftovers()[2] > 0, "unmapped while a replay runs");
+    // Another device altogether.
+    let unrelated = Arc::new(HostDriver::new(1, HostOptions::default()).unwrap());
+    drop(Device::with_driver(unrelated.clone()));
+    assert!(host.leftovers()[2] > 0, "unmapped while a replay runs");
+    faulty.set_busy(false);
+    drop(Device::with_driver(unrelated));
     assert_eq!(host.leftovers(), [0; 4]);
 }
 
 #[test]
 fn another_arenas_trim_does_not_tear_down_what_may_still_run() {
+    let (host, faulty, device) = device();
+    let [arena, other] = [0, 1].map(|_| SharedVmmAllocator::new(&device, &Options::default()).unwrap());
+    let dying = sealed(&arena);
+    dying.replay(A, || ()).unwrap();
+    faulty.set_busy(true);
+    drop((dying, arena));
+    let before = faulty.count("unmap");
+    // A trim would wait for the device; an allocation that finds memory short looks, and goes on.
+    let space = other.open_space().unwrap();
+    space.allocate(40 * MIB, A).unwrap();
+    drop(space);
+    assert_eq!((faulty.count("unmap") - before, device.stats().pending), (1, 1));
+    faulty.set_busy(false);
+    other.trim().unwrap();
+    assert_eq!((device.stats().pending, device.stats().physical_bytes), (0, 0));
+    drop((other, device));
+    assert_eq!(host.leftovers(), [0; 4]);
+}
+
+#[test]
+fn a_reader_of_a_block_that_outlived_its_graph_is_waited_for() {
+    for policy in [RetainPolicy::Retain, RetainPolicy::Share] {
+        let host = Arc::new(HostDriver::new(0, HostOptions::default()).unwrap());
+        let faulty = FaultyDriver::new(host.clone());
+        let device = Device::with_driver(faulty.clone());
+        let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+        for graph_first in [true, false] {
+            let space = arena.open_space().unwrap();
+            let tensors = VmmTorchAllocator::new(&space);
+            let block = tensors.allocate(4 * MIB, A, false).unwrap();
+            space.seal_with(policy).unwrap();
+            space.replay(A, || ()).unwrap();
+            tensors.record_stream(block, SIDE).unwrap();
+            faulty.set_capturing(SIDE, true);
+            let mut graph = Some(space);
+            if graph_first {
+                graph = None;
+            }
+            arena.trim().unwrap();
+            let before = faulty.count("unmap");
+            tensors.free(block).unwrap();
+            drop((tensors, graph));
+            arena.trim().unwrap();
+            assert_eq!(faulty.count("unmap"), before, "{policy:?}: unmapped under the reader");
+            assert!(arena.mapped_size() >= 4 * MIB, "{policy:?}: for others while it is read");
+            faulty.set_capturing(SIDE, false);
+            arena.trim().unwrap();
+            assert_eq!(arena.mapped_size(), 0, "{policy:?}");
+        }
+        assert_eq!(faulty.broken_captures(), [""; 0]);
+        drop((arena, device));
+        assert_eq!(host.leftovers(), [0; 4]);
+    }
+}
+
+#[test]
+fn a_page_of_two_blocks_waits_for_the_readers_of_both() {
     let host = Arc::new(HostDriver::new(0, HostOptions::default()).unwrap());
     let faulty = FaultyDriver::new(host.clone());
     let device = Device::with_driver(faulty.clone());
-    let [arena, other] = [0, 1].map(|_| SharedVmmAllocator::new(&device, &Options::default()).unwrap());
-    let (running, dying) = (sealed(&arena), sealed(&arena));
-    let launch = || {
-        drop(dying);
-        let before = faulty.count("unmap");
-        other.trim().unwrap();
-        assert_eq!(faulty.count("unmap"), before, "unmapped while a replay of its arena runs");
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let space = arena.open_space().unwrap();
+    let [read, other] = [0, 1].map(|_| space.allocate(4096, A).unwrap());
+    assert_eq!(space.seal().unwrap().retained_bytes, 2 * MIB);
+    space.record_stream(read, SIDE).unwrap();
+    faulty.set_capturing(SIDE, true);
+    space.free(read).unwrap();
+    space.free(other).unwrap();
+    let next = || {
+        let next = arena.open_space().unwrap();
+        next.allocate(4096, A).unwrap();
+        arena.stats().retained_bytes
     };
-    running.replay(A, launch).unwrap();
-    arena.trim().unwrap();
-    drop((running, arena, other, device));
+    assert_eq!(next(), 2 * MIB, "the page is for others while it is read");
+    faulty.set_capturing(SIDE, false);
+    assert_eq!(next(), 0);
+    drop((space, arena, device));
+    assert_eq!(host.leftovers(), [0; 4]);
+}
+
+#[test]
+fn a_mark_behind_a_capture_frees_what_waits_from_the_stream() {
+    let (host, faulty, device) = device();
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let space = sealed(&arena);
+    let stream = vmmgraph_testkit::stream(0xa0);
+    space.replay(stream, || ()).unwrap();
+    faulty.set_capturing(stream, true);
+    drop(space);
+    assert_eq!(device.stats().pending, 1);
+    faulty.set_capturing(stream, false);
+    arena.mark().unwrap();
+    // The stream is destroyed, and its handle comes back for one that is captured: nobody asks it any more.
+    faulty.set_capturing(stream, true);
+    assert!(device.trim().is_ok());
+    assert_eq!((device.stats().pending, device.stats().mappings), (0, 0));
+    assert!(faulty.broken_captures().is_empty());
+    drop((arena, device));
     assert_eq!(host.leftovers(), [0; 4]);
 }

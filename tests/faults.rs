@@ -3,15 +3,27 @@
 //! A dry run counts a scenario's calls. Then run `n` fails call `n`: the step that met the fault answers with an error, the books
 //! balance with what the driver really holds, the same step succeeds when it is repeated, and at the end nothing is left. Pairs
 //! fail a second call right after the first, in the middle of its undoing: then a step may be lost, but nothing else.
+//!
+//! The same again with a second thread at work in the same arena: before each call around the fault it is handed a turn, in which
+//! it captures, replays, frees, trims or drops, and whatever the first thread has half done then must not harm it. No call of its
+//! own fails, so all it does succeeds. Where it has to wait for a lock of the first thread, that goes on after a moment.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::ops::Range;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+use std::time::Duration;
 
-use cudarc::driver::sys::culib;
+use cudarc::driver::sys::{self, culib};
 use vmmgraph::driver::{CudaDriver, HostDriver, SharedDriver};
-use vmmgraph::{Device, Error, HostOptions, Options, Result, RetainPolicy, SharedVmmAllocator, Stream};
-use vmmgraph_testkit::{FaultyDriver, MIB};
+use vmmgraph::{
+    Address, Device, Error, HostOptions, Options, Result, RetainPolicy, SharedVmmAllocator, Space, Stream,
+};
+use vmmgraph_testkit::{FaultyDriver, MIB, Stamps, stream};
 
 /// A driver whose calls can be made to fail.
 trait Injector {
@@ -24,6 +36,10 @@ trait Injector {
     fn held(&self) -> [u64; 4];
     /// Every function whose calls can be made to fail, and how many were.
     fn failed(&self) -> BTreeMap<String, u64>;
+    /// A stream that is no default one.
+    fn stream(&self) -> Stream;
+    /// The next questions whether an event has happened are answered with no, if that can be played.
+    fn keep_busy(&self, questions: u64);
 }
 
 struct Host {
@@ -58,25 +74,33 @@ impl Injector for Host {
             .map(|name| (name.clone(), failed.get(&*name).copied().unwrap_or(0)))
             .collect()
     }
+    fn stream(&self) -> Stream {
+        vmmgraph_testkit::stream(0xb0)
+    }
+    fn keep_busy(&self, questions: u64) {
+        self.faulty.set_busy_for(questions);
+    }
 }
 
-/// The functions of the trait `Driver` by its source, less `info`, which cannot fail, and `write`, which only tests call.
+/// The functions of the door by its source, less those that cannot fail, and `write`, which only tests call.
 fn driver_functions() -> Vec<String> {
     let text = include_str!("../src/driver/mod.rs");
-    let functions = text.split("pub trait Driver").nth(1).unwrap().split("    fn ").skip(1);
+    let functions = text.split("pub unsafe trait Memory").nth(1).unwrap().split(" fn ").skip(1);
     let names = functions.map(|rest| rest.split('(').next().unwrap().to_owned());
-    names.filter(|name| !["info", "write"].contains(&name.as_str())).collect()
+    names.filter(|name| !["info", "capabilities", "write"].contains(&name.as_str())).collect()
 }
 
 /// The CUDA driver over the stand-in. Faults are process-wide there, so one test at a time.
 struct StandIn {
     driver: SharedDriver,
+    stream: Stream,
     _alone: MutexGuard<'static, ()>,
 }
 
 type Fail = unsafe extern "C" fn(u64, i32);
 type Calls = unsafe extern "C" fn() -> u64;
 type Failed = unsafe extern "C" fn(usize, *mut u64) -> *const c_char;
+type KeepBusy = unsafe extern "C" fn(u64);
 type Leftovers = unsafe extern "C" fn(*mut u64);
 
 fn control<T: Copy>(name: &[u8]) -> T {
@@ -88,7 +112,17 @@ impl StandIn {
     fn new() -> Self {
         static ALONE: Mutex<()> = Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        Self { driver: Arc::new(CudaDriver::new(0).unwrap()), _alone: alone }
+        let driver = Arc::new(CudaDriver::new(0).unwrap());
+        let (mut context, mut stream) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: out pointers on this stack; the driver keeps the context, and nobody ever destroys the stream.
+        unsafe {
+            sys::cuDevicePrimaryCtxRetain(&raw mut context, 0).result().unwrap();
+            sys::cuCtxPushCurrent_v2(context).result().unwrap();
+            sys::cuStreamCreate(&raw mut stream, 1).result().unwrap();
+            sys::cuCtxPopCurrent_v2(&raw mut context).result().unwrap();
+            sys::cuDevicePrimaryCtxRelease_v2(0).result().unwrap();
+        }
+        Self { driver, stream: vmmgraph_testkit::stream(stream as u64), _alone: alone }
     }
 }
 
@@ -125,6 +159,13 @@ impl Injector for StandIn {
         };
         (0..).map_while(name).collect()
     }
+    fn stream(&self) -> Stream {
+        self.stream
+    }
+    fn keep_busy(&self, questions: u64) {
+        // SAFETY: as above.
+        unsafe { control::<KeepBusy>(b"standin_keep_busy\0")(questions) }
+    }
 }
 
 /// One run of a scenario: repeats a step that met the fault.
@@ -133,9 +174,22 @@ struct Run<'a> {
     device: Arc<Device>,
     errors: u64,
     single: bool,
+    /// The scenario's arena.
+    arena: Weak<SharedVmmAllocator>,
+    beside: Option<&'a Beside>,
 }
 
 impl Run<'_> {
+    fn arena(&mut self, options: &Options) -> Result<Arc<SharedVmmAllocator>> {
+        let device = Arc::clone(&self.device);
+        let arena = Arc::new(self.step("create", || SharedVmmAllocator::new(&device, options))?);
+        self.arena = Arc::downgrade(&arena);
+        if let Some(beside) = self.beside {
+            *beside.arena.lock().unwrap() = self.arena.clone();
+        }
+        Ok(arena)
+    }
+
     fn step<T>(&mut self, what: &str, mut step: impl FnMut() -> Result<T>) -> Result<T> {
         let result = step();
         self.balance(what);
@@ -152,20 +206,169 @@ impl Run<'_> {
 
     /// What the pool believes is what the driver holds.
     fn balance(&self, what: &str) {
+        if let Some(beside) = self.beside {
+            beside.settle();
+        }
         let (stats, held) = (self.device.stats(), self.injector.held());
         let books = [stats.pages, stats.reservations, stats.mappings];
         assert_eq!(books, held[..3], "{what}: the books do not balance");
         assert_eq!(self.device.pool().audit_idle(), Ok(()), "{what}");
+        if let Some(arena) = self.arena.upgrade() {
+            assert_eq!(arena.audit(), Ok(()), "{what}");
+        }
     }
 }
 
-const A: Stream = Stream(0);
-const B: Stream = Stream(1);
+/// The second thread.
+struct Beside {
+    turns: Mutex<(Sender<Turn>, Receiver<()>)>,
+    /// It is still at its last turn.
+    working: AtomicBool,
+    arena: Mutex<Weak<SharedVmmAllocator>>,
+    taken: AtomicU64,
+    blocked: AtomicU64,
+}
+
+enum Turn {
+    Work(Weak<SharedVmmAllocator>),
+    /// Let go of everything.
+    Rest,
+}
+
+/// How long the first thread waits for a turn that may be waiting for it.
+const MOMENT: Duration = Duration::from_millis(2);
+
+impl Beside {
+    /// Starts the thread. It ends with this object.
+    fn start(driver: SharedDriver) -> Self {
+        let (turns, asked) = channel();
+        let (answer, answered) = channel();
+        thread::spawn(move || {
+            let mut colleague = Colleague { stamps: Stamps::new(&driver, C), spaces: Vec::new(), turn: 0 };
+            for turn in asked {
+                match turn {
+                    Turn::Work(arena) => arena.upgrade().into_iter().for_each(|arena| colleague.work(&arena)),
+                    Turn::Rest => colleague.spaces.clear(),
+                }
+                if answer.send(()).is_err() {
+                    return;
+                }
+            }
+        });
+        Self {
+            turns: Mutex::new((turns, answered)),
+            working: AtomicBool::new(false),
+            arena: Mutex::default(),
+            taken: AtomicU64::new(0),
+            blocked: AtomicU64::new(0),
+        }
+    }
+
+    /// Before a call of the first thread: the second one takes a turn, unless it is at one.
+    fn turn(&self) {
+        let turns = self.turns.lock().unwrap();
+        if self.working.load(Relaxed) && turns.1.try_recv().is_err() {
+            return;
+        }
+        let arena = self.arena.lock().unwrap().clone();
+        turns.0.send(Turn::Work(arena)).expect("the second thread failed");
+        self.taken.fetch_add(1, Relaxed);
+        let waits = turns.1.recv_timeout(MOMENT).is_err();
+        self.blocked.fetch_add(u64::from(waits), Relaxed);
+        self.working.store(waits, Relaxed);
+    }
+
+    /// Waits until it is at no turn; the caller holds no lock that it could wait for.
+    fn settle(&self) {
+        let turns = self.turns.lock().unwrap();
+        if self.working.swap(false, Relaxed) {
+            turns.1.recv_timeout(Duration::from_secs(30)).expect("the second thread hangs or failed");
+        }
+    }
+
+    /// It lets go of everything.
+    fn rest(&self) {
+        self.settle();
+        let turns = self.turns.lock().unwrap();
+        turns.0.send(Turn::Rest).expect("the second thread failed");
+        turns.1.recv_timeout(Duration::from_secs(30)).expect("the second thread hangs or failed");
+    }
+}
+
+/// The stream of the second thread.
+const C: Stream = stream(0xc0);
+
+/// A space of the second thread's, its live blocks, and what they hold.
+type Captured = (Arc<Space>, Vec<(Address, u64)>, u32);
+
+/// What the second thread has.
+struct Colleague {
+    stamps: Stamps,
+    spaces: Vec<Captured>,
+    turn: u32,
+}
+
+impl Colleague {
+    /// One thing after the other. All of it succeeds, whatever the first thread is doing.
+    fn work(&mut self, arena: &SharedVmmAllocator) {
+        self.turn += 1;
+        match self.turn % 7 {
+            1 | 4 => self.capture(arena),
+            2 | 5 => self.replay(),
+            3 => self.free(),
+            6 => drop(arena.trim().unwrap()),
+            _ if self.spaces.len() > 2 => drop(self.spaces.remove(0)),
+            _ => {}
+        }
+        for (space, ..) in &self.spaces {
+            assert_eq!(space.audit(), Ok(()));
+        }
+    }
+
+    fn capture(&mut self, arena: &SharedVmmAllocator) {
+        let space = arena.open_space().unwrap();
+        let passing = space.allocate(36 * MIB, C).unwrap();
+        let mut blocks = Vec::new();
+        for bytes in [4000, 5 * MIB] {
+            blocks.push((space.allocate(bytes, C).unwrap(), bytes));
+        }
+        space.free(passing).unwrap();
+        blocks.push((space.allocate(33 * MIB, C).unwrap(), 33 * MIB));
+        blocks.push((space.allocate_kept(3000, C).unwrap(), 3000));
+        space.seal().unwrap();
+        self.spaces.push((space, blocks, 0));
+        self.replay();
+    }
+
+    /// The newest: what it and the others retained is theirs.
+    fn replay(&mut self) {
+        let turn = self.turn;
+        let Some((space, blocks, stamp)) = self.spaces.last_mut() else { return };
+        let write = || blocks.iter().try_for_each(|(at, bytes)| self.stamps.write(*at, *bytes, turn));
+        space.replay(C, write).unwrap().unwrap();
+        *stamp = turn;
+        for (_, blocks, stamp) in &self.spaces {
+            for (at, bytes) in blocks {
+                assert!(self.stamps.holds(*at, *bytes, *stamp).unwrap(), "{at:?} was overwritten");
+            }
+        }
+    }
+
+    fn free(&mut self) {
+        if let Some((space, blocks, _)) = self.spaces.first_mut()
+            && let Some((block, _)) = blocks.pop()
+        {
+            space.record_stream(block, C).unwrap();
+            space.free(block).unwrap();
+        }
+    }
+}
+
+const A: Stream = Stream::LEGACY;
 
 /// Create an arena, capture one shape with large, odd and packed blocks, replay it, drop it.
 fn capture(run: &mut Run) -> Result<()> {
-    let device = Arc::clone(&run.device);
-    let arena = run.step("create", || SharedVmmAllocator::new(&device, &Options::default()))?;
+    let arena = run.arena(&Options::default())?;
     let space = run.step("open", || arena.open_space())?;
     let mut blocks = Vec::new();
     for bytes in [40 * MIB, 3 * MIB, 700, 100_000, 17 * MIB + 1] {
@@ -182,20 +385,20 @@ fn capture(run: &mut Run) -> Result<()> {
 
 /// A second shape makes the arena grow, a third fits; replays from two streams.
 fn grow(run: &mut Run) -> Result<()> {
-    let device = Arc::clone(&run.device);
-    let arena = run.step("create", || SharedVmmAllocator::new(&device, &Options::default()))?;
+    let other = run.injector.stream();
+    let arena = run.arena(&Options::default())?;
     let mut spaces = Vec::new();
     for bytes in [20 * MIB, 60 * MIB, 45 * MIB] {
         let space = run.step("open", || arena.open_space())?;
         let first = run.step("allocate", || space.allocate(bytes, A))?;
-        let second = run.step("allocate", || space.allocate(bytes / 3, B))?;
-        space.record_stream(first, B)?;
+        let second = run.step("allocate", || space.allocate(bytes / 3, other))?;
+        space.record_stream(first, other)?;
         space.free(first)?;
         space.free(second)?;
         run.step("seal", || space.seal())?;
         spaces.push(space);
     }
-    for (space, stream) in spaces.iter().zip([A, B, A]) {
+    for (space, stream) in spaces.iter().zip([A, other, A]) {
         run.step("replay", || space.replay(stream, || ()))?;
     }
     run.step("mark", || arena.mark())
@@ -204,8 +407,7 @@ fn grow(run: &mut Run) -> Result<()> {
 /// Blocks that outlive their captures: a page that only this space shows, pages that others show too, a large page that is
 /// covered in part, a block over several pages; freed afterwards, so that a later space gets their pages.
 fn retain(run: &mut Run) -> Result<()> {
-    let device = Arc::clone(&run.device);
-    let arena = run.step("create", || SharedVmmAllocator::new(&device, &Options::default()))?;
+    let arena = run.arena(&Options::default())?;
     let mut spaces = Vec::new();
     for round in 0..3 {
         let space = run.step("open", || arena.open_space())?;
@@ -237,8 +439,8 @@ fn retain(run: &mut Run) -> Result<()> {
 
 /// The hungriest shape goes, and a trim takes what only it needed.
 fn trim(run: &mut Run) -> Result<()> {
-    let device = Arc::clone(&run.device);
-    let arena = run.step("create", || SharedVmmAllocator::new(&device, &Options::default()))?;
+    let other = run.injector.stream();
+    let arena = run.arena(&Options::default())?;
     let hungry = run.step("open", || arena.open_space())?;
     run.step("allocate", || hungry.allocate(100 * MIB, A)).map(|block| hungry.free(block))??;
     run.step("seal", || hungry.seal())?;
@@ -246,12 +448,12 @@ fn trim(run: &mut Run) -> Result<()> {
     run.step("allocate", || modest.allocate(20 * MIB, A)).map(|block| modest.free(block))??;
     run.step("seal", || modest.seal())?;
     run.step("replay", || hungry.replay(A, || ()))?;
-    run.step("replay", || modest.replay(B, || ()))?;
+    run.step("replay", || modest.replay(other, || ()))?;
     drop(hungry);
     let before = run.device.stats();
     run.step("trim", || arena.trim())?;
     let after = run.device.stats();
-    assert!(after.physical_bytes < before.physical_bytes || !run.single);
+    assert!(after.physical_bytes < before.physical_bytes || !run.single || run.beside.is_some());
     run.step("the names of the published design", || arena.switch_to_new_virtual_space())?;
     let block = run.step("allocate", || arena.allocate(9 * MIB, A))?;
     run.step("switch", || arena.switch_to_new_virtual_space())?;
@@ -260,8 +462,7 @@ fn trim(run: &mut Run) -> Result<()> {
 
 /// Bump spaces over one tape: a short one first, then one that lengthens it and needs a second range.
 fn bump(run: &mut Run) -> Result<()> {
-    let device = Arc::clone(&run.device);
-    let arena = run.step("create", || SharedVmmAllocator::new(&device, &Options::default()))?;
+    let arena = run.arena(&Options::default())?;
     for blocks in [&[2, 20][..], &[20, 2, 1000, 70, 20], &[2, 20, 30]] {
         let space = run.step("open", || arena.open_bump_space())?;
         for size in blocks {
@@ -275,9 +476,8 @@ fn bump(run: &mut Run) -> Result<()> {
 
 /// Replays over poison, and a verified one.
 fn poison(run: &mut Run) -> Result<()> {
-    let device = Arc::clone(&run.device);
-    let options = Options { poison: true, ..Options::default() };
-    let arena = run.step("create", || SharedVmmAllocator::new(&device, &options))?;
+    let other = run.injector.stream();
+    let arena = run.arena(&Options { poison: true, ..Options::default() })?;
     let space = run.step("open", || arena.open_space())?;
     let passing = run.step("allocate", || space.allocate(40 * MIB, A))?;
     let kept = run.step("allocate", || space.allocate(MIB, A))?;
@@ -285,15 +485,15 @@ fn poison(run: &mut Run) -> Result<()> {
     run.step("seal", || space.seal())?;
     let mut launched = 0;
     run.step("replay", || space.replay(A, || launched += 1))?;
-    run.step("replay", || space.replay(B, || launched += 1))?;
+    run.step("replay", || space.replay(other, || launched += 1))?;
     assert_eq!(launched, 2, "a replay that could not be poisoned was launched, or one was not");
-    run.step("verify", || space.verify(B, &[(kept, MIB)], || ())).map(drop)
+    // SAFETY: a live block.
+    run.step("verify", || unsafe { space.verify(other, &[(kept, MIB)], || ()) }).map(drop)
 }
 
 /// A request beyond the device's memory.
 fn hopeless(run: &mut Run) -> Result<()> {
-    let device = Arc::clone(&run.device);
-    let arena = run.step("create", || SharedVmmAllocator::new(&device, &Options::default()))?;
+    let arena = run.arena(&Options::default())?;
     let space = run.step("open", || arena.open_space())?;
     run.step("allocate", || space.allocate(3 * MIB, A))?;
     let refused = || match space.allocate(1 << 45, A) {
@@ -305,6 +505,47 @@ fn hopeless(run: &mut Run) -> Result<()> {
     run.step("seal", || space.seal()).map(drop)
 }
 
+/// A graph goes while the device is busy with it: what it leaves waits for an event, and a trim waits with it.
+fn busy(run: &mut Run) -> Result<()> {
+    let other = run.injector.stream();
+    let arena = run.arena(&Options::default())?;
+    let space = run.step("open", || arena.open_space())?;
+    let kept = run.step("allocate", || space.allocate(3 * MIB, A))?;
+    let heap = run.step("allocate kept", || space.allocate_kept(5000, A))?;
+    run.step("seal", || space.seal())?;
+    run.step("replay", || space.replay(other, || ()))?;
+    space.record_stream(kept, other)?;
+    space.record_stream(heap, A)?;
+    run.injector.keep_busy(12);
+    space.free(kept)?;
+    space.free(heap)?;
+    run.balance("free");
+    drop(space);
+    run.injector.keep_busy(2);
+    run.step("trim", || arena.trim())?;
+    let next = run.step("open", || arena.open_space())?;
+    run.step("allocate", || next.allocate(20 * MIB, A))?;
+    run.step("seal", || next.seal()).map(drop)
+}
+
+/// A device of its own opens and closes.
+fn close(run: &mut Run) -> Result<()> {
+    let device = Device::with_driver(run.injector.driver());
+    let arena = SharedVmmAllocator::new(&device, &Options::default())?;
+    let space = arena.open_space()?;
+    let captured = (|| {
+        space.allocate(20 * MIB, A)?;
+        space.seal()?;
+        space.replay(run.injector.stream(), || ())?;
+        arena.mark()
+    })();
+    drop((space, arena, device));
+    // The next device that opens tries again what the driver would not take back.
+    run.errors += u64::from(captured.is_err());
+    drop(Device::with_driver(run.injector.driver()));
+    Ok(())
+}
+
 type Scenario = fn(&mut Run) -> Result<()>;
 
 const SCENARIOS: &[(&str, Scenario)] = &[
@@ -314,6 +555,8 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("trim", trim),
     ("bump", bump),
     ("poison", poison),
+    ("busy", busy),
+    ("close", close),
     ("hopeless", hopeless),
 ];
 
@@ -327,28 +570,34 @@ struct Swept {
     errors: u64,
 }
 
-fn sweep(injector: &dyn Injector, name: &str, scenario: Scenario) -> Swept {
-    let start = |fail: &[u64]| {
-        let device = Device::with_driver(injector.driver());
-        injector.arm(fail);
-        Run { injector, device, errors: 0, single: fail.len() <= 1 }
-    };
-    let end = |run: Run, what: &str| {
-        injector.arm(&[]);
-        assert_eq!(run.device.pool().retry(), Ok(()), "{what}");
-        assert_eq!(run.device.pool().audit_idle(), Ok(()), "{what}");
-        let stats = run.device.stats();
-        assert_eq!(
-            (stats.physical_bytes, stats.pages, stats.mappings, stats.pending),
-            (0, 0, 0, 0),
-            "{what}"
-        );
-        assert_eq!((stats.pages_created, stats.maps), (stats.pages_released, stats.unmaps), "{what}");
-        assert_eq!((stats.reserved_bytes, stats.reservations), (0, 0), "{what}");
-        drop(run);
-        assert_eq!(injector.held(), [0; 4], "{what}");
-    };
+/// Begins a run in which these calls fail.
+fn start<'a>(injector: &'a dyn Injector, beside: Option<&'a Beside>, fail: &[u64]) -> Run<'a> {
+    let device = Device::with_driver(injector.driver());
+    injector.arm(fail);
+    Run { injector, device, errors: 0, single: fail.len() <= 1, arena: Weak::new(), beside }
+}
 
+/// Ends a run: everything goes, and nothing is left.
+fn end(run: Run, what: &str) {
+    let injector = run.injector;
+    injector.arm(&[]);
+    if let Some(beside) = run.beside {
+        beside.rest();
+    }
+    assert!(run.device.trim().is_ok(), "{what}");
+    assert_eq!(run.device.pool().audit_idle(), Ok(()), "{what}");
+    let stats = run.device.stats();
+    assert_eq!((stats.physical_bytes, stats.pages, stats.mappings, stats.pending), (0, 0, 0, 0), "{what}");
+    assert_eq!((stats.pages_created, stats.maps), (stats.pages_released, stats.unmaps), "{what}");
+    assert_eq!((stats.reserved_bytes, stats.reservations), (0, 0), "{what}");
+    drop(run);
+    // What a closed device has left is tried again when one is opened.
+    drop(Device::with_driver(injector.driver()));
+    assert_eq!(injector.held(), [0; 4], "{what}");
+}
+
+fn sweep(injector: &dyn Injector, name: &str, scenario: Scenario) -> Swept {
+    let start = |fail: &[u64]| start(injector, None, fail);
     let mut run = start(&[]);
     scenario(&mut run).unwrap();
     let mut swept = Swept { calls: injector.calls(), runs: 1, errors: 0 };
@@ -395,6 +644,65 @@ fn sweep_all(injector: &dyn Injector, driver: &str) {
     assert!(failed.len() >= 14, "only {} functions: has the form of the source changed?", failed.len());
     let never: Vec<_> = failed.iter().filter(|(_, times)| **times == 0).map(|(name, _)| name).collect();
     assert!(never.is_empty(), "never made to fail: {never:?}");
+}
+
+/// How many calls around a fault the second thread works before.
+const AROUND: u64 = 5;
+
+/// Runs a scenario with the second thread's turns before the calls in a range; returns how many calls there were.
+fn beside(
+    host: &Host,
+    beside: &Arc<Beside>,
+    scenario: Scenario,
+    fail: &[u64],
+    turns: Range<u64>,
+    what: &str,
+) -> u64 {
+    let mut run = start(host, Some(beside), fail);
+    host.faulty.watch_only(Some(thread::current().id()));
+    let (calls, with) = (AtomicU64::new(0), Arc::clone(beside));
+    host.faulty.set_hook(Some(Arc::new(move |_| {
+        if turns.contains(&(calls.fetch_add(1, Relaxed) + 1)) {
+            with.turn();
+        }
+    })));
+    let result = scenario(&mut run);
+    host.faulty.set_hook(None);
+    if run.single {
+        assert!(result.is_ok(), "{what}: {result:?}");
+    }
+    let calls = host.calls();
+    host.faulty.watch_only(None);
+    end(run, what);
+    calls
+}
+
+/// The scenarios again with a second thread, on the host driver: each call fails alone, and with the next one, while the second
+/// thread works around it; and once it works before every call.
+#[test]
+fn host_with_a_second_thread() {
+    let host = Host::new();
+    let colleague = Arc::new(Beside::start(host.driver()));
+    let mut runs = 0;
+    for (name, scenario) in SCENARIOS {
+        // `close` has a device of its own.
+        if *name == "close" {
+            continue;
+        }
+        let calls = beside(&host, &colleague, *scenario, &[], 1..u64::MAX, name);
+        for nth in 1..=calls {
+            let turns = nth.saturating_sub(AROUND)..nth + AROUND;
+            let what = format!("{name} with a second thread, fail {nth}");
+            beside(&host, &colleague, *scenario, &[nth], turns.clone(), &what);
+            beside(&host, &colleague, *scenario, &[nth, nth + 1], turns, &format!("{what} and the next"));
+            runs += 2;
+        }
+    }
+    let (taken, blocked) = (colleague.taken.load(Relaxed), colleague.blocked.load(Relaxed));
+    println!(
+        "host with a second thread: {runs} runs, {taken} turns, {blocked} of them waited for the first thread"
+    );
+    assert!(taken > 2000, "only {taken} turns");
 }
 
 #[test]

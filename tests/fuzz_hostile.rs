@@ -393,7 +393,7 @@ impl World {
             }
             8 => {
                 let (pointer, stream) = (self.pointer(input), input.number() as *mut c_void);
-                self.judge(vmmgraph_space_record_stream(space, pointer, stream), living, &[]);
+                self.judge(unsafe { vmmgraph_space_record_stream(space, pointer, stream) }, living, &[]);
             }
             9 => {
                 let retain = input.pick(&[0, 0, 0, 1, 2, 3, -1, i32::MAX]);

@@ -47,6 +47,7 @@ struct Block {
     bytes: u64,
     stream: u64,
     crossing: bool,
+    kept: bool,
     life: Life,
 }
 
@@ -80,7 +81,11 @@ struct Space {
     current: bool,
     steps: Vec<Step>,
     blocks: Vec<Block>,
+    /// The most bytes that were live at once, and of kept blocks, which are counted apart.
     peak: u64,
+    kept_peak: u64,
+    /// Bytes handed out, freed or not.
+    end: u64,
     /// Seed of the last replay's stamps; 0: none yet.
     round: u8,
 }
@@ -96,6 +101,10 @@ impl Space {
 
     fn bytes(&self) -> u64 {
         self.used().map(Block::rounded).sum()
+    }
+
+    fn kept_bytes(&self) -> u64 {
+        self.used().filter(|block| block.kept).map(Block::rounded).sum()
     }
 
     fn stamp(&self, id: usize) -> u8 {
@@ -132,6 +141,7 @@ struct Arena {
     own: bool,
     peak: u64,
     budget: u64,
+    reserve: u64,
     /// What counted toward it when it was last looked at.
     charged: u64,
 }
@@ -155,6 +165,11 @@ unsafe extern "C" fn launch(user: *mut c_void) {
     launch.wrong = launch.space.run();
 }
 
+/// The handles of three streams, two of which are default streams.
+fn handle_of(stream: u64) -> *mut c_void {
+    [0, 2, 32][stream as usize % 3] as *mut c_void
+}
+
 fn last() -> vmmgraph_error_info_t {
     let mut info = sized!(vmmgraph_error_info_t);
     assert_eq!(unsafe { vmmgraph_last_error(&raw mut info) }, VMMGRAPH_OK);
@@ -170,14 +185,34 @@ fn message() -> String {
     unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().unwrap().to_owned()
 }
 
+fn open_device() -> vmmgraph_device_t {
+    let mut options = sized!(vmmgraph_device_options_t);
+    (options.driver, options.device) = (VMMGRAPH_DRIVER_HOST, ORDINAL);
+    (options.host_granularity_bytes, options.host_memory_bytes) = (4096, MEMORY);
+    let mut device = null_mut();
+    assert_eq!(unsafe { vmmgraph_device_open(&raw const options, &raw mut device) }, VMMGRAPH_OK);
+    device
+}
+
 impl World {
     fn new() -> Self {
-        let mut options = sized!(vmmgraph_device_options_t);
-        (options.driver, options.device) = (VMMGRAPH_DRIVER_HOST, ORDINAL);
-        (options.host_granularity_bytes, options.host_memory_bytes) = (4096, MEMORY);
-        let mut device = null_mut();
-        assert_eq!(unsafe { vmmgraph_device_open(&raw const options, &raw mut device) }, VMMGRAPH_OK);
-        Self { device, arenas: Vec::new(), spaces: Vec::new(), budget: 0 }
+        Self { device: open_device(), arenas: Vec::new(), spaces: Vec::new(), budget: 0 }
+    }
+
+    /// The device closes and opens: the same one, with its budget, if anything of it is alive.
+    fn reopen(&mut self) {
+        let before = self.device();
+        assert_eq!(vmmgraph_device_close(self.device), VMMGRAPH_OK);
+        self.device = open_device();
+        let after = self.device();
+        if self.spaces.is_empty() && self.arenas.iter().all(|arena| arena.handle.is_null()) {
+            self.budget = 0;
+            return assert_eq!((after.pages_created, after.physical_bytes), (0, 0));
+        }
+        assert_eq!(
+            (after.pages_created, after.maps, after.physical_bytes),
+            (before.pages_created, before.maps, before.physical_bytes)
+        );
     }
 
     fn device(&self) -> vmmgraph_device_stats_t {
@@ -222,11 +257,17 @@ impl World {
             input.pick(&[(4096, 16 << 10), (16 << 10, 128 << 10), (8192, 8192)]);
         options.retain =
             input.pick(&[VMMGRAPH_RETAIN_DEFAULT, VMMGRAPH_RETAIN_OWN_PAGES, VMMGRAPH_RETAIN_SHARED_PAGES]);
+        // Only sometimes, since a current space is open then from the beginning.
+        let reserve = input.pick(&[0, 0, 0, 1 << 20]);
+        options.reserve_bytes = reserve;
         let mut handle = null_mut();
         let status = unsafe { vmmgraph_arena_create(self.device, &raw const options, &raw mut handle) };
         assert_eq!(status, VMMGRAPH_OK);
         let own = options.retain != VMMGRAPH_RETAIN_SHARED_PAGES;
-        self.arenas.push(Arena { handle, own, peak: 0, budget: 0, charged: 0 });
+        self.arenas.push(Arena { handle, own, peak: 0, budget: 0, reserve, charged: 0 });
+        if reserve > 0 {
+            self.add(null_mut(), self.arenas.len() - 1);
+        }
     }
 
     fn add(&mut self, handle: vmmgraph_space_t, arena: usize) -> usize {
@@ -240,19 +281,23 @@ impl World {
             steps,
             blocks,
             peak: 0,
+            kept_peak: 0,
+            end: 0,
             round: 0,
         });
         self.spaces.len() - 1
     }
 
-    fn allocate(&mut self, space: usize, bytes: u64, stream: u64) {
+    fn allocate(&mut self, space: usize, bytes: u64, stream: u64, kept: bool) {
         let Space { handle, arena, sealed, .. } = self.spaces[space];
         let untouched = 0xdead as *mut c_void;
         let mut block = untouched;
-        let as_stream = stream as *mut c_void;
+        let as_stream = handle_of(stream);
         let status = unsafe {
             if handle.is_null() {
                 vmmgraph_arena_allocate(self.arenas[arena].handle, bytes, as_stream, &raw mut block)
+            } else if kept {
+                vmmgraph_space_allocate_kept(handle, bytes, as_stream, &raw mut block)
             } else {
                 vmmgraph_space_allocate(handle, bytes, as_stream, &raw mut block)
             }
@@ -268,7 +313,7 @@ impl World {
         assert!(!sealed);
         let at = block as u64;
         assert!(at.is_multiple_of(512) && at > 0);
-        let new = Block { at, bytes, stream, crossing: false, life: Life::Live };
+        let new = Block { at, bytes, stream, crossing: false, kept, life: Life::Live };
         for other in self.spaces.iter().flat_map(Space::used) {
             let apart = at + new.rounded() <= other.at || other.at + other.rounded() <= at;
             assert!(apart, "{at:#x} + {bytes} lies over {:#x} + {}", other.at, other.bytes);
@@ -276,8 +321,15 @@ impl World {
         let space = &mut self.spaces[space];
         space.steps.push(Step::Allocate(space.blocks.len()));
         space.blocks.push(new);
-        space.peak = space.peak.max(space.bytes());
-        self.arenas[arena].peak = self.arenas[arena].peak.max(space.peak);
+        space.peak = space.peak.max(space.bytes() - space.kept_bytes());
+        space.kept_peak = space.kept_peak.max(space.kept_bytes());
+        if kept {
+            return;
+        }
+        space.end += bytes.next_multiple_of(512);
+        // A bump space needs what it handed out, any other what is live at once.
+        let needed = if space.current || space.handle.is_null() { space.end } else { space.peak };
+        self.arenas[arena].peak = self.arenas[arena].peak.max(needed);
     }
 
     fn free(&mut self, space: usize, at: u64) {
@@ -309,12 +361,13 @@ impl World {
         if space.handle.is_null() {
             return;
         }
-        let status = vmmgraph_space_record_stream(space.handle, at as *mut c_void, stream as *mut c_void);
+        let status =
+            unsafe { vmmgraph_space_record_stream(space.handle, at as *mut c_void, handle_of(stream)) };
         let sealed = space.sealed;
         match space.blocks.iter_mut().find(|block| block.at == at && block.life == Life::Live) {
             Some(block) => {
                 assert_eq!(status, VMMGRAPH_OK);
-                block.crossing |= block.stream != stream && !sealed;
+                block.crossing |= block.stream != stream && !sealed && !block.kept;
             }
             None => assert!([VMMGRAPH_ERROR_DOUBLE_FREE, VMMGRAPH_ERROR_FOREIGN_POINTER].contains(&status)),
         }
@@ -332,7 +385,7 @@ impl World {
                 assert!(!found.sealed);
                 assert_eq!(
                     (report.retained_blocks, report.peak_live_bytes),
-                    (found.live().count() as u64, found.peak)
+                    (found.live().count() as u64, found.peak + found.kept_peak)
                 );
             }
             _ if found.sealed => return assert_eq!(status, VMMGRAPH_ERROR_WRONG_STATE),
@@ -352,9 +405,8 @@ impl World {
         let before = std::mem::replace(&mut self.spaces[space].round, round | 1);
         let mut user = Launch { space: &self.spaces[space], launched: false, wrong: None };
         let handle = user.space.handle;
-        let status = unsafe {
-            vmmgraph_space_replay(handle, stream as *mut c_void, Some(launch), (&raw mut user).cast())
-        };
+        let status =
+            unsafe { vmmgraph_space_replay(handle, handle_of(stream), Some(launch), (&raw mut user).cast()) };
         let Launch { launched, wrong, .. } = user;
         assert_eq!(wrong, None, "a block was overwritten while it lived");
         let sealed = self.spaces[space].sealed;
@@ -365,10 +417,11 @@ impl World {
         if !sealed {
             self.spaces[space].round = before;
         }
-        for (index, other) in self.spaces.iter().enumerate().filter(|(_, space)| space.own && space.round > 0)
-        {
+        for (index, other) in self.spaces.iter().enumerate().filter(|(_, space)| space.round > 0) {
             let lost = (0..other.blocks.len()).find(|id| {
-                other.blocks[*id].life == Life::Live && !other.blocks[*id].holds(other.stamp(*id))
+                let block = &other.blocks[*id];
+                let theirs = other.sealed && other.own || block.kept;
+                theirs && block.life == Life::Live && !block.holds(other.stamp(*id))
             });
             assert_eq!(lost, None, "a replay of space {space} wrote to what space {index} retained");
         }
@@ -412,7 +465,11 @@ impl World {
     fn act(&mut self, input: &mut Input) {
         let arenas: Vec<usize> =
             (0..self.arenas.len()).filter(|arena| !self.arenas[*arena].handle.is_null()).collect();
-        let op = input.below(24);
+        // The last bytes of each row are later additions: known inputs mean what they meant.
+        let op = match input.byte() {
+            byte @ 0..216 => byte % 24,
+            byte => 24 + (byte - 216) % 4,
+        };
         if self.spaces.is_empty() && op >= 4 || arenas.is_empty() {
             if arenas.is_empty() {
                 self.make_arena(input);
@@ -437,7 +494,7 @@ impl World {
                 let current = self.spaces.iter().position(|space| space.arena == arena && space.current);
                 let bytes = input.pick(&SIZES);
                 let space = current.unwrap_or_else(|| self.add(null_mut(), arena));
-                self.allocate(space, bytes, 0);
+                self.allocate(space, bytes, 0, false);
             }
             3 => self.switch(arena),
             _ if self.spaces.is_empty() => {}
@@ -445,7 +502,7 @@ impl World {
                 let (bytes, stream) = (input.pick(&SIZES), input.below(3) as u64);
                 // An arena that is gone has no serial names either.
                 if !self.spaces[space].handle.is_null() {
-                    self.allocate(space, bytes, stream);
+                    self.allocate(space, bytes, stream, false);
                 }
             }
             11..=14 => drop(known(self, input).map(|at| self.free(space, at))),
@@ -468,6 +525,19 @@ impl World {
                     vmmgraph_arena_set_budget(self.arenas[arena].handle, budget)
                 };
                 assert_eq!(status, VMMGRAPH_OK);
+            }
+            24..=25 => {
+                let (bytes, stream) = (input.pick(&SIZES), input.below(3) as u64);
+                if !self.spaces[space].handle.is_null() {
+                    self.allocate(space, bytes, stream, true);
+                }
+            }
+            26 => self.reopen(),
+            27 => {
+                let stream = input.below(3) as u64;
+                if let Some(at) = known(self, input) {
+                    self.record_stream(space, at, stream);
+                }
             }
             _ if input.below(4) == 0 => self.destroy_arena(arena),
             _ => assert_eq!(vmmgraph_arena_mark(self.arenas[arena].handle), VMMGRAPH_OK),
@@ -502,7 +572,7 @@ impl World {
         for space in self.spaces.iter().filter(|space| !space.handle.is_null()) {
             let mut stats = sized!(vmmgraph_space_stats_t);
             assert_eq!(unsafe { vmmgraph_space_stats(space.handle, &raw mut stats) }, VMMGRAPH_OK);
-            let used = (space.used().count() as u64, space.bytes(), space.peak);
+            let used = (space.used().count() as u64, space.bytes(), space.peak + space.kept_peak);
             assert_eq!((stats.blocks, stats.live_bytes, stats.peak_live_bytes), used);
             assert_eq!(stats.phase, if space.sealed { VMMGRAPH_SPACE_SEALED } else { VMMGRAPH_SPACE_OPEN });
             assert!(stats.mapped_bytes <= stats.reserved_bytes && stats.retained_bytes <= stats.mapped_bytes);
@@ -519,7 +589,7 @@ impl World {
             assert!(blocks.iter().map(|block| *block as u64).take(count).eq(live));
         }
         let device = self.device();
-        let (mut physical, mut retained, mut free, mut all) = (0, 0, 0, true);
+        let (mut physical, mut retained, mut all) = (0, 0, true);
         for (index, arena) in self.arenas.iter().enumerate() {
             let spaces: Vec<_> = self.spaces.iter().filter(|space| space.arena == index).collect();
             if arena.handle.is_null() {
@@ -530,22 +600,24 @@ impl World {
             assert_eq!(stats.spaces, spaces.len() as u64);
             assert_eq!(stats.blocks, spaces.iter().map(|space| space.used().count() as u64).sum::<u64>());
             assert_eq!(stats.live_bytes, spaces.iter().map(|space| space.bytes()).sum::<u64>());
-            let current = spaces.iter().find(|space| space.current).map_or(0, |space| space.bytes());
+            let current = spaces.iter().find(|space| space.current).map_or(0, |space| space.end);
             assert_eq!(
                 (stats.current_offset_bytes, stats.high_water_bytes, stats.closed),
                 (current, arena.peak, 0)
             );
-            assert_eq!(stats.physical_bytes, stats.shared_bytes + stats.retained_bytes);
+            assert_eq!(stats.physical_bytes, stats.shared_bytes + stats.retained_bytes + stats.kept_bytes);
+            assert!(stats.kept_bytes >= spaces.iter().map(|space| space.kept_bytes()).sum());
+            assert!(stats.reserved_bytes >= arena.reserve);
             assert_eq!((stats.charged_bytes, stats.budget_bytes), (stats.physical_bytes, arena.budget));
             physical += stats.physical_bytes;
-            retained += stats.retained_bytes;
-            free += stats.free_bytes;
+            retained += stats.retained_bytes + stats.kept_bytes;
+            assert_eq!(stats.free_bytes, device.free_bytes);
         }
-        // Every page is some arena's or space's; nothing else holds any.
+        // Every page is some arena's or space's, or free; nothing else holds any.
         if all {
             assert_eq!(
-                (device.physical_bytes, device.retained_bytes, device.free_bytes),
-                (physical, retained, free)
+                (device.physical_bytes, device.retained_bytes),
+                (physical + device.free_bytes, retained)
             );
         }
         assert!(device.physical_bytes >= physical && device.peak_physical_bytes <= MEMORY);

@@ -72,12 +72,12 @@ impl Drop for Context {
 }
 
 fn handle(stream: sys::CUstream) -> Stream {
-    Stream(stream as u64)
+    vmmgraph_testkit::stream(stream as u64)
 }
 
 fn capture_all(arena: &SharedVmmAllocator, trace: &Trace) -> (Vec<Captured>, Duration) {
     let start = Instant::now();
-    let captured = trace.shapes.iter().map(|shape| capture(arena, shape, Stream(0)).unwrap()).collect();
+    let captured = trace.shapes.iter().map(|shape| capture(arena, shape, Stream::LEGACY).unwrap()).collect();
     (captured, start.elapsed())
 }
 
@@ -111,7 +111,7 @@ fn the_trace_takes_the_same_pages_as_on_the_host_and_its_driver_work_is_short() 
     times.sort_unstable();
     let median = times[times.len() / 2];
     println!("RESULT capture of 65 shapes, median of {}: {:.1} ms", times.len(), median.as_secs_f64() * 1e3);
-    assert!(median <= Duration::from_millis(110), "{median:?}");
+    assert!(median <= Duration::from_millis(60), "{median:?}");
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn blocks_written_by_memsets_and_read_by_copies_hold_their_contents() {
         let device = device();
         let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
         let (captured, _) = capture_all(&arena, &all);
-        let stamps = Stamps::new(device.driver(), Stream(0));
+        let stamps = Stamps::new(device.driver(), Stream::LEGACY);
         let (mut blocks, mut wrong, mut lost) = (0, 0, 0);
         for round in 0..2 {
             let mut order: Vec<usize> = (0..all.shapes.len()).collect();
@@ -186,7 +186,8 @@ impl Graph {
 
     fn output_holds(&self, device: &Device) -> bool {
         let mut bytes = vec![0; 6 * MIB as usize];
-        device.driver().read(self.output.0, &mut bytes).unwrap();
+        // SAFETY: a live block of a retained output.
+        unsafe { device.driver().read(self.output.0, &mut bytes) }.unwrap();
         bytes.chunks_exact(4).all(|word| word == self.output.1.to_ne_bytes())
     }
 }
@@ -247,10 +248,10 @@ fn out_of_memory_is_a_value_and_the_next_call_works() {
     let device = device();
     let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
     let space = arena.open_space().unwrap();
-    let small = space.allocate(64 * MIB, Stream(0)).unwrap();
+    let small = space.allocate(64 * MIB, Stream::LEGACY).unwrap();
     let before = device.stats();
     let free = device.driver().free_bytes().unwrap();
-    let refused = space.allocate(free + 1024 * MIB, Stream(0));
+    let refused = space.allocate(free + 1024 * MIB, Stream::LEGACY);
     assert!(matches!(refused, Err(Error::OutOfMemory { device: 0, .. })), "{refused:?}");
     let after = device.stats();
     assert_eq!(
@@ -258,7 +259,7 @@ fn out_of_memory_is_a_value_and_the_next_call_works() {
         (before.physical_bytes, before.mappings, 0)
     );
     space.free(small).unwrap();
-    assert_eq!(space.allocate(64 * MIB, Stream(0)), Ok(small));
+    assert_eq!(space.allocate(64 * MIB, Stream::LEGACY), Ok(small));
     assert!(device.driver().free_bytes().unwrap() + 64 * MIB >= free);
 }
 
@@ -269,7 +270,7 @@ fn costs_on_this_machine() {
     let device = device();
     let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
     let space = arena.open_space().unwrap();
-    let block = space.allocate(24 * MIB, Stream(0)).unwrap();
+    let block = space.allocate(24 * MIB, Stream::LEGACY).unwrap();
     space.free(block).unwrap();
     let time = |what: &str, turns: u32, body: &mut dyn FnMut()| {
         let time = median(51, turns, body);
@@ -277,17 +278,17 @@ fn costs_on_this_machine() {
         time
     };
     let allocate = time("allocate + free, mapped", 1000, &mut || {
-        let block = space.allocate(24 * MIB, Stream(0)).unwrap();
+        let block = space.allocate(24 * MIB, Stream::LEGACY).unwrap();
         space.free(block).unwrap();
     });
     let open = time("open + drop a space", 100, &mut || drop(arena.open_space().unwrap()));
     let first = time("open, first block of a page (reserve, map), drop", 5, &mut || {
         let space = arena.open_space().unwrap();
-        space.allocate(32 * MIB, Stream(0)).unwrap();
+        space.allocate(32 * MIB, Stream::LEGACY).unwrap();
     });
     let sealed = arena.open_space().unwrap();
     sealed.seal().unwrap();
-    let same = time("replay order, same stream", 1000, &mut || sealed.replay(Stream(0), || ()).unwrap());
+    let same = time("replay order, same stream", 1000, &mut || sealed.replay(Stream::LEGACY, || ()).unwrap());
     let context = Context::new();
     let streams = [context.stream(), context.stream()];
     let mut turn = 0;

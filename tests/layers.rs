@@ -107,7 +107,9 @@ fn cudarc_is_named_in_the_cuda_driver_only_and_policy_has_no_unsafe() {
             assert!(inside.starts_with("driver/cuda/"), "{inside} names cudarc");
         }
         if text.contains("unsafe {") {
-            let may = inside.starts_with("driver/") || inside.starts_with("capi/");
+            // The door, its callers, and reading what a caller says is his.
+            let may = ["driver/", "pages/", "capi/", "space/poison.rs"];
+            let may = may.iter().any(|place| inside.starts_with(place));
             assert!(may, "{inside} contains unsafe code");
         }
     }

@@ -13,12 +13,12 @@ use std::sync::Arc;
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 use vmmgraph::capi::*;
-use vmmgraph::driver::{CudaDriver, Driver, HostDriver};
+use vmmgraph::driver::{CudaDriver, Driver as _, HostDriver, Memory as _};
 use vmmgraph::{Device, Error, HostOptions, Options, SharedVmmAllocator, Stream};
 use vmmgraph_testkit::MIB;
 
 const GIB: u64 = 1 << 30;
-const A: Stream = Stream(0);
+const A: Stream = Stream::LEGACY;
 
 /// Runs one test of this file again in a process of its own, whose limits it may change.
 fn in_a_child(test: &str) {
@@ -145,7 +145,8 @@ fn memory_that_another_process_takes_meanwhile() {
     let taken = other.create(free - 20 * MIB).unwrap();
     c.refused(50 * MIB, VMMGRAPH_ERROR_OUT_OF_MEMORY, 16 * MIB, 4 * MIB, &[16 * MIB, 4 * MIB, total]);
     assert_eq!(c.allocate(4 * MIB), VMMGRAPH_OK);
-    other.release(taken).unwrap();
+    // SAFETY: created above.
+    unsafe { other.release(taken) }.unwrap();
     assert_eq!(c.allocate(50 * MIB), VMMGRAPH_OK);
     println!("service went on");
 }
@@ -173,8 +174,8 @@ fn addresses_that_the_process_may_have() {
         std::fs::read_to_string("/proc/self/statm").unwrap().split(' ').next().unwrap().parse().unwrap();
     let limit = |bytes| setrlimit(Resource::As, Rlimit { current: bytes, maximum: None }).unwrap();
     limit(Some(pages * 4096 + 400 * MIB));
-    // A range starts with 32 pages' worth.
-    c.refused(3 * MIB, VMMGRAPH_ERROR_OUT_OF_ADDRESSES, GIB / 2, 0, &[GIB / 2]);
+    // A range starts with 64 pages' worth.
+    c.refused(3 * MIB, VMMGRAPH_ERROR_OUT_OF_ADDRESSES, GIB, 0, &[GIB]);
     // One of slabs is smaller.
     assert_eq!(c.allocate(1000), VMMGRAPH_OK);
     limit(None);
@@ -205,7 +206,8 @@ fn every_address_there_is() {
     assert_eq!(space.allocate(5 * GIB, A), refused);
     assert_eq!((device.stats().pages, device.stats().reservations), (0, 0));
     let (base, bytes) = *taken.iter().find(|(_, bytes)| *bytes > 5 * GIB).unwrap();
-    host.free_addresses(base, bytes).unwrap();
+    // SAFETY: reserved above, with nothing in it.
+    unsafe { host.free_addresses(base, bytes) }.unwrap();
     let block = space.allocate(5 * GIB, A).unwrap();
     assert!(block >= base && block.0 < base.0 + bytes);
     println!("service went on");

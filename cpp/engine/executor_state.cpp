@@ -95,12 +95,14 @@ void GraphExecutor::State::record(Graph& graph, const Step& current) {
     }
     const c10::cuda::CUDAGuard device(inputs.device());
     warm_up_products();
+    const auto kept_before = arena->stats().kept_bytes;
     torch::CaptureScope scope(*arena, options.capture_stream, options.capture);
     recorder.scope_ = &scope;
     body(recorder);
     graph.captured.emplace(scope.end());
     graph.pieces = std::move(recorder.pieces_);
-    graph.own_bytes = graph.captured->report().retained_bytes;
+    const auto kept = arena->stats().kept_bytes;
+    graph.own_bytes = graph.captured->report().retained_bytes + (kept > kept_before ? kept - kept_before : 0);
 }
 
 bool GraphExecutor::State::capture(Slot slot, const Step& current, bool may_evict) {

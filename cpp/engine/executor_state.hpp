@@ -24,7 +24,8 @@ struct GraphExecutor::State {
         Key bucket;
         bool there = false;
         bool failed = false;
-        // Bytes of pages of its own when it was there last: what the next capture is going to need.
+        // Bytes of pages of its own when it was there last, and by how much the pages for kept blocks grew: what the next capture is
+        // going to need.
         std::uint64_t own_bytes = 0;
         // Nothing on a CPU device.
         std::optional<torch::CapturedGraph> captured;
@@ -54,7 +55,7 @@ struct GraphExecutor::State {
     // Whether there are as many graphs as may be.
     bool full() const { return options.most_graphs > 0 && there() >= options.most_graphs; }
 
-    // Destroys a graph, which waits for the arena's replays.
+    // Destroys a graph; its memory goes behind the arena's replays.
     void forget(Slot slot);
 
     // Drops the least recently used graph but `kept`, and gives its pages back; false if there is none.

@@ -103,8 +103,16 @@ struct CapturedGraph::State {
     ~State() {
         const OnDevice current(c10::Device(c10::kCUDA, device));
         const Relaxed relaxed;
-        // The graphs first: they release their pool. Then the pool, which gives its segments back. The space last, which waits for its
-        // replays before it unmaps. Destroying an executable graph whose last launch still runs is allowed.
+        // What a graph reads goes with it in many a program, so its replays are waited for, as far as that is possible: not while the
+        // stream of the last one is captured. Without this it would be the engine's to wait.
+        if (graph) {
+            try {
+                space.wait();
+            } catch (const std::exception&) {
+            }
+        }
+        // The graphs first: they release their pool. Then the pool, which gives its segments back. The space last, which is unmapped
+        // behind its replays, but for what lies under tensors that are alive: they have the memory, and nothing else has the space.
         graph.reset();
         earlier.clear();
         bury(std::move(segments));

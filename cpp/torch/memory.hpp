@@ -1,4 +1,4 @@
-// One capture's memory, as the two allocators see it: a thin owner of the Rust side.
+// One capture's memory, as the two allocators see it: a thin owner of the Rust side, which keeps the blocks and not the space.
 #pragma once
 
 #include <cstddef>
@@ -22,10 +22,10 @@ public:
         throw Error(error.what(), info);
     }
 
-    // Null when the arena is out of memory, addresses, budget or descriptors; throws Error for everything else.
-    void* allocate(std::size_t bytes, void* stream) {
+    // A block, or a kept one. Null when the arena is out of memory, addresses, budget or descriptors; throws Error for everything else.
+    void* allocate(std::size_t bytes, void* stream, bool kept) {
         std::size_t block = 0;
-        const auto status = bridge::allocate(*allocator_, bytes, reinterpret_cast<std::size_t>(stream), block);
+        const auto status = bridge::allocate(*allocator_, bytes, reinterpret_cast<std::size_t>(stream), kept, block);
         if (status >= VMMGRAPH_ERROR_OUT_OF_MEMORY && status <= VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS) {
             return nullptr;
         }

@@ -8,6 +8,21 @@
 #include <vector>
 
 #include <c10/util/Exception.h>
+#include <vmmgraph/torch.hpp>
+
+namespace vmmgraph::torch {
+namespace {
+
+// Of this thread.
+thread_local std::size_t kept_scopes = 0;
+
+}  // namespace
+
+KeptScope::KeptScope() noexcept { ++kept_scopes; }
+KeptScope::~KeptScope() { --kept_scopes; }
+bool KeptScope::active() noexcept { return kept_scopes > 0; }
+
+}  // namespace vmmgraph::torch
 
 namespace vmmgraph::torch::registry {
 namespace {
@@ -151,7 +166,7 @@ std::optional<std::unordered_set<void*>> live_blocks(const PoolKey& pool) {
 }
 
 void* allocate_block(const std::shared_ptr<Memory>& memory, c10::DeviceIndex device, std::size_t bytes, cudaStream_t stream) {
-    void* const block = memory->allocate(bytes, stream);
+    void* const block = memory->allocate(bytes, stream, KeptScope::active());
     if (block == nullptr) {
         const auto message = detail::read_text([](char* buffer, std::size_t capacity, std::size_t* needed) {
             static_cast<void>(vmmgraph_last_error_message(buffer, capacity, needed));

@@ -44,7 +44,7 @@ bool drop_uses(const PoolKey& pool);
 // The live blocks of a capture's pool; nothing if it is torch's.
 std::optional<std::unordered_set<void*>> live_blocks(const PoolKey& pool);
 
-// A block for torch, or torch's own out-of-memory error.
+// A block for torch, a kept one in a KeptScope of this thread; or torch's own out-of-memory error.
 void* allocate_block(const std::shared_ptr<Memory>& memory, c10::DeviceIndex device, std::size_t bytes, cudaStream_t stream);
 // Frees a block; whether it was one.
 bool release_block(void* pointer);

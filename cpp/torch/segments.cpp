@@ -89,7 +89,7 @@ std::shared_ptr<compat::CUDAAllocator> make_segment_allocator(SegmentSource sour
 }
 
 std::shared_ptr<compat::CUDAAllocator> make_segment_allocator(std::shared_ptr<Memory> memory) {
-    return make_segment_allocator({[memory](std::size_t bytes, void* stream) { return memory->allocate(bytes, stream); },
+    return make_segment_allocator({[memory](std::size_t bytes, void* stream) { return memory->allocate(bytes, stream, false); },
                                    [memory](void* segment) { return memory->release(segment); }});
 }
 

@@ -149,6 +149,7 @@ TEST(XllmExecutor, DecodesTokenForTokenAsEager) {
     graphs.executor.graphs().clear();
     if (graphs.arena) {
         EXPECT_EQ(graphs.arena->stats().spaces, 0u);
+        EXPECT_EQ(graphs.arena->stats().blocks, 0u);
         EXPECT_EQ(graphs.arena->mapped_size(), 0u) << "pages return with the graphs";
     }
     EXPECT_NE(executor.prometheus().find("vmmgraph_dispatch_steps_total{mode=\"eager\",reason=\"too_large\"} 0\n"), std::string::npos);

@@ -43,6 +43,8 @@ using dispatch::Mode;
 using dispatch::Phase;
 using dispatch::Reason;
 using dispatch::uniform_decode;
+// For what a body makes and a runner keeps: see Recorder::eager.
+using torch::KeptScope;
 
 // How long a dimension of an input is.
 struct Extent {
@@ -245,7 +247,8 @@ public:
     // Work that no graph can hold, such as attention over lengths that the host must know. Piecewise, the graph ends here and another begins,
     // and `runner` is called between them at every replay. It gets `tensors`, which may go when the body lets them go: their memory
     // serves what is recorded after the runner. Another tensor of the recording that it owns stays its own until the graph goes, on pages
-    // that no other graph has. What it allocates is torch's own memory. In a full graph the runner is recorded, without params.
+    // that no other graph has; allocated in a KeptScope, on pages common to all graphs, which costs no more than its bytes. The executor
+    // cannot know such tensors when they are made, so the body says so. What a runner allocates is torch's own memory. In a full graph the runner is recorded, without params.
     void eager(at::TensorList tensors, Runner runner);
     // Full or piecewise.
     [[nodiscard]] Mode mode() const noexcept { return mode_; }
@@ -310,7 +313,7 @@ public:
     Ran prepare(const Step& step, c10::ArrayRef<Value> values);
     Ran launch(const std::function<void()>& eager, void* stream);
 
-    // Drops all graphs; their pages are given back.
+    // Drops all graphs, waits for their replays and gives their pages back.
     void clear();
     // Lets buckets whose capture failed be tried again.
     void forgive();

@@ -60,7 +60,10 @@ VMMGRAPH_API void uninstall();
 // The torch release this library was built for, as "2.11.0".
 [[nodiscard]] VMMGRAPH_API const char* built_for() noexcept;
 
-// An instantiated graph and the space its tensors live in. Destroying it waits for its arena's replays.
+// An instantiated graph and the space its tensors live in. Destroying it does not block: what only it had is unmapped once the arena's
+// replays so far are done. A tensor of the capture that is still alive keeps the pages under it and nothing else; its bytes are those of
+// the last replay. Freed, they serve others once those replays, and the streams of its record_stream(), are done with it: note there
+// every stream that reads it outside replays, if it may be freed before that is over.
 class VMMGRAPH_API CapturedGraph {
 public:
     CapturedGraph(CapturedGraph&&) noexcept;
@@ -68,10 +71,11 @@ public:
     ~CapturedGraph();
 
     // Launches the graph (or its pieces) on `stream` (a cudaStream_t), in order after every earlier replay of the arena. Any thread.
+    // Throws Error (VMMGRAPH_ERROR_STREAM_CAPTURING) for a stream under capture, whose capture goes on.
     void replay(void* stream);
     // Launches the pieces of the capture in their order, as one replay: no other graph of the arena runs between them. `between(n)` is called
-    // behind the n-th piece, from 0, but the last, with torch's current stream that one, whatever the call before left; it must not call the
-    // arena or its spaces.
+    // behind the n-th piece, from 0, but the last, with torch's current stream that one, whatever the call before left; it must not replay
+    // or capture in this arena, nor mark or trim it.
     void replay(void* stream, const std::function<void(std::size_t)>& between);
     // How many graphs the capture is made of: 1, and 1 for each CaptureScope::next_piece().
     [[nodiscard]] std::size_t pieces() const noexcept;
@@ -127,9 +131,35 @@ template <class Body>
     return scope.end();
 }
 
-// For engines that keep their own MemPool and CUDAGraph: an allocator for a MemPool, whose segments are blocks of one space. It keeps
-// the space alive. Open a bump space and make an allocator and a MemPool for each capture, seal it when the capture has ended, and
-// launch through Space::replay.
+// While it lives, tensors that its thread allocates in a capture by the blocks route are kept blocks (Space::allocate_kept): those of all
+// graphs of the arena lie packed on common pages, each on bytes of its own, so that an output of a few KiB does not cost a page. May be
+// nested; to be destroyed on its thread. It changes nothing outside captures, by the MemPool route, where torch places tensors in its
+// segments, and for tensors that other threads allocate.
+//
+//   at::Tensor logits;
+//   auto graph = vmmgraph::torch::capture(arena, stream, [&] {
+//       const auto hidden = model(input);                                          // passes
+//       const vmmgraph::torch::KeptScope kept;
+//       logits = hidden.clone();                                                   // stays
+//   });
+//
+// Only for what stays: a kept block's bytes serve nobody else before its tensor and its graph are gone, also if the tensor goes during the
+// capture. So put the operation that makes the output into the scope, and what leads to it outside. Retain does not matter to it.
+class VMMGRAPH_API KeptScope {
+public:
+    KeptScope() noexcept;
+    KeptScope(const KeptScope&) = delete;
+    KeptScope& operator=(const KeptScope&) = delete;
+    ~KeptScope();
+
+    // Whether this thread is in one.
+    [[nodiscard]] static bool active() noexcept;
+};
+
+// For engines that keep their own MemPool and CUDAGraph: an allocator for a MemPool, whose segments are blocks of one space. Open a
+// bump space and make an allocator and a MemPool for each capture, seal it when the capture has ended, and launch through Space::replay.
+// Keep the space as long as its graph. The allocator may outlive it: it keeps the segments that torch has, which can be given back at
+// any time, and hands out no more (an Error).
 //
 // Any thread. Out of memory is null to torch, which makes its own error of it. Throws Error for a moved-from space, and if the
 // torch that is loaded is not the release of built_for().

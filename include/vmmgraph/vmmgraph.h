@@ -317,8 +317,21 @@
 // Undoing a failed driver call failed as well: it can only be destroyed.
 #define VMMGRAPH_SPACE_BROKEN 2
 
+// Its graph is gone; only what lies under live blocks is left.
+#define VMMGRAPH_SPACE_RETIRED 3
+
 // What shared pages are filled with: as floating-point numbers of any width a NaN, as an index far outside.
 #define POISON 4294967295
+
+// A stream, by the driver's own handle (`CUstream` as an integer).
+//
+// The library hands it to the driver only. Not every handle is a stream: [`PER_THREAD`](Self::PER_THREAD) means another stream on
+// every thread, and the handle of a destroyed stream may come back for a new one. Safe code cannot make one up:
+//
+// ```compile_fail
+// let forged = vmmgraph::Stream(5);
+// ```
+typedef struct Stream Stream;
 
 // Never defined: a vmmgraph_arena_t is a key, not an address.
 typedef struct vmmgraph_arena vmmgraph_arena;
@@ -366,7 +379,7 @@ typedef struct vmmgraph_arena_options_t {
   size_t struct_size;
   // Bytes of a small page, a power of two; 0: 2 MiB, or the device's granularity if that is larger.
   uint64_t small_page_bytes;
-  // Bytes of a large page, a multiple of the small one; 0: 32 MiB, or the small page's bytes if those are more.
+  // Bytes of a large page, a multiple of the small one; 0: 16 MiB, or the small page's bytes if those are more.
   uint64_t large_page_bytes;
   // One of VMMGRAPH_RETAIN_*.
   int32_t retain;
@@ -374,6 +387,9 @@ typedef struct vmmgraph_arena_options_t {
   int32_t flags;
   // The most bytes of physical memory the arena may hold; 0: no limit but the device's. See vmmgraph_arena_set_budget.
   uint64_t budget_bytes;
+  // Bytes of addresses that the current space (vmmgraph_arena_allocate) has from its beginning on; 0: addresses are reserved as they
+  // are needed.
+  uint64_t reserve_bytes;
 } vmmgraph_arena_options_t;
 
 // An arena: physical pages shared by graphs that never run at the same time. Calls with it are thread-safe.
@@ -383,11 +399,11 @@ typedef struct vmmgraph_arena *vmmgraph_arena_t;
 typedef struct vmmgraph_arena_stats_t {
   // Set to sizeof(vmmgraph_arena_stats_t) before the call.
   size_t struct_size;
-  // Bytes of physical memory: shared and retained pages.
+  // Bytes of physical memory: shared, retained and kept pages.
   uint64_t physical_bytes;
   // Bytes of shared pages.
   uint64_t shared_bytes;
-  // Bytes of shared pages that no space maps; trim gives them back.
+  // Bytes of the device's free pages, which no space maps and whoever asks next gets; trim gives them back.
   uint64_t free_bytes;
   // Bytes of pages that belong to single spaces.
   uint64_t retained_bytes;
@@ -397,22 +413,21 @@ typedef struct vmmgraph_arena_stats_t {
   uint64_t mapped_bytes;
   // Bytes of live blocks.
   uint64_t live_bytes;
-  // The most bytes that were live at once in any one space.
+  // The most bytes that any one space has needed: live at once, or handed out in a current space.
   uint64_t high_water_bytes;
-  // Bytes of live blocks in the current space (vmmgraph_arena_allocate).
+  // Where the next block of the current space (vmmgraph_arena_allocate) goes, in bytes from its beginning.
   uint64_t current_offset_bytes;
   // Live blocks.
   uint64_t blocks;
   // Spaces.
   uint64_t spaces;
-  // Small shared pages.
-  uint64_t small_pages;
-  // Large shared pages.
-  uint64_t large_pages;
+  // Shared pages.
+  uint64_t shared_pages;
+  // Bytes of pages for kept blocks.
+  uint64_t kept_bytes;
   // 1 if an internal error closed the arena, which can only be destroyed then; else 0.
   uint64_t closed;
-  // Bytes that count toward the budget: physical_bytes, and pages that are being created or given back, or that nobody wants any
-  // more and the driver does not have yet.
+  // Bytes that count toward the budget: physical_bytes, and what the driver is being asked for.
   uint64_t charged_bytes;
   // The byte budget; 0: none.
   uint64_t budget_bytes;
@@ -480,8 +495,10 @@ typedef struct vmmgraph_device_stats_t {
   uint64_t reserved_bytes;
   // Reservations that exist now.
   uint64_t reservations;
-  // Things the driver refused to take back, kept for the next trim.
+  // Things that wait until the device is done with them, and things the driver refused to take back: trim tries both again.
   uint64_t pending;
+  // How often a free page was had without a call to the driver.
+  uint64_t pages_reused;
 } vmmgraph_device_stats_t;
 
 // A shape: of a step, or of the graph that runs it (a bucket). Never grows, so it has no struct_size.
@@ -654,8 +671,8 @@ typedef struct vmmgraph_output_t {
   uint64_t bytes;
 } vmmgraph_output_t;
 
-// Launches a graph. Must not throw. Replaying, marking, trimming, and opening or destroying spaces in the same arena from inside it
-// is VMMGRAPH_ERROR_WRONG_STATE.
+// Launches a graph. Must not throw. No lock is held meanwhile: it may call any function, but replaying, marking, trimming and opening
+// spaces in the same arena, and a replay in another one that would wait for this one, is VMMGRAPH_ERROR_WRONG_STATE.
 typedef void (*vmmgraph_launch_fn)(void *user);
 
 // What vmmgraph_space_verify found.
@@ -817,7 +834,7 @@ typedef struct vmmgraph_space_stats_t {
   size_t struct_size;
   // The space's number, unique in the process.
   uint64_t id;
-  // VMMGRAPH_SPACE_OPEN, _SEALED or _BROKEN.
+  // VMMGRAPH_SPACE_OPEN, _SEALED, _BROKEN or _RETIRED.
   int32_t phase;
   // What its seal does with live blocks unless it is told otherwise: VMMGRAPH_RETAIN_OWN_PAGES or _SHARED_PAGES.
   int32_t retain;
@@ -836,6 +853,10 @@ typedef struct vmmgraph_space_stats_t {
   // Mappings made so far.
   uint64_t maps;
 } vmmgraph_space_stats_t;
+
+
+
+
 
 #ifdef __cplusplus
 extern "C" {
@@ -880,8 +901,8 @@ vmmgraph_status_t vmmgraph_arena_create(vmmgraph_device_t device,
 // Ends a handle. The arena's spaces stay until they are destroyed; its pages go when no space needs them.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_destroy(vmmgraph_arena_t arena);
 
-// Gives back the pages that no space maps, after waiting for the replays launched so far. `released` (may be null) receives
-// their bytes.
+// Gives back to the driver what nobody uses, on the whole device: waits for the arena's replays launched so far and for what was
+// unmapped behind others, and gives back the device's free pages. `released` (may be null) receives their bytes.
 //
 // Arguments:
 // `released` is null or writable.
@@ -889,10 +910,10 @@ VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_trim(vmmgraph_arena_t arena,
                                       uint64_t *released);
 
-// Limits the bytes of physical memory that the arena's pages take, shared ones and those of its spaces; 0: no limit but the device's.
-// Nothing is taken away: with less than is held, every page that is missing is refused with VMMGRAPH_ERROR_OVER_BUDGET until spaces
-// were destroyed and trim gave back enough. Exact with any number of threads. Before an allocation or a seal fails, the arena gives
-// back the pages that no space maps and tries once more.
+// Limits the bytes of physical memory that the arena's pages take: shared ones, those of its spaces, and those of kept blocks; 0: no
+// limit but the device's. Nothing is taken away: with less than is held, every page that is missing is refused with
+// VMMGRAPH_ERROR_OVER_BUDGET until enough spaces were destroyed. Exact with any number of threads. Pages that no space maps do not count:
+// they are the device's. Before an allocation or a seal fails, it waits a moment for what only waits for the device.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_set_budget(vmmgraph_arena_t arena,
                                             uint64_t bytes);
@@ -966,6 +987,15 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_device_set_budget(vmmgraph_device_t devi
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_stats(vmmgraph_device_t device,
                                         struct vmmgraph_device_stats_t *stats);
+
+// Gives the device's free pages back to the driver, after waiting for what the device still uses of what is gone, and tries again what
+// the driver refused to take back earlier. `released` (may be null) receives the bytes of the pages.
+//
+// Arguments:
+// `released` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_device_trim(vmmgraph_device_t device,
+                                       uint64_t *released);
 
 // Makes a dispatcher without any graph.
 //
@@ -1188,7 +1218,8 @@ vmmgraph_status_t vmmgraph_plan_evaluate(const struct vmmgraph_key_t *buckets,
                                          size_t shape_count,
                                          struct vmmgraph_waste_t *waste);
 
-// Opens a space for a capture. The arena's pages stay while the space does, also after the arena is destroyed.
+// Opens a space for a capture. The arena's pages stay while the space does, also after the arena is destroyed. Replays so far are
+// marked, so that their stream may be captured; whatever state that stream is in, this does not fail because of it.
 //
 // Arguments:
 // `space` is null or writable.
@@ -1205,8 +1236,9 @@ VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_open_bump(vmmgraph_arena_t arena,
                                            vmmgraph_space_t *space);
 
-// Destroys a space: waits for its arena's replays, unmaps it and gives its addresses back. Its graph must be gone, or never be
-// launched again.
+// Destroys a space. Does not block: once its arena's replays so far are done, it is unmapped and its addresses go back, by whoever comes
+// by then: the end of something else, vmmgraph_arena_trim, vmmgraph_device_trim, or an allocation that is short of memory. Its graph must
+// be gone, or never be launched again. Pages under blocks that a torch tensor still owns stay until that is freed.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_destroy(vmmgraph_space_t space);
 
@@ -1221,13 +1253,29 @@ vmmgraph_status_t vmmgraph_space_allocate(vmmgraph_space_t space,
                                           void *stream,
                                           void **block);
 
+// As vmmgraph_space_allocate, for a block that the caller will keep when the capture ends: an output, a workspace. The kept blocks of
+// all spaces lie packed on common pages, each on bytes of its own until it is freed and its space is destroyed, so that a few KiB do
+// not cost a page.
+//
+// Arguments:
+// `block` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_space_allocate_kept(vmmgraph_space_t space,
+                                               uint64_t bytes,
+                                               void *stream,
+                                               void **block);
+
 // Frees a block. Before the seal its pages serve the next block of the same stream; afterwards a retained block's pages return
-// to the arena. Its addresses stay mapped, since the graph writes there.
+// to the arena, once the streams noted for it have passed. Its addresses stay mapped, since the graph writes there.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_free(vmmgraph_space_t space,
                                       void *block);
 
-// Notes that `stream` uses the block as well: once freed, it stays busy until the seal.
+// Notes that `stream` uses the block as well. During the capture: once freed, it stays busy until the seal. After it: once freed, its
+// bytes are nobody else's before what `stream` was given until then is done.
+//
+// Arguments:
+// `stream` is a stream of the device that exists until the block is freed or its space destroyed.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_record_stream(vmmgraph_space_t space,
                                                void *block,
@@ -1243,8 +1291,15 @@ vmmgraph_status_t vmmgraph_space_seal(vmmgraph_space_t space,
                                       int32_t retain,
                                       struct vmmgraph_seal_report_t *report);
 
+// Blocks the caller until the replays of the arena that were launched so far are done, this space's among them: afterwards what its
+// graph reads and writes may go. Destroying the space does not wait. VMMGRAPH_ERROR_STREAM_CAPTURING if the stream of the last replay is
+// being captured and was not marked before.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_space_wait(vmmgraph_space_t space);
+
 // Calls `launch(user)`, which gives the space's graph to `stream`, in order after every earlier replay of the arena: no two of
-// them overlap, whatever their streams and threads. The same stream as the last replay costs no driver call.
+// them overlap, whatever their streams and threads. The same stream as the last replay costs one question to the driver: a stream under
+// capture is VMMGRAPH_ERROR_STREAM_CAPTURING, and its capture goes on.
 //
 // Arguments:
 // `launch` is null or may be called with `user`; it must not throw.

@@ -128,7 +128,7 @@ struct DeviceOptions {
 struct ArenaOptions {
     // Bytes of a small page, a power of two; 0: 2 MiB, or the device's granularity if that is larger.
     std::uint64_t small_page_bytes = 0;
-    // Bytes of a large page, a multiple of the small one; 0: 32 MiB, or the small page's bytes if those are more.
+    // Bytes of a large page, a multiple of the small one; 0: 16 MiB, or the small page's bytes if those are more.
     std::uint64_t large_page_bytes = 0;
     // What seal() does with live blocks unless it is told otherwise.
     Retain retain = Retain::inherit;
@@ -139,6 +139,9 @@ struct ArenaOptions {
     bool trace_blocks = false;
     // The most bytes of physical memory the arena may hold; 0: no limit but the device's. See SharedVmmAllocator::set_budget.
     std::uint64_t arena_budget_bytes = 0;
+    // Bytes of addresses that the current space (SharedVmmAllocator::allocate) has from its beginning on; 0: addresses are reserved as
+    // they are needed. More is reserved when those are used up.
+    std::uint64_t reserve_bytes = 0;
 };
 
 // How to make an arena together with its device. 0 is the default of every number.
@@ -283,6 +286,14 @@ public:
     // Limits the bytes of physical memory the page pool may hold; 0: no limit. Nothing is taken away.
     void set_budget(std::uint64_t bytes) { detail::check(vmmgraph_device_set_budget(handle(), bytes)); }
 
+    // Gives the device's free pages back to the driver, after waiting for what the device still uses of spaces and blocks that are gone;
+    // their bytes. Tries again what the driver refused to take back earlier.
+    std::size_t trim() {
+        std::uint64_t released = 0;
+        detail::check(vmmgraph_device_trim(handle(), &released));
+        return static_cast<std::size_t>(released);
+    }
+
     // The C handle, still owned by this object; null if moved from.
     [[nodiscard]] vmmgraph_device_t handle() const noexcept { return handle_.get(); }
 
@@ -348,8 +359,9 @@ void with_launch(Launch& launch, Use&& use) {
 
 // A space: the addresses of one capture over the pages of its arena, which stay while the space does.
 //
-// The destructor waits for the arena's replays, unmaps the space and gives its addresses back: its graph must be gone by then, or
-// never be launched again.
+// The destructor does not block: what no live block of a torch allocator lies on (vmmgraph/torch.hpp) is unmapped once the arena's
+// replays so far are done. Its graph must be gone by then, or never be launched again, and work that was launched in any other way than
+// by replay() must be done.
 class Space {
 public:
     // Allocates a block of at least `bytes` for work on `stream`, aligned to 512 bytes, with undefined contents. The stream may be
@@ -360,11 +372,23 @@ public:
         return block;
     }
 
+    // As allocate(), for a block that the caller will keep when the capture ends: an output, a workspace. The kept blocks of all spaces
+    // of the arena lie packed on common pages, each on bytes of its own that no other block has until it is freed and the space is
+    // gone; so a few KiB do not cost a page. Not for what passes: its bytes would serve nobody else.
+    [[nodiscard]] void* allocate_kept(std::size_t bytes, void* stream = nullptr) {
+        void* block = nullptr;
+        detail::check(vmmgraph_space_allocate_kept(handle(), bytes, stream, &block));
+        return block;
+    }
+
     // Frees a block. Before the seal its pages serve the next block of the same stream; afterwards a retained block's pages return
-    // to the arena. Throws for null, for what is no live block of this space, and for a second free.
+    // to the arena, once the streams noted for it have passed. Throws for null, for what is no live block of this space, and for a
+    // second free.
     void free(void* block) { detail::check(vmmgraph_space_free(handle(), block)); }
 
-    // Notes that `stream` uses the block as well: once freed, it stays busy until the seal.
+    // Notes that `stream` uses the block as well. During the capture: once freed, it stays busy until the seal. After it: once freed,
+    // its bytes are nobody else's before what `stream` was given until then is done; the stream must exist until the block is freed
+    // or the space is gone.
     void record_stream(void* block, void* stream) { detail::check(vmmgraph_space_record_stream(handle(), block, stream)); }
 
     // Ends the capture; what it used. Blocks that are still live are treated as `retain` says. On failure the space is open as
@@ -376,8 +400,9 @@ public:
     }
 
     // Calls `launch()`, which gives the space's graph to `stream`, on this thread and in order after every earlier replay of the
-    // arena. An exception of `launch` arrives at the caller; the stream counts as used then. `launch` must not call this arena or
-    // its spaces.
+    // arena. An exception of `launch` arrives at the caller; the stream counts as used then. No lock is held meanwhile: `launch` may
+    // call the library, but a replay, a mark, a trim or a new space of this arena throws. A stream under capture is refused
+    // (VMMGRAPH_ERROR_STREAM_CAPTURING), the one of the last replay too.
     template <class F>
     void replay(void* stream, F&& launch) {
         detail::with_launch(launch, [&](vmmgraph_launch_fn trampoline, void* call) {
@@ -411,6 +436,9 @@ public:
             detail::check(vmmgraph_space_blocks_json(handle(), buffer, capacity, needed));
         });
     }
+
+    // Blocks until the arena's replays so far are done, this space's among them. Destroying a space does not wait.
+    void wait() { detail::check(vmmgraph_space_wait(handle())); }
 
     // The blocks that are live now, in address order: after the seal, those that were retained and not freed since.
     [[nodiscard]] std::vector<void*> live_blocks() const {
@@ -454,13 +482,14 @@ public:
         given.retain = static_cast<std::int32_t>(options.retain);
         given.flags = (options.poison ? VMMGRAPH_ARENA_POISON : 0) | (options.trace_blocks ? VMMGRAPH_ARENA_TRACE_BLOCKS : 0);
         given.budget_bytes = options.arena_budget_bytes;
+        given.reserve_bytes = options.reserve_bytes;
         vmmgraph_arena_t handle = nullptr;
         detail::check(vmmgraph_arena_create(device.handle(), &given, &handle));
         handle_ = Owned(handle);
     }
 
-    // Opens a space for a capture. No memory is taken before its first block. If replays came since the last mark, this marks
-    // them: the stream of the last replay must not be under capture already.
+    // Opens a space for a capture. No memory is taken before its first block. If replays came since the last mark, this marks them,
+    // so that the stream of the last replay may be captured; whatever that stream's state is, it does not fail because of it.
     [[nodiscard]] Space open_space() {
         vmmgraph_space_t space = nullptr;
         detail::check(vmmgraph_space_open(handle(), &space));
@@ -475,17 +504,18 @@ public:
         return Space(space);
     }
 
-    // Gives back the pages that no space maps, after waiting for the replays launched so far; their bytes.
+    // Gives back to the driver what nobody uses, on the whole device: waits for the arena's replays launched so far and for what is gone
+    // but was still used, and gives back the device's free pages; their bytes. As Device::trim beyond that.
     std::size_t trim() {
         std::uint64_t released = 0;
         detail::check(vmmgraph_arena_trim(handle(), &released));
         return static_cast<std::size_t>(released);
     }
 
-    // Limits the bytes of physical memory that the arena's pages take, shared ones and those of its spaces; 0: no limit but the
-    // device's. Nothing is taken away: with less than is held, every page that is missing throws OutOfMemory until spaces went and
-    // trim() gave back enough. Exact with any number of threads. Before an allocation or a seal fails, the arena gives back the
-    // pages that no space maps and tries once more.
+    // Limits the bytes of physical memory that the arena's pages take: shared ones, those of its spaces, and those of kept blocks; 0:
+    // no limit but the device's. Nothing is taken away: with less than is held, every page that is missing throws OutOfMemory until
+    // enough spaces went. Exact with any number of threads. Pages that no space maps do not count: they are the device's, and whoever
+    // asks next gets them. Before an allocation or a seal fails it waits a moment for what only waits for the device.
     void set_budget(std::uint64_t bytes) { detail::check(vmmgraph_arena_set_budget(handle(), bytes)); }
 
     // Orders everything replayed so far for good: the stream of the last replay may be captured or destroyed afterwards.
@@ -504,16 +534,17 @@ public:
     // Frees a block of the current space or of one before it. As Space::free.
     void deallocate(void* block) { detail::check(vmmgraph_arena_deallocate(handle(), block)); }
 
-    // The most bytes that were live at once in any one space.
+    // The most bytes that any one space has needed: handed out in one of these, live at once in one of open_space().
     [[nodiscard]] std::size_t high_water_mark() const { return static_cast<std::size_t>(stats().high_water_bytes); }
 
-    // Bytes in use in the current space.
+    // Where the next block of the current space goes, in bytes from its beginning: what was allocated there, freed or not; 0 behind
+    // a switch.
     [[nodiscard]] std::size_t current_offset() const { return static_cast<std::size_t>(stats().current_offset_bytes); }
 
-    // Bytes of physical memory the arena holds.
+    // Bytes of physical memory the arena holds: shared, retained and kept pages.
     [[nodiscard]] std::size_t mapped_size() const { return static_cast<std::size_t>(stats().physical_bytes); }
 
-    // Bytes of addresses reserved in all spaces.
+    // Bytes of addresses reserved in all spaces; reserve_bytes at least, if those were asked for.
     [[nodiscard]] std::size_t reserved_size() const { return static_cast<std::size_t>(stats().reserved_bytes); }
 
     // Whether there is an arena behind this object that can be used: not if it was moved from, and not if an internal error of the

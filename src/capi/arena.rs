@@ -42,7 +42,7 @@ pub struct vmmgraph_arena_options_t {
     pub struct_size: usize,
     /// Bytes of a small page, a power of two; 0: 2 MiB, or the device's granularity if that is larger.
     pub small_page_bytes: u64,
-    /// Bytes of a large page, a multiple of the small one; 0: 32 MiB, or the small page's bytes if those are more.
+    /// Bytes of a large page, a multiple of the small one; 0: 16 MiB, or the small page's bytes if those are more.
     pub large_page_bytes: u64,
     /// One of VMMGRAPH_RETAIN_*.
     pub retain: i32,
@@ -50,6 +50,9 @@ pub struct vmmgraph_arena_options_t {
     pub flags: i32,
     /// The most bytes of physical memory the arena may hold; 0: no limit but the device's. See vmmgraph_arena_set_budget.
     pub budget_bytes: u64,
+    /// Bytes of addresses that the current space (vmmgraph_arena_allocate) has from its beginning on; 0: addresses are reserved as they
+    /// are needed.
+    pub reserve_bytes: u64,
 }
 
 /// What an arena holds.
@@ -58,11 +61,11 @@ pub struct vmmgraph_arena_options_t {
 pub struct vmmgraph_arena_stats_t {
     /// Set to sizeof(vmmgraph_arena_stats_t) before the call.
     pub struct_size: usize,
-    /// Bytes of physical memory: shared and retained pages.
+    /// Bytes of physical memory: shared, retained and kept pages.
     pub physical_bytes: u64,
     /// Bytes of shared pages.
     pub shared_bytes: u64,
-    /// Bytes of shared pages that no space maps; trim gives them back.
+    /// Bytes of the device's free pages, which no space maps and whoever asks next gets; trim gives them back.
     pub free_bytes: u64,
     /// Bytes of pages that belong to single spaces.
     pub retained_bytes: u64,
@@ -72,22 +75,21 @@ pub struct vmmgraph_arena_stats_t {
     pub mapped_bytes: u64,
     /// Bytes of live blocks.
     pub live_bytes: u64,
-    /// The most bytes that were live at once in any one space.
+    /// The most bytes that any one space has needed: live at once, or handed out in a current space.
     pub high_water_bytes: u64,
-    /// Bytes of live blocks in the current space (vmmgraph_arena_allocate).
+    /// Where the next block of the current space (vmmgraph_arena_allocate) goes, in bytes from its beginning.
     pub current_offset_bytes: u64,
     /// Live blocks.
     pub blocks: u64,
     /// Spaces.
     pub spaces: u64,
-    /// Small shared pages.
-    pub small_pages: u64,
-    /// Large shared pages.
-    pub large_pages: u64,
+    /// Shared pages.
+    pub shared_pages: u64,
+    /// Bytes of pages for kept blocks.
+    pub kept_bytes: u64,
     /// 1 if an internal error closed the arena, which can only be destroyed then; else 0.
     pub closed: u64,
-    /// Bytes that count toward the budget: physical_bytes, and pages that are being created or given back, or that nobody wants any
-    /// more and the driver does not have yet.
+    /// Bytes that count toward the budget: physical_bytes, and what the driver is being asked for.
     pub charged_bytes: u64,
     /// The byte budget; 0: none.
     pub budget_bytes: u64,
@@ -111,6 +113,14 @@ fn flags(given: i32) -> Result<i32, Failure> {
     }
     let expected = "a sum of VMMGRAPH_ARENA_*";
     Err(Error::InvalidArgument { what: "flags", value: i128::from(given), expected }.into())
+}
+
+/// The stream that C names.
+///
+/// The functions that use it ask their callers that it exists; those that only note it, for as long as they say.
+pub(crate) fn stream_of(handle: *mut c_void) -> Stream {
+    // SAFETY: the contract of every C function that takes a stream: `vmmgraph_space_replay`, `vmmgraph_space_record_stream`.
+    unsafe { Stream::from_raw(handle as u64) }
 }
 
 /// What C calls a budget: 0 is none.
@@ -166,6 +176,7 @@ pub unsafe extern "C" fn vmmgraph_arena_create(
                 poison: flags(given.flags)? & VMMGRAPH_ARENA_POISON != 0,
                 trace_blocks: given.flags & VMMGRAPH_ARENA_TRACE_BLOCKS != 0,
                 budget_bytes: limit(given.budget_bytes),
+                reserve_bytes: given.reserve_bytes,
             },
             None => Options::default(),
         };
@@ -180,8 +191,8 @@ pub extern "C" fn vmmgraph_arena_destroy(arena: vmmgraph_arena_t) -> vmmgraph_st
     guard(|| remove::<SharedVmmAllocator, _>(arena).map(drop))
 }
 
-/// Gives back the pages that no space maps, after waiting for the replays launched so far. `released` (may be null) receives
-/// their bytes.
+/// Gives back to the driver what nobody uses, on the whole device: waits for the arena's replays launched so far and for what was
+/// unmapped behind others, and gives back the device's free pages. `released` (may be null) receives their bytes.
 ///
 /// # Safety
 /// `released` is null or writable.
@@ -200,10 +211,10 @@ pub unsafe extern "C" fn vmmgraph_arena_trim(
     })
 }
 
-/// Limits the bytes of physical memory that the arena's pages take, shared ones and those of its spaces; 0: no limit but the device's.
-/// Nothing is taken away: with less than is held, every page that is missing is refused with VMMGRAPH_ERROR_OVER_BUDGET until spaces
-/// were destroyed and trim gave back enough. Exact with any number of threads. Before an allocation or a seal fails, the arena gives
-/// back the pages that no space maps and tries once more.
+/// Limits the bytes of physical memory that the arena's pages take: shared ones, those of its spaces, and those of kept blocks; 0: no
+/// limit but the device's. Nothing is taken away: with less than is held, every page that is missing is refused with
+/// VMMGRAPH_ERROR_OVER_BUDGET until enough spaces were destroyed. Exact with any number of threads. Pages that no space maps do not count:
+/// they are the device's. Before an allocation or a seal fails, it waits a moment for what only waits for the device.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_arena_set_budget(arena: vmmgraph_arena_t, bytes: u64) -> vmmgraph_status_t {
     with(arena, |arena| {
@@ -234,8 +245,8 @@ pub unsafe extern "C" fn vmmgraph_arena_stats(
         stats.write(vmmgraph_arena_stats_t {
             struct_size: stats.struct_size,
             physical_bytes: now.physical_bytes,
-            shared_bytes: now.shared.bytes,
-            free_bytes: now.shared.free_bytes,
+            shared_bytes: now.shared_bytes,
+            free_bytes: arena.device().stats().free_bytes,
             retained_bytes: now.retained_bytes,
             reserved_bytes: now.reserved_bytes,
             mapped_bytes: now.mapped_bytes,
@@ -243,12 +254,12 @@ pub unsafe extern "C" fn vmmgraph_arena_stats(
             high_water_bytes: now.high_water_bytes,
             current_offset_bytes: arena.current_offset(),
             blocks: now.blocks,
-            spaces: now.spaces.len() as u64,
-            small_pages: now.shared.small_pages,
-            large_pages: now.shared.large_pages,
+            spaces: now.spaces,
+            shared_pages: now.shared_pages,
+            kept_bytes: now.kept_bytes,
             closed: u64::from(!arena.is_initialized()),
-            charged_bytes: now.charged_bytes,
-            budget_bytes: now.budget_bytes.unwrap_or(0),
+            charged_bytes: now.account.charged_bytes,
+            budget_bytes: now.account.most_bytes.unwrap_or(0),
         });
         Ok(())
     })
@@ -293,7 +304,7 @@ pub unsafe extern "C" fn vmmgraph_arena_allocate(
     with(arena, |arena| {
         // SAFETY: the caller's contract.
         let block = unsafe { out(block, "block") }?;
-        *block = arena.allocate(bytes, Stream(stream as u64))?.0 as *mut c_void;
+        *block = arena.allocate(bytes, stream_of(stream))?.0 as *mut c_void;
         Ok(())
     })
 }

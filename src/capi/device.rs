@@ -9,7 +9,7 @@ use super::sized::{OutStruct, options};
 use super::status::vmmgraph_status_t;
 use super::text::copy_text;
 use crate::error::Error;
-use crate::{Device, DriverChoice, DriverKind, HostOptions};
+use crate::{Device, DriverChoice, HostOptions};
 
 /// Never defined: a vmmgraph_device_t is a key, not an address.
 pub struct vmmgraph_device {
@@ -94,8 +94,19 @@ pub struct vmmgraph_device_stats_t {
     pub reserved_bytes: u64,
     /// Reservations that exist now.
     pub reservations: u64,
-    /// Things the driver refused to take back, kept for the next trim.
+    /// Things that wait until the device is done with them, and things the driver refused to take back: trim tries both again.
     pub pending: u64,
+    /// How often a free page was had without a call to the driver.
+    pub pages_reused: u64,
+}
+
+/// What C calls a platform; 0 for one that has no number yet.
+fn driver_number(platform: &str) -> i32 {
+    match DriverChoice::Named(platform) {
+        DriverChoice::CUDA => VMMGRAPH_DRIVER_CUDA,
+        DriverChoice::HOST => VMMGRAPH_DRIVER_HOST,
+        _ => VMMGRAPH_DRIVER_AUTO,
+    }
 }
 
 /// Opens a device. Opening one again gives another handle to the same page pool. `options` may be null.
@@ -117,8 +128,8 @@ pub unsafe extern "C" fn vmmgraph_device_open(
         if let Some(given) = given {
             choice = match given.driver {
                 VMMGRAPH_DRIVER_AUTO => DriverChoice::Auto,
-                VMMGRAPH_DRIVER_CUDA => DriverChoice::Cuda,
-                VMMGRAPH_DRIVER_HOST => DriverChoice::Host,
+                VMMGRAPH_DRIVER_CUDA => DriverChoice::CUDA,
+                VMMGRAPH_DRIVER_HOST => DriverChoice::HOST,
                 other => {
                     let expected = "VMMGRAPH_DRIVER_AUTO, _CUDA or _HOST";
                     return Err(Error::InvalidArgument {
@@ -172,12 +183,9 @@ pub unsafe extern "C" fn vmmgraph_device_info(
         unsafe { copy_text(&found.name, name.as_mut_ptr(), name.len(), std::ptr::null_mut()) };
         info.write(vmmgraph_device_info_t {
             struct_size: info.struct_size,
-            driver: match found.kind {
-                DriverKind::Cuda => VMMGRAPH_DRIVER_CUDA,
-                DriverKind::Host => VMMGRAPH_DRIVER_HOST,
-            },
+            driver: driver_number(found.platform),
             device: found.ordinal,
-            granularity_bytes: found.granularity,
+            granularity_bytes: device.driver().capabilities().granularity,
             total_bytes: found.total_bytes,
             name,
         });
@@ -224,7 +232,28 @@ pub unsafe extern "C" fn vmmgraph_device_stats(
             reserved_bytes: now.reserved_bytes,
             reservations: now.reservations,
             pending: now.pending,
+            pages_reused: now.pages_reused,
         });
+        Ok(())
+    })
+}
+
+/// Gives the device's free pages back to the driver, after waiting for what the device still uses of what is gone, and tries again what
+/// the driver refused to take back earlier. `released` (may be null) receives the bytes of the pages.
+///
+/// # Safety
+/// `released` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_device_trim(
+    device: vmmgraph_device_t,
+    released: *mut u64,
+) -> vmmgraph_status_t {
+    guard(|| {
+        let bytes = get::<Device, _>(device)?.trim()?;
+        if !released.is_null() {
+            // SAFETY: writable by the caller's contract.
+            unsafe { *released = bytes };
+        }
         Ok(())
     })
 }

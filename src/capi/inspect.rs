@@ -2,13 +2,14 @@
 
 use std::ffi::{c_char, c_void};
 
+use super::arena::stream_of;
 use super::guard::{items, null};
 use super::sized::OutStruct;
 use super::space::{vmmgraph_launch_fn, vmmgraph_space_t, with};
 use super::status::vmmgraph_status_t;
 use super::text::copy_text;
+use crate::Address;
 use crate::stats::to_json;
-use crate::{Address, Stream};
 
 /// The blocks that are live now as a JSON array, by address: address, bytes, which allocation of the space it was (from 1), and in an
 /// arena with VMMGRAPH_ARENA_TRACE_BLOCKS its age and the call stack that allocated it. Copies as vmmgraph_last_error_message does.
@@ -80,7 +81,7 @@ pub unsafe extern "C" fn vmmgraph_space_verify(
         }?);
         let outputs: Vec<_> = outputs.iter().map(|o| (Address(o.address as u64), o.bytes)).collect();
         // SAFETY: the caller's contract.
-        let found = space.verify(Stream(stream as u64), &outputs, || unsafe { launch(user) })?;
+        let found = unsafe { space.verify(stream_of(stream), &outputs, || launch(user)) }?;
         difference.write(vmmgraph_difference_t {
             struct_size: difference.struct_size,
             found: u64::from(found.is_some()),

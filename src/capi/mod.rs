@@ -40,6 +40,8 @@ pub use torch::*;
 use std::ffi::c_char;
 
 #[cfg(feature = "bridge")]
+pub(crate) use arena::stream_of;
+#[cfg(feature = "bridge")]
 pub(crate) use guard::{GuardedDrop, guarded};
 #[cfg(feature = "bridge")]
 pub(crate) use handle::{arena_of, space_of};

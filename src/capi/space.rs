@@ -3,12 +3,12 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use super::arena::{self, policy, policy_number, vmmgraph_arena_t};
+use super::arena::{self, policy, policy_number, stream_of, vmmgraph_arena_t};
 use super::guard::{Failure, guard, guard_closing, null, out};
 use super::handle::{get, register, remove};
 use super::sized::OutStruct;
 use super::status::vmmgraph_status_t;
-use crate::{Address, Phase, Space, Stream};
+use crate::{Address, Phase, Space};
 
 /// Never defined: a vmmgraph_space_t is a key, not an address.
 pub struct vmmgraph_space {
@@ -24,9 +24,11 @@ pub const VMMGRAPH_SPACE_OPEN: i32 = 0;
 pub const VMMGRAPH_SPACE_SEALED: i32 = 1;
 /// Undoing a failed driver call failed as well: it can only be destroyed.
 pub const VMMGRAPH_SPACE_BROKEN: i32 = 2;
+/// Its graph is gone; only what lies under live blocks is left.
+pub const VMMGRAPH_SPACE_RETIRED: i32 = 3;
 
-/// Launches a graph. Must not throw. Replaying, marking, trimming, and opening or destroying spaces in the same arena from inside it
-/// is VMMGRAPH_ERROR_WRONG_STATE.
+/// Launches a graph. Must not throw. No lock is held meanwhile: it may call any function, but replaying, marking, trimming and opening
+/// spaces in the same arena, and a replay in another one that would wait for this one, is VMMGRAPH_ERROR_WRONG_STATE.
 pub type vmmgraph_launch_fn = Option<unsafe extern "C" fn(user: *mut c_void)>;
 
 /// What a capture used.
@@ -63,7 +65,7 @@ pub struct vmmgraph_space_stats_t {
     pub struct_size: usize,
     /// The space's number, unique in the process.
     pub id: u64,
-    /// VMMGRAPH_SPACE_OPEN, _SEALED or _BROKEN.
+    /// VMMGRAPH_SPACE_OPEN, _SEALED, _BROKEN or _RETIRED.
     pub phase: i32,
     /// What its seal does with live blocks unless it is told otherwise: VMMGRAPH_RETAIN_OWN_PAGES or _SHARED_PAGES.
     pub retain: i32,
@@ -96,12 +98,13 @@ pub(super) fn with(
     guard_closing(close, || {
         let space = get(space)?;
         let result = body(&space);
-        space.audit();
+        space.check_books();
         result
     })
 }
 
-/// Opens a space for a capture. The arena's pages stay while the space does, also after the arena is destroyed.
+/// Opens a space for a capture. The arena's pages stay while the space does, also after the arena is destroyed. Replays so far are
+/// marked, so that their stream may be captured; whatever state that stream is in, this does not fail because of it.
 ///
 /// # Safety
 /// `space` is null or writable.
@@ -136,8 +139,9 @@ pub unsafe extern "C" fn vmmgraph_space_open_bump(
     })
 }
 
-/// Destroys a space: waits for its arena's replays, unmaps it and gives its addresses back. Its graph must be gone, or never be
-/// launched again.
+/// Destroys a space. Does not block: once its arena's replays so far are done, it is unmapped and its addresses go back, by whoever comes
+/// by then: the end of something else, vmmgraph_arena_trim, vmmgraph_device_trim, or an allocation that is short of memory. Its graph must
+/// be gone, or never be launched again. Pages under blocks that a torch tensor still owns stay until that is freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_space_destroy(space: vmmgraph_space_t) -> vmmgraph_status_t {
     guard(|| remove::<Space, _>(space).map(drop))
@@ -158,26 +162,51 @@ pub unsafe extern "C" fn vmmgraph_space_allocate(
     with(space, |space| {
         // SAFETY: the caller's contract.
         let block = unsafe { out(block, "block") }?;
-        *block = space.allocate(bytes, Stream(stream as u64))?.0 as *mut c_void;
+        *block = space.allocate(bytes, stream_of(stream))?.0 as *mut c_void;
+        Ok(())
+    })
+}
+
+/// As vmmgraph_space_allocate, for a block that the caller will keep when the capture ends: an output, a workspace. The kept blocks of
+/// all spaces lie packed on common pages, each on bytes of its own until it is freed and its space is destroyed, so that a few KiB do
+/// not cost a page.
+///
+/// # Safety
+/// `block` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_space_allocate_kept(
+    space: vmmgraph_space_t,
+    bytes: u64,
+    stream: *mut c_void,
+    block: *mut *mut c_void,
+) -> vmmgraph_status_t {
+    with(space, |space| {
+        // SAFETY: the caller's contract.
+        let block = unsafe { out(block, "block") }?;
+        *block = space.allocate_kept(bytes, stream_of(stream))?.0 as *mut c_void;
         Ok(())
     })
 }
 
 /// Frees a block. Before the seal its pages serve the next block of the same stream; afterwards a retained block's pages return
-/// to the arena. Its addresses stay mapped, since the graph writes there.
+/// to the arena, once the streams noted for it have passed. Its addresses stay mapped, since the graph writes there.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_space_free(space: vmmgraph_space_t, block: *mut c_void) -> vmmgraph_status_t {
     with(space, |space| Ok(space.free(Address(block as u64))?))
 }
 
-/// Notes that `stream` uses the block as well: once freed, it stays busy until the seal.
+/// Notes that `stream` uses the block as well. During the capture: once freed, it stays busy until the seal. After it: once freed, its
+/// bytes are nobody else's before what `stream` was given until then is done.
+///
+/// # Safety
+/// `stream` is a stream of the device that exists until the block is freed or its space destroyed.
 #[unsafe(no_mangle)]
-pub extern "C" fn vmmgraph_space_record_stream(
+pub unsafe extern "C" fn vmmgraph_space_record_stream(
     space: vmmgraph_space_t,
     block: *mut c_void,
     stream: *mut c_void,
 ) -> vmmgraph_status_t {
-    with(space, |space| Ok(space.record_stream(Address(block as u64), Stream(stream as u64))?))
+    with(space, |space| Ok(space.record_stream(Address(block as u64), stream_of(stream))?))
 }
 
 /// Ends the capture. Blocks that are still live are treated as `retain` (one of VMMGRAPH_RETAIN_*) says. `report` may be null. On
@@ -217,8 +246,17 @@ pub unsafe extern "C" fn vmmgraph_space_seal(
     })
 }
 
+/// Blocks the caller until the replays of the arena that were launched so far are done, this space's among them: afterwards what its
+/// graph reads and writes may go. Destroying the space does not wait. VMMGRAPH_ERROR_STREAM_CAPTURING if the stream of the last replay is
+/// being captured and was not marked before.
+#[unsafe(no_mangle)]
+pub extern "C" fn vmmgraph_space_wait(space: vmmgraph_space_t) -> vmmgraph_status_t {
+    with(space, |space| Ok(space.wait()?))
+}
+
 /// Calls `launch(user)`, which gives the space's graph to `stream`, in order after every earlier replay of the arena: no two of
-/// them overlap, whatever their streams and threads. The same stream as the last replay costs no driver call.
+/// them overlap, whatever their streams and threads. The same stream as the last replay costs one question to the driver: a stream under
+/// capture is VMMGRAPH_ERROR_STREAM_CAPTURING, and its capture goes on.
 ///
 /// # Safety
 /// `launch` is null or may be called with `user`; it must not throw.
@@ -232,7 +270,7 @@ pub unsafe extern "C" fn vmmgraph_space_replay(
     with(space, |space| {
         let launch = launch.ok_or_else(|| null("launch"))?;
         // SAFETY: the caller's contract.
-        Ok(space.replay(Stream(stream as u64), || unsafe { launch(user) })?)
+        Ok(space.replay(stream_of(stream), || unsafe { launch(user) })?)
     })
 }
 
@@ -285,6 +323,7 @@ pub unsafe extern "C" fn vmmgraph_space_stats(
                 Phase::Open => VMMGRAPH_SPACE_OPEN,
                 Phase::Sealed => VMMGRAPH_SPACE_SEALED,
                 Phase::Broken => VMMGRAPH_SPACE_BROKEN,
+                Phase::Retired => VMMGRAPH_SPACE_RETIRED,
             },
             retain: policy_number(now.retain),
             blocks: now.blocks,

@@ -4,7 +4,10 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 use super::*;
-use crate::driver::{DeviceInfo, Driver, Event, HostDriver, PageHandle};
+use crate::driver::{
+    Capabilities, DeviceInfo, Driver, Event, HostDriver, Memory, NotMapped, PageHandle, StreamState,
+    Timeline, Transfer, Whole,
+};
 use crate::error::Result;
 use crate::{Address, Device, HostOptions, Options, SharedVmmAllocator, Stream};
 
@@ -12,34 +15,61 @@ use crate::{Address, Device, HostOptions, Options, SharedVmmAllocator, Stream};
 #[derive(Debug)]
 struct Buggy(HostDriver);
 
+impl Driver for Buggy {
+    fn info(&self) -> &DeviceInfo {
+        self.0.info()
+    }
+    fn capabilities(&self) -> &Capabilities {
+        self.0.capabilities()
+    }
+}
+
 macro_rules! forward {
     ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {$(
-        fn $name(&self, $($arg: $type),*) -> $result {
-            self.0.$name($($arg),*)
+        unsafe fn $name(&self, $($arg: $type),*) -> $result {
+            // SAFETY: the caller's promise.
+            unsafe { self.0.$name($($arg),*) }
         }
     )*};
 }
 
-impl Driver for Buggy {
+// SAFETY: what is done is done by the host driver, with the callers' promises.
+unsafe impl Memory for Buggy {
     fn reserve(&self, _: u64) -> Result<Address> {
         panic!("planted")
     }
+    fn free_bytes(&self) -> Result<u64> {
+        self.0.free_bytes()
+    }
+    fn create(&self, len: u64) -> Result<PageHandle> {
+        self.0.create(len)
+    }
     forward! {
-        info() -> &DeviceInfo;
-        free_bytes() -> Result<u64>;
         free_addresses(base: Address, len: u64) -> Result<()>;
-        create(len: u64) -> Result<PageHandle>;
         release(page: PageHandle) -> Result<()>;
-        map(at: Address, len: u64, page: PageHandle) -> Result<()>;
-        set_access(at: Address, len: u64) -> Result<()>;
+        map(at: Address, pages: &[Whole]) -> Result<(), NotMapped>;
         unmap(at: Address, len: u64) -> Result<()>;
-        event_create() -> Result<Event>;
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Timeline for Buggy {
+    fn event_create(&self) -> Result<Event> {
+        self.0.event_create()
+    }
+    forward! {
+        stream_state(stream: Stream) -> Result<StreamState>;
         event_destroy(event: Event) -> Result<()>;
         event_record(event: Event, stream: Stream) -> Result<()>;
         event_wait(event: Event, stream: Stream) -> Result<()>;
+        event_query(event: Event) -> Result<bool>;
         event_synchronize(event: Event) -> Result<()>;
-        is_capturing(stream: Stream) -> Result<bool>;
-        synchronize() -> Result<()>;
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Transfer for Buggy {
+    forward! {
         fill(at: Address, len: u64, value: u32, stream: Stream) -> Result<()>;
         read(at: Address, into: &mut [u8]) -> Result<()>;
         write(at: Address, from: &[u8]) -> Result<()>;

@@ -6,13 +6,13 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
-use super::arena::vmmgraph_arena_t;
+use super::arena::{stream_of, vmmgraph_arena_t};
 use super::guard::{guard, guard_closing};
 use super::handle::get;
 use super::log::start;
 use super::status::vmmgraph_status_t;
 use crate::error::{Error, Result};
-use crate::{Address, Device, DriverChoice, HostOptions, Options, SharedVmmAllocator, Stream};
+use crate::{Address, Device, DriverChoice, HostOptions, Options, SharedVmmAllocator};
 
 type Arenas = Mutex<HashMap<i32, Arc<SharedVmmAllocator>>>;
 
@@ -73,7 +73,7 @@ pub extern "C" fn vmmgraph_torch_alloc(size: isize, device: i32, stream: *mut c_
         || close(device),
         || {
             // A negative size becomes one beyond every limit.
-            block = arena_of(device)?.allocate(size as u64, Stream(stream as u64))?.0 as *mut c_void;
+            block = arena_of(device)?.allocate(size as u64, stream_of(stream))?.0 as *mut c_void;
             Ok(())
         },
     );

@@ -1,119 +1,270 @@
 //! The one platform door: everything the library asks of a driver.
 //!
-//! Preconditions, the same for every function and never checked twice above this door:
+//! Three traits, since a platform's answers to them differ independently: [`Memory`] (addresses and pages), [`Timeline`] (streams
+//! and events) and [`Transfer`] (bytes). What a platform can and cannot do is data, [`Capabilities`]; above this door nobody asks
+//! which platform it is. Platforms are rows of a table and are opened by name ([`platform`]).
 //!
-//! * lengths are non-zero multiples of [`DeviceInfo::granularity`], and so are addresses;
-//! * a page is mapped whole, at its beginning, and unmapped by exactly the range it was mapped to;
-//! * addresses are returned with the base and length they were reserved with, after the last unmap inside them;
-//! * a page is released once; it may still be mapped, and its memory goes back after the last unmap;
-//! * whoever unmaps has made sure that the device no longer uses those addresses: unmapping does not wait.
+//! The traits are `unsafe`, as are the functions that take handles, addresses or streams: what the callers promise is stated
+//! here once, and only `pages/` calls them.
 //!
-//! Every function may be called from any thread, with any CUDA context current, also while a stream of that thread is being
-//! captured. A failed call has changed nothing. A driver that is already shut down answers the functions that give things
-//! back (`free_addresses`, `release`, `unmap`, `event_destroy`) with success, since then there is nothing left to give.
+//! * Lengths are non-zero multiples of [`Capabilities::granularity`], and so are addresses.
+//! * A page is mapped whole. What is unmapped is one or more whole mappings without a gap between them.
+//! * Addresses are returned with the base and length they were reserved with, after the last unmap inside them.
+//! * A page is released once; it may still be mapped, and its memory goes back after the last unmap.
+//! * Whoever unmaps has made sure that the device no longer uses those addresses, unless [`Capabilities::unmap_waits`].
+//!
+//! Every function may be called from any thread, with any context current, also while a stream of that thread is being captured,
+//! and none waits for a device or a context. A failed call has changed nothing, unless it says otherwise. A driver that is already
+//! shut down answers the functions that give things back (`free_addresses`, `release`, `unmap`, `event_destroy`) with success,
+//! since then there is nothing left to give.
 
 use std::fmt;
 use std::sync::Arc;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::units::{Address, Stream};
 
 mod cuda;
 mod host;
-mod select;
+pub mod platform;
 
 pub use cuda::CudaDriver;
 pub use host::{HostDriver, HostOptions};
-pub use select::{DriverChoice, open};
-
-/// Which driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DriverKind {
-    /// An NVIDIA GPU.
-    Cuda,
-    /// This machine's own memory: memfd pages mapped into the process.
-    Host,
-}
-
-impl fmt::Display for DriverKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Cuda => "cuda",
-            Self::Host => "host",
-        })
-    }
-}
+pub use platform::{DriverChoice, Platform, open};
 
 /// What does not change about a device.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
-    /// The driver behind it.
-    pub kind: DriverKind,
-    /// The device's number with that driver.
+    /// The name of the [`Platform`] behind it.
+    pub platform: &'static str,
+    /// The device's number on that platform.
     pub ordinal: i32,
     /// The device's name.
     pub name: String,
-    /// What mapped lengths and addresses must be multiples of, in bytes.
-    pub granularity: u64,
     /// Bytes of the device.
     pub total_bytes: u64,
 }
 
-/// A physical page as the driver knows it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PageHandle(pub u64);
+/// Whether, and when, one address of a page shows what was written through another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Alias {
+    /// A page can be mapped once.
+    None,
+    /// Once the operation that wrote (launch, copy, fill) is complete (CUDA programming guide, "virtual aliasing").
+    AtBoundaries,
+    /// At once.
+    Coherent,
+}
 
-/// An event: a point in a stream's work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Event(pub u64);
+/// What a platform can do, as data. Sizes are in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// What mapped lengths and addresses must be multiples of.
+    pub granularity: u64,
+    /// The longest page that can be created.
+    pub largest_page: u64,
+    /// The longest range that can be reserved.
+    pub largest_reservation: u64,
+    /// What two addresses of one page show of each other.
+    pub alias: Alias,
+    /// Pages can be mapped while a stream is captured.
+    pub map_while_capturing: bool,
+    /// Another page may take the place of one under an instantiated graph that does not run.
+    pub replace_under_graph: bool,
+    /// `unmap` waits until the device no longer uses the addresses.
+    pub unmap_waits: bool,
+    /// File descriptors of the process that a page takes.
+    pub descriptors_per_page: u32,
+}
 
-/// A device's memory and the few things needed to keep its users in order. See the module for the preconditions.
-pub trait Driver: fmt::Debug + Send + Sync {
-    /// What does not change about the device.
-    fn info(&self) -> &DeviceInfo;
+macro_rules! handle {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub struct $name(u64);
 
+        impl $name {
+            /// The driver's own value for it.
+            ///
+            /// # Safety
+            /// The value is one that the driver gave out for such an object, which still exists.
+            #[must_use]
+            pub const unsafe fn from_raw(value: u64) -> Self {
+                Self(value)
+            }
+
+            /// The driver's own value.
+            #[must_use]
+            pub fn raw(self) -> u64 {
+                self.0
+            }
+        }
+    };
+}
+
+handle! {
+    /// A physical page as the driver knows it. Safe code cannot make one up:
+    ///
+    /// ```compile_fail
+    /// let forged = vmmgraph::driver::PageHandle(5);
+    /// ```
+    PageHandle
+}
+handle! {
+    /// An event: a point in a stream's work. Safe code cannot make one up:
+    ///
+    /// ```compile_fail
+    /// let forged = vmmgraph::driver::Event(5);
+    /// ```
+    Event
+}
+
+/// A page to be mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Whole {
+    /// The page.
+    pub page: PageHandle,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
+/// A [`Memory::map`] that stopped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotMapped {
+    /// Why.
+    pub error: Error,
+    /// How many of the pages, from the first, are mapped all the same, because undoing that failed as well; mostly 0.
+    pub mapped: usize,
+}
+
+/// Addresses and pages.
+///
+/// # Safety
+/// An implementation does what the module says, so that callers who keep the module's promises never touch memory that is not
+/// theirs.
+pub unsafe trait Memory {
     /// Bytes free on the device now.
     fn free_bytes(&self) -> Result<u64>;
 
     /// Reserves addresses; no memory is behind them.
     fn reserve(&self, len: u64) -> Result<Address>;
+
     /// Gives a reservation back.
-    fn free_addresses(&self, base: Address, len: u64) -> Result<()>;
+    ///
+    /// # Safety
+    /// A reservation of this driver, with nothing mapped in it and nobody using it.
+    unsafe fn free_addresses(&self, base: Address, len: u64) -> Result<()>;
 
-    /// Creates a physical page. [`Error::OutOfMemory`](crate::error::Error::OutOfMemory) only when that is what happened.
+    /// Creates a physical page. [`Error::OutOfMemory`] only when that is what happened.
     fn create(&self, len: u64) -> Result<PageHandle>;
-    /// Gives a physical page back.
-    fn release(&self, page: PageHandle) -> Result<()>;
 
-    /// Puts a page behind `len` reserved addresses, `len` being the page's own size. Not yet accessible.
-    fn map(&self, at: Address, len: u64, page: PageHandle) -> Result<()>;
-    /// Lets the device read and write a mapped range.
-    fn set_access(&self, at: Address, len: u64) -> Result<()>;
-    /// Takes the page away from a range.
-    fn unmap(&self, at: Address, len: u64) -> Result<()>;
+    /// Gives a physical page back.
+    ///
+    /// # Safety
+    /// A page of this driver that was not released before.
+    unsafe fn release(&self, page: PageHandle) -> Result<()>;
+
+    /// Puts pages behind reserved addresses, one behind the other from `at` on, readable and writable by the device.
+    ///
+    /// # Errors
+    /// What the driver says, with the pages that are mapped all the same.
+    ///
+    /// # Safety
+    /// The addresses are reserved, nothing is mapped there, and the pages are live and as long as said.
+    unsafe fn map(&self, at: Address, pages: &[Whole]) -> Result<(), NotMapped>;
+
+    /// Takes away all pages of a range.
+    ///
+    /// # Safety
+    /// Whole mappings without a gap, which the device no longer uses.
+    unsafe fn unmap(&self, at: Address, len: u64) -> Result<()>;
+}
+
+/// What a stream is doing, as far as recording in it and launching on it go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamState {
+    /// Nothing stands in the way.
+    Ready,
+    /// It is being captured, or (the legacy default stream) using it would break a capture that is under way elsewhere.
+    Capturing,
+}
+
+/// Streams and events.
+///
+/// # Safety
+/// As [`Memory`].
+pub unsafe trait Timeline {
+    /// Whether a stream may be used without breaking a capture. Breaks none itself, and is cheap: every replay asks.
+    ///
+    /// # Safety
+    /// The stream exists.
+    unsafe fn stream_state(&self, stream: Stream) -> Result<StreamState>;
 
     /// Creates an event that nothing has been recorded in.
     fn event_create(&self) -> Result<Event>;
-    /// Destroys an event.
-    fn event_destroy(&self, event: Event) -> Result<()>;
-    /// Moves the event to the end of what has been given to `stream` so far.
-    fn event_record(&self, event: Event, stream: Stream) -> Result<()>;
-    /// Makes later work of `stream` wait for the event. Does not block the caller.
-    fn event_wait(&self, event: Event, stream: Stream) -> Result<()>;
-    /// Blocks the caller until the event has happened.
-    fn event_synchronize(&self, event: Event) -> Result<()>;
-    /// Whether the stream is being captured into a graph.
-    fn is_capturing(&self, stream: Stream) -> Result<bool>;
-    /// Blocks the caller until the device has done everything given to it.
-    fn synchronize(&self) -> Result<()>;
 
+    /// Destroys an event.
+    ///
+    /// # Safety
+    /// An event of this driver, destroyed once.
+    unsafe fn event_destroy(&self, event: Event) -> Result<()>;
+
+    /// Moves the event to the end of what has been given to `stream` so far.
+    ///
+    /// # Safety
+    /// A live event of this driver and a stream that exists and is [`Ready`](StreamState::Ready).
+    unsafe fn event_record(&self, event: Event, stream: Stream) -> Result<()>;
+
+    /// Makes later work of `stream` wait for the event. Does not block the caller.
+    ///
+    /// # Safety
+    /// As [`event_record`](Self::event_record).
+    unsafe fn event_wait(&self, event: Event, stream: Stream) -> Result<()>;
+
+    /// Whether the event has happened.
+    ///
+    /// # Safety
+    /// A live event of this driver.
+    unsafe fn event_query(&self, event: Event) -> Result<bool>;
+
+    /// Blocks the caller until the event has happened.
+    ///
+    /// # Safety
+    /// A live event of this driver.
+    unsafe fn event_synchronize(&self, event: Event) -> Result<()>;
+}
+
+/// Bytes.
+///
+/// # Safety
+/// As [`Memory`].
+pub unsafe trait Transfer {
     /// Sets `len` bytes (a multiple of four) to a repeated 32-bit value, in the stream's order.
-    fn fill(&self, at: Address, len: u64, value: u32, stream: Stream) -> Result<()>;
+    ///
+    /// # Safety
+    /// The range is mapped and the caller's to write; the stream exists.
+    unsafe fn fill(&self, at: Address, len: u64, value: u32, stream: Stream) -> Result<()>;
+
     /// Copies device bytes to the host; returns when they are there.
-    fn read(&self, at: Address, into: &mut [u8]) -> Result<()>;
+    ///
+    /// # Safety
+    /// The range is memory of the device, mapped.
+    unsafe fn read(&self, at: Address, into: &mut [u8]) -> Result<()>;
+
     /// Copies host bytes to the device; returns when they are there.
-    fn write(&self, at: Address, from: &[u8]) -> Result<()>;
+    ///
+    /// # Safety
+    /// As [`fill`](Self::fill).
+    unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()>;
+}
+
+/// One device of a platform.
+pub trait Driver: Memory + Timeline + Transfer + fmt::Debug + Send + Sync {
+    /// What does not change about the device.
+    fn info(&self) -> &DeviceInfo;
+
+    /// What the platform can do.
+    fn capabilities(&self) -> &Capabilities;
 }
 
 /// A driver shared by everything on its device.

@@ -1,34 +1,58 @@
-//! Physical pages: who owns each, who maps it, and when it goes back to the device.
+//! Physical pages: every one of a device, who holds it, where it is mapped, whose budget it counts toward.
 //!
 //! ```text
-//!   PagePool (one a device)      every page: handle, bytes, owner, pins
-//!     ^            ^
-//!     |            SharedSet (one an arena)   numbered pages  small[0] small[1] ..  large[0] large[1] ..
-//!     |              ^                        that every space of the arena may map
-//!   Reservation ---- | ---- addresses, and the pages mapped there (each mapping holds a Pin)
+//!   SharedSet (one an arena)      numbered pages                                                 shared.rs
+//!   Change                        a journal of steps that commits or is undone in reverse        change.rs
+//!   Reservation                   a range of addresses                                           reservation.rs
+//!   PagePool (one a device)       pages, mappings, free lists, accounts                          pool.rs  mappings.rs
+//!      accounts                   a tree of budgets                                              account.rs
+//!      ledger                     who holds what; the audit                                      ledger.rs
+//!      deferred                   what waits for a fence, and what the driver refused            deferred.rs
+//!      reclaimers                 who is asked when memory is short                              reclaim.rs
+//!   Fence, Mark                   points in streams' work                                        fence.rs
 //! ```
 //!
-//! A page lives while it has an owner or a [`Pin`]. Handing a page over is a change of owner, never a copy. An owner that no
-//! longer wants a page *dooms* it; the memory goes back to the driver with the last pin. What a failing driver would not take
-//! back is kept on a list and tried again by [`PagePool::retry`], so that nothing is ever lost.
+//! A page that nobody maps and nobody has pinned is *free*: it belongs to the device, lies on the list of its size, and goes to
+//! whoever asks next, without a call to the driver. Free pages go back to the driver when another size is needed, at a trim, and
+//! at the end of an arena.
+//!
+//! The pool's lock is a leaf: it is never held across the driver, a reclaimer or a log line.
 
-mod budget;
+mod account;
+mod change;
+mod deferred;
+mod fence;
 mod ledger;
+mod mappings;
 mod pool;
+mod reclaim;
 mod reservation;
 mod shared;
+#[cfg(test)]
+mod tests;
 
-pub use ledger::Holding;
-pub use pool::{Owner, PagePool, Pin, PoolStats};
-pub use reservation::{NotReplaced, Reservation};
-pub use shared::{Acquired, SharedSet, SharedStats};
+pub use account::{Account, AccountStats, Limits};
+pub use change::{Calls, Change};
+pub use deferred::Remains;
+pub(crate) use deferred::retry_orphans;
+pub use fence::{Events, Fence, Mark, Promise};
+pub use ledger::{Holder, Holding};
+pub use mappings::Mapping;
+pub use pool::{PagePool, PoolStats};
+pub use reclaim::Reclaimer;
+pub use reservation::Reservation;
+pub use shared::SharedSet;
 
 slotmap::new_key_type! {
-    /// A page of the pool. Never reused for another page.
+    /// A page of the pool. Never used for another page; a page that was free has another one afterwards.
     pub struct PageId;
+    /// A range of addresses.
+    pub struct RangeId;
+    /// A budget.
+    pub struct AccountId;
 }
 
-/// The size class of a page.
+/// The size class of a numbered page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
     /// Slabs, retained blocks, and what fills the addresses between those.
@@ -39,8 +63,8 @@ pub enum Class {
 
 /// A numbered page of an arena's shared set.
 ///
-/// Numbers, not handles, are what allocation policy deals in: a space that behaves the same uses the same numbers, whatever
-/// was captured before it.
+/// Numbers, not handles, are what placement deals in: a space that behaves the same uses the same numbers, whatever was captured
+/// before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageNo {
     /// The size class.

@@ -1,59 +1,37 @@
-//! The page pool of one device.
+//! The page pool of one device: every page, who holds it, and how one is had.
 
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
 use serde::Serialize;
 use slotmap::SlotMap;
 
-use super::PageId;
-use super::budget::Accounts;
-use super::reservation::Remains;
-use crate::driver::{Event, PageHandle, SharedDriver};
+use super::account::Accounts;
+use super::deferred::Deferred;
+use super::fence::Events;
+use super::ledger::{Holder, Tally};
+use super::mappings::Range;
+use super::reclaim::Reclaimers;
+use super::{AccountId, PageId, RangeId};
+use crate::driver::{PageHandle, SharedDriver};
 use crate::error::{Error, Result};
-use crate::sync::Mutex;
+use crate::sync::{Mutex, MutexGuard};
+use crate::units::Address;
 
-/// Who a page belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(tag = "kind", rename_all = "lowercase")]
-pub enum Owner {
-    /// An arena: every space of it may map the page.
-    Shared {
-        /// The arena's number.
-        arena: u64,
-    },
-    /// One space: the page holds retained blocks, and no other space maps it.
-    Retained {
-        /// The arena's number.
-        arena: u64,
-        /// The space's number.
-        space: u64,
-    },
-    /// Nobody: it goes back to the driver with its last pin.
-    Doomed {
-        /// The number of the arena whose it was, against which it counts until the driver has it.
-        arena: u64,
-    },
-}
+/// How often a page is asked for again while other threads give some back.
+const TRIES: u32 = 1000;
 
-impl Owner {
-    /// The number of the arena whose page it is, or was before nobody wanted it any more.
-    #[must_use]
-    pub fn arena(self) -> u64 {
-        match self {
-            Self::Shared { arena } | Self::Retained { arena, .. } | Self::Doomed { arena } => arena,
-        }
-    }
-
-    pub(super) fn is_doomed(self) -> bool {
-        matches!(self, Self::Doomed { .. })
-    }
-}
-
+#[derive(Debug)]
 pub(super) struct Page {
-    handle: PageHandle,
+    pub(super) handle: PageHandle,
     pub(super) bytes: u64,
-    pub(super) owner: Owner,
+    pub(super) holder: Holder,
+    /// Whose budget it counts toward; `None` if it is free, or the driver would not take it back.
+    pub(super) account: Option<AccountId>,
+    /// Where it shows.
+    pub(super) mappings: BTreeSet<(RangeId, u64)>,
+    /// Changes under way that rely on it.
     pub(super) pins: u32,
 }
 
@@ -64,9 +42,9 @@ pub struct PoolStats {
     pub physical_bytes: u64,
     /// The most bytes ever held at once.
     pub peak_physical_bytes: u64,
-    /// Bytes owned by single spaces (retained blocks).
+    /// Bytes held for single spaces and for kept blocks.
     pub retained_bytes: u64,
-    /// Bytes of pages that are mapped nowhere.
+    /// Bytes of free pages: nobody maps them, and whoever asks next gets them.
     pub free_bytes: u64,
     /// The byte budget; `None`: none.
     pub budget_bytes: Option<u64>,
@@ -76,9 +54,11 @@ pub struct PoolStats {
     pub pages_created: u64,
     /// Pages given back so far.
     pub pages_released: u64,
+    /// How often a free page was had without a call to the driver.
+    pub pages_reused: u64,
     /// Mappings that exist now.
     pub mappings: u64,
-    /// Mappings made so far (each is one map and one set-access call).
+    /// Mappings made so far.
     pub maps: u64,
     /// Mappings taken away so far.
     pub unmaps: u64,
@@ -86,50 +66,172 @@ pub struct PoolStats {
     pub reserved_bytes: u64,
     /// Reservations that exist now.
     pub reservations: u64,
-    /// Things the driver has refused to take back so far, kept for the next try.
+    /// Things that wait for a fence, and things that the driver has refused to take back so far: both are tried again.
     pub pending: u64,
 }
 
-#[derive(Default)]
 pub(super) struct State {
     pub(super) pages: SlotMap<PageId, Page>,
-    /// Ranges whose teardown the driver refused.
-    remains: Vec<Remains>,
-    /// Ranges that the replays of an arena may still be using.
-    deferred: Vec<(u64, Remains)>,
-    /// Events it would not destroy.
-    events: Vec<Event>,
-    pub(super) stats: PoolStats,
+    /// Pages that nobody maps or has pinned, by size.
+    pub(super) free: BTreeMap<u64, Vec<PageId>>,
+    pub(super) ranges: SlotMap<RangeId, Range>,
+    /// Every range by its base.
+    pub(super) bases: BTreeMap<u64, RangeId>,
+    pub(super) accounts: Accounts,
+    pub(super) tallies: HashMap<Holder, Tally>,
+    /// Bytes of free pages, and of those that the driver would not take back.
+    pub(super) free_bytes: u64,
+    pub(super) refused_bytes: u64,
+    /// Pages that the driver would not take back.
+    pub(super) refused: Vec<PageId>,
+    /// Ranges whose teardown it refused.
+    pub(super) stuck: Vec<RangeId>,
+    pub(super) deferred: Vec<Deferred>,
     /// Bytes that the driver is being asked for.
     pub(super) creating: u64,
     /// Pages that the driver is being given back, and their bytes.
     pub(super) releasing: (u64, u64),
-    /// The same bytes by arena.
-    pub(super) accounts: Accounts,
+    pub(super) stats: PoolStats,
 }
 
 impl State {
-    fn hold(&mut self, page: Page) -> PageId {
+    /// Bytes of the device that are in nobody's account.
+    pub(super) fn unaccounted(&self) -> u64 {
+        self.free_bytes + self.refused_bytes + self.releasing.1
+    }
+
+    /// A number that changes with every page that comes, goes or changes hands.
+    fn activity(&self) -> u64 {
+        let stats = &self.stats;
+        stats.pages_created + stats.pages_released + stats.pages_reused + stats.maps + stats.unmaps
+    }
+
+    /// Whether bytes are on their way from or to the driver.
+    fn others_at_work(&self) -> bool {
+        self.releasing.0 > 0 || self.creating > 0
+    }
+
+    /// Adds a page to the books.
+    fn enter(&mut self, page: Page) -> PageId {
         self.stats.physical_bytes += page.bytes;
         self.stats.peak_physical_bytes = self.stats.peak_physical_bytes.max(self.stats.physical_bytes);
-        self.accounts.change(page.owner.arena(), |account| account.held += page.bytes);
+        self.begin(&page);
         self.pages.insert(page)
+    }
+
+    /// What depends on holder and account, added.
+    fn begin(&mut self, page: &Page) {
+        match (page.holder, page.account) {
+            (Holder::Free, _) => self.free_bytes += page.bytes,
+            (Holder::Leaving, _) => self.refused_bytes += page.bytes,
+            (_, Some(account)) => {
+                self.accounts.join(account);
+                self.accounts.change(account, page.bytes as i64, 0);
+            }
+            (_, None) => {}
+        }
+        self.count(page.holder, 1, page.bytes as i64, page.mappings.len() as i64);
+    }
+
+    /// The same, taken away.
+    fn end(&mut self, page: &Page) {
+        match (page.holder, page.account) {
+            (Holder::Free, _) => self.free_bytes -= page.bytes,
+            (Holder::Leaving, _) => self.refused_bytes -= page.bytes,
+            (_, Some(account)) => {
+                self.accounts.change(account, -(page.bytes as i64), 0);
+                self.accounts.leave(account);
+            }
+            (_, None) => {}
+        }
+        self.count(page.holder, -1, -(page.bytes as i64), -(page.mappings.len() as i64));
+    }
+
+    /// Changes what a holder has.
+    pub(super) fn count(&mut self, holder: Holder, pages: i64, bytes: i64, mappings: i64) {
+        if matches!(holder, Holder::Retained { .. } | Holder::Kept { .. }) {
+            self.stats.retained_bytes = self.stats.retained_bytes.saturating_add_signed(bytes);
+        }
+        let tally = self.tallies.entry(holder).or_default();
+        tally.pages = tally.pages.saturating_add_signed(pages);
+        tally.bytes = tally.bytes.saturating_add_signed(bytes);
+        tally.mappings = tally.mappings.saturating_add_signed(mappings);
+        if *tally == Tally::default() {
+            self.tallies.remove(&holder);
+        }
+    }
+
+    /// Takes a page off the books.
+    fn remove(&mut self, id: PageId) -> Option<Page> {
+        let page = self.pages.remove(id)?;
+        self.stats.physical_bytes -= page.bytes;
+        self.end(&page);
+        Some(page)
+    }
+
+    fn rename(&mut self, id: PageId, holder: Holder, account: Option<AccountId>) -> Option<PageId> {
+        let mut page = self.pages.remove(id)?;
+        self.end(&page);
+        (page.holder, page.account) = (holder, account);
+        self.begin(&page);
+        Some(self.pages.insert(page))
+    }
+
+    /// A page that nobody maps or has pinned any more is free, under another name: whoever still knows the old one finds nothing.
+    pub(super) fn settle(&mut self, id: PageId) {
+        let Some(page) = self.pages.get(id) else { return };
+        if page.pins > 0 || !page.mappings.is_empty() || matches!(page.holder, Holder::Free | Holder::Leaving)
+        {
+            return;
+        }
+        let bytes = page.bytes;
+        if let Some(id) = self.rename(id, Holder::Free, None) {
+            self.free.entry(bytes).or_default().push(id);
+        }
+    }
+
+    fn pop_free(&mut self, bytes: u64) -> Option<PageId> {
+        let list = self.free.get_mut(&bytes)?;
+        let id = list.pop();
+        if list.is_empty() {
+            self.free.remove(&bytes);
+        }
+        id
     }
 }
 
-/// Every physical page of one device, and what each is for.
+/// Every physical page of one device, who holds it, and where it shows.
 ///
-/// Thread-safe. Its lock is never held across a driver call, and no other lock of this crate is taken inside it.
+/// Thread-safe. Its lock is a leaf.
 pub struct PagePool {
     driver: SharedDriver,
-    pub(super) state: Mutex<State>,
+    events: Arc<Events>,
+    state: Mutex<State>,
+    pub(super) reclaimers: Reclaimers,
 }
 
 impl PagePool {
     /// A pool without pages on the driver's device.
     #[must_use]
     pub fn new(driver: SharedDriver) -> Arc<Self> {
-        Arc::new(Self { driver, state: Mutex::new(State::default()) })
+        let state = State {
+            pages: SlotMap::default(),
+            free: BTreeMap::new(),
+            ranges: SlotMap::default(),
+            bases: BTreeMap::new(),
+            accounts: Accounts::new(),
+            tallies: HashMap::new(),
+            free_bytes: 0,
+            refused_bytes: 0,
+            refused: Vec::new(),
+            stuck: Vec::new(),
+            deferred: Vec::new(),
+            creating: 0,
+            releasing: (0, 0),
+            stats: PoolStats::default(),
+        };
+        let events = Events::new(&driver);
+        Arc::new(Self { driver, events, state: Mutex::new(state), reclaimers: Reclaimers::default() })
     }
 
     /// The driver of the device.
@@ -138,242 +240,240 @@ impl PagePool {
         &self.driver
     }
 
-    /// Limits the bytes this pool may hold from now on; `None` lifts the limit. Nothing is taken away.
-    pub fn set_budget(&self, bytes: Option<u64>) {
-        self.state.lock().stats.budget_bytes = bytes;
+    /// The events of the device.
+    #[must_use]
+    pub fn events(&self) -> &Arc<Events> {
+        &self.events
     }
 
-    /// Creates a page of `bytes` and pins it once.
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    pub(super) fn ordinal(&self) -> i32 {
+        self.driver.info().ordinal
+    }
+
+    /// A page of `bytes` for a holder, pinned once, and whether it was created for that: a free one of that size, else a new one. If
+    /// the device or its budget has no room for a new one, free pages of other sizes go back first, and what waits for fences
+    /// that are done.
     ///
     /// # Errors
-    /// [`Error::OverBudget`], of the device or of the owner's arena, or what the driver says; nothing has changed then.
-    pub fn create(self: &Arc<Self>, bytes: u64, owner: Owner) -> Result<Pin> {
+    /// [`Error::OverBudget`], of the account or of one above it, or what the driver says.
+    pub(super) fn take(&self, bytes: u64, holder: Holder, account: AccountId) -> Result<(PageId, bool)> {
+        let mut tries = 0;
+        loop {
+            let before = self.lock().activity();
+            let refused = match self.try_take(bytes, holder, account) {
+                Err(error) if error.is_out_of_memory() => error,
+                result => return result,
+            };
+            if self.finish_done() || self.release_free(bytes) > 0 {
+                continue;
+            }
+            // What other threads are giving back just now is not there yet; what they gave back meanwhile may be.
+            let unchanged = {
+                let state = self.lock();
+                !state.others_at_work() && state.activity() == before
+            };
+            tries += 1;
+            if unchanged || tries > TRIES {
+                return Err(refused);
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn try_take(&self, bytes: u64, holder: Holder, account: AccountId) -> Result<(PageId, bool)> {
         {
-            let mut state = self.state.lock();
-            if let Some(refusal) = state.refusal(bytes, owner.arena(), self.driver.info().ordinal) {
+            let state = &mut *self.lock();
+            let others = state.unaccounted();
+            // A free page counts toward the device already.
+            let of_device = if state.free.contains_key(&bytes) { others - bytes } else { others };
+            if let Some(refusal) = state.accounts.refusal(account, bytes, of_device, self.ordinal()) {
                 return Err(refusal);
             }
+            if let Some(id) = state.pop_free(bytes).and_then(|id| state.rename(id, holder, Some(account))) {
+                if let Some(page) = state.pages.get_mut(id) {
+                    page.pins = 1;
+                }
+                state.stats.pages_reused += 1;
+                return Ok((id, false));
+            }
             state.creating += bytes;
-            state.accounts.change(owner.arena(), |account| account.moving += bytes);
+            state.accounts.join(account);
+            state.accounts.change(account, 0, bytes as i64);
         }
         let created = self.driver.create(bytes);
-        let mut state = self.state.lock();
+        let state = &mut *self.lock();
         state.creating -= bytes;
-        state.accounts.change(owner.arena(), |account| account.moving -= bytes);
-        let handle = created?;
-        state.stats.pages_created += 1;
-        let id = state.hold(Page { handle, bytes, owner, pins: 1 });
-        Ok(Pin { pool: Arc::clone(self), id, bytes })
+        state.accounts.change(account, 0, -(bytes as i64));
+        let entered = created.map(|handle| {
+            state.stats.pages_created += 1;
+            let account = Some(account);
+            (state.enter(Page { handle, bytes, holder, account, mappings: BTreeSet::new(), pins: 1 }), true)
+        });
+        state.accounts.leave(account);
+        entered
     }
 
-    /// Pins a page that is not doomed.
-    pub(super) fn pin(self: &Arc<Self>, id: PageId) -> Result<Pin> {
-        let mut state = self.state.lock();
-        let page = state.pages.get_mut(id).filter(|page| !page.owner.is_doomed());
-        let page = page.ok_or_else(|| Error::Internal { what: format!("page {id:?} is gone") })?;
+    /// Relies on a page that a holder has, until [`unpin`](Self::unpin); its bytes. `None`: the holder does not have it any more.
+    pub(super) fn pin(&self, id: PageId, holder: Holder) -> Option<u64> {
+        let mut state = self.lock();
+        let page = state.pages.get_mut(id).filter(|page| page.holder == holder)?;
         page.pins += 1;
-        Ok(Pin { pool: Arc::clone(self), id, bytes: page.bytes })
+        Some(page.bytes)
     }
 
-    /// How often a page is pinned: by mappings, and by those about to map it.
-    pub(super) fn pins(&self, id: PageId) -> u32 {
-        self.state.lock().pages.get(id).map_or(0, |page| page.pins)
-    }
-
-    /// Who owns a page; `None`: the driver has it back.
-    #[must_use]
-    pub fn owner(&self, id: PageId) -> Option<Owner> {
-        self.state.lock().pages.get(id).map(|page| page.owner)
-    }
-
-    /// Changes a page's owner. A doomed page stays doomed. From one arena to another it counts toward the other's budget, which
-    /// cannot refuse it: budgets limit what is created.
-    pub fn hand_over(&self, id: PageId, to: Owner) {
-        let state = &mut *self.state.lock();
-        let Some(page) = state.pages.get_mut(id).filter(|page| !page.owner.is_doomed()) else { return };
-        let from = std::mem::replace(&mut page.owner, to);
-        if from.arena() != to.arena() {
-            state.accounts.change(from.arena(), |account| account.held -= page.bytes);
-            state.accounts.change(to.arena(), |account| account.held += page.bytes);
+    /// As [`pin`](Self::pin), whoever holds it.
+    pub(super) fn pin_any(&self, id: PageId) {
+        if let Some(page) = self.lock().pages.get_mut(id) {
+            page.pins += 1;
         }
     }
 
-    /// Nobody wants the page any more: it goes back to the driver with its last pin, at once if it has none.
-    pub fn doom(&self, id: PageId) {
-        if let Some(page) = self.state.lock().pages.get_mut(id) {
-            page.owner = Owner::Doomed { arena: page.owner.arena() };
-        }
-        self.collect(id);
-    }
-
-    fn unpin(&self, id: PageId) {
-        if let Some(page) = self.state.lock().pages.get_mut(id) {
+    pub(super) fn unpin(&self, id: PageId) {
+        let mut state = self.lock();
+        if let Some(page) = state.pages.get_mut(id) {
             page.pins -= 1;
+            state.settle(id);
         }
-        self.collect(id);
     }
 
-    /// Gives a page back if it is doomed and unpinned.
-    fn collect(&self, id: PageId) {
-        let page = {
-            let mut state = self.state.lock();
-            let page = match state.pages.get(id) {
-                Some(page) if page.owner.is_doomed() && page.pins == 0 => state.pages.remove(id),
-                _ => None,
+    /// As [`unpin`](Self::unpin); what is free then goes back to the driver. For the undoing of what was created.
+    pub(super) fn unpin_and_release(&self, id: PageId) {
+        let unused = {
+            let mut state = self.lock();
+            let Some(page) = state.pages.get_mut(id) else { return };
+            page.pins -= 1;
+            let unused = page.pins == 0 && page.mappings.is_empty();
+            if unused { state.leave(id) } else { None }
+        };
+        if let Some(page) = unused {
+            self.release(page);
+        }
+    }
+
+    /// Changes a page's holder, if it has the holder that is expected and, if `sole`, one mapping and no pin; the page's bytes if it did.
+    pub(crate) fn hand_over(&self, id: PageId, from: Holder, to: Holder, sole: bool) -> Option<u64> {
+        let state = &mut *self.lock();
+        let page = state.pages.get_mut(id)?;
+        if page.holder != from || sole && (page.mappings.len(), page.pins) != (1, 0) {
+            return None;
+        }
+        page.holder = to;
+        let (bytes, mappings) = (page.bytes, page.mappings.len() as i64);
+        state.count(from, -1, -(bytes as i64), -mappings);
+        state.count(to, 1, bytes as i64, mappings);
+        Some(bytes)
+    }
+
+    /// Who holds a page; `None`: it is gone, or was free in between.
+    #[must_use]
+    pub fn holder(&self, id: PageId) -> Option<Holder> {
+        self.lock().pages.get(id).map(|page| page.holder)
+    }
+
+    /// Who holds a page and in which ranges it shows.
+    pub(crate) fn showing(&self, id: PageId) -> Option<(Holder, BTreeSet<RangeId>)> {
+        let state = self.lock();
+        let page = state.pages.get(id)?;
+        Some((page.holder, page.mappings.iter().map(|(range, _)| *range).collect()))
+    }
+
+    /// Bytes that a holder has, and how many pages.
+    #[must_use]
+    pub fn held(&self, holder: Holder) -> (u64, u64) {
+        self.lock().tallies.get(&holder).map_or((0, 0), |tally| (tally.bytes, tally.pages))
+    }
+
+    /// Gives free pages back to the driver, the longest first, until `bytes` are; how many bytes were.
+    pub fn release_free(&self, bytes: u64) -> u64 {
+        let mut released = 0;
+        while released < bytes {
+            let page = {
+                let mut state = self.lock();
+                let longest = state.free.keys().next_back().copied();
+                let id = longest.and_then(|longest| state.pop_free(longest));
+                id.and_then(|id| state.leave(id))
             };
-            let Some(page) = page else { return };
-            // Before the driver is asked: once it has the memory back, another thread may create a page of it.
-            state.stats.physical_bytes -= page.bytes;
-            state.releasing = (state.releasing.0 + 1, state.releasing.1 + page.bytes);
-            state.accounts.change(page.owner.arena(), |account| {
-                account.held -= page.bytes;
-                account.moving += page.bytes;
-            });
-            page
-        };
-        let result = self.driver.release(page.handle);
-        let mut state = self.state.lock();
+            let Some(page) = page else { break };
+            let bytes = page.bytes;
+            if self.release(page) {
+                released += bytes;
+            }
+        }
+        released
+    }
+
+    /// Gives a page that is off the books back; whether the driver took it. If not, it is kept for another try.
+    fn release(&self, page: Page) -> bool {
+        // SAFETY: a page of this driver that nobody maps; it is off the books, so that nobody else releases it.
+        let result = unsafe { self.driver.release(page.handle) };
+        let mut state = self.lock();
         state.releasing = (state.releasing.0 - 1, state.releasing.1 - page.bytes);
-        state.accounts.change(page.owner.arena(), |account| account.moving -= page.bytes);
-        match result {
-            Ok(()) => state.stats.pages_released += 1,
-            Err(error) => {
-                tracing::warn!(%error, bytes = page.bytes, "the driver did not take a page back; kept for another try");
-                state.hold(page);
-            }
-        }
-    }
-
-    /// Keeps a range whose teardown the driver refused.
-    pub(super) fn keep(&self, remains: Remains) {
-        self.state.lock().remains.push(remains);
-    }
-
-    /// Keeps a range that the replays of this arena may still be using.
-    pub(super) fn defer(&self, arena: u64, remains: Remains) {
-        self.state.lock().deferred.push((arena, remains));
-    }
-
-    /// Whether something was deferred for this arena.
-    pub(super) fn deferred(&self, arena: u64) -> bool {
-        self.state.lock().deferred.iter().any(|(waiting, _)| *waiting == arena)
-    }
-
-    /// The replays of this arena are done: the next [`retry`](Self::retry) tears down what was deferred for them.
-    pub(super) fn settle(&self, arena: u64) {
-        let mut state = self.state.lock();
-        let (done, waiting): (Vec<_>, _) =
-            std::mem::take(&mut state.deferred).into_iter().partition(|(waiting, _)| *waiting == arena);
-        state.deferred = waiting;
-        state.remains.extend(done.into_iter().map(|(_, remains)| remains));
-    }
-
-    /// Destroys an event; if the driver refuses, at a later try.
-    pub fn destroy_event(&self, event: Event) {
-        if let Err(error) = self.driver.event_destroy(event) {
-            tracing::warn!(%error, "the driver did not destroy an event; kept for another try");
-            self.state.lock().events.push(event);
-        }
-    }
-
-    /// Tries again to give back everything the driver refused earlier.
-    ///
-    /// # Errors
-    /// The first refusal; what is refused again stays on the list.
-    pub fn retry(&self) -> Result<()> {
-        let (remains, events) = {
-            let mut state = self.state.lock();
-            (std::mem::take(&mut state.remains), std::mem::take(&mut state.events))
+        let Err(error) = result else {
+            state.stats.pages_released += 1;
+            return true;
         };
-        let mut first = Ok(());
-        for event in events {
-            self.destroy_event(event);
-        }
-        for mut range in remains {
-            if let Err(error) = range.tear_down(self) {
-                self.keep(range);
-                first = first.and(Err(error));
-            }
-        }
-        let doomed: Vec<PageId> = {
-            let state = self.state.lock();
-            let pages = state.pages.iter();
-            pages.filter(|(_, page)| page.owner.is_doomed() && page.pins == 0).map(|(id, _)| id).collect()
-        };
-        for id in doomed {
-            self.collect(id);
-        }
-        self.check();
-        first
+        let bytes = page.bytes;
+        let id = state.enter(Page { holder: Holder::Leaving, account: None, ..page });
+        state.refused.push(id);
+        drop(state);
+        tracing::warn!(%error, bytes, "the driver did not take a page back; kept for another try");
+        false
     }
 
-    /// Records driver work that the other files of this layer did.
-    pub(super) fn record(&self, change: impl FnOnce(&mut PoolStats)) {
-        change(&mut self.state.lock().stats);
+    /// Tries again to give back the pages that the driver refused.
+    pub(super) fn retry_pages(&self) -> Result<()> {
+        let refused = std::mem::take(&mut self.lock().refused);
+        let mut left = 0;
+        for id in refused {
+            let page = self.lock().leave(id);
+            left += u64::from(page.is_some_and(|page| !self.release(page)));
+        }
+        if left == 0 {
+            return Ok(());
+        }
+        Err(Error::Driver { call: "release", code: -1, name: format!("{left} pages were refused again") })
     }
 
     /// The counts as they are now.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
-        let state = self.state.lock();
-        let mut stats = state.stats;
-        stats.pages = state.pages.len() as u64;
-        stats.pending = (state.remains.len() + state.deferred.len() + state.events.len()) as u64;
-        for page in state.pages.values() {
-            stats.retained_bytes += u64::from(matches!(page.owner, Owner::Retained { .. })) * page.bytes;
-            stats.free_bytes += u64::from(page.pins == 0) * page.bytes;
-            stats.pending += u64::from(page.pins == 0 && page.owner.is_doomed());
+        let state = self.lock();
+        PoolStats {
+            free_bytes: state.free_bytes,
+            budget_bytes: state.accounts.stats(state.accounts.root()).most_bytes,
+            pages: state.pages.len() as u64,
+            reservations: state.ranges.len() as u64,
+            pending: (state.refused.len() + state.stuck.len() + state.deferred.len()) as u64,
+            ..state.stats
         }
-        stats
+    }
+
+    /// The range that an address lies in: its base and the tag it was reserved with.
+    #[must_use]
+    pub fn range_at(&self, address: Address) -> Option<(Address, u64)> {
+        let state = self.lock();
+        let (base, id) = state.bases.range(..=address.0).next_back()?;
+        let range = state.ranges.get(*id)?;
+        (address.0 - base < range.len).then_some((range.base, range.tag))
     }
 }
 
-impl Drop for PagePool {
-    fn drop(&mut self) {
-        // Last chance for what was refused before; at process exit the driver may be gone, and then nothing is lost either.
-        if let Err(error) = self.retry() {
-            tracing::warn!(%error, "memory could not be given back");
-        }
+impl State {
+    /// Takes a page off the books that is about to go back.
+    fn leave(&mut self, id: PageId) -> Option<Page> {
+        let page = self.remove(id)?;
+        // Before the driver is asked: once it has the memory back, another thread may create a page of it.
+        self.releasing = (self.releasing.0 + 1, self.releasing.1 + page.bytes);
+        Some(page)
     }
 }
 
 impl fmt::Debug for PagePool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PagePool").field("device", self.driver.info()).field("stats", &self.stats()).finish()
-    }
-}
-
-/// A claim on a page: while it lives, the page does.
-#[derive(Debug)]
-pub struct Pin {
-    pool: Arc<PagePool>,
-    id: PageId,
-    bytes: u64,
-}
-
-impl Pin {
-    /// The page.
-    #[must_use]
-    pub fn id(&self) -> PageId {
-        self.id
-    }
-
-    /// Bytes of the page.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    pub(super) fn handle(&self) -> Result<PageHandle> {
-        let state = self.pool.state.lock();
-        let page = state.pages.get(self.id);
-        page.map(|page| page.handle)
-            .ok_or_else(|| Error::Internal { what: format!("page {:?} is gone", self.id) })
-    }
-}
-
-impl Drop for Pin {
-    fn drop(&mut self) {
-        self.pool.unpin(self.id);
     }
 }

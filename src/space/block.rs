@@ -44,13 +44,14 @@ pub(super) type Origins = Option<HashMap<Address, Origin>>;
 impl State {
     /// The live blocks, by address.
     pub(super) fn blocks(&self) -> Vec<Block> {
-        let blocks = self.placement.blocks().into_iter().map(|live| {
-            let address = self.address(live.place);
+        let placed = self.placement.blocks().into_iter();
+        let placed = placed.map(|live| (self.address(live.place), live.bytes, live.serial));
+        let blocks = placed.chain(self.kept.live()).map(|(address, bytes, serial)| {
             let origin = self.origins.as_ref().and_then(|origins| origins.get(&address));
             Block {
                 address: address.0,
-                bytes: live.bytes,
-                allocation: live.serial,
+                bytes,
+                allocation: serial,
                 age: origin.map(|origin| origin.at.elapsed()),
                 origin: origin.map(|origin| origin.stack.to_string()),
             }
@@ -65,15 +66,15 @@ impl Space {
     /// The blocks that are live now, by address.
     #[must_use]
     pub fn blocks(&self) -> Vec<Block> {
-        self.state.lock().blocks()
+        self.core().state.lock().blocks()
     }
 
     /// The addresses of the blocks that are live now, in order.
     #[must_use]
     pub fn live_blocks(&self) -> Vec<Address> {
-        let state = self.state.lock();
-        let mut addresses: Vec<Address> =
-            state.placement.blocks().into_iter().map(|live| state.address(live.place)).collect();
+        let state = self.core().state.lock();
+        let placed = state.placement.blocks().into_iter().map(|live| state.address(live.place));
+        let mut addresses: Vec<Address> = placed.chain(state.kept.live().map(|(at, ..)| at)).collect();
         addresses.sort_unstable();
         addresses
     }

@@ -13,9 +13,9 @@
 use std::collections::BTreeMap;
 
 use super::layout::{Live, NotLive, Place, RANGE_PAGES_FIRST, RANGE_PAGES_MAX, Usage};
-use super::{Phase, Placement, State};
+use super::{Common, Phase, Placement, State};
 use crate::error::{Error, Result};
-use crate::pages::{Acquired, Reservation, SharedSet};
+use crate::pages::{Change, Reservation};
 use crate::units::BlockBytes;
 
 /// A stretch of the tape at the addresses of one range.
@@ -39,9 +39,21 @@ pub(crate) struct Bump {
     /// Pages of the tape shown.
     pages: usize,
     usage: Usage,
+    /// Bytes of addresses that a range has at least.
+    reserve: u64,
 }
 
 impl Bump {
+    /// No blocks yet; ranges of `reserve` bytes at least.
+    pub(crate) fn new(reserve: u64) -> Self {
+        Self { reserve, ..Self::default() }
+    }
+
+    /// Bytes handed out so far: where the next block goes.
+    pub(crate) fn end(&self) -> u64 {
+        self.end
+    }
+
     /// What is in use now.
     pub(crate) fn usage(&self) -> Usage {
         self.usage
@@ -76,68 +88,91 @@ impl Bump {
     }
 
     /// Bytes of the next range, for `length` bytes at least: it starts and grows as those of a stitched space.
-    fn next_range(last: Option<u64>, large: u64, length: u64) -> u64 {
+    fn next_range(&self, last: Option<u64>, large: u64, length: u64) -> u64 {
         let doubled =
             last.map_or(large * RANGE_PAGES_FIRST, |bytes| (bytes * 2).min(large * RANGE_PAGES_MAX));
-        doubled.max(length.next_multiple_of(large))
+        doubled.max(length).max(self.reserve).next_multiple_of(large)
     }
 }
 
 impl State {
-    /// Maps the tape as far as the block needs it and puts the block there.
-    ///
-    /// On failure nothing is handed out; what is mapped by then stays, and serves the next try.
-    pub(super) fn append(&mut self, shared: &SharedSet, bytes: BlockBytes) -> Result<Place> {
-        let State { phase, placement, ranges, work, .. } = self;
-        let Placement::Bump(bump) = placement else {
+    /// Shows the tape as far as the block needs it and puts the block there. On failure nothing has changed.
+    pub(super) fn append(&mut self, common: &Common, space: u64, bytes: BlockBytes) -> Result<Place> {
+        let Placement::Bump(bump) = &self.placement else {
             return Err(Error::Internal { what: "a stitched space appends nothing".into() });
         };
         let end = bump.end + bytes.get();
-        while bump.stretches.last().is_none_or(|stretch| stretch.to < end) {
-            let next = bump.stretches.last().map_or(0, |stretch| stretch.to);
-            let Acquired { pin, created } = shared.acquire_tape(next, end)?;
-            let behind = next + pin.bytes();
-            let fits = bump.stretches.last().zip(ranges.last());
-            if fits.is_none_or(|(stretch, range)| behind - stretch.from > range.bytes()) {
-                // The new range begins with the page on which the last block ends, which then shows at both.
-                let from = shared.tape_page(bump.end);
-                let last = ranges.last().map(Reservation::bytes);
-                let length = Bump::next_range(last, shared.geometry().large(), behind - from);
-                let reserved = Reservation::new(shared.pool(), length);
-                drop(pin);
-                if created && reserved.is_err() {
-                    shared.discard_tape(next);
+        // A range that was reserved ahead begins where the tape does.
+        let first = Stretch { from: 0, to: 0 };
+        let ahead = bump.stretches.is_empty() && !self.ranges.is_empty();
+        let last = if ahead { Some(&first) } else { bump.stretches.last() };
+        let shown = last.map_or(0, |stretch| stretch.to);
+        let fits = last.zip(self.ranges.last());
+        let mut change = Change::on(common.pool());
+        let mut begins = None;
+        let to = if shown >= end {
+            shown
+        } else {
+            let cells = common.shared.tape(&mut change, shown, end)?;
+            let behind = cells.last().map_or(shown, |(at, _, bytes)| at + bytes);
+            match fits.filter(|(stretch, range)| behind - stretch.from <= range.bytes()) {
+                Some((stretch, range)) => {
+                    let pages: Vec<_> = cells.iter().map(|(_, page, _)| *page).collect();
+                    if let Err(error) = change.map(range.id(), shown - stretch.from, &pages) {
+                        self.undo(change);
+                        return Err(error);
+                    }
                 }
-                ranges.push(reserved?);
-                bump.stretches.push(Stretch { from, to: from });
-                work.calls += 1 + u64::from(created);
-                continue;
+                None => {
+                    // The new range begins with the page on which the last block ends, which then shows at both.
+                    let from = common.shared.tape_start(bump.end);
+                    let cells = common.shared.tape(&mut change, from, end)?;
+                    let pages: Vec<_> = cells.iter().map(|(_, page, _)| *page).collect();
+                    let large = common.shared.geometry().large();
+                    let bytes =
+                        bump.next_range(self.ranges.last().map(Reservation::bytes), large, behind - from);
+                    let mapped = change.reserve(bytes, space).and_then(|range| change.map(range, 0, &pages));
+                    if let Err(error) = mapped {
+                        self.undo(change);
+                        return Err(error);
+                    }
+                    begins = Some(from);
+                }
             }
-            let number = ranges.len() - 1;
-            let (stretch, range) = (&mut bump.stretches[number], &mut ranges[number]);
-            if let Err((error, pin)) = range.map(next - stretch.from, pin) {
-                if pin.is_none() {
-                    // A mapping that could not be undone stands where the next page would go.
-                    *phase = Phase::Broken;
-                }
-                drop(pin);
-                if created {
-                    shared.discard_tape(next);
-                }
-                return Err(error);
-            }
-            stretch.to = behind;
-            bump.pages += 1;
-            work.maps += 1;
-            work.calls += 2 + u64::from(created);
+            behind
+        };
+        let (calls, reserved) = change.commit();
+        self.adopt(common, calls, reserved);
+        let range = self.ranges.len() - 1;
+        let Placement::Bump(bump) = &mut self.placement else {
+            return Err(Error::Internal { what: "a stitched space appends nothing".into() });
+        };
+        if ahead {
+            bump.stretches.push(first);
         }
-        let number = ranges.len() - 1;
-        let stretch = &bump.stretches[number];
-        let offset = bump.end - stretch.from;
-        let place = Place { range: number, offset };
+        if let Some(from) = begins {
+            bump.stretches.push(Stretch { from, to: from });
+        }
+        let offset = match bump.stretches.last_mut() {
+            Some(stretch) => {
+                stretch.to = stretch.to.max(to);
+                bump.end - stretch.from
+            }
+            None => return Err(Error::Internal { what: "a bump space shows nothing".into() }),
+        };
+        bump.pages += calls.maps as usize;
+        let place = Place { range, offset };
         let live = Live { place, bytes: bytes.get(), serial: bump.usage.add(bytes) };
-        bump.blocks.insert((number, offset), (live, true));
+        bump.blocks.insert((range, offset), (live, true));
         bump.end = end;
+        common.totals.rose_to(end);
         Ok(place)
+    }
+
+    /// Undoes a change; a space in which that fails is broken.
+    pub(super) fn undo(&mut self, change: Change) {
+        if !change.undo() {
+            self.phase = Phase::Broken;
+        }
     }
 }

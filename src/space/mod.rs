@@ -1,38 +1,49 @@
 //! A space: the addresses of one capture, and the blocks in it.
 //!
-//! [`layout`] decides, this file carries it out: it reserves and maps what a plan names, and commits the plan only when all of
-//! that succeeded. The lock order of the crate is space, then shared set, then pool; a space's lock is held across the driver
-//! calls of that space only, so captures on other threads go on.
+//! [`layout`] decides, [`stitch`] and [`seal`] carry it out, each as a [`Change`](crate::pages::Change) that commits only when all
+//! of it succeeded. A [`Space`] is what a graph holds; its blocks hold the [`Core`] in it, which outlives the graph as long as they
+//! do ([`life`]). The lock order of the crate is space, then kept heap, shared set, order, pool; a space's lock is held across the
+//! driver calls of that space only, so captures on other threads go on, and across nobody's callback.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::order::ReplayOrder;
-use crate::pages::{Owner, Reservation, SharedSet};
+use crate::pages::{Fence, PagePool, Reservation, SharedSet};
 use crate::sync::Mutex;
-use crate::units::{Address, BlockBytes, Stream};
+use crate::units::{Address, Stream};
 
+mod audit;
 mod block;
 mod bump;
+mod core;
+mod kept;
 mod layout;
+mod life;
 mod page_table;
 mod placement;
 mod poison;
 mod recency;
 mod seal;
+mod sealed;
 mod slab;
 mod slabs;
 mod stitch;
 
-use block::{Origin, Origins};
+pub(crate) use audit::disjoint;
 use bump::Bump;
-use layout::{Layout, NotLive, Place};
+pub(crate) use core::Core;
+use core::{State, Work};
+pub(crate) use kept::Heap;
+use kept::KeptBlocks;
+use layout::Layout;
 use placement::Placement;
 
 pub use block::Block;
@@ -42,8 +53,9 @@ pub use seal::{RetainPolicy, SealReport};
 /// What all spaces of an arena have in common.
 #[derive(Debug)]
 pub(crate) struct Common {
-    pub(crate) shared: Arc<SharedSet>,
+    pub(crate) shared: SharedSet,
     pub(crate) order: ReplayOrder,
+    pub(crate) heap: Heap,
     pub(crate) retain: RetainPolicy,
     /// Shared pages are filled before every replay.
     pub(crate) poison: bool,
@@ -51,19 +63,64 @@ pub(crate) struct Common {
     pub(crate) trace_blocks: bool,
     /// Set when a bug was caught: nothing is trusted any more, but everything can still be destroyed.
     pub(crate) closed: AtomicBool,
-    /// The most bytes any space has had live at once.
-    pub(crate) high_water: AtomicU64,
+    pub(crate) totals: Totals,
     /// Every space that is still there, by number.
     pub(crate) spaces: Mutex<HashMap<u64, Weak<Space>>>,
+    /// Last, so that it closes when all above is gone.
+    pub(crate) device: Arc<Device>,
+}
+
+impl Common {
+    pub(crate) fn pool(&self) -> &Arc<PagePool> {
+        self.device.pool()
+    }
+
+    fn usable(&self) -> Result<()> {
+        if self.closed.load(Ordering::Relaxed) { Err(Error::Closed { what: "the arena" }) } else { Ok(()) }
+    }
 }
 
 impl Drop for Common {
-    /// The arena and its spaces are gone; so must be what they deferred.
+    /// The arena and its spaces are gone; free pages wait for nobody.
     fn drop(&mut self) {
-        if self.shared.deferred()
-            && let Err(error) = self.order.wait().map(|()| self.shared.settle())
-        {
-            tracing::warn!(%error, "the last replay may still run: a later trim on the device tears its spaces down");
+        self.heap.end(self.pool());
+        self.pool().finish_done();
+        self.pool().release_free(u64::MAX);
+        self.pool().check();
+    }
+}
+
+/// What the spaces of an arena come to, kept as it changes, so that asking costs the same with any number of spaces.
+#[derive(Debug, Default)]
+pub(crate) struct Totals {
+    /// Live blocks in the upper 24 bits, their granules of 512 bytes below, so that one addition changes both.
+    live: AtomicU64,
+    pub(crate) reserved: AtomicU64,
+    pub(crate) mapped: AtomicU64,
+    /// The most bytes any space has needed.
+    pub(crate) high_water: AtomicU64,
+}
+
+impl Totals {
+    const BLOCK: u64 = 1 << 40;
+
+    fn allocated(&self, bytes: u64) {
+        self.live.fetch_add(Self::BLOCK + bytes / 512, Ordering::Relaxed);
+    }
+
+    fn freed(&self, blocks: u64, bytes: u64) {
+        self.live.fetch_sub(blocks * Self::BLOCK + bytes / 512, Ordering::Relaxed);
+    }
+
+    /// Live blocks and their bytes.
+    pub(crate) fn live(&self) -> (u64, u64) {
+        let live = self.live.load(Ordering::Relaxed);
+        (live / Self::BLOCK, live % Self::BLOCK * 512)
+    }
+
+    fn rose_to(&self, bytes: u64) {
+        if self.high_water.load(Ordering::Relaxed) < bytes {
+            self.high_water.fetch_max(bytes, Ordering::Relaxed);
         }
     }
 }
@@ -76,6 +133,8 @@ pub enum Phase {
     Open,
     /// Captured: it may be replayed, and its retained blocks freed.
     Sealed,
+    /// Its graph is gone; only what lies under live blocks is left.
+    Retired,
     /// Undoing a failed driver call failed as well: it can only be dropped.
     Broken,
 }
@@ -85,6 +144,7 @@ impl Phase {
         match self {
             Self::Open => "open",
             Self::Sealed => "sealed",
+            Self::Retired => "retired",
             Self::Broken => "broken",
         }
     }
@@ -105,6 +165,8 @@ pub struct SpaceStats {
     pub live_bytes: u64,
     /// The most bytes that were live at once.
     pub peak_live_bytes: u64,
+    /// Of the live bytes, those of kept blocks, which lie on the arena's kept pages.
+    pub kept_bytes: u64,
     /// Bytes of addresses reserved.
     pub reserved_bytes: u64,
     /// Bytes of addresses with a page behind them; pages that show twice count twice.
@@ -115,208 +177,174 @@ pub struct SpaceStats {
     pub maps: u64,
 }
 
-struct State {
-    phase: Phase,
-    placement: Placement,
-    /// The placement's ranges, under the same indices.
-    ranges: Vec<Reservation>,
-    work: Work,
-    origins: Origins,
-}
-
-/// What the driver was asked for.
-#[derive(Clone, Copy, Debug, Default)]
-struct Work {
-    maps: u64,
-    /// Calls that reserve, create, map, set access or unmap, those of failed and undone tries left out.
-    calls: u64,
-    time: Duration,
-}
-
 /// The addresses of one capture, over the pages of its arena.
 ///
-/// Thread-safe. Dropping it waits for the arena's replays that were launched through [`replay`](Self::replay), then unmaps
-/// everything and gives the addresses back; work launched in any other way must be done by then.
+/// Thread-safe. Dropping it, when its graph goes, does not block: everything but the pages under blocks that somebody still holds
+/// ([`VmmTorchAllocator`](crate::VmmTorchAllocator)) is unmapped once the arena's replays so far are done. Work launched in any other
+/// way than through [`replay`](Self::replay) must be done by then.
 pub struct Space {
-    id: u64,
-    common: Arc<Common>,
-    state: Mutex<State>,
+    core: Arc<Core>,
 }
 
 impl Space {
     /// A new stitched space of the arena, without addresses yet.
     pub(crate) fn open(common: &Arc<Common>) -> Arc<Self> {
-        Self::with(common, Placement::Stitched(Layout::new(common.shared.geometry())))
+        let layout = Layout::new(common.shared.geometry());
+        Self::with(common, Placement::Stitched(layout))
     }
 
-    /// A new bump space of the arena, without addresses yet.
-    pub(crate) fn open_bump(common: &Arc<Common>) -> Arc<Self> {
-        Self::with(common, Placement::Bump(Bump::default()))
+    /// A new bump space of the arena; with `reserve` bytes, those are reserved at once.
+    ///
+    /// # Errors
+    /// What the driver says of reserving.
+    pub(crate) fn open_bump(common: &Arc<Common>, reserve: u64) -> Result<Arc<Self>> {
+        let space = Self::with(common, Placement::Bump(Bump::new(reserve)));
+        if reserve > 0 {
+            space.core.state.lock().begin_range(common, space.core.id, reserve)?;
+        }
+        Ok(space)
     }
 
     fn with(common: &Arc<Common>, placement: Placement) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        let origins = common.trace_blocks.then(HashMap::new);
-        let state =
-            State { phase: Phase::Open, placement, ranges: Vec::new(), work: Work::default(), origins };
-        let space = Arc::new(Self { id, common: Arc::clone(common), state: Mutex::new(state) });
+        let state = State {
+            phase: Phase::Open,
+            placement,
+            ranges: Vec::new(),
+            kept: KeptBlocks::default(),
+            users: Vec::new(),
+            readers: Fence::default(),
+            work: Work::default(),
+            origins: common.trace_blocks.then(HashMap::new),
+        };
+        let core = Core { id, common: Arc::clone(common), state: Mutex::new(state) };
+        let space = Arc::new(Self { core: Arc::new(core) });
         common.spaces.lock().insert(id, Arc::downgrade(&space));
         space
+    }
+
+    /// What its blocks hold.
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.core
     }
 
     /// The space's number, unique in the process.
     #[must_use]
     pub fn id(&self) -> u64 {
-        self.id
+        self.core.id
     }
 
     /// The arena this space belongs to, by number.
     #[must_use]
     pub fn arena(&self) -> u64 {
-        self.common.shared.arena()
-    }
-
-    fn usable(&self) -> Result<()> {
-        if self.common.closed.load(Ordering::Relaxed) {
-            Err(Error::Closed { what: "the arena" })
-        } else {
-            Ok(())
-        }
+        self.core.common.shared.arena()
     }
 
     /// Allocates a block of at least `size` bytes (rounded up to 512) for work on `stream`, aligned to 512 bytes.
     ///
     /// The contents are undefined. No driver call is made if a suitable address range is mapped already; else pages are mapped,
-    /// and the arena grows if too few are free. May be called while the stream is being captured.
+    /// and the arena grows if too few are free. May be called while the stream is being captured. Before it fails for lack of memory
+    /// it waits for what only waits for the device, and asks the device's reclaimers, with no lock held.
     ///
     /// # Errors
     /// [`Error::InvalidSize`]; [`Error::WrongState`] unless the space is open; out of memory, budget, addresses or descriptors:
     /// then nothing has changed and the next call works.
     pub fn allocate(&self, size: u64, stream: Stream) -> Result<Address> {
-        let bytes = BlockBytes::round_up(size)?;
-        self.usable()?;
-        let origin = self.common.trace_blocks.then(Origin::here);
-        let mut state = self.state.lock();
-        state.require(Phase::Open)?;
-        let place = self.place(&mut state, bytes, stream)?;
-        let address = state.address(place);
-        if let (Some(origins), Some(origin)) = (&mut state.origins, origin) {
-            origins.insert(address, origin);
-        }
-        Ok(address)
+        self.core.allocate(size, stream, false)
     }
 
-    fn place(&self, state: &mut State, bytes: BlockBytes, stream: Stream) -> Result<Place> {
-        if let Placement::Stitched(layout) = &mut state.placement
-            && let Some(place) = layout.place(bytes, stream)
-        {
-            return Ok(place);
-        }
-        // Before the plan, which lists every page: a hopeless request must not cost memory either.
-        let driver = self.common.shared.pool().driver();
-        let (total, device) = (driver.info().total_bytes, driver.info().ordinal);
-        if bytes.get() > total {
-            return Err(Error::OutOfMemory {
-                requested: bytes.get(),
-                free: driver.free_bytes()?,
-                total,
-                device,
-            });
-        }
-        let start = Instant::now();
-        let place = match state.placement {
-            Placement::Stitched(_) => state.stitch(&self.common.shared, bytes, stream),
-            Placement::Bump(_) => state.append(&self.common.shared, bytes),
-        };
-        state.work.time += start.elapsed();
-        place
+    /// As [`allocate`](Self::allocate), for a block that the caller will keep when the capture ends: an output, a workspace. The kept
+    /// blocks of all spaces lie packed on common pages, each on bytes of its own that no other block has until the block is freed
+    /// and the space is gone, so that a few KiB do not cost a page.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
+    pub fn allocate_kept(&self, size: u64, stream: Stream) -> Result<Address> {
+        self.core.allocate(size, stream, true)
     }
 
-    /// Frees a block. Before the seal its pages serve the next block of the same stream; afterwards a retained block's pages
-    /// return to the arena's shared set. The addresses stay mapped either way, since the graph writes there.
+    /// Frees a block. Before the seal its pages serve the next block of the same stream; afterwards a retained block's pages return
+    /// to the arena's shared set, once the streams that were [noted](Self::record_stream) for it have passed. The addresses stay
+    /// mapped either way, since the graph writes there.
     ///
     /// # Errors
     /// [`Error::ForeignPointer`] or [`Error::DoubleFree`], with nothing changed.
     pub fn free(&self, address: Address) -> Result<()> {
-        self.usable()?;
-        let mut state = self.state.lock();
-        let bytes = state.find(address, Placement::free)?;
-        if let Some(origins) = &mut state.origins {
-            origins.remove(&address);
-        }
-        if state.phase == Phase::Sealed
-            && let Some(place) = state.range_of(address)
-        {
-            state.give_back(&self.common.shared, place, bytes);
-        }
-        Ok(())
+        self.core.free(address)
     }
 
-    /// Notes that `stream` uses the block as well: once freed, it stays busy until the seal, as nothing orders the two streams'
-    /// later work. Without effect after the seal.
+    /// Notes that `stream` uses the block as well. During the capture: once freed it stays busy until the seal, as nothing orders the
+    /// two streams' later work. After the seal: once freed, its bytes are nobody else's before what `stream` was given until then is
+    /// done.
     ///
     /// # Errors
     /// As [`free`](Self::free).
     pub fn record_stream(&self, address: Address, stream: Stream) -> Result<()> {
-        self.usable()?;
-        let mut state = self.state.lock();
-        state.find(address, |placement, place| placement.record_stream(place, stream))
+        self.core.record_stream(address, stream)
     }
 
     /// Debug builds look whether the device's books balance, and log if they do not.
-    pub(crate) fn audit(&self) {
-        self.common.shared.pool().check();
+    pub(crate) fn check_books(&self) {
+        self.core.common.pool().check();
     }
 
     /// Closes the space's arena after a bug was caught: every later call but destruction answers [`Error::Closed`].
     pub(crate) fn close_arena(&self) {
-        self.common.closed.store(true, Ordering::Relaxed);
+        self.core.close_arena();
     }
 
     /// Whether the address lies in this space, in a live block or not.
     #[must_use]
     pub fn contains(&self, address: Address) -> bool {
-        self.state.lock().range_of(address).is_some()
+        let state = self.core.state.lock();
+        state.range_of(address).is_some() || state.kept.contains(address)
     }
 
     /// Launches this space's graph: calls `launch`, in order after every earlier replay of the arena.
     ///
-    /// Same stream as the arena's last replay: no driver call. Another one: it is made to wait for an event. `launch` must
-    /// give the graph to `stream`; it may allocate and free, but not replay, mark, trim, or open or drop spaces in this arena.
+    /// Same stream as the arena's last replay: no driver call but the question whether it is captured. Another one: it is made to wait
+    /// for an event. `launch` must give the graph to `stream`. No lock is held meanwhile: it may call anything of the library, but a
+    /// replay or a mark in this arena is refused, as is a replay in another arena that would wait for this one in the end.
     ///
     /// # Errors
     /// [`Error::WrongState`] unless the space is sealed; those of [`ReplayOrder::replay`]. `launch` was not called then.
     pub fn replay<T>(&self, stream: Stream, launch: impl FnOnce() -> T) -> Result<T> {
-        self.usable()?;
-        self.state.lock().require(Phase::Sealed)?;
-        if self.common.poison {
+        self.core.common.usable()?;
+        self.core.state.lock().require(Phase::Sealed)?;
+        if self.core.common.poison {
             return self.replay_over(POISON, stream, launch);
         }
-        self.common.order.replay(stream, launch)
+        self.core.common.order.replay(stream, launch)
+    }
+
+    /// Blocks the caller until the replays of the arena that were launched so far are done, this space's among them: afterwards what its
+    /// graph reads and writes may go. Dropping the space does not wait.
+    ///
+    /// # Errors
+    /// [`Error::StreamCapturing`] if the stream of the last replay is being captured and was not marked before, or what the driver says.
+    pub fn wait(&self) -> Result<()> {
+        let common = &self.core.common;
+        common.order.fence().block(common.pool().events(), Duration::MAX).map(drop)
     }
 
     /// What the space uses now.
     #[must_use]
     pub fn stats(&self) -> SpaceStats {
-        let pool = self.common.shared.pool();
-        let state = self.state.lock();
-        let usage = state.placement.usage();
-        let mapped = || state.ranges.iter().flat_map(Reservation::mapped);
-        let own = Owner::Retained { arena: self.arena(), space: self.id };
+        let common = &self.core.common;
+        let state = self.core.state.lock();
+        let (usage, kept) = (state.placement.usage(), state.kept.usage());
         SpaceStats {
-            id: self.id,
+            id: self.id(),
             phase: state.phase,
-            retain: self.policy(&state),
-            blocks: usage.blocks,
-            live_bytes: usage.bytes,
-            peak_live_bytes: usage.peak_bytes,
+            retain: self.core.policy(&state),
+            blocks: usage.blocks + kept.blocks,
+            live_bytes: usage.bytes + kept.bytes,
+            peak_live_bytes: usage.peak_bytes + kept.peak_bytes,
+            kept_bytes: kept.bytes,
             reserved_bytes: state.ranges.iter().map(Reservation::bytes).sum(),
-            mapped_bytes: mapped().map(|(_, pin)| pin.bytes()).sum(),
-            retained_bytes: mapped()
-                .filter(|(_, pin)| pool.owner(pin.id()) == Some(own))
-                .map(|(_, pin)| pin.bytes())
-                .sum(),
+            mapped_bytes: state.work.mapped_bytes,
+            retained_bytes: common.pool().held(self.core.own()).0,
             maps: state.work.maps,
         }
     }
@@ -324,100 +352,34 @@ impl Space {
     /// Mappings made so far; what [`stats`](Self::stats) calls `maps`, without the rest.
     #[must_use]
     pub fn maps(&self) -> u64 {
-        self.state.lock().work.maps
+        self.core.state.lock().work.maps
     }
 
     /// Bytes live now; what [`stats`](Self::stats) calls `live_bytes`, without the rest.
     #[must_use]
     pub fn live_bytes(&self) -> u64 {
-        self.state.lock().placement.usage().bytes
+        let state = self.core.state.lock();
+        state.placement.usage().bytes + state.kept.usage().bytes
     }
 
-    /// The most bytes that were live at once.
-    pub(crate) fn peak_live_bytes(&self) -> u64 {
-        self.state.lock().placement.usage().peak_bytes
-    }
-}
-
-impl State {
-    fn require(&self, expected: Phase) -> Result<()> {
-        if self.phase == expected {
-            return Ok(());
-        }
-        Err(Error::WrongState { what: "the space", expected: expected.name(), found: self.phase.name() })
-    }
-
-    fn address(&self, place: Place) -> Address {
-        self.ranges[place.range].base().plus(place.offset)
-    }
-
-    fn range_of(&self, address: Address) -> Option<Place> {
-        // A handful at most: ranges double in size.
-        let found =
-            self.ranges.iter().position(|r| address >= r.base() && address.0 - r.base().0 < r.bytes());
-        found.map(|range| Place { range, offset: address.0 - self.ranges[range].base().0 })
-    }
-
-    /// Applies a function of the placement to the block at an address.
-    fn find<T>(
-        &mut self,
-        address: Address,
-        apply: impl FnOnce(&mut Placement, Place) -> Result<T, NotLive>,
-    ) -> Result<T> {
-        let place = self.range_of(address).ok_or(Error::ForeignPointer { address })?;
-        apply(&mut self.placement, place).map_err(|why| match why {
-            NotLive::FreedBefore => Error::DoubleFree { address },
-            NotLive::Foreign => Error::ForeignPointer { address },
-        })
-    }
-
-    /// Returns the space's own pages under a freed block to the shared set, those apart that other blocks still cover.
-    fn give_back(&mut self, shared: &SharedSet, freed: Place, bytes: u64) {
-        let Placement::Stitched(layout) = &self.placement else { return };
-        let (from, to) = (freed.offset, freed.offset + bytes);
-        for (at, pin) in self.ranges[freed.range].mapped() {
-            let end = at + pin.bytes();
-            if at < to
-                && from < end
-                && matches!(shared.pool().owner(pin.id()), Some(Owner::Retained { .. }))
-                && !layout.covered(freed.range, at, end)
-            {
-                shared.give(pin);
-            }
+    /// In a bump space, the bytes handed out so far, also of blocks freed since; 0 in another.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        match &self.core.state.lock().placement {
+            Placement::Bump(bump) => bump.end(),
+            _ => 0,
         }
     }
-}
 
-impl Drop for Space {
-    fn drop(&mut self) {
-        self.common.spaces.lock().remove(&self.id);
-        let state = self.state.get_mut();
-        self.common.high_water.fetch_max(state.placement.usage().peak_bytes, Ordering::Relaxed);
-        let pool = self.common.shared.pool();
-        // An open space was never replayed; its addresses are not in use.
-        let idle = if state.phase == Phase::Open {
-            Ok(())
-        } else {
-            self.common.order.wait().or_else(|error| match error {
-                Error::StreamCapturing { .. } | Error::WrongState { .. } => Err(error),
-                _ => pool.driver().synchronize(),
-            })
-        };
-        for (_, pin) in state.ranges.iter().flat_map(Reservation::mapped) {
-            if matches!(pool.owner(pin.id()), Some(Owner::Retained { .. })) {
-                pool.doom(pin.id());
-            }
-        }
-        if let Err(error) = idle {
-            tracing::warn!(%error, space = self.id, "the last replay may still run: the space is torn down by a later trim");
-            let arena = self.common.shared.arena();
-            state.ranges.drain(..).for_each(|range| range.defer(arena));
-        }
+    /// Where in its life it is.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        self.core.state.lock().phase
     }
 }
 
 impl fmt::Debug for Space {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Space({})", self.id)
+        write!(f, "Space({})", self.core.id)
     }
 }

@@ -1,6 +1,14 @@
 //! Which bytes of which large page live blocks cover, and for which stream.
 
-use crate::units::Stream;
+use std::collections::HashMap;
+
+use crate::units::{Geometry, Stream};
+
+mod max_tree;
+mod plan;
+
+use max_tree::MaxTree;
+pub(crate) use plan::Part;
 
 /// Where a page shows: a range and a tile in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,25 +37,62 @@ struct Page {
     /// Sorted; they never overlap.
     stays: Vec<Stay>,
     /// The stream whose blocks the page holds until the seal. Another stream's work is not ordered with theirs.
-    stream: Option<Stream>,
+    stream: Stream,
     /// The first tile that showed the page.
     home: TileNo,
+    /// How far blocks ever reached into the page, in whole small pages: behind it no memory was used yet.
+    reach: u64,
+    /// What [`Fits`] says of the page, unless that is stale.
+    fits: Fit,
+    /// Whether blocks came or went since.
+    stale: bool,
     /// The last search that passed here, to notice a page that shows twice.
     visit: u64,
+}
+
+/// The longest block that fits a page that holds blocks already: before its reach, and at its end whatever the reach.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Fit {
+    within: u64,
+    at_end: u64,
+}
+
+/// The same for every page of a stream, to be searched.
+#[derive(Debug, Default)]
+struct Fits {
+    within: MaxTree,
+    at_end: MaxTree,
 }
 
 /// Every large page number a space has used so far.
 #[derive(Debug)]
 pub(crate) struct PageTable {
-    bytes: u64,
+    geometry: Geometry,
     pages: Vec<Page>,
+    /// One bit for each page that holds no block.
+    idle: Vec<u64>,
+    fits: HashMap<Stream, Fits>,
+    /// Pages that are stale there. Brought up to date by a search, so that blocks that come and go in windows do not pay for it.
+    stale: Vec<u32>,
     visits: u64,
 }
 
 impl PageTable {
-    /// No pages yet, each of which will have `bytes`.
-    pub(crate) fn new(bytes: u64) -> Self {
-        Self { bytes, pages: Vec::new(), visits: 0 }
+    /// No pages yet.
+    pub(crate) fn new(geometry: Geometry) -> Self {
+        Self {
+            geometry,
+            pages: Vec::new(),
+            idle: Vec::new(),
+            fits: HashMap::new(),
+            stale: Vec::new(),
+            visits: 0,
+        }
+    }
+
+    /// Bytes of a page.
+    fn bytes(&self) -> u64 {
+        self.geometry.large()
     }
 
     /// How many numbers have been used.
@@ -55,37 +100,34 @@ impl PageTable {
         self.pages.len()
     }
 
-    /// Wholly free pages that the stream may use, lowest number first, without end: numbers nobody used yet come last.
-    pub(crate) fn free(&self, stream: Stream) -> impl Iterator<Item = u32> {
-        let known = self.pages.iter().enumerate().filter(move |(_, page)| page.free_for(stream));
-        known.map(|(number, _)| number as u32).chain(self.pages.len() as u32..)
+    /// Pages that were used before, hold no block, and may hold the stream's; lowest number first.
+    fn idle(&self, stream: Stream) -> impl Iterator<Item = u32> {
+        let words = self.idle.iter().enumerate().filter(|(_, word)| **word != 0);
+        let numbers = words.flat_map(|(index, word)| {
+            let rests = std::iter::successors(Some(*word), |rest| Some(rest & rest.wrapping_sub(1)));
+            rests.take_while(|rest| *rest != 0).map(move |rest| index as u32 * 64 + rest.trailing_zeros())
+        });
+        numbers.filter(move |number| self.pages[*number as usize].stream == stream)
     }
 
-    /// The lowest wholly free page among those used before.
-    pub(crate) fn known_free(&self, stream: Stream) -> Option<u32> {
-        self.free(stream).next().filter(|number| (*number as usize) < self.pages.len())
+    /// The lowest page that was used before and holds no block; as far as `reached`, if that is asked for.
+    pub(crate) fn idle_page(&self, bytes: u64, stream: Stream, reached: bool) -> Option<u32> {
+        self.idle(stream).find(|number| !reached || self.pages[*number as usize].reach >= bytes)
     }
 
-    /// The shortest gap of at least `bytes` in a page that holds a block of the stream already: the page, and the gap's end.
-    pub(crate) fn gap(&self, bytes: u64, stream: Stream) -> Option<(u32, u64)> {
-        let mut best: Option<(u64, u32, u64)> = None;
-        for (number, page) in self.shared_with(stream) {
-            let mut from = 0;
-            for to in page.stays.iter().map(|stay| (stay.start, stay.end)).chain([(self.bytes, 0)]) {
-                let length = to.0 - from;
-                if length >= bytes && best.is_none_or(|(shortest, ..)| length < shortest) {
-                    best = Some((length, number, to.0));
-                }
-                from = to.1;
-            }
+    /// The lowest page that holds blocks of the stream already and has room for one more, and where in it: in front of what
+    /// begins the page not, so that its beginning stays free for a tail. Only where memory was used before, or at the page's end.
+    pub(crate) fn room(&mut self, bytes: u64, stream: Stream, at_end: bool) -> Option<(u32, u64)> {
+        self.refresh();
+        let fits = self.fits.get(&stream)?;
+        let number = if at_end { fits.at_end.first(bytes) } else { fits.within.first(bytes) }? as u32;
+        let page = &self.pages[number as usize];
+        if at_end {
+            return Some((number, page.stays.last().map_or(0, |stay| stay.end)));
         }
-        best.map(|(_, number, end)| (number, end))
-    }
-
-    /// The page with the shortest free beginning of at least `bytes` among those that hold a block of the stream already.
-    pub(crate) fn beginning(&self, bytes: u64, stream: Stream) -> Option<u32> {
-        let beginnings = self.shared_with(stream).map(|(number, page)| (page.stays[0].start, number));
-        beginnings.filter(|(length, _)| *length >= bytes).min().map(|(_, number)| number)
+        let (from, to) = page.gaps(page.reach).find(|(from, to)| to.saturating_sub(*from) >= bytes)?;
+        let in_front = from == 0 && !page.stays.is_empty();
+        Some((number, if in_front { to - bytes } else { from }))
     }
 
     /// Begins a search: every page may be visited once.
@@ -93,19 +135,20 @@ impl PageTable {
         self.visits += 1;
     }
 
-    /// Whether the stream may use the first `bytes` of the page, and the search has not passed it yet.
-    pub(crate) fn visit(&mut self, number: u32, bytes: u64, stream: Stream) -> bool {
+    /// Whether the stream may use a part of the page, and the search has not passed it yet.
+    pub(crate) fn visit(&mut self, number: u32, from: u64, to: u64, stream: Stream) -> bool {
         let page = &mut self.pages[number as usize];
-        let beginning = page.stays.first().map_or(self.bytes, |stay| stay.start);
-        let usable = page.serves(stream) && beginning >= bytes && page.visit != self.visits;
+        let usable = page.stream == stream && page.visit != self.visits && page.is_free(from, to);
         page.visit = self.visits;
         usable
     }
 
-    /// Notes that a tile shows the page. Numbers come in order: the next unused one at most.
-    pub(crate) fn show(&mut self, number: u32, tile: TileNo) {
+    /// Notes that a tile shows the page, for the stream. Numbers come in order: the next unused one at most.
+    pub(crate) fn show(&mut self, number: u32, tile: TileNo, stream: Stream) {
         if number as usize == self.pages.len() {
-            self.pages.push(Page { stays: Vec::new(), stream: None, home: tile, visit: 0 });
+            let (stays, fits) = (Vec::new(), Fit::default());
+            self.pages.push(Page { stays, stream, home: tile, reach: 0, fits, stale: false, visit: 0 });
+            self.mark_idle(number, true);
         }
     }
 
@@ -114,22 +157,28 @@ impl PageTable {
         self.pages[number as usize].home
     }
 
-    /// The stream whose blocks the page holds, if any.
-    pub(crate) fn stream(&self, number: u32) -> Option<Stream> {
+    /// The stream whose blocks the page holds.
+    pub(crate) fn stream(&self, number: u32) -> Stream {
         self.pages[number as usize].stream
     }
 
-    /// A block of the stream covers a part of the page now, which was free.
-    pub(crate) fn occupy(&mut self, number: u32, stay: Stay, stream: Stream) {
+    /// A block covers a part of the page now, which was free.
+    pub(crate) fn occupy(&mut self, number: u32, stay: Stay) {
+        let small = self.geometry.small();
         let page = &mut self.pages[number as usize];
         let at = page.stays.partition_point(|other| other.start < stay.start);
-        debug_assert!(at == 0 || page.stays[at - 1].end <= stay.start, "the part was not free");
-        debug_assert!(page.stays.get(at).is_none_or(|next| stay.end <= next.start), "the part was not free");
+        debug_assert!(page.is_free(stay.start, stay.end), "page {number} is not free there");
+        if page.reach < stay.end {
+            page.reach = stay.end.next_multiple_of(small);
+        }
         page.stays.insert(at, stay);
-        page.stream = Some(stream);
+        if page.stays.len() == 1 {
+            self.mark_idle(number, false);
+        }
+        self.outdate(number);
     }
 
-    /// The stay that begins at a byte of the page at this tile.
+    /// The part of the page that begins at a byte and is covered at this tile.
     pub(crate) fn stay(&self, number: u32, start: u64, tile: TileNo) -> Option<Stay> {
         let stays = &self.pages[number as usize].stays;
         let found = stays.binary_search_by_key(&start, |stay| stay.start).ok()?;
@@ -143,22 +192,69 @@ impl PageTable {
 
     /// The block that begins at a byte of the page is gone from it. The page stays its stream's until the seal.
     pub(crate) fn release(&mut self, number: u32, start: u64) {
-        self.pages[number as usize].stays.retain(|stay| stay.start != start);
+        let page = &mut self.pages[number as usize];
+        if let Ok(found) = page.stays.binary_search_by_key(&start, |stay| stay.start) {
+            page.stays.remove(found);
+        }
+        if page.stays.is_empty() {
+            self.mark_idle(number, true);
+        }
+        self.outdate(number);
     }
 
-    /// Pages that hold a block of the stream, with their numbers.
-    fn shared_with(&self, stream: Stream) -> impl Iterator<Item = (u32, &Page)> {
-        let held = move |(_, page): &(usize, &Page)| !page.stays.is_empty() && page.stream == Some(stream);
-        self.pages.iter().enumerate().filter(held).map(|(number, page)| (number as u32, page))
+    fn mark_idle(&mut self, number: u32, idle: bool) {
+        let (word, bit) = (number as usize / 64, 1 << (number % 64));
+        if self.idle.len() <= word {
+            self.idle.resize(word + 1, 0);
+        }
+        self.idle[word] = if idle { self.idle[word] | bit } else { self.idle[word] & !bit };
+    }
+
+    fn outdate(&mut self, number: u32) {
+        let page = &mut self.pages[number as usize];
+        if !page.stale {
+            page.stale = true;
+            self.stale.push(number);
+        }
+    }
+
+    /// Brings what is searched up to date with the pages.
+    fn refresh(&mut self) {
+        let bytes = self.bytes();
+        for number in self.stale.drain(..) {
+            let page = &mut self.pages[number as usize];
+            let fits = page.fit(bytes);
+            page.stale = false;
+            if fits != page.fits {
+                page.fits = fits;
+                let of_stream = self.fits.entry(page.stream).or_default();
+                of_stream.within.set(number as usize, fits.within);
+                of_stream.at_end.set(number as usize, fits.at_end);
+            }
+        }
     }
 }
 
 impl Page {
-    fn serves(&self, stream: Stream) -> bool {
-        self.stream.is_none_or(|owner| owner == stream)
+    /// The gaps between blocks, the last one up to `end`; that one may be empty, or its end before its beginning.
+    fn gaps(&self, end: u64) -> impl Iterator<Item = (u64, u64)> {
+        let begins = std::iter::once(0).chain(self.stays.iter().map(|stay| stay.end));
+        begins.zip(self.stays.iter().map(|stay| stay.start).chain([end]))
     }
 
-    fn free_for(&self, stream: Stream) -> bool {
-        self.stays.is_empty() && self.serves(stream)
+    fn is_free(&self, from: u64, to: u64) -> bool {
+        let behind = self.stays.partition_point(|stay| stay.end <= from);
+        self.stays.get(behind).is_none_or(|stay| stay.start >= to)
+    }
+
+    fn fit(&self, bytes: u64) -> Fit {
+        match &self.stays[..] {
+            [] => Fit::default(),
+            [only] if only.end - only.start == bytes => Fit::default(),
+            [.., last] => Fit {
+                within: self.gaps(self.reach).map(|(from, to)| to.saturating_sub(from)).max().unwrap_or(0),
+                at_end: bytes - last.end,
+            },
+        }
     }
 }

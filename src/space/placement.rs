@@ -1,17 +1,23 @@
-//! The two ways a space places blocks, behind what both can do.
+//! The two ways a space places blocks, and what is left of either when its capture has ended.
 
 use super::bump::Bump;
 use super::layout::{Layout, Live, NotLive, Place, Usage};
+use super::sealed::Sealed;
 use crate::units::Stream;
 
 /// How a space places its blocks.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "one for each space, and most are stitched")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a space that is not sealed is being captured, and most of those are stitched"
+)]
 pub(crate) enum Placement {
     /// On whatever pages are free: see [`layout`](super::layout).
     Stitched(Layout),
     /// Behind one another: see [`bump`](super::bump).
     Bump(Bump),
+    /// Not any more.
+    Sealed(Sealed),
 }
 
 impl Placement {
@@ -20,6 +26,7 @@ impl Placement {
         match self {
             Self::Stitched(layout) => layout.usage(),
             Self::Bump(bump) => bump.usage(),
+            Self::Sealed(sealed) => sealed.usage(),
         }
     }
 
@@ -28,6 +35,7 @@ impl Placement {
         match self {
             Self::Stitched(layout) => layout.pages(),
             Self::Bump(bump) => (0, bump.pages()),
+            Self::Sealed(sealed) => sealed.pages(),
         }
     }
 
@@ -36,6 +44,7 @@ impl Placement {
         match self {
             Self::Stitched(layout) => layout.blocks(),
             Self::Bump(bump) => bump.blocks(),
+            Self::Sealed(sealed) => sealed.blocks(),
         }
     }
 
@@ -44,6 +53,7 @@ impl Placement {
         match self {
             Self::Stitched(layout) => layout.free(place),
             Self::Bump(bump) => bump.free(place),
+            Self::Sealed(sealed) => sealed.free(place),
         }
     }
 
@@ -52,13 +62,25 @@ impl Placement {
         match self {
             Self::Stitched(layout) => layout.record_stream(place, stream),
             Self::Bump(bump) => bump.check(place),
+            Self::Sealed(sealed) => sealed.check(place),
+        }
+    }
+
+    /// Whether a live block covers a byte of a part of a range. Nothing is known of that before the seal.
+    pub(crate) fn covered(&self, range: usize, from: u64, to: u64) -> bool {
+        match self {
+            Self::Sealed(sealed) => sealed.covered(range, from, to),
+            _ => true,
         }
     }
 
     /// The capture has ended.
     pub(crate) fn seal(&mut self) {
-        if let Self::Stitched(layout) = self {
-            layout.seal();
-        }
+        let nothing = Self::Sealed(Sealed::new(Vec::new(), Usage::default(), (0, 0)));
+        *self = Self::Sealed(match std::mem::replace(self, nothing) {
+            Self::Stitched(layout) => layout.seal(),
+            Self::Bump(bump) => Sealed::new(bump.blocks(), bump.usage(), (0, bump.pages())),
+            Self::Sealed(sealed) => sealed,
+        });
     }
 }

@@ -4,12 +4,12 @@
 //! is right writes before it reads; one that is not gives what the last graph left, which is right often enough to stay hidden.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use serde::Serialize;
 
 use super::{Phase, Space};
 use crate::error::{Error, Result};
-use crate::pages::{Owner, Reservation};
 use crate::units::{Address, Stream};
 
 /// What shared pages are filled with: as floating-point numbers of any width a NaN, as an index far outside.
@@ -37,31 +37,36 @@ impl Space {
     ///
     /// # Errors
     /// Those of [`replay`](Self::replay), and what the driver says of filling or reading.
-    pub fn verify(
+    ///
+    /// # Safety
+    /// The outputs are memory of the device, mapped until this returns.
+    pub unsafe fn verify(
         &self,
         stream: Stream,
         outputs: &[(Address, u64)],
         mut launch: impl FnMut(),
     ) -> Result<Option<Difference>> {
-        self.usable()?;
-        self.state.lock().require(Phase::Sealed)?;
-        let driver = self.common.shared.pool().driver();
+        let common = &self.core().common;
+        common.usable()?;
+        self.core().state.lock().require(Phase::Sealed)?;
+        let pool = common.pool();
         let mut seen: Vec<Vec<u8>> = Vec::new();
         for pattern in [POISON, ANTIDOTE] {
             self.replay_over(pattern, stream, &mut launch)?;
-            self.common.order.wait()?;
+            common.order.fence().block(pool.events(), Duration::MAX)?;
             for (output, (address, bytes)) in outputs.iter().enumerate() {
                 let mut now = Vec::new();
                 let limit = isize::MAX as u64;
                 let refused = |_| Error::InvalidSize { what: "an output", bytes: *bytes, limit };
                 now.try_reserve_exact(usize::try_from(*bytes).unwrap_or(usize::MAX)).map_err(refused)?;
                 now.resize(*bytes as usize, 0);
-                driver.read(*address, &mut now)?;
+                // SAFETY: the caller's contract.
+                unsafe { pool.read(*address, &mut now) }?;
                 if pattern == POISON {
                     seen.push(now);
                 } else if let Some(offset) = seen[output].iter().zip(&now).position(|(then, now)| then != now)
                 {
-                    let found = Difference { space: self.id, output, offset: offset as u64 };
+                    let found = Difference { space: self.id(), output, offset: offset as u64 };
                     tracing::error!(?found, "a graph relies on what others left on the shared pages");
                     return Ok(Some(found));
                 }
@@ -77,27 +82,32 @@ impl Space {
         stream: Stream,
         launch: impl FnOnce() -> T,
     ) -> Result<T> {
+        let common = &self.core().common;
         let shared = self.shared_pages();
-        let driver = self.common.shared.pool().driver();
-        self.common.order.replay(stream, || {
-            shared.into_iter().try_for_each(|(at, bytes)| driver.fill(at, bytes, pattern, stream))?;
+        common.order.replay(stream, || {
+            let state = self.core().state.lock();
+            for (range, offset, bytes) in shared {
+                state.ranges[range].fill(offset, bytes, pattern, stream)?;
+            }
+            drop(state);
             Ok(launch())
         })?
     }
 
-    /// Where each shared page of this space shows, once.
-    fn shared_pages(&self) -> Vec<(Address, u64)> {
-        let state = self.state.lock();
-        let pool = self.common.shared.pool();
+    /// Where each shared page of this space shows, once: range, offset and bytes.
+    fn shared_pages(&self) -> Vec<(usize, u64, u64)> {
+        let state = self.core().state.lock();
+        let common = &self.core().common;
         let mut seen = HashSet::new();
-        let mapped = |range: &Reservation| {
-            let base = range.base();
-            range.mapped().map(|(at, pin)| (base.plus(at), pin.bytes(), pin.id())).collect::<Vec<_>>()
-        };
-        let all = state.ranges.iter().flat_map(mapped);
-        let shared = all.filter(|(.., page)| {
-            matches!(pool.owner(*page), Some(Owner::Shared { .. })) && seen.insert(*page)
-        });
-        shared.map(|(at, bytes, _)| (at, bytes)).collect()
+        let mut found = Vec::new();
+        for (number, range) in state.ranges.iter().enumerate() {
+            for mapped in range.mapped() {
+                let shared = common.pool().holder(mapped.page) == Some(common.shared.holder());
+                if shared && seen.insert(mapped.page) {
+                    found.push((number, mapped.offset, mapped.bytes));
+                }
+            }
+        }
+        found
     }
 }

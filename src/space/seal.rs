@@ -11,15 +11,14 @@
 //!   after    | small 7 | own | own | small 8 | small 9 | .. |   |      fillers are shared small pages; a page is never cut
 //! ```
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::layout::{RetainedTile, Unit};
-use super::{Block, Phase, Placement, Space, State};
+use super::layout::Unit;
+use super::{Block, Core, Phase, Placement, Space, State};
 use crate::error::{Error, Result};
-use crate::pages::{Class, PageId, PageNo, Pin, SharedSet};
+use crate::pages::{Change, Class, PageNo, Reservation};
 
 /// What becomes of blocks that are live when their capture ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -55,33 +54,17 @@ pub struct SealReport {
     pub retained: Vec<Block>,
 }
 
-/// A tile whose pages were exchanged, and how to undo that.
-enum Exchanged {
-    /// The shared page itself changed owner.
-    Taken(RetainedTile),
-    /// Small pages took its place.
-    Replaced { tile: RetainedTile, before: Vec<(u64, Pin)>, own: Vec<PageId>, fillers: Vec<PageNo> },
-}
-
 impl Space {
     /// Ends the capture: no further blocks can be allocated, and the space can be replayed. Blocks that are still live are
-    /// treated as the arena's policy says; those of a bump space stay on shared pages.
+    /// treated as the arena's policy says; those of a bump space stay on shared pages, kept ones where they are.
     ///
     /// # Errors
     /// [`Error::WrongState`](crate::Error::WrongState) unless the space is open. Out of memory or budget, also
-    /// after the arena gave back the pages that no space maps, or what else the driver says: the space is open as before, and the
+    /// after everybody was asked to give some back, or what else the driver says: the space is open as before, and the
     /// call can be repeated. (If undoing fails as well the space can only be dropped.)
     pub fn seal(&self) -> Result<SealReport> {
-        let policy = self.policy(&self.state.lock());
+        let policy = self.core.policy(&self.core.state.lock());
         self.seal_with(policy)
-    }
-
-    /// What a seal does unless it is told otherwise.
-    pub(super) fn policy(&self, state: &State) -> RetainPolicy {
-        match state.placement {
-            Placement::Stitched(_) => self.common.retain,
-            Placement::Bump(_) => RetainPolicy::Share,
-        }
     }
 
     /// As [`seal`](Self::seal), with a policy of its own.
@@ -89,182 +72,148 @@ impl Space {
     /// # Errors
     /// As [`seal`](Self::seal); [`Error::InvalidArgument`] for a bump space and [`RetainPolicy::Retain`].
     pub fn seal_with(&self, policy: RetainPolicy) -> Result<SealReport> {
-        self.usable()?;
+        let report = self.core.relieved(|| self.core.seal(policy));
+        self.core.common.pool().check();
+        if let Ok(report) = &report {
+            tracing::debug!(
+                space = self.id(),
+                peak_live_bytes = report.peak_live_bytes,
+                maps = report.maps,
+                driver_us = report.driver_time.as_micros() as u64,
+                retained = report.retained.len(),
+                retained_bytes = report.retained_bytes,
+                "space sealed"
+            );
+        }
+        report
+    }
+}
+
+impl Core {
+    /// What a seal does unless it is told otherwise.
+    pub(super) fn policy(&self, state: &State) -> RetainPolicy {
+        match state.placement {
+            Placement::Bump(_) => RetainPolicy::Share,
+            _ => self.common.retain,
+        }
+    }
+
+    fn seal(&self, policy: RetainPolicy) -> Result<SealReport> {
+        self.common.usable()?;
         let mut state = self.state.lock();
         state.require(Phase::Open)?;
-        let (mut retained_bytes, mut fillers) = (0, 0);
+        let mut fillers = 0;
         if policy == RetainPolicy::Retain {
             let start = Instant::now();
-            let retained = state.retain(&self.common.shared, self.id);
+            let retained = self.retain(&mut state);
             state.work.time += start.elapsed();
-            self.common.shared.pool().check();
-            (retained_bytes, fillers) = retained?;
+            fillers = retained?;
         }
+        let parked = state.usage();
         state.placement.seal();
         state.phase = Phase::Sealed;
-        let usage = state.placement.usage();
-        self.common.high_water.fetch_max(usage.peak_bytes, Ordering::Relaxed);
+        state.ranges.shrink_to_fit();
+        let usage = state.usage();
+        self.common.totals.freed(parked.blocks - usage.blocks, parked.bytes - usage.bytes);
         let (small_pages, large_pages) = state.placement.pages();
-        let retained = state.blocks();
-        tracing::debug!(
-            space = self.id,
-            peak_live_bytes = usage.peak_bytes,
-            maps = state.work.maps,
-            driver_us = state.work.time.as_micros() as u64,
-            retained = retained.len(),
-            retained_bytes,
-            "space sealed"
-        );
+        let kept = state.kept.usage();
         Ok(SealReport {
-            peak_live_bytes: usage.peak_bytes,
+            peak_live_bytes: usage.peak_bytes + kept.peak_bytes,
             small_pages: (small_pages + fillers) as u64,
             large_pages: large_pages as u64,
             maps: state.work.maps,
             driver_calls: state.work.calls,
             driver_time: state.work.time,
-            retained_bytes,
-            allocations: usage.allocations,
-            retained,
+            retained_bytes: self.common.pool().held(self.own()).0,
+            allocations: usage.allocations + kept.allocations,
+            retained: state.blocks(),
         })
     }
-}
 
-impl State {
-    /// Puts pages of the space's own under every small page's worth of addresses that live blocks cover; their bytes, and how
-    /// many numbers of small pages were needed behind those the slabs have.
-    fn retain(&mut self, shared: &SharedSet, space: u64) -> Result<(u64, usize)> {
-        let mut done: Vec<Exchanged> = Vec::new();
-        let (mut bytes, mut fillers) = (0, 0);
-        let Placement::Stitched(layout) = &self.placement else {
+    /// Puts pages of the space's own under every small page's worth of addresses that live blocks cover; how many numbers of small
+    /// pages were needed behind those that the slabs have. Nothing has changed if that fails.
+    fn retain(&self, state: &mut State) -> Result<usize> {
+        let Placement::Stitched(layout) = &state.placement else {
             let expected = "a bump space's blocks stay on shared pages";
             return Err(Error::InvalidArgument { what: "the retain policy", value: 1, expected });
         };
-        for tile in layout.retained_tiles() {
-            match self.exchange(shared, space, tile, &mut fillers) {
-                Ok((exchanged, own)) => {
-                    done.push(exchanged);
-                    bytes += own;
-                }
-                Err(error) => {
-                    for exchanged in done.into_iter().rev() {
-                        self.undo(shared, exchanged);
-                    }
-                    return Err(error);
-                }
-            }
-        }
-        Ok((bytes, fillers))
-    }
-
-    fn exchange(
-        &mut self,
-        shared: &SharedSet,
-        space: u64,
-        tile: RetainedTile,
-        fillers: &mut usize,
-    ) -> Result<(Exchanged, u64)> {
-        let (small, page_bytes) = (shared.geometry().small(), shared.bytes(tile.page.class));
-        let wholly = tile.units.iter().all(|unit| *unit == Unit::Retained);
-        if wholly && shared.take(tile.page, space) {
-            return Ok((Exchanged::Taken(tile), page_bytes));
-        }
-        let first_filler = self.placement.pages().0 + *fillers;
-        let mut parts = Parts::default();
-        let result = if wholly {
-            parts.create(shared, tile.offset, page_bytes, space)
-        } else {
-            tile.units.iter().enumerate().try_for_each(|(unit, usage)| {
-                let at = tile.offset + unit as u64 * small;
-                match usage {
-                    Unit::Idle => Ok(()),
-                    Unit::Retained => parts.create(shared, at, small, space),
-                    // Any page will do that nothing else in this space is on.
-                    Unit::Passing => parts.fill(shared, at, first_filler),
-                }
+        let small = self.common.shared.geometry().small();
+        let slabs = layout.pages().0;
+        let mut exchange = Exchange { core: self, change: Change::on(self.common.pool()), next: slabs };
+        let done = state.ranges.iter().enumerate().try_for_each(|(number, range)| {
+            let units = layout.units(number);
+            range.mapped().iter().try_for_each(|mapped| {
+                let unit = |at: u64| ((at / small) as usize).min(units.len());
+                let units = &units[unit(mapped.offset)..unit(mapped.offset + mapped.bytes)];
+                exchange.page(range, mapped.offset, mapped.bytes, mapped.page, units)
             })
-        };
-        if let Err(error) = result {
-            drop(std::mem::take(&mut parts.pins));
-            give_up(shared, &parts.own, &parts.fillers);
+        });
+        let Exchange { change, next, .. } = exchange;
+        if let Err(error) = done {
+            state.undo(change);
             return Err(error);
         }
-        let Parts { pins, own, fillers: filled, created } = parts;
-        let bytes = if wholly { page_bytes } else { own.len() as u64 * small };
-        let maps = pins.len() as u64;
-        match self.ranges[tile.range].replace(tile.offset, page_bytes, pins) {
-            Ok(before) => {
-                self.work.maps += maps;
-                self.work.calls += 2 * maps + (before.len() + own.len() + created) as u64;
-                *fillers += filled.len();
-                Ok((Exchanged::Replaced { tile, before, own, fillers: filled }, bytes))
-            }
-            Err(failed) => {
-                give_up(shared, &own, &filled);
-                if !failed.restored {
-                    self.phase = Phase::Broken;
-                }
-                Err(failed.error)
-            }
+        let (calls, reserved) = change.commit();
+        state.adopt(&self.common, calls, reserved);
+        Ok(next - slabs)
+    }
+}
+
+/// The exchange of shared pages under retained blocks for pages of the space's own.
+struct Exchange<'a> {
+    core: &'a Core,
+    change: Change<'a>,
+    /// The next number of a small page that nothing else in this space is on.
+    next: usize,
+}
+
+impl Exchange<'_> {
+    /// Exchanges one page, whose addresses are used like this, if a retained block is there.
+    fn page(
+        &mut self,
+        range: &Reservation,
+        offset: u64,
+        bytes: u64,
+        page: crate::pages::PageId,
+        units: &[Unit],
+    ) -> Result<()> {
+        let shared = &self.core.common.shared;
+        let small = shared.geometry().small();
+        if !units.contains(&Unit::Retained) {
+            return Ok(());
         }
-    }
-
-    fn undo(&mut self, shared: &SharedSet, exchanged: Exchanged) {
-        match exchanged {
-            Exchanged::Taken(tile) => {
-                let mut pins = self.ranges[tile.range].mapped();
-                if let Some((_, pin)) = pins.find(|(offset, _)| *offset == tile.offset) {
-                    shared.put_back(tile.page, pin);
-                }
-            }
-            Exchanged::Replaced { tile, before, own, fillers } => {
-                let bytes = shared.bytes(tile.page.class);
-                match self.ranges[tile.range].replace(tile.offset, bytes, before) {
-                    Ok(after) => {
-                        drop(after);
-                        give_up(shared, &own, &fillers);
-                    }
-                    Err(failed) => {
-                        tracing::error!(error = %failed.error, "undoing a seal failed; the space can only be dropped");
-                        self.phase = Phase::Broken;
-                    }
-                }
-            }
+        let wholly = units.len() as u64 * small >= bytes && units.iter().all(|unit| *unit == Unit::Retained);
+        // A page that only this space shows, all of it retained, changes hands: no call to the driver. Its number is for another.
+        if wholly && self.change.hand_over(page, shared.holder(), self.core.own(), true) {
+            return Ok(());
         }
+        // New pages first: that may fail, and then there is nothing to undo at the driver.
+        let mut parts = Vec::new();
+        let mut at = 0;
+        for run in units.chunk_by(|a, b| a == b) {
+            let length = run.len() as u64 * small;
+            match run[0] {
+                Unit::Idle => {}
+                Unit::Retained => {
+                    // Small ones, which any number of small pages can use once their blocks are freed.
+                    let each = if wholly { length } else { small };
+                    let own = (0..length / each)
+                        .map(|_| self.change.take(each, self.core.own(), shared.account().id()));
+                    parts.push((offset + at, own.collect::<Result<Vec<_>>>()?));
+                }
+                Unit::Passing => {
+                    let mut pages = Vec::with_capacity(run.len());
+                    for _ in run {
+                        let no = PageNo { class: Class::Small, index: self.next as u32 };
+                        pages.push(shared.page(&mut self.change, no)?);
+                        self.next += 1;
+                    }
+                    parts.push((offset + at, pages));
+                }
+            }
+            at += length;
+        }
+        self.change.unmap(range.id(), offset, bytes)?;
+        parts.iter().try_for_each(|(at, pages)| self.change.map(range.id(), *at, pages))
     }
-}
-
-/// What is to be mapped in place of a page, and where.
-#[derive(Default)]
-struct Parts {
-    pins: Vec<(u64, Pin)>,
-    /// Pages created for the space.
-    own: Vec<PageId>,
-    /// Numbers of shared pages.
-    fillers: Vec<PageNo>,
-    /// How many of those had to be created.
-    created: usize,
-}
-
-impl Parts {
-    fn create(&mut self, shared: &SharedSet, at: u64, bytes: u64, space: u64) -> Result<()> {
-        let pin = shared.create_own(bytes, space)?;
-        self.own.push(pin.id());
-        self.pins.push((at, pin));
-        Ok(())
-    }
-
-    fn fill(&mut self, shared: &SharedSet, at: u64, first: usize) -> Result<()> {
-        let no = PageNo { class: Class::Small, index: (first + self.fillers.len()) as u32 };
-        let acquired = shared.acquire(no)?;
-        self.fillers.push(no);
-        self.created += usize::from(acquired.created);
-        self.pins.push((at, acquired.pin));
-        Ok(())
-    }
-}
-
-/// Gives back pages that were to be mapped and are not: the space's own, and shared ones that no space maps.
-fn give_up(shared: &SharedSet, own: &[PageId], fillers: &[PageNo]) {
-    own.iter().for_each(|id| shared.pool().doom(*id));
-    fillers.iter().for_each(|no| shared.discard(*no));
 }

@@ -14,8 +14,7 @@ pub(crate) struct Slot {
 
 #[derive(Debug)]
 struct Entry {
-    /// None once the space is sealed, if no block was left.
-    slab: Option<Slab>,
+    slab: Slab,
     /// The stream whose blocks it holds until the seal.
     stream: Stream,
 }
@@ -43,9 +42,8 @@ impl Slabs {
         for empty in [false, true] {
             for (slab, entry) in self.entries.iter_mut().enumerate() {
                 if entry.stream == stream
-                    && let Some(inner) = &mut entry.slab
-                    && (inner.live() == 0) == empty
-                    && let Some(granule) = inner.allocate(granules, serial)
+                    && (entry.slab.live() == 0) == empty
+                    && let Some(granule) = entry.slab.allocate(granules, serial)
                 {
                     return Some(Slot { slab, granule });
                 }
@@ -56,17 +54,17 @@ impl Slabs {
 
     /// Adds a slab for the stream.
     pub(crate) fn add(&mut self, stream: Stream) {
-        self.entries.push(Entry { slab: Some(Slab::new(self.page_bytes)), stream });
+        self.entries.push(Entry { slab: Slab::new(self.page_bytes), stream });
     }
 
     /// The granules of the block at a slot.
     pub(crate) fn block(&self, slot: Slot) -> Result<u32, NotABlock> {
-        self.entries[slot.slab].slab.as_ref().ok_or(NotABlock::Gap)?.block(slot.granule)
+        self.entries[slot.slab].slab.block(slot.granule)
     }
 
     /// Frees the block at a slot; its granules.
     pub(crate) fn free(&mut self, slot: Slot) -> Result<u32, NotABlock> {
-        self.entries[slot.slab].slab.as_mut().ok_or(NotABlock::Gap)?.free(slot.granule)
+        self.entries[slot.slab].slab.free(slot.granule)
     }
 
     /// The stream whose blocks a slab holds.
@@ -76,14 +74,7 @@ impl Slabs {
 
     /// The live blocks of a slab: granule, granules and number.
     pub(crate) fn blocks(&self, slab: usize) -> impl Iterator<Item = (u32, u32, u64)> {
-        self.entries[slab].slab.iter().flat_map(Slab::blocks)
-    }
-
-    /// The space allocates no more: gives back the tables of slabs without blocks.
-    pub(crate) fn seal(&mut self) {
-        for entry in &mut self.entries {
-            entry.slab.take_if(|slab| slab.live() == 0);
-        }
+        self.entries[slab].slab.blocks()
     }
 }
 
@@ -93,7 +84,7 @@ mod tests {
 
     #[test]
     fn fills_begun_slabs_of_the_stream_first_then_empty_ones_and_never_another_streams() {
-        let (a, b) = (Stream(1), Stream(2));
+        let (a, b) = (Stream::LEGACY, Stream::PER_THREAD);
         let mut slabs = Slabs::new(8 * 512);
         assert_eq!(slabs.allocate(1, a, 0), None);
         for stream in [a, b, a] {
@@ -108,10 +99,5 @@ mod tests {
         assert_eq!(slabs.allocate(3, a, 0), slot(2, 5));
         assert_eq!(slabs.allocate(4, a, 0), slot(0, 0));
         assert_eq!(slabs.allocate(5, a, 0), None);
-        slabs.seal();
-        assert_eq!(slabs.free(Slot { slab: 1, granule: 0 }), Ok(5));
-        slabs.seal();
-        assert_eq!(slabs.block(Slot { slab: 1, granule: 0 }), Err(NotABlock::Gap));
-        assert_eq!(slabs.blocks(1).count(), 0);
     }
 }

@@ -57,8 +57,8 @@ TEST(Device, OpenedTwiceIsOnePool) {
     auto first = vmmgraph::Device::open(host::device_options(0));
     const auto second = vmmgraph::Device::open(host::device_options(0));
     EXPECT_NE(first.handle(), second.handle());
-    first.set_budget(5 * MiB);
-    EXPECT_EQ(second.stats().budget_bytes, 5 * MiB);
+    first.set_budget(50 * MiB);
+    EXPECT_EQ(second.stats().budget_bytes, 50 * MiB);
 
     auto arena = SharedVmmAllocator(first);
     auto space = arena.open_space();
@@ -435,7 +435,7 @@ TEST(Serial, HasTheNamesEnginesKnow) {
     EXPECT_EQ(arena.current_offset(), 5 * MiB);
     EXPECT_EQ(arena.high_water_mark(), 5 * MiB);
     arena.deallocate(first);
-    EXPECT_EQ(arena.current_offset(), MiB);
+    EXPECT_EQ(arena.current_offset(), 5 * MiB) << "the end of what was handed out, freed or not";
     host::fill(kept, MiB, 3);
 
     arena.switch_to_new_virtual_space();
@@ -474,10 +474,89 @@ TEST(Arena, TrimGivesUnmappedPagesBack) {
         static_cast<void>(space.allocate(8 * MiB));
         EXPECT_EQ(arena.trim(), 0u) << "the pages are mapped";
     }
-    EXPECT_EQ(arena.mapped_size(), 8 * MiB);
-    EXPECT_EQ(arena.trim(), 8 * MiB);
-    EXPECT_EQ(arena.mapped_size(), 0u);
+    EXPECT_EQ(arena.mapped_size(), 0u) << "what no space maps is the device's";
     EXPECT_EQ(arena.reserved_size(), 0u);
+    EXPECT_EQ(arena.stats().free_bytes, 8 * MiB);
+    EXPECT_EQ(arena.trim(), 8 * MiB);
+    EXPECT_EQ(arena.stats().free_bytes, 0u);
+}
+
+TEST(Arena, ReservesAtOnceIfAsked) {
+    auto options = host::options();
+    options.reserve_bytes = 64 * MiB;
+    SharedVmmAllocator arena(0, options);
+    EXPECT_GE(arena.reserved_size(), 64 * MiB);
+    EXPECT_EQ(arena.mapped_size(), 0u);
+    static_cast<void>(arena.allocate(4 * MiB));
+    const auto reserved = arena.reserved_size();
+    static_cast<void>(arena.allocate(32 * MiB));
+    EXPECT_EQ(arena.reserved_size(), reserved) << "there were enough";
+    arena.switch_to_new_virtual_space();
+    EXPECT_GE(arena.reserved_size(), 128 * MiB);
+    EXPECT_EQ(arena.current_offset(), 0u);
+}
+
+// The free pages of one arena serve another, and the device's handle gives them back.
+TEST(Device, FreePagesServeEveryArenaAndTrimGivesThemBack) {
+    auto device = vmmgraph::Device::open(host::device_options(0));
+    SharedVmmAllocator one(device, host::options()), other(device, host::options());
+    {
+        auto space = one.open_space();
+        static_cast<void>(space.allocate(16 * MiB));
+    }
+    const auto before = device.stats();
+    EXPECT_EQ(before.free_bytes, 16 * MiB);
+    {
+        auto space = other.open_space();
+        static_cast<void>(space.allocate(16 * MiB));
+        EXPECT_EQ(device.stats().free_bytes, 0u);
+        EXPECT_EQ(device.stats().pages_created, before.pages_created);
+        EXPECT_GT(device.stats().pages_reused, before.pages_reused);
+        EXPECT_EQ(device.trim(), 0u);
+    }
+    EXPECT_EQ(device.trim(), 16 * MiB);
+    EXPECT_EQ(device.stats().physical_bytes, 0u);
+}
+
+TEST(Space, KeptBlocksOfAllSpacesShareTheirPages) {
+    auto arena = host::arena();
+    std::vector<Space> spaces;
+    std::vector<void*> outputs, passing;
+    for (int i = 0; i < 40; ++i) {
+        spaces.push_back(arena.open_space());
+        passing.push_back(spaces.back().allocate(2 * MiB));
+        outputs.push_back(spaces.back().allocate_kept(1000, stream(1)));
+        spaces.back().free(passing.back());
+        const auto report = spaces.back().seal();
+        EXPECT_EQ(report.retained_bytes, 0u) << "no page of its own";
+        EXPECT_EQ(report.retained_blocks, 1u);
+        EXPECT_EQ(spaces.back().live_blocks(), std::vector<void*>{outputs.back()});
+    }
+    EXPECT_EQ(arena.stats().kept_bytes, 64u << 10) << "40 KiB on one small page";
+    EXPECT_EQ(arena.stats().physical_bytes, 2 * MiB + (64 << 10));
+    EXPECT_EQ(arena.stats().physical_bytes, arena.stats().shared_bytes + arena.stats().kept_bytes);
+    for (std::size_t i = 0; i < spaces.size(); ++i) {
+        spaces[i].replay(stream(1), [&] {
+            host::fill(passing[i], 2 * MiB, 0xee);
+            host::fill(outputs[i], 1000, static_cast<int>(i + 1));
+        });
+    }
+    for (std::size_t i = 0; i < spaces.size(); ++i) {
+        EXPECT_TRUE(host::holds(outputs[i], 1000, static_cast<int>(i + 1))) << i;
+    }
+    // A freed one's bytes stay its graph's, which writes there on every replay, until that goes.
+    spaces[0].free(outputs[0]);
+    EXPECT_EQ(status_of([&] { spaces[0].free(outputs[0]); }), VMMGRAPH_ERROR_DOUBLE_FREE);
+    auto next = arena.open_space();
+    EXPECT_NE(next.allocate_kept(1000), outputs[0]);
+    spaces.erase(spaces.begin());
+    EXPECT_EQ(next.allocate_kept(1000), outputs[0]);
+    spaces.clear();
+    next.seal();
+    { const auto gone = std::move(next); }
+    EXPECT_EQ(arena.stats().kept_bytes, 0u);
+    static_cast<void>(arena.trim());
+    EXPECT_EQ(vmmgraph::Device::open(host::device_options(0)).stats().physical_bytes, 0u);
 }
 
 TEST(Arena, StatsAndJsonAgree) {
@@ -494,7 +573,7 @@ TEST(Arena, StatsAndJsonAgree) {
     EXPECT_EQ(stats.blocks, 200u);
     EXPECT_EQ(stats.live_bytes, 200u * 5120);
     EXPECT_EQ(stats.spaces, 21u);
-    EXPECT_EQ(stats.physical_bytes, stats.shared_bytes + stats.retained_bytes);
+    EXPECT_EQ(stats.physical_bytes, stats.shared_bytes + stats.retained_bytes + stats.kept_bytes);
     const auto in_space = space.stats();
     EXPECT_EQ(in_space.live_bytes, stats.live_bytes);
     EXPECT_EQ(in_space.reserved_bytes, stats.reserved_bytes);

@@ -50,12 +50,16 @@ int main() {
     arena.deallocate(block);
     expect(!arena.stats_json().empty());
     arena.mark();
-    expect(arena.trim() == 0);
+    expect(arena.current_offset() == 1024);
+    expect(arena.trim() == 0 && device.trim() == 0);
 
     vmmgraph::Space space = arena.open_space();
     block = space.allocate(2000);
     space.record_stream(block, nullptr);
     expect(space.live_blocks().size() == 1 && space.stats().blocks == 1 && space.handle() != nullptr);
+    space.free(block);
+    block = space.allocate_kept(3000, nullptr);
+    expect(arena.stats().kept_bytes >= 3072);
     space.free(block);
     expect(space.seal(vmmgraph::Retain::own_pages).retained_blocks == 0);
     int launched = 0;

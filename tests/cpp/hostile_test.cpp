@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <climits>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -64,6 +65,7 @@ std::vector<Call> device_calls(vmmgraph_device_t device) {
              auto stats = sized<vmmgraph_device_stats_t>();
              return vmmgraph_device_stats(device, &stats);
          }},
+        {"device_trim", [=] { return vmmgraph_device_trim(device, nullptr); }},
         {"arena_create",
          [=] {
              vmmgraph_arena_t arena = nullptr;
@@ -118,8 +120,14 @@ std::vector<Call> space_calls(vmmgraph_space_t space) {
              void* block = nullptr;
              return vmmgraph_space_allocate(space, 1, nullptr, &block);
          }},
+        {"space_allocate_kept",
+         [=] {
+             void* block = nullptr;
+             return vmmgraph_space_allocate_kept(space, 1, nullptr, &block);
+         }},
         {"space_free", [=] { return vmmgraph_space_free(space, address(512)); }},
         {"space_record_stream", [=] { return vmmgraph_space_record_stream(space, address(512), nullptr); }},
+        {"space_wait", [=] { return vmmgraph_space_wait(space); }},
         {"space_seal", [=] { return vmmgraph_space_seal(space, VMMGRAPH_RETAIN_DEFAULT, nullptr); }},
         {"space_replay", [=] { return vmmgraph_space_replay(space, nullptr, nothing, nullptr); }},
         {"space_live_blocks",
@@ -214,6 +222,7 @@ TEST_F(Hostile, NullForEveryPointer) {
     EXPECT_EQ(vmmgraph_arena_create(device, nullptr, &made), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_arena_destroy(made), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_arena_trim(arena, nullptr), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_device_trim(device, nullptr), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_arena_stats(arena, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_arena_stats_json(arena, nullptr, 0, nullptr), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_arena_stats_json(arena, nullptr, SIZE_MAX, nullptr), VMMGRAPH_OK);
@@ -221,6 +230,7 @@ TEST_F(Hostile, NullForEveryPointer) {
     EXPECT_EQ(vmmgraph_arena_deallocate(arena, nullptr), VMMGRAPH_ERROR_FOREIGN_POINTER);
     EXPECT_EQ(vmmgraph_space_open(arena, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_space_allocate(space, 1, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_space_allocate_kept(space, 1, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_space_free(space, nullptr), VMMGRAPH_ERROR_FOREIGN_POINTER);
     EXPECT_EQ(vmmgraph_space_record_stream(space, nullptr, nullptr), VMMGRAPH_ERROR_FOREIGN_POINTER);
     EXPECT_EQ(vmmgraph_space_live_blocks(space, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
@@ -322,6 +332,7 @@ TEST_F(Hostile, SizesFromZeroToTheMost) {
                                       static_cast<std::uint64_t>(SIZE_MAX)}) {
         void* block = this;
         EXPECT_EQ(vmmgraph_space_allocate(space, bytes, nullptr, &block), VMMGRAPH_ERROR_INVALID_SIZE) << bytes;
+        EXPECT_EQ(vmmgraph_space_allocate_kept(space, bytes, nullptr, &block), VMMGRAPH_ERROR_INVALID_SIZE) << bytes;
         EXPECT_EQ(vmmgraph_arena_allocate(arena, bytes, nullptr, &block), VMMGRAPH_ERROR_INVALID_SIZE) << bytes;
         EXPECT_EQ(block, this) << "an output was written by a call that failed";
         auto info = sized<vmmgraph_error_info_t>();
@@ -333,9 +344,11 @@ TEST_F(Hostile, SizesFromZeroToTheMost) {
     // Sizes that are none too many in themselves, on a device that is too small.
     for (const std::uint64_t bytes : {std::uint64_t{1} << 46, (std::uint64_t{1} << 36) - 1, std::uint64_t{1} << 34, 65 * MiB}) {
         void* block = this;
-        const auto status = vmmgraph_space_allocate(space, bytes, nullptr, &block);
-        EXPECT_GE(status, VMMGRAPH_ERROR_OUT_OF_MEMORY) << bytes;
-        EXPECT_LE(status, VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS) << bytes;
+        for (const auto allocate : {vmmgraph_space_allocate, vmmgraph_space_allocate_kept}) {
+            const auto status = allocate(space, bytes, nullptr, &block);
+            EXPECT_GE(status, VMMGRAPH_ERROR_OUT_OF_MEMORY) << bytes;
+            EXPECT_LE(status, VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS) << bytes;
+        }
         EXPECT_EQ(block, this);
     }
     auto stats = sized<vmmgraph_arena_stats_t>();
@@ -401,7 +414,15 @@ TEST_F(Hostile, PointersThatAreNoBlocks) {
         EXPECT_EQ(vmmgraph_space_record_stream(space, pointer, nullptr), VMMGRAPH_ERROR_DOUBLE_FREE);
     }
     void* const retained = allocate(MiB);
+    void* kept = nullptr;
+    ASSERT_EQ(vmmgraph_space_allocate_kept(space, 700, nullptr, &kept), VMMGRAPH_OK);
+    std::memset(kept, 1, 700);
+    EXPECT_EQ(vmmgraph_space_free(space, static_cast<char*>(kept) + 512), VMMGRAPH_ERROR_FOREIGN_POINTER);
     ASSERT_EQ(vmmgraph_space_seal(space, VMMGRAPH_RETAIN_DEFAULT, nullptr), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_space_record_stream(space, kept, nullptr), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_space_free(space, kept), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_space_free(space, kept), VMMGRAPH_ERROR_DOUBLE_FREE);
+    EXPECT_EQ(vmmgraph_space_record_stream(space, kept, nullptr), VMMGRAPH_ERROR_DOUBLE_FREE);
     EXPECT_EQ(vmmgraph_space_free(space, retained), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_space_free(space, retained), VMMGRAPH_ERROR_DOUBLE_FREE);
     EXPECT_EQ(vmmgraph_space_free(space, small + 1), VMMGRAPH_ERROR_FOREIGN_POINTER);
@@ -500,7 +521,8 @@ TEST_F(Hostile, StructsOfOtherVersions) {
         ASSERT_EQ(create(&made), VMMGRAPH_OK) << size << ": " << last_message();
         auto stats = sized<vmmgraph_arena_stats_t>();
         EXPECT_EQ(vmmgraph_arena_stats(made, &stats), VMMGRAPH_OK);
-        EXPECT_EQ(stats.budget_bytes, size < sizeof right ? 0 : right.budget_bytes) << size;
+        const std::size_t known = offsetof(vmmgraph_arena_options_t, budget_bytes) + sizeof right.budget_bytes;
+        EXPECT_EQ(stats.budget_bytes, size < known ? 0 : right.budget_bytes) << size;
         EXPECT_EQ(vmmgraph_arena_destroy(made), VMMGRAPH_OK);
         if (size > sizeof right) {
             made = nullptr;
@@ -761,7 +783,7 @@ private:
             case 13:
                 return vmmgraph_arena_deallocate(pick(random, arenas_), pick(random, blocks_));
             case 14:
-                return vmmgraph_arena_trim(pick(random, arenas_), nullptr);
+                return random() % 2 == 0 ? vmmgraph_device_trim(device_, nullptr) : vmmgraph_arena_trim(pick(random, arenas_), nullptr);
             case 15:
                 return vmmgraph_arena_mark(pick(random, arenas_));
             case 16: {
@@ -817,7 +839,8 @@ private:
                 return vmmgraph_space_free(pick(random, spaces_), pick(random, blocks_));
             default: {
                 void* block = nullptr;
-                const auto status = vmmgraph_space_allocate(pick(random, spaces_), random() % (512 * KiB), stream, &block);
+                const auto allocate = random() % 4 == 0 ? vmmgraph_space_allocate_kept : vmmgraph_space_allocate;
+                const auto status = allocate(pick(random, spaces_), random() % (512 * KiB), stream, &block);
                 return keep(blocks_, block, status);
             }
         }

@@ -49,7 +49,7 @@ void traffic(c10::DeviceIndex index, c10::DeviceIndex current, const ExecutorOpt
     outcome.failure = small.executor->last_failure();
     small.executor->clear();
     // Whatever is captured on the other device meanwhile.
-    outcome.wrong += small.arena && small.arena->stats().spaces > 0;
+    outcome.wrong += small.arena && small.arena->stats().blocks > 0;
 }
 
 void both_at_once(const vmmgraph::torch::CaptureOptions& capture, bool other_is_current) {

@@ -63,7 +63,8 @@ TEST(Executor, WarmUpCapturesAllAndTrafficIsRight) {
     small.executor->clear();
     EXPECT_EQ(small.executor->stats().graphs, 0u);
     if (small.arena) {
-        EXPECT_EQ(small.arena->stats().spaces, 0u) << "something of a capture is alive still";
+        EXPECT_EQ(small.arena->stats().spaces, 0u);
+        EXPECT_EQ(small.arena->stats().blocks, 0u) << "something of a capture is alive still";
     }
     EXPECT_TRUE(small.run(8, Phase::decode, ran, uniform_decode)) << "and a graph can be captured again";
     EXPECT_EQ(ran.reason, Reason::captured);
@@ -215,6 +216,42 @@ TEST(Executor, BothRoutesAndPoliciesRunPiecewise) {
             wrong += ran.mode != Mode::full;
         }
         EXPECT_EQ(wrong, 0) << "route " << static_cast<int>(capture.route);
+    }
+}
+
+// What a runner owns costs a page for each graph, unless the body says that it is kept.
+TEST(Executor, WhatRunnersKeepOfManyGraphsSharesPages) {
+    auto options = both();
+    options.piecewise.clear();
+    for (std::uint32_t size = 1; size <= 16; ++size) {
+        options.piecewise.push_back(Key::of(size));
+    }
+    Small small(options);
+    small.trouble = [](Recorder& recorder) {
+        if (recorder.mode() != Mode::piecewise) {
+            return;
+        }
+        const auto own = [] {
+            const KeptScope kept;
+            return at::zeros({16}, on_device(at::kFloat));
+        }();
+        recorder.eager({own}, [own](const Step&, at::TensorList) {});
+    };
+    EXPECT_EQ(small.executor->warm_up(), 20u);
+    if (small.arena) {
+        const auto stats = small.arena->stats();
+        EXPECT_GT(stats.kept_bytes, 0u);
+        EXPECT_LE(stats.kept_bytes, std::uint64_t{2} << 20);
+        EXPECT_EQ(stats.retained_bytes, 0u);
+    }
+    Ran ran;
+    for (std::int64_t n = 1; n <= 16; ++n) {
+        EXPECT_TRUE(small.run(n, Phase::mixed, ran, 0, 2.5F)) << n;
+        EXPECT_EQ(ran.mode, Mode::piecewise);
+    }
+    small.executor->clear();
+    if (small.arena) {
+        EXPECT_EQ(small.arena->mapped_size(), 0u);
     }
 }
 

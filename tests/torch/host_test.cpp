@@ -156,6 +156,40 @@ TEST(Allocator, OutlivesTheSpaceAndTheArenaHandles) {
     EXPECT_NO_THROW(allocator->raw_delete(segment));
 }
 
+// As a tensor that outlives its graph: what passed in the capture goes with the space.
+TEST(Allocator, ASegmentThatOutlivesItsSpaceKeepsItsOwnPagesOnly) {
+    const int number = next_device();
+    for (const auto retain : {vmmgraph::Retain::own_pages, vmmgraph::Retain::shared_pages}) {
+        auto device = vmmgraph::Device::open(host::device_options(number));
+        SharedVmmAllocator arena(device, host::options());
+        std::optional<vmmgraph::Space> space(arena.open_space());
+        auto allocator = make_allocator(*space);
+        void* const passing = allocator->raw_alloc_with_stream(32 * MiB, no_stream);
+        void* const segment = allocator->raw_alloc_with_stream(MiB, no_stream);
+        ASSERT_NE(segment, nullptr);
+        allocator->raw_delete(passing);
+        static_cast<void>(space->seal(retain));
+        space->replay(nullptr, [&] { fill(segment, MiB, 0x5c); });
+        space.reset();
+        EXPECT_EQ(arena.stats().blocks, 1u);
+        EXPECT_EQ(arena.stats().spaces, 0u);
+        EXPECT_GE(device.trim(), 31 * MiB);
+        EXPECT_EQ(arena.mapped_size(), MiB);
+        EXPECT_EQ(device.stats().physical_bytes, MiB);
+        EXPECT_TRUE(holds(segment, MiB, 0x5c));
+        EXPECT_EQ(status_of([&] { static_cast<void>(allocator->raw_alloc_with_stream(MiB, no_stream)); }), VMMGRAPH_ERROR_WRONG_STATE)
+            << "the capture is long over";
+        allocator->raw_delete(segment);
+        EXPECT_EQ(arena.mapped_size(), 0u);
+        allocator.reset();
+        device.trim();
+        EXPECT_EQ(arena.reserved_size(), 0u);
+        EXPECT_EQ(device.stats().physical_bytes, 0u);
+        EXPECT_EQ(device.stats().reservations, 0u);
+        EXPECT_EQ(device.stats().pending, 0u);
+    }
+}
+
 TEST(Allocator, OverAnArenaFollowsItsCurrentSpace) {
     const auto arena = std::make_shared<SharedVmmAllocator>(next_device(), shared());
     const auto allocator = make_allocator(arena);
@@ -274,6 +308,36 @@ TEST(Capture, OverTheHostDriverIsRefusedAndLeavesTheArenaUsable) {
     EXPECT_EQ(status_of([&] { vmmgraph::torch::CaptureScope scope(other, &stream); }), VMMGRAPH_ERROR_INVALID_HANDLE);
     vmmgraph::torch::uninstall();
     EXPECT_NE(make_allocator(arena.open_space())->raw_alloc_with_stream(MiB, no_stream), nullptr);
+}
+
+TEST(KeptScope, IsOfItsThreadAndNests) {
+    using vmmgraph::torch::KeptScope;
+    EXPECT_FALSE(KeptScope::active());
+    {
+        const KeptScope outer;
+        EXPECT_TRUE(KeptScope::active());
+        {
+            const KeptScope inner;
+            EXPECT_TRUE(KeptScope::active());
+        }
+        EXPECT_TRUE(KeptScope::active());
+        bool elsewhere = true;
+        std::thread([&] { elsewhere = KeptScope::active(); }).join();
+        EXPECT_FALSE(elsewhere);
+    }
+    EXPECT_FALSE(KeptScope::active());
+}
+
+TEST(KeptScope, LeavesSegmentsAlone) {
+    SharedVmmAllocator arena(next_device(), shared());
+    const auto space = arena.open_space();
+    const auto allocator = make_allocator(space);
+    const vmmgraph::torch::KeptScope kept;
+    void* const segment = allocator->raw_alloc_with_stream(2 * MiB, no_stream);
+    ASSERT_NE(segment, nullptr);
+    EXPECT_EQ(arena.stats().kept_bytes, 0u);
+    allocator->raw_delete(segment);
+    EXPECT_EQ(allocator->raw_alloc_with_stream(2 * MiB, no_stream), segment) << "its bytes serve again";
 }
 
 TEST(BuiltFor, NamesTheTorchOfTheHeaders) { EXPECT_STREQ(vmmgraph::torch::built_for(), TORCH_VERSION); }

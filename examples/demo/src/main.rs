@@ -1,4 +1,4 @@
-//! The main job on the driver at hand: a real model's 65 captures, replayed with contents, against what they would cost otherwise.
+//! The main job on the driver at hand: real models' captures, replayed with contents, against what they would cost otherwise.
 //!
 //! `make demo`, or `cargo run --release -p vmmgraph-demo -- [--json FILE] [--data FOLDER]`. VMMGRAPH_DRIVER=cuda|host chooses the driver.
 
@@ -12,13 +12,25 @@ use serde_json::{Value, json};
 use vmmgraph::driver::open;
 use vmmgraph::{Device, DriverChoice, HostOptions, Options, SharedVmmAllocator, Stream};
 use vmmgraph_testkit::{
-    MIB, Order, Replayed, Stamps, Trace, capture, private_pools_bytes, published_design, replay, shuffle,
+    MIB, Order, Replayed, Stamps, Trace, capture_with, private_pools_bytes, published_design, replay, shuffle,
 };
 
-const STREAM: Stream = Stream(0);
+const STREAM: Stream = Stream::LEGACY;
 const ROUNDS: u32 = 2;
 
+/// A trace, what was captured, and whether its outputs are marked as kept.
+const MODELS: [(&str, &str, bool); 7] = [
+    ("capture-trace-65", "Qwen3-8B, 12 layers, 51 decode batches and 14 prefills", false),
+    ("capture-trace-65 decode", "the same, 51 decode batches alone", false),
+    ("capture-trace-65-retained", "the same 65 without a warm-up, one output kept each", false),
+    ("capture-trace-65-retained", "the same, with the outputs marked as kept", true),
+    ("capture-trace-llama-70b-tp8", "Llama-70B, 16 layers, one of 8 ranks, up to 16384 tokens", false),
+    ("capture-trace-qwen3-0.6b", "Qwen3-0.6B, 28 layers", false),
+    ("capture-trace-vision", "vision encoder, 24 layers of 1280, 256 to 16384 patches", false),
+];
+
 /// What one way of holding the captures cost. `None`: computed, not run.
+#[derive(Clone)]
 struct Row {
     trace: String,
     order: Order,
@@ -52,7 +64,7 @@ impl Row {
 }
 
 /// What the same captures cost without this library: computed by torch's rules for sizes, segments and reuse.
-fn computed(trace: &Trace, order: Order) -> [Row; 2] {
+fn computed(trace: &Trace, order: Order, floor: u64) -> [Row; 2] {
     let private = private_pools_bytes(trace);
     let (published, maps) = published_design(trace);
     [("private pools", private, None), ("published design", published, Some(maps))].map(
@@ -62,7 +74,7 @@ fn computed(trace: &Trace, order: Order) -> [Row; 2] {
             way,
             physical,
             peak: physical,
-            floor: trace.floor_bytes(),
+            floor,
             maps,
             calls: None,
             capture: None,
@@ -71,14 +83,14 @@ fn computed(trace: &Trace, order: Order) -> [Row; 2] {
     )
 }
 
-fn run(trace: &Trace, order: Order, bar: &ProgressBar) -> vmmgraph::Result<Row> {
+fn run(trace: &Trace, order: Order, mark: bool, floor: u64, bar: &ProgressBar) -> vmmgraph::Result<Row> {
     // A device of its own, so that the counts are this run's alone.
     let device = Device::with_driver(open(DriverChoice::Auto, 0, HostOptions::default())?);
     let arena = SharedVmmAllocator::new(&device, &Options::default())?;
     let start = Instant::now();
     let mut captured = Vec::new();
     for shape in &trace.shapes {
-        captured.push(capture(&arena, shape, STREAM)?);
+        captured.push(capture_with(&arena, shape, STREAM, mark)?);
         bar.inc(1);
     }
     let time = start.elapsed();
@@ -107,7 +119,7 @@ fn run(trace: &Trace, order: Order, bar: &ProgressBar) -> vmmgraph::Result<Row> 
         way: "VmmGraph",
         physical: stats.physical_bytes,
         peak: stats.peak_physical_bytes,
-        floor: trace.floor_bytes(),
+        floor,
         maps: Some(stats.maps),
         // Each mapping is a map and a set-access call.
         calls: Some(2 * stats.maps + stats.unmaps + stats.pages_created + stats.reservations),
@@ -118,71 +130,81 @@ fn run(trace: &Trace, order: Order, bar: &ProgressBar) -> vmmgraph::Result<Row> 
 
 fn print(rows: &[Row]) {
     let or = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
-    let line = |cells: [String; 9]| {
-        let [trace, order, way, rest @ ..] = cells;
-        println!("{trace:<25} {order:<10} {way:<17} {}", rest.map(|cell| format!("{cell:>10}")).join(" "));
-    };
-    let head = ["trace", "order", "way", "MiB", "x floor", "maps", "calls", "ms", "wrong/lost"];
-    line(head.map(str::to_owned));
     for row in rows {
-        line([
-            row.trace.clone(),
-            row.order.to_string(),
-            row.way.to_owned(),
+        let order = row.order.to_string();
+        let cells = [
             (row.physical / MIB).to_string(),
             format!("{:.3}", row.physical as f64 / row.floor as f64),
             or(row.maps.map(|n| n.to_string())),
             or(row.calls.map(|n| n.to_string())),
             or(row.capture.map(|time| format!("{:.1}", time.as_secs_f64() * 1e3))),
             or(row.found.map(|(replayed, lost)| format!("{}/{lost}", replayed.wrong))),
-        ]);
+        ];
+        let cells = cells.map(|cell| format!("{cell:>10}")).join(" ");
+        println!("  {order:<10} {:<17} {cells}", row.way);
     }
 }
 
 fn demo(json: Option<PathBuf>, data: PathBuf) -> Result<bool, String> {
-    let info = open(DriverChoice::Auto, 0, HostOptions::default()).map_err(|e| e.to_string())?;
-    let info = info.info();
+    let driver = open(DriverChoice::Auto, 0, HostOptions::default()).map_err(|e| e.to_string())?;
+    let info = driver.info();
     println!(
         "{} driver: {}, {} GiB, granularity {} MiB",
-        info.kind,
+        info.platform,
         info.name,
         info.total_bytes >> 30,
-        info.granularity / MIB
+        driver.capabilities().granularity / MIB
     );
-    let all = Trace::load(&data, "capture-trace-65")?;
-    let retained = Trace::load(&data, "capture-trace-65-retained")?;
-    let traces = [all.decode_only(), all, retained];
+    let load = |(name, model, mark): (&str, &'static str, bool)| {
+        let trace = match name.strip_suffix(" decode") {
+            Some(all) => Trace::load(&data, all)?.decode_only(),
+            None => Trace::load(&data, name)?,
+        };
+        let kept = name.ends_with("retained");
+        let floor = if kept { trace.floor_with_kept_bytes() } else { trace.floor_bytes() };
+        Ok::<_, String>((trace, model, mark, floor))
+    };
+    let traces = MODELS.into_iter().map(load).collect::<Result<Vec<_>, _>>()?;
     let orders = [Order::Ascending, Order::Descending, Order::Random(1)];
     let steps: usize =
-        traces.iter().map(|trace| trace.shapes.len() * (1 + ROUNDS as usize) * orders.len()).sum();
+        traces.iter().map(|(trace, ..)| trace.shapes.len() * (1 + ROUNDS as usize) * orders.len()).sum();
     let bar =
         if std::io::stderr().is_terminal() { ProgressBar::new(steps as u64) } else { ProgressBar::hidden() };
     if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} captures and replays, {elapsed}") {
         bar.set_style(style);
     }
+    let head = ["MiB", "x floor", "maps", "calls", "ms", "wrong/lost"].map(|cell| format!("{cell:>10}"));
+    println!("  {:<10} {:<17} {}", "order", "way", head.join(" "));
     let mut rows = Vec::new();
-    for trace in &traces {
-        rows.extend(computed(trace, Order::Ascending));
+    for (trace, model, mark, floor) in &traces {
+        let mut of_model = computed(trace, Order::Ascending, *floor).to_vec();
         for order in orders {
-            rows.push(run(&trace.ordered(order), order, &bar).map_err(|e| e.to_string())?);
+            of_model.push(run(&trace.ordered(order), order, *mark, *floor, &bar).map_err(|e| e.to_string())?);
         }
+        bar.suspend(|| {
+            println!("{model}: floor {:.0} MiB ({})", *floor as f64 / MIB as f64, trace.name);
+            print(&of_model);
+        });
+        rows.extend(of_model);
     }
     bar.finish_and_clear();
-    print(&rows);
-    for trace in &traces {
-        println!(
-            "floor of {}: {:.1} MiB, the peak live bytes of its hungriest shape",
-            trace.name,
-            trace.floor_bytes() as f64 / MIB as f64
-        );
-    }
+    println!("floor: the peak live bytes of the hungriest shape, and what is kept of all shapes");
     let checked: u64 = rows.iter().filter_map(|row| row.found).map(|(replayed, _)| replayed.blocks).sum();
     let bad: u64 =
         rows.iter().filter_map(|row| row.found).map(|(replayed, lost)| replayed.wrong + lost).sum();
+    let ratios =
+        rows.iter().filter(|row| row.found.is_some()).map(|row| row.physical as f64 / row.floor as f64);
+    let (least, most) =
+        ratios.fold((f64::MAX, 0f64), |(least, most), ratio| (least.min(ratio), most.max(ratio)));
     println!(
         "{checked} blocks stamped and checked over {ROUNDS} replays of every shape in random order: {bad} wrong or lost"
     );
     println!("private pools and published design are computed by torch's rules; VmmGraph is run");
+    println!(
+        "in sum: {} sets of captures in {} orders, {least:.3} to {most:.3} x floor, {bad} wrong or lost",
+        traces.len(),
+        orders.len()
+    );
     if let Some(path) = json {
         let rows: Vec<Value> = rows.iter().map(Row::json).collect();
         let text = serde_json::to_string_pretty(&rows).map_err(|e| e.to_string())?;

@@ -54,7 +54,6 @@ driver_functions! {
     cuCtxGetCurrent(*mut sys::CUcontext);
     cuCtxPushCurrent_v2(sys::CUcontext);
     cuCtxPopCurrent_v2(*mut sys::CUcontext);
-    cuCtxSynchronize();
     cuThreadExchangeStreamCaptureMode(*mut c_int);
     cuMemGetInfo_v2(*mut usize, *mut usize);
     cuMemGetAllocationGranularity(*mut usize, *const sys::CUmemAllocationProp, c_int);
@@ -68,6 +67,7 @@ driver_functions! {
     cuEventCreate(*mut sys::CUevent, c_uint);
     cuEventDestroy_v2(sys::CUevent);
     cuEventRecord(sys::CUevent, sys::CUstream);
+    cuEventQuery(sys::CUevent);
     cuEventSynchronize(sys::CUevent);
     cuStreamWaitEvent(sys::CUstream, sys::CUevent, c_uint);
     cuStreamIsCapturing(sys::CUstream, *mut c_int);

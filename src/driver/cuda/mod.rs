@@ -5,18 +5,32 @@
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
+use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use super::{DeviceInfo, Driver, DriverKind, Event, PageHandle};
+use super::{
+    Alias, Capabilities, DeviceInfo, Driver, Event, Memory, NotMapped, PageHandle, Platform, StreamState,
+    Timeline, Transfer, Whole,
+};
 use crate::error::{Error, Result};
-use crate::units::{Address, Stream};
+use crate::units::{Address, MAX_BYTES, Stream};
 
 mod api;
 
 use api::{Api, Code};
 
+pub(super) const PLATFORM: Platform = Platform {
+    name: "cuda",
+    count: CudaDriver::count,
+    open: |ordinal, _| Ok(Arc::new(CudaDriver::new(ordinal)?)),
+};
+
 const ERROR_OUT_OF_MEMORY: Code = 2;
+/// The event has not happened yet.
+const ERROR_NOT_READY: Code = 600;
+/// The legacy default stream was asked while a stream that synchronises with it is captured.
+const ERROR_CAPTURE_IMPLICIT: Code = 906;
 const ERROR_NO_DEVICE: Code = 100;
 /// `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`
 const ATTRIBUTE_VMM: c_int = 102;
@@ -30,6 +44,7 @@ const EVENT_DISABLE_TIMING: u32 = 2;
 pub struct CudaDriver {
     api: &'static Api,
     info: DeviceInfo,
+    capabilities: Capabilities,
     device: sys::CUdevice,
     /// The device's primary context, retained while this object lives.
     context: sys::CUcontext,
@@ -66,7 +81,7 @@ impl CudaDriver {
     pub fn new(ordinal: i32) -> Result<Self> {
         let count = Self::count()?;
         if !(0..count).contains(&ordinal) {
-            return Err(Error::InvalidDevice { driver: DriverKind::Cuda, ordinal, count });
+            return Err(Error::InvalidDevice { driver: PLATFORM.name, ordinal, count });
         }
         let api = Api::get()?;
         let mut device = 0;
@@ -97,18 +112,37 @@ impl CudaDriver {
         // SAFETY: the out pointer is good. Last, so that nothing after it can fail and lose the reference.
         let code = unsafe { (api.cuDevicePrimaryCtxRetain)(&raw mut context, device) };
         check(api, "cuDevicePrimaryCtxRetain", code)?;
-        let info = DeviceInfo {
-            kind: DriverKind::Cuda,
-            ordinal,
-            name,
+        let info = DeviceInfo { platform: PLATFORM.name, ordinal, name, total_bytes: total as u64 };
+        // Measured on an H200, driver 580: tests/conformance.rs.
+        let capabilities = Capabilities {
             granularity: granularity as u64,
-            total_bytes: total as u64,
+            largest_page: MAX_BYTES,
+            largest_reservation: MAX_BYTES,
+            alias: Alias::AtBoundaries,
+            map_while_capturing: true,
+            replace_under_graph: true,
+            unmap_waits: false,
+            descriptors_per_page: 0,
         };
-        Ok(Self { api, info, device, context })
+        Ok(Self { api, info, capabilities, device, context })
     }
 
     /// Runs one driver call with our context current and capture restrictions off, and restores both.
     fn call(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
+        self.in_context(name, |api| {
+            let mut mode = CAPTURE_RELAXED;
+            // SAFETY: the pointer is good; the driver writes the previous mode there. Without the exchange (which has no reason to
+            // fail) the call below is merely refused during a capture, so its result needs no check.
+            unsafe { (api.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
+            let code = call(api);
+            // SAFETY: as above, giving the thread back the mode it had.
+            unsafe { (api.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
+            code
+        })
+    }
+
+    /// Runs one driver call with our context current, and restores the one that was.
+    fn in_context(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         let api = self.api;
         let mut current = ptr::null_mut();
         // SAFETY: the out pointer is good.
@@ -118,13 +152,7 @@ impl CudaDriver {
             // SAFETY: we hold a reference to the context.
             check(api, "cuCtxPushCurrent", unsafe { (api.cuCtxPushCurrent_v2)(self.context) })?;
         }
-        let mut mode = CAPTURE_RELAXED;
-        // SAFETY: the pointer is good; the driver writes the previous mode there. Without the exchange (which has no reason to
-        // fail) the call below is merely refused during a capture, so its result needs no check.
-        unsafe { (api.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
         let code = call(api);
-        // SAFETY: as above, giving the thread back the mode it had.
-        unsafe { (api.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
         if foreign {
             // SAFETY: pops what was pushed above; the out pointer is good.
             unsafe { (api.cuCtxPopCurrent_v2)(&raw mut current) };
@@ -198,11 +226,31 @@ fn allocation(ordinal: i32) -> sys::CUmemAllocationProp {
 }
 
 fn stream(stream: Stream) -> sys::CUstream {
-    stream.0 as sys::CUstream
+    stream.raw() as sys::CUstream
 }
 
 fn event(event: Event) -> sys::CUevent {
     event.0 as sys::CUevent
+}
+
+impl CudaDriver {
+    fn map_one(&self, at: Address, page: Whole) -> Result<()> {
+        // SAFETY: a free place of a reservation of ours and a live page (preconditions of the door).
+        self.call("cuMemMap", |api| unsafe { (api.cuMemMap)(at.0, page.bytes as usize, 0, page.page.0, 0) })
+            .map_err(|error| self.out_of_memory(page.bytes, error))
+    }
+
+    fn set_access(&self, at: Address, len: u64) -> Result<()> {
+        let access = sys::CUmemAccessDesc {
+            location: location(self.info.ordinal),
+            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: the pointer is good and the range was mapped just now.
+        self.call("cuMemSetAccess", |api| unsafe {
+            (api.cuMemSetAccess)(at.0, len as usize, &raw const access, 1)
+        })
+        .map_err(|error| self.out_of_memory(len, error))
+    }
 }
 
 impl Driver for CudaDriver {
@@ -210,6 +258,13 @@ impl Driver for CudaDriver {
         &self.info
     }
 
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+}
+
+// SAFETY: the driver's functions do what the module says (tests/conformance.rs, on an H200).
+unsafe impl Memory for CudaDriver {
     fn free_bytes(&self) -> Result<u64> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: the out pointers are good.
@@ -232,7 +287,7 @@ impl Driver for CudaDriver {
         Ok(Address(base))
     }
 
-    fn free_addresses(&self, base: Address, len: u64) -> Result<()> {
+    unsafe fn free_addresses(&self, base: Address, len: u64) -> Result<()> {
         // SAFETY: a reservation of ours with nothing mapped in it (precondition of the door).
         self.give_back("cuMemAddressFree", |api| unsafe { (api.cuMemAddressFree)(base.0, len as usize) })
     }
@@ -248,32 +303,63 @@ impl Driver for CudaDriver {
         Ok(PageHandle(handle))
     }
 
-    fn release(&self, page: PageHandle) -> Result<()> {
+    unsafe fn release(&self, page: PageHandle) -> Result<()> {
         // SAFETY: a handle of ours, released once (precondition of the door).
         self.give_back("cuMemRelease", |api| unsafe { (api.cuMemRelease)(page.0) })
     }
 
-    fn map(&self, at: Address, len: u64, page: PageHandle) -> Result<()> {
-        // SAFETY: a free place of a reservation of ours and a live page (preconditions of the door).
-        self.call("cuMemMap", |api| unsafe { (api.cuMemMap)(at.0, len as usize, 0, page.0, 0) })
-            .map_err(|error| self.out_of_memory(len, error))
-    }
-
-    fn set_access(&self, at: Address, len: u64) -> Result<()> {
-        let access = sys::CUmemAccessDesc {
-            location: location(self.info.ordinal),
-            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        };
-        // SAFETY: the pointer is good and the range is mapped (precondition of the door).
-        self.call("cuMemSetAccess", |api| unsafe {
-            (api.cuMemSetAccess)(at.0, len as usize, &raw const access, 1)
+    unsafe fn map(&self, at: Address, pages: &[Whole]) -> Result<(), NotMapped> {
+        let mut starts = Vec::with_capacity(pages.len());
+        let mut end = at;
+        let mut result = Ok(());
+        for page in pages {
+            result = self.map_one(end, *page);
+            if result.is_err() {
+                break;
+            }
+            starts.push((end, page.bytes));
+            end = end.plus(page.bytes);
+        }
+        if result.is_ok() && end != at {
+            result = self.set_access(at, end.0 - at.0);
+        }
+        result.map_err(|error| {
+            // Last first, so that what stays is a beginning of the range.
+            let undone = starts.iter().rev().take_while(|(at, bytes)| {
+                // SAFETY: mapped just now and never used.
+                unsafe { self.unmap(*at, *bytes) }.is_ok()
+            });
+            NotMapped { error, mapped: starts.len() - undone.count() }
         })
-        .map_err(|error| self.out_of_memory(len, error))
     }
 
-    fn unmap(&self, at: Address, len: u64) -> Result<()> {
-        // SAFETY: exactly one mapping of ours that the device no longer uses (preconditions of the door).
+    unsafe fn unmap(&self, at: Address, len: u64) -> Result<()> {
+        // SAFETY: whole mappings of ours that the device no longer uses (preconditions of the door).
         self.give_back("cuMemUnmap", |api| unsafe { (api.cuMemUnmap)(at.0, len as usize) })
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Timeline for CudaDriver {
+    unsafe fn stream_state(&self, asked: Stream) -> Result<StreamState> {
+        let mut status = 0;
+        // SAFETY: the out pointer is good and the stream exists (precondition of the door).
+        let mut ask = |api: &Api| unsafe { (api.cuStreamIsCapturing)(stream(asked), &raw mut status) };
+        let code = if asked == Stream::LEGACY || asked == Stream::PER_THREAD {
+            // They are those of the current context, which may be another one or none.
+            match self.in_context("cuStreamIsCapturing", ask) {
+                Ok(()) => 0,
+                Err(Error::Driver { code: ERROR_CAPTURE_IMPLICIT, .. }) => ERROR_CAPTURE_IMPLICIT,
+                Err(error) => return Err(error),
+            }
+        } else {
+            // A created stream knows its context, and asking is allowed in every capture mode: without the calls around others.
+            let code = ask(self.api);
+            check(self.api, "cuStreamIsCapturing", code)?;
+            code
+        };
+        let ready = code == 0 && status == 0;
+        Ok(if ready { StreamState::Ready } else { StreamState::Capturing })
     }
 
     fn event_create(&self) -> Result<Event> {
@@ -285,58 +371,56 @@ impl Driver for CudaDriver {
         Ok(Event(created as u64))
     }
 
-    fn event_destroy(&self, destroyed: Event) -> Result<()> {
-        // SAFETY: an event of ours, destroyed once.
+    unsafe fn event_destroy(&self, destroyed: Event) -> Result<()> {
+        // SAFETY: an event of ours, destroyed once (precondition of the door).
         self.give_back("cuEventDestroy", |api| unsafe { (api.cuEventDestroy_v2)(event(destroyed)) })
     }
 
-    fn event_record(&self, recorded: Event, on: Stream) -> Result<()> {
-        // SAFETY: an event of ours; the stream is alive by the contract of whoever named it.
+    unsafe fn event_record(&self, recorded: Event, on: Stream) -> Result<()> {
+        // SAFETY: an event of ours and a stream that exists (precondition of the door).
         self.call("cuEventRecord", |api| unsafe { (api.cuEventRecord)(event(recorded), stream(on)) })
     }
 
-    fn event_wait(&self, awaited: Event, by: Stream) -> Result<()> {
+    unsafe fn event_wait(&self, awaited: Event, by: Stream) -> Result<()> {
         // SAFETY: as above.
         self.call("cuStreamWaitEvent", |api| unsafe {
             (api.cuStreamWaitEvent)(stream(by), event(awaited), 0)
         })
     }
 
-    fn event_synchronize(&self, awaited: Event) -> Result<()> {
-        // SAFETY: an event of ours.
+    unsafe fn event_query(&self, asked: Event) -> Result<bool> {
+        // SAFETY: an event of ours (precondition of the door).
+        match self.call("cuEventQuery", |api| unsafe { (api.cuEventQuery)(event(asked)) }) {
+            Ok(()) => Ok(true),
+            Err(Error::Driver { code: ERROR_NOT_READY, .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    unsafe fn event_synchronize(&self, awaited: Event) -> Result<()> {
+        // SAFETY: an event of ours (precondition of the door).
         self.call("cuEventSynchronize", |api| unsafe { (api.cuEventSynchronize)(event(awaited)) })
     }
+}
 
-    fn is_capturing(&self, asked: Stream) -> Result<bool> {
-        let mut status = 0;
-        // SAFETY: the out pointer is good; the stream is alive by the contract of whoever named it.
-        self.call("cuStreamIsCapturing", |api| unsafe {
-            (api.cuStreamIsCapturing)(stream(asked), &raw mut status)
-        })?;
-        Ok(status != 0)
-    }
-
-    fn synchronize(&self) -> Result<()> {
-        // SAFETY: no preconditions beyond a current context.
-        self.call("cuCtxSynchronize", |api| unsafe { (api.cuCtxSynchronize)() })
-    }
-
-    fn fill(&self, at: Address, len: u64, value: u32, on: Stream) -> Result<()> {
-        // SAFETY: the range is mapped and accessible by the caller's contract.
+// SAFETY: as above.
+unsafe impl Transfer for CudaDriver {
+    unsafe fn fill(&self, at: Address, len: u64, value: u32, on: Stream) -> Result<()> {
+        // SAFETY: the range is mapped and accessible (precondition of the door).
         self.call("cuMemsetD32Async", |api| unsafe {
             (api.cuMemsetD32Async)(at.0, value, len as usize / 4, stream(on))
         })
     }
 
-    fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
-        // SAFETY: the destination is a slice of that length; the source is mapped by the caller's contract.
+    unsafe fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
+        // SAFETY: the destination is a slice of that length; the source is mapped (precondition of the door).
         self.call("cuMemcpyDtoH", |api| unsafe {
             (api.cuMemcpyDtoH_v2)(into.as_mut_ptr().cast::<c_void>(), at.0, into.len())
         })
     }
 
-    fn write(&self, at: Address, from: &[u8]) -> Result<()> {
-        // SAFETY: the source is a slice of that length; the destination is mapped by the caller's contract.
+    unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()> {
+        // SAFETY: the source is a slice of that length; the destination is mapped (precondition of the door).
         self.call("cuMemcpyHtoD", |api| unsafe {
             (api.cuMemcpyHtoD_v2)(at.0, from.as_ptr().cast::<c_void>(), from.len())
         })

@@ -5,11 +5,15 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::sync::Arc;
 
 use rustix::process::{Resource, getrlimit};
 use rustix::system::sysinfo;
 
-use super::{DeviceInfo, Driver, DriverKind, Event, PageHandle};
+use super::{
+    Alias, Capabilities, DeviceInfo, Driver, Event, NotMapped, PageHandle, Platform, StreamState, Timeline,
+    Transfer, Whole,
+};
 use crate::error::{Error, Result};
 use crate::sync::Mutex;
 use crate::units::{Address, MAX_BYTES, Stream};
@@ -21,6 +25,12 @@ use memory::{Memory, Refusal};
 
 /// How many devices the host driver pretends to have.
 const DEVICES: i32 = 8;
+
+pub(super) const PLATFORM: Platform = Platform {
+    name: "host",
+    count: || Ok(DEVICES),
+    open: |ordinal, options| Ok(Arc::new(HostDriver::new(ordinal, options)?)),
+};
 
 /// What a host device looks like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +51,7 @@ impl Default for HostOptions {
 /// A pretend device in this process's memory.
 pub struct HostDriver {
     info: DeviceInfo,
+    capabilities: Capabilities,
     memory: Memory,
     events: Mutex<Events>,
 }
@@ -60,7 +71,7 @@ impl HostDriver {
     pub fn new(ordinal: i32, options: HostOptions) -> Result<Self> {
         let HostOptions { granularity, memory_bytes } = options;
         if !(0..DEVICES).contains(&ordinal) {
-            return Err(Error::InvalidDevice { driver: DriverKind::Host, ordinal, count: DEVICES });
+            return Err(Error::InvalidDevice { driver: PLATFORM.name, ordinal, count: DEVICES });
         }
         if !granularity.is_power_of_two() || !(4096..=1 << 30).contains(&granularity) {
             return Err(Error::InvalidPageSize {
@@ -72,14 +83,22 @@ impl HostDriver {
         if memory_bytes == 0 || memory_bytes > MAX_BYTES {
             return Err(Error::InvalidSize { what: "host device", bytes: memory_bytes, limit: MAX_BYTES });
         }
-        let name = format!("host memory {ordinal}");
         Ok(Self {
             info: DeviceInfo {
-                kind: DriverKind::Host,
+                platform: PLATFORM.name,
                 ordinal,
-                name,
-                granularity,
+                name: format!("host memory {ordinal}"),
                 total_bytes: memory_bytes,
+            },
+            capabilities: Capabilities {
+                granularity,
+                largest_page: MAX_BYTES,
+                largest_reservation: MAX_BYTES,
+                alias: Alias::Coherent,
+                map_while_capturing: true,
+                replace_under_graph: true,
+                unmap_waits: false,
+                descriptors_per_page: 1,
             },
             memory: Memory::new(granularity, memory_bytes),
             events: Mutex::default(),
@@ -130,6 +149,13 @@ impl Driver for HostDriver {
         &self.info
     }
 
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+}
+
+// SAFETY: `Memory` checks every rule of the module itself, and refuses what breaks one.
+unsafe impl super::Memory for HostDriver {
     fn free_bytes(&self) -> Result<u64> {
         Ok(self.memory.free())
     }
@@ -138,7 +164,7 @@ impl Driver for HostDriver {
         self.memory.reserve(len).map(Address).map_err(|r| self.refused("reserve", len, r))
     }
 
-    fn free_addresses(&self, base: Address, len: u64) -> Result<()> {
+    unsafe fn free_addresses(&self, base: Address, len: u64) -> Result<()> {
         self.memory.free_addresses(base.0, len).map_err(|r| self.refused("free_addresses", len, r))
     }
 
@@ -146,20 +172,41 @@ impl Driver for HostDriver {
         self.memory.create(len).map(PageHandle).map_err(|r| self.refused("create", len, r))
     }
 
-    fn release(&self, page: PageHandle) -> Result<()> {
+    unsafe fn release(&self, page: PageHandle) -> Result<()> {
         self.memory.release(page.0).map_err(|r| self.refused("release", 0, r))
     }
 
-    fn map(&self, at: Address, len: u64, page: PageHandle) -> Result<()> {
-        self.memory.map(at.0, len, 0, page.0).map_err(|r| self.refused("map", len, r))
+    unsafe fn map(&self, at: Address, pages: &[Whole]) -> Result<(), NotMapped> {
+        let mut end = at.0;
+        for (index, Whole { page, bytes }) in pages.iter().enumerate() {
+            let mapped = self.memory.map(end, *bytes, 0, page.0).and_then(|()| {
+                let access = self.memory.set_access(end, *bytes);
+                if access.is_err() {
+                    // Its undoing cannot fail: it is one whole mapping.
+                    let _ = self.memory.unmap(end, *bytes);
+                }
+                access
+            });
+            if let Err(refusal) = mapped {
+                let error = self.refused("map", *bytes, refusal);
+                // SAFETY: what was mapped above, which nobody has used yet.
+                let undone = index == 0 || unsafe { self.unmap(at, end - at.0) }.is_ok();
+                return Err(NotMapped { error, mapped: if undone { 0 } else { index } });
+            }
+            end += bytes;
+        }
+        Ok(())
     }
 
-    fn set_access(&self, at: Address, len: u64) -> Result<()> {
-        self.memory.set_access(at.0, len).map_err(|r| self.refused("set_access", len, r))
-    }
-
-    fn unmap(&self, at: Address, len: u64) -> Result<()> {
+    unsafe fn unmap(&self, at: Address, len: u64) -> Result<()> {
         self.memory.unmap(at.0, len).map_err(|r| self.refused("unmap", len, r))
+    }
+}
+
+// SAFETY: events are numbers in a table, and streams are not looked at.
+unsafe impl Timeline for HostDriver {
+    unsafe fn stream_state(&self, _stream: Stream) -> Result<StreamState> {
+        Ok(StreamState::Ready)
     }
 
     fn event_create(&self) -> Result<Event> {
@@ -170,7 +217,7 @@ impl Driver for HostDriver {
         Ok(Event(event))
     }
 
-    fn event_destroy(&self, event: Event) -> Result<()> {
+    unsafe fn event_destroy(&self, event: Event) -> Result<()> {
         if self.events.lock().live.remove(&event.0) {
             Ok(())
         } else {
@@ -178,35 +225,34 @@ impl Driver for HostDriver {
         }
     }
 
-    fn event_record(&self, event: Event, _stream: Stream) -> Result<()> {
+    unsafe fn event_record(&self, event: Event, _stream: Stream) -> Result<()> {
         self.known("event_record", event)
     }
 
-    fn event_wait(&self, event: Event, _stream: Stream) -> Result<()> {
+    unsafe fn event_wait(&self, event: Event, _stream: Stream) -> Result<()> {
         self.known("event_wait", event)
     }
 
-    fn event_synchronize(&self, event: Event) -> Result<()> {
+    unsafe fn event_query(&self, event: Event) -> Result<bool> {
+        self.known("event_query", event).map(|()| true)
+    }
+
+    unsafe fn event_synchronize(&self, event: Event) -> Result<()> {
         self.known("event_synchronize", event)
     }
+}
 
-    fn is_capturing(&self, _stream: Stream) -> Result<bool> {
-        Ok(false)
-    }
-
-    fn synchronize(&self) -> Result<()> {
-        Ok(())
-    }
-
-    fn fill(&self, at: Address, len: u64, value: u32, _stream: Stream) -> Result<()> {
+// SAFETY: `Memory` refuses what is not mapped.
+unsafe impl Transfer for HostDriver {
+    unsafe fn fill(&self, at: Address, len: u64, value: u32, _stream: Stream) -> Result<()> {
         self.memory.fill(at.0, len, value).map_err(|r| self.refused("fill", len, r))
     }
 
-    fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
+    unsafe fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
         self.memory.read(at.0, into).map_err(|r| self.refused("read", into.len() as u64, r))
     }
 
-    fn write(&self, at: Address, from: &[u8]) -> Result<()> {
+    unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()> {
         self.memory.write(at.0, from).map_err(|r| self.refused("write", from.len() as u64, r))
     }
 }

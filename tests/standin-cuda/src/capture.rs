@@ -1,5 +1,6 @@
 //! Streams, events and graphs, and what is being captured: the state behind `stream` and `graph`.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -46,11 +47,9 @@ impl Node {
 /// A stream as a caller names it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target {
-    /// The legacy stream of the current context, or the thread's own default stream.
-    Default {
-        device: usize,
-        legacy: bool,
-    },
+    /// The legacy stream of the current context.
+    Legacy { device: usize },
+    /// One that was created, or a thread's default stream, which is created when the thread first names it.
     Created(u64),
 }
 
@@ -110,13 +109,48 @@ pub(crate) fn table() -> MutexGuard<'static, Table> {
     TABLE.lock()
 }
 
+/// A thread's default streams, by device. They go with the thread.
+#[derive(Default)]
+struct Own(BTreeMap<usize, u64>);
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        let mut table = table();
+        for id in self.0.values() {
+            // A capture that began on one of them can never be ended.
+            table.captures.retain(|_, capture| capture.origin != *id);
+            table.streams.remove(id);
+        }
+    }
+}
+
+thread_local! {
+    static OWN: RefCell<Own> = RefCell::default();
+}
+
 /// What a stream handle names: null and 1 the legacy stream, 2 the thread's own, else a created one.
 pub(crate) fn target(stream: *mut c_void) -> Answer<Target> {
     state::devices()?;
     match stream as u64 {
-        named @ 0..=2 => Ok(Target::Default { device: state::current()?.0, legacy: named != 2 }),
+        0 | 1 => Ok(Target::Legacy { device: state::current()?.0 }),
+        2 => own(state::current()?.0).map(Target::Created),
         created => Ok(Target::Created(created)),
     }
+}
+
+/// The calling thread's default stream on a device, which is a blocking one. A context that came back has new ones.
+fn own(device: usize) -> Answer<u64> {
+    let found = OWN.try_with(|own| {
+        let mut table = table();
+        let id = own.borrow().0.get(&device).copied().filter(|id| table.has_stream(*id));
+        id.unwrap_or_else(|| {
+            let id = table.add_stream(device, true);
+            own.borrow_mut().0.insert(device, id);
+            id
+        })
+    });
+    // A thread that is ending has none.
+    found.map_err(|_| INVALID_HANDLE)
 }
 
 impl Table {
@@ -188,7 +222,7 @@ impl Table {
 
     fn stream_device(&self, target: Target) -> Answer<usize> {
         match target {
-            Target::Default { device, .. } => Ok(device),
+            Target::Legacy { device } => Ok(device),
             Target::Created(id) => self.streams.get(&id).map(|s| s.device).ok_or(INVALID_HANDLE),
         }
     }
@@ -197,8 +231,8 @@ impl Table {
     pub(crate) fn enter(&mut self, target: Target) -> Answer<Option<u64>> {
         let device = self.stream_device(target)?;
         match target {
-            Target::Default { legacy, .. } => {
-                if legacy && self.legacy_blocked(device) {
+            Target::Legacy { .. } => {
+                if self.legacy_blocked(device) {
                     for capture in self.captures.values_mut().filter(|c| c.device == device && c.blocking) {
                         capture.valid = false;
                     }

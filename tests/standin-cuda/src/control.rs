@@ -35,6 +35,13 @@ pub extern "C" fn standin_fail_second(nth: u64, code: Code) {
     faults::arm(1, nth, code);
 }
 
+/// The next so many `cuEventQuery` answer `CUDA_ERROR_NOT_READY`, as on a device that still works; `cuEventSynchronize` returns at
+/// once all the same.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_keep_busy(questions: u64) {
+    faults::keep_busy(questions);
+}
+
 /// The name of the `index`-th counted function; null behind the last. Writes how often a call of it was made to fail, ever.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn standin_failed(index: usize, times: *mut u64) -> *const c_char {

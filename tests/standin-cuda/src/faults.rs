@@ -21,7 +21,21 @@ macro_rules! counted_calls {
 
 counted_calls! {
     cuMemAddressReserve, cuMemAddressFree, cuMemCreate, cuMemRelease, cuMemMap, cuMemUnmap, cuMemSetAccess, cuEventCreate,
-    cuEventDestroy_v2, cuEventRecord, cuStreamWaitEvent, cuEventSynchronize, cuCtxSynchronize, cuMemGetInfo_v2
+    cuEventDestroy_v2, cuEventRecord, cuEventQuery, cuStreamWaitEvent, cuEventSynchronize, cuStreamIsCapturing,
+    cuMemGetInfo_v2
+}
+
+/// How many of the next questions whether an event has happened are answered with no.
+static BUSY: AtomicU64 = AtomicU64::new(0);
+
+/// Answers the next so many questions for an event with no.
+pub(crate) fn keep_busy(questions: u64) {
+    BUSY.store(questions, Relaxed);
+}
+
+/// Whether this question for an event is one of those.
+pub(crate) fn busy() -> bool {
+    BUSY.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok()
 }
 
 /// A failure to come.

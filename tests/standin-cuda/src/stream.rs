@@ -5,9 +5,9 @@ use std::ffi::{c_int, c_uint, c_void};
 use crate::capture::{Target, table, target};
 use crate::code::{
     CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURE_UNJOINED, CAPTURE_UNMATCHED, CAPTURE_UNSUPPORTED,
-    CAPTURE_WRONG_THREAD, Code, ILLEGAL_STATE, INVALID_VALUE,
+    CAPTURE_WRONG_THREAD, Code, ILLEGAL_STATE, INVALID_VALUE, NOT_READY,
 };
-use crate::faults::{Call, counted};
+use crate::faults::{Call, busy, counted};
 use crate::state::{CAPTURE_MODE, current, devices};
 use crate::{answer, give};
 
@@ -53,13 +53,12 @@ pub extern "C" fn cuStreamSynchronize(stream: *mut c_void) -> Code {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamIsCapturing(stream: *mut c_void, status: *mut c_int) -> Code {
     answer(|| {
+        counted(Call::cuStreamIsCapturing)?;
         let target = target(stream)?;
         let table = table();
         let state = match target {
-            Target::Default { device, legacy: true } if table.legacy_blocked(device) => {
-                return Err(CAPTURE_IMPLICIT);
-            }
-            Target::Default { .. } => 0,
+            Target::Legacy { device } if table.legacy_blocked(device) => return Err(CAPTURE_IMPLICIT),
+            Target::Legacy { .. } => 0,
             Target::Created(id) if !table.has_stream(id) => return Err(crate::code::INVALID_HANDLE),
             Target::Created(id) => table.capture_of(id).map_or(0, |(_, c)| if c.valid { 1 } else { 2 }),
         };
@@ -182,12 +181,14 @@ pub extern "C" fn cuEventRecord(event: *mut c_void, stream: *mut c_void) -> Code
     })
 }
 
-/// Whether an event has happened, which it has unless it belongs to a graph.
+/// Whether an event has happened, which it has unless it belongs to a graph or the tests keep the device busy.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventQuery(event: *mut c_void) -> Code {
     answer(|| {
+        counted(Call::cuEventQuery)?;
         current()?;
-        table().happened(event as u64)
+        table().happened(event as u64)?;
+        if busy() { Err(NOT_READY) } else { Ok(()) }
     })
 }
 

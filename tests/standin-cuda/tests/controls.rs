@@ -1,20 +1,24 @@
 //! The stand-in's own controls: counters, failures, leftovers, the environment. How it behaves as a driver is the matter of
 //! `tests/conformance.rs` in the root package.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_void};
 use std::process::Command;
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cuda::control::{
-    standin_calls, standin_count, standin_fail, standin_fail_second, standin_failed, standin_leftovers,
-    standin_reset_counters,
+    standin_calls, standin_count, standin_fail, standin_fail_second, standin_failed, standin_keep_busy,
+    standin_leftovers, standin_reset_counters,
 };
 use cuda::device::{
-    cuCtxSetCurrent, cuCtxSynchronize, cuDeviceGetCount, cuDevicePrimaryCtxRelease_v2,
+    cuCtxGetCurrent, cuCtxSetCurrent, cuCtxSynchronize, cuDeviceGetCount, cuDevicePrimaryCtxRelease_v2,
     cuDevicePrimaryCtxRetain, cuDeviceTotalMem_v2, cuGetErrorName, cuInit, cuMemGetInfo_v2,
 };
-use cuda::stream::{cuEventCreate, cuEventDestroy_v2, cuStreamCreate, cuStreamSynchronize};
+use cuda::graph::cuGraphDestroy;
+use cuda::stream::{
+    cuEventCreate, cuEventDestroy_v2, cuEventQuery, cuStreamBeginCapture_v2, cuStreamCreate,
+    cuStreamEndCapture, cuStreamIsCapturing, cuStreamSynchronize,
+};
 use cuda::vmm::{
     AllocationProp, Location, cuMemAddressFree, cuMemAddressReserve, cuMemCreate, cuMemMap, cuMemRelease,
     cuMemUnmap,
@@ -65,6 +69,12 @@ fn count(name: &CStr) -> u64 {
     unsafe { standin_count(name.as_ptr()) }
 }
 
+fn free_bytes() -> i32 {
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: both pointers are good.
+    unsafe { cuMemGetInfo_v2(&raw mut free, &raw mut total) }
+}
+
 fn leftovers() -> [u64; 4] {
     let mut left = [0; 4];
     // SAFETY: there is room for four numbers.
@@ -97,7 +107,7 @@ fn the_nth_call_fails_without_effect_and_once() {
     // Zero disarms.
     standin_fail(1, 999);
     standin_fail(0, 0);
-    assert_eq!(cuCtxSynchronize(), 0);
+    assert_eq!(free_bytes(), 0);
     assert_eq!(leftovers(), before);
 }
 
@@ -128,9 +138,49 @@ fn two_failures_are_independent() {
     standin_fail(1, 2);
     standin_fail_second(3, 719);
     assert_eq!(create(0), Err(2));
-    assert_eq!(cuCtxSynchronize(), 0);
-    assert_eq!(cuCtxSynchronize(), 719);
-    assert_eq!(cuCtxSynchronize(), 0);
+    assert_eq!((free_bytes(), free_bytes(), free_bytes()), (0, 719, 0));
+}
+
+#[test]
+fn a_busy_device_answers_so_many_questions_with_not_ready() {
+    let _turn = turn(0);
+    let mut event = ptr::null_mut();
+    // SAFETY: the out pointer is good.
+    assert_eq!(unsafe { cuEventCreate(&raw mut event, 0) }, 0);
+    standin_keep_busy(2);
+    assert_eq!([cuEventQuery(event), cuEventQuery(event), cuEventQuery(event)], [600, 600, 0]);
+    assert_eq!(count(c"cuEventQuery"), 3);
+    assert_eq!(cuEventDestroy_v2(event), 0);
+}
+
+#[test]
+fn every_thread_has_a_default_stream_of_its_own() {
+    let _turn = turn(0);
+    let own = 2 as *mut c_void;
+    let state = |stream| {
+        let mut state = -1;
+        // SAFETY: the out pointer is good.
+        assert_eq!(unsafe { cuStreamIsCapturing(stream, &raw mut state) }, 0);
+        state
+    };
+    let mut context = ptr::null_mut();
+    // SAFETY: the out pointer is good.
+    assert_eq!(unsafe { cuCtxGetCurrent(&raw mut context) }, 0);
+    assert_eq!(cuStreamBeginCapture_v2(own, 2), 0);
+    let context = context as usize;
+    let elsewhere = std::thread::spawn(move || {
+        assert_eq!(cuCtxSetCurrent(context as *mut c_void), 0);
+        let before = state(2 as *mut c_void);
+        // Goes with the thread, which never ends it.
+        assert_eq!(cuStreamBeginCapture_v2(2 as *mut c_void, 2), 0);
+        before
+    });
+    assert_eq!((elsewhere.join().unwrap(), state(own)), (0, 1));
+    let mut graph = ptr::null_mut();
+    // SAFETY: the out pointer is good.
+    assert_eq!(unsafe { cuStreamEndCapture(own, &raw mut graph) }, 0);
+    assert_eq!(cuGraphDestroy(graph), 0);
+    assert_eq!((state(own), state(ptr::null_mut())), (0, 0));
 }
 
 #[test]

@@ -1,10 +1,16 @@
-//! A driver that counts its calls and fails the ones it is told to.
+//! A driver that counts its calls, fails the ones it is told to, lets others work in between, and plays a busy device.
 
-use std::collections::BTreeMap;
+use std::cell::Cell;
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
 use std::sync::Arc;
+use std::thread::ThreadId;
 
 use parking_lot::Mutex;
-use vmmgraph::driver::{DeviceInfo, Driver, Event, PageHandle, SharedDriver};
+use vmmgraph::driver::{
+    Capabilities, DeviceInfo, Driver, Event, Memory, NotMapped, PageHandle, SharedDriver, StreamState,
+    Timeline, Transfer, Whole,
+};
 use vmmgraph::{Address, Error, Result, Stream};
 
 #[derive(Debug, Default)]
@@ -16,20 +22,44 @@ struct Plan {
     /// Call numbers, counted from 1 since the last `arm`, that fail.
     fail: Vec<u64>,
     log: Option<Vec<String>>,
+    /// Streams that are being captured.
+    capturing: HashSet<Stream>,
+    /// What touched one of those, which breaks its capture.
+    broken: Vec<String>,
+    /// Nothing given to the device is done before this is off again.
+    busy: bool,
+    /// The same for so many questions.
+    busy_for: u64,
 }
 
+/// Called before each call of the driver, with its name.
+type Hook = Arc<dyn Fn(&'static str) + Send + Sync>;
+
 /// Passes everything on to another driver, except the calls that are to fail.
-#[derive(Debug)]
 pub struct FaultyDriver {
     inner: SharedDriver,
     plan: Mutex<Plan>,
+    hook: Mutex<Option<Hook>>,
+    /// Only this thread's calls count, if one is named.
+    only: Mutex<Option<ThreadId>>,
+}
+
+thread_local! {
+    /// Whether this thread is inside a hook, whose own calls have none.
+    static HOOKED: Cell<bool> = const { Cell::new(false) };
+}
+
+impl fmt::Debug for FaultyDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FaultyDriver").field("inner", &self.inner).finish_non_exhaustive()
+    }
 }
 
 impl FaultyDriver {
     /// Fails nothing yet.
     #[must_use]
     pub fn new(inner: SharedDriver) -> Arc<Self> {
-        Arc::new(Self { inner, plan: Mutex::default() })
+        Arc::new(Self { inner, plan: Mutex::default(), hook: Mutex::default(), only: Mutex::default() })
     }
 
     /// From now on the calls with these numbers fail, the next call being number 1; none: nothing fails.
@@ -62,13 +92,62 @@ impl FaultyDriver {
         self.plan.lock().log = Some(Vec::new());
     }
 
-    /// What was written down since the last look.
+    /// What was written down since the last look, without the questions for a stream's state, which every replay asks.
     #[must_use]
     pub fn take_log(&self) -> Vec<String> {
-        self.plan.lock().log.as_mut().map(std::mem::take).unwrap_or_default()
+        let log = self.plan.lock().log.as_mut().map(std::mem::take).unwrap_or_default();
+        log.into_iter().filter(|line| !line.starts_with("stream_state")).collect()
+    }
+
+    /// Calls `hook` before each call, on the calling thread and without a lock of this driver; not before those that it makes itself
+    /// on that thread.
+    pub fn set_hook(&self, hook: Option<Hook>) {
+        *self.hook.lock() = hook;
+    }
+
+    /// From now on only calls of this thread are counted, made to fail, written down and announced to the hook; none: those of all.
+    pub fn watch_only(&self, thread: Option<ThreadId>) {
+        *self.only.lock() = thread;
+    }
+
+    /// Says whether a stream is being captured: then recording in it or waiting on it breaks the capture.
+    pub fn set_capturing(&self, stream: Stream, capturing: bool) {
+        let mut plan = self.plan.lock();
+        if capturing {
+            plan.capturing.insert(stream)
+        } else {
+            plan.capturing.remove(&stream)
+        };
+    }
+
+    /// What broke a capture so far.
+    #[must_use]
+    pub fn broken_captures(&self) -> Vec<String> {
+        self.plan.lock().broken.clone()
+    }
+
+    /// As long as this is on, nothing that was given to the device is done: no event has happened.
+    pub fn set_busy(&self, busy: bool) {
+        self.plan.lock().busy = busy;
+    }
+
+    /// As if the device were busy, for the next so many questions.
+    pub fn set_busy_for(&self, questions: u64) {
+        self.plan.lock().busy_for = questions;
     }
 
     fn called(&self, name: &'static str, with: String) -> Result<()> {
+        let only = *self.only.lock();
+        if only.is_some_and(|thread| thread != std::thread::current().id()) {
+            return Ok(());
+        }
+        let hook = self.hook.lock().clone();
+        if let Some(hook) = hook
+            && !HOOKED.replace(true)
+        {
+            hook(name);
+            HOOKED.set(false);
+        }
         let mut plan = self.plan.lock();
         plan.calls += 1;
         *plan.by_name.entry(name).or_default() += 1;
@@ -86,18 +165,13 @@ impl FaultyDriver {
             Error::Driver { call: name, code: 999, name: "planted".to_owned() }
         })
     }
-}
 
-macro_rules! forward {
-    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {$(
-        fn $name(&self, $($arg: $type),*) -> $result {
-            #[allow(unused_mut, reason = "functions without arguments add nothing")]
-            let mut with = String::new();
-            $(with += &format!(" {:?}", $arg);)*
-            self.called(stringify!($name), with)?;
-            self.inner.$name($($arg),*)
+    fn touches(&self, name: &'static str, stream: Stream) {
+        let mut plan = self.plan.lock();
+        if plan.capturing.contains(&stream) {
+            plan.broken.push(format!("{name} {stream:?}"));
         }
-    )*};
+    }
 }
 
 impl Driver for FaultyDriver {
@@ -105,31 +179,130 @@ impl Driver for FaultyDriver {
         self.inner.info()
     }
 
-    forward! {
-        free_bytes() -> Result<u64>;
-        reserve(len: u64) -> Result<Address>;
-        free_addresses(base: Address, len: u64) -> Result<()>;
-        create(len: u64) -> Result<PageHandle>;
-        release(page: PageHandle) -> Result<()>;
-        map(at: Address, len: u64, page: PageHandle) -> Result<()>;
-        set_access(at: Address, len: u64) -> Result<()>;
-        unmap(at: Address, len: u64) -> Result<()>;
-        event_create() -> Result<Event>;
-        event_destroy(event: Event) -> Result<()>;
-        event_record(event: Event, stream: Stream) -> Result<()>;
-        event_wait(event: Event, stream: Stream) -> Result<()>;
-        event_synchronize(event: Event) -> Result<()>;
-        is_capturing(stream: Stream) -> Result<bool>;
-        synchronize() -> Result<()>;
-        fill(at: Address, len: u64, value: u32, stream: Stream) -> Result<()>;
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+}
+
+// SAFETY: everything that is done is done by the driver below, with the callers' promises.
+unsafe impl Memory for FaultyDriver {
+    fn free_bytes(&self) -> Result<u64> {
+        self.called("free_bytes", String::new())?;
+        self.inner.free_bytes()
     }
 
-    fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
+    fn reserve(&self, len: u64) -> Result<Address> {
+        self.called("reserve", format!(" {len}"))?;
+        self.inner.reserve(len)
+    }
+
+    unsafe fn free_addresses(&self, base: Address, len: u64) -> Result<()> {
+        self.called("free_addresses", format!(" {base:?} {len}"))?;
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.free_addresses(base, len) }
+    }
+
+    fn create(&self, len: u64) -> Result<PageHandle> {
+        self.called("create", format!(" {len}"))?;
+        self.inner.create(len)
+    }
+
+    unsafe fn release(&self, page: PageHandle) -> Result<()> {
+        self.called("release", format!(" {page:?}"))?;
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.release(page) }
+    }
+
+    unsafe fn map(&self, at: Address, pages: &[Whole]) -> Result<(), NotMapped> {
+        // One fault for each page, and one behind the last, where access is set.
+        for number in 0..=pages.len() {
+            if let Err(error) = self.called("map", format!(" {at:?} {number} of {}", pages.len())) {
+                return Err(NotMapped { error, mapped: 0 });
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.map(at, pages) }
+    }
+
+    unsafe fn unmap(&self, at: Address, len: u64) -> Result<()> {
+        self.called("unmap", format!(" {at:?} {len}"))?;
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.unmap(at, len) }
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Timeline for FaultyDriver {
+    unsafe fn stream_state(&self, stream: Stream) -> Result<StreamState> {
+        self.called("stream_state", format!(" {stream:?}"))?;
+        if self.plan.lock().capturing.contains(&stream) {
+            return Ok(StreamState::Capturing);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.stream_state(stream) }
+    }
+
+    fn event_create(&self) -> Result<Event> {
+        self.called("event_create", String::new())?;
+        self.inner.event_create()
+    }
+
+    unsafe fn event_destroy(&self, event: Event) -> Result<()> {
+        self.called("event_destroy", format!(" {event:?}"))?;
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.event_destroy(event) }
+    }
+
+    unsafe fn event_record(&self, event: Event, stream: Stream) -> Result<()> {
+        self.called("event_record", format!(" {event:?} {stream:?}"))?;
+        self.touches("event_record", stream);
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.event_record(event, stream) }
+    }
+
+    unsafe fn event_wait(&self, event: Event, stream: Stream) -> Result<()> {
+        self.called("event_wait", format!(" {event:?} {stream:?}"))?;
+        self.touches("event_wait", stream);
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.event_wait(event, stream) }
+    }
+
+    unsafe fn event_query(&self, event: Event) -> Result<bool> {
+        self.called("event_query", format!(" {event:?}"))?;
+        // SAFETY: the caller's promise.
+        let happened = unsafe { self.inner.event_query(event) }?;
+        let mut plan = self.plan.lock();
+        let busy = plan.busy || plan.busy_for > 0;
+        plan.busy_for = plan.busy_for.saturating_sub(1);
+        Ok(happened && !busy)
+    }
+
+    unsafe fn event_synchronize(&self, event: Event) -> Result<()> {
+        self.called("event_synchronize", format!(" {event:?}"))?;
+        while self.plan.lock().busy {
+            std::thread::yield_now();
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.event_synchronize(event) }
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Transfer for FaultyDriver {
+    unsafe fn fill(&self, at: Address, len: u64, value: u32, stream: Stream) -> Result<()> {
+        self.called("fill", format!(" {at:?} {len} {value} {stream:?}"))?;
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.fill(at, len, value, stream) }
+    }
+
+    unsafe fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
         self.called("read", format!(" {at:?} {}", into.len()))?;
-        self.inner.read(at, into)
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.read(at, into) }
     }
 
-    fn write(&self, at: Address, from: &[u8]) -> Result<()> {
-        self.inner.write(at, from)
+    unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.write(at, from) }
     }
 }

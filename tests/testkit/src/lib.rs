@@ -1,17 +1,27 @@
-//! What VmmGraph's tests, benches and demo share: allocation traces of a real model, capturing and replaying them, torch's
+//! What VmmGraph's tests, benches and demo share: allocation traces of real and of made-up models, capturing and replaying them, torch's
 //! segment rules for comparison, and a driver that fails on purpose.
 
 mod fault;
+mod model;
 mod replay;
 mod timing;
 mod torch;
 mod trace;
 
 pub use fault::FaultyDriver;
-pub use replay::{Captured, Replayed, Stamps, capture, replay};
+pub use model::Model;
+pub use replay::{Captured, Replayed, Stamps, capture, capture_with, replay};
 pub use timing::median;
 pub use torch::{private_pools_bytes, published_design};
 pub use trace::{Event, Order, Shape, Trace, shuffle};
 
 /// 2^20 bytes.
 pub const MIB: u64 = 1 << 20;
+
+/// A stream with a handle of the test's own, for drivers that do not look at it, or the real one of a GPU. Small numbers, some of which
+/// mean default streams, become larger ones.
+#[must_use]
+pub const fn stream(handle: u64) -> vmmgraph::Stream {
+    // SAFETY: the host driver does not look at it; tests on a GPU pass the handles of streams that they keep.
+    unsafe { vmmgraph::Stream::from_raw(if handle < 16 { 0x100 + handle } else { handle }) }
+}

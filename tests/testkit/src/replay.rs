@@ -3,9 +3,10 @@
 //! A replay stamps each block where the trace allocates it and checks the stamp where the trace frees it, at the addresses of the
 //! capture. Whatever else wrote to the block's memory in between is seen.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
-use vmmgraph::driver::{DriverKind, SharedDriver};
+use vmmgraph::driver::SharedDriver;
 use vmmgraph::{Address, Result, SealReport, SharedVmmAllocator, Space, Stream};
 
 use crate::trace::{Event, Shape};
@@ -37,13 +38,31 @@ pub struct Replayed {
 /// # Errors
 /// What the library says; the space is dropped then.
 pub fn capture(arena: &SharedVmmAllocator, shape: &Shape, stream: Stream) -> Result<Captured> {
+    capture_with(arena, shape, stream, false)
+}
+
+/// As [`capture`]; with `mark`, what the shape never frees is allocated as a kept block.
+///
+/// # Errors
+/// As [`capture`].
+pub fn capture_with(
+    arena: &SharedVmmAllocator,
+    shape: &Shape,
+    stream: Stream,
+    mark: bool,
+) -> Result<Captured> {
+    let kept = if mark { shape.kept() } else { HashSet::new() };
     let space = arena.open_space()?;
     let mut blocks = Vec::new();
     let mut maps_after = Vec::with_capacity(shape.events.len());
     for event in &shape.events {
         match *event {
             Event::Allocate { id, bytes } => {
-                let at = space.allocate(bytes, stream)?;
+                let at = if kept.contains(&id) {
+                    space.allocate_kept(bytes, stream)?
+                } else {
+                    space.allocate(bytes, stream)?
+                };
                 if blocks.len() <= id {
                     blocks.resize(id + 1, (Address(0), 0));
                 }
@@ -72,7 +91,7 @@ impl Stamps {
     }
 
     fn on_host(&self) -> bool {
-        self.driver.info().kind == DriverKind::Host
+        self.driver.info().platform == "host"
     }
 
     /// The offsets at which a block is looked at: its beginning, its end, and steps between. Blocks overlap by whole pages, or
@@ -93,7 +112,8 @@ impl Stamps {
     /// What the driver says.
     pub fn write(&self, at: Address, bytes: u64, stamp: u32) -> Result<()> {
         if !self.on_host() {
-            return self.driver.fill(at, bytes / 4 * 4, stamp, self.stream);
+            // SAFETY: a live block of the caller's, and a stream it keeps.
+            return unsafe { self.driver.fill(at, bytes / 4 * 4, stamp, self.stream) };
         }
         for offset in self.offsets(bytes) {
             // SAFETY: a block of the host driver is mapped memory of this process, and only this thread replays.
@@ -114,7 +134,8 @@ impl Stamps {
             } else {
                 let mut word = [0; 4];
                 // Copies from device memory wait for the default stream only: the caller replays on it.
-                self.driver.read(Address(at.0 + offset), &mut word)?;
+                // SAFETY: a live block of the caller's.
+                unsafe { self.driver.read(Address(at.0 + offset), &mut word) }?;
                 u32::from_ne_bytes(word)
             };
             if found != stamp {

@@ -1,6 +1,6 @@
-//! Allocation traces: what one model's captures asked torch for.
+//! Allocation traces: what a model's captures asked torch for.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::{fmt, fs};
 
@@ -63,6 +63,30 @@ impl fmt::Display for Order {
 }
 
 impl Shape {
+    /// The blocks that are still live when the capture ends.
+    #[must_use]
+    pub fn kept(&self) -> HashSet<usize> {
+        let mut kept = HashSet::new();
+        for event in &self.events {
+            match event {
+                Event::Allocate { id, .. } => kept.insert(*id),
+                Event::Free { id } => kept.remove(id),
+            };
+        }
+        kept
+    }
+
+    /// Their bytes, each rounded up to 512.
+    #[must_use]
+    pub fn kept_bytes(&self) -> u64 {
+        let kept = self.kept();
+        let bytes = self.events.iter().map(|event| match event {
+            Event::Allocate { id, bytes } if kept.contains(id) => bytes.next_multiple_of(512),
+            _ => 0,
+        });
+        bytes.sum()
+    }
+
     /// The most bytes live at once, each block rounded up to 512 as torch does: the floor of what the shape needs.
     #[must_use]
     pub fn peak_live_bytes(&self) -> u64 {
@@ -140,6 +164,13 @@ impl Trace {
     #[must_use]
     pub fn floor_bytes(&self) -> u64 {
         self.shapes.iter().map(Shape::peak_live_bytes).max().unwrap_or(0)
+    }
+
+    /// The floor if every shape's kept blocks stay: beside the hungriest shape there is what all the others keep.
+    #[must_use]
+    pub fn floor_with_kept_bytes(&self) -> u64 {
+        let kept: u64 = self.shapes.iter().map(Shape::kept_bytes).sum();
+        self.shapes.iter().map(|shape| shape.peak_live_bytes() - shape.kept_bytes() + kept).max().unwrap_or(0)
     }
 }
 

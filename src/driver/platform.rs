@@ -1,0 +1,107 @@
+//! Which platform to take: the caller's word, else the environment's, else a GPU if there is one, else the host.
+
+use super::{HostOptions, SharedDriver, cuda, host};
+use crate::error::{Error, Result};
+
+/// The environment variable that chooses when the caller leaves it open.
+const VARIABLE: &str = "VMMGRAPH_DRIVER";
+
+/// A kind of device, by name.
+#[derive(Clone, Copy, Debug)]
+pub struct Platform {
+    /// What callers, the environment and statistics call it.
+    pub name: &'static str,
+    /// How many usable devices there are; zero, not an error, where its driver finds none.
+    pub count: fn() -> Result<i32>,
+    /// Opens device number `ordinal`. The options are for the host only.
+    pub open: fn(ordinal: i32, host: HostOptions) -> Result<SharedDriver>,
+}
+
+/// Every platform there is, the one to prefer first; the last one needs no hardware.
+pub const PLATFORMS: &[Platform] = &[cuda::PLATFORM, host::PLATFORM];
+
+/// What the caller wants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DriverChoice<'a> {
+    /// What `VMMGRAPH_DRIVER` names, if it is set; else the first platform with a usable device.
+    #[default]
+    Auto,
+    /// A platform by name, or an error that says what is missing.
+    Named(&'a str),
+}
+
+impl DriverChoice<'static> {
+    /// CUDA.
+    pub const CUDA: Self = Self::Named(cuda::PLATFORM.name);
+    /// The host driver.
+    pub const HOST: Self = Self::Named(host::PLATFORM.name);
+}
+
+/// Opens device `ordinal` with the chosen driver and logs the choice.
+///
+/// # Errors
+/// What the platform says; [`Error::UnknownPlatform`] for a name that is none.
+pub fn open(choice: DriverChoice, ordinal: i32, host: HostOptions) -> Result<SharedDriver> {
+    let (platform, because) = decide(PLATFORMS, choice, std::env::var(VARIABLE).ok().as_deref())?;
+    let driver = (platform.open)(ordinal, host)?;
+    tracing::info!(
+        driver = platform.name,
+        device = ordinal,
+        name = driver.info().name,
+        because,
+        "driver chosen"
+    );
+    Ok(driver)
+}
+
+/// The choice itself, and why.
+fn decide<'p>(
+    platforms: &'p [Platform],
+    choice: DriverChoice,
+    variable: Option<&str>,
+) -> Result<(&'p Platform, &'static str)> {
+    let named = |name: &str| {
+        let found = platforms.iter().find(|platform| platform.name == name);
+        found.ok_or_else(|| Error::UnknownPlatform { name: name.to_owned() })
+    };
+    match (choice, variable.filter(|word| !word.is_empty())) {
+        (DriverChoice::Named(name), _) => Ok((named(name)?, "asked for")),
+        (DriverChoice::Auto, Some(name)) => Ok((named(name)?, "the environment names it")),
+        (DriverChoice::Auto, None) => {
+            let usable = platforms.iter().find(|platform| matches!((platform.count)(), Ok(1..)));
+            let none = || Error::UnknownPlatform { name: "any with a usable device".to_owned() };
+            Ok((usable.ok_or_else(none)?, "the first with a usable device"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(name: &'static str, count: fn() -> Result<i32>) -> Platform {
+        Platform { name, count, open: host::PLATFORM.open }
+    }
+
+    #[test]
+    fn the_caller_goes_before_the_environment_and_that_before_the_hardware() {
+        use DriverChoice::{Auto, Named};
+        let with = |gpus| [named("cuda", gpus), named("host", || Ok(1))];
+        let name =
+            |gpus, choice, variable| decide(&with(gpus), choice, variable).map(|(platform, _)| platform.name);
+        let none: fn() -> Result<i32> = || Ok(0);
+        let two: fn() -> Result<i32> = || Ok(2);
+        assert_eq!(name(none, Named("cuda"), Some("host")), Ok("cuda"));
+        assert_eq!(name(two, Named("host"), Some("cuda")), Ok("host"));
+        assert_eq!(name(none, Auto, Some("cuda")), Ok("cuda"));
+        assert_eq!(name(two, Auto, Some("host")), Ok("host"));
+        for unset in [None, Some("")] {
+            assert_eq!(name(two, Auto, unset), Ok("cuda"));
+            assert_eq!(name(none, Auto, unset), Ok("host"));
+            assert_eq!(name(|| Err(Error::DriverMissing), Auto, unset), Ok("host"));
+        }
+        let unknown = Err(Error::UnknownPlatform { name: "gpu".to_owned() });
+        assert_eq!(name(two, Auto, Some("gpu")), unknown);
+        assert_eq!(name(two, Named("gpu"), None), unknown);
+    }
+}

@@ -1,0 +1,233 @@
+//! Accounts: a tree of budgets, apart from who holds a page. Device, then tenants or models, then what each has memory for.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::Serialize;
+use slotmap::SlotMap;
+
+use super::{AccountId, PagePool};
+use crate::error::{Error, Result};
+
+/// What an account may and is sure to have, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// The most that its pages may take, those of the accounts below it included; `None`: no limit but those above.
+    pub most: Option<u64>,
+    /// What it is sure to get: counts toward the accounts above it, whether it is used or not. Guaranteed only below an account
+    /// that has a `most`, as nobody else's use is bounded otherwise.
+    pub least: u64,
+}
+
+/// What counts toward an account now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct AccountStats {
+    /// Bytes of its pages and of the accounts below it, each with its least at least, and of what the driver is being asked for.
+    pub charged_bytes: u64,
+    /// The most it may have; `None`: no limit.
+    pub most_bytes: Option<u64>,
+    /// What it is sure to get.
+    pub least_bytes: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    label: String,
+    parent: Option<AccountId>,
+    limits: Limits,
+    /// Bytes of pages, and what the accounts below are charged.
+    used: u64,
+    /// Bytes that the driver is being asked for.
+    moving: u64,
+    /// Handles to it, pages in it, and accounts below it.
+    users: u64,
+}
+
+impl Entry {
+    /// What it counts for in the account above.
+    fn charge(&self) -> u64 {
+        (self.used + self.moving).max(self.limits.least)
+    }
+}
+
+/// All accounts of a device. The first one is the device's.
+#[derive(Debug)]
+pub(super) struct Accounts {
+    entries: SlotMap<AccountId, Entry>,
+    root: AccountId,
+}
+
+impl Accounts {
+    pub(super) fn new() -> Self {
+        let mut entries = SlotMap::with_key();
+        let (limits, label) = (Limits::default(), String::new());
+        let root = entries.insert(Entry { label, parent: None, limits, used: 0, moving: 0, users: 1 });
+        Self { entries, root }
+    }
+
+    pub(super) fn root(&self) -> AccountId {
+        self.root
+    }
+
+    pub(super) fn stats(&self, id: AccountId) -> AccountStats {
+        self.entries.get(id).map_or(AccountStats::default(), |entry| AccountStats {
+            charged_bytes: entry.used + entry.moving,
+            most_bytes: entry.limits.most,
+            least_bytes: entry.limits.least,
+        })
+    }
+
+    /// The account that leaves too little room for `bytes` more, the tightest if there are several, the one above of two; `held`: bytes of the device that
+    /// count toward no account but the device's.
+    pub(super) fn refusal(&self, id: AccountId, bytes: u64, held: u64, device: i32) -> Option<Error> {
+        let mut tightest: Option<(u64, Error)> = None;
+        let (mut next, mut more) = (Some(id), bytes);
+        while let Some(entry) = next.and_then(|id| self.entries.get(id)) {
+            let held = entry.used + entry.moving + if entry.parent.is_none() { held } else { 0 };
+            if let Some(budget) = entry.limits.most {
+                let left = budget.saturating_sub(held);
+                if more > left && tightest.as_ref().is_none_or(|(least, _)| left <= *least) {
+                    let account = entry.parent.map(|_| entry.label.clone());
+                    let error = Error::OverBudget { requested: bytes, held, budget, device, account };
+                    tightest = Some((left, error));
+                }
+            }
+            more = (entry.used + entry.moving + more).max(entry.limits.least) - entry.charge();
+            next = entry.parent;
+        }
+        tightest.map(|(_, error)| error)
+    }
+
+    /// Changes what counts toward an account and those above it.
+    pub(super) fn change(&mut self, id: AccountId, used: i64, moving: i64) {
+        let (mut next, mut used, mut moving) = (Some(id), used, moving);
+        while let Some(entry) = next.and_then(|id| self.entries.get_mut(id)) {
+            let before = entry.charge();
+            entry.used = entry.used.saturating_add_signed(used);
+            entry.moving = entry.moving.saturating_add_signed(moving);
+            (used, moving) = (entry.charge() as i64 - before as i64, 0);
+            next = entry.parent;
+        }
+    }
+
+    fn limit(&mut self, id: AccountId, limits: Limits) {
+        let Some(entry) = self.entries.get_mut(id) else { return };
+        let before = entry.charge();
+        entry.limits = limits;
+        let (delta, parent) = (entry.charge() as i64 - before as i64, entry.parent);
+        if let Some(parent) = parent {
+            self.change(parent, delta, 0);
+        }
+    }
+
+    /// One more user.
+    pub(super) fn join(&mut self, id: AccountId) {
+        if let Some(entry) = self.entries.get_mut(id) {
+            entry.users += 1;
+        }
+    }
+
+    /// One user less; an account without any goes.
+    pub(super) fn leave(&mut self, id: AccountId) {
+        let mut next = Some(id);
+        while let Some(id) = next {
+            let Some(entry) = self.entries.get_mut(id) else { return };
+            entry.users -= 1;
+            if entry.users > 0 {
+                return;
+            }
+            self.limit(id, Limits::default());
+            next = self.entries.remove(id).and_then(|entry| entry.parent);
+        }
+    }
+
+    /// What each account has, less what the accounts below it are charged; for the audit.
+    pub(super) fn own(&self) -> impl Iterator<Item = (AccountId, &str, u64, u64)> {
+        self.entries.iter().map(|(id, entry)| {
+            let below = self.entries.values().filter(|other| other.parent == Some(id));
+            let below: u64 = below.map(Entry::charge).sum();
+            (id, entry.label.as_str(), entry.used.saturating_sub(below), entry.moving)
+        })
+    }
+}
+
+/// A budget in the tree. It stays while a handle to it, a page in it or an account below it is there.
+pub struct Account {
+    pool: Arc<PagePool>,
+    id: AccountId,
+}
+
+impl Account {
+    /// A new account below another one; `None`: below the device.
+    ///
+    /// # Errors
+    /// [`Error::OverBudget`] if the accounts above have no room for its least.
+    pub fn new(pool: &Arc<PagePool>, parent: Option<&Self>, label: String, limits: Limits) -> Result<Self> {
+        let mut state = pool.lock();
+        let parent = parent.map_or(state.accounts.root(), |parent| parent.id);
+        let held = state.unaccounted();
+        if limits.least > 0
+            && let Some(refusal) = state.accounts.refusal(parent, limits.least, held, pool.ordinal())
+        {
+            return Err(refusal);
+        }
+        let entry = Entry {
+            label,
+            parent: Some(parent),
+            limits: Limits { most: None, least: 0 },
+            used: 0,
+            moving: 0,
+            users: 1,
+        };
+        let id = state.accounts.entries.insert(entry);
+        state.accounts.join(parent);
+        state.accounts.limit(id, limits);
+        Ok(Self { pool: Arc::clone(pool), id })
+    }
+
+    /// Its key in the pool.
+    #[must_use]
+    pub fn id(&self) -> AccountId {
+        self.id
+    }
+
+    /// Sets its limits. Nothing is taken away: with less than is held, every page that is missing is refused until enough is given
+    /// back.
+    pub fn set_limits(&self, limits: Limits) {
+        self.pool.lock().accounts.limit(self.id, limits);
+    }
+
+    /// What counts toward it now.
+    #[must_use]
+    pub fn stats(&self) -> AccountStats {
+        self.pool.lock().accounts.stats(self.id)
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        self.pool.lock().accounts.leave(self.id);
+    }
+}
+
+impl fmt::Debug for Account {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Account").field(&self.id).finish()
+    }
+}
+
+impl PagePool {
+    /// Bytes of the pages in an account and below it, without what the driver is being asked for.
+    #[must_use]
+    pub fn account_bytes(&self, account: &Account) -> u64 {
+        self.lock().accounts.entries.get(account.id).map_or(0, |entry| entry.used)
+    }
+
+    /// Limits the bytes of the device that this pool may hold from now on, free pages included; `None` lifts the limit. Nothing is
+    /// taken away.
+    pub fn set_budget(&self, bytes: Option<u64>) {
+        let mut state = self.lock();
+        let root = state.accounts.root();
+        state.accounts.limit(root, Limits { most: bytes, least: 0 });
+    }
+}

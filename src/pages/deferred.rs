@@ -1,0 +1,171 @@
+//! What cannot go yet: because the device may still use it (a fence), or because the driver would not take it back.
+//!
+//! Both are plain data, keys of this pool and marks of its events, so that nothing here keeps the pool alive.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use super::{Fence, PagePool, RangeId, fence};
+use crate::error::Result;
+use crate::sync::ProcessMutex;
+
+/// What is left of something, to be torn down behind a fence.
+#[derive(Clone, Debug, Default)]
+pub struct Remains {
+    /// Ranges that go as a whole.
+    ranges: Vec<RangeId>,
+    /// Parts of ranges that stay: where from, and how many bytes.
+    parts: Vec<(RangeId, u64, u64)>,
+}
+
+impl Remains {
+    /// A whole range.
+    #[must_use]
+    pub fn range(range: RangeId) -> Self {
+        Self { ranges: vec![range], parts: Vec::new() }
+    }
+
+    /// The mappings that begin in a part of a range.
+    pub fn add_part(&mut self, range: RangeId, offset: u64, bytes: u64) {
+        self.parts.push((range, offset, bytes));
+    }
+
+    /// What else is left.
+    pub fn join(&mut self, other: Self) {
+        self.ranges.extend(other.ranges);
+        self.parts.extend(other.parts);
+    }
+
+    /// Whether it is nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty() && self.parts.is_empty()
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Deferred {
+    fence: Fence,
+    remains: Remains,
+}
+
+impl PagePool {
+    /// Tears something down behind a fence: at once if that is done, else as soon as somebody comes by who finds it done
+    /// ([`take`](super::Change::take) when memory is short, [`trim`](Self::trim), the end of something else). Does not block.
+    pub fn finish(&self, mut fence: Fence, remains: Remains) {
+        if remains.is_empty() {
+            return;
+        }
+        match fence.done(self.events()) {
+            Ok(true) => self.tear_down(remains),
+            other => {
+                if let Err(error) = other {
+                    tracing::warn!(%error, "whether something is still in use cannot be found out; asked again later");
+                }
+                self.lock().deferred.push(Deferred { fence, remains });
+            }
+        }
+    }
+
+    fn tear_down(&self, remains: Remains) {
+        for (range, offset, bytes) in remains.parts {
+            // What is refused goes with its range.
+            if let Err(error) = self.unmap(range, offset, bytes) {
+                tracing::warn!(%error, "the driver did not unmap a part of a range; it goes with the range");
+            }
+        }
+        for range in remains.ranges {
+            if let Err(error) = self.close(range) {
+                tracing::warn!(%error, "the driver did not take a range back; kept for another try");
+            }
+        }
+    }
+
+    /// Tears down what waits for a fence that is done; whether there was any.
+    pub(crate) fn finish_done(&self) -> bool {
+        let waiting = std::mem::take(&mut self.lock().deferred);
+        if waiting.is_empty() {
+            return false;
+        }
+        let (mut done, mut not) = (Vec::new(), Vec::new());
+        for mut item in waiting {
+            let over = item.fence.done(self.events()).unwrap_or(false);
+            if over { &mut done } else { &mut not }.push(item);
+        }
+        self.lock().deferred.extend(not);
+        let any = !done.is_empty();
+        done.into_iter().for_each(|item| self.tear_down(item.remains));
+        any
+    }
+
+    /// Blocks until what waits for fences may go, at most for so long, and tears it down; whether there was any. What waits for the
+    /// end of a capture is not waited for.
+    pub(crate) fn finish_waiting(&self, limit: Duration) -> bool {
+        let fences: Vec<Fence> = self.lock().deferred.iter().map(|item| item.fence.clone()).collect();
+        for mut fence in fences {
+            // What cannot be waited for stays.
+            let _ = fence.block(self.events(), limit);
+        }
+        self.finish_done()
+    }
+
+    /// Tries again to give back everything the driver refused earlier.
+    ///
+    /// # Errors
+    /// A refusal; what is refused again is kept.
+    pub fn retry(&self) -> Result<()> {
+        self.finish_done();
+        let mut first = Ok(());
+        let stuck = std::mem::take(&mut self.lock().stuck);
+        for range in stuck {
+            first = first.and(self.close(range));
+        }
+        let pages = self.retry_pages();
+        self.check();
+        first.and(pages)
+    }
+
+    /// Gives back to the driver what nobody uses: waits for the fences, retries what was refused, releases the free pages. Returns
+    /// their bytes.
+    ///
+    /// # Errors
+    /// What the driver refuses again.
+    pub fn trim(&self) -> Result<u64> {
+        self.finish_waiting(Duration::MAX);
+        // What this try leaves, the last one reports.
+        let _ = self.retry();
+        let released = self.release_free(u64::MAX);
+        self.retry()?;
+        Ok(released)
+    }
+}
+
+/// Pools whose last user is gone while the driver still refuses to take something back, or the device may still use it: the next
+/// device that is opened tries again.
+fn orphans() -> &'static ProcessMutex<Vec<Arc<PagePool>>> {
+    static ORPHANS: OnceLock<ProcessMutex<Vec<Arc<PagePool>>>> = OnceLock::new();
+    ORPHANS.get_or_init(ProcessMutex::default)
+}
+
+/// Tries again what pools without users have left.
+pub(crate) fn retry_orphans() {
+    let all = std::mem::take(&mut *orphans().lock());
+    all.into_iter().for_each(PagePool::retire);
+    fence::retry_events();
+}
+
+impl PagePool {
+    /// The last user of the device leaves: everything that can go back does; a pool with something left is kept, as an orphan.
+    pub(crate) fn retire(self: Arc<Self>) {
+        self.finish_done();
+        let refused = self.retry();
+        self.release_free(u64::MAX);
+        let stats = self.stats();
+        if stats.pages == 0 && stats.reservations == 0 {
+            return;
+        }
+        let (bytes, pending) = (stats.physical_bytes, stats.pending);
+        tracing::warn!(?refused, bytes, pending, "a device closes with memory that cannot go back yet");
+        orphans().lock().push(self);
+    }
+}

@@ -1,0 +1,288 @@
+//! Points in streams' work: what has to be over before something is used again.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use crate::driver::{Event, SharedDriver, StreamState};
+use crate::error::{Error, Result};
+use crate::sync::{Mutex, ProcessMutex, thread_token};
+use crate::units::Stream;
+
+/// Events beyond this many go back to the driver when they are no longer needed.
+const SPARE: usize = 64;
+/// How long to sleep between two looks at an event.
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// The events of one device, used again and again. Apart from the page pool, so that what waits in the pool may hold some.
+pub struct Events {
+    driver: SharedDriver,
+    spare: Mutex<Vec<Event>>,
+}
+
+impl Events {
+    /// No events yet.
+    #[must_use]
+    pub fn new(driver: &SharedDriver) -> Arc<Self> {
+        Arc::new(Self { driver: Arc::clone(driver), spare: Mutex::default() })
+    }
+
+    /// Whether a stream may be used without breaking a capture.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn ready(&self, stream: Stream) -> Result<bool> {
+        // SAFETY: whoever made the stream promised that it exists.
+        unsafe { self.driver.stream_state(stream) }.map(|state| state == StreamState::Ready)
+    }
+
+    /// A mark behind everything given to the stream so far.
+    ///
+    /// # Errors
+    /// [`Error::StreamCapturing`], with the stream untouched, or what the driver says.
+    pub fn record(self: &Arc<Self>, stream: Stream) -> Result<Mark> {
+        if !self.ready(stream)? {
+            return Err(Error::StreamCapturing { stream: stream.raw() });
+        }
+        let spare = self.spare.lock().pop();
+        let event = spare.map_or_else(|| self.driver.event_create(), Ok)?;
+        let mark = Mark(Arc::new(Recorded { events: Arc::clone(self), event }));
+        // SAFETY: an event of ours that nobody else has; the stream exists and is ready, as was just seen.
+        unsafe { self.driver.event_record(event, stream) }?;
+        Ok(mark)
+    }
+
+    /// Destroys the events that are not in use.
+    fn destroy(&self, keep: usize) -> Result<()> {
+        let surplus = {
+            let mut spare = self.spare.lock();
+            let keep = keep.min(spare.len());
+            spare.split_off(keep)
+        };
+        let mut first = Ok(());
+        for event in surplus {
+            // SAFETY: an event of ours; whoever took it off the list is the only one who has it.
+            let destroyed = unsafe { self.driver.event_destroy(event) };
+            if let Err(error) = destroyed {
+                self.spare.lock().push(event);
+                first = first.and(Err(error));
+            }
+        }
+        first
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        if let Err(error) = self.destroy(0) {
+            tracing::warn!(%error, "the driver would not destroy an event; tried again when a device is opened");
+            let events = std::mem::take(self.spare.get_mut());
+            orphans().lock().push((Arc::clone(&self.driver), events));
+        }
+    }
+}
+
+/// Events of devices that are closed, which their drivers would not destroy.
+type Orphans = Vec<(SharedDriver, Vec<Event>)>;
+
+fn orphans() -> &'static ProcessMutex<Orphans> {
+    static ORPHANS: OnceLock<ProcessMutex<Orphans>> = OnceLock::new();
+    ORPHANS.get_or_init(ProcessMutex::default)
+}
+
+/// Tries again to destroy the events of closed devices.
+pub(super) fn retry_events() {
+    let all = std::mem::take(&mut *orphans().lock());
+    for (driver, spare) in all {
+        // What is refused again goes back on the list.
+        drop(Events { driver, spare: Mutex::new(spare) });
+    }
+}
+
+impl fmt::Debug for Events {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Events").finish_non_exhaustive()
+    }
+}
+
+/// A point in a stream's work. Clones are the same point; its event is used again when the last one is gone.
+#[derive(Clone, Debug)]
+pub struct Mark(Arc<Recorded>);
+
+#[derive(Debug)]
+struct Recorded {
+    events: Arc<Events>,
+    event: Event,
+}
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        let full = {
+            let mut spare = self.events.spare.lock();
+            spare.push(self.event);
+            spare.len() > SPARE
+        };
+        if full {
+            // What is refused stays on the list.
+            let _ = self.events.destroy(SPARE);
+        }
+    }
+}
+
+impl Mark {
+    /// Whether the work before it is over.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn done(&self) -> Result<bool> {
+        // SAFETY: the event lives as long as a mark of it.
+        unsafe { self.0.events.driver.event_query(self.0.event) }
+    }
+
+    /// Makes later work of a stream wait for it. Does not block.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn before(&self, stream: Stream) -> Result<()> {
+        // SAFETY: as above; whoever made the stream promised that it exists.
+        unsafe { self.0.events.driver.event_wait(self.0.event, stream) }
+    }
+
+    /// Blocks the caller until the work before it is over.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn block(&self) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.0.events.driver.event_synchronize(self.0.event) }
+    }
+}
+
+/// A mark that could not be recorded yet. Whoever records it, keeps it for all: then the stream is not needed any more.
+#[derive(Clone, Debug, Default)]
+pub struct Promise(Arc<OnceLock<Mark>>);
+
+impl Promise {
+    /// Keeps it. The first mark counts; a later one would be good as well.
+    pub fn keep(&self, mark: Mark) {
+        let _ = self.0.set(mark);
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Point {
+    At(Mark),
+    /// The end of the stream's work as soon as it may be recorded, which was not yet possible: it is being captured. The number is the
+    /// thread's whose stream it is, where that matters.
+    Later(Stream, u64, Promise),
+}
+
+/// What has to be over before something may be used again: points in any number of streams. Waits for nothing else, and can be
+/// asked by anybody, also when whoever made it is gone.
+#[derive(Clone, Debug, Default)]
+pub struct Fence {
+    points: Vec<Point>,
+}
+
+impl Fence {
+    /// Behind everything given to a stream so far. Where that cannot be recorded now, it is as soon as somebody asks and it can.
+    pub fn add(&mut self, events: &Arc<Events>, stream: Stream) {
+        let point = match events.record(stream) {
+            Ok(mark) => Point::At(mark),
+            Err(error) => {
+                tracing::debug!(%error, ?stream, "a stream's end is recorded later");
+                Point::Later(stream, thread_token(), Promise::default())
+            }
+        };
+        self.points.push(point);
+    }
+
+    /// Behind a mark.
+    pub fn add_mark(&mut self, mark: Mark) {
+        self.points.push(Point::At(mark));
+    }
+
+    /// Behind what a stream, perhaps a thread's default one, will have been given when it is recorded next, for this promise or here.
+    pub fn add_promise(&mut self, stream: Stream, thread: u64, promise: &Promise) {
+        self.points.push(Point::Later(stream, thread, promise.clone()));
+    }
+
+    /// Behind what another fence is behind of.
+    pub fn join(&mut self, other: Self) {
+        self.points.extend(other.points);
+    }
+
+    /// Whether all of it is over. Forgets what is.
+    ///
+    /// # Errors
+    /// What the driver says; then it is not over.
+    pub fn done(&mut self, events: &Arc<Events>) -> Result<bool> {
+        let mut first = Ok(());
+        self.points.retain_mut(|point| {
+            let over = point.record(events).and_then(|mark| mark.map_or(Ok(false), |mark| mark.done()));
+            match over {
+                Ok(over) => !over,
+                Err(error) => {
+                    first = first.clone().and(Err(error));
+                    true
+                }
+            }
+        });
+        first.map(|()| self.points.is_empty())
+    }
+
+    /// Blocks the caller until all of it is over, at most for this long; whether it is.
+    ///
+    /// # Errors
+    /// [`Error::StreamCapturing`] if a stream's end cannot be recorded yet, or what the driver says.
+    pub fn block(&mut self, events: &Arc<Events>, limit: Duration) -> Result<bool> {
+        let start = Instant::now();
+        loop {
+            if self.done(events)? {
+                return Ok(true);
+            }
+            if let Some(Point::Later(stream, ..)) =
+                self.points.iter().find(|point| matches!(point, Point::Later(..)))
+            {
+                return Err(Error::StreamCapturing { stream: stream.raw() });
+            }
+            let left = limit.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                return Ok(false);
+            }
+            if limit == Duration::MAX {
+                for point in &self.points {
+                    if let Point::At(mark) = point {
+                        mark.block()?;
+                    }
+                }
+            } else {
+                std::thread::sleep(PAUSE.min(left));
+            }
+        }
+    }
+}
+
+impl Point {
+    fn record(&mut self, events: &Arc<Events>) -> Result<Option<&Mark>> {
+        if let Self::Later(stream, thread, promise) = self {
+            if promise.0.get().is_none() {
+                if *stream == Stream::PER_THREAD && *thread != thread_token() {
+                    return Ok(None);
+                }
+                match events.record(*stream) {
+                    Ok(mark) => promise.keep(mark),
+                    Err(Error::StreamCapturing { .. }) => return Ok(None),
+                    Err(error) => return Err(error),
+                }
+            }
+            if let Some(mark) = promise.0.get().cloned() {
+                *self = Self::At(mark);
+            }
+        }
+        Ok(match self {
+            Self::At(mark) => Some(mark),
+            Self::Later(..) => None,
+        })
+    }
+}

@@ -1,0 +1,229 @@
+//! Where pages show: ranges of addresses and the mappings in them, listed at the range and at the page.
+
+use std::collections::BTreeMap;
+
+use super::{PageId, PagePool, RangeId};
+use crate::driver::Whole;
+use crate::error::{Error, Result};
+use crate::units::{Address, Stream};
+
+/// A range of addresses.
+#[derive(Debug)]
+pub(super) struct Range {
+    pub(super) base: Address,
+    pub(super) len: u64,
+    /// Whose it is, in the words of whoever reserved it.
+    pub(super) tag: u64,
+    /// Offset to the page mapped there and its bytes.
+    pub(super) mapped: BTreeMap<u64, (PageId, u64)>,
+}
+
+/// A mapping: where in its range, which page, and its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// Bytes from the range's base.
+    pub offset: u64,
+    /// The page.
+    pub page: PageId,
+    /// The page's bytes.
+    pub bytes: u64,
+}
+
+fn gone(what: &'static str) -> Error {
+    Error::Internal { what: format!("{what} is gone") }
+}
+
+impl PagePool {
+    /// Reserves addresses.
+    pub(super) fn reserve(&self, len: u64, tag: u64) -> Result<(RangeId, Address)> {
+        let base = self.driver().reserve(len)?;
+        let mut state = self.lock();
+        state.stats.reserved_bytes += len;
+        let id = state.ranges.insert(Range { base, len, tag, mapped: BTreeMap::new() });
+        state.bases.insert(base.0, id);
+        Ok((id, base))
+    }
+
+    /// Maps pages one behind the other, readable and writable; and how many bytes from `offset` on are mapped now, which after a
+    /// failure may be some.
+    pub(super) fn map(&self, range: RangeId, offset: u64, pages: &[PageId]) -> (Result<()>, u64) {
+        let (at, wholes) = match self.place(range, offset, pages) {
+            Ok(found) => found,
+            Err(error) => return (Err(error), 0),
+        };
+        // SAFETY: the place is reserved and free, as was just seen, and its one user has its lock; the pages are pinned.
+        let (result, mapped) = match unsafe { self.driver().map(at, &wholes) } {
+            Ok(()) => (Ok(()), pages.len()),
+            Err(not) => (Err(not.error), not.mapped),
+        };
+        let state = &mut *self.lock();
+        let mut end = offset;
+        for (id, whole) in pages.iter().zip(&wholes).take(mapped) {
+            if let (Some(found), Some(page)) = (state.ranges.get_mut(range), state.pages.get_mut(*id)) {
+                found.mapped.insert(end, (*id, whole.bytes));
+                page.mappings.insert((range, end));
+                let holder = page.holder;
+                state.count(holder, 0, 0, 1);
+            }
+            state.stats.maps += 1;
+            state.stats.mappings += 1;
+            end += whole.bytes;
+        }
+        (result, end - offset)
+    }
+
+    /// Where pages are to be mapped, and as what the driver knows them; refused unless that place is free.
+    fn place(&self, range: RangeId, offset: u64, pages: &[PageId]) -> Result<(Address, Vec<Whole>)> {
+        let state = self.lock();
+        let found = state.ranges.get(range).ok_or(gone("a range"))?;
+        let mut wholes = Vec::with_capacity(pages.len());
+        let mut end = offset;
+        for id in pages {
+            let page = state.pages.get(*id).ok_or(gone("a page"))?;
+            wholes.push(Whole { page: page.handle, bytes: page.bytes });
+            end += page.bytes;
+        }
+        let before = found.mapped.range(..end).next_back();
+        if end > found.len || before.is_some_and(|(at, (_, bytes))| at + bytes > offset) {
+            return Err(Error::Internal { what: format!("something is mapped at {offset:#x}") });
+        }
+        Ok((found.base.plus(offset), wholes))
+    }
+
+    /// Takes away every mapping that begins in a part of a range, a run without gaps at a time. Pages that nobody maps or has pinned
+    /// then are free.
+    ///
+    /// # Errors
+    /// What the driver says; the runs before that are unmapped.
+    pub(super) fn unmap(&self, range: RangeId, offset: u64, len: u64) -> Result<()> {
+        loop {
+            let (at, from, to) = {
+                let state = self.lock();
+                let Some(found) = state.ranges.get(range) else { return Ok(()) };
+                let mut run: Option<(u64, u64)> = None;
+                for (at, (_, bytes)) in found.mapped.range(offset..offset.saturating_add(len)) {
+                    match &mut run {
+                        None => run = Some((*at, at + bytes)),
+                        Some((_, end)) if *end == *at => *end += bytes,
+                        Some(_) => break,
+                    }
+                }
+                let Some((from, to)) = run else { return Ok(()) };
+                (found.base.plus(from), from, to)
+            };
+            // SAFETY: whole mappings without a gap; whoever asks has waited for the device.
+            unsafe { self.driver().unmap(at, to - from) }?;
+            let state = &mut *self.lock();
+            while let Some(found) = state.ranges.get_mut(range)
+                && let Some((at, (id, _))) =
+                    found.mapped.range(from..to).next().map(|(at, entry)| (*at, *entry))
+            {
+                found.mapped.remove(&at);
+                if let Some(page) = state.pages.get_mut(id) {
+                    page.mappings.remove(&(range, at));
+                    let holder = page.holder;
+                    state.count(holder, 0, 0, -1);
+                    state.settle(id);
+                }
+                state.stats.unmaps += 1;
+                state.stats.mappings -= 1;
+            }
+        }
+    }
+
+    /// Unmaps everything in a range and gives its addresses back. Whoever closes it has waited for the device.
+    ///
+    /// # Errors
+    /// What the driver says; the range is kept for another try.
+    pub(super) fn close(&self, range: RangeId) -> Result<()> {
+        let closed = self.try_close(range);
+        if closed.is_err() {
+            self.lock().stuck.push(range);
+        }
+        closed
+    }
+
+    fn try_close(&self, range: RangeId) -> Result<()> {
+        self.unmap(range, 0, u64::MAX)?;
+        let (base, len) = {
+            let mut state = self.lock();
+            let Some(found) = state.ranges.get(range) else { return Ok(()) };
+            let (base, len) = (found.base, found.len);
+            // Before the driver is asked: once it has the addresses back, another thread may be given them.
+            state.bases.remove(&base.0);
+            (base, len)
+        };
+        // SAFETY: a reservation of this driver in which nothing is mapped any more; its one user is gone.
+        let freed = unsafe { self.driver().free_addresses(base, len) };
+        let mut state = self.lock();
+        if freed.is_ok() {
+            state.ranges.remove(range);
+            state.stats.reserved_bytes -= len;
+        } else {
+            state.bases.insert(base.0, range);
+        }
+        freed
+    }
+
+    /// The mappings of a range, by offset.
+    pub(super) fn mapped(&self, range: RangeId) -> Vec<Mapping> {
+        let state = self.lock();
+        let entries = state.ranges.get(range).into_iter().flat_map(|range| &range.mapped);
+        entries
+            .map(|(offset, (page, bytes))| Mapping { offset: *offset, page: *page, bytes: *bytes })
+            .collect()
+    }
+
+    /// Whether a page is mapped at an offset of a range.
+    pub(super) fn shows(&self, range: RangeId, offset: u64, page: PageId) -> bool {
+        let state = self.lock();
+        let found = state.ranges.get(range).and_then(|range| range.mapped.get(&offset));
+        found.is_some_and(|(there, _)| *there == page)
+    }
+
+    /// The first part of `[from, to)` of a range that nothing is mapped at.
+    pub(super) fn gap(&self, range: RangeId, from: u64, to: u64) -> Option<(u64, u64)> {
+        let state = self.lock();
+        let found = state.ranges.get(range)?;
+        let before = found.mapped.range(..from).next_back().map_or(0, |(at, (_, bytes))| at + bytes);
+        let mut start = before.max(from);
+        for (at, (_, bytes)) in found.mapped.range(from..to) {
+            if *at > start {
+                return Some((start, *at));
+            }
+            start = at + bytes;
+        }
+        (start < to).then_some((start, to))
+    }
+
+    /// Fills mapped bytes of a range with a repeated 32-bit value, in the stream's order.
+    ///
+    /// # Errors
+    /// What the driver says; [`Error::Internal`] if something is not mapped.
+    pub(super) fn fill(
+        &self,
+        range: RangeId,
+        offset: u64,
+        len: u64,
+        value: u32,
+        stream: Stream,
+    ) -> Result<()> {
+        let base = self.lock().ranges.get(range).map(|range| range.base).ok_or(gone("a range"))?;
+        if self.gap(range, offset, offset + len).is_some() {
+            return Err(gone("a mapping"));
+        }
+        // SAFETY: mapped, as was just seen, by the range's one user, who asks.
+        unsafe { self.driver().fill(base.plus(offset), len, value, stream) }
+    }
+    /// Copies device bytes to the host; returns when they are there.
+    ///
+    /// # Errors
+    /// What the driver says.
+    ///
+    /// # Safety
+    /// The range is memory of the device, mapped.
+    pub(crate) unsafe fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.driver().read(at, into) }
+    }
+}

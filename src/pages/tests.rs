@@ -1,0 +1,626 @@
+//! The pool against a naive twin, a list of pages; and the audit against books that were falsified.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::pool::State;
+use super::{Account, Change, Holder, Limits, PageId, PagePool, RangeId, Reservation};
+use crate::driver::{
+    Capabilities, DeviceInfo, Driver, Event, HostDriver, HostOptions, Memory, NotMapped, PageHandle,
+    StreamState, Timeline, Transfer, Whole,
+};
+use crate::error::{Error, Result};
+use crate::sync::Mutex;
+use crate::units::{Address, Stream};
+
+const UNIT: u64 = 4096;
+const RANGE: u64 = 16 * UNIT;
+const HOLDERS: [Holder; 4] = [
+    Holder::Shared { arena: 1 },
+    Holder::Shared { arena: 2 },
+    Holder::Retained { arena: 1, space: 7 },
+    Holder::Kept { arena: 1 },
+];
+
+/// The host driver, whose calls that change something fail when they are told to.
+struct Faulty {
+    host: HostDriver,
+    /// One more than the number of the call from now that fails; 0: none.
+    fail_in: Mutex<u64>,
+}
+
+impl Faulty {
+    fn new() -> Arc<Self> {
+        let options = HostOptions { granularity: UNIT, ..HostOptions::default() };
+        Arc::new(Self { host: HostDriver::new(0, options).unwrap(), fail_in: Mutex::new(0) })
+    }
+
+    fn fail_in(&self, calls: u64) {
+        *self.fail_in.lock() = calls;
+    }
+
+    fn called(&self, call: &'static str) -> Result<()> {
+        let mut left = self.fail_in.lock();
+        *left = left.saturating_sub(1);
+        if *left == 1 {
+            *left = 0;
+            return Err(Error::Driver { call, code: 999, name: "planted".to_owned() });
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Faulty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Faulty").finish_non_exhaustive()
+    }
+}
+
+impl Driver for Faulty {
+    fn info(&self) -> &DeviceInfo {
+        self.host.info()
+    }
+    fn capabilities(&self) -> &Capabilities {
+        self.host.capabilities()
+    }
+}
+
+// SAFETY: everything that is done is done by the host driver, with the callers' promises.
+unsafe impl Memory for Faulty {
+    fn free_bytes(&self) -> Result<u64> {
+        self.host.free_bytes()
+    }
+    fn reserve(&self, len: u64) -> Result<Address> {
+        self.called("reserve")?;
+        self.host.reserve(len)
+    }
+    unsafe fn free_addresses(&self, base: Address, len: u64) -> Result<()> {
+        self.called("free_addresses")?;
+        // SAFETY: the caller's promise.
+        unsafe { self.host.free_addresses(base, len) }
+    }
+    fn create(&self, len: u64) -> Result<PageHandle> {
+        self.called("create")?;
+        self.host.create(len)
+    }
+    unsafe fn release(&self, page: PageHandle) -> Result<()> {
+        self.called("release")?;
+        // SAFETY: the caller's promise.
+        unsafe { self.host.release(page) }
+    }
+    unsafe fn map(&self, at: Address, pages: &[Whole]) -> Result<(), NotMapped> {
+        self.called("map").map_err(|error| NotMapped { error, mapped: 0 })?;
+        // SAFETY: the caller's promise.
+        unsafe { self.host.map(at, pages) }
+    }
+    unsafe fn unmap(&self, at: Address, len: u64) -> Result<()> {
+        self.called("unmap")?;
+        // SAFETY: the caller's promise.
+        unsafe { self.host.unmap(at, len) }
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Timeline for Faulty {
+    unsafe fn stream_state(&self, stream: Stream) -> Result<StreamState> {
+        // SAFETY: the caller's promise.
+        unsafe { self.host.stream_state(stream) }
+    }
+    fn event_create(&self) -> Result<Event> {
+        self.host.event_create()
+    }
+    unsafe fn event_destroy(&self, event: Event) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.host.event_destroy(event) }
+    }
+    unsafe fn event_record(&self, event: Event, stream: Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.host.event_record(event, stream) }
+    }
+    unsafe fn event_wait(&self, event: Event, stream: Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.host.event_wait(event, stream) }
+    }
+    unsafe fn event_query(&self, event: Event) -> Result<bool> {
+        // SAFETY: the caller's promise.
+        unsafe { self.host.event_query(event) }
+    }
+    unsafe fn event_synchronize(&self, event: Event) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.host.event_synchronize(event) }
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Transfer for Faulty {
+    unsafe fn fill(&self, at: Address, len: u64, value: u32, stream: Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.host.fill(at, len, value, stream) }
+    }
+    unsafe fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.host.read(at, into) }
+    }
+    unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.host.write(at, from) }
+    }
+}
+
+/// A page that is not free.
+#[derive(Clone, Debug)]
+struct Page {
+    id: PageId,
+    bytes: u64,
+    holder: Holder,
+    account: usize,
+    at: BTreeSet<(RangeId, u64)>,
+    pins: u32,
+}
+
+/// What the pool should say. Accounts: 0 is the device's, the parents of the others are [`PARENTS`].
+#[derive(Clone, Debug, Default)]
+struct Twin {
+    pages: Vec<Page>,
+    /// Sizes of free pages.
+    free: Vec<u64>,
+    ranges: Vec<RangeId>,
+    limits: [Limits; 5],
+}
+
+/// Two leaves below a tenant, one below the device.
+const PARENTS: [Option<usize>; 5] = [None, Some(0), Some(1), Some(1), Some(0)];
+
+impl Twin {
+    /// Bytes of the pages in an account, and what the accounts below count for.
+    fn used(&self, account: usize) -> u64 {
+        let own = self.pages.iter().filter(|page| page.account == account).map(|page| page.bytes);
+        let below = (0..5).filter(|below| PARENTS[*below] == Some(account));
+        own.sum::<u64>() + below.map(|below| self.used(below).max(self.limits[below].least)).sum::<u64>()
+    }
+
+    fn free_bytes(&self) -> u64 {
+        self.free.iter().sum()
+    }
+
+    /// Whether the accounts have room for a page.
+    fn room(&self, bytes: u64, account: usize) -> bool {
+        let mut with = self.clone();
+        let id = PageId::default();
+        let (holder, at) = (HOLDERS[0], BTreeSet::new());
+        with.pages.push(Page { id, bytes, holder, account, at, pins: 1 });
+        let reused = self.free.contains(&bytes);
+        let mut next = Some(account);
+        while let Some(account) = next {
+            let held = self.used(account);
+            let more = with.used(account) - held;
+            // The device's holds the free ones too.
+            let free = if account == 0 { self.free_bytes() - if reused { bytes } else { 0 } } else { 0 };
+            if let Some(most) = self.limits[account].most
+                && more > most.saturating_sub(held + free)
+            {
+                return false;
+            }
+            next = PARENTS[account];
+        }
+        true
+    }
+
+    /// Gives back free pages, the longest first; their sizes.
+    fn release(&mut self, bytes: u64) -> Vec<u64> {
+        self.free.sort_unstable();
+        let mut released = Vec::new();
+        while released.iter().sum::<u64>() < bytes
+            && let Some(longest) = self.free.pop()
+        {
+            released.push(longest);
+        }
+        released
+    }
+
+    fn page(&mut self, id: PageId) -> &mut Page {
+        self.pages.iter_mut().find(|page| page.id == id).unwrap()
+    }
+
+    /// What shows in a range, by offset.
+    fn shown(&self, range: RangeId) -> BTreeMap<u64, (PageId, u64)> {
+        let of = |page: &Page| {
+            let (id, bytes) = (page.id, page.bytes);
+            let at: Vec<_> = page.at.iter().filter(|(at, _)| *at == range).map(|(_, at)| *at).collect();
+            at.into_iter().map(move |at| (at, (id, bytes)))
+        };
+        self.pages.iter().flat_map(of).collect()
+    }
+
+    /// Nothing is relied on any more: what shows nowhere is free.
+    fn settle(&mut self) {
+        self.pages.iter_mut().for_each(|page| page.pins = 0);
+        let idle = self.pages.extract_if(.., |page| page.at.is_empty());
+        let sizes: Vec<u64> = idle.map(|page| page.bytes).collect();
+        self.free.extend(sizes);
+    }
+
+    fn close(&mut self, range: RangeId) {
+        self.ranges.retain(|known| *known != range);
+        self.pages.iter_mut().for_each(|page| page.at.retain(|(at, _)| *at != range));
+        self.settle();
+    }
+
+    fn agrees(&self, pool: &PagePool, accounts: &[Account]) {
+        assert_eq!(pool.audit(), Ok(()));
+        let stats = pool.stats();
+        let held: u64 = self.pages.iter().map(|page| page.bytes).sum();
+        let mappings: usize = self.pages.iter().map(|page| page.at.len()).sum();
+        assert_eq!((stats.physical_bytes, stats.free_bytes), (held + self.free_bytes(), self.free_bytes()));
+        let pages = (self.pages.len() + self.free.len()) as u64;
+        assert_eq!((stats.pages, stats.mappings, stats.pending), (pages, mappings as u64, 0));
+        assert_eq!((stats.reservations, stats.budget_bytes), (self.ranges.len() as u64, self.limits[0].most));
+        for holder in HOLDERS {
+            let theirs: Vec<u64> =
+                self.pages.iter().filter(|page| page.holder == holder).map(|page| page.bytes).collect();
+            assert_eq!(pool.held(holder), (theirs.iter().sum(), theirs.len() as u64), "{holder:?}");
+        }
+        for (number, account) in accounts.iter().enumerate() {
+            assert_eq!(account.stats().charged_bytes, self.used(number + 1), "account {}", number + 1);
+        }
+        let mut free = self.free.clone();
+        free.sort_unstable();
+        let listed =
+            pool.lock().free.iter().flat_map(|(bytes, ids)| vec![*bytes; ids.len()]).collect::<Vec<_>>();
+        assert_eq!(listed, free);
+        for range in &self.ranges {
+            let shown: BTreeMap<_, _> =
+                pool.mapped(*range).into_iter().map(|at| (at.offset, (at.page, at.bytes))).collect();
+            assert_eq!(shown, self.shown(*range));
+        }
+    }
+}
+
+/// Numbers from bytes; 0 behind their end.
+struct Numbers(std::vec::IntoIter<u8>);
+
+impl Numbers {
+    fn below(&mut self, n: usize) -> usize {
+        usize::from(self.0.next().unwrap_or(0)) % n.max(1)
+    }
+    fn pick<T: Copy>(&mut self, from: &[T]) -> Option<T> {
+        let index = self.below(from.len());
+        from.get(index).copied()
+    }
+    fn bytes(&mut self) -> u64 {
+        [1, 1, 2, 4][self.below(4)] * UNIT
+    }
+}
+
+struct World {
+    driver: Arc<Faulty>,
+    pool: Arc<PagePool>,
+    accounts: Vec<Account>,
+    twin: Twin,
+    ranges: Vec<Reservation>,
+}
+
+impl World {
+    fn new() -> Self {
+        let driver = Faulty::new();
+        let pool = PagePool::new(driver.clone());
+        let account = |parent| Account::new(&pool, parent, String::new(), Limits::default()).unwrap();
+        let tenant = account(None);
+        let (left, right, other) = (account(Some(&tenant)), account(Some(&tenant)), account(None));
+        let accounts = vec![tenant, left, right, other];
+        Self { driver, pool, accounts, twin: Twin::default(), ranges: Vec::new() }
+    }
+
+    fn agrees(&self) {
+        self.twin.agrees(&self.pool, &self.accounts);
+    }
+
+    /// What is no change: limits, the end of a range, free pages that go back.
+    fn outside(&mut self, input: &mut Numbers) {
+        match input.below(4) {
+            0 => {
+                let account = input.below(5);
+                let most = [None, Some(0), Some(6 * UNIT), Some(20 * UNIT)][input.below(4)];
+                let least = if account == 0 { 0 } else { [0, 0, 3 * UNIT][input.below(3)] };
+                self.twin.limits[account] = Limits { most, least };
+                match account {
+                    0 => self.pool.set_budget(most),
+                    _ => self.accounts[account - 1].set_limits(Limits { most, least }),
+                }
+            }
+            1 if !self.ranges.is_empty() => {
+                let range = self.ranges.swap_remove(input.below(self.ranges.len()));
+                self.twin.close(range.id());
+            }
+            2 => {
+                let bytes = input.bytes();
+                let expected: u64 = self.twin.release(bytes).iter().sum();
+                assert_eq!(self.pool.release_free(bytes), expected);
+            }
+            _ => {}
+        }
+    }
+
+    /// A change of several steps, at the end of which the books are the twin's; whether that can go on.
+    fn change(&mut self, input: &mut Numbers) -> bool {
+        let Self { driver, pool, accounts, twin, ranges } = self;
+        let mut before = twin.clone();
+        let mut change = Change::on(pool);
+        driver.fail_in([0, 0, 0, 3, 5, 7][input.below(6)]);
+        let mut failed = false;
+        for _ in 0..1 + input.below(6) {
+            let planted = |error: &Error| matches!(error, Error::Driver { code: 999, .. });
+            let pages: Vec<PageId> = twin.pages.iter().map(|page| page.id).collect();
+            match input.below(8) {
+                0 => match change.reserve(RANGE, 5) {
+                    Ok(range) => twin.ranges.push(range),
+                    Err(error) => failed = planted(&error),
+                },
+                1 | 2 => {
+                    let bytes = input.bytes();
+                    let (Some(holder), account) = (input.pick(&HOLDERS), 1 + input.below(4)) else {
+                        continue;
+                    };
+                    // Whatever comes of it, so many free pages go back first.
+                    let mut room = twin.room(bytes, account);
+                    let mut after = twin.clone();
+                    let mut released = Vec::new();
+                    while !room && !after.free.is_empty() {
+                        released.extend(after.release(bytes));
+                        room = after.room(bytes, account);
+                    }
+                    // A release that is refused is no error; another page goes instead.
+                    let refusing = *driver.fail_in.lock() > 0 && !released.is_empty();
+                    if refusing {
+                        driver.fail_in(0);
+                    }
+                    let taken = change.take(bytes, holder, accounts[account - 1].id());
+                    *twin = after;
+                    for bytes in released {
+                        let at = before.free.iter().position(|free| *free == bytes).unwrap();
+                        before.free.swap_remove(at);
+                    }
+                    match taken {
+                        Ok(id) => {
+                            assert!(room);
+                            if let Some(at) = twin.free.iter().position(|free| *free == bytes) {
+                                twin.free.swap_remove(at);
+                            }
+                            twin.pages.push(Page {
+                                id,
+                                bytes,
+                                holder,
+                                account,
+                                at: BTreeSet::new(),
+                                pins: 1,
+                            });
+                        }
+                        Err(error) if planted(&error) => failed = true,
+                        Err(error) => assert!(!room && matches!(error, Error::OverBudget { .. }), "{error}"),
+                    }
+                }
+                3 => {
+                    let (Some(id), Some(holder)) = (input.pick(&pages), input.pick(&HOLDERS)) else {
+                        continue;
+                    };
+                    let page = twin.page(id);
+                    let expected = (page.holder == holder).then_some(page.bytes);
+                    page.pins += u32::from(expected.is_some());
+                    assert_eq!(change.rely_on(id, holder), expected);
+                }
+                4 | 5 => {
+                    let relied: Vec<PageId> =
+                        twin.pages.iter().filter(|page| page.pins > 0).map(|page| page.id).collect();
+                    let Some(range) = input.pick(&twin.ranges) else { continue };
+                    let some =
+                        (0..1 + input.below(2)).filter_map(|_| input.pick(&relied)).collect::<Vec<_>>();
+                    if some.is_empty() {
+                        continue;
+                    }
+                    let offset = input.below(16) as u64 * UNIT;
+                    let places = some.iter().scan(offset, |end, id| {
+                        let at = *end;
+                        *end += twin.pages.iter().find(|page| page.id == *id).unwrap().bytes;
+                        Some((*id, at, *end))
+                    });
+                    let places: Vec<_> = places.collect();
+                    let end = places.last().unwrap().2;
+                    let taken =
+                        twin.shown(range).iter().any(|(at, (_, bytes))| *at < end && at + bytes > offset);
+                    match change.map(range, offset, &some) {
+                        Ok(()) => {
+                            assert!(!taken && end <= RANGE);
+                            for (id, at, _) in places {
+                                twin.page(id).at.insert((range, at));
+                            }
+                        }
+                        Err(error) if planted(&error) => failed = true,
+                        Err(error) => {
+                            assert!(taken || end > RANGE, "{error}");
+                            assert!(matches!(error, Error::Internal { .. }), "{error}");
+                        }
+                    }
+                }
+                6 => {
+                    let Some(range) = input.pick(&twin.ranges) else { continue };
+                    let (offset, bytes) = (input.below(16) as u64 * UNIT, input.bytes() * 2);
+                    let gone: Vec<_> = twin
+                        .shown(range)
+                        .range(offset..offset + bytes)
+                        .map(|(at, (id, _))| (*at, *id))
+                        .collect();
+                    match change.unmap(range, offset, bytes) {
+                        Ok(()) => {
+                            for (at, id) in gone {
+                                let page = twin.page(id);
+                                page.at.remove(&(range, at));
+                                page.pins += 1;
+                            }
+                        }
+                        Err(error) => failed = planted(&error),
+                    }
+                }
+                _ => {
+                    let (Some(id), Some(from), Some(to)) =
+                        (input.pick(&pages), input.pick(&HOLDERS), input.pick(&HOLDERS))
+                    else {
+                        continue;
+                    };
+                    let sole = input.below(2) == 0;
+                    let page = twin.page(id);
+                    let may = page.holder == from && (!sole || (page.at.len(), page.pins) == (1, 0));
+                    if may {
+                        page.holder = to;
+                    }
+                    assert_eq!(change.hand_over(id, from, to, sole), may);
+                }
+            }
+            if failed {
+                break;
+            }
+            twin.agrees(pool, accounts);
+        }
+        // A change that failed is undone, as every user of one does.
+        if !failed && input.below(3) > 0 {
+            driver.fail_in(0);
+            let (_, reserved) = change.commit();
+            ranges.extend(reserved);
+            twin.settle();
+            return true;
+        }
+        let again = input.below(12) == 0;
+        driver.fail_in(if again { 2 + input.below(3) as u64 } else { 0 });
+        let restored = change.undo();
+        let met = again && *driver.fail_in.lock() == 0;
+        driver.fail_in(0);
+        *twin = before;
+        assert!(restored || met, "nothing failed and it is not as before");
+        !met
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Changes that commit, are undone, meet faults; limits that move; ranges that end: the books are those of the twin after each
+    /// step, and a change that is undone has changed nothing but that free pages went back for it.
+    #[test]
+    fn the_books_are_those_of_a_list_of_pages(bytes in proptest::collection::vec(any::<u8>(), 0..1500)) {
+        let mut input = Numbers(bytes.into_iter());
+        let mut world = World::new();
+        let mut known = true;
+        while known && input.0.len() > 0 {
+            if input.below(4) == 0 { world.outside(&mut input) } else { known = world.change(&mut input) };
+            prop_assert_eq!(world.pool.audit_idle(), Ok(()));
+            if known {
+                world.agrees();
+            }
+        }
+        // Whatever was refused goes at the end.
+        world.ranges.clear();
+        prop_assert!(world.pool.trim().is_ok());
+        let stats = world.pool.stats();
+        prop_assert_eq!((stats.physical_bytes, stats.mappings, stats.reservations, stats.pending), (0, 0, 0, 0));
+        prop_assert_eq!(world.pool.audit_idle(), Ok(()));
+        prop_assert_eq!(world.driver.host.leftovers()[..3].to_vec(), vec![0; 3]);
+    }
+}
+
+/// A pool with a page of a tenant that shows at the beginning of a range, and a free one.
+struct Books {
+    pool: Arc<PagePool>,
+    _range: std::mem::ManuallyDrop<Reservation>,
+    tenant: Account,
+}
+
+impl Books {
+    fn new() -> Self {
+        let pool = PagePool::new(Faulty::new());
+        let tenant = Account::new(&pool, None, "the tenant".to_owned(), Limits::default()).unwrap();
+        let mut change = Change::on(&pool);
+        let range = change.reserve(RANGE, 0).unwrap();
+        let page = change.take(UNIT, HOLDERS[2], tenant.id()).unwrap();
+        change.take(2 * UNIT, HOLDERS[0], tenant.id()).unwrap();
+        change.map(range, 0, &[page]).unwrap();
+        let (_, mut reserved) = change.commit();
+        assert_eq!(pool.audit_idle(), Ok(()));
+        // What is falsified cannot be taken down.
+        Self { pool, _range: std::mem::ManuallyDrop::new(reserved.remove(0)), tenant }
+    }
+}
+
+fn held(state: &mut State) -> &mut super::pool::Page {
+    state.pages.values_mut().find(|page| page.holder != Holder::Free).unwrap()
+}
+
+#[test]
+fn every_miscount_is_found_and_named() {
+    type Plant = fn(&mut State, super::AccountId);
+    let plants: &[(&str, Plant)] = &[
+        ("pages created", |state, _| state.stats.pages_created += 1),
+        ("pages created", |state, _| state.stats.pages_released += 1),
+        ("bytes counted", |state, _| state.stats.physical_bytes += 1),
+        ("mappings counted", |state, _| state.stats.mappings += 1),
+        ("mappings made", |state, _| state.stats.maps += 1),
+        ("mappings made", |state, _| state.stats.unmaps += 1),
+        ("bytes of addresses counted", |state, _| state.stats.reserved_bytes += 1),
+        ("retained bytes counted", |state, _| state.stats.retained_bytes += 1),
+        ("counted for Retained { arena: 1, space: 7 }", |state, _| state.count(HOLDERS[2], 1, 0, 0)),
+        ("counted for Free", |state, _| state.count(Holder::Free, 0, 0, 1)),
+        ("which has nothing", |state, _| state.count(HOLDERS[1], 1, 0, 0)),
+        ("in account None", |state, _| held(state).account = None),
+        ("the account \"the tenant\"", |state, tenant| state.accounts.change(tenant, 512, 0)),
+        ("on their way into accounts", |state, tenant| state.accounts.change(tenant, 0, 512)),
+        ("on their way into accounts", |state, _| state.creating += 512),
+        ("lists of free pages", |state, _| state.free.clear()),
+        ("is free, pinned 1 times", |state, _| {
+            let free = state.pages.values_mut().find(|page| page.holder == Holder::Free);
+            free.unwrap().pins = 1;
+        }),
+        ("is mapped nowhere", |state, _| {
+            held(state).mappings.clear();
+            state.count(HOLDERS[2], 0, 0, -1);
+        }),
+        ("listed at pages", |state, _| {
+            let range = state.ranges.keys().next().unwrap();
+            held(state).mappings.insert((range, UNIT));
+            state.count(HOLDERS[2], 0, 0, 1);
+        }),
+        ("which does not know it", |state, _| {
+            let range = state.ranges.values_mut().next().unwrap();
+            let page = range.mapped.remove(&0).unwrap();
+            range.mapped.insert(UNIT, page);
+        }),
+        ("one beyond its end", |state, _| {
+            let range = state.ranges.values_mut().next().unwrap();
+            range.len = UNIT / 2;
+            state.stats.reserved_bytes = UNIT / 2;
+        }),
+    ];
+    for (number, (named, plant)) in plants.iter().enumerate() {
+        let books = Books::new();
+        plant(&mut books.pool.lock(), books.tenant.id());
+        let found = books.pool.audit().expect_err(named).to_string();
+        assert!(found.contains(named), "{number}: {named:?} is called {found:?}");
+        std::mem::forget(books);
+    }
+}
+
+#[test]
+fn what_is_under_way_is_named_when_nothing_should_be() {
+    type Plant = fn(&mut State);
+    let plants: &[(&str, Plant)] = &[
+        ("1 pins", |state| held(state).pins = 1),
+        ("(0, 512) being released", |state| state.releasing = (0, 512)),
+    ];
+    for (named, plant) in plants {
+        let books = Books::new();
+        plant(&mut books.pool.lock());
+        let found = books.pool.audit_idle().expect_err(named).to_string();
+        assert!(found.contains(named), "{named:?} is called {found:?}");
+        std::mem::forget(books);
+    }
+}

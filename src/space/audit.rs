@@ -1,0 +1,203 @@
+//! Whether the live blocks of a space have bytes of their own: for tests and for whoever looks for a bug.
+
+use std::collections::BTreeSet;
+
+use super::{Core, Phase, Space};
+use crate::error::{Error, Result};
+use crate::pages::{Holder, PageId, RangeId};
+use crate::units::Address;
+
+/// A part of a page under a live block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Piece {
+    page: PageId,
+    from: u64,
+    to: u64,
+    block: Address,
+}
+
+fn wrong(what: String) -> Result<()> {
+    Err(Error::Internal { what: format!("the blocks: {what}") })
+}
+
+impl Space {
+    /// Whether every live block has bytes of its own, whatever other threads are doing: each is mapped from its beginning to its end,
+    /// no byte of a page is under two of them, kept ones overlap nobody, and a page that is a space's own shows in this one only.
+    /// Walks everything; see also [`PagePool::audit`](crate::pages::PagePool::audit).
+    ///
+    /// # Errors
+    /// [`Error::Internal`] names the first blocks that share a byte, or what else is wrong.
+    pub fn audit(&self) -> Result<()> {
+        self.core().audit()
+    }
+}
+
+impl Core {
+    pub(crate) fn audit(&self) -> Result<()> {
+        let state = self.state.lock();
+        if state.phase == Phase::Broken {
+            // It can only be dropped, and a page may be missing.
+            return Ok(());
+        }
+        let pool = self.common.pool();
+        let ranges: BTreeSet<RangeId> = state.ranges.iter().map(crate::pages::Reservation::id).collect();
+        let blocks = state.placement.blocks();
+        let mut pieces = Vec::new();
+        for (number, range) in state.ranges.iter().enumerate() {
+            let mapped = range.mapped();
+            for at in &mapped {
+                let Some((holder, shown)) = pool.showing(at.page) else { continue };
+                let ours = match holder {
+                    Holder::Retained { .. } => holder == self.own() && shown.is_subset(&ranges),
+                    other => other == self.common.shared.holder(),
+                };
+                if !ours {
+                    return wrong(format!("{self:?} shows {:?} of {holder:?}, as do {shown:?}", at.page));
+                }
+            }
+            for block in blocks.iter().filter(|block| block.place.range == number) {
+                let (start, end) = (block.place.offset, block.place.offset + block.bytes);
+                let (mut covered, address) = (start, state.address(block.place));
+                let first = mapped.partition_point(|at| at.offset + at.bytes <= start);
+                for at in mapped[first..].iter().take_while(|at| at.offset < end) {
+                    let (from, to) = (at.offset.max(start), (at.offset + at.bytes).min(end));
+                    if from > covered {
+                        break;
+                    }
+                    pieces.push(Piece {
+                        page: at.page,
+                        from: from - at.offset,
+                        to: to - at.offset,
+                        block: address,
+                    });
+                    covered = to;
+                }
+                if covered < end {
+                    return wrong(format!(
+                        "the one at {address:?} has no page from byte {} on",
+                        covered - start
+                    ));
+                }
+            }
+        }
+        pieces.sort_unstable();
+        for pair in pieces.windows(2) {
+            let [first, second] = [pair[0], pair[1]];
+            if first.page == second.page && second.from < first.to {
+                let (page, at) = (first.page, second.from);
+                return wrong(format!(
+                    "byte {at} of {page:?} is under {:?} and {:?}",
+                    first.block, second.block
+                ));
+            }
+        }
+        let mut kept: Vec<_> = state.kept.live().map(|(at, bytes, _)| (at.0, at.0 + bytes)).collect();
+        kept.sort_unstable();
+        disjoint(&kept)
+    }
+
+    /// From where to where its kept blocks lie.
+    pub(crate) fn kept(&self) -> Vec<(u64, u64)> {
+        self.state.lock().kept.live().map(|(at, bytes, _)| (at.0, at.0 + bytes)).collect()
+    }
+}
+
+/// Whether kept blocks, in order, are apart.
+pub(crate) fn disjoint(kept: &[(u64, u64)]) -> Result<()> {
+    match kept.windows(2).find(|pair| pair[1].0 < pair[0].1) {
+        Some(pair) => wrong(format!("the kept ones at {:#x} and {:#x} overlap", pair[0].0, pair[1].0)),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+
+    use super::super::{Common, Heap, RetainPolicy, Totals};
+    use super::*;
+    use crate::device::Device;
+    use crate::driver::{HostDriver, HostOptions};
+    use crate::order::ReplayOrder;
+    use crate::pages::{Change, Limits, SharedSet};
+    use crate::sync::Mutex;
+    use crate::units::{Geometry, Stream};
+
+    const KIB: u64 = 1 << 10;
+
+    /// What the spaces of an arena have in common.
+    fn common() -> Arc<Common> {
+        let host = HostOptions { granularity: 4096, ..HostOptions::default() };
+        let device = Device::with_driver(Arc::new(HostDriver::new(0, host).unwrap()));
+        let account = device.account("test", None, Limits::default()).unwrap();
+        let geometry = Geometry::new(4096, 16 * KIB, 4096).unwrap();
+        Arc::new(Common {
+            shared: SharedSet::new(device.pool(), 1, account, geometry),
+            order: ReplayOrder::new(device.pool().events()),
+            heap: Heap::default(),
+            retain: RetainPolicy::Retain,
+            poison: false,
+            trace_blocks: false,
+            closed: AtomicBool::new(false),
+            totals: Totals::default(),
+            spaces: Mutex::default(),
+            device,
+        })
+    }
+
+    /// Puts the page that shows at one offset of the space's only range behind another one as well.
+    fn alias(space: &Space, from: Address, at: Address) {
+        let core = space.core();
+        let pool = core.common.pool();
+        let (range, [from, at]) = {
+            let state = core.state.lock();
+            (state.ranges[0].id(), [from, at].map(|address| state.ranges[0].offset_of(address).unwrap()))
+        };
+        let mapped = core.state.lock().ranges[0].mapped();
+        let page = mapped.into_iter().find(|mapped| mapped.offset == from).unwrap();
+        let mut change = Change::on(pool);
+        change.rely_on(page.page, core.common.shared.holder()).unwrap();
+        change.unmap(range, at, page.bytes).unwrap();
+        change.map(range, at, &[page.page]).unwrap();
+        change.commit();
+    }
+
+    #[test]
+    fn two_blocks_on_one_page_are_found_and_named() {
+        let common = common();
+        let space = Space::open(&common);
+        let [first, second] = [0, 0].map(|_| space.allocate(16 * KIB, Stream::LEGACY).unwrap());
+        assert_eq!(space.audit(), Ok(()));
+        alias(&space, first, second);
+        assert_eq!(common.pool().audit(), Ok(()), "the pool's books are right all the same");
+        let found = space.audit().unwrap_err().to_string();
+        assert!(found.contains(&format!("is under {first:?} and {second:?}")), "{found}");
+        // A page that shows twice is no alias as long as only one of its places holds a block.
+        space.free(first).unwrap();
+        assert_eq!(space.audit(), Ok(()));
+    }
+
+    #[test]
+    fn a_retained_page_that_another_space_shows_is_found() {
+        let common = common();
+        let [first, second] = [0, 0].map(|_| Space::open(&common));
+        for space in [&first, &second] {
+            space.allocate(16 * KIB, Stream::LEGACY).unwrap();
+        }
+        assert_eq!(first.seal().unwrap().retained_bytes, 16 * KIB);
+        assert_eq!((first.audit(), second.audit()), (Ok(()), Ok(())));
+        let page = second.core().state.lock().ranges[0].mapped()[0].page;
+        let (core, pool) = (second.core(), common.pool());
+        assert!(pool.hand_over(page, core.common.shared.holder(), first.core().own(), false).is_some());
+        assert!(second.audit().is_err());
+        assert!(pool.hand_over(page, first.core().own(), core.common.shared.holder(), false).is_some());
+        assert_eq!((first.audit(), second.audit()), (Ok(()), Ok(())));
+    }
+
+    #[test]
+    fn kept_blocks_that_overlap_are_found() {
+        assert_eq!(disjoint(&[(0, 512), (512, 1024)]), Ok(()));
+        assert!(disjoint(&[(0, 513), (512, 1024)]).is_err());
+    }
+}

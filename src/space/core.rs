@@ -1,0 +1,241 @@
+//! What a space is under its lock, and what its graph and its blocks both hold.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::block::{Origin, Origins};
+use super::kept::KeptBlocks;
+use super::layout::{NotLive, Place, Usage};
+use super::placement::Placement;
+use super::{Common, Phase};
+use crate::error::{Error, Result};
+use crate::pages::{Calls, Change, Fence, Holder, Reservation};
+use crate::sync::Mutex;
+use crate::units::{Address, BlockBytes, Stream};
+
+/// How often an allocation or a seal asks for memory again after somebody gave some back.
+const TRIES: u32 = 8;
+
+/// What changes under a space's lock.
+pub(super) struct State {
+    pub(super) phase: Phase,
+    pub(super) placement: Placement,
+    /// The placement's ranges, under the same indices.
+    pub(super) ranges: Vec<Reservation>,
+    pub(super) kept: KeptBlocks,
+    /// Streams that use a live block since the seal.
+    pub(super) users: Vec<(Address, Stream)>,
+    /// Behind what the users of blocks freed since the seal were given, as far as it is not over: the pages may still be others' too,
+    /// or stay mapped, and go later.
+    pub(super) readers: Fence,
+    pub(super) work: Work,
+    pub(super) origins: Origins,
+}
+
+/// What the driver was asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Work {
+    pub(super) maps: u64,
+    pub(super) mapped_bytes: u64,
+    /// Calls that reserve, create, map, set access or unmap, those of failed and undone tries left out.
+    pub(super) calls: u64,
+    pub(super) time: Duration,
+}
+
+/// A space and its blocks, held by its graph and by every tensor in it.
+pub(crate) struct Core {
+    pub(super) id: u64,
+    pub(super) common: Arc<Common>,
+    pub(super) state: Mutex<State>,
+}
+
+impl Core {
+    /// Who has the pages that are this space's own.
+    pub(super) fn own(&self) -> Holder {
+        Holder::Retained { arena: self.common.shared.arena(), space: self.id }
+    }
+
+    pub(crate) fn close_arena(&self) {
+        self.common.closed.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn allocate(&self, size: u64, stream: Stream, kept: bool) -> Result<Address> {
+        let bytes = BlockBytes::round_up(size)?;
+        self.common.usable()?;
+        let mut origin = self.common.trace_blocks.then(Origin::here);
+        let result = self.relieved(|| {
+            let mut state = self.state.lock();
+            state.require(Phase::Open)?;
+            let address =
+                if kept { self.keep(&mut state, bytes)? } else { self.place(&mut state, bytes, stream)? };
+            if let (Some(origins), Some(origin)) = (&mut state.origins, origin.take()) {
+                origins.insert(address, origin);
+            }
+            Ok(address)
+        });
+        match &result {
+            Ok(_) => self.common.totals.allocated(bytes.get()),
+            Err(error) => tracing::debug!(%error, space = self.id, "growing a space failed and is undone"),
+        }
+        result
+    }
+
+    /// Repeats what fails for lack of memory as long as somebody gives some back. The caller holds no lock.
+    pub(super) fn relieved<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
+        let mut tries = 0;
+        loop {
+            let result = work();
+            match &result {
+                Err(error) if error.is_out_of_memory() && tries < TRIES => {
+                    tries += 1;
+                    if !self.common.pool().relieve(error.requested_bytes()) {
+                        return result;
+                    }
+                }
+                _ => return result,
+            }
+        }
+    }
+
+    fn place(&self, state: &mut State, bytes: BlockBytes, stream: Stream) -> Result<Address> {
+        let place = match &mut state.placement {
+            Placement::Stitched(layout) => layout.place(bytes, stream),
+            _ => None,
+        };
+        let place = match place {
+            Some(place) => place,
+            None => self.grow(state, bytes, stream)?,
+        };
+        if let Placement::Stitched(layout) = &state.placement {
+            self.common.totals.rose_to(layout.usage().peak_bytes);
+        }
+        Ok(state.address(place))
+    }
+
+    fn grow(&self, state: &mut State, bytes: BlockBytes, stream: Stream) -> Result<Place> {
+        // Before the plan, which lists every page: a hopeless request must not cost memory either.
+        self.refuse_hopeless(bytes)?;
+        let start = Instant::now();
+        let place = match state.placement {
+            Placement::Stitched(_) => state.stitch(&self.common, self.id, bytes, stream),
+            _ => state.append(&self.common, self.id, bytes),
+        };
+        state.work.time += start.elapsed();
+        place
+    }
+
+    pub(super) fn refuse_hopeless(&self, bytes: BlockBytes) -> Result<()> {
+        let driver = self.common.pool().driver();
+        let (total, device) = (driver.info().total_bytes, driver.info().ordinal);
+        if bytes.get() <= total {
+            return Ok(());
+        }
+        Err(Error::OutOfMemory { requested: bytes.get(), free: driver.free_bytes()?, total, device })
+    }
+
+    pub(crate) fn free(&self, address: Address) -> Result<()> {
+        self.common.usable()?;
+        let mut state = self.state.lock();
+        let bytes = match state.range_of(address) {
+            Some(place) => {
+                let bytes = state.placement.free(place).map_err(|why| why.at(address))?;
+                if matches!(state.phase, Phase::Sealed | Phase::Retired) {
+                    self.give_back(&mut state, place, address, bytes);
+                }
+                // A block that another stream of the capture uses is parked: it counts until the seal.
+                bytes
+            }
+            None => self.free_kept(&mut state, address)?,
+        };
+        if let Some(origins) = &mut state.origins {
+            origins.remove(&address);
+        }
+        if bytes > 0 {
+            self.common.totals.freed(1, bytes);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn record_stream(&self, address: Address, stream: Stream) -> Result<()> {
+        self.common.usable()?;
+        let state = &mut *self.state.lock();
+        match state.range_of(address) {
+            Some(place) => {
+                state.placement.record_stream(place, stream).map_err(|why| why.at(address))?;
+                if state.phase == Phase::Open {
+                    return Ok(());
+                }
+            }
+            None => state.kept.check(address)?,
+        }
+        if !state.users.contains(&(address, stream)) {
+            state.users.push((address, stream));
+        }
+        Ok(())
+    }
+}
+
+impl NotLive {
+    fn at(self, address: Address) -> Error {
+        match self {
+            Self::FreedBefore => Error::DoubleFree { address },
+            Self::Foreign => Error::ForeignPointer { address },
+        }
+    }
+}
+
+impl State {
+    pub(super) fn require(&self, expected: Phase) -> Result<()> {
+        if self.phase == expected {
+            return Ok(());
+        }
+        Err(Error::WrongState { what: "the space", expected: expected.name(), found: self.phase.name() })
+    }
+
+    pub(super) fn address(&self, place: Place) -> Address {
+        self.ranges[place.range].base().plus(place.offset)
+    }
+
+    pub(super) fn range_of(&self, address: Address) -> Option<Place> {
+        // A handful at most: ranges double in size.
+        let mut ranges = self.ranges.iter().enumerate();
+        ranges.find_map(|(range, found)| found.offset_of(address).map(|offset| Place { range, offset }))
+    }
+
+    /// Adds a range for what is placed next.
+    pub(super) fn begin_range(&mut self, common: &Common, space: u64, bytes: u64) -> Result<()> {
+        let mut change = Change::on(common.pool());
+        change.reserve(bytes, space)?;
+        let (calls, reserved) = change.commit();
+        self.adopt(common, calls, reserved);
+        Ok(())
+    }
+
+    /// Notes what a change did.
+    pub(super) fn adopt(&mut self, common: &Common, calls: Calls, reserved: Vec<Reservation>) {
+        self.work.calls += calls.all;
+        self.work.maps += calls.maps;
+        self.note_mapped(common, calls.unmapped_bytes, calls.mapped_bytes);
+        let bytes = reserved.iter().map(Reservation::bytes).sum();
+        common.totals.reserved.fetch_add(bytes, Ordering::Relaxed);
+        self.ranges.extend(reserved);
+    }
+
+    /// Notes that `after` bytes of addresses have a page where `before` had.
+    pub(super) fn note_mapped(&mut self, common: &Common, before: u64, after: u64) {
+        self.work.mapped_bytes = self.work.mapped_bytes - before + after;
+        common.totals.mapped.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+    }
+
+    pub(super) fn usage(&self) -> Usage {
+        self.placement.usage()
+    }
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "space {}", self.id)
+    }
+}

@@ -1,0 +1,281 @@
+//! Kept blocks: those that the caller says will outlive their capture. They lie packed on common pages of their arena, each on bytes
+//! of its own, at addresses of the arena; so they are aliased by nobody, and need no page of a space.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::layout::Usage;
+use super::{Core, State};
+use crate::error::{Error, Result};
+use crate::pages::{Change, Fence, Holder, PagePool, Remains, Reservation, SharedSet};
+use crate::sync::Mutex;
+use crate::units::{Address, BlockBytes};
+
+/// Addresses that are reserved at a time, in bytes, or as many as a block needs.
+const RANGE: u64 = 1 << 30;
+
+/// The pages and addresses of an arena's kept blocks.
+#[derive(Default)]
+pub(crate) struct Heap(Mutex<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    ranges: Vec<Reservation>,
+    /// Bytes of the last range that were ever mapped.
+    end: u64,
+    /// Mapped stretches that nobody has: address to bytes. Neighbours in a range are one.
+    free: BTreeMap<u64, u64>,
+    /// Freed, and perhaps still in use.
+    waiting: Vec<(Fence, Vec<(Address, u64)>)>,
+}
+
+impl Heap {
+    /// Bytes of its own for a block.
+    pub(crate) fn allocate(&self, shared: &SharedSet, bytes: u64) -> Result<Address> {
+        let mut inner = self.0.lock();
+        inner.settle(shared.pool());
+        let fits =
+            inner.free.iter().filter(|(_, free)| **free >= bytes).min_by_key(|(at, free)| (**free, **at));
+        let found = fits.map(|(at, free)| (*at, *free));
+        let (at, free) = match found {
+            Some(found) => found,
+            None => inner.grow(shared, bytes)?,
+        };
+        inner.free.remove(&at);
+        if free > bytes {
+            inner.free.insert(at + bytes, free - bytes);
+        }
+        Ok(Address(at))
+    }
+
+    /// Gives bytes back behind a fence.
+    pub(crate) fn free_all(&self, pool: &PagePool, blocks: Vec<(Address, u64)>, fence: &Fence) {
+        if blocks.is_empty() {
+            return;
+        }
+        let mut inner = self.0.lock();
+        inner.waiting.push((fence.clone(), blocks));
+        inner.settle(pool);
+    }
+
+    /// The arena is gone: everything goes, behind what may still use some of it.
+    pub(super) fn end(&self, pool: &PagePool) {
+        let mut inner = self.0.lock();
+        inner.settle(pool);
+        let (mut fence, mut remains) = (Fence::default(), Remains::default());
+        inner.waiting.drain(..).for_each(|(waiting, _)| fence.join(waiting));
+        inner.ranges.drain(..).for_each(|range| remains.join(range.leave()));
+        pool.finish(fence, remains);
+    }
+
+    /// Takes back what is not in use any more, and gives pages back on which nothing is kept.
+    pub(crate) fn settle(&self, pool: &PagePool) {
+        self.0.lock().settle(pool);
+    }
+}
+
+impl Inner {
+    /// A mapped stretch of at least `bytes` at the end.
+    fn grow(&mut self, shared: &SharedSet, bytes: u64) -> Result<(u64, u64)> {
+        let small = shared.geometry().small();
+        let mut change = Change::on(shared.pool());
+        let last = self.ranges.last();
+        // What is free at the end of what is mapped is the block's beginning.
+        let tail = last.and_then(|range| {
+            let end = range.base().0 + self.end;
+            self.free
+                .range(..end)
+                .next_back()
+                .filter(|(at, free)| *at + *free == end)
+                .map(|(at, free)| (*at, *free))
+        });
+        let had = tail.map_or(0, |(_, free)| free);
+        let more = (bytes - had.min(bytes)).next_multiple_of(small);
+        let room =
+            last.filter(|range| range.bytes() - self.end >= more).map(|range| (range.id(), range.base()));
+        let account = shared.account().id();
+        let holder = Holder::Kept { arena: shared.arena() };
+        if let Some((range, base)) = room {
+            let page = change.take(more, holder, account)?;
+            change.map(range, self.end, &[page])?;
+            change.commit();
+            let start = tail.map_or(base.0 + self.end, |(at, _)| at);
+            self.end += more;
+            self.free.insert(start, had + more);
+            return Ok((start, had + more));
+        }
+        let more = bytes.next_multiple_of(small);
+        let range = change.reserve(RANGE.max(more), 0)?;
+        let page = change.take(more, holder, account)?;
+        change.map(range, 0, &[page])?;
+        let (_, reserved) = change.commit();
+        self.ranges.extend(reserved);
+        self.end = more;
+        let start = self.ranges.last().map_or(0, |range| range.base().0);
+        self.free.insert(start, more);
+        Ok((start, more))
+    }
+
+    fn settle(&mut self, pool: &PagePool) {
+        let mut done = Vec::new();
+        self.waiting.retain_mut(|(fence, blocks)| {
+            let over = fence.done(pool.events()).unwrap_or(false);
+            if over {
+                done.append(blocks);
+            }
+            !over
+        });
+        for (at, bytes) in done {
+            self.merge(at.0, bytes);
+        }
+        // Only now, so that neighbours that came back together are one.
+        let mut empty = Vec::new();
+        for range in &self.ranges {
+            let base = range.base().0;
+            for mapped in range.mapped() {
+                let (from, to) = (base + mapped.offset, base + mapped.offset + mapped.bytes);
+                let around = self.free.range(..=from).next_back();
+                if around.is_some_and(|(at, free)| at + free >= to) {
+                    empty.push((range.id(), mapped.offset, from, to));
+                }
+            }
+        }
+        for (range, offset, from, to) in empty {
+            let Some((at, free)) = self.free.range(..=from).next_back().map(|(at, free)| (*at, *free)) else {
+                continue;
+            };
+            self.free.remove(&at);
+            if at < from {
+                self.free.insert(at, from - at);
+            }
+            if to < at + free {
+                self.free.insert(to, at + free - to);
+            }
+            let mut remains = Remains::default();
+            remains.add_part(range, offset, to - from);
+            pool.finish(Fence::default(), remains);
+        }
+        let last = self.ranges.len().saturating_sub(1);
+        let mut number = 0;
+        self.ranges.retain(|range| {
+            number += 1;
+            // New blocks come behind the end of the last range.
+            number > last || !range.mapped().is_empty()
+        });
+    }
+
+    fn merge(&mut self, mut at: u64, mut bytes: u64) {
+        let inside = |address: u64| self.ranges.iter().any(|range| range.base().0 == address);
+        if let Some((before, free)) = self.free.range(..at).next_back().map(|(a, b)| (*a, *b))
+            && before + free == at
+            && !inside(at)
+        {
+            self.free.remove(&before);
+            (at, bytes) = (before, free + bytes);
+        }
+        if !inside(at + bytes)
+            && let Some(free) = self.free.remove(&(at + bytes))
+        {
+            bytes += free;
+        }
+        self.free.insert(at, bytes);
+    }
+}
+
+impl fmt::Debug for Heap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Heap").finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug)]
+struct Kept {
+    bytes: u64,
+    serial: u64,
+    /// What its users were given by then, once it is freed.
+    freed: Option<Fence>,
+}
+
+/// The kept blocks of one space. The bytes of a freed one stay the space's until it goes, since its graph writes there.
+#[derive(Debug, Default)]
+pub(super) struct KeptBlocks {
+    blocks: BTreeMap<Address, Kept>,
+    usage: Usage,
+}
+
+impl KeptBlocks {
+    pub(super) fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    pub(super) fn contains(&self, address: Address) -> bool {
+        let before = self.blocks.range(..=address).next_back();
+        before.is_some_and(|(at, kept)| address.0 < at.0 + kept.bytes)
+    }
+
+    pub(super) fn check(&self, address: Address) -> Result<()> {
+        match self.blocks.get(&address) {
+            Some(kept) if kept.freed.is_none() => Ok(()),
+            Some(_) => Err(Error::DoubleFree { address }),
+            None => Err(Error::ForeignPointer { address }),
+        }
+    }
+
+    /// Asks for what the users of freed ones were given, which records what could not be before.
+    pub(super) fn settle(&mut self, pool: &PagePool) {
+        for fence in self.blocks.values_mut().filter_map(|kept| kept.freed.as_mut()) {
+            let _ = fence.done(pool.events());
+        }
+    }
+
+    /// The live ones: address, bytes, and which block of the space it was.
+    pub(super) fn live(&self) -> impl Iterator<Item = (Address, u64, u64)> {
+        let live = self.blocks.iter().filter(|(_, kept)| kept.freed.is_none());
+        live.map(|(at, kept)| (*at, kept.bytes, kept.serial))
+    }
+
+    /// Takes the freed ones away, or all of them, and joins what their users were given.
+    pub(super) fn take(&mut self, all: bool, fence: &mut Fence) -> Vec<(Address, u64)> {
+        let mut gone = Vec::new();
+        self.blocks.retain(|at, kept| {
+            let goes = all || kept.freed.is_some();
+            if goes {
+                gone.push((*at, kept.bytes));
+                fence.join(kept.freed.take().unwrap_or_default());
+            }
+            !goes
+        });
+        gone
+    }
+}
+
+impl Core {
+    /// Places a kept block.
+    pub(super) fn keep(&self, state: &mut State, bytes: BlockBytes) -> Result<Address> {
+        self.refuse_hopeless(bytes)?;
+        let address = self.common.heap.allocate(&self.common.shared, bytes.get())?;
+        let serial = state.usage().allocations + state.kept.usage.add(bytes);
+        state.kept.blocks.insert(address, Kept { bytes: bytes.get(), serial, freed: None });
+        Ok(address)
+    }
+
+    /// Frees a kept block; its bytes.
+    pub(super) fn free_kept(&self, state: &mut State, address: Address) -> Result<u64> {
+        state.kept.check(address)?;
+        let behind = self.behind_users(state, address);
+        let bytes = match state.kept.blocks.get_mut(&address) {
+            Some(kept) => {
+                kept.freed = Some(behind);
+                kept.bytes
+            }
+            None => return Err(Error::ForeignPointer { address }),
+        };
+        state.kept.usage.remove(bytes);
+        if state.phase == super::Phase::Retired {
+            let mut fence = self.common.order.fence();
+            let freed = state.kept.take(false, &mut fence);
+            self.common.heap.free_all(self.common.pool(), freed, &fence);
+        }
+        Ok(bytes)
+    }
+}

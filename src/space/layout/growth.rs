@@ -1,0 +1,113 @@
+//! New addresses: what has to be mapped for a block, and that it is mapped now.
+
+use super::{Layout, Place, Range, Slot, granules};
+use crate::pages::{Class, PageNo};
+use crate::space::page_table::{Part, TileNo};
+use crate::units::{BlockBytes, Stream};
+
+/// A range starts with this many pages' worth of addresses and doubles up to [`RANGE_PAGES_MAX`].
+pub(in crate::space) const RANGE_PAGES_FIRST: u64 = 64;
+pub(in crate::space) const RANGE_PAGES_MAX: u64 = 256;
+
+/// What has to be mapped before [`Layout::commit`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Growth {
+    bytes: BlockBytes,
+    stream: Stream,
+    /// The tile at which the block will begin.
+    first: TileNo,
+    /// Where the block will lie, in address order; empty for a slab.
+    parts: Vec<Part>,
+    /// The range they are mapped in; one more than there are: it has to be reserved first.
+    pub(crate) range: usize,
+    /// Bytes of that range.
+    pub(crate) range_bytes: u64,
+    /// Where in the range the first new tile is; the others follow without a gap.
+    pub(crate) offset: u64,
+    /// The pages of the new tiles, in address order; none if the block goes on where something is mapped.
+    pub(crate) pages: Vec<PageNo>,
+}
+
+impl Layout {
+    /// What has to be mapped for a block that [`place`](Self::place) found no room for.
+    pub(crate) fn plan(&self, bytes: BlockBytes, stream: Stream) -> Growth {
+        if self.packed(bytes) {
+            let page = PageNo { class: Class::Small, index: self.slabs.len() as u32 };
+            let (first, range_bytes) = self.next_tiles(Class::Small, 1);
+            let offset = first.tile as u64 * self.geometry.small();
+            let (range, pages) = (first.range, vec![page]);
+            return Growth { bytes, stream, first, parts: Vec::new(), range, range_bytes, offset, pages };
+        }
+        let parts = self.pages.plan(bytes.get(), stream);
+        let large = self.geometry.large();
+        // A head that is the last tile of its range is mapped already: the block begins there, and goes on behind it.
+        let shown = parts.first().filter(|part| part.from > 0).and_then(|head| {
+            let new = (parts.len() - 1) as u64;
+            self.ranges.iter().position(|range| {
+                let room = range.bytes / large - range.tiles.len() as u64;
+                range.class == Class::Large && range.tiles.last() == Some(&head.page) && room >= new
+            })
+        });
+        let (first, range_bytes) = match shown {
+            Some(range) => {
+                let tile = self.ranges[range].tiles.len() - 1;
+                (TileNo { range, tile }, self.ranges[range].bytes)
+            }
+            None => self.next_tiles(Class::Large, parts.len()),
+        };
+        let there = usize::from(shown.is_some());
+        let offset = (first.tile + there) as u64 * large;
+        let new = parts.iter().skip(there);
+        let pages = new.map(|part| PageNo { class: Class::Large, index: part.page }).collect();
+        Growth { bytes, stream, first, parts, range: first.range, range_bytes, offset, pages }
+    }
+
+    /// Where so many tiles of a class can follow what is mapped: the first of them, and the bytes of their range, which may be a
+    /// new one.
+    fn next_tiles(&self, class: Class, tiles: usize) -> (TileNo, u64) {
+        let page = self.page_bytes(class);
+        let length = tiles as u64 * page;
+        let mut fitting = self.ranges.iter().enumerate().filter(|(_, range)| range.class == class);
+        let filled = |range: &Range| range.tiles.len() as u64 * page;
+        match fitting.clone().find(|(_, range)| range.bytes - filled(range) >= length) {
+            Some((number, range)) => (TileNo { range: number, tile: range.tiles.len() }, range.bytes),
+            None => {
+                let last = fitting.next_back().map_or(page * RANGE_PAGES_FIRST / 2, |(_, range)| range.bytes);
+                let bytes = (last * 2).min(page * RANGE_PAGES_MAX).max(length);
+                (TileNo { range: self.ranges.len(), tile: 0 }, bytes)
+            }
+        }
+    }
+
+    /// Places the block on the pages of its plan, which are mapped now. Nothing may have changed since the plan.
+    pub(crate) fn commit(&mut self, growth: &Growth) -> Place {
+        let Growth { bytes, stream, first, parts, range, range_bytes, offset, pages } = growth;
+        let class = if parts.is_empty() { Class::Small } else { Class::Large };
+        if *range == self.ranges.len() {
+            self.ranges.push(Range { class, bytes: *range_bytes, tiles: Vec::new(), used: Vec::new() });
+        }
+        let units = self.page_bytes(class) / self.geometry.small();
+        let filled = self.ranges[*range].tiles.len() as u64 * self.page_bytes(class);
+        debug_assert_eq!(filled, *offset, "the plan is stale");
+        for no in pages {
+            let found = &mut self.ranges[*range];
+            let tile = TileNo { range: *range, tile: found.tiles.len() };
+            found.tiles.push(no.index);
+            found.used.resize((found.tiles.len() as u64 * units).div_ceil(64) as usize, 0);
+            if class == Class::Large {
+                self.pages.show(no.index, tile, *stream);
+            }
+        }
+        if class == Class::Small {
+            self.slab_tiles.push(*first);
+            self.slabs.add(*stream);
+            let slot = self.slabs.allocate(granules(*bytes), *stream, self.usage.allocations + 1);
+            // An empty slab has room for any packed block; it is the only one that has, or there would be no plan.
+            debug_assert_eq!(slot, Some(Slot { slab: self.slabs.len() - 1, granule: 0 }));
+            let slot = slot.unwrap_or(Slot { slab: self.slabs.len() - 1, granule: 0 });
+            return self.settle_in_slab(slot, *bytes);
+        }
+        let window = self.windows.add(*first, parts.len(), parts[0].from, bytes.get());
+        self.settle(window, *bytes)
+    }
+}

@@ -1,0 +1,147 @@
+//! The end of a graph and of its blocks: what goes when, and behind which fence.
+//!
+//! | who goes | what goes | behind |
+//! |---|---|---|
+//! | a retained block, its graph lives | its pages become shared ones; they stay mapped, as the graph writes there | the streams noted for it |
+//! | the graph | all mappings but those under live blocks | the arena's replays |
+//! | a block, its graph is gone | the mappings that only it needs | the streams noted for it, the arena's replays |
+//! | the last of both | the rest | all of them |
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::layout::Place;
+use super::{Common, Core, Phase, Space, State};
+use crate::pages::{Fence, Remains, Reservation};
+use crate::units::Address;
+
+impl Core {
+    /// Behind the streams noted for a block, which are forgotten.
+    pub(super) fn behind_users(&self, state: &mut State, address: Address) -> Fence {
+        let mut fence = Fence::default();
+        state.users.retain(|(of, stream)| {
+            if *of == address {
+                fence.add(self.common.pool().events(), *stream);
+            }
+            *of != address
+        });
+        fence
+    }
+
+    /// Asks whether those who read what was freed are done, which records what could not be before.
+    pub(crate) fn settle_readers(&self) {
+        let state = &mut *self.state.lock();
+        // What cannot be found out now is asked again.
+        let _ = state.readers.done(self.common.pool().events());
+        state.kept.settle(self.common.pool());
+    }
+
+    /// A block was freed after the seal: its pages are for others, those apart that other blocks still cover.
+    pub(super) fn give_back(&self, state: &mut State, freed: Place, address: Address, bytes: u64) {
+        let users = self.behind_users(state, address);
+        // What is over is forgotten; what cannot be asked now is asked again with the pages.
+        let _ = state.readers.done(self.common.pool().events());
+        state.readers.join(users);
+        let mut fence = state.readers.clone();
+        let retired = state.phase == Phase::Retired;
+        if retired {
+            fence.join(self.common.order.fence());
+        }
+        let range = &state.ranges[freed.range];
+        let (from, to) = (freed.offset, freed.offset + bytes);
+        let mut remains = Remains::default();
+        let mut unmapped = 0;
+        for mapped in range.mapped() {
+            let end = mapped.offset + mapped.bytes;
+            if mapped.offset >= to || end <= from || state.placement.covered(freed.range, mapped.offset, end)
+            {
+                continue;
+            }
+            if retired {
+                remains.add_part(range.id(), mapped.offset, mapped.bytes);
+                unmapped += mapped.bytes;
+            } else if self.common.pool().holder(mapped.page) == Some(self.own()) {
+                self.common.shared.give(mapped.page, self.own(), fence.clone());
+            }
+        }
+        state.note_mapped(&self.common, unmapped, 0);
+        self.common.pool().finish(fence, remains);
+    }
+
+    /// The graph is gone: only the pages under live blocks stay.
+    fn retire(&self) {
+        let state = &mut *self.state.lock();
+        if !matches!(state.phase, Phase::Open | Phase::Sealed) {
+            return;
+        }
+        // An open space was never replayed, but blocks may be live in it all the same.
+        let fence = behind_replays(&self.common, state.phase, state.readers.clone());
+        if state.phase == Phase::Open {
+            state.placement.seal();
+        }
+        state.phase = Phase::Retired;
+        let mut remains = Remains::default();
+        let mut unmapped = 0;
+        for (number, range) in state.ranges.iter().enumerate() {
+            for mapped in range.mapped() {
+                if !state.placement.covered(number, mapped.offset, mapped.offset + mapped.bytes) {
+                    remains.add_part(range.id(), mapped.offset, mapped.bytes);
+                    unmapped += mapped.bytes;
+                }
+            }
+        }
+        state.note_mapped(&self.common, unmapped, 0);
+        self.common.pool().finish(fence.clone(), remains);
+        let mut fence = fence;
+        let freed = state.kept.take(false, &mut fence);
+        self.common.heap.free_all(self.common.pool(), freed, &fence);
+    }
+}
+
+/// Behind the arena's replays, if this space can have been in one, and behind those who read what was freed.
+fn behind_replays(common: &Common, phase: Phase, readers: Fence) -> Fence {
+    let mut fence = match phase {
+        Phase::Open => Fence::default(),
+        _ => common.order.fence(),
+    };
+    fence.join(readers);
+    fence
+}
+
+impl Drop for Space {
+    fn drop(&mut self) {
+        self.core.common.spaces.lock().remove(&self.core.id);
+        // If nobody holds a block, the core goes now, and all of it at once.
+        if Arc::strong_count(&self.core) > 1 {
+            self.core.retire();
+        }
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        let common = &self.common;
+        let state = self.state.get_mut();
+        let (usage, kept) = (state.usage(), state.kept.usage());
+        if state.ranges.is_empty() && kept.allocations == 0 {
+            return;
+        }
+        common.totals.freed(usage.blocks + kept.blocks, usage.bytes + kept.bytes);
+        let reserved: u64 = state.ranges.iter().map(Reservation::bytes).sum();
+        common.totals.reserved.fetch_sub(reserved, Ordering::Relaxed);
+        common.totals.mapped.fetch_sub(state.work.mapped_bytes, Ordering::Relaxed);
+
+        let readers = std::mem::take(&mut state.readers);
+        let mut fence = behind_replays(common, state.phase, readers);
+        for (_, stream) in state.users.drain(..) {
+            fence.add(common.pool().events(), stream);
+        }
+        let mut remains = Remains::default();
+        state.ranges.drain(..).for_each(|range| remains.join(range.leave()));
+        common.pool().finish(fence.clone(), remains);
+        let kept = state.kept.take(true, &mut fence);
+        common.heap.free_all(common.pool(), kept, &fence);
+        common.shared.forget();
+        common.pool().check();
+    }
+}

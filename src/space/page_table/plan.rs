@@ -1,0 +1,92 @@
+//! On which pages a new window is to lie.
+
+use super::PageTable;
+use crate::units::Stream;
+
+/// A part of a page, for a block that goes on in the next one: up to the page's end, or from its beginning on, or both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) page: u32,
+    /// First byte within the page.
+    pub(crate) from: u64,
+    /// The byte behind the last.
+    pub(crate) to: u64,
+}
+
+/// What a plan costs; the smaller, the better.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Cost {
+    /// Page numbers that the space did not use before.
+    fresh: u64,
+    /// Pages that hold no block, those included.
+    free: u64,
+    /// Pages in all, each of which takes a map.
+    parts: u64,
+    /// Bytes of a gap or of a free page that stay idle behind the tail.
+    gap: u64,
+}
+
+/// A plan, before the free pages in its middle have numbers.
+#[derive(Clone, Copy)]
+struct Choice {
+    cost: Cost,
+    /// The page at whose end the block begins.
+    head: Option<Part>,
+    /// The begun page in whose beginning it ends.
+    tail: Option<u32>,
+}
+
+impl PageTable {
+    /// Pages for a block that no window has room for: the *head*, which is the free end of a page that holds blocks already;
+    /// then whole free pages, lowest number first, those used before first; then the *tail*, in the free beginning of a page.
+    ///
+    /// Head and tail save free pages. A head must be a quarter of a page at least: a small one would cost a map and save little.
+    pub(crate) fn plan(&self, bytes: u64, stream: Stream) -> Vec<Part> {
+        let page = self.bytes();
+        let idle = self.idle(stream).take((bytes / page) as usize + 1).collect::<Vec<_>>();
+        let (mut heads, mut beginnings) = (vec![None], Vec::new());
+        for (number, found) in self.pages.iter().enumerate().filter(|(_, found)| found.stream == stream) {
+            if let (Some(first), Some(last)) = (found.stays.first(), found.stays.last()) {
+                beginnings.push((first.start, number as u32));
+                heads.push(Some(Part { page: number as u32, from: last.end, to: page }));
+            }
+        }
+        heads.retain(|head| head.is_none_or(|h| h.to - h.from >= page / 4 && h.to - h.from < bytes));
+        beginnings.sort_unstable();
+
+        let mut best: Option<Choice> = None;
+        for head in heads {
+            let rest = bytes - head.map_or(0, |head| head.to - head.from);
+            let (whole, tail) = (rest / page, rest % page);
+            let fits = beginnings.partition_point(|(length, _)| *length < tail);
+            let other = beginnings[fits..].iter().find(|(_, number)| head.is_none_or(|h| h.page != *number));
+            let begun = other.filter(|_| tail > 0 && (head.is_some() || whole > 0));
+            for begun in [begun, None] {
+                let free = whole + u64::from(tail > 0 && begun.is_none());
+                let cost = Cost {
+                    fresh: free.saturating_sub(idle.len() as u64),
+                    free,
+                    parts: whole + u64::from(tail > 0) + u64::from(head.is_some()),
+                    gap: if tail > 0 { begun.map_or(page, |(length, _)| *length) - tail } else { 0 },
+                };
+                if best.is_none_or(|best| cost < best.cost) {
+                    best = Some(Choice { cost, head, tail: begun.map(|(_, number)| *number) });
+                }
+            }
+        }
+        let (head, tail) = best.map_or((None, None), |best| (best.head, best.tail));
+
+        let mut free = idle.into_iter().chain(self.pages.len() as u32..);
+        let mut rest = bytes - head.map_or(0, |head| head.to - head.from);
+        let mut parts: Vec<Part> = head.into_iter().collect();
+        while rest > 0 {
+            let to = rest.min(page);
+            let number = tail.filter(|_| rest < page).or_else(|| free.next());
+            // Numbers do not end: 2^32 pages are more than any address space has.
+            let Some(page) = number else { break };
+            parts.push(Part { page, from: 0, to });
+            rest -= to;
+        }
+        parts
+    }
+}
