@@ -83,6 +83,7 @@ private:
         row_.set("vmmgraph", vmmgraph::version());
         row_.set("shapes", static_cast<std::int64_t>(shapes_.size()));
         row_.set("layers", options_.layers);
+        row_.set("hidden", options_.hidden);
         row_.set("cold", options_.cold);
         row_.set("eager_between", options_.eager_between);
         row_.set("expandable_segments", c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig::expandable_segments());

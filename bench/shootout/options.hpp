@@ -46,6 +46,14 @@ inline std::vector<std::int64_t> default_decode() {
     return batches;
 }
 
+// Every step-th batch up to the largest.
+inline std::vector<std::int64_t> every_decode(std::int64_t step, std::int64_t most) {
+    if (step < 1 || most < step) throw std::invalid_argument("--decode-every needs a step from 1 to --decode-most");
+    std::vector<std::int64_t> batches;
+    for (std::int64_t batch = step; batch <= most; batch += step) batches.push_back(batch);
+    return batches;
+}
+
 struct Options {
     std::int64_t hidden = 4096;
     std::int64_t intermediate = 12288;
@@ -89,6 +97,7 @@ inline constexpr const char* kHelp = R"(shootout: what graph memory costs, one p
   --eager-between    an eager GEMM on the capture stream between replays
   --replays N        replays per timed shape (50);  --tolerance R: of the largest logit, where replays are not bitwise equal (0.05)
   --no-cudnn         attention without cuDNN
+  --decode-every N   decode of the batches N, 2N, 3N, ... up to --decode-most M (256), in place of --decode LIST
   --decode LIST --prefill LIST --hidden N --intermediate N --heads N --kv-heads N --head-dim N --vocabulary N --layers N
   --context N --seed N --device N --small-page-mib N --large-page-mib N
 )";
@@ -113,6 +122,7 @@ inline std::vector<std::int64_t> numbers(std::string_view text) {
 
 inline Options parse(int argc, char** argv) {
     Options options;
+    std::int64_t decode_every = 0, decode_most = 256;
     for (int at = 1; at < argc; ++at) {
         const std::string_view name = argv[at];
         const auto value = [&]() -> std::string {
@@ -131,6 +141,8 @@ inline Options parse(int argc, char** argv) {
         else if (name == "--replays") options.replays = std::max(1, static_cast<int>(number()));
         else if (name == "--tolerance") options.tolerance = std::stod(value());
         else if (name == "--decode") options.decode = numbers(value());
+        else if (name == "--decode-every") decode_every = number();
+        else if (name == "--decode-most") decode_most = number();
         else if (name == "--prefill") options.prefill = numbers(value());
         else if (name == "--hidden") options.hidden = number();
         else if (name == "--intermediate") options.intermediate = number();
@@ -151,6 +163,7 @@ inline Options parse(int argc, char** argv) {
             options.cell.order = value();
         } else throw std::invalid_argument("unknown option " + std::string(name) + "; see --help");
     }
+    if (decode_every != 0) options.decode = every_decode(decode_every, decode_most);
     return options;
 }
 

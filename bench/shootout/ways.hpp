@@ -161,10 +161,11 @@ public:
         graphs_.push_back(vmmgraph::torch::capture(arena_, stream.stream(), body, options_));
     }
     void replay(std::size_t index, c10::cuda::CUDAStream stream) override { graphs_[index].replay(stream.stream()); }
-    [[nodiscard]] std::uint64_t pool_bytes() const override { return arena_.stats().physical_bytes; }
+    // The device's free pages too: this arena is the only one that made them.
+    [[nodiscard]] std::uint64_t pool_bytes() const override { return device_.stats().physical_bytes; }
     [[nodiscard]] std::optional<std::uint64_t> driver_calls() const override {
         const vmmgraph::DeviceStats stats = device_.stats();
-        // Access is set once for every map.
+        // At most: access is set once for a run of maps.
         return stats.pages_created + stats.pages_released + 2 * stats.maps + stats.unmaps + stats.reservations;
     }
     // All that torch has in private pools and that is no segment of a capture.
