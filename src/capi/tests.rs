@@ -122,8 +122,9 @@ fn a_panic_below_the_torch_functions_closes_the_arena() {
 #[test]
 fn a_panic_below_the_bridge_closes_the_arena() {
     let (arena, space) = buggy_arena();
-    let allocator = crate::VmmTorchAllocator::new(space_of(space).unwrap());
-    let status = guarded(|| allocator.close_arena(), || allocator.allocate(512, Stream(0)).map(drop));
+    let allocator = crate::VmmTorchAllocator::new(&space_of(space).unwrap());
+    let status =
+        guarded(|| allocator.close_arena(), || allocator.allocate(512, Stream::LEGACY, false).map(drop));
     assert_eq!(status, VMMGRAPH_ERROR_INTERNAL);
     drop(GuardedDrop::new(allocator));
     assert_closed(arena, space);
