@@ -22,7 +22,7 @@ const MIB: u64 = 1 << 20;
 pub struct Options {
     /// Bytes of a small page; 0: 2 MiB or the device's granularity, whichever is larger.
     pub small_page_bytes: u64,
-    /// Bytes of a large page, a multiple of the small page's; 0: 16 MiB or the small page's bytes, whichever is larger.
+    /// Bytes of a large page, a multiple of the small page's; 0: as `expected_bytes` says.
     pub large_page_bytes: u64,
     /// What becomes of blocks that are live at the seal.
     pub retain: RetainPolicy,
@@ -38,6 +38,10 @@ pub struct Options {
     /// Bytes of addresses that the current space of the published design has from its beginning on; 0: addresses are reserved as they
     /// are needed. More is reserved when those are used up.
     pub reserve_bytes: u64,
+    /// About how many bytes the hungriest graph has live at once, which says how large the large pages are: the largest power of two
+    /// that is at most a forty-eighth of it, but no less than a small page and no more than 32 MiB; 0: not known, 16 MiB or the small
+    /// page's bytes, whichever is larger. Larger pages take fewer driver calls, smaller ones waste less where they end.
+    pub expected_bytes: u64,
 }
 
 impl Default for Options {
@@ -51,6 +55,7 @@ impl Default for Options {
             trace_blocks: false,
             budget_bytes: None,
             reserve_bytes: 0,
+            expected_bytes: 0,
         }
     }
 }
@@ -60,7 +65,12 @@ impl Options {
     fn geometry(&self, granularity: u64) -> Result<Geometry> {
         let or = |given: u64, default: u64| if given == 0 { default } else { given };
         let small = or(self.small_page_bytes, granularity.max(2 * MIB));
-        let large = or(self.large_page_bytes, small.max(16 * MIB));
+        let fitting = match self.expected_bytes {
+            0 => 16 * MIB,
+            // Forty-eight: tests/trace.rs, where the models come to 1.03 of their floors at most.
+            expected => 1 << (expected / 48).clamp(1, 32 * MIB).ilog2(),
+        };
+        let large = or(self.large_page_bytes, small.max(fitting));
         Geometry::new(small, large, granularity)
     }
 }

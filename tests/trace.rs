@@ -74,6 +74,36 @@ fn made_up() -> Vec<Row> {
         decode: &to_512,
         prefill: &[64, 128, 256, 512, 1024, 2048, 4096, 8192],
     };
+    // Small ones need a hint.
+    let of_768 = Model {
+        name: "12 layers of 768",
+        hidden: 768,
+        heads: (12, 12),
+        head: 64,
+        layers: 12,
+        vocabulary: 50_257,
+        decode: &BATCHES,
+        prefill: &[64, 128, 256, 512, 1024, 2048, 4096],
+        ..small
+    };
+    let of_896 = Model {
+        name: "24 layers of 896",
+        hidden: 896,
+        intermediate: 4864,
+        heads: (14, 2),
+        vocabulary: 151_936,
+        layers: 24,
+        ..of_768
+    };
+    let of_2048 = Model {
+        name: "22 layers of 2048",
+        hidden: 2048,
+        intermediate: 5632,
+        heads: (32, 4),
+        vocabulary: 32_000,
+        layers: 22,
+        ..of_768
+    };
     let of_2304 = Model {
         name: "26 layers of 2304",
         hidden: 2304,
@@ -92,6 +122,9 @@ fn made_up() -> Vec<Row> {
     let of_5120 = Model { name: "a quarter of 5120", hidden: 5120, intermediate: 6912, layers: 24, ..small };
     let every = Model { name: "every batch to 256", hidden: 2048, intermediate: 6144, layers: 6, ..small };
     let models = [
+        (of_768, 1.18),
+        (of_896, 1.10),
+        (of_2048, 1.06),
         (small, 1.05),
         (Model { vocabulary: 163_840, decode: &every_batch, prefill: &[], ..every }, 1.06),
         (Model { decode: &BATCHES, prefill: &[64, 256, 1024, 2048, 4096], ..of_2304 }, 1.04),
@@ -140,6 +173,24 @@ fn physical_memory_stays_near_the_floor_in_every_order() {
         // What a space maps depends on its own requests only, so the order of capture changes nothing at all.
         assert!(seen.iter().all(|run| *run == seen[0]), "{}: {seen:?}", trace.name);
         assert!(pages.iter().all(|run| *run == pages[0]), "{}", trace.name);
+    }
+}
+
+#[test]
+fn a_hint_makes_the_pages_fit_the_model() {
+    for (trace, ..) in measured().into_iter().chain(made_up()) {
+        let floor = trace.floor_bytes();
+        let held = |expected_bytes| {
+            let run = run(&trace, &Options { expected_bytes, ..Options::default() });
+            run.device.stats().physical_bytes as f64 / floor as f64
+        };
+        let [right, half, more] = [floor, floor / 2, floor * 3 / 2].map(held);
+        println!(
+            "{:30} {:6}  told {right:.3}, half {half:.3}, half as much again {more:.3}",
+            trace.name,
+            floor / MIB
+        );
+        assert!(right <= 1.035 && half <= 1.03 && more <= 1.045, "{}: {right} {half} {more}", trace.name);
     }
 }
 

@@ -379,7 +379,7 @@ typedef struct vmmgraph_arena_options_t {
   size_t struct_size;
   // Bytes of a small page, a power of two; 0: 2 MiB, or the device's granularity if that is larger.
   uint64_t small_page_bytes;
-  // Bytes of a large page, a multiple of the small one; 0: 16 MiB, or the small page's bytes if those are more.
+  // Bytes of a large page, a multiple of the small one; 0: as expected_bytes says.
   uint64_t large_page_bytes;
   // One of VMMGRAPH_RETAIN_*.
   int32_t retain;
@@ -390,6 +390,10 @@ typedef struct vmmgraph_arena_options_t {
   // Bytes of addresses that the current space (vmmgraph_arena_allocate) has from its beginning on; 0: addresses are reserved as they
   // are needed.
   uint64_t reserve_bytes;
+  // About how many bytes the hungriest graph has live at once, which says how large the large pages are: the largest power of two
+  // that is at most a forty-eighth of it, but no less than a small page and no more than 32 MiB; 0: not known, 16 MiB or the small
+  // page's bytes, whichever is larger.
+  uint64_t expected_bytes;
 } vmmgraph_arena_options_t;
 
 // An arena: physical pages shared by graphs that never run at the same time. Calls with it are thread-safe.

@@ -128,7 +128,7 @@ struct DeviceOptions {
 struct ArenaOptions {
     // Bytes of a small page, a power of two; 0: 2 MiB, or the device's granularity if that is larger.
     std::uint64_t small_page_bytes = 0;
-    // Bytes of a large page, a multiple of the small one; 0: 16 MiB, or the small page's bytes if those are more.
+    // Bytes of a large page, a multiple of the small one; 0: as expected_bytes says.
     std::uint64_t large_page_bytes = 0;
     // What seal() does with live blocks unless it is told otherwise.
     Retain retain = Retain::inherit;
@@ -142,6 +142,10 @@ struct ArenaOptions {
     // Bytes of addresses that the current space (SharedVmmAllocator::allocate) has from its beginning on; 0: addresses are reserved as
     // they are needed. More is reserved when those are used up.
     std::uint64_t reserve_bytes = 0;
+    // About how many bytes the hungriest graph has live at once, which says how large the large pages are: the largest power of two
+    // that is at most a forty-eighth of it, but no less than a small page and no more than 32 MiB; 0: not known, 16 MiB or the small
+    // page's bytes, whichever is larger. Larger pages take fewer driver calls, smaller ones waste less where they end.
+    std::uint64_t expected_bytes = 0;
 };
 
 // How to make an arena together with its device. 0 is the default of every number.
@@ -483,6 +487,7 @@ public:
         given.flags = (options.poison ? VMMGRAPH_ARENA_POISON : 0) | (options.trace_blocks ? VMMGRAPH_ARENA_TRACE_BLOCKS : 0);
         given.budget_bytes = options.arena_budget_bytes;
         given.reserve_bytes = options.reserve_bytes;
+        given.expected_bytes = options.expected_bytes;
         vmmgraph_arena_t handle = nullptr;
         detail::check(vmmgraph_arena_create(device.handle(), &given, &handle));
         handle_ = Owned(handle);

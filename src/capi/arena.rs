@@ -42,7 +42,7 @@ pub struct vmmgraph_arena_options_t {
     pub struct_size: usize,
     /// Bytes of a small page, a power of two; 0: 2 MiB, or the device's granularity if that is larger.
     pub small_page_bytes: u64,
-    /// Bytes of a large page, a multiple of the small one; 0: 16 MiB, or the small page's bytes if those are more.
+    /// Bytes of a large page, a multiple of the small one; 0: as expected_bytes says.
     pub large_page_bytes: u64,
     /// One of VMMGRAPH_RETAIN_*.
     pub retain: i32,
@@ -53,6 +53,10 @@ pub struct vmmgraph_arena_options_t {
     /// Bytes of addresses that the current space (vmmgraph_arena_allocate) has from its beginning on; 0: addresses are reserved as they
     /// are needed.
     pub reserve_bytes: u64,
+    /// About how many bytes the hungriest graph has live at once, which says how large the large pages are: the largest power of two
+    /// that is at most a forty-eighth of it, but no less than a small page and no more than 32 MiB; 0: not known, 16 MiB or the small
+    /// page's bytes, whichever is larger.
+    pub expected_bytes: u64,
 }
 
 /// What an arena holds.
@@ -177,6 +181,7 @@ pub unsafe extern "C" fn vmmgraph_arena_create(
                 trace_blocks: given.flags & VMMGRAPH_ARENA_TRACE_BLOCKS != 0,
                 budget_bytes: limit(given.budget_bytes),
                 reserve_bytes: given.reserve_bytes,
+                expected_bytes: given.expected_bytes,
             },
             None => Options::default(),
         };

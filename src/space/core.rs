@@ -64,6 +64,19 @@ impl Core {
     pub(crate) fn allocate(&self, size: u64, stream: Stream, kept: bool) -> Result<Address> {
         let bytes = BlockBytes::round_up(size)?;
         self.common.usable()?;
+        if !kept
+            && !self.common.trace_blocks
+            && let Some(address) = self.place_on_mapped(&mut self.state.lock(), bytes, stream)
+        {
+            self.common.totals.allocated(bytes.get());
+            return Ok(address);
+        }
+        self.allocate_or_grow(bytes, stream, kept)
+    }
+
+    /// The way of an allocation that takes a driver call, a kept page or a backtrace.
+    #[cold]
+    fn allocate_or_grow(&self, bytes: BlockBytes, stream: Stream, kept: bool) -> Result<Address> {
         let mut origin = self.common.trace_blocks.then(Origin::here);
         let result = self.relieved(|| {
             let mut state = self.state.lock();
@@ -100,18 +113,29 @@ impl Core {
     }
 
     fn place(&self, state: &mut State, bytes: BlockBytes, stream: Stream) -> Result<Address> {
-        let place = match &mut state.placement {
-            Placement::Stitched(layout) => layout.place(bytes, stream),
-            _ => None,
-        };
-        let place = match place {
-            Some(place) => place,
-            None => self.grow(state, bytes, stream)?,
-        };
+        if let Some(address) = self.place_on_mapped(state, bytes, stream) {
+            return Ok(address);
+        }
+        let place = self.grow(state, bytes, stream)?;
+        self.note_peak(state);
+        Ok(state.address(place))
+    }
+
+    /// The address of a block of an open space for which nothing has to be mapped.
+    fn place_on_mapped(&self, state: &mut State, bytes: BlockBytes, stream: Stream) -> Option<Address> {
+        let Placement::Stitched(layout) = &mut state.placement else { return None };
+        if state.phase != Phase::Open {
+            return None;
+        }
+        let place = layout.place(bytes, stream)?;
+        self.note_peak(state);
+        Some(state.address(place))
+    }
+
+    fn note_peak(&self, state: &State) {
         if let Placement::Stitched(layout) = &state.placement {
             self.common.totals.rose_to(layout.usage().peak_bytes);
         }
-        Ok(state.address(place))
     }
 
     fn grow(&self, state: &mut State, bytes: BlockBytes, stream: Stream) -> Result<Place> {

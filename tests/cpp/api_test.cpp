@@ -127,6 +127,14 @@ TEST(Options, ReachTheArena) {
     SharedVmmAllocator arena(0, options);
     static_cast<void>(arena.allocate(300 << 10));
     EXPECT_EQ(arena.stats().physical_bytes, 3u * (128 << 10));
+
+    options = host::options();
+    options.small_page_bytes = 64 << 10;
+    options.large_page_bytes = 0;
+    options.expected_bytes = 48 * (128 << 10);
+    SharedVmmAllocator fitting(0, options);
+    static_cast<void>(fitting.allocate(300 << 10));
+    EXPECT_EQ(fitting.stats().physical_bytes, 3u * (128 << 10));
 }
 
 TEST(Space, BlocksAreMemoryOnWholeBoundaries) {

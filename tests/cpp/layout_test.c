@@ -144,7 +144,7 @@ FIELD(vmmgraph_device_stats_t, reservations, 104, 8);
 FIELD(vmmgraph_device_stats_t, pending, 112, 8);
 FIELD(vmmgraph_device_stats_t, pages_reused, 120, 8);
 
-SIZE(vmmgraph_arena_options_t, 48);
+SIZE(vmmgraph_arena_options_t, 56);
 FIELD(vmmgraph_arena_options_t, struct_size, 0, 8);
 FIELD(vmmgraph_arena_options_t, small_page_bytes, 8, 8);
 FIELD(vmmgraph_arena_options_t, large_page_bytes, 16, 8);
@@ -152,6 +152,7 @@ FIELD(vmmgraph_arena_options_t, retain, 24, 4);
 FIELD(vmmgraph_arena_options_t, flags, 28, 4);
 FIELD(vmmgraph_arena_options_t, budget_bytes, 32, 8);
 FIELD(vmmgraph_arena_options_t, reserve_bytes, 40, 8);
+FIELD(vmmgraph_arena_options_t, expected_bytes, 48, 8);
 
 SIZE(vmmgraph_arena_stats_t, 136);
 FIELD(vmmgraph_arena_stats_t, struct_size, 0, 8);
