@@ -42,6 +42,9 @@ pub struct Options {
     /// that is at most a forty-eighth of it, but no less than a small page and no more than 32 MiB; 0: not known, 16 MiB or the small
     /// page's bytes, whichever is larger. Larger pages take fewer driver calls, smaller ones waste less where they end.
     pub expected_bytes: u64,
+    /// Replays on another stream or thread than the first replay's are refused ([`Error::WrongState`]) and not ordered. For ranks that
+    /// work together: the waits between streams that order an arena's replays can deadlock ranks that replay in different orders.
+    pub serial: bool,
 }
 
 impl Default for Options {
@@ -56,6 +59,7 @@ impl Default for Options {
             budget_bytes: None,
             reserve_bytes: 0,
             expected_bytes: 0,
+            serial: false,
         }
     }
 }
@@ -119,9 +123,10 @@ impl SharedVmmAllocator {
         let geometry = options.geometry(device.driver().capabilities().granularity)?;
         let limits = Limits { most: options.budget_bytes, least: 0 };
         let account = device.account(&format!("arena {id}"), above, limits)?;
+        let events = device.pool().events();
         let common = Common {
             shared: SharedSet::new(device.pool(), id, account, geometry),
-            order: ReplayOrder::new(device.pool().events()),
+            order: if options.serial { ReplayOrder::serial(events) } else { ReplayOrder::new(events) },
             heap: Heap::default(),
             retain: options.retain,
             poison: options.poison || asked_for("VMMGRAPH_POISON"),
@@ -272,6 +277,12 @@ impl SharedVmmAllocator {
         self.device().pool().audit()
     }
 
+    /// How many replays of the arena were launched: the same on ranks that replay alike.
+    #[must_use]
+    pub fn replay_seq(&self) -> u64 {
+        self.common.order.replays()
+    }
+
     /// What the arena holds now.
     #[must_use]
     pub fn stats(&self) -> ArenaStats {
@@ -295,6 +306,7 @@ impl SharedVmmAllocator {
             blocks,
             high_water_bytes: self.high_water_mark(),
             spaces: common.spaces.lock().len() as u64,
+            replays: common.order.replays(),
         }
     }
 }

@@ -38,7 +38,14 @@ pub struct ReplayOrder {
     /// first and records then; whoever leaves a turn sets it back: so a launch during which a mark was taken is not covered by it.
     on: AtomicU64,
     last: Mutex<Last>,
+    /// Launches so far; written by whoever has the turn.
+    replays: AtomicU64,
+    /// In a serial order, whose first replay says where all others have to be.
+    only: Option<Mutex<Option<Place>>>,
 }
+
+/// A stream, and the thread that launches there.
+type Place = (Stream, u64);
 
 #[derive(Debug, Default)]
 struct Last {
@@ -64,7 +71,20 @@ impl ReplayOrder {
     #[must_use]
     pub fn new(events: &Arc<Events>) -> Self {
         let (turn, last) = (Turn::default(), Mutex::default());
-        Self { events: Arc::clone(events), turn, on: AtomicU64::new(MARKED), last }
+        let replays = AtomicU64::new(0);
+        Self { events: Arc::clone(events), turn, on: AtomicU64::new(MARKED), last, replays, only: None }
+    }
+
+    /// As [`new`](Self::new), but replays on another stream or thread than the first one's are refused.
+    #[must_use]
+    pub fn serial(events: &Arc<Events>) -> Self {
+        Self { only: Some(Mutex::default()), ..Self::new(events) }
+    }
+
+    /// How many replays were launched.
+    #[must_use]
+    pub fn replays(&self) -> u64 {
+        self.replays.load(Ordering::Relaxed)
     }
 
     /// Calls `launch` with everything replayed so far ordered before what it gives to `stream`.
@@ -74,20 +94,34 @@ impl ReplayOrder {
     /// # Errors
     /// What the driver says; [`Error::StreamCapturing`] if `stream` is being captured, or using it would break a capture, or if that
     /// is so of the stream of the last replay, which was not [marked](Self::mark) before; [`Error::WrongState`] if this would wait for
-    /// itself. `launch` has not been called then, and no capture was touched.
+    /// itself, or in a [serial](Self::serial) order for another stream or thread. `launch` has not been called then, and no capture was touched.
     pub fn replay<T>(&self, stream: Stream, launch: impl FnOnce() -> T) -> Result<T> {
         self.turn.take()?;
         let mut entered = Entered { order: self, stream: None };
         self.order(stream)?;
         entered.stream = Some(stream);
+        self.replays.store(self.replays() + 1, Ordering::Relaxed);
         Ok(launch())
     }
 
     /// Orders everything so far before the end of `stream`. The caller has the turn.
     fn order(&self, stream: Stream) -> Result<()> {
+        let here = (stream, if self.only.is_some() { thread_token() } else { 0 });
+        let mut only = self.only.as_ref().map(|only| only.lock());
+        if let Some(Some(first)) = only.as_deref()
+            && *first != here
+        {
+            let (what, expected) =
+                ("a replay of a serial arena", "on the stream and thread of its first one");
+            return Err(Error::WrongState { what, expected, found: "elsewhere" });
+        }
         if !self.events.ready(stream)? {
             return Err(Error::StreamCapturing { stream: stream.raw() });
         }
+        if let Some(only) = only.as_deref_mut() {
+            *only = Some(here);
+        }
+        drop(only);
         let own = stream == Stream::PER_THREAD;
         if self.on.load(Ordering::SeqCst) == stream.raw() && !own {
             return Ok(());

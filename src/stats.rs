@@ -36,6 +36,8 @@ pub struct ArenaStats {
     pub high_water_bytes: u64,
     /// Spaces that are there.
     pub spaces: u64,
+    /// Replays that were launched.
+    pub replays: u64,
 }
 
 /// An arena and the device under it.

@@ -232,3 +232,26 @@ fn a_stream_being_captured_is_never_touched() {
         ok(sys::cuDevicePrimaryCtxRelease_v2(0));
     }
 }
+
+#[test]
+fn a_serial_arena_refuses_other_streams_and_threads_and_counts_what_it_launched() {
+    let device = Device::with_driver(Arc::new(HostDriver::new(0, HostOptions::default()).unwrap()));
+    let options = Options { serial: true, ..Options::default() };
+    let arena = SharedVmmAllocator::new(&device, &options).unwrap();
+    let spaces = [sealed(&arena), sealed(&arena)];
+    assert_eq!(arena.replay_seq(), 0);
+    for turn in 0..3 {
+        spaces[turn % 2].replay(A, || ()).unwrap();
+    }
+    let refused = |result: Result<(), Error>| {
+        let expected = "on the stream and thread of its first one";
+        assert!(matches!(result, Err(Error::WrongState { expected: e, .. }) if e == expected), "{result:?}");
+    };
+    refused(spaces[0].replay(B, || panic!("launched")));
+    std::thread::scope(|scope| {
+        scope.spawn(|| refused(spaces[0].replay(A, || panic!("launched")))).join().unwrap();
+    });
+    spaces[1].replay(A, || ()).unwrap();
+    assert_eq!(arena.replay_seq(), 4);
+    assert_eq!(arena.stats().replays, 4);
+}

@@ -507,3 +507,25 @@ fn bump_spaces_share_one_tape_that_is_as_long_as_the_longest_of_them() {
         assert_eq!(arena.mapped_size(), 0);
     }
 }
+
+#[test]
+fn the_layout_hash_tells_captures_apart_and_is_the_same_for_the_same_requests() {
+    let capture = |arena: &SharedVmmAllocator, sizes: &[u64], keep: bool| {
+        let space = arena.open_space().unwrap();
+        let blocks: Vec<_> = sizes.iter().map(|bytes| space.allocate(*bytes, A).unwrap()).collect();
+        if !keep {
+            blocks.into_iter().for_each(|block| space.free(block).unwrap());
+        }
+        (space.seal().unwrap().layout_hash, space)
+    };
+    let sizes = [24 * MIB, 4096, 3 * MIB, 24 * MIB];
+    let (_, device) = device(HostOptions::default());
+    let (one, other) = (arena(&device), arena(&device));
+    let (hash, _space) = capture(&one, &sizes, false);
+    let (_, _before) = capture(&other, &[64 * MIB, 512], true);
+    assert_eq!(capture(&other, &sizes, false).0, hash);
+    for different in [&sizes[1..], &[24 * MIB, 4096, 3 * MIB, 40 * MIB], &[4096, 24 * MIB, 3 * MIB, 24 * MIB]]
+    {
+        assert_ne!(capture(&one, different, false).0, hash, "{different:?}");
+    }
+}

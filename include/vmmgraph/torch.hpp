@@ -60,8 +60,8 @@ VMMGRAPH_API void uninstall();
 // The torch release this library was built for, as "2.11.0".
 [[nodiscard]] VMMGRAPH_API const char* built_for() noexcept;
 
-// An instantiated graph and the space its tensors live in. Destroying it does not block: what only it had is unmapped once the arena's
-// replays so far are done. A tensor of the capture that is still alive keeps the pages under it and nothing else; its bytes are those of
+// An instantiated graph and the space its tensors live in. Destroying it waits for the arena's replays so far, since what a graph reads
+// often goes with it; one that was moved from throws Error (VMMGRAPH_ERROR_INVALID_HANDLE) or answers 0. A tensor of the capture that is still alive keeps the pages under it and nothing else; its bytes are those of
 // the last replay. Freed, they serve others once those replays, and the streams of its record_stream(), are done with it: note there
 // every stream that reads it outside replays, if it may be freed before that is over.
 class VMMGRAPH_API CapturedGraph {
@@ -85,9 +85,9 @@ public:
     // How many memset nodes became kernels.
     [[nodiscard]] std::size_t memset_kernels() const noexcept;
     // What the capture used.
-    [[nodiscard]] const SealReport& report() const noexcept;
+    [[nodiscard]] const SealReport& report() const;
     // The space; its blocks are freed by the tensors that own them.
-    [[nodiscard]] const Space& space() const noexcept;
+    [[nodiscard]] const Space& space() const;
     // The cudaGraphExec_t, of the last piece.
     [[nodiscard]] void* exec() const;
 
@@ -95,6 +95,7 @@ private:
     friend class CaptureScope;
     struct State;
     explicit CapturedGraph(std::unique_ptr<State> state) noexcept;
+    [[nodiscard]] State& state() const;
     std::unique_ptr<State> state_;
 };
 

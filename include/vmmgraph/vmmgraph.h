@@ -128,6 +128,10 @@
 // VMMGRAPH_TRACE_BLOCKS=1 in the environment.
 #define VMMGRAPH_ARENA_TRACE_BLOCKS 2
 
+// Replays on another stream or thread than the first replay's are VMMGRAPH_ERROR_WRONG_STATE and not ordered. For ranks that work
+// together: the waits between streams that order an arena's replays can deadlock ranks that replay in different orders.
+#define VMMGRAPH_ARENA_SERIAL 4
+
 // Choose by VMMGRAPH_DRIVER (cuda or host) if set; else a GPU if there is one; else the host.
 #define VMMGRAPH_DRIVER_AUTO 0
 
@@ -435,6 +439,8 @@ typedef struct vmmgraph_arena_stats_t {
   uint64_t charged_bytes;
   // The byte budget; 0: none.
   uint64_t budget_bytes;
+  // Replays that were launched.
+  uint64_t replays;
 } vmmgraph_arena_stats_t;
 
 // How to open a device. Zero everything, then set struct_size and what differs from the default; 0 is the default.
@@ -830,6 +836,9 @@ typedef struct vmmgraph_seal_report_t {
   uint64_t driver_ns;
   // Blocks that were allocated in all.
   uint64_t allocations;
+  // A hash of every block's place and bytes, in order: the same for the same requests, in any process and whatever was captured before,
+  // so that ranks can compare what they captured. Places of kept blocks do not count.
+  uint64_t layout_hash;
 } vmmgraph_seal_report_t;
 
 // What a space uses.

@@ -137,6 +137,9 @@ struct ArenaOptions {
     bool poison = false;
     // Blocks remember when and by which call stack they were allocated (Space::blocks_json). Also on with VMMGRAPH_TRACE_BLOCKS=1.
     bool trace_blocks = false;
+    // Replays on another stream or thread than the first replay's are refused (VMMGRAPH_ERROR_WRONG_STATE) and not ordered. For ranks that
+    // work together: the waits between streams that order an arena's replays can deadlock ranks that replay in different orders.
+    bool serial = false;
     // The most bytes of physical memory the arena may hold; 0: no limit but the device's. See SharedVmmAllocator::set_budget.
     std::uint64_t arena_budget_bytes = 0;
     // Bytes of addresses that the current space (SharedVmmAllocator::allocate) has from its beginning on; 0: addresses are reserved as
@@ -484,7 +487,8 @@ public:
         given.small_page_bytes = options.small_page_bytes;
         given.large_page_bytes = options.large_page_bytes;
         given.retain = static_cast<std::int32_t>(options.retain);
-        given.flags = (options.poison ? VMMGRAPH_ARENA_POISON : 0) | (options.trace_blocks ? VMMGRAPH_ARENA_TRACE_BLOCKS : 0);
+        given.flags = (options.poison ? VMMGRAPH_ARENA_POISON : 0) | (options.trace_blocks ? VMMGRAPH_ARENA_TRACE_BLOCKS : 0) |
+                      (options.serial ? VMMGRAPH_ARENA_SERIAL : 0);
         given.budget_bytes = options.arena_budget_bytes;
         given.reserve_bytes = options.reserve_bytes;
         given.expected_bytes = options.expected_bytes;
@@ -565,6 +569,9 @@ public:
         detail::check(vmmgraph_arena_stats(handle(), &stats));
         return stats;
     }
+
+    // How many replays of the arena were launched: the same on ranks that replay alike.
+    [[nodiscard]] std::uint64_t replay_seq() const { return stats().replays; }
 
     // The arena, its spaces, their blocks and the device's pages as one JSON object.
     [[nodiscard]] std::string stats_json() const {

@@ -33,6 +33,9 @@ pub const VMMGRAPH_ARENA_POISON: i32 = 1;
 /// Blocks remember when and by which call stack they were allocated, for vmmgraph_space_blocks_json. Also on with
 /// VMMGRAPH_TRACE_BLOCKS=1 in the environment.
 pub const VMMGRAPH_ARENA_TRACE_BLOCKS: i32 = 2;
+/// Replays on another stream or thread than the first replay's are VMMGRAPH_ERROR_WRONG_STATE and not ordered. For ranks that work
+/// together: the waits between streams that order an arena's replays can deadlock ranks that replay in different orders.
+pub const VMMGRAPH_ARENA_SERIAL: i32 = 4;
 
 /// How to make an arena. Zero everything, then set struct_size and what differs from the default; 0 is the default.
 #[repr(C)]
@@ -97,6 +100,8 @@ pub struct vmmgraph_arena_stats_t {
     pub charged_bytes: u64,
     /// The byte budget; 0: none.
     pub budget_bytes: u64,
+    /// Replays that were launched.
+    pub replays: u64,
 }
 
 pub(super) fn policy(retain: i32) -> Result<Option<RetainPolicy>, Failure> {
@@ -112,7 +117,7 @@ pub(super) fn policy(retain: i32) -> Result<Option<RetainPolicy>, Failure> {
 }
 
 fn flags(given: i32) -> Result<i32, Failure> {
-    if given & !(VMMGRAPH_ARENA_POISON | VMMGRAPH_ARENA_TRACE_BLOCKS) == 0 {
+    if given & !(VMMGRAPH_ARENA_POISON | VMMGRAPH_ARENA_TRACE_BLOCKS | VMMGRAPH_ARENA_SERIAL) == 0 {
         return Ok(given);
     }
     let expected = "a sum of VMMGRAPH_ARENA_*";
@@ -182,6 +187,7 @@ pub unsafe extern "C" fn vmmgraph_arena_create(
                 budget_bytes: limit(given.budget_bytes),
                 reserve_bytes: given.reserve_bytes,
                 expected_bytes: given.expected_bytes,
+                serial: given.flags & VMMGRAPH_ARENA_SERIAL != 0,
             },
             None => Options::default(),
         };
@@ -265,6 +271,7 @@ pub unsafe extern "C" fn vmmgraph_arena_stats(
             closed: u64::from(!arena.is_initialized()),
             charged_bytes: now.account.charged_bytes,
             budget_bytes: now.account.most_bytes.unwrap_or(0),
+            replays: now.replays,
         });
         Ok(())
     })

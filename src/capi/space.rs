@@ -55,6 +55,9 @@ pub struct vmmgraph_seal_report_t {
     pub driver_ns: u64,
     /// Blocks that were allocated in all.
     pub allocations: u64,
+    /// A hash of every block's place and bytes, in order: the same for the same requests, in any process and whatever was captured before,
+    /// so that ranks can compare what they captured. Places of kept blocks do not count.
+    pub layout_hash: u64,
 }
 
 /// What a space uses.
@@ -240,6 +243,7 @@ pub unsafe extern "C" fn vmmgraph_space_seal(
                 driver_calls: sealed.driver_calls,
                 driver_ns: sealed.driver_time.as_nanos() as u64,
                 allocations: sealed.allocations,
+                layout_hash: sealed.layout_hash,
             });
         }
         Ok(())

@@ -3,7 +3,7 @@
 //! Both are plain data, keys of this pool and marks of its events, so that nothing here keeps the pool alive.
 
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{Fence, PagePool, RangeId, fence};
 use crate::error::Result;
@@ -102,9 +102,11 @@ impl PagePool {
     /// end of a capture is not waited for.
     pub(crate) fn finish_waiting(&self, limit: Duration) -> bool {
         let fences: Vec<Fence> = self.lock().deferred.iter().map(|item| item.fence.clone()).collect();
+        let start = Instant::now();
         for mut fence in fences {
+            let left = if limit == Duration::MAX { limit } else { limit.saturating_sub(start.elapsed()) };
             // What cannot be waited for stays.
-            let _ = fence.block(self.events(), limit);
+            let _ = fence.block(self.events(), left);
         }
         self.finish_done()
     }

@@ -31,6 +31,8 @@ pub(super) struct State {
     /// or stay mapped, and go later.
     pub(super) readers: Fence,
     pub(super) work: Work,
+    /// Of every block so far: where it was placed, and its bytes.
+    pub(super) layout_hash: u64,
     pub(super) origins: Origins,
 }
 
@@ -117,8 +119,7 @@ impl Core {
             return Ok(address);
         }
         let place = self.grow(state, bytes, stream)?;
-        self.note_peak(state);
-        Ok(state.address(place))
+        Ok(self.placed(state, place, bytes))
     }
 
     /// The address of a block of an open space for which nothing has to be mapped.
@@ -128,14 +129,16 @@ impl Core {
             return None;
         }
         let place = layout.place(bytes, stream)?;
-        self.note_peak(state);
-        Some(state.address(place))
+        Some(self.placed(state, place, bytes))
     }
 
-    fn note_peak(&self, state: &State) {
+    fn placed(&self, state: &mut State, place: Place, bytes: BlockBytes) -> Address {
         if let Placement::Stitched(layout) = &state.placement {
             self.common.totals.rose_to(layout.usage().peak_bytes);
         }
+        state.hash(place.offset + ((place.range as u64) << 48));
+        state.hash(bytes.get());
+        state.address(place)
     }
 
     fn grow(&self, state: &mut State, bytes: BlockBytes, stream: Stream) -> Result<Place> {
@@ -180,6 +183,11 @@ impl Core {
             self.common.totals.freed(1, bytes);
         }
         Ok(())
+    }
+
+    pub(crate) fn contains(&self, address: Address) -> bool {
+        let state = self.state.lock();
+        state.range_of(address).is_some() || state.kept.contains(address)
     }
 
     pub(crate) fn record_stream(&self, address: Address, stream: Stream) -> Result<()> {
@@ -251,6 +259,11 @@ impl State {
     pub(super) fn note_mapped(&mut self, common: &Common, before: u64, after: u64) {
         self.work.mapped_bytes = self.work.mapped_bytes - before + after;
         common.totals.mapped.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+    }
+
+    /// As FxHash does, which is good enough to tell two captures apart and costs a multiplication.
+    pub(super) fn hash(&mut self, value: u64) {
+        self.layout_hash = (self.layout_hash.rotate_left(5) ^ value).wrapping_mul(0x517c_c1b7_2722_0a95);
     }
 
     pub(super) fn usage(&self) -> Usage {

@@ -254,6 +254,8 @@ impl Core {
     pub(super) fn keep(&self, state: &mut State, bytes: BlockBytes) -> Result<Address> {
         self.refuse_hopeless(bytes)?;
         let address = self.common.heap.allocate(&self.common.shared, bytes.get())?;
+        // Where the heap puts it depends on other spaces.
+        state.hash(!bytes.get());
         let serial = state.usage().allocations + state.kept.usage.add(bytes);
         state.kept.blocks.insert(address, Kept { bytes: bytes.get(), serial, freed: None });
         Ok(address)

@@ -216,6 +216,7 @@ impl Space {
             users: Vec::new(),
             readers: Fence::default(),
             work: Work::default(),
+            layout_hash: 0,
             origins: common.trace_blocks.then(HashMap::new),
         };
         let core = Core { id, common: Arc::clone(common), state: Mutex::new(state) };
@@ -297,8 +298,7 @@ impl Space {
     /// Whether the address lies in this space, in a live block or not.
     #[must_use]
     pub fn contains(&self, address: Address) -> bool {
-        let state = self.core.state.lock();
-        state.range_of(address).is_some() || state.kept.contains(address)
+        self.core.contains(address)
     }
 
     /// Launches this space's graph: calls `launch`, in order after every earlier replay of the arena.

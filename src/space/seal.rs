@@ -50,6 +50,9 @@ pub struct SealReport {
     pub retained_bytes: u64,
     /// Blocks that were allocated in all.
     pub allocations: u64,
+    /// A hash of every block's place and bytes, in order. The same for the same requests, in any process and whatever was captured
+    /// before; so ranks can compare what they captured. (Places of kept blocks do not count.)
+    pub layout_hash: u64,
     /// Blocks that are still live, by address.
     pub retained: Vec<Block>,
 }
@@ -126,6 +129,7 @@ impl Core {
             driver_time: state.work.time,
             retained_bytes: self.common.pool().held(self.own()).0,
             allocations: usage.allocations + kept.allocations,
+            layout_hash: state.layout_hash,
             retained: state.blocks(),
         })
     }

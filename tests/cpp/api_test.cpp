@@ -137,6 +137,20 @@ TEST(Options, ReachTheArena) {
     EXPECT_EQ(fitting.stats().physical_bytes, 3u * (128 << 10));
 }
 
+TEST(Options, ASerialArenaRefusesOtherStreams) {
+    auto options = host::options();
+    options.serial = true;
+    SharedVmmAllocator arena(0, options);
+    auto space = arena.open_space();
+    const auto report = space.seal();
+    EXPECT_EQ(report.layout_hash, 0u);
+    int launched = 0;
+    space.replay(nullptr, [&] { ++launched; });
+    EXPECT_EQ(status_of([&] { space.replay(reinterpret_cast<void*>(0x20), [&] { ++launched; }); }), VMMGRAPH_ERROR_WRONG_STATE);
+    EXPECT_EQ(launched, 1);
+    EXPECT_EQ(arena.replay_seq(), 1u);
+}
+
 TEST(Space, BlocksAreMemoryOnWholeBoundaries) {
     auto arena = host::arena();
     auto space = arena.open_space();

@@ -154,7 +154,7 @@ FIELD(vmmgraph_arena_options_t, budget_bytes, 32, 8);
 FIELD(vmmgraph_arena_options_t, reserve_bytes, 40, 8);
 FIELD(vmmgraph_arena_options_t, expected_bytes, 48, 8);
 
-SIZE(vmmgraph_arena_stats_t, 136);
+SIZE(vmmgraph_arena_stats_t, 144);
 FIELD(vmmgraph_arena_stats_t, struct_size, 0, 8);
 FIELD(vmmgraph_arena_stats_t, physical_bytes, 8, 8);
 FIELD(vmmgraph_arena_stats_t, shared_bytes, 16, 8);
@@ -172,8 +172,9 @@ FIELD(vmmgraph_arena_stats_t, kept_bytes, 104, 8);
 FIELD(vmmgraph_arena_stats_t, closed, 112, 8);
 FIELD(vmmgraph_arena_stats_t, charged_bytes, 120, 8);
 FIELD(vmmgraph_arena_stats_t, budget_bytes, 128, 8);
+FIELD(vmmgraph_arena_stats_t, replays, 136, 8);
 
-SIZE(vmmgraph_seal_report_t, 80);
+SIZE(vmmgraph_seal_report_t, 88);
 FIELD(vmmgraph_seal_report_t, struct_size, 0, 8);
 FIELD(vmmgraph_seal_report_t, peak_live_bytes, 8, 8);
 FIELD(vmmgraph_seal_report_t, small_pages, 16, 8);
@@ -184,6 +185,7 @@ FIELD(vmmgraph_seal_report_t, retained_blocks, 48, 8);
 FIELD(vmmgraph_seal_report_t, driver_calls, 56, 8);
 FIELD(vmmgraph_seal_report_t, driver_ns, 64, 8);
 FIELD(vmmgraph_seal_report_t, allocations, 72, 8);
+FIELD(vmmgraph_seal_report_t, layout_hash, 80, 8);
 
 SIZE(vmmgraph_output_t, 16);
 FIELD(vmmgraph_output_t, address, 0, 8);
