@@ -5,7 +5,10 @@
 //! where C finds them (`vmmgraph_last_error`). A panic in there is a status too and closes the arena, as in the C functions: in
 //! cxx it would end the process. Only looking a handle up is a `Result`, since it can fail in one way.
 
+use std::time::Duration;
+
 use crate::capi::{GuardedDrop, arena_of, guarded, space_of, stream_of, vmmgraph_arena_t, vmmgraph_space_t};
+use crate::device::Device;
 use crate::driver::DriverChoice;
 use crate::error::Result;
 use crate::torch;
@@ -19,6 +22,8 @@ mod ffi {
 
         /// The CUDA number of the device of the arena behind a C handle; -1 if another driver opened it.
         fn cuda_device(arena: usize) -> Result<i32>;
+        /// Gives back what nobody uses of a CUDA device, if it is open; bytes. Waits for the device no longer than so many milliseconds.
+        fn give_back(device: i32, milliseconds: u64) -> u64;
         /// The allocator of the space behind a C handle, whose blocks this keeps alive, and nothing else of it.
         fn torch_allocator(space: usize) -> Result<Box<VmmTorchAllocator>>;
         /// Allocates for a stream, as a kept block or not; the status, and the address in `block` if that is 0.
@@ -31,6 +36,8 @@ mod ffi {
         ) -> i32;
         /// Frees a block; the status.
         fn release(allocator: &VmmTorchAllocator, block: usize) -> i32;
+        /// Whether the address lies in the space, in a live block or not.
+        fn contains(allocator: &VmmTorchAllocator, address: usize) -> bool;
         /// Notes that a second stream uses a block; the status.
         fn record_stream(allocator: &VmmTorchAllocator, block: usize, stream: usize) -> i32;
     }
@@ -43,6 +50,21 @@ fn cuda_device(arena: usize) -> Result<i32> {
     let arena = arena_of(arena as vmmgraph_arena_t)?;
     let info = arena.device().driver().info();
     Ok(if DriverChoice::Named(info.platform) == DriverChoice::CUDA { info.ordinal } else { -1 })
+}
+
+fn give_back(device: i32, milliseconds: u64) -> u64 {
+    let DriverChoice::Named(platform) = DriverChoice::CUDA else { return 0 };
+    let mut bytes = 0;
+    guarded(
+        || (),
+        || {
+            if let Some(device) = Device::opened(platform, device) {
+                bytes = device.give_back(Duration::from_millis(milliseconds));
+            }
+            Ok(())
+        },
+    );
+    bytes
 }
 
 fn torch_allocator(space: usize) -> Result<Box<VmmTorchAllocator>> {
@@ -75,6 +97,18 @@ fn release(allocator: &VmmTorchAllocator, block: usize) -> i32 {
             freed.inspect_err(|error| tracing::warn!(%error, "torch freed something that is not ours"))
         },
     )
+}
+
+fn contains(allocator: &VmmTorchAllocator, address: usize) -> bool {
+    let mut contains = false;
+    guarded(
+        || allocator.0.close_arena(),
+        || {
+            contains = allocator.0.contains(Address(address as u64));
+            Ok(())
+        },
+    );
+    contains
 }
 
 fn record_stream(allocator: &VmmTorchAllocator, block: usize, stream: usize) -> i32 {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 use crate::driver::{DriverChoice, HostOptions, SharedDriver, open};
 use crate::error::{Error, Result};
@@ -21,6 +22,12 @@ pub struct Device {
 
 type Opened = HashMap<(&'static str, i32), (Weak<Device>, HostOptions)>;
 
+/// The process-wide devices, by platform and number.
+fn opened() -> &'static Mutex<Opened> {
+    static OPENED: OnceLock<Mutex<Opened>> = OnceLock::new();
+    OPENED.get_or_init(Mutex::default)
+}
+
 impl Device {
     /// A device over a driver of the caller's own, apart from the process-wide ones: for tests and other platforms.
     #[must_use]
@@ -34,11 +41,10 @@ impl Device {
     /// # Errors
     /// Those of [`open`]; [`Error::DeviceInUse`] if the host device is open with other options.
     pub fn open(choice: DriverChoice, ordinal: i32, host: HostOptions) -> Result<Arc<Self>> {
-        static OPENED: OnceLock<Mutex<Opened>> = OnceLock::new();
         let driver = open(choice, ordinal, host)?;
         let platform = driver.info().platform;
         let device = Self::with_driver(driver);
-        let mut opened = OPENED.get_or_init(Mutex::default).lock();
+        let mut opened = opened().lock();
         if let Some((known, options)) = opened.get(&(platform, ordinal))
             && let Some(known) = known.upgrade()
         {
@@ -50,6 +56,12 @@ impl Device {
         }
         opened.insert((platform, ordinal), (Arc::downgrade(&device), host));
         Ok(device)
+    }
+
+    /// The process-wide device of a platform if it is open.
+    #[cfg(feature = "bridge")]
+    pub(crate) fn opened(platform: &'static str, ordinal: i32) -> Option<Arc<Self>> {
+        opened().lock().get(&(platform, ordinal)).and_then(|(device, _)| device.upgrade())
     }
 
     /// The page pool.
@@ -95,6 +107,17 @@ impl Device {
     /// What the driver refuses again.
     pub fn trim(&self) -> Result<u64> {
         self.pool.trim()
+    }
+
+    /// Gives the free pages back to the driver, and what is gone once the device is done with it, which is waited for no longer than
+    /// `limit`; their bytes. Asks nothing of the driver if there is neither.
+    pub fn give_back(&self, limit: Duration) -> u64 {
+        if limit.is_zero() {
+            self.pool.finish_done();
+        } else {
+            self.pool.finish_waiting(limit);
+        }
+        self.pool.release_free(u64::MAX)
     }
 
     /// The pool's counts as they are now.

@@ -45,6 +45,12 @@ impl VmmTorchAllocator {
         self.core.free(address)
     }
 
+    /// See [`Space::contains`].
+    #[must_use]
+    pub fn contains(&self, address: Address) -> bool {
+        self.core.contains(address)
+    }
+
     /// See [`Space::record_stream`].
     ///
     /// # Errors

@@ -12,6 +12,7 @@
 #include "forwarding.hpp"
 #include "guards.hpp"
 #include "registry.hpp"
+#include "short_of_memory.hpp"
 
 namespace vmmgraph::torch {
 namespace {
@@ -60,13 +61,15 @@ public:
                 return {block, block, &delete_any, c10::Device(c10::DeviceType::CUDA, here.device)};
             }
         }
-        return Forwards::allocate(bytes);
+        return with_idle_pages([&] { return Forwards::allocate(bytes); });
     }
     c10::DataPtr allocateWithAddress(std::size_t bytes, void* address) {
         TORCH_CHECK(Here().memory == nullptr, "vmmgraph: a capture chooses its addresses itself");
         return Forwards::allocateWithAddress(bytes, address);
     }
-    c10::DeleterFnPtr raw_deleter() const override { return &delete_any; }
+    // What torch compares a tensor's deleter with, to see whether it is one of its own: the native one, but where raw_allocate() gives a
+    // block.
+    c10::DeleterFnPtr raw_deleter() const override { return Here().memory ? &delete_any : Forwards::raw_deleter(); }
     void* raw_alloc(std::size_t bytes) override {
         return raw_alloc_with_stream(bytes, c10::cuda::getCurrentCUDAStream(c10::cuda::current_device()).stream());
     }
@@ -77,7 +80,7 @@ public:
                 return registry::allocate_block(memory, device, bytes, stream);
             }
         }
-        return Forwards::raw_alloc_with_stream(bytes, stream);
+        return with_idle_pages([&] { return Forwards::raw_alloc_with_stream(bytes, stream); });
     }
     void raw_delete(void* pointer) override { delete_any(pointer); }
     using Forwards::recordStream;
@@ -104,44 +107,39 @@ public:
         }
     }
 
+    // The native allocator has a pool of the same id beside ours, in use as often, and the same filter: only so it knows that a capture is
+    // under way, and asks no event of a capturing stream when something is freed. In that pool is what goes past us: a storage that was
+    // made before install() and is resized in the capture.
     void beginAllocateToPool(Device device, Pool pool, std::function<bool(cudaStream_t)> filter) override {
+        TORCH_CHECK(announced || !ours(device, pool), "vmmgraph: a capture's pool cannot be allocated to a second time");
+        Forwards::beginAllocateToPool(device, pool, filter);
         if (announced) {
-            return registry::begin_capture({device, pool}, std::move(filter), std::exchange(announced, nullptr));
+            registry::begin_capture({device, pool}, std::move(filter), std::exchange(announced, nullptr));
         }
-        TORCH_CHECK(!ours(device, pool), "vmmgraph: a capture's pool cannot be allocated to a second time");
-        Forwards::beginAllocateToPool(device, pool, std::move(filter));
     }
     void endAllocateToPool(Device device, Pool pool) override {
         // It may have ended already: after a failed capture torch ends it once more in reset().
-        if (!registry::end_capture({device, pool}) && !ours(device, pool)) {
+        if (registry::end_capture({device, pool}) || !ours(device, pool)) {
             Forwards::endAllocateToPool(device, pool);
         }
     }
     void releasePool(Device device, Pool pool) override {
-        if (!registry::drop_use({device, pool})) {
-            Forwards::releasePool(device, pool);
-        }
-    }
-
-    // Torch knows nothing of our pools and would run into its assertions.
-    int getPoolUseCount(Device device, Pool pool) override {
-        const int uses = registry::uses_of({device, pool});
-        return uses > 0 ? uses : Forwards::getPoolUseCount(device, pool);
+        static_cast<void>(registry::drop_use({device, pool}));
+        Forwards::releasePool(device, pool);
     }
     void ensureExistsAndIncrefPool(Device device, Pool pool) {
-        if (!registry::add_use({device, pool})) {
-            Forwards::ensureExistsAndIncrefPool(device, pool);
-        }
+        Forwards::ensureExistsAndIncrefPool(device, pool);
+        static_cast<void>(registry::add_use({device, pool}));
     }
     void createOrIncrefPool(Device device, Pool pool, Native* allocator) {
-        if (!add_use_without(allocator, device, pool)) {
-            Forwards::createOrIncrefPool(device, pool, allocator);
-        }
+        require_none(allocator, device, pool);
+        Forwards::createOrIncrefPool(device, pool, allocator);
+        static_cast<void>(registry::add_use({device, pool}));
     }
     void createOrIncrefPool(Device device, Pool pool, std::shared_ptr<Native> allocator) {
-        if (!add_use_without(allocator.get(), device, pool)) {
-            Forwards::createOrIncrefPool(device, pool, std::move(allocator));
-        }
+        require_none(allocator.get(), device, pool);
+        Forwards::createOrIncrefPool(device, pool, std::move(allocator));
+        static_cast<void>(registry::add_use({device, pool}));
     }
     void setUseOnOOM(Device device, Pool pool) {
         TORCH_CHECK(!ours(device, pool), "vmmgraph: a capture's memory is not lent to others");
@@ -169,10 +167,21 @@ public:
     }
 
 private:
+    // Torch's allocation, and once more with what arenas had idle if the device is full.
+    template <class Allocate>
+    static auto with_idle_pages(Allocate&& allocate) {
+        try {
+            return allocate();
+        } catch (const c10::OutOfMemoryError&) {
+            if (give_back(c10::cuda::current_device()) == 0) {
+                throw;
+            }
+        }
+        return allocate();
+    }
     static bool ours(Device device, Pool pool) { return registry::uses_of({device, pool}) > 0; }
-    static bool add_use_without(const Native* allocator, Device device, Pool pool) {
+    static void require_none(const Native* allocator, Device device, Pool pool) {
         TORCH_CHECK(allocator == nullptr || !ours(device, pool), "vmmgraph: a capture's pool has its allocator already");
-        return registry::add_use({device, pool});
     }
 };
 
@@ -196,8 +205,15 @@ Announcement::Announcement(std::shared_ptr<Memory> memory) { announced = std::mo
 Announcement::~Announcement() { announced = nullptr; }
 
 bool abandon(c10::DeviceIndex device, compat::PoolId pool) {
-    static_cast<void>(registry::end_capture({device, pool}));
-    return registry::drop_uses({device, pool});
+    if (registry::end_capture({device, pool})) {
+        registry::native()->endAllocateToPool(device, pool);
+    }
+    bool released = false;
+    while (registry::drop_use({device, pool})) {
+        registry::native()->releasePool(device, pool);
+        released = true;
+    }
+    return released;
 }
 
 bool installed() noexcept {

@@ -19,8 +19,8 @@ public:
     ~Announcement();
 };
 
-// Forgets a capture that was begun and will not end; whether torch had not released its pool. The capture's graph must still exist:
-// until here other threads may ask its filter.
+// Forgets a capture that was begun and will not end, here and in the native allocator; whether torch had not released its pool. The
+// capture's graph must still exist: until here other threads may ask its filter.
 bool abandon(c10::DeviceIndex device, compat::PoolId pool);
 
 }  // namespace vmmgraph::torch

@@ -1,3 +1,4 @@
+#include <atomic>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -74,13 +75,15 @@ struct CapturedGraph::State {
     Space space;
     std::shared_ptr<Memory> memory;
     SegmentPool segments;
-    // Null if torch's own is used.
     std::shared_ptr<Workspace> workspace;
+    std::vector<KeptWorkspace> kept_workspaces;
     // The last piece, and those before it.
     std::unique_ptr<compat::Graph> graph;
     std::vector<std::unique_ptr<compat::Graph>> earlier;
     SealReport report;
     std::size_t memset_kernels = 0;
+    // Where it was replayed last.
+    std::atomic<cudaStream_t> last_stream{nullptr};
 
     c10::cuda::CUDAStreamGuard on(void* stream) const {
         return c10::cuda::CUDAStreamGuard(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), device));
@@ -88,6 +91,7 @@ struct CapturedGraph::State {
 
     // Every piece in its order on torch's current stream, the guard's, and what is to run between them.
     void launch(const c10::cuda::CUDAStreamGuard& guard, const std::function<void(std::size_t)>& between) {
+        last_stream.store(guard.current_stream().stream());
         for (std::size_t piece = 0; piece < earlier.size(); ++piece) {
             earlier[piece]->replay();
             if (between) {
@@ -109,6 +113,9 @@ struct CapturedGraph::State {
             try {
                 space.wait();
             } catch (const std::exception&) {
+                if (const auto stream = last_stream.load(); stream != nullptr) {
+                    outlast(c10::cuda::getStreamFromExternal(stream, device));
+                }
             }
         }
         // The graphs first: they release their pool. Then the pool, which gives its segments back. The space last, which is unmapped
@@ -116,7 +123,19 @@ struct CapturedGraph::State {
         graph.reset();
         earlier.clear();
         bury(std::move(segments));
-        workspace.reset();
+    }
+
+private:
+    // The workspaces serve nobody else before the stream is done with them.
+    void outlast(const c10::cuda::CUDAStream& stream) noexcept {
+        try {
+            workspace->record_stream(stream);
+            for (const auto& kept : kept_workspaces) {
+                caching::recordStream(*kept, stream);
+            }
+        } catch (...) {
+            // Torch has lost them.
+        }
     }
 };
 
@@ -125,31 +144,36 @@ CapturedGraph::CapturedGraph(CapturedGraph&&) noexcept = default;
 CapturedGraph& CapturedGraph::operator=(CapturedGraph&&) noexcept = default;
 CapturedGraph::~CapturedGraph() = default;
 
-void CapturedGraph::replay(void* stream) {
-    const auto guard = state_->on(stream);
-    state_->space.replay(stream, [&] { state_->launch(guard, {}); });
+CapturedGraph::State& CapturedGraph::state() const {
+    if (!state_) {
+        refuse(VMMGRAPH_ERROR_INVALID_HANDLE, "the graph was moved from");
+    }
+    return *state_;
 }
 
+void CapturedGraph::replay(void* stream) { replay(stream, {}); }
+
 void CapturedGraph::replay(void* stream, const std::function<void(std::size_t)>& between) {
-    const auto guard = state_->on(stream);
-    state_->space.replay(stream, [&] { state_->launch(guard, between); });
+    State& own = state();
+    const auto guard = own.on(stream);
+    own.space.replay(stream, [&] { own.launch(guard, between); });
 }
 
 Difference CapturedGraph::verify(void* stream, const std::vector<Output>& outputs) {
-    const auto guard = state_->on(stream);
-    return state_->space.verify(stream, outputs, [&] { state_->launch(guard, {}); });
+    State& own = state();
+    const auto guard = own.on(stream);
+    return own.space.verify(stream, outputs, [&] { own.launch(guard, {}); });
 }
 
-std::size_t CapturedGraph::pieces() const noexcept { return state_->earlier.size() + 1; }
-std::size_t CapturedGraph::memset_kernels() const noexcept { return state_->memset_kernels; }
-const SealReport& CapturedGraph::report() const noexcept { return state_->report; }
-const Space& CapturedGraph::space() const noexcept { return state_->space; }
-void* CapturedGraph::exec() const { return state_->graph->exec(); }
+std::size_t CapturedGraph::pieces() const noexcept { return state_ ? state_->earlier.size() + 1 : 0; }
+std::size_t CapturedGraph::memset_kernels() const noexcept { return state_ ? state_->memset_kernels : 0; }
+const SealReport& CapturedGraph::report() const { return state().report; }
+const Space& CapturedGraph::space() const { return state().space; }
+void* CapturedGraph::exec() const { return state().graph->exec(); }
 
 struct CaptureScope::State {
     Route route;
     bool memset_kernels;
-    // What becomes of live blocks: never inherit.
     Retain retain;
     c10::cuda::CUDAStream stream;
     compat::PoolId pool_id;
@@ -157,12 +181,10 @@ struct CaptureScope::State {
     std::optional<c10::cuda::CUDAStreamGuard> guard;
     std::optional<compat::PoolContext> context;
     std::optional<CaptureUnderWay> under_way;
+    std::optional<WorkspaceTable> workspaces;
     int uses_before = 0;
     bool begun = false;
     bool end_tried = false;
-
-    // Shared pages must not hold what cuBLAS keeps for later captures. Nor must a graph bake in what another graph's end will free.
-    bool own_workspace() const { return retain == Retain::shared_pages || compat::graph_reset_clears_workspaces(); }
 
     void leave() noexcept {
         under_way.reset();
@@ -172,10 +194,7 @@ struct CaptureScope::State {
 
     void begin() {
         guard.emplace(stream);
-        if (captured->workspace) {
-            at::cuda::clearCublasWorkspaces();
-            captured->workspace->provide(stream);
-        }
+        workspaces.emplace(*captured->workspace, stream);
         if (route == Route::mempool) {
             captured->segments.allocator = make_segment_allocator(captured->memory);
             captured->segments.pool = compat::make_pool(captured->segments.allocator);
@@ -279,8 +298,8 @@ struct CaptureScope::State {
                 compat::abandon_host_pool(pool_id);
             }
             graph.reset();
-            if (captured->workspace) {
-                at::cuda::clearCublasWorkspaces();
+            if (workspaces) {
+                static_cast<void>(workspaces->end(*captured->memory));
             }
         } catch (...) {
             // Nothing more can be done in a destructor; the next capture begins with its own space.
@@ -318,17 +337,14 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
     const auto torch_stream = c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), device.index());
     auto space = options.route == Route::mempool ? arena.open_bump_space() : arena.open_space();
     auto memory = std::make_shared<Memory>(space);
-    const auto retain = options.retain == Retain::inherit ? static_cast<Retain>(space.stats().retain) : options.retain;
     auto captured = std::unique_ptr<CapturedGraph::State>(
-        new CapturedGraph::State{device.index(), std::move(space), memory, {}, nullptr, compat::Graph::make(), {}, {}});
-    state_.reset(new State{options.route, options.memset_kernels, retain, torch_stream, {0, 0}, std::move(captured), std::nullopt, std::nullopt, std::nullopt});
+        new CapturedGraph::State{device.index(), std::move(space), memory, {}, Workspace::of(arena), {}, compat::Graph::make(), {}, {}});
+    state_.reset(new State{options.route, options.memset_kernels, options.retain, torch_stream, {0, 0}, std::move(captured), std::nullopt, std::nullopt,
+                           std::nullopt, std::nullopt});
     {
         // This thread may capture on another device.
         const Relaxed relaxed;
         bury();
-    }
-    if (state_->own_workspace()) {
-        state_->captured->workspace = Workspace::of(arena);
     }
     try {
         state_->begin();
@@ -363,10 +379,8 @@ CapturedGraph CaptureScope::end() {
     state_->end();
     state_->finish();
     state_->leave();
-    if (state_->captured->workspace) {
-        at::cuda::clearCublasWorkspaces();
-    }
     auto& captured = *state_->captured;
+    captured.kept_workspaces = state_->workspaces->end(*captured.memory);
     captured.report = captured.space.seal(state_->retain);
     if (state_->route == Route::mempool && captured.report.peak_live_bytes == 0 && holds_memory(state_->pool_id)) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "torch took the capture's memory from elsewhere (expandable_segments?): nothing is shared");

@@ -31,8 +31,6 @@ TORCH_API HostAllocator* getHostAllocator(c10::DeviceType device_type);
 namespace at::cuda {
 // ATen/cuda/CUDAContextLight.h, which would pull in cuBLAS, cuSPARSE and cuSOLVER headers.
 TORCH_CUDA_CPP_API void clearCublasWorkspaces();
-// Torch 2.12 and later: what a graph's reset() calls. Null elsewhere.
-TORCH_CUDA_CPP_API void clearCublasWorkspacesForStream(cudaStream_t stream) __attribute__((weak));
 }  // namespace at::cuda
 
 namespace vmmgraph::torch::compat {
@@ -48,6 +46,9 @@ inline constexpr bool pool_owns_allocator = std::is_constructible_v<MemPool, std
 // Whether expandable segments pass a MemPool's allocator by (2.6) or are refused in its pools (2.7 to 2.9). The releases whose
 // MemPool is ATen's allocate from the pool's allocator whatever the setting.
 inline constexpr bool pool_fails_with_expandable_segments = !VMMGRAPH_TORCH_ATEN_MEMPOOL;
+
+// Whether torch guards its tables of cuBLAS workspaces by a mutex behind each map (2.10 and later, as ATen's MemPool).
+inline constexpr bool workspaces_have_mutex = VMMGRAPH_TORCH_ATEN_MEMPOOL;
 #undef VMMGRAPH_TORCH_MEMPOOL
 #undef VMMGRAPH_TORCH_ATEN_MEMPOOL
 
@@ -118,9 +119,6 @@ struct GraphWithExec final : Base {
     }
 };
 using Graph = GraphWithExec<at::cuda::CUDAGraph>;
-
-// Whether destroying a graph frees the workspaces that cuBLAS keeps for the stream it was captured on.
-inline bool graph_reset_clears_workspaces() { return &at::cuda::clearCublasWorkspacesForStream != nullptr; }
 
 // Ends and releases the pool of pinned memory that a capture begins with the id of its own (2.11 and later), for a capture that torch
 // does not clean up.

@@ -38,6 +38,11 @@ public:
         return bridge::release(*allocator_, reinterpret_cast<std::size_t>(block));
     }
 
+    // Whether the address lies in the space, in a live block or not.
+    [[nodiscard]] bool contains(const void* address) const {
+        return bridge::contains(*allocator_, reinterpret_cast<std::size_t>(address));
+    }
+
     void record_stream(void* block, void* stream) {
         detail::check(bridge::record_stream(*allocator_, reinterpret_cast<std::size_t>(block),
                                             reinterpret_cast<std::size_t>(stream)));

@@ -143,12 +143,6 @@ bool drop_use(const PoolKey& pool) {
     return true;
 }
 
-bool drop_uses(const PoolKey& pool) {
-    auto& all = registry();
-    const std::lock_guard lock(all.mutex);
-    return std::erase_if(all.uses, [&](const PoolUse& use) { return use.pool == pool; }) > 0;
-}
-
 std::optional<std::unordered_set<void*>> live_blocks(const PoolKey& pool) {
     auto& all = registry();
     const std::lock_guard lock(all.mutex);

@@ -15,7 +15,7 @@
 
 namespace vmmgraph::torch::registry {
 
-// One capture's pool, which torch knows nothing of.
+// One capture's pool, and the empty one of the same id that the native allocator has.
 struct PoolKey {
     c10::DeviceIndex device;
     compat::PoolId id;
@@ -40,7 +40,6 @@ int uses_of(const PoolKey& pool);
 // Whether it is a capture's.
 bool add_use(const PoolKey& pool);
 bool drop_use(const PoolKey& pool);
-bool drop_uses(const PoolKey& pool);
 // The live blocks of a capture's pool; nothing if it is torch's.
 std::optional<std::unordered_set<void*>> live_blocks(const PoolKey& pool);
 

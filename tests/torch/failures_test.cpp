@@ -219,6 +219,9 @@ TEST_F(Torch, QuestionsAboutACapturesPoolAreAnswered) {
     }
     EXPECT_EQ(allocator->getPoolUseCount(0, pool), 1);
     graph.reset();
+    EXPECT_EQ(allocator->getPoolUseCount(0, pool), 0);
+    output = at::Tensor();
+    c10::cuda::CUDACachingAllocator::emptyCache();
     EXPECT_THROW(static_cast<void>(allocator->checkPoolLiveAllocations(0, pool, {})), c10::Error) << "the pool is gone";
 }
 
