@@ -6,7 +6,7 @@ vmmgraph_cargo_archive(vmmgraph_torch_archive "${PROJECT_BINARY_DIR}/cargo-torch
 
 set(_torch_map "${PROJECT_SOURCE_DIR}/cmake/vmmgraph_torch.map")
 add_library(vmmgraph_torch SHARED
-  cpp/torch/block_allocator.cpp cpp/torch/capture.cpp cpp/torch/guards.cpp cpp/torch/memsets.cpp cpp/torch/one_core.cpp cpp/torch/registry.cpp
+  cpp/torch/block_allocator.cpp cpp/torch/capture.cpp cpp/torch/collectives.cpp cpp/torch/guards.cpp cpp/torch/memsets.cpp cpp/torch/one_core.cpp cpp/torch/registry.cpp
   cpp/torch/segments.cpp cpp/torch/short_of_memory.cpp cpp/torch/workspace.cpp
   cpp/engine/declare.cpp cpp/engine/device_writes.cpp cpp/engine/executor.cpp cpp/engine/executor_state.cpp
   cpp/engine/persistent_param.cpp cpp/engine/staging.cpp)

@@ -12,7 +12,7 @@ use crate::device::Device;
 use crate::driver::DriverChoice;
 use crate::error::Result;
 use crate::torch;
-use crate::units::Address;
+use crate::units::{Address, Stream};
 
 #[cxx::bridge(namespace = "vmmgraph::bridge")]
 mod ffi {
@@ -22,6 +22,8 @@ mod ffi {
 
         /// The CUDA number of the device of the arena behind a C handle; -1 if another driver opened it.
         fn cuda_device(arena: usize) -> Result<i32>;
+        /// Bytes of the free pages of a CUDA device, if it is open.
+        fn idle_bytes(device: i32) -> u64;
         /// Gives back what nobody uses of a CUDA device, if it is open; bytes. Waits for the device no longer than so many milliseconds.
         fn give_back(device: i32, milliseconds: u64) -> u64;
         /// The allocator of the space behind a C handle, whose blocks this keeps alive, and nothing else of it.
@@ -34,8 +36,8 @@ mod ffi {
             kept: bool,
             block: &mut usize,
         ) -> i32;
-        /// Frees a block; the status.
-        fn release(allocator: &VmmTorchAllocator, block: usize) -> i32;
+        /// Frees a block that the default stream and another one may still read; the status.
+        fn release(allocator: &VmmTorchAllocator, block: usize, stream: usize) -> i32;
         /// Whether the address lies in the space, in a live block or not.
         fn contains(allocator: &VmmTorchAllocator, address: usize) -> bool;
         /// Notes that a second stream uses a block; the status.
@@ -52,19 +54,26 @@ fn cuda_device(arena: usize) -> Result<i32> {
     Ok(if DriverChoice::Named(info.platform) == DriverChoice::CUDA { info.ordinal } else { -1 })
 }
 
+fn idle_bytes(device: i32) -> u64 {
+    of_device(device, |device| device.stats().free_bytes)
+}
+
 fn give_back(device: i32, milliseconds: u64) -> u64 {
+    of_device(device, |device| device.give_back(Duration::from_millis(milliseconds)))
+}
+
+/// A number of a CUDA device; 0 if it is not open.
+fn of_device(device: i32, number: impl FnOnce(&Device) -> u64) -> u64 {
     let DriverChoice::Named(platform) = DriverChoice::CUDA else { return 0 };
-    let mut bytes = 0;
+    let mut found = 0;
     guarded(
         || (),
         || {
-            if let Some(device) = Device::opened(platform, device) {
-                bytes = device.give_back(Duration::from_millis(milliseconds));
-            }
+            found = Device::opened(platform, device).map_or(0, |device| number(&device));
             Ok(())
         },
     );
-    bytes
+    found
 }
 
 fn torch_allocator(space: usize) -> Result<Box<VmmTorchAllocator>> {
@@ -88,11 +97,14 @@ fn allocate(
     )
 }
 
-fn release(allocator: &VmmTorchAllocator, block: usize) -> i32 {
+fn release(allocator: &VmmTorchAllocator, block: usize, stream: usize) -> i32 {
     guarded(
         || allocator.0.close_arena(),
         || {
-            let freed = allocator.0.free(Address(block as u64));
+            let current = stream_of(stream as *mut _);
+            let readers = [Stream::LEGACY, current];
+            let readers = if current == Stream::LEGACY { &readers[..1] } else { &readers };
+            let freed = allocator.0.free(Address(block as u64), readers);
             // Torch frees in destructors, where nobody looks at a status.
             freed.inspect_err(|error| tracing::warn!(%error, "torch freed something that is not ours"))
         },

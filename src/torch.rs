@@ -37,12 +37,13 @@ impl VmmTorchAllocator {
         self.core.close_arena();
     }
 
-    /// See [`Space::free`].
+    /// See [`Space::free`]. If the capture is over, the block's bytes are nobody else's, and mapped, until the streams in `readers` have
+    /// passed, beside those that were noted for it: a program may drop a tensor right after work that reads it.
     ///
     /// # Errors
     /// Those of [`Space::free`].
-    pub fn free(&self, address: Address) -> Result<()> {
-        self.core.free(address)
+    pub fn free(&self, address: Address, readers: &[Stream]) -> Result<()> {
+        self.core.free(address, readers)
     }
 
     /// See [`Space::contains`].

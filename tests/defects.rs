@@ -657,7 +657,7 @@ fn a_block_freed_after_its_graph_waits_for_its_streams_as_well() {
     drop(space);
     torch.record_stream(output[0].0, B).unwrap();
     driver.faulty.set_busy(true);
-    torch.free(output[0].0).unwrap();
+    torch.free(output[0].0, &[]).unwrap();
     drop(torch);
     let next = arena.open_space().unwrap();
     for (at, bytes) in allocate(&next, &[32 * MIB, 32 * MIB]) {
@@ -687,7 +687,7 @@ fn a_page_waits_for_the_streams_of_all_blocks_that_were_on_it() {
         space.free(output[0].0).unwrap();
         let graph = (!gone).then_some(space);
         let unmapped = driver.faulty.count("unmap");
-        torch.free(neighbour).unwrap();
+        torch.free(neighbour, &[]).unwrap();
         drop(torch);
         assert_eq!(driver.faulty.count("unmap"), unmapped);
         let next = arena.open_space().unwrap();
@@ -749,7 +749,7 @@ fn a_block_that_outlives_its_space_keeps_its_own_pages_only() {
         let torch = VmmTorchAllocator::new(&space);
         let passing = torch.allocate(500 * MIB, A, false).unwrap();
         let output: Blocks = vec![(torch.allocate(4 * MIB, A, false).unwrap(), 4 * MIB)];
-        torch.free(passing).unwrap();
+        torch.free(passing, &[]).unwrap();
         space.seal().unwrap();
         replay(&space, &output, &stamps, 7);
         driver.faulty.set_busy(busy);
@@ -762,8 +762,8 @@ fn a_block_that_outlives_its_space_keeps_its_own_pages_only() {
         assert_eq!(driver.device.stats().physical_bytes, 4 * MIB);
         holds(&output, &stamps, 7);
         driver.faulty.set_busy(busy);
-        torch.free(output[0].0).unwrap();
-        assert!(matches!(torch.free(output[0].0), Err(Error::DoubleFree { .. })));
+        torch.free(output[0].0, &[]).unwrap();
+        assert!(matches!(torch.free(output[0].0, &[]), Err(Error::DoubleFree { .. })));
         drop(torch);
         driver.faulty.set_busy(false);
         arena.trim().unwrap();

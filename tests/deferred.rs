@@ -71,13 +71,16 @@ fn a_reader_of_a_block_that_outlived_its_graph_is_waited_for() {
         let faulty = FaultyDriver::new(host.clone());
         let device = Device::with_driver(faulty.clone());
         let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
-        for graph_first in [true, false] {
+        for (graph_first, noted) in [(true, true), (false, true), (true, false), (false, false)] {
             let space = arena.open_space().unwrap();
             let tensors = VmmTorchAllocator::new(&space);
             let block = tensors.allocate(4 * MIB, A, false).unwrap();
             space.seal_with(policy).unwrap();
             space.replay(A, || ()).unwrap();
-            tensors.record_stream(block, SIDE).unwrap();
+            // Noted ahead, or said when the block is freed.
+            if noted {
+                tensors.record_stream(block, SIDE).unwrap();
+            }
             faulty.set_capturing(SIDE, true);
             let mut graph = Some(space);
             if graph_first {
@@ -85,7 +88,7 @@ fn a_reader_of_a_block_that_outlived_its_graph_is_waited_for() {
             }
             arena.trim().unwrap();
             let before = faulty.count("unmap");
-            tensors.free(block).unwrap();
+            tensors.free(block, if noted { &[] } else { &[SIDE] }).unwrap();
             drop((tensors, graph));
             arena.trim().unwrap();
             assert_eq!(faulty.count("unmap"), before, "{policy:?}: unmapped under the reader");

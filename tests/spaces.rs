@@ -6,7 +6,7 @@ use std::sync::Arc;
 use vmmgraph::driver::HostDriver;
 use vmmgraph::pages::Holder;
 use vmmgraph::{
-    Address, Device, Error, HostOptions, Options, RetainPolicy, SharedVmmAllocator, Space, Stream,
+    Address, Device, Error, HostOptions, Options, Phase, RetainPolicy, SharedVmmAllocator, Space, Stream,
 };
 use vmmgraph_testkit::{MIB, stream};
 
@@ -528,4 +528,39 @@ fn the_layout_hash_tells_captures_apart_and_is_the_same_for_the_same_requests() 
     {
         assert_ne!(capture(&one, different, false).0, hash, "{different:?}");
     }
+}
+
+#[test]
+fn a_seal_in_place_exchanges_no_page() {
+    let (_, device) = device(HostOptions::default());
+    let arena = arena(&device);
+    let open = || {
+        let space = arena.open_space().unwrap();
+        let retained = space.allocate(4 * MIB, A).unwrap();
+        space.free(space.allocate(8 * MIB, A).unwrap()).unwrap();
+        (space, retained)
+    };
+    let (alone, kept) = open();
+    let before = device.stats();
+    let report = alone.seal_with(RetainPolicy::InPlace).unwrap();
+    assert_eq!((report.retained_bytes, report.retained.len()), (16 * MIB, 1));
+    let after = device.stats();
+    assert_eq!((before.maps, before.unmaps, before.pages), (after.maps, after.unmaps, after.pages));
+    poke(kept, 7);
+
+    // Another space shows the page: nothing changes, and without the block the seal works.
+    let (first, _first) = open();
+    let (second, block) = open();
+    let refused = second.seal_with(RetainPolicy::InPlace);
+    assert!(
+        matches!(refused, Err(Error::WrongState { what: "the page under a retained block", .. })),
+        "{refused:?}"
+    );
+    assert_eq!(second.phase(), Phase::Open);
+    poke(block, 9);
+    second.free(block).unwrap();
+    second.seal_with(RetainPolicy::InPlace).unwrap();
+    drop(first);
+    assert_eq!(peek(kept), 7);
+    arena.audit().unwrap();
 }

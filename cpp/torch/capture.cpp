@@ -10,6 +10,7 @@
 #include <vmmgraph/torch.hpp>
 
 #include "block_allocator.hpp"
+#include "collectives.hpp"
 #include "compat.hpp"
 #include "guards.hpp"
 #include "memsets.hpp"
@@ -27,19 +28,6 @@ bool is_capturing(cudaStream_t stream) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     return cudaStreamIsCapturing(stream, &status) == cudaSuccess && status != cudaStreamCaptureStatusNone;
 }
-
-// Lets this thread destroy graphs and free memory while it captures, which would break the capture otherwise. Asks for nothing that
-// can fail but in a driver that is gone.
-class Relaxed {
-public:
-    Relaxed() noexcept { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
-    Relaxed(const Relaxed&) = delete;
-    Relaxed& operator=(const Relaxed&) = delete;
-    ~Relaxed() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
-
-private:
-    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
 
 // Whether torch took memory for the pool, from wherever.
 bool holds_memory(compat::PoolId pool) {
@@ -185,6 +173,8 @@ struct CaptureScope::State {
     int uses_before = 0;
     bool begun = false;
     bool end_tried = false;
+    // NCCL may know pages of this capture.
+    bool collectives = false;
 
     void leave() noexcept {
         under_way.reset();
@@ -241,10 +231,30 @@ struct CaptureScope::State {
     // Instantiates what was captured, where torch did not.
     void finish() {
         captured->graph->finish([this](cudaGraph_t graph) {
+            collectives = collectives || has_registered_collectives(graph);
             if (memset_kernels) {
                 captured->memset_kernels += replace_memsets(graph, stream);
             }
         });
+    }
+
+    // What NCCL has registered keeps its page, or a peer would go on with the one that was there.
+    SealReport seal() {
+        auto& space = captured->space;
+        const auto policy = retain == Retain::inherit ? static_cast<Retain>(space.stats().retain) : retain;
+        if (!collectives || policy != Retain::own_pages) {
+            return space.seal(policy);
+        }
+        try {
+            return space.seal(Retain::in_place);
+        } catch (const Error& error) {
+            if (error.status() != VMMGRAPH_ERROR_WRONG_STATE) {
+                throw;
+            }
+            refuse(VMMGRAPH_ERROR_WRONG_STATE,
+                   "the capture has collectives whose buffers NCCL may have registered, and a tensor that is still alive lies on a page that "
+                   "other graphs use and would have to move: allocate what stays in a KeptScope, or set NCCL_GRAPH_REGISTER=0");
+        }
     }
 
     // Whether torch has still to be told that the capture is over and its pool is not used by it.
@@ -301,6 +311,10 @@ struct CaptureScope::State {
             if (workspaces) {
                 static_cast<void>(workspaces->end(*captured->memory));
             }
+            // Tensors that are still alive are the program's, and nobody else's memory.
+            if (route == Route::blocks && captured->space.stats().blocks > 0) {
+                static_cast<void>(captured->space.seal(Retain::own_pages));
+            }
         } catch (...) {
             // Nothing more can be done in a destructor; the next capture begins with its own space.
         }
@@ -334,18 +348,20 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
         }
         require_stream_of(device, stream);
     }
-    const auto torch_stream = c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), device.index());
+    // Torch's own name of the stream, if it is the current one already.
+    const auto current = c10::cuda::getCurrentCUDAStream(device.index());
+    const auto torch_stream =
+        current.stream() == stream ? current : c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), device.index());
     auto space = options.route == Route::mempool ? arena.open_bump_space() : arena.open_space();
     auto memory = std::make_shared<Memory>(space);
     auto captured = std::unique_ptr<CapturedGraph::State>(
         new CapturedGraph::State{device.index(), std::move(space), memory, {}, Workspace::of(arena), {}, compat::Graph::make(), {}, {}});
     state_.reset(new State{options.route, options.memset_kernels, options.retain, torch_stream, {0, 0}, std::move(captured), std::nullopt, std::nullopt,
                            std::nullopt, std::nullopt});
-    {
-        // This thread may capture on another device.
-        const Relaxed relaxed;
-        bury();
-    }
+    // This thread may capture on another device: what torch allocates and makes at the beginning of a capture would break that one, and
+    // torch ends the process when it cannot register a generator.
+    const Relaxed relaxed;
+    bury();
     try {
         state_->begin();
     } catch (...) {
@@ -359,6 +375,7 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
 
 CaptureScope::~CaptureScope() {
     if (state_ && state_->under_way) {
+        const Relaxed relaxed;
         state_->abandon_capture();
         state_->leave();
     }
@@ -368,6 +385,7 @@ void CaptureScope::next_piece() {
     if (!state_ || !state_->under_way || state_->end_tried) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "the capture has ended already");
     }
+    const Relaxed relaxed;
     state_->next_piece();
 }
 
@@ -375,13 +393,15 @@ CapturedGraph CaptureScope::end() {
     if (!state_ || !state_->under_way || state_->end_tried) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "the capture has ended already");
     }
+    // As at the beginning: this thread may capture on another device.
+    const Relaxed relaxed;
     // If this throws, the destructor abandons the capture.
     state_->end();
     state_->finish();
     state_->leave();
     auto& captured = *state_->captured;
     captured.kept_workspaces = state_->workspaces->end(*captured.memory);
-    captured.report = captured.space.seal(state_->retain);
+    captured.report = state_->seal();
     if (state_->route == Route::mempool && captured.report.peak_live_bytes == 0 && holds_memory(state_->pool_id)) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "torch took the capture's memory from elsewhere (expandable_segments?): nothing is shared");
     }

@@ -62,6 +62,22 @@ std::unique_ptr<Pool> make_pool(const std::shared_ptr<CUDAAllocator>& allocator)
     }
 }
 
+// Whether torch takes a pool's end now. In the destructor, where it empties the pool, it asserts that nobody allocates to a pool of the
+// device, and a program may do so itself: so it is asked here first, where it may throw.
+template <class Pool>
+bool may_destroy(Pool& pool) {
+    try {
+        if constexpr (requires { c10::cuda::CUDACachingAllocator::emptyCache(pool.id()); }) {
+            c10::cuda::CUDACachingAllocator::emptyCache(pool.id());
+        } else {
+            c10::cuda::CUDACachingAllocator::emptyCache();
+        }
+        return true;
+    } catch (const c10::Error&) {
+        return false;
+    }
+}
+
 struct NoContext {
     explicit NoContext(MemPool*) {}
 };

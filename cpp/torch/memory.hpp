@@ -5,6 +5,8 @@
 #include <memory>
 #include <stdexcept>
 
+#include <c10/cuda/CUDAStream.h>
+
 #include "rust/cxx.h"
 #include "vmmgraph/src/bridge.rs.h"
 #include <vmmgraph/vmmgraph.hpp>
@@ -22,20 +24,24 @@ public:
         throw Error(error.what(), info);
     }
 
-    // A block, or a kept one. Null when the arena is out of memory, addresses, budget or descriptors; throws Error for everything else.
+    // A block, or a kept one. Null when the arena is out of memory, addresses, budget or descriptors, and for more bytes than there can be;
+    // throws Error for everything else.
     void* allocate(std::size_t bytes, void* stream, bool kept) {
         std::size_t block = 0;
         const auto status = bridge::allocate(*allocator_, bytes, reinterpret_cast<std::size_t>(stream), kept, block);
-        if (status >= VMMGRAPH_ERROR_OUT_OF_MEMORY && status <= VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS) {
+        if ((status >= VMMGRAPH_ERROR_OUT_OF_MEMORY && status <= VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS) ||
+            status == VMMGRAPH_ERROR_INVALID_SIZE) {
             return nullptr;
         }
         detail::check(status);
         return reinterpret_cast<void*>(block);
     }
 
-    // Never throws: torch frees in destructors. What is refused is logged.
-    vmmgraph_status_t release(void* block) noexcept {
-        return bridge::release(*allocator_, reinterpret_cast<std::size_t>(block));
+    // Never throws: torch frees in destructors. What is refused is logged. If the capture is over, the default stream and torch's current
+    // one on the device may still read the block: programs drop tensors right after such work, and torch's own memory stays mapped.
+    vmmgraph_status_t release(void* block, c10::DeviceIndex device) noexcept {
+        return bridge::release(*allocator_, reinterpret_cast<std::size_t>(block),
+                               reinterpret_cast<std::size_t>(c10::cuda::getCurrentCUDAStream(device).stream()));
     }
 
     // Whether the address lies in the space, in a live block or not.

@@ -1,4 +1,4 @@
-// A current device for calls of the CUDA runtime, also where nothing may throw.
+// What a thread's calls of the CUDA runtime depend on: its current device and its capture mode. Also where nothing may throw.
 #pragma once
 
 #include <optional>
@@ -32,6 +32,19 @@ public:
 
 private:
     std::optional<c10::cuda::CUDAGuard> guard_;
+};
+
+// Lets this thread destroy graphs, free memory and start libraries while it captures, on this device or another, which would break that
+// capture otherwise. Asks for nothing that can fail but in a driver that is gone.
+class Relaxed {
+public:
+    Relaxed() noexcept { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+    Relaxed(const Relaxed&) = delete;
+    Relaxed& operator=(const Relaxed&) = delete;
+    ~Relaxed() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+
+private:
+    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
 }  // namespace vmmgraph::torch

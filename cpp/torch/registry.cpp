@@ -30,6 +30,7 @@ namespace {
 struct Block {
     std::shared_ptr<Memory> memory;
     std::size_t bytes;
+    c10::DeviceIndex device;
 };
 
 struct Capture {
@@ -171,9 +172,9 @@ void* allocate_block(const std::shared_ptr<Memory>& memory, c10::DeviceIndex dev
     auto& all = registry();
     try {
         const std::lock_guard lock(all.mutex);
-        all.blocks.insert_or_assign(block, Block{memory, bytes});
+        all.blocks.insert_or_assign(block, Block{memory, bytes, device});
     } catch (...) {
-        static_cast<void>(memory->release(block));
+        static_cast<void>(memory->release(block, device));
         throw;
     }
     all.blocks_alive.fetch_add(1, std::memory_order_release);
@@ -186,6 +187,7 @@ bool release_block(void* pointer) {
         return false;
     }
     std::shared_ptr<Memory> memory;
+    c10::DeviceIndex device = 0;
     {
         const std::lock_guard lock(all.mutex);
         const auto found = all.blocks.find(pointer);
@@ -193,11 +195,12 @@ bool release_block(void* pointer) {
             return false;
         }
         memory = std::move(found->second.memory);
+        device = found->second.device;
         all.blocks.erase(found);
     }
     all.blocks_alive.fetch_sub(1, std::memory_order_release);
     // Outside the lock: the last reference tears the space down.
-    static_cast<void>(memory->release(pointer));
+    static_cast<void>(memory->release(pointer, device));
     return true;
 }
 

@@ -90,7 +90,7 @@ std::shared_ptr<compat::CUDAAllocator> make_segment_allocator(SegmentSource sour
 
 std::shared_ptr<compat::CUDAAllocator> make_segment_allocator(std::shared_ptr<Memory> memory) {
     return make_segment_allocator({[memory](std::size_t bytes, void* stream) { return memory->allocate(bytes, stream, false); },
-                                   [memory](void* segment) { return memory->release(segment); }});
+                                   [memory, device = c10::cuda::current_device()](void* segment) { return memory->release(segment, device); }});
 }
 
 std::shared_ptr<compat::CUDAAllocator> make_allocator(const Space& space) {
@@ -124,7 +124,7 @@ void bury(SegmentPool pool) {
     }
     std::vector<SegmentPool> kept;
     for (auto& one : all.pools) {
-        const bool waits = all.captures.count(one.pool->device()) > 0 || must_wait(one);
+        const bool waits = all.captures.count(one.pool->device()) > 0 || !compat::may_destroy(*one.pool) || must_wait(one);
         (waits ? kept : ready).push_back(std::move(one));
     }
     all.pools = std::move(kept);

@@ -29,8 +29,8 @@ struct SegmentPool {
     std::unique_ptr<compat::MemPool> pool;
 };
 
-// Destroys a pool as soon as torch can take it: not while a capture of its device is under way, since torch asserts in the destructor then
-// (2.6 to 2.12), and where pools do not own their allocators, not before the last tensor in it is gone. Retries those that wait.
+// Destroys a pool as soon as torch can take it: not while a capture of its device is under way or anybody else allocates to a pool of it,
+// since torch asserts in the destructor then (2.6 to 2.12), and where pools do not own their allocators, not before the last tensor in it is gone. Retries those that wait.
 void bury(SegmentPool pool = {});
 
 // A capture of a device, or anything else that torch counts as one: bury destroys no pool of that device while this lives. Waits for the

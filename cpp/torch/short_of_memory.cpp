@@ -12,20 +12,29 @@ namespace {
 // As long as an allocation of ours waits for others before it fails.
 constexpr std::uint64_t patience_ms = 2000;
 
-// Torch calls this whenever its cache has no room, before it asks the driver, with its lock held: so it must be quick, and waits for
-// nothing. With a quarter of the device free, idle pages stay: the next capture takes them without a call to the driver.
+// Torch calls this whenever its cache has no room, before it asks the driver, with its lock held, and does not say for how much: so it
+// must be quick, and waits for nothing. Few idle pages beside much free memory stay: the next capture takes them without a call to
+// the driver.
 class GiveBack final : public c10::FreeMemoryCallback {
 public:
     bool Execute() override {
         int device = -1;
         std::size_t free = 0;
         std::size_t total = 0;
-        if (cudaGetDevice(&device) != cudaSuccess || cudaMemGetInfo(&free, &total) != cudaSuccess) {
+        if (cudaGetDevice(&device) != cudaSuccess) {
+            static_cast<void>(cudaGetLastError());
+            return false;
+        }
+        const auto idle = bridge::idle_bytes(device);
+        if (idle == 0) {
+            return false;
+        }
+        if (cudaMemGetInfo(&free, &total) != cudaSuccess) {
             static_cast<void>(cudaGetLastError());
             return false;
         }
         // Torch then looks into its cache again, where nothing has come: its own next step finds the memory.
-        if (free < total / 4) {
+        if (idle > free / 8) {
             static_cast<void>(bridge::give_back(device, 0));
         }
         return false;

@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "on_device.hpp"
 #include "registry.hpp"
 
 namespace at::cuda {
@@ -114,6 +115,8 @@ void Workspace::provide(const c10::cuda::CUDAStream& stream) {
         memory_.reset();
         bytes_ = bytes;
     }
+    // Making a handle would break a capture that this thread has under way on another device.
+    const Relaxed relaxed;
     auto& handle = handles[stream.device_index()];
     if (!memory_ || handle == nullptr) {
         handle = handle_with_workspace();

@@ -120,6 +120,11 @@
 // Blocks that are live at the seal stay on shared pages: the next replay of another graph may overwrite them.
 #define VMMGRAPH_RETAIN_SHARED_PAGES 2
 
+// The pages of blocks that are live at the seal become the space's own as they are, and none is exchanged for another; where another
+// space, or another part of this one, shows such a page, the seal is VMMGRAPH_ERROR_WRONG_STATE. For captures of whose pages somebody
+// else has taken hold, as NCCL does when it registers the buffers of captured collectives.
+#define VMMGRAPH_RETAIN_IN_PLACE 3
+
 // Fills the shared pages of a space before each of its replays, so that a graph which relies on what is left there shows. Also on
 // with VMMGRAPH_POISON=1 in the environment.
 #define VMMGRAPH_ARENA_POISON 1

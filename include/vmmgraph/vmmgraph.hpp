@@ -95,6 +95,9 @@ enum class Retain : std::int32_t {
     own_pages = VMMGRAPH_RETAIN_OWN_PAGES,
     // They stay on shared pages: the next replay of another graph may overwrite them.
     shared_pages = VMMGRAPH_RETAIN_SHARED_PAGES,
+    // Their pages become the space's own as they are, and none is exchanged for another; where another space, or another part of this one,
+    // shows such a page, the seal throws (VMMGRAPH_ERROR_WRONG_STATE). For captures of whose pages somebody else has taken hold.
+    in_place = VMMGRAPH_RETAIN_IN_PLACE,
 };
 
 // How much is logged.

@@ -26,6 +26,10 @@ pub const VMMGRAPH_RETAIN_DEFAULT: i32 = 0;
 pub const VMMGRAPH_RETAIN_OWN_PAGES: i32 = 1;
 /// Blocks that are live at the seal stay on shared pages: the next replay of another graph may overwrite them.
 pub const VMMGRAPH_RETAIN_SHARED_PAGES: i32 = 2;
+/// The pages of blocks that are live at the seal become the space's own as they are, and none is exchanged for another; where another
+/// space, or another part of this one, shows such a page, the seal is VMMGRAPH_ERROR_WRONG_STATE. For captures of whose pages somebody
+/// else has taken hold, as NCCL does when it registers the buffers of captured collectives.
+pub const VMMGRAPH_RETAIN_IN_PLACE: i32 = 3;
 
 /// Fills the shared pages of a space before each of its replays, so that a graph which relies on what is left there shows. Also on
 /// with VMMGRAPH_POISON=1 in the environment.
@@ -109,6 +113,7 @@ pub(super) fn policy(retain: i32) -> Result<Option<RetainPolicy>, Failure> {
         VMMGRAPH_RETAIN_DEFAULT => Ok(None),
         VMMGRAPH_RETAIN_OWN_PAGES => Ok(Some(RetainPolicy::Retain)),
         VMMGRAPH_RETAIN_SHARED_PAGES => Ok(Some(RetainPolicy::Share)),
+        VMMGRAPH_RETAIN_IN_PLACE => Ok(Some(RetainPolicy::InPlace)),
         other => {
             let expected = "one of VMMGRAPH_RETAIN_*";
             Err(Error::InvalidArgument { what: "retain", value: i128::from(other), expected }.into())
@@ -142,6 +147,7 @@ pub(super) fn policy_number(policy: RetainPolicy) -> i32 {
     match policy {
         RetainPolicy::Retain => VMMGRAPH_RETAIN_OWN_PAGES,
         RetainPolicy::Share => VMMGRAPH_RETAIN_SHARED_PAGES,
+        RetainPolicy::InPlace => VMMGRAPH_RETAIN_IN_PLACE,
     }
 }
 

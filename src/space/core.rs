@@ -162,19 +162,30 @@ impl Core {
         Err(Error::OutOfMemory { requested: bytes.get(), free: driver.free_bytes()?, total, device })
     }
 
-    pub(crate) fn free(&self, address: Address) -> Result<()> {
+    /// Frees a block; after the seal behind what these streams were given, and those that were noted for it.
+    pub(crate) fn free(&self, address: Address, readers: &[Stream]) -> Result<()> {
         self.common.usable()?;
         let mut state = self.state.lock();
+        let over = matches!(state.phase, Phase::Sealed | Phase::Retired);
+        let note = |state: &mut State| {
+            let readers = readers.iter().map(|stream| (address, *stream));
+            state.users.extend(readers.filter(|_| over));
+        };
         let bytes = match state.range_of(address) {
             Some(place) => {
                 let bytes = state.placement.free(place).map_err(|why| why.at(address))?;
-                if matches!(state.phase, Phase::Sealed | Phase::Retired) {
+                if over {
+                    note(&mut state);
                     self.give_back(&mut state, place, address, bytes);
                 }
                 // A block that another stream of the capture uses is parked: it counts until the seal.
                 bytes
             }
-            None => self.free_kept(&mut state, address)?,
+            None => {
+                state.kept.check(address)?;
+                note(&mut state);
+                self.free_kept(&mut state, address)?
+            }
         };
         if let Some(origins) = &mut state.origins {
             origins.remove(&address);

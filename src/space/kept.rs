@@ -263,7 +263,6 @@ impl Core {
 
     /// Frees a kept block; its bytes.
     pub(super) fn free_kept(&self, state: &mut State, address: Address) -> Result<u64> {
-        state.kept.check(address)?;
         let behind = self.behind_users(state, address);
         let bytes = match state.kept.blocks.get_mut(&address) {
             Some(kept) => {

@@ -272,7 +272,7 @@ impl Space {
     /// # Errors
     /// [`Error::ForeignPointer`] or [`Error::DoubleFree`], with nothing changed.
     pub fn free(&self, address: Address) -> Result<()> {
-        self.core.free(address)
+        self.core.free(address, &[])
     }
 
     /// Notes that `stream` uses the block as well. During the capture: once freed it stays busy until the seal, as nothing orders the

@@ -29,6 +29,11 @@ pub enum RetainPolicy {
     Retain,
     /// They stay on shared pages: the next replay of another graph may overwrite them. For callers that copy their outputs out.
     Share,
+    /// Their pages become the space's own as they are, passing blocks on them included, and none is exchanged for another; where another
+    /// space, or another part of this one, shows such a page, the seal fails. For captures of whose pages somebody else has taken hold:
+    /// NCCL registers buffers of captured collectives, and keeps the page that was there then.
+    #[serde(rename = "in_place")]
+    InPlace,
 }
 
 /// What a capture used.
@@ -64,7 +69,7 @@ impl Space {
     /// # Errors
     /// [`Error::WrongState`](crate::Error::WrongState) unless the space is open. Out of memory or budget, also
     /// after everybody was asked to give some back, or what else the driver says: the space is open as before, and the
-    /// call can be repeated. (If undoing fails as well the space can only be dropped.)
+    /// call can be repeated. [`Error::WrongState`] also where [`RetainPolicy::InPlace`] fails. (If undoing fails as well the space can only be dropped.)
     pub fn seal(&self) -> Result<SealReport> {
         let policy = self.core.policy(&self.core.state.lock());
         self.seal_with(policy)
@@ -73,7 +78,7 @@ impl Space {
     /// As [`seal`](Self::seal), with a policy of its own.
     ///
     /// # Errors
-    /// As [`seal`](Self::seal); [`Error::InvalidArgument`] for a bump space and [`RetainPolicy::Retain`].
+    /// As [`seal`](Self::seal); [`Error::InvalidArgument`] for a bump space and another policy than [`RetainPolicy::Share`].
     pub fn seal_with(&self, policy: RetainPolicy) -> Result<SealReport> {
         let report = self.core.relieved(|| self.core.seal(policy));
         self.core.common.pool().check();
@@ -106,9 +111,9 @@ impl Core {
         let mut state = self.state.lock();
         state.require(Phase::Open)?;
         let mut fillers = 0;
-        if policy == RetainPolicy::Retain {
+        if policy != RetainPolicy::Share {
             let start = Instant::now();
-            let retained = self.retain(&mut state);
+            let retained = self.retain(&mut state, policy == RetainPolicy::InPlace);
             state.work.time += start.elapsed();
             fillers = retained?;
         }
@@ -136,14 +141,15 @@ impl Core {
 
     /// Puts pages of the space's own under every small page's worth of addresses that live blocks cover; how many numbers of small
     /// pages were needed behind those that the slabs have. Nothing has changed if that fails.
-    fn retain(&self, state: &mut State) -> Result<usize> {
+    fn retain(&self, state: &mut State, in_place: bool) -> Result<usize> {
         let Placement::Stitched(layout) = &state.placement else {
             let expected = "a bump space's blocks stay on shared pages";
             return Err(Error::InvalidArgument { what: "the retain policy", value: 1, expected });
         };
         let small = self.common.shared.geometry().small();
         let slabs = layout.pages().0;
-        let mut exchange = Exchange { core: self, change: Change::on(self.common.pool()), next: slabs };
+        let change = Change::on(self.common.pool());
+        let mut exchange = Exchange { core: self, change, in_place, next: slabs };
         let done = state.ranges.iter().enumerate().try_for_each(|(number, range)| {
             let units = layout.units(number);
             range.mapped().iter().try_for_each(|mapped| {
@@ -167,6 +173,7 @@ impl Core {
 struct Exchange<'a> {
     core: &'a Core,
     change: Change<'a>,
+    in_place: bool,
     /// The next number of a small page that nothing else in this space is on.
     next: usize,
 }
@@ -188,8 +195,12 @@ impl Exchange<'_> {
         }
         let wholly = units.len() as u64 * small >= bytes && units.iter().all(|unit| *unit == Unit::Retained);
         // A page that only this space shows, all of it retained, changes hands: no call to the driver. Its number is for another.
-        if wholly && self.change.hand_over(page, shared.holder(), self.core.own(), true) {
+        if (wholly || self.in_place) && self.change.hand_over(page, shared.holder(), self.core.own(), true) {
             return Ok(());
+        }
+        if self.in_place {
+            let (expected, found) = ("shown there only", "shown elsewhere too");
+            return Err(Error::WrongState { what: "the page under a retained block", expected, found });
         }
         // New pages first: that may fail, and then there is nothing to undo at the driver.
         let mut parts = Vec::new();

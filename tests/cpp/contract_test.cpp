@@ -20,6 +20,7 @@ static_assert(std::is_nothrow_copy_constructible_v<vmmgraph::Error>, "it is thro
 
 static_assert(static_cast<int>(vmmgraph::LogLevel::trace) == VMMGRAPH_LOG_TRACE);
 static_assert(static_cast<int>(vmmgraph::Retain::shared_pages) == VMMGRAPH_RETAIN_SHARED_PAGES);
+static_assert(static_cast<int>(vmmgraph::Retain::in_place) == VMMGRAPH_RETAIN_IN_PLACE);
 static_assert(static_cast<int>(vmmgraph::DriverChoice::host) == VMMGRAPH_DRIVER_HOST);
 
 int failures = 0;

@@ -72,7 +72,8 @@ TEST_F(Neighbours, ATensorThatTheCaptureStreamUsedMayBeFreedDuringACapture) {
 // The storage has torch's allocator, and asks it.
 TEST_F(Neighbours, AStorageOlderThanTheInstallationMayBeResizedInABody) {
     vmmgraph::torch::uninstall();
-    auto old = at::ones({16}, half());
+    // Empty: what it held would be copied in the body, and be read by every replay.
+    auto old = at::empty({0}, half());
     vmmgraph::torch::install();
     SharedVmmAllocator arena;
     const auto output = at::zeros({1 << 22}, half());
@@ -279,6 +280,100 @@ TEST_F(Neighbours, EagerWorkGetsWhatIdleArenasHold) {
     // What is really too much is torch's own error still.
     EXPECT_THROW(static_cast<void>(at::empty({static_cast<std::int64_t>(total)}, half())), c10::OutOfMemoryError);
     expect_a_usable_allocator();
+}
+
+// As is right for torch's own memory, which stays mapped: the tensor goes as soon as the work that reads it was given to the stream.
+TEST_F(Neighbours, AnOutputMayBeDroppedRightAfterWorkThatReadsIt) {
+    SharedVmmAllocator arena;
+    const auto input = at::randn({1 << 24}, half());
+    const auto expected = input * 2;
+    const auto weights = at::randn({4096, 4096}, half()) * (1.0 / 64);
+    cudaDeviceSynchronize();
+    int wrong = 0;
+    for (const bool on_default : {true, false}) {
+        for (const bool graph_first : {true, false}) {
+            for (int turn = 0; turn < 5; ++turn) {
+                at::Tensor read;
+                {
+                    at::Tensor output;
+                    std::optional<CapturedGraph> graph = capture(arena, raw(), [&] { output = input * 2; });
+                    graph->replay(raw());
+                    cudaDeviceSynchronize();
+                    c10::cuda::OptionalCUDAStreamGuard guard;
+                    if (!on_default) {
+                        guard.reset_stream(*stream_);
+                    }
+                    // The reader waits its turn.
+                    auto busy = weights;
+                    for (int i = 0; i < 40; ++i) {
+                        busy = at::mm(busy, weights);
+                    }
+                    read = output.clone();
+                    if (graph_first) {
+                        graph.reset();
+                    }
+                    output = at::Tensor();
+                }
+                arena.mark();
+                // Somebody asks, so that what may go goes.
+                at::Tensor other;
+                auto next = capture(arena, raw(), [&] { other = at::full({1 << 24}, 9, half()); });
+                next.replay(raw());
+                cudaDeviceSynchronize();
+                wrong += !at::equal(read, expected);
+            }
+        }
+    }
+    EXPECT_EQ(wrong, 0);
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+}
+
+// Tensors of captures that failed are the program's, each with memory of its own.
+TEST_F(Neighbours, TensorsOfFailedCapturesKeepWhatIsWrittenToThem) {
+    SharedVmmAllocator arena;
+    std::vector<at::Tensor> kept;
+    for (int turn = 0; turn < 6; ++turn) {
+        EXPECT_THROW(static_cast<void>(capture(arena, raw(),
+                                               [&] {
+                                                   kept.push_back(at::empty({1 << 20}, half()));
+                                                   throw std::runtime_error("planted");
+                                               })),
+                     std::runtime_error);
+    }
+    for (int turn = 0; turn < 6; ++turn) {
+        kept[turn].fill_(turn);
+    }
+    const Model model(2, 512);
+    auto all = shapes(arena, model, {64});
+    EXPECT_EQ(wrong(all), 0);
+    for (int turn = 0; turn < 6; ++turn) {
+        EXPECT_TRUE(at::equal(kept[turn], at::full_like(kept[turn], turn))) << turn;
+    }
+}
+
+TEST_F(Neighbours, MoreThanThereCanBeIsOutOfMemory) {
+    for (const auto route : {Route::blocks, Route::mempool}) {
+        SharedVmmAllocator arena;
+        const auto body = [] { static_cast<void>(at::empty({std::int64_t{1} << 50}, half())); };
+        EXPECT_THROW(static_cast<void>(capture(arena, raw(), body, {route})), c10::OutOfMemoryError);
+    }
+}
+
+// A program that allocates to a pool of its own: torch would assert in the destructor of ours.
+TEST_F(Neighbours, AGraphMayGoWhileTheProgramAllocatesToAPool) {
+    SharedVmmAllocator arena;
+    const auto pool = at::cuda::graph_pool_handle();
+    for (const auto route : {Route::blocks, Route::mempool}) {
+        std::optional<CapturedGraph> graph = capture(arena, raw(), [&] { static_cast<void>(at::ones({1 << 20}, half())); }, {route});
+        c10::cuda::CUDACachingAllocator::beginAllocateToPool(0, pool, [](cudaStream_t) { return false; });
+        graph.reset();
+        c10::cuda::CUDACachingAllocator::endAllocateToPool(0, pool);
+        c10::cuda::CUDACachingAllocator::releasePool(0, pool);
+    }
+    // Its pool goes with the next one.
+    static_cast<void>(capture(arena, raw(), [&] { static_cast<void>(at::ones({1}, half())); }, {Route::mempool}));
+    arena.trim();
+    EXPECT_EQ(arena.mapped_size(), 0u);
 }
 
 TEST_F(Neighbours, AGraphThatWasMovedFromSaysSo) {

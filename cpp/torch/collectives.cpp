@@ -1,0 +1,79 @@
+#include "collectives.hpp"
+
+#include <cstdlib>
+#include <string_view>
+#include <vector>
+
+#include <c10/cuda/CUDAFunctions.h>
+#include <cuda.h>
+#include <dlfcn.h>
+
+namespace vmmgraph::torch {
+namespace {
+
+bool registration_is_off() {
+    const char* const setting = std::getenv("NCCL_GRAPH_REGISTER");
+    return setting != nullptr && std::string_view(setting) == "0";
+}
+
+int devices_in_use() {
+    int used = 0;
+    for (c10::DeviceIndex device = 0; device < c10::cuda::device_count(); ++device) {
+        used += c10::cuda::hasPrimaryContext(device);
+    }
+    return used;
+}
+
+// The driver's, which the runtime has loaded: only the driver tells a kernel's name.
+struct Driver {
+    void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    template <class F>
+    F* get(const char* name) const {
+        return reinterpret_cast<F*>(library == nullptr ? nullptr : dlsym(library, name));
+    }
+    CUresult (*const params)(CUgraphNode, CUDA_KERNEL_NODE_PARAMS*) =
+        get<CUresult(CUgraphNode, CUDA_KERNEL_NODE_PARAMS*)>("cuGraphKernelNodeGetParams_v2");
+    // CUDA 12.3 and later.
+    CUresult (*const function_name)(const char**, CUfunction) = get<CUresult(const char**, CUfunction)>("cuFuncGetName");
+    CUresult (*const kernel_name)(const char**, CUkernel) = get<CUresult(const char**, CUkernel)>("cuKernelGetName");
+
+    // A kernel whose name cannot be had counts as one of NCCL's.
+    [[nodiscard]] bool may_be_nccls(CUgraphNode node) const {
+        if (params == nullptr || function_name == nullptr || kernel_name == nullptr) {
+            return true;
+        }
+        CUDA_KERNEL_NODE_PARAMS found{};
+        const char* name = nullptr;
+        if (params(node, &found) != CUDA_SUCCESS ||
+            (found.func != nullptr ? function_name(&name, found.func) : kernel_name(&name, found.kern)) != CUDA_SUCCESS) {
+            return true;
+        }
+        return name == nullptr || std::string_view(name).find("nccl") != std::string_view::npos;
+    }
+};
+
+}  // namespace
+
+bool has_registered_collectives(cudaGraph_t graph) {
+    if (registration_is_off() || devices_in_use() < 2) {
+        return false;
+    }
+    static const Driver driver;
+    std::size_t count = 0;
+    if (cudaGraphGetNodes(graph, nullptr, &count) != cudaSuccess) {
+        return true;
+    }
+    std::vector<cudaGraphNode_t> nodes(count);
+    if (count > 0 && cudaGraphGetNodes(graph, nodes.data(), &count) != cudaSuccess) {
+        return true;
+    }
+    for (auto* const node : nodes) {
+        auto type = cudaGraphNodeTypeEmpty;
+        if (cudaGraphNodeGetType(node, &type) == cudaSuccess && type == cudaGraphNodeTypeKernel && driver.may_be_nccls(node)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+}  // namespace vmmgraph::torch
