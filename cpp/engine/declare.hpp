@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include <vmmgraph/engine.hpp>
+#include <vmmgraph/inputs.hpp>
 
 #include "../torch/guards.hpp"
 

@@ -36,6 +36,38 @@ std::vector<at::Tensor> view(const std::vector<Bytes>& all, c10::ScalarType dtyp
     return tensors;
 }
 
+// Whether there is an element at all.
+bool has_data(const DeviceWrite& write) { return write.value.defined() && write.value.numel() > 0; }
+
+// Whether the value is the beginning of its place, byte for byte.
+bool leads(const DeviceWrite& write) {
+    return write.value.is_contiguous() && write.value.sizes().slice(1) == write.place.sizes().slice(1);
+}
+
+at::Tensor corner(const DeviceWrite& write) {
+    auto corner = write.place;
+    for (std::int64_t i = 0; i < corner.dim(); ++i) {
+        corner = corner.narrow(i, 0, write.value.size(i));
+    }
+    return corner;
+}
+
+// Repeats what is last along each dimension, the innermost first, so that every element comes from the nearest one of the corner.
+void repeat_last(const DeviceWrite& write) {
+    for (auto along = write.place.dim() - 1; along >= 0; --along) {
+        auto reached = write.place;
+        for (std::int64_t i = 0; i < along; ++i) {
+            reached = reached.narrow(i, 0, write.value.size(i));
+        }
+        const auto there = write.value.size(along);
+        const auto missing = reached.size(along) - there;
+        if (missing > 0) {
+            auto rest = reached.narrow(along, there, missing);
+            rest.copy_(reached.narrow(along, there - 1, 1).expand_as(rest));
+        }
+    }
+}
+
 }  // namespace
 
 void write(const std::vector<DeviceWrite>& writes) {
@@ -45,40 +77,49 @@ void write(const std::vector<DeviceWrite>& writes) {
     std::vector<Bytes> from;
     std::vector<Bytes> to;
     std::vector<Bytes> zeros;
-    for (const auto& [place, value, pad] : writes) {
-        const auto written = value.defined() ? static_cast<std::int64_t>(value.nbytes()) : 0;
-        const auto whole = static_cast<std::int64_t>(place.nbytes());
-        auto* const start = static_cast<char*>(place.mutable_data_ptr());
-        if (written > 0) {
-            from.push_back({const_cast<void*>(value.const_data_ptr()), written});
-            to.push_back({start, written});
+    for (const auto& one : writes) {
+        const auto whole = static_cast<std::int64_t>(one.place.nbytes());
+        auto* const start = static_cast<char*>(one.place.mutable_data_ptr());
+        // Up to where no padding is.
+        std::int64_t kept = 0;
+        if (has_data(one) && leads(one)) {
+            kept = static_cast<std::int64_t>(one.value.nbytes());
+            from.push_back({const_cast<void*>(one.value.const_data_ptr()), kept});
+            to.push_back({start, kept});
+        } else if (has_data(one) && one.value.sizes() == one.place.sizes()) {
+            kept = whole;
         }
-        const bool zero = pad && (pad->rule == VMMGRAPH_PAD_ZERO || (pad->rule == VMMGRAPH_PAD_REPEAT_LAST && written == 0));
-        if (zero && written < whole) {
-            zeros.push_back({start + written, whole - written});
+        if (kept == whole) {
+            continue;
+        }
+        const bool repeats = one.pad.rule == VMMGRAPH_PAD_REPEAT_LAST && has_data(one);
+        if (one.pad.rule == VMMGRAPH_PAD_VALUE) {
+            const auto rows = kept > 0 ? one.value.size(0) : 0;
+            one.place.narrow(0, rows, one.place.size(0) - rows).fill_(one.pad.element);
+        } else if (!repeats) {
+            zeros.push_back({start + kept, whole - kept});
         }
     }
+    // Padding first: data that is narrower than its place goes over it.
     const auto device = writes.front().place.device();
+    if (!zeros.empty()) {
+        at::_foreach_zero_(view(zeros, widest(zeros), device));
+    }
     if (!to.empty()) {
         auto all = to;
         all.insert(all.end(), from.begin(), from.end());
         const auto dtype = widest(all);
         at::_foreach_copy_(view(to, dtype, device), view(from, dtype, device), true);
     }
-    if (!zeros.empty()) {
-        at::_foreach_zero_(view(zeros, widest(zeros), device));
-    }
-    for (const auto& [place, value, pad] : writes) {
-        const auto rows = value.defined() ? value.size(0) : 0;
-        const auto rest = place.size(0) - rows;
-        if (!pad || rest == 0) {
+    for (const auto& one : writes) {
+        if (!has_data(one)) {
             continue;
         }
-        if (pad->rule == VMMGRAPH_PAD_VALUE) {
-            place.narrow(0, rows, rest).fill_(pad->element);
-        } else if (pad->rule == VMMGRAPH_PAD_REPEAT_LAST && rows > 0) {
-            auto end = place.narrow(0, rows, rest);
-            end.copy_(place.narrow(0, rows - 1, 1).expand_as(end));
+        if (!leads(one)) {
+            corner(one).copy_(one.value, true);
+        }
+        if (one.pad.rule == VMMGRAPH_PAD_REPEAT_LAST) {
+            repeat_last(one);
         }
     }
 }

@@ -1,23 +1,23 @@
 // A step's inputs that are on the device already, to their places.
 #pragma once
 
-#include <optional>
 #include <vector>
 
-#include <vmmgraph/engine.hpp>
+#include <vmmgraph/inputs.hpp>
 
 namespace vmmgraph::engine {
 
 struct DeviceWrite {
-    // The whole input in its bucket, contiguous.
+    // The input in its bucket, or as many of its rows as the step has where the rest is not padded; contiguous.
     at::Tensor place;
-    // Its leading rows, contiguous; undefined: none.
+    // What goes into its corner, with any strides and no dimension longer; undefined: nothing.
     at::Tensor value;
-    // Nothing: the rest stays as it is.
-    std::optional<Pad> pad;
+    // What goes into the rest.
+    Pad pad;
 };
 
-// On torch's current stream: one launch for the data of all, one for their zeros, and one for each other padding.
+// On torch's current stream: one launch for all zeros, one for the data of all values that are as wide as their place and lie in one piece,
+// one for each other value, and one for each dimension of other padding.
 void write(const std::vector<DeviceWrite>& writes);
 
 }  // namespace vmmgraph::engine

@@ -22,7 +22,7 @@ Dispatcher make_dispatcher(const ExecutorOptions& options) {
 
 }  // namespace
 
-GraphExecutor::GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, CudaGraphPersistentParam& inputs, Body body,
+GraphExecutor::GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, GraphInputs& inputs, Body body,
                              const ExecutorOptions& options)
     : state_(new State{std::move(arena), inputs, std::move(body), options, make_dispatcher(options), {}, {}, {}, std::nullopt, {}}) {
     auto& state = *state_;
@@ -85,7 +85,7 @@ std::size_t GraphExecutor::warm_up() {
     return stats().graphs;
 }
 
-Ran GraphExecutor::prepare(const Step& step, c10::ArrayRef<Value> values) {
+Ran GraphExecutor::prepare(const Step& step, c10::ArrayRef<NamedValue> values) {
     auto& state = *state_;
     state.give_up();
     state.decision = state.dispatcher.dispatch(step.key, step.phase, step.capturable);

@@ -33,7 +33,7 @@ struct GraphExecutor::State {
     };
 
     std::shared_ptr<SharedVmmAllocator> arena;
-    CudaGraphPersistentParam& inputs;
+    GraphInputs& inputs;
     Body body;
     ExecutorOptions options;
     Dispatcher dispatcher;

@@ -49,8 +49,8 @@ CudaGraphExecutorImpl::CudaGraphExecutorImpl(const Decoder& model, std::shared_p
         graph.modes = {{{Mode::eager, Mode::eager}, {Mode::eager, Mode::eager}, {Mode::eager, Mode::eager}}};
         buckets = {Key::of(1, 1)};
     }
-    inputs_ = std::make_unique<CudaGraphPersistentParam>(declare(model.args(), options.max_seqs_per_batch), buckets,
-                                                         ParamOptions{model.args().options.device(), 512});
+    inputs_ = std::make_unique<GraphInputs>(declare(model.args(), options.max_seqs_per_batch), buckets,
+                                                         InputsOptions{model.args().options.device(), 512});
     executor_ = std::make_unique<GraphExecutor>(std::move(arena), *inputs_, [this](Recorder& recorder) { body(recorder); }, graph);
 }
 
@@ -76,10 +76,18 @@ Step CudaGraphExecutorImpl::step_of(const ForwardInput& input) const {
     return {Key::of(input.tokens(), input.sequences(), decode ? uniform_decode : 0), input.phase, true, &input};
 }
 
-std::vector<Value> CudaGraphExecutorImpl::values_of(const ForwardInput& input) const {
+std::vector<NamedValue> CudaGraphExecutorImpl::values_of(const ForwardInput& input) const {
     const auto blocks = static_cast<std::uint32_t>(model_.args().blocks_of_sequence);
-    return {input.token_ids, input.positions, input.new_cache_slots, Value(input.block_tables.data(), {input.sequences(), blocks}),
-            input.q_seq_lens, input.kv_seq_lens, input.paged_kv_indptr, input.paged_kv_indices, input.paged_kv_last_page_len, input.temperatures};
+    return {{names::tokens, input.token_ids},
+            {names::positions, input.positions},
+            {names::new_cache_slots, input.new_cache_slots},
+            {names::block_tables, Value(input.block_tables.data(), {input.sequences(), blocks})},
+            {names::q_seq_lens, input.q_seq_lens},
+            {names::kv_seq_lens, input.kv_seq_lens},
+            {names::paged_kv_indptr, input.paged_kv_indptr},
+            {names::paged_kv_indices, input.paged_kv_indices},
+            {names::paged_kv_last_page_len, input.paged_kv_last_page_len},
+            {"temperatures", input.temperatures}};
 }
 
 at::Tensor CudaGraphExecutorImpl::eager(const ForwardInput& input, const std::vector<KVCache>& kv_caches) const {

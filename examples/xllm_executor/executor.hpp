@@ -58,10 +58,10 @@ public:
     ModelOutput run(const ForwardInput& input, std::vector<KVCache>& kv_caches, void* stream);
 
     [[nodiscard]] vmmgraph::engine::GraphExecutor& graphs() noexcept { return *executor_; }
-    [[nodiscard]] vmmgraph::engine::CudaGraphPersistentParam& inputs() noexcept { return *inputs_; }
+    [[nodiscard]] vmmgraph::engine::GraphInputs& inputs() noexcept { return *inputs_; }
     // The step's shape and values for the library.
     [[nodiscard]] vmmgraph::engine::Step step_of(const ForwardInput& input) const;
-    [[nodiscard]] std::vector<vmmgraph::engine::Value> values_of(const ForwardInput& input) const;
+    [[nodiscard]] std::vector<vmmgraph::engine::NamedValue> values_of(const ForwardInput& input) const;
     // The step without a graph.
     [[nodiscard]] at::Tensor eager(const ForwardInput& input, const std::vector<KVCache>& kv_caches) const;
 
@@ -71,7 +71,7 @@ private:
     const Decoder& model_;
     Options options_;
     std::vector<KVCache>* kv_caches_ = nullptr;
-    std::unique_ptr<vmmgraph::engine::CudaGraphPersistentParam> inputs_;
+    std::unique_ptr<vmmgraph::engine::GraphInputs> inputs_;
     std::unique_ptr<vmmgraph::engine::GraphExecutor> executor_;
 };
 

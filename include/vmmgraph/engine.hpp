@@ -1,224 +1,39 @@
-// VmmGraph for engines over libtorch: persistent inputs of graphs, and an executor that captures, caches and replays graphs by shape.
-// Link VmmGraph::torch. Unlike torch.hpp this header includes torch's own (tensors).
+// VmmGraph for engines over libtorch: an executor that captures, caches and replays graphs by shape, over the persistent inputs of
+// inputs.hpp. Link VmmGraph::torch. Unlike torch.hpp this header includes torch's own (tensors).
 //
 //   using namespace vmmgraph::engine;
-//   CudaGraphPersistentParam inputs({Input::host(names::tokens, at::kInt, {Extent::along(Axis::tokens)}), ...}, buckets, {at::kCUDA});
-//   GraphExecutor executor(arena, inputs, record, options);          // record(Recorder&, bucket): the model on inputs.tokens(), ...
+//   GraphInputs inputs({Input::host(names::tokens, at::kInt, {Extent::along(Axis::tokens)}), ...}, buckets, {at::kCUDA});
+//   GraphExecutor executor(arena, inputs, body, options);            // body(Recorder&): the model on inputs.tokens(), ...
 //   executor.warm_up();
-//   each step: executor.run({key, phase}, {tokens, positions, ...}, eager, stream);       // eager(): the step without a graph
+//   each step: executor.run({key, phase}, {{names::tokens, tokens}, ...}, eager, stream);       // eager(): the step without a graph
 //
 // Errors are vmmgraph::Error, thrown before anything has changed unless a function says otherwise. An object is for one thread at a time.
 
 #ifndef VMMGRAPH_ENGINE_HPP
 #define VMMGRAPH_ENGINE_HPP
 
-#include <algorithm>
-#include <array>
 #include <cstdint>
 #include <functional>
-#include <initializer_list>
 #include <memory>
-#include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Device.h>
-#include <c10/core/Scalar.h>
-#include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
 
-#include "dispatch.hpp"
+#include "inputs.hpp"
 #include "torch.hpp"
 
 namespace vmmgraph::engine {
 
-// Shapes, modes and reasons are those of dispatch.hpp.
-using dispatch::Axis;
-using dispatch::bucket_sizes;
-using dispatch::Key;
+// Modes, phases, reasons and decisions are those of dispatch.hpp.
+using dispatch::Decision;
 using dispatch::Mode;
 using dispatch::Phase;
 using dispatch::Reason;
-using dispatch::uniform_decode;
 // For what a body makes and a runner keeps: see Recorder::eager.
 using torch::KeptScope;
-
-// How long a dimension of an input is.
-struct Extent {
-    std::int32_t kind = VMMGRAPH_EXTENT_FIXED;
-    Axis axis = Axis::tokens;
-    std::uint32_t times = 1;
-    std::uint32_t plus = 0;
-
-    [[nodiscard]] static Extent fixed(std::uint32_t length) { return {VMMGRAPH_EXTENT_FIXED, Axis::tokens, length, 0}; }
-    // `times` the bucket's size along the axis, plus `plus`.
-    [[nodiscard]] static Extent along(Axis axis, std::uint32_t times = 1, std::uint32_t plus = 0) {
-        return {VMMGRAPH_EXTENT_ALONG, axis, times, plus};
-    }
-    // At most so long, as each step needs it; the first dimension only. The rest is neither padded nor copied.
-    [[nodiscard]] static Extent up_to(std::uint32_t length) { return {VMMGRAPH_EXTENT_UP_TO, Axis::tokens, length, 0}; }
-};
-
-// Who writes an input, and whether it is one.
-enum class Role : std::int32_t {
-    // From host memory: travels with the others in one copy. A tensor of the device is taken too, by a copy of its own kind.
-    host_input = VMMGRAPH_ROLE_HOST_INPUT,
-    // From the device.
-    device_input = VMMGRAPH_ROLE_DEVICE_INPUT,
-    // Written by the graph.
-    output = VMMGRAPH_ROLE_OUTPUT,
-};
-
-// What stands where a step is smaller than its bucket.
-struct Pad {
-    std::int32_t rule = VMMGRAPH_PAD_ZERO;
-    c10::Scalar element = 0;
-
-    [[nodiscard]] static Pad zero() { return {}; }
-    // The nearest element that the step has; 0 if it has none.
-    [[nodiscard]] static Pad repeat_last() { return {VMMGRAPH_PAD_REPEAT_LAST, 0}; }
-    [[nodiscard]] static Pad value(c10::Scalar element) { return {VMMGRAPH_PAD_VALUE, element}; }
-};
-
-// An input or output, declared once. Its largest shape is the one in the largest bucket.
-struct Input {
-    std::string name;
-    c10::ScalarType dtype = c10::ScalarType::Int;
-    std::vector<Extent> shape;
-    Role role = Role::host_input;
-    Pad pad;
-
-    [[nodiscard]] static Input host(std::string_view name, c10::ScalarType dtype, std::vector<Extent> shape, Pad pad = {}) {
-        return {std::string(name), dtype, std::move(shape), Role::host_input, pad};
-    }
-    [[nodiscard]] static Input device(std::string_view name, c10::ScalarType dtype, std::vector<Extent> shape, Pad pad = {}) {
-        return {std::string(name), dtype, std::move(shape), Role::device_input, pad};
-    }
-    [[nodiscard]] static Input output(std::string_view name, c10::ScalarType dtype, std::vector<Extent> shape) {
-        return {std::string(name), dtype, std::move(shape), Role::output, {}};
-    }
-};
-
-// The names that CudaGraphPersistentParam has getters for; any other is reached by get().
-namespace names {
-inline constexpr std::string_view tokens = "tokens";
-inline constexpr std::string_view positions = "positions";
-inline constexpr std::string_view new_cache_slots = "new_cache_slots";
-inline constexpr std::string_view block_tables = "block_tables";
-inline constexpr std::string_view q_seq_lens = "q_seq_lens";
-inline constexpr std::string_view kv_seq_lens = "kv_seq_lens";
-inline constexpr std::string_view paged_kv_indptr = "paged_kv_indptr";
-inline constexpr std::string_view paged_kv_indices = "paged_kv_indices";
-inline constexpr std::string_view paged_kv_last_page_len = "paged_kv_last_page_len";
-inline constexpr std::string_view embeddings = "embeddings";
-inline constexpr std::string_view hidden_states = "hidden_states";
-inline constexpr std::string_view aux_hidden_states = "aux_hidden_states";
-}  // namespace names
-
-// A step's data for one input: a tensor, or host memory, which must live until prepare() or update() returns. Contiguous.
-class Value {
-public:
-    // Nothing: the whole input is padding.
-    Value() = default;
-    Value(const at::Tensor& tensor) : tensor_(tensor) {}  // NOLINT: an argument list of tensors is the usual case
-    template <class T>
-    Value(const std::vector<T>& elements)  // NOLINT
-        : data_(elements.data()), dtype_(c10::CppTypeToScalarType<T>::value), rank_(1), shape_{static_cast<std::uint32_t>(elements.size())} {}
-    // At most four dimensions.
-    template <class T>
-    Value(const T* elements, std::initializer_list<std::uint32_t> shape)
-        : data_(elements), dtype_(c10::CppTypeToScalarType<T>::value), rank_(static_cast<int>(shape.size())) {
-        std::copy_n(shape.begin(), std::min(shape.size(), shape_.size()), shape_.begin());
-    }
-
-private:
-    friend class CudaGraphPersistentParam;
-    at::Tensor tensor_;
-    const void* data_ = nullptr;
-    c10::ScalarType dtype_ = c10::ScalarType::Undefined;
-    // -1: a tensor, or nothing.
-    int rank_ = -1;
-    std::array<std::uint32_t, 4> shape_{};
-};
-
-// Where the inputs of graphs live.
-struct ParamOptions {
-    // Of the arena. A CPU device serves tests: the same checks, padding and views, with memory copies.
-    c10::Device device{c10::DeviceType::CUDA, 0};
-    // Of every input, in bytes: a power of two from 256 to 2 MiB.
-    std::uint32_t alignment = 512;
-};
-
-// Named inputs and outputs of graphs at fixed addresses in one arena, which is as large as the largest bucket's. Every bucket packs its
-// own sizes, so a view belongs to its bucket: the getters' is the one of the last commit() or select().
-class VMMGRAPH_API CudaGraphPersistentParam {
-public:
-    // Throws Error for a declaration that cannot be (a name twice, an axis that a bucket lacks, ...), and what torch throws for memory.
-    CudaGraphPersistentParam(std::vector<Input> inputs, const std::vector<Key>& buckets, const ParamOptions& options = {});
-    CudaGraphPersistentParam(const CudaGraphPersistentParam&) = delete;
-    CudaGraphPersistentParam& operator=(const CudaGraphPersistentParam&) = delete;
-    // Waits for what the stream of the last commit holds.
-    ~CudaGraphPersistentParam();
-
-    // Checks a step's values, in the order of the declared inputs (outputs left out; fewer: the last are padding), and packs those of the
-    // host into staging memory, padded to the bucket. Host work only: the step before may still run. A second prepare() replaces the first.
-    // Throws Error for another dtype, device or rank, for more than the bucket holds, and for no bucket.
-    void prepare(const Key& bucket, c10::ArrayRef<Value> values);
-    // Brings what was prepared to the device, in order on `stream` (a cudaStream_t): one copy for all host inputs; for inputs on the
-    // device one launch for their data and one for their zeros. They must be ready on the stream. Behind a commit on another stream it
-    // waits, so that stream must still exist. Throws Error if nothing was prepared or the stream is under capture.
-    void commit(void* stream);
-    // Both.
-    void update(const Key& bucket, c10::ArrayRef<Value> values, void* stream) {
-        prepare(bucket, values);
-        commit(stream);
-    }
-    // Lets the getters speak of a bucket, whose contents are undefined; for a capture.
-    void select(const Key& bucket);
-    // The bucket of the getters.
-    [[nodiscard]] const Key& bucket() const;
-
-    // The number of an input or output, by name; throws Error if there is none.
-    [[nodiscard]] std::size_t find(std::string_view name) const;
-    [[nodiscard]] bool has(std::string_view name) const noexcept;
-    [[nodiscard]] const std::vector<Input>& inputs() const noexcept;
-
-    // The leading `rows` of an input or output in the getters' bucket, 0: all. No memory is allocated, and where `rows` are those of
-    // the last call no tensor is made. Throws Error for more rows than there are.
-    [[nodiscard]] const at::Tensor& get(std::size_t input, std::int64_t rows = 0) const;
-    [[nodiscard]] const at::Tensor& get(std::string_view name, std::int64_t rows = 0) const { return get(find(name), rows); }
-    // An input as large as the last step gave it.
-    [[nodiscard]] at::Tensor actual(std::size_t input) const;
-    [[nodiscard]] at::Tensor actual(std::string_view name) const { return actual(find(name)); }
-
-    [[nodiscard]] const at::Tensor& tokens(std::int64_t n = 0) const { return get(names::tokens, n); }
-    [[nodiscard]] const at::Tensor& positions(std::int64_t n = 0) const { return get(names::positions, n); }
-    [[nodiscard]] const at::Tensor& new_cache_slots(std::int64_t n = 0) const { return get(names::new_cache_slots, n); }
-    [[nodiscard]] const at::Tensor& block_tables(std::int64_t b = 0) const { return get(names::block_tables, b); }
-    [[nodiscard]] const at::Tensor& q_seq_lens(std::int64_t n = 0) const { return get(names::q_seq_lens, n); }
-    [[nodiscard]] const at::Tensor& kv_seq_lens(std::int64_t n = 0) const { return get(names::kv_seq_lens, n); }
-    // Of so many sequences: one row more.
-    [[nodiscard]] const at::Tensor& paged_kv_indptr(std::int64_t b = 0) const { return get(names::paged_kv_indptr, b > 0 ? b + 1 : 0); }
-    [[nodiscard]] const at::Tensor& paged_kv_indices(std::int64_t n = 0) const { return get(names::paged_kv_indices, n); }
-    [[nodiscard]] const at::Tensor& paged_kv_last_page_len(std::int64_t b = 0) const { return get(names::paged_kv_last_page_len, b); }
-    [[nodiscard]] const at::Tensor& embeddings(std::int64_t n = 0) const { return get(names::embeddings, n); }
-    [[nodiscard]] const at::Tensor& hidden_states(std::int64_t n = 0) const { return get(names::hidden_states, n); }
-    [[nodiscard]] const at::Tensor& aux_hidden_states(std::int64_t n = 0) const { return get(names::aux_hidden_states, n); }
-
-    // Bytes of the device arena, of each of the two staging buffers, and host-to-device copies so far.
-    [[nodiscard]] std::size_t arena_bytes() const noexcept;
-    [[nodiscard]] std::size_t staging_bytes() const noexcept;
-    [[nodiscard]] std::uint64_t copies() const noexcept;
-    // The device of the arena.
-    [[nodiscard]] c10::Device device() const noexcept;
-
-private:
-    struct State;
-    std::unique_ptr<State> state_;
-};
 
 // A step to run.
 struct Step {
@@ -293,7 +108,7 @@ public:
 
     // `inputs` must outlive the executor. `arena` is null for inputs on a CPU, where nothing is captured and a replay is a call of `body`.
     // Throws Error for a bucket that the inputs lack, and for an arena or a capture stream of another device than theirs.
-    GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, CudaGraphPersistentParam& inputs, Body body, const ExecutorOptions& options);
+    GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, GraphInputs& inputs, Body body, const ExecutorOptions& options);
     GraphExecutor(const GraphExecutor&) = delete;
     GraphExecutor& operator=(const GraphExecutor&) = delete;
     ~GraphExecutor();
@@ -304,13 +119,13 @@ public:
     // Runs a step on `stream`: pads it to a bucket and replays its graph, capturing it first if need be; or calls `eager`, with that
     // stream as torch's current one. Outputs of a graph are those of the inputs' getters. A failed capture is logged, counted, and the
     // bucket runs eagerly until forgive(). Throws Error for values that do not fit, and what the runners, `eager` and replays throw.
-    Ran run(const Step& step, c10::ArrayRef<Value> values, const std::function<void()>& eager, void* stream) {
+    Ran run(const Step& step, c10::ArrayRef<NamedValue> values, const std::function<void()>& eager, void* stream) {
         prepare(step, values);
         return launch(eager, stream);
     }
     // The two halves of run(): the first is host work only, may be done while the step before runs, and returns what the second will do
     // unless its capture fails.
-    Ran prepare(const Step& step, c10::ArrayRef<Value> values);
+    Ran prepare(const Step& step, c10::ArrayRef<NamedValue> values);
     Ran launch(const std::function<void()>& eager, void* stream);
 
     // Drops all graphs, waits for their replays and gives their pages back.

@@ -61,7 +61,7 @@ Traffic random_step(std::mt19937& random) {
 struct Model {
     at::Tensor table = at::randn({vocabulary, width}, on_device(at::kFloat));
     std::shared_ptr<vmmgraph::SharedVmmAllocator> arena;
-    std::unique_ptr<CudaGraphPersistentParam> inputs;
+    std::unique_ptr<GraphInputs> inputs;
     std::unique_ptr<GraphExecutor> executor;
     // The number of the first output that shows an input as a graph saw it.
     std::size_t first_seen = 0;
@@ -100,7 +100,7 @@ struct Model {
         }
         auto buckets = options.full;
         buckets.insert(buckets.end(), options.piecewise.begin(), options.piecewise.end());
-        inputs = std::make_unique<CudaGraphPersistentParam>(declaration(), buckets, ParamOptions{device(), 512});
+        inputs = std::make_unique<GraphInputs>(declaration(), buckets, InputsOptions{device(), 512});
         first_seen = inputs->find("sums") + 1;
         wait();
         executor = std::make_unique<GraphExecutor>(arena, *inputs, [this](Recorder& recorder) { body(recorder); }, options);
@@ -248,7 +248,7 @@ void run_traffic(const ExecutorOptions& options, Model& model, bool ahead, const
     }
     const auto prepare = [&](std::size_t i) {
         all[i].step.params = &all[i].bias;
-        model.executor->prepare(all[i].step, std::vector<Value>(all[i].values.begin(), all[i].values.end()));
+        model.executor->prepare(all[i].step, named(model.inputs->inputs(), all[i].values));
     };
     int eager = 0;
     std::uint64_t most = 0;

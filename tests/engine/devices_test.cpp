@@ -110,10 +110,10 @@ TEST(Devices, InputsOnTheDefaultStreamMayGoWhileAnotherDeviceIsCurrent) {
     const c10::cuda::CUDAGuard current(1);
     std::atomic<bool> done{false};
     {
-        CudaGraphPersistentParam param({Input::host("a", at::kInt, {Extent::along(Axis::tokens)})}, {Key::of(4)}, {device(0), 512});
+        GraphInputs param({Input::host("a", at::kInt, {Extent::along(Axis::tokens)})}, {Key::of(4)}, {device(0), 512});
         // More often than there are staging buffers, so that one is waited for.
         for (int turn = 0; turn < 3; ++turn) {
-            param.update(Key::of(4), {std::vector<std::int32_t>{turn, 1, 2, 3}}, nullptr);
+            param.update(Key::of(4), {{"a", std::vector<std::int32_t>{turn, 1, 2, 3}}}, nullptr);
             EXPECT_TRUE(at::equal(param.get("a").cpu(), at::tensor({turn, 1, 2, 3}, at::kInt))) << turn;
         }
         const c10::cuda::CUDAGuard its_own(0);
@@ -170,7 +170,7 @@ TEST(Devices, AnExecutorIsRefusedWhatIsOnAnotherDevice) {
     }
     ExecutorOptions options;
     options.full = {Key::of(4)};
-    CudaGraphPersistentParam inputs({Input::host(names::tokens, at::kInt, {Extent::along(Axis::tokens)})}, options.full, {device(0), 512});
+    GraphInputs inputs({Input::host(names::tokens, at::kInt, {Extent::along(Axis::tokens)})}, options.full, {device(0), 512});
     const auto refused = [&](const std::shared_ptr<vmmgraph::SharedVmmAllocator>& arena) {
         return refusal([&] { GraphExecutor executor(arena, inputs, [](Recorder&) {}, options); });
     };

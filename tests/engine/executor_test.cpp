@@ -120,10 +120,10 @@ TEST(Executor, AFailureBetweenPiecesLeavesTheOthersUsable) {
 TEST(Executor, BadValuesLeaveNoGraphBehindAndNoSlotTaken) {
     Small small(both());
     const Step step{Key::of(2, 0, uniform_decode), Phase::decode, true, nullptr};
-    EXPECT_NE(refusal([&] { small.executor->prepare(step, {at::ones({2}, at::kInt)}); }).find("the dtype is Int"), std::string::npos);
+    EXPECT_NE(refusal([&] { small.executor->prepare(step, {{names::tokens, at::ones({2}, at::kInt)}}); }).find("the dtype is Int"), std::string::npos);
     EXPECT_NE(refusal([&] { small.executor->launch([] {}, stream()); }, VMMGRAPH_ERROR_WRONG_STATE), "");
-    small.executor->prepare(step, {at::ones({2}, at::kLong)});
-    EXPECT_EQ(small.executor->prepare(step, {at::ones({2}, at::kLong)}).reason, Reason::captured);
+    small.executor->prepare(step, {{names::tokens, at::ones({2}, at::kLong)}});
+    EXPECT_EQ(small.executor->prepare(step, {{names::tokens, at::ones({2}, at::kLong)}}).reason, Reason::captured);
     // Another step instead.
     Ran ran;
     EXPECT_TRUE(small.run(2, Phase::decode, ran, uniform_decode));
@@ -139,14 +139,14 @@ TEST(Executor, AStepMayBePreparedWhileTheOneBeforeRuns) {
     for (int i = 0; i < 40; ++i) {
         tokens.push_back(at::randint(0, vocabulary, {1 + i % 8}, at::kLong));
     }
-    small.executor->prepare(step(1), {tokens[0]});
+    small.executor->prepare(step(1), {{names::tokens, tokens[0]}});
     const OnStream guard;
     for (int i = 0; i < 40; ++i) {
         const auto ran = small.executor->launch([] {}, stream());
         ASSERT_EQ(ran.mode, Mode::full);
         outputs.push_back(small.inputs->hidden_states(1 + i % 8).clone());
         if (i + 1 < 40) {
-            small.executor->prepare(step(1 + (i + 1) % 8), {tokens[static_cast<std::size_t>(i) + 1]});
+            small.executor->prepare(step(1 + (i + 1) % 8), {{names::tokens, tokens[static_cast<std::size_t>(i) + 1]}});
         }
     }
     wait();

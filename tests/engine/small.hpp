@@ -17,7 +17,7 @@ struct Small {
     c10::DeviceIndex index;
     at::Tensor table = at::randn({vocabulary, width}, on_device(at::kFloat, index));
     std::shared_ptr<vmmgraph::SharedVmmAllocator> arena;
-    std::unique_ptr<CudaGraphPersistentParam> inputs;
+    std::unique_ptr<GraphInputs> inputs;
     std::unique_ptr<GraphExecutor> executor;
     // Called in every recording, before the model.
     std::function<void(Recorder&)> trouble;
@@ -32,10 +32,10 @@ struct Small {
         auto buckets = options.full;
         buckets.insert(buckets.end(), options.piecewise.begin(), options.piecewise.end());
         const auto tokens = Extent::along(Axis::tokens);
-        inputs = std::make_unique<CudaGraphPersistentParam>(
+        inputs = std::make_unique<GraphInputs>(
             std::vector<Input>{Input::host(names::tokens, at::kLong, {tokens}),
                                Input::output(names::hidden_states, at::kFloat, {tokens, Extent::fixed(width)})},
-            buckets, ParamOptions{device(index), 512});
+            buckets, InputsOptions{device(index), 512});
         wait(index);
         executor = std::make_unique<GraphExecutor>(arena, *inputs, [this](Recorder& recorder) { body(recorder); }, options);
     }
@@ -68,7 +68,7 @@ struct Small {
         Step step{Key::of(static_cast<std::uint32_t>(n), 0, variant), phase, capturable, &bias};
         wait(index);
         ran = executor->run(
-            step, {tokens},
+            step, {{names::tokens, tokens}},
             [&] {
                 ++eager_steps;
                 eager_output = expected.clone();

@@ -1,0 +1,218 @@
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include <ATen/core/TensorBody.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "../torch/on_device.hpp"
+#include "inputs_state.hpp"
+
+namespace vmmgraph::engine {
+
+GraphInputs::GraphInputs(std::vector<Input> inputs, const std::vector<Key>& buckets, const InputsOptions& options) {
+    torch::require_release();
+    if (!options.device.is_cuda() && !options.device.is_cpu()) {
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "persistent inputs cannot live on " + options.device.str());
+    }
+    if (buckets.empty()) {
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "persistent inputs need at least one bucket");
+    }
+    auto device = options.device;
+    if (device.is_cuda() && !device.has_index()) {
+        device = c10::Device(c10::kCUDA, c10::cuda::current_device());
+    }
+    state_.reset(new State(std::move(inputs), buckets, device, options.alignment));
+    auto& state = *state_;
+    const std::int64_t alignment = options.alignment == 0 ? 512 : options.alignment;
+    const auto bytes = static_cast<std::int64_t>(state.info.arena_bytes);
+    // Zeros, so that what nobody has written yet is finite.
+    const auto whole = at::zeros({bytes + alignment}, at::TensorOptions().dtype(at::kByte).device(state.device));
+    const auto start = reinterpret_cast<std::uintptr_t>(whole.const_data_ptr()) % static_cast<std::uintptr_t>(alignment);
+    state.arena = whole.narrow(0, (alignment - static_cast<std::int64_t>(start)) % alignment, bytes);
+    state.staging = std::make_unique<Staging>(state.device, state.info.staging_bytes);
+    if (state.device.is_cuda()) {
+        const c10::cuda::CUDAGuard guard(state.device);
+        C10_CUDA_CHECK(cudaEventCreateWithFlags(&state.order, cudaEventDisableTiming));
+        // The first commit may come on another stream than the zeros.
+        C10_CUDA_CHECK(cudaStreamSynchronize(c10::cuda::getCurrentCUDAStream(state.device.index()).stream()));
+    }
+    state.make_views(state.layouts.front());
+}
+
+GraphInputs::~GraphInputs() {
+    const auto& state = *state_;
+    if (state.order == nullptr) {
+        return;
+    }
+    // The default stream is that of the current device.
+    const torch::OnDevice current(state.device);
+    // The arena goes back to torch, which knows nothing of the stream that used it.
+    if (state.last_stream) {
+        C10_CUDA_IGNORE_ERROR(cudaEventRecord(state.order, static_cast<cudaStream_t>(*state.last_stream)));
+        C10_CUDA_IGNORE_ERROR(cudaEventSynchronize(state.order));
+    }
+    C10_CUDA_IGNORE_ERROR(cudaEventDestroy(state.order));
+    for (const auto& one : state.held) {
+        C10_CUDA_IGNORE_ERROR(one.read != nullptr ? cudaEventDestroy(one.read) : cudaSuccess);
+    }
+}
+
+void GraphInputs::prepare(const Key& bucket, c10::ArrayRef<NamedValue> values) {
+    static const Value nothing;
+    auto& state = *state_;
+    auto& prepared = state.prepared;
+    prepared.valid = false;
+    prepared.writes.clear();
+    std::fill(prepared.host.begin(), prepared.host.end(), nullptr);
+    const auto number = state.layout_of(bucket);
+    const auto& layout = state.layouts[number];
+    state.assign(values);
+    state.step.clear();
+    for (std::size_t i = 0; i < state.given.size(); ++i) {
+        const auto& given = state.given[i];
+        const auto& declared = state.inputs[given.number];
+        const auto& value = state.values[i] != nullptr ? *state.values[i] : nothing;
+        auto& shape = prepared.shapes[given.number];
+        state.check(declared, layout.places[given.number], value, shape);
+        if (state.on_device(declared, value)) {
+            prepared.writes.push_back(state.write_of(layout, given.number, value));
+        } else {
+            state.step.push_back(State::step_of(given, value, shape));
+        }
+    }
+    auto* const staging = state.staging->write();
+    prepared.end = state.plan.pack(layout.key, state.step, staging, state.info.staging_bytes);
+    for (const auto& one : state.step) {
+        prepared.host[one.input] = staging + layout.places[one.input].offset;
+        prepared.rows_on_host[one.input] = one.shape[0];
+    }
+    prepared.layout = number;
+    prepared.valid = true;
+}
+
+void GraphInputs::commit(void* stream) {
+    auto& state = *state_;
+    auto& prepared = state.prepared;
+    if (!prepared.valid) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "commit() without a prepare() before it");
+    }
+    c10::cuda::OptionalCUDAStreamGuard guard;
+    if (state.device.is_cuda()) {
+        const auto on = static_cast<cudaStream_t>(stream);
+        // First, since the default stream is that of the current device.
+        guard.reset_stream(c10::cuda::getStreamFromExternal(on, state.device.index()));
+        cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+        C10_CUDA_CHECK(cudaStreamIsCapturing(on, &status));
+        if (status != cudaStreamCaptureStatusNone) {
+            refuse(VMMGRAPH_ERROR_STREAM_CAPTURING, "inputs cannot be written on a stream under capture");
+        }
+        if (state.last_stream && *state.last_stream != stream) {
+            C10_CUDA_CHECK(cudaEventRecord(state.order, static_cast<cudaStream_t>(*state.last_stream)));
+            C10_CUDA_CHECK(cudaStreamWaitEvent(on, state.order, 0));
+        }
+        state.last_stream = stream;
+    }
+    prepared.valid = false;
+    if (prepared.end > 0) {
+        state.staging->send(state.arena.mutable_data_ptr(), prepared.end, stream);
+        ++state.copies;
+    }
+    write(prepared.writes);
+    if (state.device.is_cuda()) {
+        state.hold(prepared.writes, stream);
+    }
+    prepared.writes.clear();
+    state.current = prepared.layout;
+    state.shapes.swap(prepared.shapes);
+}
+
+void GraphInputs::select(const Key& bucket) {
+    auto& state = *state_;
+    const auto number = state.layout_of(bucket);
+    if (number != state.current) {
+        state.current = number;
+        state.shapes.assign(state.inputs.size(), Shape{});
+    }
+}
+
+const Key& GraphInputs::bucket() const { return state_->layouts[state_->current].key; }
+
+std::size_t GraphInputs::find(std::string_view name) const {
+    const auto& inputs = state_->inputs;
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+        if (inputs[i].name == name) {
+            return i;
+        }
+    }
+    refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "no input or output is called '" + std::string(name) + "'");
+}
+
+bool GraphInputs::has(std::string_view name) const noexcept {
+    return std::any_of(state_->inputs.begin(), state_->inputs.end(), [&](const Input& input) { return input.name == name; });
+}
+
+const std::vector<Input>& GraphInputs::inputs() const noexcept { return state_->inputs; }
+
+const at::Tensor& GraphInputs::get(std::size_t input, std::int64_t rows) const {
+    const auto& layout = state_->layouts[state_->current];
+    if (input >= layout.tensors.size()) {
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "there are " + std::to_string(layout.tensors.size()) + " inputs and outputs, no number " +
+                                                    std::to_string(input));
+    }
+    const auto& whole = layout.tensors[input];
+    const auto along = state_->rows_along[input];
+    const auto most = whole.size(along);
+    if (rows == 0 || rows == most) {
+        return whole;
+    }
+    if (rows < 0 || rows > most) {
+        mismatch(state_->inputs[input], "the number of rows asked for", std::to_string(rows),
+                 "at most " + std::to_string(most) + " in this bucket");
+    }
+    auto& [last, slice] = layout.slices[input];
+    if (last != rows) {
+        slice = whole.narrow(along, 0, rows);
+        last = rows;
+    }
+    return slice;
+}
+
+at::Tensor GraphInputs::actual(std::size_t input) const {
+    auto tensor = get(input);
+    if (state_->inputs[input].role == Role::output) {
+        return tensor;
+    }
+    for (std::int64_t i = 0; i < tensor.dim(); ++i) {
+        tensor = tensor.narrow(i, 0, state_->shapes[input][static_cast<std::size_t>(i)]);
+    }
+    return tensor;
+}
+
+at::Tensor GraphInputs::host(std::size_t input) const {
+    const auto& prepared = state_->prepared;
+    if (input >= state_->inputs.size()) {
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "there is no input number " + std::to_string(input));
+    }
+    const auto& declared = state_->inputs[input];
+    if (prepared.host[input] == nullptr) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "input '" + declared.name + "' was not prepared on the host");
+    }
+    const auto& place = state_->layouts[prepared.layout].places[input];
+    std::vector<std::int64_t> sizes(place.shape, place.shape + place.rank);
+    if (declared.shape.front().kind == VMMGRAPH_EXTENT_UP_TO) {
+        sizes.front() = prepared.rows_on_host[input];
+    }
+    return at::from_blob(const_cast<std::byte*>(prepared.host[input]), sizes, at::TensorOptions().dtype(declared.dtype));
+}
+
+std::size_t GraphInputs::arena_bytes() const noexcept { return state_->info.arena_bytes; }
+std::size_t GraphInputs::staging_bytes() const noexcept { return state_->info.staging_bytes; }
+std::uint64_t GraphInputs::copies() const noexcept { return state_->copies; }
+c10::Device GraphInputs::device() const noexcept { return state_->device; }
+
+}  // namespace vmmgraph::engine

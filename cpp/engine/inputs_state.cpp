@@ -1,0 +1,215 @@
+#include "inputs_state.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include <ATen/core/TensorBody.h>
+#include <c10/cuda/CUDAException.h>
+
+namespace vmmgraph::engine {
+namespace {
+
+using dispatch::InputPlan;
+
+std::string text_of(const std::uint32_t* shape, int rank) {
+    std::string text = "[";
+    for (int i = 0; i < rank; ++i) {
+        text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
+    }
+    return text + "]";
+}
+
+InputPlan make_plan(const std::vector<Input>& inputs, const std::vector<Key>& buckets, std::uint32_t alignment) {
+    std::vector<vmmgraph_input_t> declared;
+    for (const auto& input : inputs) {
+        auto& one = declared.emplace_back(detail::sized<vmmgraph_input_t>());
+        one.name = input.name.c_str();
+        one.dtype = to_c(input.dtype);
+        one.role = static_cast<std::int32_t>(input.role);
+        one.pad = input.pad.rule;
+        one.pad_bits = input.pad.rule == VMMGRAPH_PAD_VALUE ? bits_of(input.pad.element, input.dtype) : 0;
+        one.rank = static_cast<std::int32_t>(input.shape.size());
+        for (std::size_t i = 0; i < std::min<std::size_t>(input.shape.size(), 4); ++i) {
+            const auto& extent = input.shape[i];
+            one.shape[i] = {extent.kind, static_cast<std::int32_t>(extent.axis), extent.times, extent.plus};
+        }
+    }
+    return InputPlan(declared, buckets, alignment);
+}
+
+bool step_sized(const Input& input) { return input.shape.front().kind == VMMGRAPH_EXTENT_UP_TO; }
+
+}  // namespace
+
+void mismatch(const Input& input, const std::string& what, const std::string& found, const std::string& expected) {
+    refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "input '" + input.name + "': " + what + " is " + found + ", must be " + expected);
+}
+
+GraphInputs::State::State(std::vector<Input> declared, const std::vector<Key>& buckets, c10::Device on, std::uint32_t alignment)
+    : inputs(std::move(declared)), device(on), plan(make_plan(inputs, buckets, alignment)), info(plan.info()) {
+    for (const auto& bucket : buckets) {
+        auto& layout = layouts.emplace_back(Layout{bucket, {}, {}, {}});
+        for (std::size_t i = 0; i < inputs.size(); ++i) {
+            layout.places.push_back(plan.view(bucket, i));
+        }
+    }
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+        const auto& input = inputs[i];
+        const auto varies = std::find_if(input.shape.begin(), input.shape.end(),
+                                         [](const Extent& extent) { return extent.kind != VMMGRAPH_EXTENT_FIXED; });
+        rows_along.push_back(varies == input.shape.end() ? 0 : varies - input.shape.begin());
+        if (input.role == Role::output) {
+            continue;
+        }
+        auto& one = given.emplace_back(Given{i, c10::elementSize(input.dtype), detail::sized<vmmgraph_step_input_t>()});
+        one.step.input = i;
+        one.step.rank = static_cast<std::int32_t>(input.shape.size());
+        one.step.dtype = to_c(input.dtype);
+    }
+    shapes.resize(inputs.size());
+    prepared.shapes.resize(inputs.size());
+    prepared.host.resize(inputs.size());
+    prepared.rows_on_host.resize(inputs.size());
+}
+
+std::size_t GraphInputs::State::layout_of(const Key& bucket) {
+    if (layouts[current].key == bucket) {
+        return current;
+    }
+    for (std::size_t i = 0; i < layouts.size(); ++i) {
+        if (layouts[i].key == bucket) {
+            make_views(layouts[i]);
+            return i;
+        }
+    }
+    refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "no bucket of the persistent inputs has " + engine::text_of(bucket));
+}
+
+void GraphInputs::State::make_views(Layout& layout) const {
+    if (!layout.tensors.empty()) {
+        return;
+    }
+    std::vector<at::Tensor> tensors;
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+        const auto& place = layout.places[i];
+        const std::vector<std::int64_t> sizes(place.shape, place.shape + place.rank);
+        tensors.push_back(arena.narrow(0, static_cast<std::int64_t>(place.offset), static_cast<std::int64_t>(place.bytes))
+                              .view(inputs[i].dtype)
+                              .view(sizes));
+    }
+    layout.slices.resize(inputs.size());
+    layout.tensors = std::move(tensors);
+}
+
+void GraphInputs::State::assign(c10::ArrayRef<NamedValue> named) {
+    values.assign(given.size(), nullptr);
+    // In the order of the declaration each is found at once.
+    std::size_t next = 0;
+    for (const auto& [name, value] : named) {
+        std::size_t tried = 0;
+        for (; tried < given.size() && inputs[given[next % given.size()].number].name != name; ++tried) {
+            ++next;
+        }
+        if (tried == given.size()) {
+            const bool known = std::any_of(inputs.begin(), inputs.end(), [&](const Input& input) { return input.name == name; });
+            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, (known ? "an output is called '" : "no input is called '") + std::string(name) + "'");
+        }
+        next %= given.size();
+        if (values[next] != nullptr) {
+            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "input '" + std::string(name) + "' is given twice");
+        }
+        values[next++] = &value;
+    }
+}
+
+void GraphInputs::State::check(const Input& input, const vmmgraph_input_view_t& place, const Value& value, Shape& shape) const {
+    const auto& tensor = value.tensor_;
+    const bool is_tensor = value.rank_ < 0;
+    shape = {};
+    if (is_tensor && !tensor.defined()) {
+        return;
+    }
+    if (!is_tensor && input.role == Role::device_input) {
+        mismatch(input, "the value", "memory of the host", "a tensor on " + device.str());
+    }
+    const auto dtype = is_tensor ? tensor.scalar_type() : value.dtype_;
+    if (dtype != input.dtype) {
+        mismatch(input, "the dtype", c10::toString(dtype), c10::toString(input.dtype));
+    }
+    const auto where = is_tensor ? tensor.device() : c10::Device(c10::kCPU);
+    if (where != device && (!where.is_cpu() || input.role == Role::device_input)) {
+        mismatch(input, "the device", where.str(), (input.role == Role::host_input ? "cpu or " : "") + device.str());
+    }
+    const auto rank = is_tensor ? tensor.dim() : value.rank_;
+    if (rank != place.rank) {
+        mismatch(input, "the number of dimensions", std::to_string(rank), std::to_string(place.rank));
+    }
+    bool fits = true;
+    for (std::int32_t i = 0; i < place.rank; ++i) {
+        const auto extent = is_tensor ? tensor.size(i) : std::int64_t{value.shape_[i]};
+        shape[i] = static_cast<std::uint32_t>(std::min<std::int64_t>(extent, std::numeric_limits<std::uint32_t>::max()));
+        fits = fits && extent <= place.shape[i];
+    }
+    if (!fits) {
+        mismatch(input, "the shape", text_of(shape.data(), place.rank), "at most " + text_of(place.shape, place.rank) + " in this bucket");
+    }
+    if (is_tensor && !on_device(input, value) && !tensor.is_contiguous()) {
+        mismatch(input, "the tensor", "not contiguous", "contiguous on the host");
+    }
+}
+
+bool GraphInputs::State::on_device(const Input& input, const Value& value) const {
+    const bool tensor = value.rank_ < 0 && value.tensor_.defined();
+    return input.role == Role::device_input || (tensor && device.is_cuda() && value.tensor_.is_cuda());
+}
+
+vmmgraph_step_input_t GraphInputs::State::step_of(const Given& given, const Value& value, const Shape& shape) {
+    auto step = given.step;
+    const bool is_tensor = value.rank_ < 0;
+    step.data = !is_tensor ? value.data_ : value.tensor_.defined() ? value.tensor_.const_data_ptr() : nullptr;
+    step.bytes = given.element_bytes;
+    for (std::int32_t i = 0; i < step.rank; ++i) {
+        step.shape[i] = shape[i];
+        step.bytes *= shape[i];
+    }
+    return step;
+}
+
+DeviceWrite GraphInputs::State::write_of(const Layout& layout, std::size_t input, const Value& value) const {
+    const auto& place = layout.tensors[input];
+    const auto& declared = inputs[input];
+    const auto rows = value.tensor_.defined() ? value.tensor_.size(0) : 0;
+    return {step_sized(declared) && rows < place.size(0) ? place.narrow(0, 0, rows) : place, value.tensor_, declared.pad};
+}
+
+void GraphInputs::State::hold(std::vector<DeviceWrite>& writes, void* stream) {
+    Held* free = nullptr;
+    for (auto& one : held) {
+        if (!one.values.empty()) {
+            const auto status = cudaEventQuery(one.read);
+            if (status == cudaErrorNotReady) {
+                // To the runtime an error, which the next one who looks would take for theirs.
+                static_cast<void>(cudaGetLastError());
+            } else {
+                C10_CUDA_CHECK(status);
+                one.values.clear();
+            }
+        }
+        free = one.values.empty() ? &one : free;
+    }
+    if (std::none_of(writes.begin(), writes.end(), [](const DeviceWrite& write) { return write.value.defined(); })) {
+        return;
+    }
+    if (free == nullptr) {
+        free = &held.emplace_back();
+    }
+    if (free->read == nullptr) {
+        C10_CUDA_CHECK(cudaEventCreateWithFlags(&free->read, cudaEventDisableTiming));
+    }
+    for (auto& write : writes) {
+        free->values.push_back(std::move(write.value));
+    }
+    C10_CUDA_CHECK(cudaEventRecord(free->read, static_cast<cudaStream_t>(stream)));
+}
+
+}  // namespace vmmgraph::engine

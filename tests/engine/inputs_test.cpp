@@ -1,0 +1,457 @@
+// GraphInputs: places, padding, views, and what is refused.
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <random>
+#include <type_traits>
+
+#include "padded.hpp"
+
+namespace engine_tests {
+namespace {
+
+constexpr std::uint32_t pages_of_sequence = 5;
+constexpr std::uint32_t width = 6;
+
+std::vector<Key> decode_buckets(std::uint32_t most, std::int32_t list = VMMGRAPH_SIZES_XLLM) {
+    std::vector<Key> buckets;
+    for (const auto size : bucket_sizes(list, most)) {
+        buckets.push_back(Key::of(size, size, uniform_decode));
+    }
+    return buckets;
+}
+
+// For so many sequences at most.
+std::vector<Input> declaration(std::uint32_t most = 64) {
+    const auto tokens = Extent::along(Axis::tokens);
+    const auto batch = Extent::along(Axis::batch);
+    return {
+        Input::host(names::tokens, at::kInt, {tokens}),
+        Input::host(names::positions, at::kInt, {tokens}),
+        Input::host(names::new_cache_slots, at::kInt, {tokens}, Pad::value(-1)),
+        Input::host(names::block_tables, at::kInt, {batch, Extent::fixed(pages_of_sequence)}),
+        Input::host(names::q_seq_lens, at::kInt, {batch}, Pad::value(1)),
+        Input::host(names::kv_seq_lens, at::kInt, {batch}, Pad::value(1)),
+        Input::host(names::paged_kv_indptr, at::kInt, {Extent::along(Axis::batch, 1, 1)}, Pad::repeat_last()),
+        Input::host(names::paged_kv_indices, at::kInt, {Extent::up_to(most * pages_of_sequence)}),
+        Input::host(names::paged_kv_last_page_len, at::kInt, {batch}, Pad::value(1)),
+        Input::host("temperature", at::kFloat, {batch}, Pad::value(0.5)),
+        Input::device(names::embeddings, at::kBFloat16, {tokens, Extent::fixed(width)}),
+        Input::device("row", at::kHalf, {tokens}, Pad::value(2)),
+        Input::device("last", at::kLong, {tokens, Extent::fixed(2)}, Pad::repeat_last()),
+        Input::output(names::hidden_states, at::kBFloat16, {tokens, Extent::fixed(width)}),
+        Input::output(names::aux_hidden_states, at::kBFloat16, {tokens, Extent::fixed(3 * width)}),
+    };
+}
+
+// Values of one step of `batch` sequences, as tensors.
+std::vector<at::Tensor> step(std::int64_t batch, std::int64_t indices) {
+    const auto ints = at::TensorOptions().dtype(at::kInt);
+    const auto some = [&](at::IntArrayRef shape) { return at::randint(1, 1000, shape, ints); };
+    return {some({batch}), some({batch}), some({batch}), some({batch, pages_of_sequence - 2}), some({batch}), some({batch}),
+            some({batch + 1}), some({indices}), some({batch}), at::rand({batch}),
+            at::randn({batch, width}, on_device(at::kBFloat16)), at::randn({batch}, on_device(at::kHalf)),
+            at::randint(0, 9, {batch, 2}, on_device(at::kLong))};
+}
+
+std::vector<NamedValue> values_of(const std::vector<at::Tensor>& tensors) {
+    static const auto inputs = declaration();
+    return named(inputs, tensors);
+}
+
+TEST(Inputs, EveryInputArrivesPaddedAndOutputsStay) {
+    GraphInputs param(declaration(), decode_buckets(64), {device(), 512});
+    std::mt19937 random(5);
+    for (const int batch : {64, 3, 1, 17, 64, 5, 2, 33, 16}) {
+        const auto bucket = Key::of(batch <= 8 ? (batch <= 2 ? batch : batch <= 4 ? 4 : 8) : (batch + 15) / 16 * 16,
+                                    batch <= 8 ? (batch <= 2 ? batch : batch <= 4 ? 4 : 8) : (batch + 15) / 16 * 16, uniform_decode);
+        param.select(bucket);
+        param.get(names::hidden_states).fill_(batch);
+        const auto indices = static_cast<std::int64_t>(1 + random() % (64 * pages_of_sequence));
+        const auto tensors = step(batch, indices);
+        const auto copies = param.copies();
+        wait();
+        param.update(bucket, values_of(tensors), stream());
+        wait();
+        EXPECT_EQ(param.copies(), copies + 1) << "one copy a step";
+        EXPECT_EQ(param.bucket(), bucket);
+        for (std::size_t i = 0; i < tensors.size(); ++i) {
+            const auto& input = param.inputs()[i];
+            EXPECT_TRUE(at::equal(param.actual(i).cpu(), tensors[i].cpu())) << input.name << " of batch " << batch;
+            if (input.name != names::paged_kv_indices) {
+                const auto whole = param.get(i);
+                EXPECT_TRUE(at::equal(whole.cpu(), padded(input, tensors[i].cpu(), whole.sizes()))) << input.name << " of batch " << batch;
+            }
+        }
+        EXPECT_TRUE(at::equal(param.hidden_states(batch).cpu(), at::full({batch, width}, batch, at::kBFloat16)));
+    }
+}
+
+TEST(Inputs, HostVectorsAndMissingValuesWork) {
+    GraphInputs param({Input::host("a", at::kInt, {Extent::along(Axis::tokens)}),
+                                    Input::host("b", at::kLong, {Extent::along(Axis::tokens), Extent::fixed(3)}, Pad::value(-7)),
+                                    Input::host("c", at::kDouble, {Extent::along(Axis::tokens)}, Pad::repeat_last())},
+                                   {Key::of(4)}, {device(), 256});
+    const std::vector<std::int32_t> a{1, 2, 3};
+    const std::vector<std::int64_t> b{1, 2, 3, 4};
+    param.update(Key::of(4), {{"a", a}, {"b", Value(b.data(), {2, 2})}}, stream());
+    wait();
+    const auto longs = at::TensorOptions().dtype(at::kLong);
+    EXPECT_TRUE(at::equal(param.get("a").cpu(), at::tensor({1, 2, 3, 0}, at::kInt)));
+    EXPECT_TRUE(at::equal(param.get("b").cpu(), at::tensor({1, 2, -7, 3, 4, -7, -7, -7, -7, -7, -7, -7}, longs).view({4, 3})));
+    EXPECT_TRUE(at::equal(param.get("c").cpu(), at::zeros({4}, at::kDouble)));
+    EXPECT_TRUE(at::equal(param.actual("b").cpu(), at::tensor({1, 2, 3, 4}, longs).view({2, 2})));
+    EXPECT_EQ(param.actual("c").numel(), 0);
+}
+
+TEST(Inputs, WhatDoesNotFitIsRefusedBeforeAnythingIsWritten) {
+    GraphInputs param(declaration(), decode_buckets(8), {device(), 512});
+    const auto bucket = Key::of(4, 4, uniform_decode);
+    const auto good = step(3, 7);
+    param.update(bucket, values_of(good), stream());
+    wait();
+    std::vector<at::Tensor> before;
+    for (std::size_t i = 0; i < param.inputs().size(); ++i) {
+        before.push_back(param.get(i).clone());
+    }
+    const auto refused = [&](std::size_t place, const at::Tensor& bad) {
+        auto tensors = step(3, 9);
+        tensors[place] = bad;
+        return refusal([&] { param.update(bucket, values_of(tensors), stream()); });
+    };
+    const auto ints = at::TensorOptions().dtype(at::kInt);
+    EXPECT_EQ(refused(9, at::rand({3}, at::kDouble)), "vmmgraph: input 'temperature': the dtype is Double, must be Float");
+    EXPECT_EQ(refused(0, at::ones({3, 1}, ints)), "vmmgraph: input 'tokens': the number of dimensions is 2, must be 1");
+    EXPECT_EQ(refused(3, at::ones({5, 4}, ints)),
+              "vmmgraph: input 'block_tables': the shape is [5, 4], must be at most [4, 5] in this bucket");
+    EXPECT_NE(refused(1, at::ones({6}, ints).as_strided({3}, {2})).find("must be contiguous"), std::string::npos);
+    EXPECT_NE(refused(10, at::randn({3, width + 1}, on_device(at::kBFloat16))).find("at most [4, 6] in this bucket"), std::string::npos);
+    if (has_gpu()) {
+        EXPECT_NE(refused(10, at::randn({3, width}, at::kBFloat16)).find("the device is cpu, must be cuda:0"), std::string::npos);
+    }
+    const std::vector<std::int64_t> host(6);
+    auto values = values_of(step(3, 9));
+    values[12].value = Value(host.data(), {3, 2});
+    EXPECT_NE(refusal([&] { param.update(bucket, values, stream()); }).find("'last': the value is memory of the host"), std::string::npos);
+    EXPECT_NE(refusal([&] { param.update(Key::of(5, 5, uniform_decode), values_of(good), stream()); }).find("5 tokens"), std::string::npos);
+    const auto with = [&](std::string_view name) {
+        auto more = values_of(step(3, 9));
+        more.push_back({name, at::ones({3}, ints)});
+        return refusal([&] { param.update(bucket, more, stream()); });
+    };
+    EXPECT_EQ(with("nothing"), "vmmgraph: no input is called 'nothing'");
+    EXPECT_EQ(with(names::tokens), "vmmgraph: input 'tokens' is given twice");
+    EXPECT_EQ(with(names::hidden_states), "vmmgraph: an output is called 'hidden_states'");
+    EXPECT_NE(refusal([&] { static_cast<void>(param.find("nothing")); }).find("'nothing'"), std::string::npos);
+    EXPECT_NE(refusal([&] { static_cast<void>(param.tokens(5)); }).find("at most 4"), std::string::npos);
+    EXPECT_NE(refusal([&] { param.commit(stream()); }, VMMGRAPH_ERROR_WRONG_STATE), "");
+    wait();
+    for (std::size_t i = 0; i < before.size(); ++i) {
+        EXPECT_TRUE(at::equal(param.get(i), before[i])) << param.inputs()[i].name;
+    }
+    param.update(bucket, values_of(good), stream());
+}
+
+TEST(Inputs, DeclarationsThatCannotBeAreRefused) {
+    const auto tokens = Extent::along(Axis::tokens);
+    const auto make = [](std::vector<Input> inputs, const std::vector<Key>& buckets) {
+        return [inputs, buckets] { GraphInputs param(inputs, buckets, {device(), 512}); };
+    };
+    EXPECT_NE(refusal(make({Input::host("a", at::kInt, {tokens}), Input::host("a", at::kInt, {tokens})}, {Key::of(1)})), "");
+    EXPECT_NE(refusal(make({Input::host("a", at::kInt, {Extent::along(Axis::batch)})}, {Key::of(1)})), "");
+    EXPECT_NE(refusal(make({Input::host("a", at::kComplexFloat, {tokens})}, {Key::of(1)})), "");
+    EXPECT_NE(refusal(make({Input::host("a", at::kInt, {tokens})}, {})), "");
+}
+
+// Of the getters' bucket: every input and output as it is, without what aligns it.
+std::size_t bytes_of_all(const GraphInputs& param) {
+    std::size_t bytes = 0;
+    for (std::size_t i = 0; i < param.inputs().size(); ++i) {
+        bytes += param.get(i).nbytes();
+    }
+    return bytes;
+}
+
+TEST(Inputs, TheArenaIsTheLargestBucketsAndViewsAreFixed) {
+    const auto buckets = decode_buckets(512, VMMGRAPH_SIZES_VLLM);
+    ASSERT_EQ(buckets.size(), 51u);
+    GraphInputs all(declaration(512), buckets, {device(), 512});
+    GraphInputs largest(declaration(512), {buckets.back()}, {device(), 512});
+    std::size_t each = 0;
+    for (const auto& bucket : buckets) {
+        all.select(bucket);
+        each += bytes_of_all(all);
+    }
+    std::printf("RESULT inputs: %zu shapes in %zu bytes, the largest alone in %zu bytes, of which its tensors are %zu; tensors of all shapes: "
+                "%zu bytes\n",
+                buckets.size(), all.arena_bytes(), largest.arena_bytes(), bytes_of_all(largest), each);
+    EXPECT_EQ(all.arena_bytes(), largest.arena_bytes());
+    EXPECT_GE(all.arena_bytes(), bytes_of_all(largest));
+    EXPECT_LT(all.arena_bytes(), bytes_of_all(largest) + 512 * all.inputs().size()) << "no more than alignment";
+    EXPECT_LT(10 * all.arena_bytes(), each);
+    all.select(buckets[7]);
+    const auto* const tokens = all.tokens().const_data_ptr();
+    const auto* const sliced = all.tokens(3).unsafeGetTensorImpl();
+    EXPECT_EQ(all.tokens(3).unsafeGetTensorImpl(), sliced) << "the slice asked for again is no new tensor";
+    EXPECT_EQ(all.tokens(3).size(0), 3);
+    EXPECT_EQ(all.paged_kv_indptr(3).size(0), 4);
+    all.select(buckets[50]);
+    all.select(buckets[7]);
+    EXPECT_EQ(all.tokens().const_data_ptr(), tokens);
+    for (std::size_t i = 0; i < all.inputs().size(); ++i) {
+        EXPECT_EQ(reinterpret_cast<std::uintptr_t>(all.get(i).const_data_ptr()) % 512, 0u) << all.inputs()[i].name;
+    }
+}
+
+// The next step is prepared before the first one's copy is under way, and again while it may be.
+TEST(Inputs, StepsPreparedAheadArriveInOrder) {
+    GraphInputs param({Input::host("a", at::kLong, {Extent::along(Axis::tokens)})}, {Key::of(100'000)}, {device(), 512});
+    std::vector<at::Tensor> seen;
+    const auto value = [](std::int64_t n) { return at::full({100'000}, n, at::kLong); };
+    param.prepare(Key::of(100'000), {{"a", value(0)}});
+    for (std::int64_t n = 0; n < 50; ++n) {
+        param.commit(stream());
+        if (has_gpu()) {
+            const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream()), 0));
+            seen.push_back(param.get("a").clone());
+        } else {
+            seen.push_back(param.get("a").clone());
+        }
+        param.prepare(Key::of(100'000), {{"a", value(n + 1)}});
+    }
+    wait();
+    for (std::int64_t n = 0; n < 50; ++n) {
+        EXPECT_TRUE(at::equal(seen[static_cast<std::size_t>(n)].cpu(), value(n))) << n;
+    }
+}
+
+TEST(Inputs, AHostInputMayComeFromTheDevice) {
+    GraphInputs param({Input::host("a", at::kInt, {Extent::along(Axis::tokens)}, Pad::value(9)),
+                                    Input::host("b", at::kInt, {Extent::along(Axis::tokens)})},
+                                   {Key::of(4)}, {device(), 512});
+    const auto a = at::arange(3, on_device(at::kInt));
+    wait();
+    param.update(Key::of(4), {{"b", std::vector<std::int32_t>{5, 6}}, {"a", a}}, stream());
+    wait();
+    EXPECT_TRUE(at::equal(param.get("a").cpu(), at::tensor({0, 1, 2, 9}, at::kInt)));
+    EXPECT_TRUE(at::equal(param.get("b").cpu(), at::tensor({5, 6, 0, 0}, at::kInt)));
+}
+
+TEST(Inputs, CommitsOnTwoStreamsAreInOrder) {
+    if (!has_gpu()) {
+        GTEST_SKIP() << "needs a GPU";
+    }
+    GraphInputs param({Input::host("a", at::kLong, {Extent::along(Axis::tokens)})}, {Key::of(1 << 20)}, {device(), 512});
+    const std::array streams{c10::cuda::getStreamFromPool(), c10::cuda::getStreamFromPool()};
+    std::vector<at::Tensor> seen;
+    for (int n = 0; n < 20; ++n) {
+        const c10::cuda::CUDAStreamGuard guard(streams[static_cast<std::size_t>(n % 2)]);
+        param.update(Key::of(1 << 20), {{"a", at::full({1 << 20}, n, at::kLong)}}, streams[static_cast<std::size_t>(n % 2)].stream());
+        seen.push_back(param.get("a").clone());
+    }
+    wait();
+    for (int n = 0; n < 20; ++n) {
+        EXPECT_TRUE(seen[static_cast<std::size_t>(n)].eq(n).all().item<bool>()) << n;
+    }
+}
+
+// What xLLM has: a block table on the device that is as wide as the step's longest sequence, and others that are smaller in both dimensions.
+TEST(Inputs, WhatIsOnTheDeviceIsPaddedInTwoDimensions) {
+    const auto tokens = Extent::along(Axis::tokens);
+    const auto batch = Extent::along(Axis::batch);
+    GraphInputs param({Input::device(names::block_tables, at::kInt, {batch, Extent::fixed(7)}),
+                       Input::host("tables", at::kInt, {batch, Extent::fixed(7)}, Pad::value(-1)),
+                       Input::device("valued", at::kBFloat16, {batch, Extent::fixed(3), tokens}, Pad::value(2)),
+                       Input::device("repeated", at::kLong, {Extent::fixed(4), tokens, batch}, Pad::repeat_last())},
+                      {Key::of(16, 8), Key::of(32, 32)}, {device(), 512});
+    std::mt19937 random(7);
+    for (int turn = 0; turn < 40; ++turn) {
+        const auto bucket = turn % 2 == 0 ? Key::of(16, 8) : Key::of(32, 32);
+        const auto pick = [&](std::uint32_t most) { return static_cast<std::int64_t>(1 + random() % most); };
+        const auto [n, b] = std::pair(pick(bucket[Axis::tokens]), pick(bucket[Axis::batch]));
+        const std::vector<at::Tensor> values{at::randint(1, 99, {b, pick(7)}, on_device(at::kInt)),
+                                             at::randint(1, 99, {b, pick(7)}, on_device(at::kInt)),
+                                             at::randn({b, pick(3), n}, on_device(at::kBFloat16)),
+                                             at::randint(1, 99, {pick(4), n, b}, on_device(at::kLong))};
+        wait();
+        param.update(bucket, named(param.inputs(), values), stream());
+        wait();
+        for (std::size_t i = 0; i < values.size(); ++i) {
+            const auto& input = param.inputs()[i];
+            const auto whole = param.get(i).cpu();
+            EXPECT_TRUE(at::equal(whole, padded(input, values[i].cpu(), whole.sizes()))) << input.name << ", turn " << turn;
+            EXPECT_TRUE(at::equal(param.actual(i).cpu(), values[i].cpu())) << input.name << ", turn " << turn;
+        }
+    }
+}
+
+TEST(Inputs, WhatIsOnTheDeviceMayHaveAnyStrides) {
+    GraphInputs param({Input::device("rows", at::kInt, {Extent::along(Axis::tokens), Extent::fixed(4)}, Pad::value(5)),
+                       Input::device("whole", at::kInt, {Extent::along(Axis::tokens), Extent::fixed(4)})},
+                      {Key::of(6)}, {device(), 512});
+    const auto rows = at::arange(12, on_device(at::kInt)).view({4, 3}).t();
+    const auto whole = at::arange(24, on_device(at::kInt)).view({4, 6}).t();
+    wait();
+    param.update(Key::of(6), {{"rows", rows}, {"whole", whole}}, stream());
+    wait();
+    EXPECT_TRUE(at::equal(param.get("rows").cpu(), padded(param.inputs()[0], rows.cpu(), {6, 4})));
+    EXPECT_TRUE(at::equal(param.get("whole").cpu(), whole.cpu()));
+}
+
+// Tokens are padded, and the batch is not: what belongs to sequences is as long as the step has it, and what is behind is nobody's.
+TEST(Inputs, TheBatchMayStayAsItIsWhileTokensArePadded) {
+    constexpr std::uint32_t most = 9;
+    for (const auto role : {Role::host_input, Role::device_input}) {
+        const auto input = [&](std::string_view name, std::vector<Extent> shape, Pad pad = {}) {
+            return Input{std::string(name), at::kInt, std::move(shape), role, pad};
+        };
+        GraphInputs param({input(names::tokens, {Extent::along(Axis::tokens)}),
+                           input(names::q_seq_lens, {Extent::up_to(most + 1)}),
+                           input(names::block_tables, {Extent::up_to(most), Extent::fixed(5)}, Pad::value(-3))},
+                          {Key::of(16)}, {device(), 512});
+        const auto on = role == Role::host_input ? at::TensorOptions().dtype(at::kInt) : on_device(at::kInt);
+        const std::vector<at::Tensor> values{at::arange(1, 12, on), at::tensor({0, 1, 4, 11}, at::kInt).to(on.device()),
+                                             at::arange(6, on).view({3, 2})};
+        param.select(Key::of(16));
+        param.get(names::q_seq_lens).fill_(77);
+        wait();
+        param.update(Key::of(16), named(param.inputs(), values), stream());
+        wait();
+        EXPECT_TRUE(at::equal(param.tokens().cpu(), padded(param.inputs()[0], values[0].cpu(), {16})));
+        EXPECT_TRUE(at::equal(param.q_seq_lens(4).cpu(), values[1].cpu())) << "four rows of three sequences";
+        if (role == Role::device_input) {
+            EXPECT_TRUE(at::equal(param.q_seq_lens().cpu().narrow(0, 4, 6), at::full({6}, 77, at::kInt))) << "the rest is not written";
+        }
+        EXPECT_TRUE(at::equal(param.block_tables(3).cpu(), padded(param.inputs()[2], values[2].cpu(), {3, 5})));
+    }
+}
+
+// Cumulative lengths have a row more than there are sequences, and sequences that are not there have no token.
+TEST(Inputs, CumulativeLengthsArePaddedWithEmptySequences) {
+    const auto lengths = Extent::along(Axis::batch, 1, 1);
+    GraphInputs param({Input::host(names::q_seq_lens, at::kInt, {lengths}, Pad::repeat_last()),
+                       Input::device(names::kv_seq_lens, at::kInt, {lengths}, Pad::repeat_last())},
+                      {Key::of(8, 4)}, {device(), 512});
+    const auto on_it = at::tensor({0, 40, 41}, at::kInt).to(device());
+    wait();
+    param.update(Key::of(8, 4), {{names::kv_seq_lens, on_it}, {names::q_seq_lens, std::vector<std::int32_t>{0, 3, 4}}}, stream());
+    wait();
+    EXPECT_TRUE(at::equal(param.q_seq_lens().cpu(), at::tensor({0, 3, 4, 4, 4}, at::kInt)));
+    EXPECT_TRUE(at::equal(param.kv_seq_lens().cpu(), at::tensor({0, 40, 41, 41, 41}, at::kInt)));
+    EXPECT_TRUE(at::equal(param.q_seq_lens(3).cpu(), at::tensor({0, 3, 4}, at::kInt)));
+}
+
+// Rows of what has tokens in its second dimension are columns.
+TEST(Inputs, PositionsOfImagesAndTextHaveThreeRows) {
+    for (const auto role : {Role::host_input, Role::device_input}) {
+        GraphInputs param({{std::string(names::positions), at::kInt, {Extent::fixed(3), Extent::along(Axis::tokens)}, role, {}}},
+                          {Key::of(8), Key::of(16)}, {device(), 512});
+        const auto positions = at::arange(33, at::kInt).view({3, 11});
+        param.update(Key::of(16), {{names::positions, role == Role::host_input ? positions : positions.to(device())}}, stream());
+        wait();
+        EXPECT_EQ(param.positions().sizes(), (at::IntArrayRef{3, 16}));
+        EXPECT_TRUE(at::equal(param.positions(11).cpu(), positions));
+        EXPECT_TRUE(at::equal(param.positions().cpu(), padded(param.inputs()[0], positions, {3, 16})));
+        EXPECT_NE(refusal([&] { static_cast<void>(param.positions(17)); }).find("at most 16"), std::string::npos);
+    }
+}
+
+// Values have names, so steps may bring more or fewer of them, in any order.
+TEST(Inputs, ThatComeAndGoArePaddingWhileTheyAreGone) {
+    const auto tokens = Extent::along(Axis::tokens);
+    GraphInputs param({Input::host(names::tokens, at::kInt, {tokens}),
+                       Input::device(names::embeddings, at::kFloat, {tokens, Extent::fixed(2)}),
+                       Input::host("states", at::kInt, {tokens}, Pad::value(-1))},
+                      {Key::of(2)}, {device(), 512});
+    const auto embeddings = at::ones({2, 2}, on_device(at::kFloat));
+    const std::vector<std::int32_t> values{3, 4};
+    wait();
+    const auto update = [&](std::initializer_list<NamedValue> named) {
+        param.update(Key::of(2), named, stream());
+        wait();
+    };
+    update({{"states", values}, {names::embeddings, embeddings}, {names::tokens, values}});
+    EXPECT_TRUE(at::equal(param.embeddings(), embeddings));
+    EXPECT_TRUE(at::equal(param.get("states").cpu(), at::tensor({3, 4}, at::kInt)));
+    update({{names::tokens, values}});
+    EXPECT_EQ(param.embeddings().count_nonzero().item<std::int64_t>(), 0);
+    EXPECT_TRUE(at::equal(param.get("states").cpu(), at::tensor({-1, -1}, at::kInt)));
+    EXPECT_EQ(param.actual("states").numel(), 0);
+    update({{"states", values}});
+    EXPECT_EQ(param.tokens().count_nonzero().item<std::int64_t>(), 0);
+    EXPECT_TRUE(at::equal(param.get("states").cpu(), at::tensor({3, 4}, at::kInt)));
+}
+
+// What kernels are planned from: this step's, padded, before and behind its copy.
+TEST(Inputs, PaddedValuesCanBeReadOnTheHost) {
+    GraphInputs param({Input::host("lengths", at::kInt, {Extent::along(Axis::batch, 1, 1)}, Pad::repeat_last()),
+                       Input::host("table", at::kLong, {Extent::along(Axis::batch), Extent::fixed(3)}, Pad::value(9)),
+                       Input::host("indices", at::kInt, {Extent::up_to(40)}),
+                       Input::device("other", at::kInt, {Extent::along(Axis::batch)}),
+                       Input::output("out", at::kInt, {Extent::along(Axis::batch)})},
+                      {Key::of(8, 4), Key::of(8, 8)}, {device(), 512});
+    EXPECT_NE(refusal([&] { static_cast<void>(param.host("lengths")); }, VMMGRAPH_ERROR_WRONG_STATE), "");
+    const auto check = [&](std::int32_t sequences) {
+        EXPECT_TRUE(at::equal(param.host("lengths"), at::arange(9).clamp_max(sequences).to(at::kInt))) << sequences;
+        EXPECT_TRUE(at::equal(param.host("table"), padded(param.inputs()[1], at::full({sequences, 2}, sequences, at::kLong), {8, 3})));
+        EXPECT_TRUE(at::equal(param.host("indices"), at::arange(sequences, at::kInt)));
+    };
+    const auto prepare = [&](std::int32_t sequences) {
+        param.prepare(Key::of(8, 8), {{"lengths", at::arange(sequences + 1, at::kInt)},
+                                      {"table", at::full({sequences, 2}, sequences, at::kLong)},
+                                      {"indices", at::arange(sequences, at::kInt)}});
+    };
+    for (std::int32_t sequences = 1; sequences <= 6; ++sequences) {
+        prepare(sequences);
+        check(sequences);
+        param.commit(stream());
+        param.select(Key::of(8, 4));
+        check(sequences);
+    }
+    EXPECT_NE(refusal([&] { static_cast<void>(param.host("other")); }, VMMGRAPH_ERROR_WRONG_STATE).find("'other'"), std::string::npos);
+    EXPECT_NE(refusal([&] { static_cast<void>(param.host("out")); }, VMMGRAPH_ERROR_WRONG_STATE).find("'out'"), std::string::npos);
+    EXPECT_NE(refusal([&] { param.prepare(Key::of(8, 8), {{"lengths", at::ones({30}, at::kInt)}}); }), "");
+    EXPECT_NE(refusal([&] { static_cast<void>(param.host("lengths")); }, VMMGRAPH_ERROR_WRONG_STATE), "");
+    wait();
+}
+
+// The engine's buffers, which torch's allocator knows nothing of, are held too.
+TEST(Inputs, ValuesOfTheDeviceAreHeldUntilTheirCopyRan) {
+    GraphInputs param({Input::device("a", at::kInt, {Extent::along(Axis::tokens)})}, {Key::of(4)}, {device(), 512});
+    const auto memory = at::full({4}, 3, on_device(at::kInt));
+    wait();
+    std::atomic<bool> gone{false};
+    const auto give = [&] {
+        return at::from_blob(memory.mutable_data_ptr(), {4}, [&gone](void*) { gone = true; }, memory.options());
+    };
+    param.prepare(Key::of(4), {{"a", give()}});
+    EXPECT_FALSE(gone) << "prepared and not copied";
+    if (!has_gpu()) {
+        param.commit(nullptr);
+        EXPECT_TRUE(gone) << "a copy of the CPU is done when it returns";
+        return;
+    }
+    std::atomic<bool> go{false};
+    const auto wait_for_it = [](void* go) {
+        while (!static_cast<std::atomic<bool>*>(go)->load()) {
+        }
+    };
+    ASSERT_EQ(cudaLaunchHostFunc(static_cast<cudaStream_t>(stream()), wait_for_it, &go), cudaSuccess);
+    param.commit(stream());
+    EXPECT_FALSE(gone) << "the copy cannot have run";
+    param.prepare(Key::of(4), {});
+    param.commit(stream());
+    EXPECT_FALSE(gone) << "nor now";
+    go = true;
+    wait();
+    param.update(Key::of(4), {}, stream());
+    EXPECT_TRUE(gone);
+    wait();
+}
+
+TEST(Inputs, HaveTheNameThatXllmKnows) {
+    EXPECT_TRUE((std::is_same_v<CudaGraphPersistentParam, GraphInputs>));
+}
+
+}  // namespace
+}  // namespace engine_tests
