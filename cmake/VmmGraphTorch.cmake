@@ -9,7 +9,8 @@ add_library(vmmgraph_torch SHARED
   cpp/torch/block_allocator.cpp cpp/torch/capture.cpp cpp/torch/collectives.cpp cpp/torch/guards.cpp cpp/torch/memsets.cpp cpp/torch/one_core.cpp cpp/torch/registry.cpp
   cpp/torch/segments.cpp cpp/torch/short_of_memory.cpp cpp/torch/workspace.cpp
   cpp/engine/declare.cpp cpp/engine/device_writes.cpp cpp/engine/executor.cpp cpp/engine/executor_state.cpp
-  cpp/engine/graph_inputs.cpp cpp/engine/inputs_state.cpp cpp/engine/staging.cpp)
+  cpp/engine/graph_inputs.cpp cpp/engine/inputs_state.cpp cpp/engine/recorder.cpp
+  cpp/engine/staging.cpp)
 add_library(VmmGraph::torch ALIAS vmmgraph_torch)
 add_dependencies(vmmgraph_torch vmmgraph_torch_archive)
 target_include_directories(vmmgraph_torch

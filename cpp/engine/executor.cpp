@@ -11,20 +11,10 @@
 #include "executor_state.hpp"
 
 namespace vmmgraph::engine {
-namespace {
-
-Dispatcher make_dispatcher(const ExecutorOptions& options) {
-    dispatch::DispatcherOptions given = options;
-    // Where the dispatcher would refuse another graph, the executor evicts one.
-    given.most_graphs = 0;
-    return Dispatcher(given);
-}
-
-}  // namespace
 
 GraphExecutor::GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, GraphInputs& inputs, Body body,
                              const ExecutorOptions& options)
-    : state_(new State{std::move(arena), inputs, std::move(body), options, make_dispatcher(options), {}, {}, {}, std::nullopt, {}}) {
+    : state_(new State(std::move(arena), inputs, std::move(body), options)) {
     auto& state = *state_;
     if (!state.on_cpu() && !state.arena) {
         refuse(VMMGRAPH_ERROR_NULL_ARGUMENT, "graphs on a GPU need an arena");
@@ -73,62 +63,114 @@ std::size_t GraphExecutor::warm_up() {
             break;
         }
         state.dispatcher.begin(slot);
-        // Padding only; on a CPU the body runs on it.
+        const Step padding{graph.bucket, graph.mode == Mode::full ? Phase::decode : Phase::mixed, true, nullptr};
+        auto* const stream = state.options.capture_stream;
+        std::shared_ptr<void> held;
         try {
-            state.inputs.update(graph.bucket, {}, state.options.capture_stream);
+            // Padding only; on a CPU the body runs on it.
+            c10::cuda::OptionalCUDAStreamGuard current;
+            if (!state.on_cpu()) {
+                current.reset_stream(state.torch_stream(stream));
+            }
+            held = state.enter(Work::capture);
+            state.inputs.prepare(graph.bucket, {});
+            state.commit(graph, padding, stream);
         } catch (...) {
             state.dispatcher.abandoned(slot);
             throw;
         }
-        state.capture(slot, Step{graph.bucket, Phase::decode, true, nullptr}, false);
+        state.capture(slot, padding, stream, false, state.options.on_failure == OnFailure::throws);
     }
     return stats().graphs;
 }
 
+Decision GraphExecutor::decide(const Step& step) {
+    state_->decide(step);
+    return state_->decision;
+}
+
+Decision GraphExecutor::agree(c10::ArrayRef<Decision> ranks) {
+    const auto covers = [](const Key& bucket, const Key& other) {
+        return bucket.variant == other.variant && std::equal(bucket.extents.begin(), bucket.extents.end(), other.extents.begin(),
+                                                             [](std::uint32_t most, std::uint32_t size) { return most >= size; });
+    };
+    if (ranks.empty()) {
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "no rank has decided");
+    }
+    const auto mode = std::min_element(ranks.begin(), ranks.end(), [](const Decision& a, const Decision& b) { return a.mode < b.mode; })->mode;
+    Decision agreed{mode, Reason::too_large, false, dispatch::no_slot, {}};
+    for (const auto& candidate : ranks) {
+        if (candidate.mode == mode && std::all_of(ranks.begin(), ranks.end(), [&](const Decision& other) {
+                return other.mode != mode || covers(candidate.bucket, other.bucket);
+            })) {
+            agreed = candidate;
+            break;
+        }
+    }
+    if (agreed.reason == Reason::too_large) {
+        return {Mode::eager, Reason::too_large, false, dispatch::no_slot, {}};
+    }
+    agreed.capture = mode != Mode::eager && std::any_of(ranks.begin(), ranks.end(), [&](const Decision& other) {
+                         return other.capture || other.mode != mode || other.bucket != agreed.bucket;
+                     });
+    return agreed;
+}
+
 Ran GraphExecutor::prepare(const Step& step, c10::ArrayRef<NamedValue> values) {
-    auto& state = *state_;
-    state.give_up();
-    state.decision = state.dispatcher.dispatch(step.key, step.phase, step.capturable);
-    state.step = step;
-    if (state.decision.mode == Mode::eager) {
-        return state.planned();
-    }
-    try {
-        state.inputs.prepare(state.decision.bucket, values);
-    } catch (...) {
-        state.give_up();
-        throw;
-    }
-    return state.planned();
+    state_->decide(step);
+    state_->pack(values);
+    return state_->planned();
+}
+
+Ran GraphExecutor::prepare(const Step& step, c10::ArrayRef<NamedValue> values, const Decision& agreed) {
+    state_->impose(step, agreed);
+    state_->pack(values);
+    return state_->planned();
 }
 
 Ran GraphExecutor::launch(const std::function<void()>& eager, void* stream) {
     auto& state = *state_;
-    if (!state.step) {
+    if (!state.step || !state.prepared) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "launch() without a prepare() before it");
     }
+    const auto step = *state.step;
+    c10::cuda::OptionalCUDAStreamGuard current;
+    if (!state.on_cpu()) {
+        current.reset_stream(state.torch_stream(stream));
+    }
     auto ran = state.planned();
-    if (ran.mode != Mode::eager) {
-        try {
-            state.inputs.commit(stream);
-        } catch (...) {
-            state.give_up();
-            throw;
-        }
-    }
-    const auto step = *std::exchange(state.step, std::nullopt);
-    if (state.decision.capture && !state.capture(state.decision.slot, step, true)) {
-        ran = {Mode::eager, Reason::capture_failed, {}};
-    }
-    if (ran.mode != Mode::eager) {
-        state.replay(state.graphs[state.decision.slot], step, stream);
+    if (ran.mode == Mode::eager) {
+        state.give_up();
+        eager();
         return ran;
     }
-    c10::cuda::OptionalCUDAStreamGuard guard;
-    if (!state.on_cpu()) {
-        guard.reset_stream(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), state.inputs.device().index()));
+    const auto slot = state.decision.slot;
+    auto& graph = state.graphs[slot];
+    std::shared_ptr<void> held;
+    try {
+        held = state.enter(graph.there ? Work::replay : Work::capture);
+        state.commit(graph, step, stream);
+    } catch (...) {
+        state.give_up();
+        throw;
     }
-    eager();
+    const bool throws = state.imposed || state.options.on_failure == OnFailure::throws;
+    const bool capture = std::exchange(state.claimed, false);
+    const bool ahead = state.decision.capture && !capture;
+    state.give_up();
+    if (ahead) {
+        // Another rank captures.
+        state.run_ahead(graph, step, stream);
+    } else if (capture) {
+        const bool there = state.capture(slot, step, stream, true, throws);
+        held.reset();
+        if (!there) {
+            eager();
+            return {Mode::eager, Reason::capture_failed, {}};
+        }
+        held = state.enter(Work::replay);
+    }
+    state.replay(graph, step, stream);
     return ran;
 }
 

@@ -1,13 +1,16 @@
 #include "executor_state.hpp"
 
 #include <algorithm>
+#include <exception>
+#include <string_view>
 #include <utility>
 
 #include <ATen/core/TensorBody.h>
 #include <ATen/ops/addmm.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
@@ -15,28 +18,129 @@
 namespace vmmgraph::engine {
 namespace {
 
-// The same memory, owned by nobody: the space keeps the address as long as its graph.
-at::Tensor alias(const at::Tensor& tensor) {
-    return at::for_blob(tensor.mutable_data_ptr(), tensor.sizes())
-        .strides(tensor.strides())
-        .options(tensor.options())
-        .target_device(tensor.device())
-        .make_tensor();
+Dispatcher make_dispatcher(const ExecutorOptions& options) {
+    dispatch::DispatcherOptions given = options;
+    // Where the dispatcher would refuse another graph, the executor evicts one.
+    given.most_graphs = 0;
+    return Dispatcher(given);
+}
+
+// Why a capture failed.
+struct Failure {
+    std::string why;
+    // For want of memory, and of memory that torch could give back.
+    bool no_room = false;
+    bool of_device = false;
+};
+
+// Whether a failure of torch's is that of a block of ours which a budget has no bytes for: it quotes what the library said.
+bool quotes_budget(const char* message) {
+    auto info = detail::sized<ErrorInfo>();
+    if (vmmgraph_last_error(&info) != VMMGRAPH_OK || info.status != VMMGRAPH_ERROR_OVER_BUDGET) {
+        return false;
+    }
+    const auto said = detail::read_text([](char* buffer, std::size_t capacity, std::size_t* needed) {
+        static_cast<void>(vmmgraph_last_error_message(buffer, capacity, needed));
+    });
+    return std::string_view(message).find(said) != std::string_view::npos;
+}
+
+Failure failure_of(const std::exception_ptr& thrown) {
+    try {
+        std::rethrow_exception(thrown);
+    } catch (const OutOfMemory& error) {
+        return {error.what(), true, error.status() != VMMGRAPH_ERROR_OVER_BUDGET};
+    } catch (const c10::OutOfMemoryError& error) {
+        return {error.what_without_backtrace(), true, !quotes_budget(error.what_without_backtrace())};
+    } catch (const std::exception& error) {
+        return {error.what()};
+    } catch (...) {
+        return {"the body threw what is no std::exception"};
+    }
 }
 
 }  // namespace
 
-void Recorder::eager(at::TensorList tensors, Runner runner) {
-    if (step_ != nullptr || mode_ == Mode::full) {
-        static const Step recorded;
-        runner(mode_ == Mode::full ? recorded : *step_, tensors);
+StreamOrder::~StreamOrder() {
+    if (event_ != nullptr) {
+        C10_CUDA_IGNORE_ERROR(cudaEventDestroy(event_));
+    }
+}
+
+void StreamOrder::behind(void* first, void* second) {
+    if (first == second) {
         return;
     }
-    auto& piece = pieces_.emplace_back(Piece{std::move(runner), {}});
-    for (const auto& tensor : tensors) {
-        piece.tensors.push_back(alias(tensor));
+    if (event_ == nullptr) {
+        C10_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
     }
-    scope_->next_piece();
+    C10_CUDA_CHECK(cudaEventRecord(event_, static_cast<cudaStream_t>(first)));
+    C10_CUDA_CHECK(cudaStreamWaitEvent(static_cast<cudaStream_t>(second), event_, 0));
+}
+
+GraphExecutor::State::State(std::shared_ptr<SharedVmmAllocator> arena, GraphInputs& inputs, Body body, const ExecutorOptions& options)
+    : arena(std::move(arena)), inputs(inputs), body(std::move(body)), options(options), dispatcher(make_dispatcher(options)) {}
+
+void GraphExecutor::State::decide(const Step& current) {
+    give_up();
+    decision = dispatcher.dispatch(current.key, current.phase, current.capturable);
+    claimed = decision.capture;
+    step = current;
+}
+
+void GraphExecutor::State::impose(const Step& current, const Decision& agreed) {
+    const auto own = std::exchange(step, std::nullopt);
+    const bool same = own && agreed.mode == decision.mode && agreed.bucket == decision.bucket;
+    if (!same) {
+        give_up();
+        auto slot = dispatch::no_slot;
+        for (Slot i = 0; i < graphs.size() && agreed.mode != Mode::eager; ++i) {
+            slot = graphs[i].mode == agreed.mode && graphs[i].bucket == agreed.bucket ? i : slot;
+        }
+        if (agreed.mode != Mode::eager && slot == dispatch::no_slot) {
+            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "the agreed decision needs a graph that this executor cannot have, of " +
+                                                        text_of(agreed.bucket));
+        }
+        decision = {agreed.mode, agreed.reason, false, slot, agreed.bucket};
+        if (slot != dispatch::no_slot && !graphs[slot].there) {
+            if (std::exchange(graphs[slot].failed, false)) {
+                dispatcher.forgive(slot);
+            }
+            dispatcher.begin(slot);
+            claimed = true;
+            decision.reason = Reason::captured;
+        }
+    }
+    decision.capture = claimed || agreed.capture;
+    imposed = true;
+    step = current;
+}
+
+void GraphExecutor::State::pack(c10::ArrayRef<NamedValue> values) {
+    if (decision.mode != Mode::eager) {
+        try {
+            inputs.prepare(decision.bucket, values);
+        } catch (...) {
+            give_up();
+            throw;
+        }
+    }
+    prepared = true;
+}
+
+void GraphExecutor::State::give_up() {
+    if (std::exchange(claimed, false)) {
+        dispatcher.abandoned(decision.slot);
+    }
+    step.reset();
+    prepared = imposed = false;
+}
+
+void GraphExecutor::State::commit(const Graph& graph, const Step& current, void* stream) {
+    inputs.commit(stream);
+    if (options.before_launch) {
+        options.before_launch(graph.bucket, current);
+    }
 }
 
 std::size_t GraphExecutor::State::there() const {
@@ -46,7 +150,7 @@ std::size_t GraphExecutor::State::there() const {
 void GraphExecutor::State::forget(Slot slot) {
     auto& graph = graphs[slot];
     graph.there = false;
-    // The pieces last: a runner may own memory that the graph uses.
+    // In the order in which members go.
     graph.captured.reset();
     graph.pieces.clear();
     dispatcher.evicted(slot);
@@ -78,19 +182,42 @@ void GraphExecutor::State::make_room(Slot slot) {
 }
 
 void GraphExecutor::State::warm_up_products() const {
-    const auto stream = c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(options.capture_stream), inputs.device().index());
-    const c10::cuda::CUDAStreamGuard guard(stream);
+    const c10::cuda::CUDAStreamGuard guard(torch_stream(options.capture_stream));
     const auto some = at::zeros({16, 16}, at::TensorOptions().dtype(at::kFloat).device(inputs.device()));
     static_cast<void>(at::mm(some, some));
     // With a bias it is cuBLASLt, which may have a workspace of its own.
     static_cast<void>(at::addmm(some.select(0, 0), some, some));
 }
 
+void GraphExecutor::State::run_ahead(const Graph& graph, const Step& current, void* stream) {
+    const auto run = [&] {
+        for (std::uint32_t i = 0; i < options.eager_runs; ++i) {
+            Recorder recorder(graph.mode, graph.bucket);
+            recorder.step_ = &current;
+            recorder.call(body);
+        }
+    };
+    if (options.eager_runs == 0 || on_cpu()) {
+        run();
+        return;
+    }
+    // Where the capture will be: libraries keep what they set up for each stream.
+    const c10::cuda::CUDAStreamGuard guard(torch_stream(options.capture_stream));
+    streams.behind(stream, options.capture_stream);
+    try {
+        run();
+    } catch (...) {
+        streams.behind(options.capture_stream, stream);
+        throw;
+    }
+    streams.behind(options.capture_stream, stream);
+}
+
 void GraphExecutor::State::record(Graph& graph, const Step& current) {
     Recorder recorder(graph.mode, graph.bucket);
     if (on_cpu()) {
         recorder.step_ = &current;
-        body(recorder);
+        recorder.call(body);
         return;
     }
     const c10::cuda::CUDAGuard device(inputs.device());
@@ -98,51 +225,64 @@ void GraphExecutor::State::record(Graph& graph, const Step& current) {
     const auto kept_before = arena->stats().kept_bytes;
     torch::CaptureScope scope(*arena, options.capture_stream, options.capture);
     recorder.scope_ = &scope;
-    body(recorder);
+    recorder.call(body);
     graph.captured.emplace(scope.end());
     graph.pieces = std::move(recorder.pieces_);
     const auto kept = arena->stats().kept_bytes;
     graph.own_bytes = graph.captured->report().retained_bytes + (kept > kept_before ? kept - kept_before : 0);
 }
 
-bool GraphExecutor::State::capture(Slot slot, const Step& current, bool may_evict) {
+bool GraphExecutor::State::capture(Slot slot, const Step& current, void* stream, bool may_evict, bool throws) {
     auto& graph = graphs[slot];
     if (may_evict) {
         make_room(slot);
     }
-    std::string why;
-    bool no_room = false;
-    do {
+    std::exception_ptr thrown;
+    Failure failure;
+    bool ran_ahead = false;
+    bool cache_emptied = false;
+    bool again = true;
+    while (again) {
         try {
             inputs.select(graph.bucket);
+            if (!ran_ahead) {
+                run_ahead(graph, current, stream);
+                ran_ahead = true;
+            }
             record(graph, current);
             graph.there = true;
             dispatcher.captured(slot);
             return true;
-        } catch (const OutOfMemory& error) {
-            why = error.what();
-            no_room = true;
-        } catch (const c10::OutOfMemoryError& error) {
-            why = error.what_without_backtrace();
-            no_room = true;
-        } catch (const std::exception& error) {
-            why = error.what();
-            no_room = false;
+        } catch (...) {
+            thrown = std::current_exception();
         }
+        failure = failure_of(thrown);
         graph.captured.reset();
         graph.pieces.clear();
-    } while (no_room && may_evict && evict(slot));
-    if (no_room && !may_evict) {
+        if (failure.no_room && failure.of_device && !std::exchange(cache_emptied, true)) {
+            // What torch has cached is nobody's, and a graph is somebody's.
+            if (!on_cpu()) {
+                c10::cuda::CUDACachingAllocator::emptyCache();
+            }
+            continue;
+        }
+        again = failure.no_room && may_evict && evict(slot);
+    }
+    if (failure.no_room && !may_evict && !throws) {
         dispatcher.abandoned(slot);
         return false;
     }
-    graph.failed = true;
     dispatcher.failed(slot);
-    last_failure = "graph of " + text_of(graph.bucket) + ": " + why;
-    if (no_room && arena) {
+    last_failure = "graph of " + text_of(graph.bucket) + ": " + failure.why;
+    if (failure.no_room && arena) {
         last_failure += "; the arena holds " + std::to_string(arena->stats().charged_bytes) + " bytes";
         last_failure += options.most_bytes > 0 ? ", and the limit is " + std::to_string(options.most_bytes) : "";
     }
+    if (throws) {
+        dispatcher.forgive(slot);
+        std::rethrow_exception(thrown);
+    }
+    graph.failed = true;
     TORCH_WARN("vmmgraph: no ", last_failure, "; its steps do without");
     return false;
 }
@@ -156,13 +296,6 @@ void GraphExecutor::State::replay(Graph& graph, const Step& current, void* strea
     } else {
         graph.captured->replay(stream, [&](std::size_t n) { graph.pieces[n].runner(current, graph.pieces[n].tensors); });
     }
-}
-
-void GraphExecutor::State::give_up() {
-    if (step && decision.capture) {
-        dispatcher.abandoned(decision.slot);
-    }
-    step.reset();
 }
 
 }  // namespace vmmgraph::engine

@@ -7,15 +7,31 @@
 #include <string>
 #include <vector>
 
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
 #include <vmmgraph/engine.hpp>
 
 #include "declare.hpp"
 
 namespace vmmgraph::engine {
 
-using dispatch::Decision;
 using dispatch::Dispatcher;
 using dispatch::Slot;
+
+// Puts one stream's work behind another's.
+class StreamOrder {
+public:
+    StreamOrder() = default;
+    StreamOrder(const StreamOrder&) = delete;
+    StreamOrder& operator=(const StreamOrder&) = delete;
+    ~StreamOrder();
+
+    // What `second` gets from now on runs behind what `first` has, both of the current device.
+    void behind(void* first, void* second);
+
+private:
+    cudaEvent_t event_ = nullptr;
+};
 
 struct GraphExecutor::State {
     // One for each bucket of each mode.
@@ -27,9 +43,10 @@ struct GraphExecutor::State {
         // Bytes of pages of its own when it was there last, and by how much the pages for kept blocks grew: what the next capture is
         // going to need.
         std::uint64_t own_bytes = 0;
+        // Before the graph, so that they go behind it: a runner may own memory that the graph uses.
+        std::vector<Recorder::Piece> pieces;
         // Nothing on a CPU device.
         std::optional<torch::CapturedGraph> captured;
-        std::vector<Recorder::Piece> pieces;
     };
 
     std::shared_ptr<SharedVmmAllocator> arena;
@@ -42,10 +59,17 @@ struct GraphExecutor::State {
     // In the order of warm_up().
     std::vector<Slot> order;
     std::string last_failure;
+    StreamOrder streams;
 
-    // The step between prepare() and launch().
+    // The step from decide() to launch().
     std::optional<Step> step;
     Decision decision{};
+    // Whether its slot is ours to report on, whether its values are prepared, and whether the decision is another's.
+    bool claimed = false;
+    bool prepared = false;
+    bool imposed = false;
+
+    State(std::shared_ptr<SharedVmmAllocator> arena, GraphInputs& inputs, Body body, const ExecutorOptions& options);
 
     Ran planned() const { return {decision.mode, decision.reason, decision.bucket}; }
 
@@ -54,6 +78,24 @@ struct GraphExecutor::State {
     std::size_t there() const;
     // Whether there are as many graphs as may be.
     bool full() const { return options.most_graphs > 0 && there() >= options.most_graphs; }
+
+    // Decides, and takes the slot of a graph to capture.
+    void decide(const Step& current);
+    // Takes another's decision in the place of what was decided.
+    void impose(const Step& current, const Decision& agreed);
+    // Checks and packs the values of what was decided; on failure it is given up.
+    void pack(c10::ArrayRef<NamedValue> values);
+    // Gives back what decide() took.
+    void give_up();
+
+    // As torch has it.
+    c10::cuda::CUDAStream torch_stream(void* stream) const {
+        return c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), inputs.device().index());
+    }
+    // What the engine's guard returns.
+    std::shared_ptr<void> enter(Work work) const { return options.guard ? options.guard(work) : nullptr; }
+    // The copy of inputs, and the engine's hook behind it.
+    void commit(const Graph& graph, const Step& current, void* stream);
 
     // Destroys a graph; its memory goes behind the arena's replays.
     void forget(Slot slot);
@@ -68,17 +110,17 @@ struct GraphExecutor::State {
     // graph's, which would stay when the graph goes.
     void warm_up_products() const;
 
+    // The eager runs of a body before its capture, behind what `stream` has and before what it gets.
+    void run_ahead(const Graph& graph, const Step& current, void* stream);
+
     // Captures; on a CPU it runs the body.
     void record(Graph& graph, const Step& current);
 
-    // Captures the graph of a slot that the dispatcher holds for it; whether it is there then. A failure is said, not thrown. Where no other
-    // graph may go for it, one that lacks memory is left for a step that needs it.
-    bool capture(Slot slot, const Step& current, bool may_evict);
+    // Captures the graph of a slot that the dispatcher holds for it; whether it is there then. A failure is said, and thrown if so wished.
+    // Where no other graph may go for it, one that lacks memory is left for a step that needs it.
+    bool capture(Slot slot, const Step& current, void* stream, bool may_evict, bool throws);
 
     void replay(Graph& graph, const Step& current, void* stream);
-
-    // Gives back what dispatch promised to capture.
-    void give_up();
 };
 
 }  // namespace vmmgraph::engine

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <atomic>
 #include <optional>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "guards.hpp"
 #include "memsets.hpp"
 #include "on_device.hpp"
+#include "registry.hpp"
 #include "segments.hpp"
 #include "workspace.hpp"
 
@@ -387,6 +389,26 @@ void CaptureScope::next_piece() {
     }
     const Relaxed relaxed;
     state_->next_piece();
+}
+
+bool CaptureScope::holds(const void* storage) const {
+    if (!state_ || !state_->captured || storage == nullptr) {
+        return false;
+    }
+    const auto& captured = *state_->captured;
+    if (state_->route == Route::blocks) {
+        return registry::owner_of(storage) == captured.memory;
+    }
+    try {
+        // Torch's blocks lie in segments, which are the space's blocks.
+        std::size_t bytes = 0;
+        auto* const segment = caching::getBaseAllocation(const_cast<void*>(storage), &bytes);
+        const auto segments = captured.space.live_blocks();
+        return std::find(segments.begin(), segments.end(), segment) != segments.end();
+    } catch (const c10::Error&) {
+        // No memory of torch's.
+        return false;
+    }
 }
 
 CapturedGraph CaptureScope::end() {

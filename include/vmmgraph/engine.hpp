@@ -37,6 +37,7 @@ using torch::KeptScope;
 
 // A step to run.
 struct Step {
+    // What graph it needs. More than its values have where ranks pad to the largest of them: the rest is padding.
     Key key;
     Phase phase = Phase::decode;
     // Whether the engine could put it into a graph at all (sequence lengths, features, sampling).
@@ -60,11 +61,16 @@ public:
     using Runner = std::function<void(const Step& step, at::TensorList tensors)>;
 
     // Work that no graph can hold, such as attention over lengths that the host must know. Piecewise, the graph ends here and another begins,
-    // and `runner` is called between them at every replay. It gets `tensors`, which may go when the body lets them go: their memory
-    // serves what is recorded after the runner. Another tensor of the recording that it owns stays its own until the graph goes, on pages
+    // and `runner` is called between them at every replay. It gets `tensors`. Those of the recording may go when the body lets them go: their
+    // memory serves what is recorded after the runner. All others (of the host, of general memory) are held until the graph goes; one that
+    // is undefined is passed as it is. Another tensor of the recording that the runner owns stays its own until the graph goes, on pages
     // that no other graph has; allocated in a KeptScope, on pages common to all graphs, which costs no more than its bytes. The executor
-    // cannot know such tensors when they are made, so the body says so. What a runner allocates is torch's own memory. In a full graph the runner is recorded, without params.
+    // cannot know such tensors when they are made, so the body says so. What a runner allocates is torch's own memory. In a full graph the
+    // runner is recorded, without params. In an eager run before the capture it is called at once.
     void eager(at::TensorList tensors, Runner runner);
+    // What this thread records just now, or runs as a body before it records it; null elsewhere. So that attention deep in a model finds
+    // its capture though nobody handed it down.
+    [[nodiscard]] static Recorder* current() noexcept;
     // Full or piecewise.
     [[nodiscard]] Mode mode() const noexcept { return mode_; }
     // The shape that is recorded; the inputs' getters are of this bucket.
@@ -77,13 +83,32 @@ private:
         Runner runner;
         std::vector<at::Tensor> tensors;
     };
+    // Runs a body with this as current().
+    void call(const std::function<void(Recorder&)>& body);
 
     Mode mode_;
     Key bucket_;
     torch::CaptureScope* scope_ = nullptr;
-    // On a CPU device, where the body itself is the replay.
+    // Where nothing is captured: in an eager run, and on a CPU device, where the body itself is the replay.
     const Step* step_ = nullptr;
     std::vector<Piece> pieces_;
+};
+
+// What becomes of a step whose graph cannot be captured.
+enum class OnFailure : std::int32_t {
+    // It runs eagerly, and so do all steps of its bucket until forgive().
+    eager,
+    // The step throws what the capture threw, and the next one of its bucket tries again: no rank of several ever runs another way than
+    // its decision said, where the others would wait in a collective for what it does not call.
+    throws,
+};
+
+// What an executor does under an engine's guard.
+enum class Work : std::int32_t {
+    // The copy of inputs, eager runs and a capture.
+    capture,
+    // The copy of inputs and a replay.
+    replay,
 };
 
 // How an executor decides (all of dispatch.hpp's options but their order: 0 is no limit), captures and evicts. Its buckets are
@@ -95,6 +120,18 @@ struct ExecutorOptions : dispatch::DispatcherOptions {
     // The stream of every capture (a cudaStream_t, not the default one); null: one of torch's.
     void* capture_stream = nullptr;
     torch::CaptureOptions capture;
+    OnFailure on_failure = OnFailure::eager;
+    // How often the body runs on the capture stream, without a capture, over the step's inputs, before its graph is captured: what kernels,
+    // cuDNN and NCCL set up at their first call is there then. The body must bear being run more than once for a step. In warm_up() the
+    // inputs are padding, and runners see no params.
+    std::uint32_t eager_runs = 0;
+    // Called before every capture and replay, behind the copy of its inputs, with the launch's stream as torch's current one: where kernels
+    // are planned from the padded values (GraphInputs::host). What it gives to that stream is done before the graph runs. In warm_up() the
+    // step has no params, and Phase::decode for full, Phase::mixed for piecewise graphs.
+    std::function<void(const Key& bucket, const Step& step)> before_launch;
+    // Asked before that, and what it returns is held as long as the work goes on, such as a lock: a capture may want the device for itself, and
+    // replays beside each other. A capture's is dropped before its replay's is asked for. None for eager steps.
+    std::function<std::shared_ptr<void>(Work work)> guard;
 };
 
 // What an executor did so far: `graphs` are those that are there; those that clear() drops count as evictions.
@@ -113,12 +150,13 @@ public:
     GraphExecutor& operator=(const GraphExecutor&) = delete;
     ~GraphExecutor();
 
-    // Captures every bucket, largest first, while limits allow; how many graphs are there then. What fails is as in run().
+    // Captures every bucket, largest first, while limits allow; how many graphs are there then. What fails is as in run(), but that a
+    // graph which lacks memory is left for a step that needs it (with OnFailure::throws: throws, too).
     std::size_t warm_up();
 
     // Runs a step on `stream`: pads it to a bucket and replays its graph, capturing it first if need be; or calls `eager`, with that
-    // stream as torch's current one. Outputs of a graph are those of the inputs' getters. A failed capture is logged, counted, and the
-    // bucket runs eagerly until forgive(). Throws Error for values that do not fit, and what the runners, `eager` and replays throw.
+    // stream as torch's current one. Outputs of a graph are those of the inputs' getters. A failed capture is logged and counted, and goes
+    // on as on_failure says. Throws Error for values that do not fit, and what the hooks, the runners, `eager` and replays throw.
     Ran run(const Step& step, c10::ArrayRef<NamedValue> values, const std::function<void()>& eager, void* stream) {
         prepare(step, values);
         return launch(eager, stream);
@@ -127,6 +165,17 @@ public:
     // unless its capture fails.
     Ran prepare(const Step& step, c10::ArrayRef<NamedValue> values);
     Ran launch(const std::function<void()>& eager, void* stream);
+
+    // For ranks that must run a step the same way: decide() on each, agree() on all decisions, prepare() with what was agreed, launch().
+    // What this executor would do with a step; plain data. Held for the prepare() of the same step. The counters count this decision.
+    Decision decide(const Step& step);
+    // What all ranks can do: the least of their modes, in the largest bucket of that mode; eagerly, if no bucket covers the others. Where a
+    // rank would capture or decided otherwise, all say `capture`: those that have the graph make its eager runs too, which may hold
+    // collectives.
+    [[nodiscard]] static Decision agree(c10::ArrayRef<Decision> ranks);
+    // prepare() with the decision of others. It is carried out, or launch() throws what the capture threw, whatever on_failure says. Throws
+    // Error for a mode and bucket that this executor has no graph of, and if the bucket is too small for the values.
+    Ran prepare(const Step& step, c10::ArrayRef<NamedValue> values, const Decision& agreed);
 
     // Drops all graphs, waits for their replays and gives their pages back.
     void clear();

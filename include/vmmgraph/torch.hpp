@@ -116,6 +116,10 @@ public:
     // memory that one piece freed serves the next. On failure destroy the scope; the capture is lost.
     void next_piece();
 
+    // Whether the storage that begins there is memory of this capture, kept or not: its address stays the graph's as long as that lives,
+    // whoever frees it. Everything else (general memory, the host's, another capture's) belongs to those who own it.
+    [[nodiscard]] bool holds(const void* storage) const;
+
     // Ends the capture, seals the space and instantiates the graph. On failure destroy the scope; the capture is lost.
     [[nodiscard]] CapturedGraph end();
 

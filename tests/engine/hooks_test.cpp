@@ -1,0 +1,455 @@
+// What an engine gives its executor and gets from it: hooks before launches, guards, eager runs, what a failed capture does, decisions that
+// ranks agree on, and what runners own.
+#include <mutex>
+#include <shared_mutex>
+#include <stdexcept>
+#include <thread>
+
+#include <c10/util/Exception.h>
+
+#include "small.hpp"
+
+namespace engine_tests {
+namespace {
+
+ExecutorOptions both() {
+    ExecutorOptions options;
+    for (const auto size : {2U, 4U, 8U}) {
+        options.full.push_back(Key::of(size, 0, uniform_decode));
+    }
+    options.piecewise = {Key::of(16), Key::of(64)};
+    return options;
+}
+
+Step decode(std::uint32_t n) { return {Key::of(n, 0, uniform_decode), Phase::decode, true, nullptr}; }
+
+// Tells what happened, in order.
+struct Diary {
+    std::string text;
+    void operator()(const std::string& entry) { text += (text.empty() ? "" : " ") + entry; }
+    std::string read() { return std::exchange(text, ""); }
+};
+
+TEST(Hooks, BeforeLaunchSeesTheStepAsItWillRun) {
+    auto options = both();
+    Small* here = nullptr;
+    Diary diary;
+    options.before_launch = [&](const Key& bucket, const Step& step) {
+        const auto host = here->inputs->host(names::tokens);
+        EXPECT_EQ(host.size(0), bucket[Axis::tokens]);
+        const auto on_device = here->inputs->tokens().cpu();
+        EXPECT_TRUE(at::equal(host, on_device)) << "the copy is behind it";
+        diary("plan " + std::to_string(bucket[Axis::tokens]) + (step.params == nullptr ? " padding" : " of " + std::to_string(step.key[Axis::tokens])));
+        EXPECT_EQ(here->inputs->bucket(), bucket);
+    };
+    Small small(options);
+    here = &small;
+    small.trouble = [&](Recorder& recorder) { diary("body " + std::to_string(recorder.bucket()[Axis::tokens])); };
+    Ran ran;
+    EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode));
+    EXPECT_EQ(diary.read(), has_gpu() ? "plan 4 of 3 body 4" : "plan 4 of 3 body 4 body 4") << "before the capture, and once";
+    EXPECT_TRUE(small.run(2, Phase::decode, ran, uniform_decode));
+    EXPECT_TRUE(small.run(4, Phase::decode, ran, uniform_decode));
+    diary.read();
+    EXPECT_TRUE(small.run(4, Phase::decode, ran, uniform_decode));
+    EXPECT_EQ(diary.read(), has_gpu() ? "plan 4 of 4" : "plan 4 of 4 body 4") << "before the replay";
+    EXPECT_TRUE(small.run(9, Phase::mixed, ran, 5)) << "no graph of this variant";
+    EXPECT_EQ(diary.read(), "") << "an eager step is the engine's";
+    small.executor->warm_up();
+    EXPECT_EQ(diary.read(), "plan 8 padding body 8 plan 64 padding body 64 plan 16 padding body 16");
+}
+
+TEST(Hooks, ThatThrowLeaveTheExecutorAsItWas) {
+    auto options = both();
+    bool trouble = true;
+    options.before_launch = [&](const Key&, const Step&) {
+        if (trouble) {
+            throw std::runtime_error("no plan");
+        }
+    };
+    Small small(options);
+    Ran ran;
+    EXPECT_THROW(small.run(3, Phase::decode, ran, uniform_decode), std::runtime_error);
+    EXPECT_THROW(small.executor->warm_up(), std::runtime_error);
+    EXPECT_NE(refusal([&] { small.executor->launch([] {}, stream()); }, VMMGRAPH_ERROR_WRONG_STATE), "");
+    trouble = false;
+    EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode));
+    EXPECT_EQ(ran.reason, Reason::captured) << "the slot was given back";
+    EXPECT_EQ(small.executor->warm_up(), 5u);
+}
+
+// As xLLM has it: a capture alone on its device, replays beside each other.
+TEST(Hooks, AGuardIsHeldAsLongAsTheWork) {
+    auto options = both();
+    std::shared_mutex lock;
+    Diary diary;
+    options.guard = [&](Work work) -> std::shared_ptr<void> {
+        diary(work == Work::capture ? "write" : "read");
+        if (work == Work::capture) {
+            return std::make_shared<std::unique_lock<std::shared_mutex>>(lock);
+        }
+        return std::make_shared<std::shared_lock<std::shared_mutex>>(lock);
+    };
+    // Whether another thread could read, and could write.
+    const auto look = [&] {
+        std::thread([&] {
+            const bool read = lock.try_lock_shared();
+            if (read) {
+                lock.unlock_shared();
+            }
+            const bool write = lock.try_lock();
+            if (write) {
+                lock.unlock();
+            }
+            diary(write ? "free" : read ? "shared" : "alone");
+        }).join();
+    };
+    options.before_launch = [&](const Key&, const Step&) { look(); };
+    Small small(options);
+    small.trouble = [&](Recorder&) { look(); };
+    Ran ran;
+    EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode));
+    // On a CPU a replay is a call of the body.
+    EXPECT_EQ(diary.read(), std::string("write alone alone read") + (has_gpu() ? "" : " shared"));
+    EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode));
+    EXPECT_EQ(diary.read(), std::string("read shared") + (has_gpu() ? "" : " shared"));
+    small.trouble = [&](Recorder&) { throw std::runtime_error("planted"); };
+    small.executor->run(decode(2), {}, look, stream());
+    EXPECT_EQ(diary.read(), "write alone free") << "an eager step has no guard, also behind a failed capture";
+    EXPECT_TRUE(small.run(61, Phase::mixed, ran, 7));
+    EXPECT_EQ(diary.read(), "");
+}
+
+TEST(Hooks, TheBodyRunsEagerlyBeforeItsCapture) {
+    auto options = both();
+    options.eager_runs = 2;
+    Small small(options);
+    int calls = 0;
+    int runs = 0;
+    small.trouble = [&](Recorder& recorder) {
+        ++calls;
+        EXPECT_EQ(Recorder::current(), &recorder);
+        recorder.eager({}, [&](const Step&, at::TensorList) { ++runs; });
+        if (has_gpu()) {
+            cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+            ASSERT_EQ(cudaStreamIsCapturing(c10::cuda::getCurrentCUDAStream().stream(), &status), cudaSuccess);
+            EXPECT_EQ(status == cudaStreamCaptureStatusNone, calls <= 2);
+        }
+    };
+    Ran ran;
+    EXPECT_TRUE(small.run(10, Phase::mixed, ran, 0, 1.5F));
+    EXPECT_EQ(calls, has_gpu() ? 3 : 4) << "two runs and the capture";
+    EXPECT_EQ(runs, has_gpu() ? 3 : 4) << "two runs and the replay";
+    EXPECT_TRUE(small.run(12, Phase::mixed, ran, 0, 2.5F));
+    EXPECT_EQ(calls, has_gpu() ? 3 : 5);
+    EXPECT_EQ(Recorder::current(), nullptr);
+}
+
+// Attention deep in a model, which nobody handed the recorder.
+TEST(Hooks, TheRecorderIsFoundByItsThread) {
+    Small small(both());
+    EXPECT_EQ(Recorder::current(), nullptr);
+    std::vector<Mode> modes;
+    small.trouble = [&](Recorder& recorder) {
+        ASSERT_EQ(Recorder::current(), &recorder);
+        modes.push_back(Recorder::current()->mode());
+        std::thread([] { EXPECT_EQ(Recorder::current(), nullptr); }).join();
+        if (modes.size() == 1) {
+            throw std::runtime_error("planted");
+        }
+    };
+    Ran ran;
+    EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode));
+    EXPECT_EQ(Recorder::current(), nullptr) << "behind a body that threw, too";
+    EXPECT_TRUE(small.run(10, Phase::mixed, ran, 0, 1.5F));
+    ASSERT_GE(modes.size(), 2u);
+    EXPECT_EQ(modes[0], Mode::full);
+    EXPECT_EQ(modes[1], Mode::piecewise);
+}
+
+TEST(OnFailure, ThrowsInsteadOfRunningAnotherWay) {
+    auto options = both();
+    options.on_failure = OnFailure::throws;
+    Small small(options);
+    bool trouble = true;
+    small.trouble = [&](Recorder& recorder) {
+        if (trouble && recorder.mode() == Mode::full) {
+            throw std::runtime_error("this body cannot");
+        }
+    };
+    Ran ran;
+    for (int turn = 0; turn < 2; ++turn) {
+        EXPECT_THROW(small.run(3, Phase::decode, ran, uniform_decode), std::runtime_error) << "and not piecewise the second time";
+        EXPECT_NE(small.executor->last_failure().find("this body cannot"), std::string::npos);
+    }
+    EXPECT_THROW(small.executor->warm_up(), std::runtime_error);
+    EXPECT_EQ(small.eager_steps, 0);
+    EXPECT_EQ(small.executor->stats().failures, 3u);
+    trouble = false;
+    EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode));
+    EXPECT_EQ(ran.reason, Reason::captured);
+    EXPECT_EQ(small.executor->warm_up(), 5u);
+}
+
+TEST(OnFailure, ThrowsInAWarmUpThatIsShortOfMemory) {
+    for (const auto on_failure : {OnFailure::eager, OnFailure::throws}) {
+        auto options = both();
+        options.on_failure = on_failure;
+        Small small(options);
+        small.trouble = [](Recorder&) { TORCH_CHECK_WITH(OutOfMemoryError, false, "planted"); };
+        if (on_failure == OnFailure::eager) {
+            EXPECT_EQ(small.executor->warm_up(), 0u);
+        } else {
+            EXPECT_THROW(small.executor->warm_up(), c10::OutOfMemoryError);
+        }
+    }
+}
+
+TEST(OnFailure, WhateverABodyThrowsIsAFailedCapture) {
+    Small small(both());
+    small.trouble = [](Recorder&) { throw 7; };
+    Ran ran;
+    EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode));
+    EXPECT_EQ(ran.reason, Reason::capture_failed);
+    small.trouble = nullptr;
+    small.executor->forgive();
+    EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode));
+    EXPECT_EQ(ran.reason, Reason::captured);
+}
+
+// What torch has cached goes before a graph does, but not for what a budget has no room for.
+TEST(OnFailure, AGraphGoesOnlyIfMemoryOfTheDeviceIsStillShort) {
+    for (const bool budget : {false, true}) {
+        Small small(both());
+        Ran ran;
+        EXPECT_TRUE(small.run(2, Phase::decode, ran, uniform_decode));
+        int tries = 0;
+        small.trouble = [&](Recorder&) {
+            if (++tries == 1) {
+                auto info = vmmgraph::detail::sized<vmmgraph::ErrorInfo>();
+                info.status = budget ? VMMGRAPH_ERROR_OVER_BUDGET : VMMGRAPH_ERROR_OUT_OF_MEMORY;
+                throw vmmgraph::OutOfMemory("planted", info);
+            }
+        };
+        EXPECT_TRUE(small.run(4, Phase::decode, ran, uniform_decode));
+        EXPECT_EQ(ran.reason, Reason::captured);
+        EXPECT_EQ(small.executor->stats().evictions, budget ? 1u : 0u);
+    }
+}
+
+TEST(OnFailure, TorchGivesItsCacheBackBeforeAGraphGoes) {
+    if (!has_gpu()) {
+        GTEST_SKIP() << "needs a GPU";
+    }
+    constexpr std::int64_t MiB = std::int64_t{1} << 20;
+    Small small(both());
+    Ran ran;
+    EXPECT_TRUE(small.run(2, Phase::decode, ran, uniform_decode));
+    std::size_t free = 0;
+    std::size_t total = 0;
+    ASSERT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+    // All but 256 MiB is torch's, and nobody's.
+    static_cast<void>(at::empty({static_cast<std::int64_t>(free) - 256 * MiB}, on_device(at::kByte)));
+    small.trouble = [](Recorder& recorder) {
+        const auto kept = at::zeros({512 * MiB}, on_device(at::kByte));
+        recorder.eager({kept}, [kept](const Step&, at::TensorList) {});
+    };
+    EXPECT_TRUE(small.run(10, Phase::mixed, ran, 0, 1.0F));
+    EXPECT_EQ(ran.reason, Reason::captured) << small.executor->last_failure();
+    EXPECT_EQ(small.executor->stats().evictions, 0u);
+}
+
+// Two ranks in one thread: a step runs on both the same way, or throws.
+TEST(Agreement, TheLeastOfWhatRanksCanDoIsDone) {
+    Small a(both());
+    Small b(both());
+    // The second rank's full graph fails.
+    b.trouble = [](Recorder& recorder) {
+        if (recorder.mode() == Mode::full) {
+            throw std::runtime_error("planted");
+        }
+    };
+    Ran ran;
+    EXPECT_TRUE(b.run(3, Phase::decode, ran, uniform_decode));
+    EXPECT_EQ(ran.reason, Reason::capture_failed);
+    const auto tokens = at::randint(0, vocabulary, {3}, at::kLong);
+    for (int turn = 0; turn < 2; ++turn) {
+        const std::array decisions{a.executor->decide(decode(3)), b.executor->decide(decode(3))};
+        EXPECT_EQ(decisions[0].mode, Mode::full);
+        EXPECT_EQ(decisions[1].mode, Mode::piecewise);
+        const auto agreed = GraphExecutor::agree(decisions);
+        EXPECT_EQ(agreed.mode, Mode::piecewise);
+        EXPECT_EQ(agreed.bucket, Key::of(16));
+        EXPECT_TRUE(agreed.capture);
+        for (auto* const rank : {&a, &b}) {
+            const auto planned = rank->executor->prepare(decode(3), {{names::tokens, tokens}}, agreed);
+            EXPECT_EQ(planned.mode, Mode::piecewise);
+            const auto did = rank->executor->launch([] { FAIL() << "a rank alone"; }, stream());
+            wait();
+            EXPECT_EQ(did.mode, Mode::piecewise);
+            EXPECT_EQ(did.bucket, Key::of(16));
+            EXPECT_TRUE(at::allclose(rank->inputs->hidden_states(3), rank->table.index_select(0, tokens.to(device()))));
+        }
+    }
+    EXPECT_EQ(a.executor->stats().graphs, 1u) << "what it decided for itself was given back";
+    EXPECT_TRUE(a.run(3, Phase::decode, ran, uniform_decode));
+    EXPECT_EQ(ran.reason, Reason::captured);
+}
+
+TEST(Agreement, IsEagerIfARankMustBeAndCoversWhatAllHave) {
+    const auto of = [](Mode mode, Key bucket, bool capture = false) {
+        return Decision{mode, mode == Mode::eager ? Reason::capture_failed : Reason::hit, capture, 0, bucket};
+    };
+    const auto full4 = of(Mode::full, Key::of(4, 4, uniform_decode));
+    const auto full8 = of(Mode::full, Key::of(8, 8, uniform_decode), true);
+    const auto eager = of(Mode::eager, {});
+    EXPECT_EQ(GraphExecutor::agree({full4, eager, full8}).mode, Mode::eager);
+    EXPECT_EQ(GraphExecutor::agree({full4, eager, full8}).reason, Reason::capture_failed);
+    EXPECT_FALSE(GraphExecutor::agree({full4, eager, full8}).capture);
+    EXPECT_EQ(GraphExecutor::agree({full4, full8}).bucket, full8.bucket);
+    EXPECT_TRUE(GraphExecutor::agree({full4, full8}).capture);
+    EXPECT_FALSE(GraphExecutor::agree({full4, full4}).capture);
+    const auto wide = of(Mode::piecewise, Key::of(64, 4));
+    const auto deep = of(Mode::piecewise, Key::of(16, 16));
+    EXPECT_EQ(GraphExecutor::agree({wide, deep}).mode, Mode::eager);
+    EXPECT_EQ(GraphExecutor::agree({wide, deep}).reason, Reason::too_large);
+    EXPECT_NE(refusal([] { static_cast<void>(GraphExecutor::agree({})); }), "");
+}
+
+TEST(Agreement, IsCarriedOutOrThrows) {
+    Small small(both());
+    const auto tokens = at::randint(0, vocabulary, {3}, at::kLong);
+    auto agreed = small.executor->decide(decode(3));
+    agreed.bucket = Key::of(5, 0, uniform_decode);
+    const auto why = refusal([&] { small.executor->prepare(decode(3), {{names::tokens, tokens}}, agreed); });
+    EXPECT_NE(why.find("5 tokens"), std::string::npos) << why;
+    // Without a decision of its own, into a bucket that failed here: it is tried, and the engine hears of it.
+    agreed.bucket = Key::of(4, 0, uniform_decode);
+    small.trouble = [](Recorder&) { throw std::runtime_error("planted"); };
+    Ran ran;
+    EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode));
+    EXPECT_EQ(ran.reason, Reason::capture_failed);
+    const auto run = [&] {
+        small.executor->prepare(decode(3), {{names::tokens, tokens}}, agreed);
+        return small.executor->launch([] { FAIL() << "a rank alone"; }, stream());
+    };
+    EXPECT_THROW(run(), std::runtime_error);
+    small.trouble = nullptr;
+    EXPECT_EQ(run().mode, Mode::full);
+    wait();
+    EXPECT_TRUE(at::allclose(small.inputs->hidden_states(3), small.table.index_select(0, tokens.to(device()))));
+    // Eagerly if so agreed, though the graph is there.
+    small.executor->prepare(decode(3), {{names::tokens, tokens}}, {Mode::eager, Reason::capture_failed, false, 0, {}});
+    int eager = 0;
+    EXPECT_EQ(small.executor->launch([&] { ++eager; }, stream()).reason, Reason::capture_failed);
+    EXPECT_EQ(eager, 1);
+}
+
+// The eager runs of a capture may hold collectives, so a rank that has the graph takes part in them.
+TEST(Agreement, WhereOneCapturesAllMakeTheEagerRuns) {
+    auto options = both();
+    options.eager_runs = 1;
+    Small small(options);
+    Ran ran;
+    EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode));
+    int calls = 0;
+    small.trouble = [&](Recorder&) { ++calls; };
+    const int replay = has_gpu() ? 0 : 1;
+    const auto tokens = at::randint(0, vocabulary, {3}, at::kLong);
+    for (const bool elsewhere : {false, true}) {
+        auto agreed = small.executor->decide(decode(3));
+        EXPECT_FALSE(agreed.capture);
+        agreed.capture = elsewhere;
+        small.executor->prepare(decode(3), {{names::tokens, tokens}}, agreed);
+        small.executor->launch([] {}, stream());
+        wait();
+        EXPECT_EQ(std::exchange(calls, 0), replay + (elsewhere ? 1 : 0));
+        EXPECT_TRUE(at::allclose(small.inputs->hidden_states(3), small.table.index_select(0, tokens.to(device()))));
+    }
+    EXPECT_EQ(small.executor->stats().captures, 1u);
+}
+
+// Data-parallel ranks run the graph of the largest of them, also one that has nothing to do.
+TEST(Agreement, AStepMayBePaddedToWhatAnotherRankHas) {
+    Small small(both());
+    for (const std::int64_t n : {3, 0}) {
+        const auto tokens = at::randint(0, vocabulary, {n}, at::kLong);
+        const auto ran = small.executor->run(decode(7), {{names::tokens, tokens}}, [] { FAIL(); }, stream());
+        wait();
+        EXPECT_EQ(ran.bucket, Key::of(8, 0, uniform_decode));
+        EXPECT_EQ(small.inputs->actual(names::tokens).numel(), n);
+        EXPECT_EQ(small.inputs->tokens().narrow(0, n, 8 - n).count_nonzero().item<std::int64_t>(), 0);
+        if (n > 0) {
+            EXPECT_TRUE(at::allclose(small.inputs->hidden_states(n), small.table.index_select(0, tokens.to(device()))));
+        }
+    }
+}
+
+// Only memory of the capture is passed without being owned.
+TEST(Runners, OwnWhatIsNotTheCaptures) {
+    for (const auto route : {vmmgraph::torch::Route::blocks, vmmgraph::torch::Route::mempool}) {
+        auto options = both();
+        options.capture.route = route;
+        Small small(options);
+        const auto seen = at::zeros({3}, on_device(at::kFloat));
+        std::weak_ptr<int> host_owner;
+        small.trouble = [&](Recorder& recorder) {
+            if (recorder.mode() != Mode::piecewise) {
+                return;
+            }
+            // A temporary of the host, one of the host that somebody else made, a view of general memory, and nothing.
+            auto owner = std::make_shared<int>(3);
+            host_owner = owner;
+            const auto other = at::from_blob(owner.get(), {1}, [owner](void*) {}, at::TensorOptions().dtype(at::kInt));
+            owner.reset();
+            recorder.eager({at::full({1}, 2.0F), other, small.table.narrow(0, 1, 2), at::Tensor()},
+                           [seen, first = small.table[1][0].clone()](const Step&, at::TensorList tensors) {
+                               ASSERT_EQ(tensors.size(), 4u);
+                               EXPECT_FALSE(tensors[3].defined());
+                               EXPECT_EQ(tensors[0].item<float>(), 2.0F);
+                               EXPECT_EQ(tensors[1].item<int>(), 3);
+                               seen.narrow(0, 0, 1).copy_(tensors[2][0].narrow(0, 0, 1));
+                               seen.narrow(0, 1, 1).copy_(first.view({1}));
+                           });
+        };
+        Ran ran;
+        EXPECT_TRUE(small.run(10, Phase::mixed, ran, 0, 1.0F)) << small.executor->last_failure();
+        EXPECT_EQ(ran.mode, Mode::piecewise) << small.executor->last_failure();
+        EXPECT_TRUE(!has_gpu() || !host_owner.expired()) << "the graph owns it";
+        // What would have dangled has been something else's by now.
+        const auto other = at::full({64}, 9.0F);
+        EXPECT_TRUE(small.run(12, Phase::mixed, ran, 0, 2.0F));
+        EXPECT_EQ(seen[0].item<float>(), seen[1].item<float>());
+        small.executor->clear();
+        EXPECT_TRUE(host_owner.expired());
+        if (small.arena && route == vmmgraph::torch::Route::blocks) {
+            EXPECT_EQ(small.arena->stats().spaces, 0u);
+        }
+    }
+}
+
+// A runner may own memory that its graph uses, so it goes behind it, however the executor ends.
+TEST(Runners, GoBehindTheirGraph) {
+    if (!has_gpu()) {
+        GTEST_SKIP() << "needs a GPU";
+    }
+    std::uint64_t spaces = 99;
+    {
+        Small small(both());
+        small.trouble = [&, arena = small.arena](Recorder& recorder) {
+            const auto last = std::shared_ptr<int>(new int, [&spaces, arena](const int* memory) {
+                spaces = arena->stats().spaces;
+                delete memory;
+            });
+            recorder.eager({}, [last](const Step&, at::TensorList) {});
+        };
+        Ran ran;
+        EXPECT_TRUE(small.run(10, Phase::mixed, ran, 0, 1.0F));
+        small.trouble = nullptr;
+        EXPECT_EQ(spaces, 99u);
+    }
+    EXPECT_EQ(spaces, 0u);
+}
+
+}  // namespace
+}  // namespace engine_tests
