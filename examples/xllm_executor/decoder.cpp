@@ -47,22 +47,36 @@ at::Tensor Decoder::rope(const at::Tensor& x, const at::Tensor& cos, const at::T
     return at::cat({halves[0] * cos - halves[1] * sin, halves[1] * cos + halves[0] * sin}, -1);
 }
 
-at::Tensor Decoder::forward(const ModelInput& input, const std::vector<KVCache>& caches, const Attention& attention) const {
-    const auto tokens = input.tokens.size(0);
-    const auto slots = input.new_cache_slots.to(at::kLong);
-    const auto cos = cos_.index_select(0, input.positions).unsqueeze(1);
-    const auto sin = sin_.index_select(0, input.positions).unsqueeze(1);
-    auto x = embedding_.index_select(0, input.tokens);
+at::Tensor Decoder::at_positions(const at::Tensor& of, const at::Tensor& positions) const {
+    if (positions.dim() == 1) {
+        return of.index_select(0, positions).unsqueeze(1);
+    }
+    const auto third = of.size(1) / 3;
+    const auto part = [&](std::int64_t row, std::int64_t length) {
+        return of.narrow(1, row * third, length).index_select(0, positions[row]);
+    };
+    return at::cat({part(0, third), part(1, third), part(2, of.size(1) - 2 * third)}, 1).unsqueeze(1);
+}
+
+at::Tensor Decoder::forward(const at::Tensor& tokens, const at::Tensor& positions, const std::vector<KVCache>& caches,
+                            const ModelInputParams& params) const {
+    const auto n = tokens.size(0);
+    const auto& metadata = *params.attn_metadata;
+    const auto slots = metadata.slot_mapping.to(at::kLong);
+    const auto cos = at_positions(cos_, positions);
+    const auto sin = at_positions(sin_, positions);
+    const auto& embedded = params.embedding.input_embedding;
+    auto x = embedded.defined() ? embedded : embedding_.index_select(0, tokens);
     for (std::size_t i = 0; i < layers_.size(); ++i) {
         const auto& layer = layers_[i];
-        const auto qkv = at::mm(norm(x, layer.attention_norm), layer.qkv).view({tokens, args_.heads + 2 * args_.kv_heads, args_.head_dim});
+        const auto qkv = at::mm(norm(x, layer.attention_norm), layer.qkv).view({n, args_.heads + 2 * args_.kv_heads, args_.head_dim});
         const auto parts = qkv.split_with_sizes({args_.heads, args_.kv_heads, args_.kv_heads}, 1);
         const auto q = rope(parts[0], cos, sin);
         const auto row = args_.kv_heads * args_.head_dim;
-        caches[i].k.view({-1, row}).index_copy_(0, slots, rope(parts[1], cos, sin).reshape({tokens, row}));
-        caches[i].v.view({-1, row}).index_copy_(0, slots, parts[2].reshape({tokens, row}));
-        const auto attended = at::empty({tokens, args_.heads * args_.head_dim}, args_.options);
-        attention(q, caches[i], attended);
+        caches[i].k.view({-1, row}).index_copy_(0, slots, rope(parts[1], cos, sin).reshape({n, row}));
+        caches[i].v.view({-1, row}).index_copy_(0, slots, parts[2].reshape({n, row}));
+        const auto attended = at::empty({n, args_.heads * args_.head_dim}, args_.options);
+        attention(q, caches[i], metadata, attended);
         x = x + at::mm(attended, layer.out);
         const auto gate_up = at::mm(norm(x, layer.mlp_norm), layer.gate_up).chunk(2, -1);
         x = x + at::mm(at::silu(gate_up[0]) * gate_up[1], layer.down);
@@ -87,12 +101,16 @@ void Decoder::attend_decode(const at::Tensor& q, const KVCache& cache, const at:
     out.copy_(attended.reshape({batch, args_.heads * args_.head_dim}));
 }
 
-void Decoder::attend_ragged(const at::Tensor& q, const KVCache& cache, const at::Tensor& block_tables, const std::vector<std::int32_t>& q_seq_lens,
-                            const std::vector<std::int32_t>& kv_seq_lens, const at::Tensor& out) const {
-    std::int64_t start = 0;
-    for (std::size_t i = 0; i < q_seq_lens.size(); ++i) {
-        const std::int64_t queries = q_seq_lens[i];
-        const std::int64_t keys = kv_seq_lens[i];
+void Decoder::attend_ragged(const at::Tensor& q, const KVCache& cache, const at::Tensor& block_tables, const PlanInfo& plan,
+                            const at::Tensor& out) const {
+    for (std::size_t i = 0; i + 1 < plan.q_cu_seq_lens.size(); ++i) {
+        const std::int64_t start = plan.q_cu_seq_lens[i];
+        const std::int64_t queries = plan.q_cu_seq_lens[i + 1] - start;
+        const std::int64_t keys = plan.kv_cu_seq_lens[i + 1] - plan.kv_cu_seq_lens[i];
+        if (queries == 0) {
+            // Padding.
+            continue;
+        }
         const auto blocks = block_tables[static_cast<std::int64_t>(i)].narrow(0, 0, (keys + args_.block_size - 1) / args_.block_size);
         const auto gather = [&](const at::Tensor& of) {
             return of.index_select(0, blocks).view({-1, args_.kv_heads, 1, args_.head_dim}).narrow(0, 0, keys);
@@ -106,10 +124,10 @@ void Decoder::attend_ragged(const at::Tensor& q, const KVCache& cache, const at:
                                 .masked_fill(beyond, -std::numeric_limits<double>::infinity());
         const auto attended = at::matmul(scores.softmax(-1), gather(cache.v).permute({1, 2, 0, 3}));
         out.narrow(0, start, queries).copy_(attended.permute({2, 0, 1, 3}).reshape({queries, args_.heads * args_.head_dim}));
-        start += queries;
     }
     // Rows of padding: not a number would spread through the cache's spare block.
-    out.narrow(0, start, out.size(0) - start).zero_();
+    const std::int64_t end = plan.q_cu_seq_lens.empty() ? 0 : plan.q_cu_seq_lens.back();
+    out.narrow(0, end, out.size(0) - end).zero_();
 }
 
 }  // namespace xllm_example

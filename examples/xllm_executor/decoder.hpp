@@ -3,10 +3,11 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <vector>
 
 #include <ATen/ATen.h>
+
+#include "model_input_params.hpp"
 
 namespace xllm_example {
 
@@ -22,6 +23,8 @@ struct ModelArgs {
     std::int64_t block_size = 16;
     std::int64_t blocks = 512;
     std::int64_t blocks_of_sequence = 6;
+    // Positions [3, tokens], a third of the rotary dimensions each, and steps whose embeddings come from elsewhere.
+    bool multimodal = false;
     at::TensorOptions options;
 };
 
@@ -31,25 +34,17 @@ struct KVCache {
     at::Tensor v;
 };
 
-// What forward() reads, all on the device, 32-bit integers.
-struct ModelInput {
-    at::Tensor tokens;
-    at::Tensor positions;
-    at::Tensor new_cache_slots;
-};
-
 class Decoder {
 public:
-    // Attention of a layer's queries [tokens, heads, head_dim] over its cache, written to `out` [tokens, heads * head_dim].
-    using Attention = std::function<void(const at::Tensor& q, const KVCache& cache, const at::Tensor& out)>;
-
     // Random weights of a fixed seed.
     explicit Decoder(const ModelArgs& args);
 
     [[nodiscard]] const ModelArgs& args() const noexcept { return args_; }
     [[nodiscard]] std::vector<KVCache> make_caches() const;
-    // Hidden states [tokens, hidden]; writes keys and values into the caches.
-    [[nodiscard]] at::Tensor forward(const ModelInput& input, const std::vector<KVCache>& caches, const Attention& attention) const;
+    // Hidden states [tokens, hidden]; writes keys and values into the caches. Integers of 32 bits, all on the device; reads of the params
+    // the attention metadata and, where they are, the embeddings.
+    [[nodiscard]] at::Tensor forward(const at::Tensor& tokens, const at::Tensor& positions, const std::vector<KVCache>& caches,
+                                     const ModelInputParams& params) const;
     // The likeliest next tokens behind these hidden states.
     [[nodiscard]] at::Tensor greedy(const at::Tensor& hidden) const;
 
@@ -57,8 +52,8 @@ public:
     void attend_decode(const at::Tensor& q, const KVCache& cache, const at::Tensor& block_tables, const at::Tensor& kv_seq_lens,
                        const at::Tensor& out) const;
     // Sequences of any lengths, which the host must know: no graph can hold it.
-    void attend_ragged(const at::Tensor& q, const KVCache& cache, const at::Tensor& block_tables, const std::vector<std::int32_t>& q_seq_lens,
-                       const std::vector<std::int32_t>& kv_seq_lens, const at::Tensor& out) const;
+    void attend_ragged(const at::Tensor& q, const KVCache& cache, const at::Tensor& block_tables, const PlanInfo& plan,
+                       const at::Tensor& out) const;
 
 private:
     struct Layer {
@@ -66,6 +61,10 @@ private:
     };
 
     [[nodiscard]] at::Tensor norm(const at::Tensor& x, const at::Tensor& weight) const;
+    // Of the angles' cosines or sines, [tokens, 1, head_dim / 2].
+    [[nodiscard]] at::Tensor at_positions(const at::Tensor& of, const at::Tensor& positions) const;
+    // Attention of a layer's queries [tokens, heads, head_dim] over its cache, written to `out` [tokens, heads * head_dim].
+    void attention(const at::Tensor& q, const KVCache& cache, const AttentionMetadata& metadata, const at::Tensor& out) const;
     [[nodiscard]] at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) const;
 
     ModelArgs args_;

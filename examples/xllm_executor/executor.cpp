@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <c10/cuda/CUDAStream.h>
+
 namespace xllm_example {
 namespace {
 
@@ -10,22 +12,33 @@ using namespace vmmgraph::engine;
 std::vector<Input> declare(const ModelArgs& args, std::uint32_t most_sequences) {
     const auto tokens = Extent::along(Axis::tokens);
     const auto batch = Extent::along(Axis::batch);
+    const auto one_more = Extent::along(Axis::batch, 1, 1);
     const auto blocks = static_cast<std::uint32_t>(args.blocks_of_sequence);
+    const auto hidden = Extent::fixed(static_cast<std::uint32_t>(args.hidden));
     const auto dtype = c10::typeMetaToScalarType(args.options.dtype());
-    return {
+    std::vector<Input> inputs{
         Input::host(names::tokens, at::kInt, {tokens}),
-        Input::host(names::positions, at::kInt, {tokens}),
+        args.multimodal ? Input::host(names::positions, at::kInt, {Extent::fixed(3), tokens}) : Input::host(names::positions, at::kInt, {tokens}),
         // Slot 0 and block 0 are nobody's.
         Input::host(names::new_cache_slots, at::kInt, {tokens}),
         Input::host(names::block_tables, at::kInt, {batch, Extent::fixed(blocks)}),
-        Input::host(names::q_seq_lens, at::kInt, {batch}),
-        Input::host(names::kv_seq_lens, at::kInt, {batch}, Pad::value(1)),
-        Input::host(names::paged_kv_indptr, at::kInt, {Extent::along(Axis::batch, 1, 1)}, Pad::repeat_last()),
+        // Cumulative: a sequence that is not there has no token.
+        Input::host(names::q_seq_lens, at::kInt, {one_more}, Pad::repeat_last()),
+        Input::host(names::kv_seq_lens, at::kInt, {one_more}, Pad::repeat_last()),
+        Input::host(names::paged_kv_indptr, at::kInt, {one_more}, Pad::repeat_last()),
         Input::host(names::paged_kv_indices, at::kInt, {Extent::up_to(most_sequences * blocks)}),
         Input::host(names::paged_kv_last_page_len, at::kInt, {batch}, Pad::value(1)),
-        Input::host("temperatures", at::kFloat, {batch}, Pad::value(1.0)),
-        Input::output(names::hidden_states, dtype, {tokens, Extent::fixed(static_cast<std::uint32_t>(args.hidden))}),
+        Input::host("linear_state_indices", at::kInt, {batch}),
+        Input::output(names::hidden_states, dtype, {tokens, hidden}),
     };
+    if (args.multimodal) {
+        inputs.push_back(Input::device(names::embeddings, dtype, {tokens, hidden}));
+    }
+    return inputs;
+}
+
+std::vector<std::int32_t> elements(const at::Tensor& of) {
+    return {of.const_data_ptr<std::int32_t>(), of.const_data_ptr<std::int32_t>() + of.numel()};
 }
 
 }  // namespace
@@ -42,6 +55,9 @@ CudaGraphExecutorImpl::CudaGraphExecutorImpl(const Decoder& model, std::shared_p
         }
         for (std::uint32_t size = 16; size <= options.max_tokens_for_graph; size *= 2) {
             graph.piecewise.push_back(Key::of(size, options.max_seqs_per_batch));
+            if (model.args().multimodal) {
+                graph.piecewise.push_back(Key::of(size, options.max_seqs_per_batch, with_embedding));
+            }
         }
         buckets = graph.full;
         buckets.insert(buckets.end(), graph.piecewise.begin(), graph.piecewise.end());
@@ -49,59 +65,73 @@ CudaGraphExecutorImpl::CudaGraphExecutorImpl(const Decoder& model, std::shared_p
         graph.modes = {{{Mode::eager, Mode::eager}, {Mode::eager, Mode::eager}, {Mode::eager, Mode::eager}}};
         buckets = {Key::of(1, 1)};
     }
+    graph.before_launch = [this](const Key&, const Step&) { plan(); };
     inputs_ = std::make_unique<GraphInputs>(declare(model.args(), options.max_seqs_per_batch), buckets,
-                                                         InputsOptions{model.args().options.device(), 512});
+                                            InputsOptions{model.args().options.device(), 512});
     executor_ = std::make_unique<GraphExecutor>(std::move(arena), *inputs_, [this](Recorder& recorder) { body(recorder); }, graph);
 }
 
+void CudaGraphExecutorImpl::plan() {
+    *plan_info_ = {elements(inputs_->host(names::q_seq_lens)), elements(inputs_->host(names::kv_seq_lens))};
+}
+
 void CudaGraphExecutorImpl::body(Recorder& recorder) {
-    const auto attention = [&](const at::Tensor& q, const KVCache& cache, const at::Tensor& out) {
-        if (recorder.mode() == Mode::full) {
-            model_.attend_decode(q, cache, inputs_->block_tables(), inputs_->kv_seq_lens(), out);
-            return;
-        }
-        recorder.eager({q, out}, [this, cache](const Step& step, at::TensorList tensors) {
-            // A warm-up step has no sequences.
-            if (const auto* const input = static_cast<const ForwardInput*>(step.params)) {
-                model_.attend_ragged(tensors[0], cache, inputs_->block_tables(), input->q_seq_lens, input->kv_seq_lens, tensors[1]);
-            }
-        });
-    };
-    const auto hidden = model_.forward({inputs_->tokens(), inputs_->positions(), inputs_->new_cache_slots()}, *kv_caches_, attention);
-    inputs_->hidden_states().copy_(hidden);
+    ModelInputParams params;
+    params.attn_metadata = std::make_shared<AttentionMetadata>(AttentionMetadata{
+        recorder.mode() == Mode::full, inputs_->new_cache_slots(), inputs_->block_tables(), inputs_->kv_seq_lens(), plan_info_});
+    if ((recorder.bucket().variant & with_embedding) != 0) {
+        params.embedding.input_embedding = inputs_->embeddings();
+    }
+    inputs_->hidden_states().copy_(model_.forward(inputs_->tokens(), inputs_->positions(), *kv_caches_, params));
 }
 
-Step CudaGraphExecutorImpl::step_of(const ForwardInput& input) const {
-    const bool decode = input.phase == Phase::decode;
-    return {Key::of(input.tokens(), input.sequences(), decode ? uniform_decode : 0), input.phase, true, &input};
+Step CudaGraphExecutorImpl::step_of(const at::Tensor& tokens, const ModelInputParams& params) const {
+    auto phase = params.meta.batch_forward_type;
+    auto n = static_cast<std::uint32_t>(tokens.size(0));
+    auto sequences = static_cast<std::uint32_t>(params.meta.num_sequences);
+    if (const auto& of = params.parallel; of.dp_global_token_nums.size() > 1) {
+        // The collectives of a step are as long on every rank: all run the graph of the largest, and decode only if all do.
+        n = static_cast<std::uint32_t>(*std::max_element(of.dp_global_token_nums.begin(), of.dp_global_token_nums.end()));
+        const bool decode = std::all_of(of.dp_is_decode.begin(), of.dp_is_decode.end(), [](std::int32_t does) { return does != 0; });
+        phase = decode ? Phase::decode : Phase::mixed;
+        sequences = decode ? n : sequences;
+    }
+    const auto variant = (phase == Phase::decode ? uniform_decode : 0) | (params.embedding.input_embedding.defined() ? with_embedding : 0);
+    return {Key::of(n, sequences, variant), phase, true, &params};
 }
 
-std::vector<NamedValue> CudaGraphExecutorImpl::values_of(const ForwardInput& input) const {
-    const auto blocks = static_cast<std::uint32_t>(model_.args().blocks_of_sequence);
-    return {{names::tokens, input.token_ids},
-            {names::positions, input.positions},
-            {names::new_cache_slots, input.new_cache_slots},
-            {names::block_tables, Value(input.block_tables.data(), {input.sequences(), blocks})},
-            {names::q_seq_lens, input.q_seq_lens},
-            {names::kv_seq_lens, input.kv_seq_lens},
-            {names::paged_kv_indptr, input.paged_kv_indptr},
-            {names::paged_kv_indices, input.paged_kv_indices},
-            {names::paged_kv_last_page_len, input.paged_kv_last_page_len},
-            {"temperatures", input.temperatures}};
+std::vector<NamedValue> CudaGraphExecutorImpl::values_of(const at::Tensor& tokens, const at::Tensor& positions,
+                                                         const ModelInputParams& params) const {
+    const auto& on_device = params.attention.device;
+    std::vector<NamedValue> values{{names::tokens, tokens},
+                                   {names::positions, positions},
+                                   {names::new_cache_slots, on_device.new_cache_slots},
+                                   {names::block_tables, on_device.block_tables},
+                                   // From the host, where they are planned from.
+                                   {names::q_seq_lens, params.attention.host.q_seq_lens},
+                                   {names::kv_seq_lens, params.attention.host.kv_seq_lens},
+                                   {names::paged_kv_indptr, on_device.paged_kv_indptr},
+                                   {names::paged_kv_indices, on_device.paged_kv_indices},
+                                   {names::paged_kv_last_page_len, on_device.paged_kv_last_page_len}};
+    if (params.embedding.linear_state_indices.defined()) {
+        values.push_back({"linear_state_indices", params.embedding.linear_state_indices});
+    }
+    if (params.embedding.input_embedding.defined()) {
+        values.push_back({names::embeddings, params.embedding.input_embedding});
+    }
+    return values;
 }
 
-at::Tensor CudaGraphExecutorImpl::eager(const ForwardInput& input, const std::vector<KVCache>& kv_caches) const {
-    const auto up = [&](const std::vector<std::int32_t>& values) { return at::tensor(values, at::kInt).to(model_.args().options.device()); };
-    const auto block_tables = up(input.block_tables).view({input.sequences(), model_.args().blocks_of_sequence});
-    const auto kv_seq_lens = up(input.kv_seq_lens);
-    return model_.forward({up(input.token_ids), up(input.positions), up(input.new_cache_slots)}, kv_caches,
-                          [&](const at::Tensor& q, const KVCache& cache, const at::Tensor& out) {
-                              if (input.phase == Phase::decode) {
-                                  model_.attend_decode(q, cache, block_tables, kv_seq_lens, out);
-                              } else {
-                                  model_.attend_ragged(q, cache, block_tables, input.q_seq_lens, input.kv_seq_lens, out);
-                              }
-                          });
+at::Tensor CudaGraphExecutorImpl::eager(const at::Tensor& tokens, const at::Tensor& positions, const std::vector<KVCache>& kv_caches,
+                                        const ModelInputParams& given) const {
+    const auto device = model_.args().options.device();
+    auto params = given.to(device);
+    const auto& lengths = params.attention.host;
+    params.attn_metadata = std::make_shared<AttentionMetadata>(
+        AttentionMetadata{params.meta.batch_forward_type == Phase::decode, params.attention.device.new_cache_slots,
+                          params.attention.device.block_tables, params.attention.device.kv_seq_lens,
+                          std::make_shared<PlanInfo>(PlanInfo{lengths.q_seq_lens, lengths.kv_seq_lens})});
+    return model_.forward(tokens.to(device), positions.to(device), kv_caches, params);
 }
 
 std::size_t CudaGraphExecutorImpl::warm_up(std::vector<KVCache>& kv_caches) {
@@ -109,12 +139,17 @@ std::size_t CudaGraphExecutorImpl::warm_up(std::vector<KVCache>& kv_caches) {
     return executor_->warm_up();
 }
 
-ModelOutput CudaGraphExecutorImpl::run(const ForwardInput& input, std::vector<KVCache>& kv_caches, void* stream) {
+ModelOutput CudaGraphExecutorImpl::run(const at::Tensor& tokens, const at::Tensor& positions, std::vector<KVCache>& kv_caches,
+                                       const ModelInputParams& params) {
     kv_caches_ = &kv_caches;
+    const auto device = model_.args().options.device();
+    void* const stream = device.is_cuda() ? c10::cuda::getCurrentCUDAStream(device.index()).stream() : nullptr;
     ModelOutput output;
-    output.ran = executor_->run(step_of(input), values_of(input), [&] { output.hidden_states = eager(input, kv_caches); }, stream);
+    output.ran = executor_->run(step_of(tokens, params), values_of(tokens, positions, params),
+                                [&] { output.hidden_states = eager(tokens, positions, kv_caches, params); }, stream);
     if (output.ran.mode != Mode::eager) {
-        output.hidden_states = inputs_->hidden_states(input.tokens());
+        // A rank without tokens of its own has none.
+        output.hidden_states = inputs_->hidden_states().narrow(0, 0, tokens.size(0));
     }
     return output;
 }

@@ -1,5 +1,6 @@
-// An engine's graph executor, in the shape of xLLM's CudaGraphExecutorImpl: run() takes a step and the caches and returns hidden states.
-// What such a class has of its own (buckets, persistent tensors, pools, a map of graphs, captures and their failures) is the library's here.
+// An engine's graph executor, with the signature of xLLM's CudaGraphExecutorImpl (core/runtime/cuda_graph_executor_impl.h): run() takes
+// tokens, positions, caches and parameters and returns hidden states. What such a class has of its own (buckets, persistent tensors, pools,
+// maps of graphs, captures and their failures) is the library's here.
 #pragma once
 
 #include <cstdint>
@@ -12,26 +13,8 @@
 
 namespace xllm_example {
 
-// A step as the scheduler makes it, on the host. Sequences stand one behind another.
-struct ForwardInput {
-    std::vector<std::int32_t> token_ids;
-    std::vector<std::int32_t> positions;
-    std::vector<std::int32_t> new_cache_slots;
-    // [sequences, blocks_of_sequence]
-    std::vector<std::int32_t> block_tables;
-    // New tokens and all tokens of each sequence.
-    std::vector<std::int32_t> q_seq_lens;
-    std::vector<std::int32_t> kv_seq_lens;
-    // The same as attention kernels want it.
-    std::vector<std::int32_t> paged_kv_indptr;
-    std::vector<std::int32_t> paged_kv_indices;
-    std::vector<std::int32_t> paged_kv_last_page_len;
-    std::vector<float> temperatures;
-    vmmgraph::engine::Phase phase = vmmgraph::engine::Phase::decode;
-
-    [[nodiscard]] std::uint32_t tokens() const { return static_cast<std::uint32_t>(token_ids.size()); }
-    [[nodiscard]] std::uint32_t sequences() const { return static_cast<std::uint32_t>(q_seq_lens.size()); }
-};
+// Of a bucket's and a step's variant: the embeddings come from elsewhere.
+inline constexpr std::uint32_t with_embedding = 2;
 
 // Valid until the next step.
 struct ModelOutput {
@@ -44,8 +27,15 @@ struct Options {
     std::uint32_t max_seqs_per_batch = 64;
     std::uint32_t max_tokens_for_graph = 256;
     bool enable_graph = true;
-    // Of the library's executor: most_graphs, most_bytes, capture.
-    vmmgraph::engine::ExecutorOptions graph;
+    // Of the library's executor: most_graphs, most_bytes, on_failure, guard, capture.
+    vmmgraph::engine::ExecutorOptions graph = default_graph();
+
+    // As xLLM's warm-up run before a capture.
+    static vmmgraph::engine::ExecutorOptions default_graph() {
+        vmmgraph::engine::ExecutorOptions options;
+        options.eager_runs = 1;
+        return options;
+    }
 };
 
 class CudaGraphExecutorImpl {
@@ -55,22 +45,28 @@ public:
 
     // Captures every shape; the graphs that are there.
     std::size_t warm_up(std::vector<KVCache>& kv_caches);
-    ModelOutput run(const ForwardInput& input, std::vector<KVCache>& kv_caches, void* stream);
+    // On torch's current stream.
+    ModelOutput run(const at::Tensor& tokens, const at::Tensor& positions, std::vector<KVCache>& kv_caches, const ModelInputParams& params);
 
     [[nodiscard]] vmmgraph::engine::GraphExecutor& graphs() noexcept { return *executor_; }
     [[nodiscard]] vmmgraph::engine::GraphInputs& inputs() noexcept { return *inputs_; }
     // The step's shape and values for the library.
-    [[nodiscard]] vmmgraph::engine::Step step_of(const ForwardInput& input) const;
-    [[nodiscard]] std::vector<vmmgraph::engine::NamedValue> values_of(const ForwardInput& input) const;
+    [[nodiscard]] vmmgraph::engine::Step step_of(const at::Tensor& tokens, const ModelInputParams& params) const;
+    [[nodiscard]] std::vector<vmmgraph::engine::NamedValue> values_of(const at::Tensor& tokens, const at::Tensor& positions,
+                                                                      const ModelInputParams& params) const;
     // The step without a graph.
-    [[nodiscard]] at::Tensor eager(const ForwardInput& input, const std::vector<KVCache>& kv_caches) const;
+    [[nodiscard]] at::Tensor eager(const at::Tensor& tokens, const at::Tensor& positions, const std::vector<KVCache>& kv_caches,
+                                   const ModelInputParams& params) const;
 
 private:
     void body(vmmgraph::engine::Recorder& recorder);
+    void plan();
 
     const Decoder& model_;
     Options options_;
     std::vector<KVCache>* kv_caches_ = nullptr;
+    // Of the step that runs; what runners between pieces read.
+    std::shared_ptr<PlanInfo> plan_info_ = std::make_shared<PlanInfo>();
     std::unique_ptr<vmmgraph::engine::GraphInputs> inputs_;
     std::unique_ptr<vmmgraph::engine::GraphExecutor> executor_;
 };

@@ -18,7 +18,7 @@ public:
         }
     }
 
-    // The next step. Its tokens are the last ones given to take().
+    // The next step, on the host. Its tokens are the last ones given to take().
     [[nodiscard]] ForwardInput next();
     // The rows of the step whose tokens are asked for: the last of each sequence.
     [[nodiscard]] const std::vector<std::int64_t>& rows() const noexcept { return rows_; }

@@ -42,6 +42,10 @@ struct Engine {
         : model(model), arena(make_arena()), caches(model.make_caches()), executor(model, arena, options),
           scheduler(model.args(), options.max_seqs_per_batch, 11) {}
 
+    at::Tensor eager(const ForwardInput& input) {
+        return executor.eager(input.token_ids, input.positions, caches, input.input_params);
+    }
+
     static std::shared_ptr<vmmgraph::SharedVmmAllocator> make_arena() {
         if (!has_gpu()) {
             return nullptr;
@@ -55,10 +59,15 @@ struct Engine {
     std::vector<std::int64_t> step_by(Run&& run) {
         const auto input = scheduler.next();
         const engine_tests::OnStream guard;
-        hidden = run(input);
-        tokens_of_step = input.tokens();
-        const auto rows = at::tensor(scheduler.rows(), at::kLong).to(hidden.device());
-        const auto tokens = model.greedy(hidden.index_select(0, rows)).cpu();
+        hidden = run(input.to(model.args().options.device()));
+        tokens_of_step = input.token_ids.size(0);
+        return take(hidden);
+    }
+
+    // The next tokens of what the scheduler made last.
+    std::vector<std::int64_t> take(const at::Tensor& of) {
+        const auto rows = at::tensor(scheduler.rows(), at::kLong).to(of.device());
+        const auto tokens = model.greedy(of.index_select(0, rows)).cpu();
         std::vector<std::int64_t> next(tokens.const_data_ptr<std::int64_t>(), tokens.const_data_ptr<std::int64_t>() + tokens.numel());
         scheduler.take(next);
         return next;
@@ -66,7 +75,7 @@ struct Engine {
 
     std::vector<std::int64_t> step(Ran& ran) {
         return step_by([&](const ForwardInput& input) {
-            const auto output = executor.run(input, caches, engine_tests::stream());
+            const auto output = executor.run(input.token_ids, input.positions, caches, input.input_params);
             ran = output.ran;
             return output.hidden_states;
         });
@@ -157,13 +166,16 @@ TEST(XllmExecutor, DecodesTokenForTokenAsEager) {
 
 // The step as its bucket's graph has to see it. Attention between pieces looks at the sequences that are there only.
 ForwardInput padded(ForwardInput input, const Key& bucket, std::int64_t blocks_of_sequence) {
-    input.token_ids.resize(bucket[Axis::tokens]);
-    input.positions.resize(bucket[Axis::tokens]);
-    input.new_cache_slots.resize(bucket[Axis::tokens]);
-    if (input.phase == Phase::decode) {
-        input.block_tables.resize(bucket[Axis::batch] * static_cast<std::size_t>(blocks_of_sequence));
-        input.q_seq_lens.resize(bucket[Axis::batch]);
-        input.kv_seq_lens.resize(bucket[Axis::batch], 1);
+    auto& device = input.input_params.attention.device;
+    const auto longer = [](const at::Tensor& of, std::int64_t length) { return at::constant_pad_nd(of, {0, length - of.size(-1)}); };
+    for (auto* const tensor : {&input.token_ids, &input.positions, &device.new_cache_slots}) {
+        *tensor = longer(*tensor, bucket[Axis::tokens]);
+    }
+    if (input.input_params.meta.batch_forward_type == Phase::decode) {
+        const std::int64_t batch = bucket[Axis::batch];
+        const auto missing = batch - input.input_params.meta.num_sequences;
+        device.block_tables = at::constant_pad_nd(device.block_tables, {0, blocks_of_sequence - device.block_tables.size(1), 0, missing});
+        device.kv_seq_lens = at::cat({device.kv_seq_lens, device.kv_seq_lens.narrow(0, -1, 1).expand({missing})});
     }
     return input;
 }
@@ -184,8 +196,8 @@ TEST(XllmExecutor, DecodesBitForBitAsEagerAtTheBucketsShape) {
         const auto got = graphs.step(ran);
         ++outcome.by_mode.at(static_cast<std::size_t>(ran.mode));
         const auto expected = eager.step_by([&](const ForwardInput& input) {
-            EXPECT_EQ(ran.mode, input.phase == Phase::decode ? Mode::full : Mode::piecewise);
-            return eager.executor.eager(padded(input, ran.bucket, model.args().blocks_of_sequence), eager.caches);
+            EXPECT_EQ(ran.mode, input.input_params.meta.batch_forward_type == Phase::decode ? Mode::full : Mode::piecewise);
+            return eager.eager(padded(input, ran.bucket, model.args().blocks_of_sequence));
         });
         ASSERT_EQ(got.size(), expected.size());
         for (std::size_t i = 0; i < got.size(); ++i) {
@@ -222,26 +234,21 @@ TEST(XllmExecutor, ThePagedDecoderIsTheDecoder) {
     int checked = 0;
     for (int step = 0; step < most_steps(30); ++step) {
         const auto input = scheduler.next();
-        const auto hidden = engine.executor.eager(input, engine.caches);
-        std::int64_t start = 0;
-        for (std::size_t i = 0; i < input.q_seq_lens.size() && step % 7 == 0; ++i) {
-            const auto row = start + input.q_seq_lens[i] - 1;
-            start += input.q_seq_lens[i];
+        const auto hidden = engine.eager(input);
+        const auto& lengths = input.input_params.attention.host;
+        for (std::size_t i = 0; i + 1 < lengths.q_seq_lens.size() && step % 7 == 0; ++i) {
+            const auto row = lengths.q_seq_lens[i + 1] - 1;
+            const auto length = lengths.kv_seq_lens[i + 1] - lengths.kv_seq_lens[i];
             ForwardInput alone;
-            alone.phase = Phase::prefill;
-            const auto length = input.kv_seq_lens[i];
-            for (std::int32_t place = 0; place < length; ++place) {
-                alone.positions.push_back(place);
-                // Blocks of its own, in order, in caches of its own.
-                alone.new_cache_slots.push_back(static_cast<std::int32_t>(args.block_size) + place);
-            }
-            for (std::int32_t block = 0; block < args.blocks_of_sequence; ++block) {
-                alone.block_tables.push_back(block + 1);
-            }
-            alone.q_seq_lens = {length};
-            alone.kv_seq_lens = {length};
-            alone.token_ids = scheduler.tokens_of(i);
-            const auto whole = engine.executor.eager(alone, model.make_caches());
+            alone.token_ids = at::tensor(scheduler.tokens_of(i), at::kInt);
+            alone.positions = at::arange(length, at::kInt);
+            auto& params = alone.input_params;
+            params.meta = {Phase::prefill, 1};
+            params.attention.host = {{0, length}, {0, length}};
+            // Blocks of its own, in order, in caches of its own.
+            params.attention.device.new_cache_slots = at::arange(args.block_size, args.block_size + length, at::kInt);
+            params.attention.device.block_tables = at::arange(1, args.blocks_of_sequence + 1, at::kInt).view({1, -1});
+            const auto whole = engine.executor.eager(alone.token_ids, alone.positions, model.make_caches(), params);
             EXPECT_TRUE(at::allclose(whole[length - 1], hidden[row], 1e-9, 1e-9)) << "step " << step << ", sequence " << i;
             ++checked;
         }
@@ -266,6 +273,70 @@ TEST(XllmExecutor, WithHalfTheGraphsTokensAreTheSame) {
     EXPECT_EQ(graphs.executor.graphs().unplanned(), 0u);
     EXPECT_LE(most, 4u);
     EXPECT_TRUE(graphs.executor.graphs().stats().evictions > 0 || engine_tests::shortened());
+}
+
+// Positions [3, tokens], and embeddings that come and go: a graph for steps with and one for steps without.
+TEST(XllmExecutor, AMultiModalModelDecodesAsEager) {
+    auto args = small_model();
+    args.multimodal = true;
+    const Decoder model(args);
+    Engine graphs(model, options_of(true));
+    Engine eager(model, options_of(false));
+    std::array<int, 2> embedded{};
+    const auto outcome = compare(graphs, eager, most_steps(has_gpu() ? 200 : 60), [&] {
+        const auto& bucket = graphs.executor.inputs().bucket();
+        ++embedded[(bucket.variant & with_embedding) != 0 ? 1 : 0];
+    });
+    EXPECT_EQ(outcome.wrong, 0u);
+    EXPECT_EQ(outcome.by_mode[VMMGRAPH_MODE_EAGER], 0u);
+    EXPECT_EQ(graphs.executor.graphs().unplanned(), 0u);
+    EXPECT_TRUE((embedded[0] > 0 && embedded[1] > 0) || engine_tests::shortened());
+}
+
+// Two data-parallel ranks: of each step both know how many tokens all have, and run graphs of one shape; also one that has none.
+TEST(XllmExecutor, RanksPadToTheLargestAndAgreeOnTheMode) {
+    const Decoder model(small_model());
+    std::array<Engine, 2> ranks{Engine(model, options_of(true)), Engine(model, options_of(true))};
+    std::array<Engine, 2> eager{Engine(model, options_of(false)), Engine(model, options_of(false))};
+    // Another schedule than the first rank's.
+    ranks[1].scheduler = Scheduler(model.args(), options_of(true).max_seqs_per_batch, 29);
+    std::array<int, 4> by_mode{};
+    int idle = 0;
+    for (int step = 0; step < most_steps(60); ++step) {
+        std::array<ForwardInput, 2> inputs;
+        ModelInputParams all;
+        for (std::size_t rank = 0; rank < 2; ++rank) {
+            if (rank == 1 && step % 5 == 0) {
+                // Nothing to do now; it takes part in what the other does.
+                inputs[rank] = {at::empty({0}, at::kInt), at::empty({0}, at::kInt), {}};
+                ++idle;
+            } else {
+                inputs[rank] = ranks[rank].scheduler.next();
+            }
+            all.parallel.dp_global_token_nums.push_back(static_cast<std::int32_t>(inputs[rank].token_ids.size(0)));
+            all.parallel.dp_is_decode.push_back(inputs[rank].input_params.meta.batch_forward_type == Phase::decode);
+        }
+        std::array<Ran, 2> ran;
+        for (std::size_t rank = 0; rank < 2; ++rank) {
+            inputs[rank].input_params.parallel = all.parallel;
+            const auto given = inputs[rank].to(model.args().options.device());
+            const engine_tests::OnStream guard;
+            const auto output = ranks[rank].executor.run(given.token_ids, given.positions, ranks[rank].caches, given.input_params);
+            ran[rank] = output.ran;
+            ASSERT_EQ(output.hidden_states.size(0), given.token_ids.size(0));
+            if (given.token_ids.size(0) > 0) {
+                const auto expected = eager[rank].eager(given);
+                EXPECT_TRUE(at::allclose(output.hidden_states, expected, 1e-9, 1e-9)) << "rank " << rank << ", step " << step;
+                ranks[rank].take(expected);
+            }
+        }
+        EXPECT_EQ(ran[0].mode, ran[1].mode) << "step " << step;
+        EXPECT_EQ(ran[0].bucket, ran[1].bucket) << "step " << step;
+        EXPECT_GE(ran[0].bucket[Axis::tokens], *std::max_element(all.parallel.dp_global_token_nums.begin(), all.parallel.dp_global_token_nums.end()));
+        ++by_mode.at(static_cast<std::size_t>(ran[0].mode));
+    }
+    EXPECT_EQ(by_mode[VMMGRAPH_MODE_EAGER], 0);
+    EXPECT_TRUE((by_mode[VMMGRAPH_MODE_FULL] > 0 && by_mode[VMMGRAPH_MODE_PIECEWISE] > 0 && idle > 0) || engine_tests::shortened());
 }
 
 }  // namespace

@@ -50,11 +50,14 @@ struct Copies {
     std::vector<at::Tensor> persistent;
 
     explicit Copies(const ForwardInput& input) {
-        for (const auto* values : {&input.token_ids, &input.positions, &input.new_cache_slots, &input.block_tables, &input.q_seq_lens,
-                                   &input.kv_seq_lens, &input.paged_kv_indptr, &input.paged_kv_indices, &input.paged_kv_last_page_len}) {
-            pinned.push_back(at::tensor(*values, at::kInt).pin_memory());
+        const auto& of = input.input_params;
+        const auto& on_device = of.attention.device;
+        for (const auto& values :
+             {input.token_ids, input.positions, on_device.new_cache_slots, on_device.block_tables, at::tensor(of.attention.host.q_seq_lens, at::kInt),
+              on_device.kv_seq_lens, on_device.paged_kv_indptr, on_device.paged_kv_indices, on_device.paged_kv_last_page_len,
+              of.embedding.linear_state_indices}) {
+            pinned.push_back(values.flatten().pin_memory());
         }
-        pinned.push_back(at::tensor(input.temperatures, at::kFloat).pin_memory());
         for (const auto& source : pinned) {
             persistent.push_back(at::zeros({2 * source.size(0)}, source.options().device(device()).pinned_memory(false)));
             pageable.push_back(source.clone());
@@ -101,23 +104,23 @@ std::vector<double> Measure::host_times(std::int64_t layers) {
     auto ours = capture_in_arena(bucket);
     Copies copies(input);
     std::unordered_map<std::uint32_t, at::cuda::CUDAGraph*> known{{64, &graph}};
-    const auto step = executor->step_of(input);
-    const auto values = executor->values_of(input);
+    const auto step = executor->step_of(input.token_ids, input.input_params);
+    const auto values = values_of(input);
     const std::function<void()> nothing = [] {};
     auto* const on = stream();
     // Two, so that the buffer which comes next has been sent before, as in a row of steps.
     const auto twice = [&] { inputs.update(bucket, values, on), inputs.update(bucket, values, on); };
     const auto dispatched = [&] { twice(), graphs.prepare(step, values); };
     const std::vector<Way> ways{
-        {"update, dispatch and replay", [&] { static_cast<void>(executor->run(input, caches, on)); }, {}},
+        {"update, dispatch and replay", [&] { static_cast<void>(run(input)); }, {}},
         {"a copy an input from pinned memory, look-up and replay",
-         [&] { copies.copy(copies.pinned), known.find(input.tokens())->second->replay(); }, {}},
+         [&] { copies.copy(copies.pinned), known.find(64)->second->replay(); }, {}},
         {"a copy an input from pageable memory, look-up and replay",
-         [&] { copies.copy(copies.pageable), known.find(input.tokens())->second->replay(); }, {}},
-        {"update alone", [&] { inputs.update(bucket, executor->values_of(input), on); }, {}},
+         [&] { copies.copy(copies.pageable), known.find(64)->second->replay(); }, {}},
+        {"update alone", [&] { inputs.update(bucket, values_of(input), on); }, {}},
         {"replay alone, private pool", [&] { graph.replay(); }, {}},
         {"replay alone, ours", [&] { ours.replay(on); }, {}},
-        {"part: values_of", [&] { static_cast<void>(executor->values_of(input)); }, {}},
+        {"part: values_of", [&] { static_cast<void>(values_of(input)); }, {}},
         {"part: prepare of the inputs", [&] { inputs.prepare(bucket, values); }, twice},
         {"part: commit of the inputs", [&] { inputs.commit(on); }, [&] { twice(), inputs.prepare(bucket, values); }},
         {"part: prepare of the executor (dispatch, prepare of the inputs)", [&] { graphs.prepare(step, values); }, twice},

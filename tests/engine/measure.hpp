@@ -65,43 +65,56 @@ protected:
     std::vector<double> host_times(std::int64_t layers);
 
     [[nodiscard]] ForwardInput decode(std::int32_t batch) const {
-        ForwardInput input;
-        input.paged_kv_indptr.push_back(0);
+        std::vector<std::int32_t> tokens, slots, tables, indptr{0}, indices, last_page_len, q_seq_lens{0}, kv_seq_lens{0};
         const auto& args = model->args();
         for (std::int32_t i = 0; i < batch; ++i) {
-            input.token_ids.push_back(7 * i + 1);
-            input.positions.push_back(context - 1);
+            tokens.push_back(7 * i + 1);
             const auto first = 1 + i * static_cast<std::int32_t>(args.blocks_of_sequence);
             for (std::int32_t block = 0; block < args.blocks_of_sequence; ++block) {
-                input.block_tables.push_back(first + block);
+                tables.push_back(first + block);
                 if (block * args.block_size < context) {
-                    input.paged_kv_indices.push_back(first + block);
+                    indices.push_back(first + block);
                 }
             }
-            input.new_cache_slots.push_back(static_cast<std::int32_t>((first + (context - 1) / args.block_size) * args.block_size +
-                                                                      (context - 1) % args.block_size));
-            input.q_seq_lens.push_back(1);
-            input.kv_seq_lens.push_back(context);
-            input.paged_kv_indptr.push_back(static_cast<std::int32_t>(input.paged_kv_indices.size()));
-            input.paged_kv_last_page_len.push_back((context - 1) % static_cast<std::int32_t>(args.block_size) + 1);
-            input.temperatures.push_back(1.0F);
+            slots.push_back(static_cast<std::int32_t>((first + (context - 1) / args.block_size) * args.block_size +
+                                                  (context - 1) % args.block_size));
+            q_seq_lens.push_back(i + 1);
+            kv_seq_lens.push_back((i + 1) * context);
+            indptr.push_back(static_cast<std::int32_t>(indices.size()));
+            last_page_len.push_back((context - 1) % static_cast<std::int32_t>(args.block_size) + 1);
         }
+        const auto ints = [](const std::vector<std::int32_t>& of) { return at::tensor(of, at::kInt); };
+        ForwardInput input;
+        input.token_ids = ints(tokens);
+        input.positions = at::full({batch}, context - 1, at::kInt);
+        auto& params = input.input_params;
+        params.meta.num_sequences = batch;
+        params.attention.host = {q_seq_lens, kv_seq_lens};
+        params.attention.device = {ints(kv_seq_lens), ints(slots), ints(tables).view({batch, -1}), ints(indptr), ints(indices),
+                                   ints(last_page_len)};
+        params.embedding.linear_state_indices = ints(tokens);
         return input;
+    }
+
+    [[nodiscard]] std::vector<NamedValue> values_of(const ForwardInput& input) const {
+        return executor->values_of(input.token_ids, input.positions, input.input_params);
+    }
+    xllm_example::ModelOutput run(const ForwardInput& input) {
+        return executor->run(input.token_ids, input.positions, caches, input.input_params);
     }
 
     // The body of the executor's full graphs.
     void forward() {
         auto& inputs = executor->inputs();
-        const auto hidden = model->forward({inputs.tokens(), inputs.positions(), inputs.new_cache_slots()}, caches,
-                                           [&](const at::Tensor& q, const xllm_example::KVCache& cache, const at::Tensor& out) {
-                                               model->attend_decode(q, cache, inputs.block_tables(), inputs.kv_seq_lens(), out);
-                                           });
-        inputs.hidden_states().copy_(hidden);
+        xllm_example::ModelInputParams params;
+        params.attn_metadata = std::make_shared<xllm_example::AttentionMetadata>(
+            xllm_example::AttentionMetadata{true, inputs.new_cache_slots(), inputs.block_tables(), inputs.kv_seq_lens(), nullptr});
+        inputs.hidden_states().copy_(model->forward(inputs.tokens(), inputs.positions(), caches, params));
     }
 
     // The same body in a pool of torch's own.
     void capture_privately(at::cuda::CUDAGraph& graph, const ForwardInput& input, const Key& bucket) {
-        executor->inputs().update(bucket, executor->values_of(input), stream());
+        executor->inputs().update(bucket, values_of(input), stream());
         wait();
         const c10::cuda::CUDAStreamGuard on(c10::cuda::getStreamFromPool(true));
         forward();

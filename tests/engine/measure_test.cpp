@@ -15,16 +15,18 @@ TEST_F(Measure, StepTimeIsThatOfAPrivatePool) {
         const auto bucket = Key::of(static_cast<std::uint32_t>(batch), static_cast<std::uint32_t>(batch), uniform_decode);
         at::cuda::CUDAGraph graph;
         capture_privately(graph, input, bucket);
-        const auto ours = [&] { ASSERT_EQ(executor->run(input, caches, stream()).ran.mode, Mode::full); };
+        const auto ours = [&] { ASSERT_EQ(run(input).ran.mode, Mode::full); };
         const auto privately = [&] {
-            executor->inputs().update(bucket, executor->values_of(input), stream());
+            executor->inputs().update(bucket, values_of(input), stream());
             graph.replay();
         };
-        const auto eager = [&] { static_cast<void>(executor->eager(input, caches)); };
+        const auto on_device = input.to(device());
+        const auto run_eagerly = [&] { return executor->eager(on_device.token_ids, on_device.positions, caches, on_device.input_params); };
+        const auto eager = [&] { static_cast<void>(run_eagerly()); };
         ours();
         wait();
         const auto by_graph = executor->inputs().hidden_states().clone();
-        const auto by_eager = executor->eager(input, caches);
+        const auto by_eager = run_eagerly();
         wait();
         EXPECT_TRUE(at::equal(by_graph, by_eager)) << "of the same rows, eager products are the same";
         std::vector<double> a;
