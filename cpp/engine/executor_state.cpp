@@ -59,6 +59,16 @@ Failure failure_of(const std::exception_ptr& thrown) {
     }
 }
 
+void empty_cache(bool on_cpu) {
+    try {
+        if (!on_cpu) {
+            c10::cuda::CUDACachingAllocator::emptyCache();
+        }
+    } catch (const c10::Error&) {
+        // Some releases refuse while another thread captures. Then graphs have to go.
+    }
+}
+
 }  // namespace
 
 StreamOrder::~StreamOrder() {
@@ -261,9 +271,7 @@ bool GraphExecutor::State::capture(Slot slot, const Step& current, void* stream,
         graph.pieces.clear();
         if (failure.no_room && failure.of_device && !std::exchange(cache_emptied, true)) {
             // What torch has cached is nobody's, and a graph is somebody's.
-            if (!on_cpu()) {
-                c10::cuda::CUDACachingAllocator::emptyCache();
-            }
+            empty_cache(on_cpu());
             continue;
         }
         again = failure.no_room && may_evict && evict(slot);

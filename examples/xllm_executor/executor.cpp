@@ -65,7 +65,12 @@ CudaGraphExecutorImpl::CudaGraphExecutorImpl(const Decoder& model, std::shared_p
         graph.modes = {{{Mode::eager, Mode::eager}, {Mode::eager, Mode::eager}, {Mode::eager, Mode::eager}}};
         buckets = {Key::of(1, 1)};
     }
-    graph.before_launch = [this](const Key&, const Step&) { plan(); };
+    graph.before_launch = [this](const Key& bucket, const Step&) {
+        // The attention of decodes needs no plan here.
+        if ((bucket.variant & uniform_decode) == 0) {
+            plan();
+        }
+    };
     inputs_ = std::make_unique<GraphInputs>(declare(model.args(), options.max_seqs_per_batch), buckets,
                                             InputsOptions{model.args().options.device(), 512});
     executor_ = std::make_unique<GraphExecutor>(std::move(arena), *inputs_, [this](Recorder& recorder) { body(recorder); }, graph);

@@ -1,0 +1,138 @@
+// GraphInputs: inputs of the shapes that engines have, smaller than their place in any dimension, from the host and from the device.
+#include <cstdint>
+#include <random>
+
+#include "padded.hpp"
+
+namespace engine_tests {
+namespace {
+
+// What xLLM has: a block table on the device that is as wide as the step's longest sequence, and others that are smaller in both dimensions.
+TEST(Padding, InTwoDimensionsOnTheDevice) {
+    const auto tokens = Extent::along(Axis::tokens);
+    const auto batch = Extent::along(Axis::batch);
+    GraphInputs param({Input::device(names::block_tables, at::kInt, {batch, Extent::fixed(7)}),
+                       Input::host("tables", at::kInt, {batch, Extent::fixed(7)}, Pad::value(-1)),
+                       Input::device("valued", at::kBFloat16, {batch, Extent::fixed(3), tokens}, Pad::value(2)),
+                       Input::device("repeated", at::kLong, {Extent::fixed(4), tokens, batch}, Pad::repeat_last())},
+                      {Key::of(16, 8), Key::of(32, 32)}, {device(), 512});
+    std::mt19937 random(7);
+    for (int turn = 0; turn < 40; ++turn) {
+        const auto bucket = turn % 2 == 0 ? Key::of(16, 8) : Key::of(32, 32);
+        const auto pick = [&](std::uint32_t most) { return static_cast<std::int64_t>(1 + random() % most); };
+        const auto [n, b] = std::pair(pick(bucket[Axis::tokens]), pick(bucket[Axis::batch]));
+        const std::vector<at::Tensor> values{at::randint(1, 99, {b, pick(7)}, on_device(at::kInt)),
+                                             at::randint(1, 99, {b, pick(7)}, on_device(at::kInt)),
+                                             at::randn({b, pick(3), n}, on_device(at::kBFloat16)),
+                                             at::randint(1, 99, {pick(4), n, b}, on_device(at::kLong))};
+        wait();
+        param.update(bucket, named(param.inputs(), values), stream());
+        wait();
+        for (std::size_t i = 0; i < values.size(); ++i) {
+            const auto& input = param.inputs()[i];
+            const auto whole = param.get(i).cpu();
+            EXPECT_TRUE(at::equal(whole, padded(input, values[i].cpu(), whole.sizes()))) << input.name << ", turn " << turn;
+            EXPECT_TRUE(at::equal(param.actual(i).cpu(), values[i].cpu())) << input.name << ", turn " << turn;
+        }
+    }
+}
+
+TEST(Padding, OfAnyStridesOnTheDevice) {
+    GraphInputs param({Input::device("rows", at::kInt, {Extent::along(Axis::tokens), Extent::fixed(4)}, Pad::value(5)),
+                       Input::device("whole", at::kInt, {Extent::along(Axis::tokens), Extent::fixed(4)})},
+                      {Key::of(6)}, {device(), 512});
+    const auto rows = at::arange(12, on_device(at::kInt)).view({4, 3}).t();
+    const auto whole = at::arange(24, on_device(at::kInt)).view({4, 6}).t();
+    wait();
+    param.update(Key::of(6), {{"rows", rows}, {"whole", whole}}, stream());
+    wait();
+    EXPECT_TRUE(at::equal(param.get("rows").cpu(), padded(param.inputs()[0], rows.cpu(), {6, 4})));
+    EXPECT_TRUE(at::equal(param.get("whole").cpu(), whole.cpu()));
+}
+
+// Tokens are padded, and the batch is not: what belongs to sequences is as long as the step has it, and what is behind is nobody's.
+TEST(Padding, OfTokensAndNotOfTheBatch) {
+    constexpr std::uint32_t most = 9;
+    for (const auto role : {Role::host_input, Role::device_input}) {
+        const auto input = [&](std::string_view name, std::vector<Extent> shape, Pad pad = {}) {
+            return Input{std::string(name), at::kInt, std::move(shape), role, pad};
+        };
+        GraphInputs param({input(names::tokens, {Extent::along(Axis::tokens)}),
+                           input(names::q_seq_lens, {Extent::up_to(most + 1)}),
+                           input(names::block_tables, {Extent::up_to(most), Extent::fixed(5)}, Pad::value(-3))},
+                          {Key::of(16)}, {device(), 512});
+        const auto on = role == Role::host_input ? at::TensorOptions().dtype(at::kInt) : on_device(at::kInt);
+        const std::vector<at::Tensor> values{at::arange(1, 12, on), at::tensor({0, 1, 4, 11}, at::kInt).to(on.device()),
+                                             at::arange(6, on).view({3, 2})};
+        param.select(Key::of(16));
+        param.get(names::q_seq_lens).fill_(77);
+        wait();
+        param.update(Key::of(16), named(param.inputs(), values), stream());
+        wait();
+        EXPECT_TRUE(at::equal(param.tokens().cpu(), padded(param.inputs()[0], values[0].cpu(), {16})));
+        EXPECT_TRUE(at::equal(param.q_seq_lens(4).cpu(), values[1].cpu())) << "four rows of three sequences";
+        if (role == Role::device_input) {
+            EXPECT_TRUE(at::equal(param.q_seq_lens().cpu().narrow(0, 4, 6), at::full({6}, 77, at::kInt))) << "the rest is not written";
+        }
+        EXPECT_TRUE(at::equal(param.block_tables(3).cpu(), padded(param.inputs()[2], values[2].cpu(), {3, 5})));
+    }
+}
+
+// Cumulative lengths have a row more than there are sequences, and sequences that are not there have no token.
+TEST(Padding, OfCumulativeLengthsIsEmptySequences) {
+    const auto lengths = Extent::along(Axis::batch, 1, 1);
+    GraphInputs param({Input::host(names::q_seq_lens, at::kInt, {lengths}, Pad::repeat_last()),
+                       Input::device(names::kv_seq_lens, at::kInt, {lengths}, Pad::repeat_last())},
+                      {Key::of(8, 4)}, {device(), 512});
+    const auto on_it = at::tensor({0, 40, 41}, at::kInt).to(device());
+    wait();
+    param.update(Key::of(8, 4), {{names::kv_seq_lens, on_it}, {names::q_seq_lens, std::vector<std::int32_t>{0, 3, 4}}}, stream());
+    wait();
+    EXPECT_TRUE(at::equal(param.q_seq_lens().cpu(), at::tensor({0, 3, 4, 4, 4}, at::kInt)));
+    EXPECT_TRUE(at::equal(param.kv_seq_lens().cpu(), at::tensor({0, 40, 41, 41, 41}, at::kInt)));
+    EXPECT_TRUE(at::equal(param.q_seq_lens(3).cpu(), at::tensor({0, 3, 4}, at::kInt)));
+}
+
+// Rows of what has tokens in its second dimension are columns.
+TEST(Padding, OfPositionsOfImagesAndText) {
+    for (const auto role : {Role::host_input, Role::device_input}) {
+        GraphInputs param({{std::string(names::positions), at::kInt, {Extent::fixed(3), Extent::along(Axis::tokens)}, role, {}}},
+                          {Key::of(8), Key::of(16)}, {device(), 512});
+        const auto positions = at::arange(33, at::kInt).view({3, 11});
+        param.update(Key::of(16), {{names::positions, role == Role::host_input ? positions : positions.to(device())}}, stream());
+        wait();
+        EXPECT_EQ(param.positions().sizes(), (at::IntArrayRef{3, 16}));
+        EXPECT_TRUE(at::equal(param.positions(11).cpu(), positions));
+        EXPECT_TRUE(at::equal(param.positions().cpu(), padded(param.inputs()[0], positions, {3, 16})));
+        EXPECT_NE(refusal([&] { static_cast<void>(param.positions(17)); }).find("at most 16"), std::string::npos);
+    }
+}
+
+// Values have names, so steps may bring more or fewer of them, in any order.
+TEST(Padding, IsAllOfAnInputThatIsGone) {
+    const auto tokens = Extent::along(Axis::tokens);
+    GraphInputs param({Input::host(names::tokens, at::kInt, {tokens}),
+                       Input::device(names::embeddings, at::kFloat, {tokens, Extent::fixed(2)}),
+                       Input::host("states", at::kInt, {tokens}, Pad::value(-1))},
+                      {Key::of(2)}, {device(), 512});
+    const auto embeddings = at::ones({2, 2}, on_device(at::kFloat));
+    const std::vector<std::int32_t> values{3, 4};
+    wait();
+    const auto update = [&](std::initializer_list<NamedValue> named) {
+        param.update(Key::of(2), named, stream());
+        wait();
+    };
+    update({{"states", values}, {names::embeddings, embeddings}, {names::tokens, values}});
+    EXPECT_TRUE(at::equal(param.embeddings(), embeddings));
+    EXPECT_TRUE(at::equal(param.get("states").cpu(), at::tensor({3, 4}, at::kInt)));
+    update({{names::tokens, values}});
+    EXPECT_EQ(param.embeddings().count_nonzero().item<std::int64_t>(), 0);
+    EXPECT_TRUE(at::equal(param.get("states").cpu(), at::tensor({-1, -1}, at::kInt)));
+    EXPECT_EQ(param.actual("states").numel(), 0);
+    update({{"states", values}});
+    EXPECT_EQ(param.tokens().count_nonzero().item<std::int64_t>(), 0);
+    EXPECT_TRUE(at::equal(param.get("states").cpu(), at::tensor({3, 4}, at::kInt)));
+}
+
+}  // namespace
+}  // namespace engine_tests
