@@ -97,7 +97,8 @@ Decision GraphExecutor::agree(c10::ArrayRef<Decision> ranks) {
     if (ranks.empty()) {
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "no rank has decided");
     }
-    const auto mode = std::min_element(ranks.begin(), ranks.end(), [](const Decision& a, const Decision& b) { return a.mode < b.mode; })->mode;
+    const auto less = [](const Decision& a, const Decision& b) { return a.mode < b.mode; };
+    const auto mode = std::min_element(ranks.begin(), ranks.end(), less)->mode;
     Decision agreed{mode, Reason::too_large, false, dispatch::no_slot, {}};
     for (const auto& candidate : ranks) {
         if (candidate.mode == mode && std::all_of(ranks.begin(), ranks.end(), [&](const Decision& other) {

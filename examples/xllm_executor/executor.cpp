@@ -16,9 +16,10 @@ std::vector<Input> declare(const ModelArgs& args, std::uint32_t most_sequences) 
     const auto blocks = static_cast<std::uint32_t>(args.blocks_of_sequence);
     const auto hidden = Extent::fixed(static_cast<std::uint32_t>(args.hidden));
     const auto dtype = c10::typeMetaToScalarType(args.options.dtype());
+    const auto positions = args.multimodal ? std::vector{Extent::fixed(3), tokens} : std::vector{tokens};
     std::vector<Input> inputs{
         Input::host(names::tokens, at::kInt, {tokens}),
-        args.multimodal ? Input::host(names::positions, at::kInt, {Extent::fixed(3), tokens}) : Input::host(names::positions, at::kInt, {tokens}),
+        Input::host(names::positions, at::kInt, positions),
         // Slot 0 and block 0 are nobody's.
         Input::host(names::new_cache_slots, at::kInt, {tokens}),
         Input::host(names::block_tables, at::kInt, {batch, Extent::fixed(blocks)}),

@@ -70,8 +70,8 @@ ForwardInput Scheduler::next() {
     params.meta.batch_forward_type = prefill && decode ? Phase::mixed : prefill ? Phase::prefill : Phase::decode;
     params.meta.num_sequences = static_cast<std::int32_t>(running_.size());
     params.attention.host = {q_seq_lens, kv_seq_lens};
-    params.attention.device = {ints(kv_seq_lens), ints(slots), ints(tables).view({params.meta.num_sequences, -1}), ints(indptr), ints(indices),
-                               ints(last_page_len)};
+    const auto block_tables = ints(tables).view({params.meta.num_sequences, -1});
+    params.attention.device = {ints(kv_seq_lens), ints(slots), block_tables, ints(indptr), ints(indices), ints(last_page_len)};
     if (args_.multimodal && prefill && pick(0, 1) == 0) {
         // Every bit of it is some token's.
         params.embedding.input_embedding = (at::outer(input.token_ids, at::arange(1, args_.hidden + 1, at::kInt)) % 17 / 8.0 - 1)

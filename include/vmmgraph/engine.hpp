@@ -125,12 +125,12 @@ struct ExecutorOptions : dispatch::DispatcherOptions {
     // cuDNN and NCCL set up at their first call is there then. The body must bear being run more than once for a step. In warm_up() the
     // inputs are padding, and runners see no params.
     std::uint32_t eager_runs = 0;
-    // Called before every capture and replay, behind the copy of its inputs, with the launch's stream as torch's current one: where kernels
-    // are planned from the padded values (GraphInputs::host). What it gives to that stream is done before the graph runs. In warm_up() the
-    // step has no params, and Phase::decode for full, Phase::mixed for piecewise graphs.
+    // Called once for every step that a graph runs, behind the copy of its inputs and before its capture or replay, with the launch's stream
+    // as torch's current one: where kernels are planned from the padded values (GraphInputs::host). What it gives to that stream is done
+    // before the graph runs. In warm_up() the step has no params, and Phase::decode for full, Phase::mixed for piecewise graphs.
     std::function<void(const Key& bucket, const Step& step)> before_launch;
-    // Asked before that, and what it returns is held as long as the work goes on, such as a lock: a capture may want the device for itself, and
-    // replays beside each other. A capture's is dropped before its replay's is asked for. None for eager steps.
+    // Asked before that, and what it returns is held as long as the work goes on, such as a lock: a capture may want the device for itself,
+    // and replays beside each other. A capture's is dropped before its replay's is asked for. None for eager steps.
     std::function<std::shared_ptr<void>(Work work)> guard;
 };
 

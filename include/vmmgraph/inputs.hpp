@@ -109,7 +109,7 @@ inline constexpr std::string_view aux_hidden_states = "aux_hidden_states";
 }  // namespace names
 
 // A step's data for one input: a tensor, or host memory. Host memory must live until prepare() or update() returns; a tensor of the device
-// is held until its copy has run, so the caller may drop it at once. On the host contiguous; on the device with any strides.
+// is held until its copy has run at least, so the caller may drop it at once. On the host contiguous; on the device with any strides.
 class Value {
 public:
     // Nothing: the whole input is padding.

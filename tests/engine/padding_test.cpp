@@ -7,7 +7,7 @@
 namespace engine_tests {
 namespace {
 
-// What xLLM has: a block table on the device that is as wide as the step's longest sequence, and others that are smaller in both dimensions.
+// What xLLM has: a block table on the device as wide as the step's longest sequence; and others that are smaller in both dimensions.
 TEST(Padding, InTwoDimensionsOnTheDevice) {
     const auto tokens = Extent::along(Axis::tokens);
     const auto batch = Extent::along(Axis::batch);
