@@ -28,10 +28,11 @@ build() {
   torch=$(echo "$PWD"/.venv/lib/python3*/site-packages/torch)
   cmake -S . -B build/torch -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TORCH=ON -DVMMGRAPH_TORCH_ROOT="$torch" \
     -DVMMGRAPH_TESTS=ON -DVMMGRAPH_EXAMPLES=OFF >/dev/null
-  cmake --build build/torch --target vmmgraph_torch torch_test trust_test engine_test
+  cmake --build build/torch --target vmmgraph_torch torch_test trust_test differential_test engine_test
   strip -o "$out/libvmmgraph_torch.so.0.1" build/torch/libvmmgraph_torch.so.0.1.0
   strip -o "$out/torch_test" build/torch/tests/torch/torch_test
   strip -o "$out/trust_test" build/torch/tests/torch/trust_test
+  strip -o "$out/differential_test" build/torch/tests/torch/differential/differential_test
   strip -o "$out/engine_test" build/torch/tests/engine/engine_test
   cp tests/torch/run.sh "$out/"
   cmake -S bench/shootout -B build/shootout -G Ninja -DTORCH_ROOT="$torch" \
@@ -66,7 +67,7 @@ row() { # row NAME COMMAND...
   echo "=== $name"
   if "$@" 2>&1 | tee "$log"; then status=passed; else status=FAILED failed=1; fi
   local counts
-  counts=$(grep -E '^RESULT trust' "$log" | tail -1 | sed 's/^RESULT //' || true)
+  counts=$(grep -E '^RESULT (trust|differential)' "$log" | tail -1 | sed 's/^RESULT //' || true)
   [ -n "$counts" ] ||
     counts=$(grep -E '^test result:|wrong or lost$|^passed$|^failed$|tests ran|^\[  PASSED' "$log" | tail -1 || true)
   table+=("$(printf '%-34s %-7s %s' "$name" "$status" "$counts")")
@@ -92,6 +93,7 @@ run() {
   row "demo, cuda driver" "$out/demo" --data "$out/tests/data" --json "$out/demo-cuda.json"
   libtorch "captures through libtorch" torch_test
   trust
+  libtorch "as torch's own captures" differential_test
   libtorch "persistent inputs and executor" engine_test
   row "C++ over the shared library" env LD_LIBRARY_PATH="$PWD/$out" "$out/driver_test" cuda
   end

@@ -1,0 +1,133 @@
+#include <ATen/cuda/CUDAGraph.h>
+#include <vmmgraph/torch.hpp>
+
+#include "run.hpp"
+
+namespace differential {
+namespace {
+
+class StockGraph final : public Graph {
+public:
+    explicit StockGraph(std::unique_ptr<at::cuda::CUDAGraph> graph) : graph_(std::move(graph)) {}
+    void replay(const Stream& stream) override {
+        const c10::cuda::CUDAStreamGuard guard(stream);
+        graph_->replay();
+    }
+
+private:
+    std::unique_ptr<at::cuda::CUDAGraph> graph_;
+};
+
+// As torch.cuda.graph() of Python does, which ends a capture in any case.
+class StockCapture final : public Capture {
+public:
+    StockCapture(const Stream& stream, const std::vector<at::Generator>& generators)
+        : stream_(stream), guard_(stream), graph_(std::make_unique<at::cuda::CUDAGraph>()) {
+        for (const auto& generator : generators) {
+            graph_->register_generator_state(generator);
+        }
+        graph_->capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+    }
+    ~StockCapture() override {
+        if (graph_) {
+            // The body may have left another stream behind.
+            const c10::cuda::CUDAStreamGuard back(stream_);
+            try {
+                graph_->capture_end();
+            } catch (...) {
+                // The capture is broken; what was thrown before says how.
+            }
+        }
+    }
+    GraphPtr end() override {
+        graph_->capture_end();
+        return std::make_unique<StockGraph>(std::move(graph_));
+    }
+
+private:
+    Stream stream_;
+    c10::cuda::CUDAStreamGuard guard_;
+    std::unique_ptr<at::cuda::CUDAGraph> graph_;
+};
+
+class Stock final : public Way {
+public:
+    std::unique_ptr<Capture> begin(const Stream& stream, const std::vector<at::Generator>& generators) override {
+        return std::make_unique<StockCapture>(stream, generators);
+    }
+};
+
+class OurGraph final : public Graph {
+public:
+    explicit OurGraph(vmmgraph::torch::CapturedGraph graph) : graph_(std::move(graph)) {}
+    void replay(const Stream& stream) override { graph_.replay(stream.stream()); }
+
+private:
+    vmmgraph::torch::CapturedGraph graph_;
+};
+
+class OurCapture final : public Capture {
+public:
+    OurCapture(vmmgraph::SharedVmmAllocator& arena, const Stream& stream, const vmmgraph::torch::CaptureOptions& options)
+        : scope_(arena, stream.stream(), options) {}
+    GraphPtr end() override { return std::make_unique<OurGraph>(scope_.end()); }
+
+private:
+    vmmgraph::torch::CaptureScope scope_;
+};
+
+// Generators cannot be named to ours: a graph draws from torch's default one only.
+class Ours final : public Way {
+public:
+    explicit Ours(vmmgraph::torch::Route route) { options_.route = route; }
+    void install() override {
+        if (options_.route == vmmgraph::torch::Route::blocks) {
+            vmmgraph::torch::install();
+        }
+    }
+    void uninstall() override { vmmgraph::torch::uninstall(); }
+    std::unique_ptr<Capture> begin(const Stream& stream, const std::vector<at::Generator>&) override {
+        return std::make_unique<OurCapture>(arena_, stream, options_);
+    }
+    std::size_t held() override {
+        arena_.trim();
+        return arena_.mapped_size();
+    }
+
+private:
+    vmmgraph::SharedVmmAllocator arena_{0};
+    vmmgraph::torch::CaptureOptions options_;
+};
+
+// For machines without a GPU. Captures are made and replayed by Run itself.
+class Again final : public Way {
+public:
+    std::unique_ptr<Capture> begin(const Stream&, const std::vector<at::Generator>&) override {
+        TORCH_CHECK(false, "a capture on a stream needs a GPU");
+    }
+};
+
+}  // namespace
+
+GraphPtr Way::capture(const Stream& stream, const Body& body, const std::vector<at::Generator>& generators) {
+    auto capture = begin(stream, generators);
+    body();
+    return capture->end();
+}
+
+std::unique_ptr<Way> make_stock() { return std::make_unique<Stock>(); }
+
+std::unique_ptr<Way> make_way(const std::string& name) {
+    if (name == "stock") {
+        return make_stock();
+    }
+    if (name == "blocks") {
+        return std::make_unique<Ours>(vmmgraph::torch::Route::blocks);
+    }
+    if (name == "mempool") {
+        return std::make_unique<Ours>(vmmgraph::torch::Route::mempool);
+    }
+    return name == "eager" || name == "again" ? std::make_unique<Again>() : nullptr;
+}
+
+}  // namespace differential
