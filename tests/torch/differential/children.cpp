@@ -111,6 +111,8 @@ Outcomes run_children(const Program& program, const Limits& limits, const std::s
             }
         }
     }
+    const int cores = static_cast<int>(std::thread::hardware_concurrency());
+    const int jobs = limits.jobs > 0 ? limits.jobs : std::clamp(cores - 2, 2, 14);
     const Folder folder;
     Outcomes outcomes;
     std::vector<Child> running;
@@ -120,7 +122,7 @@ Outcomes run_children(const Program& program, const Limits& limits, const std::s
             running.push_back(start(tasks.front(), folder.path + '/' + std::to_string(number++)));
             tasks.pop_front();
         };
-        while (!together.empty() && running.size() < static_cast<std::size_t>(limits.jobs)) {
+        while (!together.empty() && running.size() < static_cast<std::size_t>(jobs)) {
             begin(together);
         }
         if (running.empty()) {

@@ -109,7 +109,8 @@ struct Program {
 };
 
 struct Limits {
-    int jobs = 8;
+    // As many as there are cores, but a few: a process starts for seconds.
+    int jobs = 0;
     double seconds = 60;
 };
 

@@ -15,7 +15,8 @@ using namespace differential;
 
 std::vector<Entry> everything() {
     std::vector<Entry> all;
-    for (const auto& some : {storage_scenarios(), lifetime_scenarios(), allocator_scenarios(), stream_scenarios()}) {
+    for (const auto& some : {storage_scenarios(), lifetime_scenarios(), allocator_scenarios(), stream_scenarios(), thread_scenarios(),
+                             operator_scenarios(), library_scenarios(), autograd_scenarios(), random_scenarios(), failure_scenarios()}) {
         all.insert(all.end(), some.begin(), some.end());
     }
     return all;
