@@ -137,7 +137,6 @@ void a_recorded_history(Run& run) {
 
 void a_trace_tracker(Run& run) {
     const auto x = run.ints({1 << 20});
-    std::atomic<const void*> output{nullptr};
     static std::atomic<std::int64_t> allocations{0};
     caching::attachAllocatorTraceTracker([](const c10::CachingDeviceAllocator::TraceEntry& entry) {
         allocations += entry.action_ == c10::CachingDeviceAllocator::TraceEntry::ALLOC;

@@ -36,6 +36,7 @@ void outputs_dropped_while_their_graph_goes_on(Run& run) {
     }
 }
 
+// By the MemPool route, only until another graph is replayed.
 void tensors_outlive_their_graph(Run& run) {
     const auto x = run.ints({300, 300});
     at::Tensor big, small;
@@ -54,11 +55,11 @@ void tensors_outlive_their_graph(Run& run) {
         const auto graph = run.capture([&] { other = at::mm(x, x) * -3; });
         run.replay(graph);
     }
-    run.note("big", big);
-    run.note("small", small);
-    run.check("they are right", at::equal(big, at::mm(x, x) * 2) && at::equal(small, at::mm(x, x).slice(0, 0, 1)));
+    run.note("kept: big", big);
+    run.note("kept: small", small);
+    run.check("kept: they are right", at::equal(big, at::mm(x, x) * 2) && at::equal(small, at::mm(x, x).slice(0, 0, 1)));
     big.add_(1);
-    run.note("written afterwards", big);
+    run.note("kept: written afterwards", big);
 }
 
 void graphs_are_dropped_in_odd_orders(Run& run) {
@@ -289,8 +290,8 @@ void outputs_are_read_on_side_streams_and_dropped(Run& run) {
     const auto next = run.capture([&] { other = at::full({4 << 20}, -9, run.options()) * x; });
     next->replay(run.stream());
     for (int n = 0; n < 3; ++n) {
-        run.note("read " + std::to_string(n), read[n]);
-        run.check("it is right", at::equal(read[n], x * 2 + n));
+        run.note("read: " + std::to_string(n), read[n]);
+        run.check("read: it is right", at::equal(read[n], x * 2 + n));
     }
     run.check("the other one too", at::equal(other, x * -9));
 }

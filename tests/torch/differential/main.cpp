@@ -1,6 +1,9 @@
 // The same programs under torch's own capture and under ours: results, exceptions and what works afterwards must agree. A difference fails
 // unless it is one of known.cpp. Needs a GPU. With --cpu: the scenarios that run anywhere, with graphs that run their bodies again, which
 // shows that they are right and always do the same.
+//
+// VMMGRAPH_DIFFERENTIAL_JOBS: processes at once. VMMGRAPH_DIFFERENTIAL_TIMEOUT: the most seconds for one (60).
+// VMMGRAPH_DIFFERENTIAL_SECONDS: how long captures run beside eager traffic (10).
 #include <cstdio>
 #include <cstring>
 

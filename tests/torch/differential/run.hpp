@@ -44,6 +44,8 @@ public:
 class Way {
 public:
     virtual ~Way() = default;
+    // Where it does not, Run runs the bodies itself, on the CPU.
+    virtual bool captures() const { return true; }
     // What it does to torch before the first capture, and takes back.
     virtual void install() {}
     virtual void uninstall() {}
@@ -54,7 +56,8 @@ public:
     virtual std::size_t held() { return 0; }
 };
 
-// "stock": torch's own, with a private pool for each graph. "blocks" and "mempool": ours, one arena. Null for another name.
+// "stock": torch's own, with a private pool for each graph. "blocks" and "mempool": ours, one arena. "eager" and "again": graphs that run
+// their bodies again, on a CPU. Null for another name.
 std::unique_ptr<Way> make_way(const std::string& name);
 // "stock" is used by the probe too.
 std::unique_ptr<Way> make_stock();
@@ -66,7 +69,6 @@ public:
     Report& report;
     Way& way;
 
-    // Where there is no GPU, graphs run their bodies again.
     bool on_gpu() const { return stream_.has_value(); }
     at::Device device() const { return on_gpu() ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU); }
     // Not the default one. Side streams are others.

@@ -59,7 +59,7 @@ void two_captures_at_once_on_two_threads(Run& run) {
 // Allocates, computes and frees on a stream of its own until told to stop; how often, and how often wrong.
 void eager_traffic(int salt, const std::atomic<bool>& stop, std::atomic<std::int64_t>& rounds, std::atomic<std::int64_t>& wrong) {
     const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
-    const auto options = at::TensorOptions().device(at::kCUDA);
+    const auto options = at::TensorOptions().dtype(at::kFloat).device(at::kCUDA);
     for (int n = 1; !stop; n = n * 5 % 251 + 1) {
         const auto a = at::full({n * 4096}, salt, options);
         const auto b = a * 2 + n;
@@ -106,6 +106,10 @@ void captures_beside_eager_traffic(Run& run) {
             const c10::cuda::CUDAStreamGuard guard(run.stream());
             wrong_replays += !at::equal(out, x * factor + 2);
             ++captures;
+            if (captures % 64 == 0) {
+                // Torch keeps the pools of graphs that are gone until then.
+                c10::cuda::CUDACachingAllocator::emptyCache();
+            }
         } while (Clock::now() < end);
     });
     stop = true;

@@ -99,9 +99,9 @@ private:
     vmmgraph::torch::CaptureOptions options_;
 };
 
-// For machines without a GPU. Captures are made and replayed by Run itself.
 class Again final : public Way {
 public:
+    bool captures() const override { return false; }
     std::unique_ptr<Capture> begin(const Stream&, const std::vector<at::Generator>&) override {
         TORCH_CHECK(false, "a capture on a stream needs a GPU");
     }
