@@ -1,6 +1,6 @@
 # make demo and make test need the Rust toolchain and make; they install what else is missing (scripts/setup.sh).
 
-.PHONY: demo test torch-matrix header bench ci gpu-build clean
+.PHONY: demo test torch-matrix header bench format ci gpu-build clean
 
 demo: ## the main job on the driver at hand: a GPU if there is one, else this machine's memory
 	@scripts/setup.sh demo
@@ -21,6 +21,12 @@ header: ## writes include/vmmgraph/vmmgraph.h anew after a change in src/capi
 
 bench: ## host costs of spaces and blocks, with their limits
 	cargo bench --locked --bench space
+
+format: ## rustfmt, clang-format (all but the generated header) and ruff
+	@scripts/setup.sh test
+	cargo fmt --all
+	git ls-files -z '*.cpp' '*.hpp' '*.h' '*.c' ':!include/vmmgraph/vmmgraph.h' | xargs -0 .venv/bin/clang-format -i
+	git ls-files -z '*.py' | xargs -0 .venv/bin/ruff format --quiet
 
 ci: ## what CI runs
 	.ci/run

@@ -42,7 +42,8 @@ class Measurement {
 public:
     Measurement(const Options& options, Row& row)
         : options_(options), row_(row), shapes_(shapes_of(options, options.cell)), device_(at::kCUDA, options.device) {
-        if (shapes_.empty()) throw std::invalid_argument("no shapes");
+        if (shapes_.empty())
+            throw std::invalid_argument("no shapes");
     }
 
     // Fills the row and calls `done` before anything is taken down.
@@ -102,7 +103,8 @@ private:
         // Other tokens for every shape, so that one shape's logits never pass for another's.
         ids_ = at::randint(options_.vocabulary, {static_cast<std::int64_t>(shapes_.size()), tokens}, longs);
         between_ = at::randn({512, 2048}, at::TensorOptions(device_).dtype(at::kBFloat16));
-        for (const Shape& shape : shapes_) model_->forward(shape);
+        for (const Shape& shape : shapes_)
+            model_->forward(shape);
         between_.mm(between_.t());
 
         using c10::CachingAllocator::StatType;
@@ -182,9 +184,11 @@ private:
     // Every shape twice, shuffled, against the eager logits.
     void check(Way& way, c10::cuda::CUDAStream stream) {
         std::vector<std::size_t> plan;
-        for (std::size_t i = 0; i < 2 * shapes_.size(); ++i) plan.push_back(i % shapes_.size());
+        for (std::size_t i = 0; i < 2 * shapes_.size(); ++i)
+            plan.push_back(i % shapes_.size());
         std::mt19937_64 engine(7);
-        for (std::size_t left = plan.size(); left > 1; --left) std::swap(plan[left - 1], plan[engine() % left]);
+        for (std::size_t left = plan.size(); left > 1; --left)
+            std::swap(plan[left - 1], plan[engine() % left]);
 
         std::int64_t wrong = 0;
         std::int64_t inexact = 0;
@@ -207,7 +211,8 @@ private:
                     wrong_shapes += (wrong_shapes.empty() ? "" : " ") + shapes_[i].name();
                 }
             }
-            if (options_.eager_between) between_.mm(between_.t());
+            if (options_.eager_between)
+                between_.mm(between_.t());
         }
         row_.set("replays_checked", static_cast<std::int64_t>(plan.size()));
         row_.set("wrong_replays", wrong);
@@ -227,7 +232,8 @@ private:
             }
             const auto index = static_cast<std::size_t>(found - shapes_.begin());
             load(index);
-            for (int i = 0; i < 5; ++i) way.replay(index, stream);
+            for (int i = 0; i < 5; ++i)
+                way.replay(index, stream);
             std::vector<Stopwatch> watches(static_cast<std::size_t>(options_.replays));
             for (Stopwatch& watch : watches) {
                 watch.start(stream.stream());
@@ -235,7 +241,8 @@ private:
                 watch.stop(stream.stream());
             }
             std::vector<double> times;
-            for (const Stopwatch& watch : watches) times.push_back(watch.milliseconds());
+            for (const Stopwatch& watch : watches)
+                times.push_back(watch.milliseconds());
             std::sort(times.begin(), times.end());
             row_.set(key, (times[times.size() / 2] + times[(times.size() - 1) / 2]) / 2, 4);
         }

@@ -13,22 +13,22 @@
 namespace shootout {
 
 // Every entry point by the ABI name that this file's calls were written for.
-#define SHOOTOUT_DRIVER_FUNCTIONS(X)                                                                                    \
-    X(Init, cuInit)                                                                                                     \
-    X(GetErrorString, cuGetErrorString)                                                                                 \
-    X(DeviceGetName, cuDeviceGetName)                                                                                   \
-    X(CtxSynchronize, cuCtxSynchronize)                                                                                 \
-    X(MemGetInfo, cuMemGetInfo_v2)                                                                                      \
-    X(EventCreate, cuEventCreate)                                                                                       \
-    X(EventRecord, cuEventRecord)                                                                                       \
-    X(EventSynchronize, cuEventSynchronize)                                                                             \
-    X(EventDestroy, cuEventDestroy_v2)                                                                                  \
-    X(MemAddressReserve, cuMemAddressReserve)                                                                           \
-    X(MemAddressFree, cuMemAddressFree)                                                                                 \
-    X(MemCreate, cuMemCreate)                                                                                           \
-    X(MemRelease, cuMemRelease)                                                                                         \
-    X(MemMap, cuMemMap)                                                                                                 \
-    X(MemUnmap, cuMemUnmap)                                                                                             \
+#define SHOOTOUT_DRIVER_FUNCTIONS(X)          \
+    X(Init, cuInit)                           \
+    X(GetErrorString, cuGetErrorString)       \
+    X(DeviceGetName, cuDeviceGetName)         \
+    X(CtxSynchronize, cuCtxSynchronize)       \
+    X(MemGetInfo, cuMemGetInfo_v2)            \
+    X(EventCreate, cuEventCreate)             \
+    X(EventRecord, cuEventRecord)             \
+    X(EventSynchronize, cuEventSynchronize)   \
+    X(EventDestroy, cuEventDestroy_v2)        \
+    X(MemAddressReserve, cuMemAddressReserve) \
+    X(MemAddressFree, cuMemAddressFree)       \
+    X(MemCreate, cuMemCreate)                 \
+    X(MemRelease, cuMemRelease)               \
+    X(MemMap, cuMemMap)                       \
+    X(MemUnmap, cuMemUnmap)                   \
     X(MemSetAccess, cuMemSetAccess)
 
 class Driver {

@@ -36,8 +36,10 @@ void send(const Row& row) {
     const std::string text = row.lines();
     for (std::size_t sent = 0; sent < text.size();) {
         const ssize_t n = write(kRowDescriptor, text.data() + sent, text.size() - sent);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return;
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return;
         sent += static_cast<std::size_t>(n);
     }
 }
@@ -62,7 +64,8 @@ std::vector<std::string> environment_for(const Cell& cell) {
     for (char** variable = environ; *variable != nullptr; ++variable) {
         const std::string_view text = *variable;
         // A cell's allocator is what its way says.
-        if (text.starts_with("PYTORCH_CUDA_ALLOC_CONF=") || text.starts_with("PYTORCH_ALLOC_CONF=")) continue;
+        if (text.starts_with("PYTORCH_CUDA_ALLOC_CONF=") || text.starts_with("PYTORCH_ALLOC_CONF="))
+            continue;
         variables.emplace_back(text);
     }
     if (cell.way == "shared_expandable") {
@@ -74,7 +77,8 @@ std::vector<std::string> environment_for(const Cell& cell) {
 
 std::vector<char*> pointers(std::vector<std::string>& texts) {
     std::vector<char*> result;
-    for (std::string& text : texts) result.push_back(text.data());
+    for (std::string& text : texts)
+        result.push_back(text.data());
     result.push_back(nullptr);
     return result;
 }
@@ -82,7 +86,8 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
 // Runs the cell in a process of its own and fills the row with what it says.
 void run_cell(int argc, char** argv, const Options& options, const Cell& cell, Row& row) {
     std::array<int, 2> ends{};
-    if (pipe2(ends.data(), O_CLOEXEC) != 0) throw std::runtime_error(std::string("pipe2: ") + std::strerror(errno));
+    if (pipe2(ends.data(), O_CLOEXEC) != 0)
+        throw std::runtime_error(std::string("pipe2: ") + std::strerror(errno));
     // A duplicate onto itself would keep close-on-exec: move out of the way.
     const int source = fcntl(ends[1], F_DUPFD_CLOEXEC, 10);
     close(ends[1]);
@@ -94,8 +99,7 @@ void run_cell(int argc, char** argv, const Options& options, const Cell& cell, R
     posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
     posix_spawn_file_actions_adddup2(&actions, source, kRowDescriptor);
     pid_t child = 0;
-    const int failed =
-        posix_spawn(&child, "/proc/self/exe", &actions, nullptr, pointers(arguments).data(), pointers(variables).data());
+    const int failed = posix_spawn(&child, "/proc/self/exe", &actions, nullptr, pointers(arguments).data(), pointers(variables).data());
     posix_spawn_file_actions_destroy(&actions);
     close(source);
     if (failed != 0) {
@@ -115,11 +119,14 @@ void run_cell(int argc, char** argv, const Options& options, const Cell& cell, R
         pollfd ready{ends[0], POLLIN, 0};
         const int timeout = killed ? -1 : static_cast<int>(std::min(left, 3600.0) * 1000) + 1;
         const int events = poll(&ready, 1, timeout);
-        if (events == 0 || (events < 0 && errno == EINTR)) continue;
+        if (events == 0 || (events < 0 && errno == EINTR))
+            continue;
         std::array<char, 4096> buffer{};
         const ssize_t n = read(ends[0], buffer.data(), buffer.size());
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) break;
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            break;
         text.append(buffer.data(), static_cast<std::size_t>(n));
     }
     close(ends[0]);
@@ -137,12 +144,15 @@ void run_cell(int argc, char** argv, const Options& options, const Cell& cell, R
 }
 
 void write_json(const std::string& path, const std::vector<Row>& rows) {
-    if (path.empty()) return;
+    if (path.empty())
+        return;
     std::ofstream file(path, std::ios::trunc);
     file << "[\n";
-    for (std::size_t i = 0; i < rows.size(); ++i) file << "  " << rows[i].json() << (i + 1 < rows.size() ? ",\n" : "\n");
+    for (std::size_t i = 0; i < rows.size(); ++i)
+        file << "  " << rows[i].json() << (i + 1 < rows.size() ? ",\n" : "\n");
     file << "]\n";
-    if (!file.flush()) throw std::runtime_error("cannot write " + path);
+    if (!file.flush())
+        throw std::runtime_error("cannot write " + path);
 }
 
 void print_table(const std::vector<Row>& rows) {
@@ -150,19 +160,31 @@ void print_table(const std::vector<Row>& rows) {
         const char* title;
         const char* key;
     };
-    constexpr std::array<Column, 20> columns{{{"set", "set"}, {"way", "way"}, {"order", "order"},
-                                              {"physical MiB", "physical_mib"}, {"peak MiB", "peak_mib"},
-                                              {"driver MiB", "driver_mib"}, {"exec MiB", "exec_mib"},
-                                              {"floor MiB", "floor_mib"}, {"ratio", "ratio"}, {"capture s", "capture_s"},
-                                              {"open us", "open_space_us"}, {"calls", "driver_calls"},
-                                              {"d1 ms", "replay_ms_d1"}, {"d64 ms", "replay_ms_d64"},
-                                              {"d256 ms", "replay_ms_d256"}, {"d512 ms", "replay_ms_d512"},
-                                              {"p2048 ms", "replay_ms_p2048"}, {"wrong", "wrong_replays"},
-                                              {"inexact", "inexact_replays"}, {"of", "replays_checked"}}};
+    constexpr std::array<Column, 20> columns{{{"set", "set"},
+                                              {"way", "way"},
+                                              {"order", "order"},
+                                              {"physical MiB", "physical_mib"},
+                                              {"peak MiB", "peak_mib"},
+                                              {"driver MiB", "driver_mib"},
+                                              {"exec MiB", "exec_mib"},
+                                              {"floor MiB", "floor_mib"},
+                                              {"ratio", "ratio"},
+                                              {"capture s", "capture_s"},
+                                              {"open us", "open_space_us"},
+                                              {"calls", "driver_calls"},
+                                              {"d1 ms", "replay_ms_d1"},
+                                              {"d64 ms", "replay_ms_d64"},
+                                              {"d256 ms", "replay_ms_d256"},
+                                              {"d512 ms", "replay_ms_d512"},
+                                              {"p2048 ms", "replay_ms_p2048"},
+                                              {"wrong", "wrong_replays"},
+                                              {"inexact", "inexact_replays"},
+                                              {"of", "replays_checked"}}};
     std::array<std::size_t, columns.size()> widths{};
     for (std::size_t c = 0; c < columns.size(); ++c) {
         widths[c] = std::strlen(columns[c].title);
-        for (const Row& row : rows) widths[c] = std::max(widths[c], row.shown(columns[c].key).size());
+        for (const Row& row : rows)
+            widths[c] = std::max(widths[c], row.shown(columns[c].key).size());
     }
     const auto line = [&](auto&& cell) {
         for (std::size_t c = 0; c < columns.size(); ++c) {
@@ -174,7 +196,8 @@ void print_table(const std::vector<Row>& rows) {
     std::printf("\n");
     for (const Row& row : rows) {
         line([&](std::size_t c) { return row.shown(columns[c].key); });
-        if (row.shown("error") != "-") std::printf("  %s", row.shown("error").c_str());
+        if (row.shown("error") != "-")
+            std::printf("  %s", row.shown("error").c_str());
         std::printf("\n");
     }
     std::fflush(stdout);
@@ -193,8 +216,8 @@ int run_parent(int argc, char** argv, const Options& options) {
         if (seconds_since(start) >= options.time_limit_s) {
             row.set("error", "not run: time limit");
         } else {
-            std::fprintf(stderr, "[%zu/%zu, %.0f s] %s %s %s\n", rows.size() + 1, cells.size(), seconds_since(start),
-                         cell.set.c_str(), cell.way.c_str(), cell.order.c_str());
+            std::fprintf(stderr, "[%zu/%zu, %.0f s] %s %s %s\n", rows.size() + 1, cells.size(), seconds_since(start), cell.set.c_str(),
+                         cell.way.c_str(), cell.order.c_str());
             run_cell(argc, argv, options, cell, row);
         }
         good = good && row.shown("error") == "-";

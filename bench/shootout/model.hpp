@@ -24,9 +24,7 @@ public:
         const auto floats = at::TensorOptions(device).dtype(at::kFloat);
         at::manual_seed(o_.seed);
         const auto random = [&](at::IntArrayRef sizes, double scale) { return at::empty(sizes, bf16).normal_(0, scale); };
-        const auto weight = [&](std::int64_t out, std::int64_t in) {
-            return random({out, in}, 1 / std::sqrt(static_cast<double>(in)));
-        };
+        const auto weight = [&](std::int64_t out, std::int64_t in) { return random({out, in}, 1 / std::sqrt(static_cast<double>(in))); };
         const std::int64_t q = o_.heads * o_.head_dim;
         const std::int64_t kv = o_.kv_heads * o_.head_dim;
         embedding_ = random({o_.vocabulary, o_.hidden}, 1);
@@ -46,8 +44,7 @@ public:
         head_ = weight(o_.vocabulary, o_.hidden);
 
         const std::int64_t positions = std::max(max_tokens, o_.context);
-        const at::Tensor frequency =
-            at::pow(1e6, at::arange(0, o_.head_dim, 2, floats) / static_cast<double>(o_.head_dim)).reciprocal();
+        const at::Tensor frequency = at::pow(1e6, at::arange(0, o_.head_dim, 2, floats) / static_cast<double>(o_.head_dim)).reciprocal();
         const at::Tensor angle = at::outer(at::arange(positions, floats), frequency);
         cos_ = angle.cos().to(at::kBFloat16);
         sin_ = angle.sin().to(at::kBFloat16);
@@ -88,13 +85,11 @@ private:
         at::Tensor attention_norm, mlp_norm, qkv, o, gate_up, down, keys, values;
     };
 
-    at::Tensor normalized(const at::Tensor& x, const at::Tensor& weight) const {
-        return at::rms_norm(x, {o_.hidden}, weight, 1e-6);
-    }
+    at::Tensor normalized(const at::Tensor& x, const at::Tensor& weight) const { return at::rms_norm(x, {o_.hidden}, weight, 1e-6); }
 
     // [tokens, heads * head_dim]
-    at::Tensor attention(Layer& layer, const Shape& shape, const at::Tensor& qkv, const at::Tensor& positions,
-                         const at::Tensor& cos, const at::Tensor& sin) const {
+    at::Tensor attention(Layer& layer, const Shape& shape, const at::Tensor& qkv, const at::Tensor& positions, const at::Tensor& cos,
+                         const at::Tensor& sin) const {
         const std::int64_t tokens = shape.tokens;
         const std::int64_t rotated_heads = o_.heads + o_.kv_heads;
         const std::int64_t d = o_.head_dim;

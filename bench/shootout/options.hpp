@@ -41,16 +41,20 @@ inline const std::array<Shape, 5> kTimed{{{true, 1}, {true, 64}, {true, 256}, {t
 
 inline std::vector<std::int64_t> default_decode() {
     std::vector<std::int64_t> batches{1, 2, 4};
-    for (std::int64_t batch = 8; batch <= 248; batch += 8) batches.push_back(batch);
-    for (std::int64_t batch = 256; batch <= 512; batch += 16) batches.push_back(batch);
+    for (std::int64_t batch = 8; batch <= 248; batch += 8)
+        batches.push_back(batch);
+    for (std::int64_t batch = 256; batch <= 512; batch += 16)
+        batches.push_back(batch);
     return batches;
 }
 
 // Every step-th batch up to the largest.
 inline std::vector<std::int64_t> every_decode(std::int64_t step, std::int64_t most) {
-    if (step < 1 || most < step) throw std::invalid_argument("--decode-every needs a step from 1 to --decode-most");
+    if (step < 1 || most < step)
+        throw std::invalid_argument("--decode-every needs a step from 1 to --decode-most");
     std::vector<std::int64_t> batches;
-    for (std::int64_t batch = step; batch <= most; batch += step) batches.push_back(batch);
+    for (std::int64_t batch = step; batch <= most; batch += step)
+        batches.push_back(batch);
     return batches;
 }
 
@@ -115,7 +119,8 @@ inline std::vector<std::string> split(std::string_view text, char separator) {
 inline std::vector<std::int64_t> numbers(std::string_view text) {
     std::vector<std::int64_t> values;
     for (const std::string& part : split(text, ',')) {
-        if (!part.empty()) values.push_back(std::stoll(part));
+        if (!part.empty())
+            values.push_back(std::stoll(part));
     }
     return values;
 }
@@ -126,59 +131,92 @@ inline Options parse(int argc, char** argv) {
     for (int at = 1; at < argc; ++at) {
         const std::string_view name = argv[at];
         const auto value = [&]() -> std::string {
-            if (at + 1 >= argc) throw std::invalid_argument(std::string(name) + " needs a value");
+            if (at + 1 >= argc)
+                throw std::invalid_argument(std::string(name) + " needs a value");
             return argv[++at];
         };
         const auto number = [&] { return std::stoll(value()); };
-        if (name == "--help") { std::fputs(kHelp, stdout); std::exit(0); }
-        else if (name == "--cells") options.cells = value();
-        else if (name == "--json") options.json = value();
-        else if (name == "--time-limit") options.time_limit_s = std::stod(value());
-        else if (name == "--cell-limit") options.cell_limit_s = std::stod(value());
-        else if (name == "--cold") options.cold = true;
-        else if (name == "--eager-between") options.eager_between = true;
-        else if (name == "--no-cudnn") options.cudnn = false;
-        else if (name == "--replays") options.replays = std::max(1, static_cast<int>(number()));
-        else if (name == "--tolerance") options.tolerance = std::stod(value());
-        else if (name == "--decode") options.decode = numbers(value());
-        else if (name == "--decode-every") decode_every = number();
-        else if (name == "--decode-most") decode_most = number();
-        else if (name == "--prefill") options.prefill = numbers(value());
-        else if (name == "--hidden") options.hidden = number();
-        else if (name == "--intermediate") options.intermediate = number();
-        else if (name == "--heads") options.heads = number();
-        else if (name == "--kv-heads") options.kv_heads = number();
-        else if (name == "--head-dim") options.head_dim = number();
-        else if (name == "--vocabulary") options.vocabulary = number();
-        else if (name == "--layers") options.layers = number();
-        else if (name == "--context") options.context = number();
-        else if (name == "--seed") options.seed = number();
-        else if (name == "--device") options.device = static_cast<int>(number());
-        else if (name == "--small-page-mib") options.small_page_mib = static_cast<std::uint64_t>(number());
-        else if (name == "--large-page-mib") options.large_page_mib = static_cast<std::uint64_t>(number());
+        if (name == "--help") {
+            std::fputs(kHelp, stdout);
+            std::exit(0);
+        } else if (name == "--cells")
+            options.cells = value();
+        else if (name == "--json")
+            options.json = value();
+        else if (name == "--time-limit")
+            options.time_limit_s = std::stod(value());
+        else if (name == "--cell-limit")
+            options.cell_limit_s = std::stod(value());
+        else if (name == "--cold")
+            options.cold = true;
+        else if (name == "--eager-between")
+            options.eager_between = true;
+        else if (name == "--no-cudnn")
+            options.cudnn = false;
+        else if (name == "--replays")
+            options.replays = std::max(1, static_cast<int>(number()));
+        else if (name == "--tolerance")
+            options.tolerance = std::stod(value());
+        else if (name == "--decode")
+            options.decode = numbers(value());
+        else if (name == "--decode-every")
+            decode_every = number();
+        else if (name == "--decode-most")
+            decode_most = number();
+        else if (name == "--prefill")
+            options.prefill = numbers(value());
+        else if (name == "--hidden")
+            options.hidden = number();
+        else if (name == "--intermediate")
+            options.intermediate = number();
+        else if (name == "--heads")
+            options.heads = number();
+        else if (name == "--kv-heads")
+            options.kv_heads = number();
+        else if (name == "--head-dim")
+            options.head_dim = number();
+        else if (name == "--vocabulary")
+            options.vocabulary = number();
+        else if (name == "--layers")
+            options.layers = number();
+        else if (name == "--context")
+            options.context = number();
+        else if (name == "--seed")
+            options.seed = number();
+        else if (name == "--device")
+            options.device = static_cast<int>(number());
+        else if (name == "--small-page-mib")
+            options.small_page_mib = static_cast<std::uint64_t>(number());
+        else if (name == "--large-page-mib")
+            options.large_page_mib = static_cast<std::uint64_t>(number());
         else if (name == "--cell") {
             options.child = true;
             options.cell.set = value();
             options.cell.way = value();
             options.cell.order = value();
-        } else throw std::invalid_argument("unknown option " + std::string(name) + "; see --help");
+        } else
+            throw std::invalid_argument("unknown option " + std::string(name) + "; see --help");
     }
-    if (decode_every != 0) options.decode = every_decode(decode_every, decode_most);
+    if (decode_every != 0)
+        options.decode = every_decode(decode_every, decode_most);
     return options;
 }
 
 // The shapes of a set, in the order in which they are captured. Random is the same on every run.
 inline std::vector<Shape> shapes_of(const Options& options, const Cell& cell) {
     std::vector<Shape> shapes;
-    for (const std::int64_t tokens : options.decode) shapes.push_back({true, tokens});
+    for (const std::int64_t tokens : options.decode)
+        shapes.push_back({true, tokens});
     if (cell.set == "mixed") {
-        for (const std::int64_t tokens : options.prefill) shapes.push_back({false, tokens});
+        for (const std::int64_t tokens : options.prefill)
+            shapes.push_back({false, tokens});
     }
     if (cell.order == "descending") {
         std::reverse(shapes.begin(), shapes.end());
     } else if (cell.order == "random") {
         std::mt19937_64 engine(20240917);
-        for (std::size_t left = shapes.size(); left > 1; --left) std::swap(shapes[left - 1], shapes[engine() % left]);
+        for (std::size_t left = shapes.size(); left > 1; --left)
+            std::swap(shapes[left - 1], shapes[engine() % left]);
     }
     return shapes;
 }
@@ -196,20 +234,24 @@ inline std::vector<Cell> cells_of(const Options& options) {
     std::vector<Cell> cells;
     for (const std::string& item : split(wanted, ',')) {
         const std::vector<std::string> parts = split(item, ':');
-        if (parts.size() != 3) throw std::invalid_argument("a cell is set:way:order, not '" + item + "'");
+        if (parts.size() != 3)
+            throw std::invalid_argument("a cell is set:way:order, not '" + item + "'");
         const std::size_t before = cells.size();
         bool known = false;
         for (const char* set : kSets) {
             for (const char* way : kWays) {
                 for (const char* order : kOrders) {
-                    if (!matches(parts[0], set) || !matches(parts[1], way) || !matches(parts[2], order)) continue;
+                    if (!matches(parts[0], set) || !matches(parts[1], way) || !matches(parts[2], order))
+                        continue;
                     known = true;
                     const Cell cell{set, way, order};
-                    if (std::find(cells.begin(), cells.end(), cell) == cells.end()) cells.push_back(cell);
+                    if (std::find(cells.begin(), cells.end(), cell) == cells.end())
+                        cells.push_back(cell);
                 }
             }
         }
-        if (!known && cells.size() == before) throw std::invalid_argument("no cell matches '" + item + "'");
+        if (!known && cells.size() == before)
+            throw std::invalid_argument("no cell matches '" + item + "'");
     }
     return cells;
 }

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """plot.py [--check]: from docs/performance/h200-shootout.json, draws h200-shootout.svg beside it and writes the table of
 docs/performance.md; --check fails if what is there differs."""
+
 import json
 import math
 import pathlib
@@ -62,8 +63,10 @@ def panel(top, title, rows, field, ticks, logarithmic, unit, floor=None):
         y, ours = first + ROW * index + 8, way in ("mempool", "blocks")
         values = {row["order"]: row[field] for row in rows if row["way"] == way and row[field] is not None}
         lines.append(f'<text x="{LEFT - 12}" y="{y + 4}" text-anchor="end">{WAYS[way]}</text>')
-        lines.append(f'<line class="span{" ours" if ours else ""}" x1="{at(min(values.values())):.1f}" y1="{y}" '
-                     f'x2="{at(max(values.values())):.1f}" y2="{y}"/>')
+        lines.append(
+            f'<line class="span{" ours" if ours else ""}" x1="{at(min(values.values())):.1f}" y1="{y}" '
+            f'x2="{at(max(values.values())):.1f}" y2="{y}"/>'
+        )
         lines += [marker(order, at(values[order]), y, ours) for order in ORDERS if order in values]
         ends = sorted({min(values.values()), max(values.values())})
         label = " to ".join(f"{end:,.0f}" if unit == "MiB" else f"{end:.2f}" for end in ends)
@@ -95,21 +98,35 @@ def draw(rows):
         x = LEFT + 8 + 150 * index
         legend += [marker(order, x, 14, False), f'<text x="{x + 14}" y="18">{order} sizes</text>']
     what = f"{rows[0]['gpu']}, torch {rows[0]['torch_built_for']}: memory and capture time of each way to capture the same model"
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {end}" width="{WIDTH}" height="{end}" role="img">',
-        f"<title>{what}</title>", f"<style>{STYLE}</style>", *legend, *body, "</svg>", ""])
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {end}" width="{WIDTH}" height="{end}" role="img">',
+            f"<title>{what}</title>",
+            f"<style>{STYLE}</style>",
+            *legend,
+            *body,
+            "</svg>",
+            "",
+        ]
+    )
 
 
 def table(rows):
-    lines = ["| set | way | order | MiB | x floor | capture s | driver calls | replay d64 ms | p2048 ms | wrong of |",
-             "|---|---|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| set | way | order | MiB | x floor | capture s | driver calls | replay d64 ms | p2048 ms | wrong of |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
     for row in rows:
-        def cell(key, form):
+
+        def cell(key, form, row=row):
             return "-" if row.get(key) is None else format(row[key], form)
+
         way = row["way"].replace("_", ", ")
-        lines.append(f"| {row['set']} | {way} | {row['order']} | {cell('physical_mib', '.0f')} | {cell('ratio', '.2f')} | "
-                     f"{cell('capture_s', '.3f')} | {cell('driver_calls', 'd')} | {cell('replay_ms_d64', '.3f')} | "
-                     f"{cell('replay_ms_p2048', '.2f')} | {row['wrong_replays']} of {row['replays_checked']} |")
+        lines.append(
+            f"| {row['set']} | {way} | {row['order']} | {cell('physical_mib', '.0f')} | {cell('ratio', '.2f')} | "
+            f"{cell('capture_s', '.3f')} | {cell('driver_calls', 'd')} | {cell('replay_ms_d64', '.3f')} | "
+            f"{cell('replay_ms_p2048', '.2f')} | {row['wrong_replays']} of {row['replays_checked']} |"
+        )
     return "\n".join(lines)
 
 

@@ -33,10 +33,12 @@ public:
     // Nothing may run in it any more.
     ~PublishedArena() {
         for (const Space& space : spaces_) {
-            if (space.mapped != 0) driver_.MemUnmap(space.base, space.mapped);
+            if (space.mapped != 0)
+                driver_.MemUnmap(space.base, space.mapped);
             driver_.MemAddressFree(space.base, reservation_);
         }
-        for (const CUmemGenericAllocationHandle page : pages_) driver_.MemRelease(page);
+        for (const CUmemGenericAllocationHandle page : pages_)
+            driver_.MemRelease(page);
     }
 
     // A new space with every page there is. Its address stays valid as long as the arena.
@@ -45,7 +47,8 @@ public:
         call(driver_.MemAddressReserve(&space.base, reservation_, kPage, 0, 0), "cuMemAddressReserve");
         spaces_.push_back(space);
         Space* const opened = &spaces_.back();
-        for (const CUmemGenericAllocationHandle page : pages_) map(*opened, page);
+        for (const CUmemGenericAllocationHandle page : pages_)
+            map(*opened, page);
         access(*opened, 0);
         return opened;
     }
@@ -53,16 +56,20 @@ public:
     // The next `bytes` of the space; null when memory ran out. Nothing is ever given back.
     void* allocate(Space& space, std::size_t bytes) {
         const std::size_t end = space.cursor + (bytes + kPage - 1) / kPage * kPage;
-        if (end > reservation_) return nullptr;
+        if (end > reservation_)
+            return nullptr;
         const std::size_t had = space.mapped;
         while (space.mapped < end) {
             // A space's pages are the arena's first ones, in order: what it lacks beyond them is new.
             const std::size_t index = space.mapped / kPage;
-            if (index == pages_.size() && !grow()) break;
+            if (index == pages_.size() && !grow())
+                break;
             map(space, pages_[index]);
         }
-        if (space.mapped > had) access(space, had);
-        if (space.mapped < end) return nullptr;
+        if (space.mapped > had)
+            access(space, had);
+        if (space.mapped < end)
+            return nullptr;
         void* const address = reinterpret_cast<void*>(space.base + space.cursor);
         space.cursor = end;
         return address;
@@ -78,7 +85,8 @@ private:
         properties.location = location_;
         CUmemGenericAllocationHandle page = 0;
         ++calls_;
-        if (driver_.MemCreate(&page, kPage, &properties, 0) != CUDA_SUCCESS) return false;
+        if (driver_.MemCreate(&page, kPage, &properties, 0) != CUDA_SUCCESS)
+            return false;
         pages_.push_back(page);
         return true;
     }
@@ -90,7 +98,8 @@ private:
 
     // One call for all that was mapped since `from`.
     void access(const Space& space, std::size_t from) {
-        if (space.mapped == from) return;
+        if (space.mapped == from)
+            return;
         CUmemAccessDesc access{};
         access.location = location_;
         access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;

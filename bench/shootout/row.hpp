@@ -19,7 +19,8 @@ public:
     void set(std::string_view key, bool value) { put(key, value ? "true" : "false"); }
     void set(std::string_view key, std::int64_t value) { put(key, std::to_string(value)); }
     void set(std::string_view key, double value, int decimals = 3) {
-        if (!std::isfinite(value)) return none(key);
+        if (!std::isfinite(value))
+            return none(key);
         char text[64];
         std::snprintf(text, sizeof text, "%.*f", decimals, value);
         put(key, text);
@@ -39,8 +40,10 @@ public:
     // The value as a table shows it: a string without its quotes, "-" for what is missing.
     [[nodiscard]] std::string shown(std::string_view key) const {
         for (const auto& [name, value] : fields_) {
-            if (name != key) continue;
-            if (value == "null") return "-";
+            if (name != key)
+                continue;
+            if (value == "null")
+                return "-";
             return value.size() >= 2 && value.front() == '"' ? value.substr(1, value.size() - 2) : value;
         }
         return "-";
@@ -48,20 +51,23 @@ public:
 
     [[nodiscard]] std::string json() const {
         std::string text = "{";
-        for (const auto& [name, value] : fields_) text += (text.size() > 1 ? ", " : "") + quoted(name) + ": " + value;
+        for (const auto& [name, value] : fields_)
+            text += (text.size() > 1 ? ", " : "") + quoted(name) + ": " + value;
         return text + "}";
     }
 
     // One line per field, for the pipe between a cell's process and its parent.
     [[nodiscard]] std::string lines() const {
         std::string text;
-        for (const auto& [name, value] : fields_) text += name + '\t' + value + '\n';
+        for (const auto& [name, value] : fields_)
+            text += name + '\t' + value + '\n';
         return text;
     }
     void read_lines(std::string_view text) {
         while (!text.empty()) {
             const std::size_t end = text.find('\n');
-            if (end == std::string_view::npos) return;
+            if (end == std::string_view::npos)
+                return;
             const std::string_view line = text.substr(0, end);
             if (const std::size_t tab = line.find('\t'); tab != std::string_view::npos) {
                 put(line.substr(0, tab), line.substr(tab + 1));

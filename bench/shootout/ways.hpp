@@ -85,7 +85,8 @@ private:
 class TorchPools final : public Way {
 public:
     explicit TorchPools(bool shared) {
-        if (shared) pool_ = at::cuda::graph_pool_handle();
+        if (shared)
+            pool_ = at::cuda::graph_pool_handle();
     }
     void capture(c10::cuda::CUDAStream, const Body& body) override {
         auto graph = std::make_unique<at::cuda::CUDAGraph>();
@@ -125,7 +126,8 @@ public:
     [[nodiscard]] std::uint64_t pool_bytes() const override { return arena_->physical_bytes(); }
     [[nodiscard]] std::optional<std::uint64_t> driver_calls() const override { return arena_->calls(); }
     [[nodiscard]] std::optional<double> open_space_us() override {
-        if (shots_.empty()) return std::nullopt;
+        if (shots_.empty())
+            return std::nullopt;
         return open_s_ * 1e6 / static_cast<double>(shots_.size());
     }
 
@@ -146,12 +148,14 @@ public:
     VmmGraph(const Options& options, vmmgraph::torch::Route route)
         : device_(vmmgraph::Device::open(device_options(options))), arena_(device_, arena_options(options)) {
         options_.route = route;
-        if (route == vmmgraph::torch::Route::blocks) vmmgraph::torch::install();
+        if (route == vmmgraph::torch::Route::blocks)
+            vmmgraph::torch::install();
     }
     ~VmmGraph() override {
         graphs_.clear();
         try {
-            if (vmmgraph::torch::installed()) vmmgraph::torch::uninstall();
+            if (vmmgraph::torch::installed())
+                vmmgraph::torch::uninstall();
         } catch (const std::exception& error) {
             std::fprintf(stderr, "uninstall: %s\n", error.what());
         }
@@ -170,7 +174,8 @@ public:
     }
     // All that torch has in private pools and that is no segment of a capture.
     [[nodiscard]] std::uint64_t workspace_bytes() const override {
-        if (options_.route == vmmgraph::torch::Route::blocks) return 0;
+        if (options_.route == vmmgraph::torch::Route::blocks)
+            return 0;
         return reserved().in_private - arena_.stats().live_bytes;
     }
     // Of empty spaces over the arena as it is now: pages are mapped when blocks need them.
@@ -178,7 +183,8 @@ public:
         constexpr int kSpaces = 16;
         std::vector<vmmgraph::Space> spaces;
         const auto start = std::chrono::steady_clock::now();
-        for (int i = 0; i < kSpaces; ++i) spaces.push_back(arena_.open_space());
+        for (int i = 0; i < kSpaces; ++i)
+            spaces.push_back(arena_.open_space());
         return seconds_since(start) * 1e6 / kSpaces;
     }
     // What the captures say of themselves, summed.
@@ -217,12 +223,18 @@ private:
 
 // The way of that name. Not before CUDA is initialised.
 inline std::unique_ptr<Way> make_way(const std::string& name, const Options& options) {
-    if (name == "eager") return std::make_unique<Eager>();
-    if (name == "private") return std::make_unique<TorchPools>(false);
-    if (name == "shared" || name == "shared_expandable") return std::make_unique<TorchPools>(true);
-    if (name == "published") return std::make_unique<Published>(options.device);
-    if (name == "mempool") return std::make_unique<VmmGraph>(options, vmmgraph::torch::Route::mempool);
-    if (name == "blocks") return std::make_unique<VmmGraph>(options, vmmgraph::torch::Route::blocks);
+    if (name == "eager")
+        return std::make_unique<Eager>();
+    if (name == "private")
+        return std::make_unique<TorchPools>(false);
+    if (name == "shared" || name == "shared_expandable")
+        return std::make_unique<TorchPools>(true);
+    if (name == "published")
+        return std::make_unique<Published>(options.device);
+    if (name == "mempool")
+        return std::make_unique<VmmGraph>(options, vmmgraph::torch::Route::mempool);
+    if (name == "blocks")
+        return std::make_unique<VmmGraph>(options, vmmgraph::torch::Route::blocks);
     throw std::invalid_argument("no way is called '" + name + "'");
 }
 

@@ -40,9 +40,7 @@ std::vector<at::Tensor> view(const std::vector<Bytes>& all, c10::ScalarType dtyp
 bool has_data(const DeviceWrite& write) { return write.value.defined() && write.value.numel() > 0; }
 
 // Whether the value is the beginning of its place, byte for byte.
-bool leads(const DeviceWrite& write) {
-    return write.value.is_contiguous() && write.value.sizes().slice(1) == write.place.sizes().slice(1);
-}
+bool leads(const DeviceWrite& write) { return write.value.is_contiguous() && write.value.sizes().slice(1) == write.place.sizes().slice(1); }
 
 at::Tensor corner(const DeviceWrite& write) {
     auto corner = write.place;

@@ -12,8 +12,7 @@
 
 namespace vmmgraph::engine {
 
-GraphExecutor::GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, GraphInputs& inputs, Body body,
-                             const ExecutorOptions& options)
+GraphExecutor::GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, GraphInputs& inputs, Body body, const ExecutorOptions& options)
     : state_(new State(std::move(arena), inputs, std::move(body), options)) {
     auto& state = *state_;
     if (!state.on_cpu() && !state.arena) {

@@ -161,8 +161,8 @@ const std::vector<Input>& GraphInputs::inputs() const noexcept { return state_->
 const at::Tensor& GraphInputs::get(std::size_t input, std::int64_t rows) const {
     const auto& layout = state_->layouts[state_->current];
     if (input >= layout.tensors.size()) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "there are " + std::to_string(layout.tensors.size()) + " inputs and outputs, no number " +
-                                                    std::to_string(input));
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "there are " + std::to_string(layout.tensors.size()) + " inputs and outputs, no number " + std::to_string(input));
     }
     const auto& whole = layout.tensors[input];
     const auto along = state_->rows_along[input];

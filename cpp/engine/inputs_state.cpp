@@ -55,8 +55,8 @@ GraphInputs::State::State(std::vector<Input> declared, const std::vector<Key>& b
     }
     for (std::size_t i = 0; i < inputs.size(); ++i) {
         const auto& input = inputs[i];
-        const auto varies = std::find_if(input.shape.begin(), input.shape.end(),
-                                         [](const Extent& extent) { return extent.kind != VMMGRAPH_EXTENT_FIXED; });
+        const auto varies =
+            std::find_if(input.shape.begin(), input.shape.end(), [](const Extent& extent) { return extent.kind != VMMGRAPH_EXTENT_FIXED; });
         rows_along.push_back(varies == input.shape.end() ? 0 : varies - input.shape.begin());
         if (input.role == Role::output) {
             continue;

@@ -50,9 +50,7 @@ class BlockAllocator final : public Forwarding<Pluggable, Native> {
 
 public:
     explicit BlockAllocator(Native* native)
-        : Forwards(
-              native, [](std::size_t, int, cudaStream_t) -> void* { return nullptr; },
-              [](void*, std::size_t, int, cudaStream_t) {}) {}
+        : Forwards(native, [](std::size_t, int, cudaStream_t) -> void* { return nullptr; }, [](void*, std::size_t, int, cudaStream_t) {}) {}
 
     c10::DataPtr allocate(std::size_t bytes) override {
         if (bytes > 0) {

@@ -253,9 +253,10 @@ struct CaptureScope::State {
             if (error.status() != VMMGRAPH_ERROR_WRONG_STATE) {
                 throw;
             }
-            refuse(VMMGRAPH_ERROR_WRONG_STATE,
-                   "the capture has collectives whose buffers NCCL may have registered, and a tensor that is still alive lies on a page that "
-                   "other graphs use and would have to move: allocate what stays in a KeptScope, or set NCCL_GRAPH_REGISTER=0");
+            refuse(
+                VMMGRAPH_ERROR_WRONG_STATE,
+                "the capture has collectives whose buffers NCCL may have registered, and a tensor that is still alive lies on a page that "
+                "other graphs use and would have to move: allocate what stays in a KeptScope, or set NCCL_GRAPH_REGISTER=0");
         }
     }
 
@@ -358,8 +359,16 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
     auto memory = std::make_shared<Memory>(space);
     auto captured = std::unique_ptr<CapturedGraph::State>(
         new CapturedGraph::State{device.index(), std::move(space), memory, {}, Workspace::of(arena), {}, compat::Graph::make(), {}, {}});
-    state_.reset(new State{options.route, options.memset_kernels, options.retain, torch_stream, {0, 0}, std::move(captured), std::nullopt, std::nullopt,
-                           std::nullopt, std::nullopt});
+    state_.reset(new State{options.route,
+                           options.memset_kernels,
+                           options.retain,
+                           torch_stream,
+                           {0, 0},
+                           std::move(captured),
+                           std::nullopt,
+                           std::nullopt,
+                           std::nullopt,
+                           std::nullopt});
     // This thread may capture on another device: what torch allocates and makes at the beginning of a capture would break that one, and
     // torch ends the process when it cannot register a generator.
     const Relaxed relaxed;

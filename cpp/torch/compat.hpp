@@ -98,7 +98,8 @@ using PoolContext = ContextOrNone<c10::cuda::MemPoolContext>::type;
 template <class Base>
 struct GraphWithExec final : Base {
     // Whether a graph may be looked at between its capture and its instantiation (2.8 and later).
-    static constexpr bool keeps = std::is_constructible_v<Base, bool> && requires(Base& graph) { graph.raw_cuda_graph(), graph.instantiate(); };
+    static constexpr bool keeps =
+        std::is_constructible_v<Base, bool> && requires(Base& graph) { graph.raw_cuda_graph(), graph.instantiate(); };
 
     GraphWithExec() = default;
     // One that capture_end() does not instantiate, where torch has that.

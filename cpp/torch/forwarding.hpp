@@ -98,8 +98,7 @@ public:
     auto shareIpcHandle(void* pointer) -> c10::cuda::CUDACachingAllocator::ShareableHandle { return native_->shareIpcHandle(pointer); }
     std::shared_ptr<void> getIpcDevPtr(Text handle) { return native_->getIpcDevPtr(std::move(handle)); }
     void enablePeerAccess(Device device, Device to) { native_->enablePeerAccess(device, to); }
-    cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, std::size_t bytes, cudaStream_t stream,
-                            bool p2p) {
+    cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, std::size_t bytes, cudaStream_t stream, bool p2p) {
         return native_->memcpyAsync(to, to_device, from, from_device, bytes, stream, p2p);
     }
 
@@ -116,8 +115,7 @@ public:
     void recordHistory(bool enabled, CreateContext context, std::size_t entries, Record when, bool clear) {
         native_->recordHistory(enabled, context, entries, when, clear);
     }
-    void recordHistory(bool enabled, CreateContext context, std::size_t entries, Record when, bool clear,
-                       const std::vector<Text>& skip) {
+    void recordHistory(bool enabled, CreateContext context, std::size_t entries, Record when, bool clear, const std::vector<Text>& skip) {
         native_->recordHistory(enabled, context, entries, when, clear, skip);
     }
     auto getContextForPointer(const void* pointer) -> std::shared_ptr<c10::GatheredContext> {

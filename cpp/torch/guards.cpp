@@ -67,7 +67,8 @@ void require_native_allocator() {
 
 void require_pools_with_allocators() {
     if (compat::pool_fails_with_expandable_segments && caching::CUDAAllocatorConfig::expandable_segments()) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "torch " TORCH_VERSION " cannot give a MemPool's memory to its allocator while "
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "torch " TORCH_VERSION
+                                           " cannot give a MemPool's memory to its allocator while "
                                            "expandable_segments is on (turn it off, or capture by the blocks route)");
     }
 }

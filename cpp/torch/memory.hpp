@@ -15,8 +15,7 @@ namespace vmmgraph::torch {
 
 class Memory {
 public:
-    explicit Memory(const Space& space) try
-        : allocator_(bridge::torch_allocator(reinterpret_cast<std::size_t>(space.handle()))) {
+    explicit Memory(const Space& space) try : allocator_(bridge::torch_allocator(reinterpret_cast<std::size_t>(space.handle()))) {
     } catch (const rust::Error& error) {
         // No rust:: type leaves the library.
         auto info = detail::sized<ErrorInfo>();
@@ -45,13 +44,10 @@ public:
     }
 
     // Whether the address lies in the space, in a live block or not.
-    [[nodiscard]] bool contains(const void* address) const {
-        return bridge::contains(*allocator_, reinterpret_cast<std::size_t>(address));
-    }
+    [[nodiscard]] bool contains(const void* address) const { return bridge::contains(*allocator_, reinterpret_cast<std::size_t>(address)); }
 
     void record_stream(void* block, void* stream) {
-        detail::check(bridge::record_stream(*allocator_, reinterpret_cast<std::size_t>(block),
-                                            reinterpret_cast<std::size_t>(stream)));
+        detail::check(bridge::record_stream(*allocator_, reinterpret_cast<std::size_t>(block), reinterpret_cast<std::size_t>(stream)));
     }
 
 private:

@@ -86,8 +86,9 @@ std::optional<Fill> fill_of(const cudaMemsetParams& memset, c10::Device device) 
     if (elements == 0) {
         return std::nullopt;
     }
-    return Fill{at::for_blob(memset.dst, {elements}).options(at::TensorOptions().dtype(dtype).device(device)).target_device(device).make_tensor(),
-                value};
+    return Fill{
+        at::for_blob(memset.dst, {elements}).options(at::TensorOptions().dtype(dtype).device(device)).target_device(device).make_tensor(),
+        value};
 }
 
 // The graph of a fill, by a capture of its own; null if there is none.
@@ -126,8 +127,7 @@ bool replace(cudaGraph_t graph, cudaGraphNode_t memset, const c10::cuda::CUDAStr
     bool done = kernels.size() == 1 && is(kernels[0], cudaGraphNodeTypeKernel) &&
                 cudaGraphKernelNodeGetParams(kernels[0], &kernel) == cudaSuccess &&
                 cudaGraphAddKernelNode(&added, graph, before->data(), before->size(), &kernel) == cudaSuccess;
-    if (done && !behind->empty() &&
-        add_edges(&cudaGraphAddDependencies, graph, Nodes(behind->size(), added), *behind) != cudaSuccess) {
+    if (done && !behind->empty() && add_edges(&cudaGraphAddDependencies, graph, Nodes(behind->size(), added), *behind) != cudaSuccess) {
         static_cast<void>(cudaGraphDestroyNode(added));
         done = false;
     }

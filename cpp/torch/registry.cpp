@@ -118,8 +118,7 @@ std::shared_ptr<Memory> memory_of(c10::DeviceIndex device, cudaStream_t stream) 
 int uses_of(const PoolKey& pool) {
     auto& all = registry();
     const std::lock_guard lock(all.mutex);
-    return static_cast<int>(
-        std::count_if(all.uses.begin(), all.uses.end(), [&](const PoolUse& use) { return use.pool == pool; }));
+    return static_cast<int>(std::count_if(all.uses.begin(), all.uses.end(), [&](const PoolUse& use) { return use.pool == pool; }));
 }
 
 bool add_use(const PoolKey& pool) {

@@ -89,8 +89,9 @@ std::shared_ptr<compat::CUDAAllocator> make_segment_allocator(SegmentSource sour
 }
 
 std::shared_ptr<compat::CUDAAllocator> make_segment_allocator(std::shared_ptr<Memory> memory) {
-    return make_segment_allocator({[memory](std::size_t bytes, void* stream) { return memory->allocate(bytes, stream, false); },
-                                   [memory, device = c10::cuda::current_device()](void* segment) { return memory->release(segment, device); }});
+    return make_segment_allocator(
+        {[memory](std::size_t bytes, void* stream) { return memory->allocate(bytes, stream, false); },
+         [memory, device = c10::cuda::current_device()](void* segment) { return memory->release(segment, device); }});
 }
 
 std::shared_ptr<compat::CUDAAllocator> make_allocator(const Space& space) {
@@ -103,16 +104,15 @@ std::shared_ptr<compat::CUDAAllocator> make_allocator(std::shared_ptr<SharedVmmA
     if (!arena) {
         refuse(VMMGRAPH_ERROR_NULL_ARGUMENT, "make_allocator was given no arena");
     }
-    return make_segment_allocator(
-        {[arena](std::size_t bytes, void* stream) -> void* {
-             try {
-                 return arena->allocate(bytes, stream);
-             } catch (const OutOfMemory&) {
-                 // Torch makes its own error of it.
-                 return nullptr;
-             }
-         },
-         [arena](void* segment) { return vmmgraph_arena_deallocate(arena->handle(), segment); }});
+    return make_segment_allocator({[arena](std::size_t bytes, void* stream) -> void* {
+                                       try {
+                                           return arena->allocate(bytes, stream);
+                                       } catch (const OutOfMemory&) {
+                                           // Torch makes its own error of it.
+                                           return nullptr;
+                                       }
+                                   },
+                                   [arena](void* segment) { return vmmgraph_arena_deallocate(arena->handle(), segment); }});
 }
 
 void bury(SegmentPool pool) {

@@ -68,9 +68,7 @@ Map take(Map& table, cudaStream_t stream) {
 void release_share(void* context) { delete static_cast<KeptWorkspace*>(context); }
 
 // Another owner of a workspace, as an entry of a table.
-c10::DataPtr entry_of(const KeptWorkspace& kept) {
-    return {kept->get(), new KeptWorkspace(kept), &release_share, kept->device()};
-}
+c10::DataPtr entry_of(const KeptWorkspace& kept) { return {kept->get(), new KeptWorkspace(kept), &release_share, kept->device()}; }
 
 // Makes a table's entry one of its owners.
 KeptWorkspace share(c10::DataPtr& entry) {

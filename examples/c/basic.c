@@ -3,7 +3,7 @@
 #include <string.h>
 #include <vmmgraph/vmmgraph.h>
 
-static int failed(vmmgraph_status_t status, const char *call) {
+static int failed(vmmgraph_status_t status, const char* call) {
     char message[256];
     if (status == VMMGRAPH_OK) {
         return 0;
@@ -13,16 +13,14 @@ static int failed(vmmgraph_status_t status, const char *call) {
     return 1;
 }
 
-#define CHECK(call)             \
-    do {                        \
+#define CHECK(call)              \
+    do {                         \
         if (failed(call, #call)) \
-            return 1;           \
+            return 1;            \
     } while (0)
 
 /* With CUDA: cudaGraphLaunch(...). */
-static void launch(void *user) {
-    memset(user, 42, 1 << 20);
-}
+static void launch(void* user) { memset(user, 42, 1 << 20); }
 
 int main(void) {
     vmmgraph_device_options_t options = {0};
@@ -46,7 +44,7 @@ int main(void) {
 
     stats.struct_size = sizeof stats;
     CHECK(vmmgraph_arena_stats(arena, &stats));
-    printf("output[0] = %d, physical %llu MiB\n", *(char *)output, (unsigned long long)stats.physical_bytes >> 20);
+    printf("output[0] = %d, physical %llu MiB\n", *(char*)output, (unsigned long long)stats.physical_bytes >> 20);
 
     CHECK(vmmgraph_space_destroy(space));
     CHECK(vmmgraph_arena_destroy(arena));

@@ -20,11 +20,11 @@ int main() {
         void* output = space.allocate(4096, stream);
         space.free(hidden);
         space.free(scores);
-        sum += space.seal().peak_live_bytes;         // and ends here; output is retained
+        sum += space.seal().peak_live_bytes;  // and ends here; output is retained
         shapes.push_back(std::move(space));
         outputs.push_back(output);
     }
-    for (std::size_t i : {2, 0, 1}) {                // with CUDA: cudaGraphLaunch(graphs[i], stream)
+    for (std::size_t i : {2, 0, 1}) {  // with CUDA: cudaGraphLaunch(graphs[i], stream)
         shapes[i].replay(stream, [&] { std::memset(outputs[i], static_cast<int>(i + 1), 4096); });
     }
     std::printf("physical %zu MiB instead of %zu MiB\n", arena.mapped_size() >> 20, sum >> 20);

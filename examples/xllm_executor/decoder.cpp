@@ -12,13 +12,16 @@ Decoder::Decoder(const ModelArgs& args) : args_(args) {
     const auto weight = [&](std::int64_t in, std::int64_t out) {
         return (at::randn({in, out}, at::kFloat) / std::sqrt(static_cast<double>(in))).to(args.options);
     };
-    const auto near_one = [&] { return (at::ones({args.hidden}, at::kFloat) + 0.1 * at::randn({args.hidden}, at::kFloat)).to(args.options); };
+    const auto near_one = [&] {
+        return (at::ones({args.hidden}, at::kFloat) + 0.1 * at::randn({args.hidden}, at::kFloat)).to(args.options);
+    };
     embedding_ = at::randn({args.vocabulary, args.hidden}, at::kFloat).to(args.options);
     head_ = weight(args.hidden, args.vocabulary);
     final_norm_ = near_one();
     for (std::int64_t i = 0; i < args.layers; ++i) {
-        layers_.push_back({weight(args.hidden, (args.heads + 2 * args.kv_heads) * args.head_dim), weight(args.heads * args.head_dim, args.hidden),
-                           weight(args.hidden, 2 * args.intermediate), weight(args.intermediate, args.hidden), near_one(), near_one()});
+        layers_.push_back({weight(args.hidden, (args.heads + 2 * args.kv_heads) * args.head_dim),
+                           weight(args.heads * args.head_dim, args.hidden), weight(args.hidden, 2 * args.intermediate),
+                           weight(args.intermediate, args.hidden), near_one(), near_one()});
     }
     const auto longest = args.blocks_of_sequence * args.block_size;
     const auto frequency = at::pow(10000.0, -at::arange(0, args.head_dim, 2, cpu) / args.head_dim);
@@ -116,9 +119,8 @@ void Decoder::attend_ragged(const at::Tensor& q, const KVCache& cache, const at:
             return of.index_select(0, blocks).view({-1, args_.kv_heads, 1, args_.head_dim}).narrow(0, 0, keys);
         };
         // [kv_heads, group, queries, head_dim]
-        const auto grouped = q.narrow(0, start, queries)
-                                 .view({queries, args_.kv_heads, args_.heads / args_.kv_heads, args_.head_dim})
-                                 .permute({1, 2, 0, 3});
+        const auto grouped =
+            q.narrow(0, start, queries).view({queries, args_.kv_heads, args_.heads / args_.kv_heads, args_.head_dim}).permute({1, 2, 0, 3});
         const auto beyond = places_.narrow(0, 0, keys).unsqueeze(0) > places_.narrow(0, keys - queries, queries).unsqueeze(1);
         const auto scores = (at::matmul(grouped, gather(cache.k).permute({1, 2, 3, 0})) / std::sqrt(static_cast<double>(args_.head_dim)))
                                 .masked_fill(beyond, -std::numeric_limits<double>::infinity());

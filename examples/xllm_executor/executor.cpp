@@ -44,7 +44,8 @@ std::vector<std::int32_t> elements(const at::Tensor& of) {
 
 }  // namespace
 
-CudaGraphExecutorImpl::CudaGraphExecutorImpl(const Decoder& model, std::shared_ptr<vmmgraph::SharedVmmAllocator> arena, const Options& options)
+CudaGraphExecutorImpl::CudaGraphExecutorImpl(const Decoder& model, std::shared_ptr<vmmgraph::SharedVmmAllocator> arena,
+                                             const Options& options)
     : model_(model), options_(options) {
     auto graph = options.graph;
     std::vector<Key> buckets;
@@ -133,10 +134,9 @@ at::Tensor CudaGraphExecutorImpl::eager(const at::Tensor& tokens, const at::Tens
     const auto device = model_.args().options.device();
     auto params = given.to(device);
     const auto& lengths = params.attention.host;
-    params.attn_metadata = std::make_shared<AttentionMetadata>(
-        AttentionMetadata{params.meta.batch_forward_type == Phase::decode, params.attention.device.new_cache_slots,
-                          params.attention.device.block_tables, params.attention.device.kv_seq_lens,
-                          std::make_shared<PlanInfo>(PlanInfo{lengths.q_seq_lens, lengths.kv_seq_lens})});
+    params.attn_metadata = std::make_shared<AttentionMetadata>(AttentionMetadata{
+        params.meta.batch_forward_type == Phase::decode, params.attention.device.new_cache_slots, params.attention.device.block_tables,
+        params.attention.device.kv_seq_lens, std::make_shared<PlanInfo>(PlanInfo{lengths.q_seq_lens, lengths.kv_seq_lens})});
     return model_.forward(tokens.to(device), positions.to(device), kv_caches, params);
 }
 
@@ -151,8 +151,9 @@ ModelOutput CudaGraphExecutorImpl::run(const at::Tensor& tokens, const at::Tenso
     const auto device = model_.args().options.device();
     void* const stream = device.is_cuda() ? c10::cuda::getCurrentCUDAStream(device.index()).stream() : nullptr;
     ModelOutput output;
-    output.ran = executor_->run(step_of(tokens, params), values_of(tokens, positions, params),
-                                [&] { output.hidden_states = eager(tokens, positions, kv_caches, params); }, stream);
+    output.ran = executor_->run(
+        step_of(tokens, params), values_of(tokens, positions, params),
+        [&] { output.hidden_states = eager(tokens, positions, kv_caches, params); }, stream);
     if (output.ran.mode != Mode::eager) {
         // A rank without tokens of its own has none.
         output.hidden_states = inputs_->hidden_states().narrow(0, 0, tokens.size(0));

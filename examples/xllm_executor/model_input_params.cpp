@@ -14,8 +14,6 @@ ModelInputParams ModelInputParams::to(c10::Device device) const {
     return moved;
 }
 
-ForwardInput ForwardInput::to(c10::Device device) const {
-    return {token_ids.to(device), positions.to(device), input_params.to(device)};
-}
+ForwardInput ForwardInput::to(c10::Device device) const { return {token_ids.to(device), positions.to(device), input_params.to(device)}; }
 
 }  // namespace xllm_example

@@ -39,12 +39,13 @@ struct Engine {
     std::int64_t tokens_of_step = 0;
 
     Engine(const Decoder& model, const Options& options)
-        : model(model), arena(make_arena()), caches(model.make_caches()), executor(model, arena, options),
+        : model(model),
+          arena(make_arena()),
+          caches(model.make_caches()),
+          executor(model, arena, options),
           scheduler(model.args(), options.max_seqs_per_batch, 11) {}
 
-    at::Tensor eager(const ForwardInput& input) {
-        return executor.eager(input.token_ids, input.positions, caches, input.input_params);
-    }
+    at::Tensor eager(const ForwardInput& input) { return executor.eager(input.token_ids, input.positions, caches, input.input_params); }
 
     static std::shared_ptr<vmmgraph::SharedVmmAllocator> make_arena() {
         if (!has_gpu()) {
@@ -138,11 +139,12 @@ TEST(XllmExecutor, DecodesTokenForTokenAsEager) {
     std::size_t most = bytes;
     const auto outcome = compare(graphs, eager, most_steps(has_gpu() ? 500 : 120), [&] { most = std::max(most, device_bytes()); });
     const auto& executor = graphs.executor.graphs();
-    std::printf("RESULT decode: %zu graphs, %zu + %zu tokens, %zu wrong; steps full %zu, piecewise %zu, eager %zu; %zu joined, %zu left; "
-                "arena %zu bytes before and %zu after, device %zu MiB before and at most %zu MiB\n",
-                there, first.tokens, outcome.tokens, first.wrong + outcome.wrong, outcome.by_mode[VMMGRAPH_MODE_FULL],
-                outcome.by_mode[VMMGRAPH_MODE_PIECEWISE], outcome.by_mode[VMMGRAPH_MODE_EAGER], graphs.scheduler.joined(),
-                graphs.scheduler.left(), arena_bytes, graphs.arena ? graphs.arena->mapped_size() : 0, bytes >> 20, most >> 20);
+    std::printf(
+        "RESULT decode: %zu graphs, %zu + %zu tokens, %zu wrong; steps full %zu, piecewise %zu, eager %zu; %zu joined, %zu left; "
+        "arena %zu bytes before and %zu after, device %zu MiB before and at most %zu MiB\n",
+        there, first.tokens, outcome.tokens, first.wrong + outcome.wrong, outcome.by_mode[VMMGRAPH_MODE_FULL],
+        outcome.by_mode[VMMGRAPH_MODE_PIECEWISE], outcome.by_mode[VMMGRAPH_MODE_EAGER], graphs.scheduler.joined(), graphs.scheduler.left(),
+        arena_bytes, graphs.arena ? graphs.arena->mapped_size() : 0, bytes >> 20, most >> 20);
     EXPECT_EQ(first.wrong + outcome.wrong, 0u);
     EXPECT_EQ(executor.unplanned(), 0u);
     EXPECT_EQ(outcome.by_mode[VMMGRAPH_MODE_EAGER], 0u);
@@ -206,10 +208,11 @@ TEST(XllmExecutor, DecodesBitForBitAsEagerAtTheBucketsShape) {
         outcome.tokens += got.size();
         equal += at::equal(graphs.hidden, eager.hidden.narrow(0, 0, eager.tokens_of_step));
     }
-    std::printf("RESULT decode at the bucket's shape, %s: %zu tokens, %zu wrong; %d of %d steps bitwise equal; steps full %zu, piecewise %zu; "
-                "%zu joined, %zu left\n",
-                c10::toString(dtype), outcome.tokens, outcome.wrong, equal, steps, outcome.by_mode[VMMGRAPH_MODE_FULL],
-                outcome.by_mode[VMMGRAPH_MODE_PIECEWISE], graphs.scheduler.joined(), graphs.scheduler.left());
+    std::printf(
+        "RESULT decode at the bucket's shape, %s: %zu tokens, %zu wrong; %d of %d steps bitwise equal; steps full %zu, piecewise %zu; "
+        "%zu joined, %zu left\n",
+        c10::toString(dtype), outcome.tokens, outcome.wrong, equal, steps, outcome.by_mode[VMMGRAPH_MODE_FULL],
+        outcome.by_mode[VMMGRAPH_MODE_PIECEWISE], graphs.scheduler.joined(), graphs.scheduler.left());
     EXPECT_EQ(outcome.wrong, 0u);
     EXPECT_EQ(equal, steps);
     for (std::size_t layer = 0; layer < graphs.caches.size(); ++layer) {
@@ -267,8 +270,8 @@ TEST(XllmExecutor, WithHalfTheGraphsTokensAreTheSame) {
     Engine graphs(model, options);
     Engine eager(model, options_of(false));
     std::uint64_t most = 0;
-    const auto outcome = compare(graphs, eager, most_steps(has_gpu() ? 200 : 60),
-                                 [&] { most = std::max(most, graphs.executor.graphs().stats().graphs); });
+    const auto outcome =
+        compare(graphs, eager, most_steps(has_gpu() ? 200 : 60), [&] { most = std::max(most, graphs.executor.graphs().stats().graphs); });
     EXPECT_EQ(outcome.wrong, 0u);
     EXPECT_EQ(graphs.executor.graphs().unplanned(), 0u);
     EXPECT_LE(most, 4u);

@@ -81,7 +81,8 @@ struct DispatcherOptions {
     std::uint32_t piecewise_ignores = uniform_decode;
     // The modes that each phase tries, first and second; by default full for decode, and piecewise for what has a prefill in it and
     // where there is no full graph.
-    std::array<std::array<Mode, 2>, 3> modes{{{Mode::full, Mode::piecewise}, {Mode::piecewise, Mode::eager}, {Mode::piecewise, Mode::eager}}};
+    std::array<std::array<Mode, 2>, 3> modes{
+        {{Mode::full, Mode::piecewise}, {Mode::piecewise, Mode::eager}, {Mode::piecewise, Mode::eager}}};
     // Steps of more tokens run eagerly.
     std::uint32_t most_tokens = 0;
     // Most graphs that are there or being captured at once.
@@ -232,7 +233,8 @@ public:
     }
     // Writes the host inputs of a step into staging memory, padded to the bucket; the byte behind the last of them, which the copy must
     // reach. They come in the order of declaration, each once. All are checked first: if it throws, staging memory is as it was.
-    std::uint64_t pack(const Key& bucket, const std::vector<vmmgraph_step_input_t>& inputs, void* staging, std::size_t staging_bytes) const {
+    std::uint64_t pack(const Key& bucket, const std::vector<vmmgraph_step_input_t>& inputs, void* staging,
+                       std::size_t staging_bytes) const {
         const auto key = detail::to_c(bucket);
         std::uint64_t end = 0;
         detail::check(vmmgraph_input_plan_pack(handle_.get(), &key, inputs.data(), inputs.size(), staging, staging_bytes, &end));

@@ -117,7 +117,10 @@ public:
     Value(const at::Tensor& tensor) : tensor_(tensor) {}  // NOLINT: an argument list of tensors is the usual case
     template <class T>
     Value(const std::vector<T>& elements)  // NOLINT
-        : data_(elements.data()), dtype_(c10::CppTypeToScalarType<T>::value), rank_(1), shape_{static_cast<std::uint32_t>(elements.size())} {}
+        : data_(elements.data()),
+          dtype_(c10::CppTypeToScalarType<T>::value),
+          rank_(1),
+          shape_{static_cast<std::uint32_t>(elements.size())} {}
     // At most four dimensions.
     template <class T>
     Value(const T* elements, std::initializer_list<std::uint32_t> shape)

@@ -208,7 +208,8 @@ struct Plan {
     auto result = detail::sized<vmmgraph_plan_result_t>();
     result.curve = curve.data();
     result.curve_capacity = curve.size();
-    detail::check(vmmgraph_plan(shapes.keys.data(), shapes.steps.data(), shapes.keys.size(), &given, buckets.data(), buckets.size(), &result));
+    detail::check(
+        vmmgraph_plan(shapes.keys.data(), shapes.steps.data(), shapes.keys.size(), &given, buckets.data(), buckets.size(), &result));
     curve.resize(result.curve_count);
     Plan plan;
     for (std::size_t i = 0; i < result.buckets; ++i) {
@@ -227,8 +228,8 @@ struct Plan {
     const auto keys = detail::to_c(buckets);
     const detail::Shapes shapes(traffic);
     auto waste = detail::sized<vmmgraph_waste_t>();
-    detail::check(vmmgraph_plan_evaluate(keys.data(), keys.size(), weights.data(), shapes.keys.data(), shapes.steps.data(), shapes.keys.size(),
-                                         &waste));
+    detail::check(vmmgraph_plan_evaluate(keys.data(), keys.size(), weights.data(), shapes.keys.data(), shapes.steps.data(),
+                                         shapes.keys.size(), &waste));
     return {waste.padding, waste.graph_steps, waste.eager_steps};
 }
 

@@ -415,9 +415,8 @@ public:
     // (VMMGRAPH_ERROR_STREAM_CAPTURING), the one of the last replay too.
     template <class F>
     void replay(void* stream, F&& launch) {
-        detail::with_launch(launch, [&](vmmgraph_launch_fn trampoline, void* call) {
-            return vmmgraph_space_replay(handle(), stream, trampoline, call);
-        });
+        detail::with_launch(
+            launch, [&](vmmgraph_launch_fn trampoline, void* call) { return vmmgraph_space_replay(handle(), stream, trampoline, call); });
     }
 
     // Replays twice over shared pages filled with one pattern and then another, and compares the outputs to the bit: found is 1 in what
@@ -480,9 +479,9 @@ class SharedVmmAllocator {
 public:
     // Opens device `device` and makes an arena on it, which keeps the device open.
     explicit SharedVmmAllocator(int device = 0, const Options& options = {})
-        : SharedVmmAllocator(Device::open({options.driver, device, options.budget_bytes, options.host_granularity_bytes,
-                                           options.host_memory_bytes}),
-                             options) {}
+        : SharedVmmAllocator(
+              Device::open({options.driver, device, options.budget_bytes, options.host_granularity_bytes, options.host_memory_bytes}),
+              options) {}
 
     // Makes an arena on a device, which it keeps open. Throws for page sizes that do not fit the device.
     explicit SharedVmmAllocator(const Device& device, const ArenaOptions& options = {}) {

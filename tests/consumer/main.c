@@ -7,11 +7,11 @@
 #define TEXT(x) TEXT2(x)
 
 int main(void) {
-    const char *header = TEXT(VMMGRAPH_VERSION_MAJOR) "." TEXT(VMMGRAPH_VERSION_MINOR) "." TEXT(VMMGRAPH_VERSION_PATCH);
+    const char* header = TEXT(VMMGRAPH_VERSION_MAJOR) "." TEXT(VMMGRAPH_VERSION_MINOR) "." TEXT(VMMGRAPH_VERSION_PATCH);
     vmmgraph_device_options_t options;
     vmmgraph_device_t device = NULL;
     vmmgraph_arena_t arena = NULL;
-    void *block = NULL;
+    void* block = NULL;
     memset(&options, 0, sizeof options);
     options.struct_size = sizeof options;
     options.driver = VMMGRAPH_DRIVER_HOST;

@@ -273,8 +273,7 @@ TEST(Space, IsOpenThenSealed) {
     auto arena = host::arena();
     auto space = arena.open_space();
     EXPECT_EQ(space.stats().phase, VMMGRAPH_SPACE_OPEN);
-    EXPECT_EQ(status_of([&] { space.replay(nullptr, [] { FAIL() << "an open space was replayed"; }); }),
-              VMMGRAPH_ERROR_WRONG_STATE);
+    EXPECT_EQ(status_of([&] { space.replay(nullptr, [] { FAIL() << "an open space was replayed"; }); }), VMMGRAPH_ERROR_WRONG_STATE);
     space.seal();
     EXPECT_EQ(space.stats().phase, VMMGRAPH_SPACE_SEALED);
     EXPECT_EQ(status_of([&] { static_cast<void>(space.allocate(1)); }), VMMGRAPH_ERROR_WRONG_STATE);
@@ -575,7 +574,9 @@ TEST(Space, KeptBlocksOfAllSpacesShareTheirPages) {
     EXPECT_EQ(next.allocate_kept(1000), outputs[0]);
     spaces.clear();
     next.seal();
-    { const auto gone = std::move(next); }
+    {
+        const auto gone = std::move(next);
+    }
     EXPECT_EQ(arena.stats().kept_bytes, 0u);
     static_cast<void>(arena.trim());
     EXPECT_EQ(vmmgraph::Device::open(host::device_options(0)).stats().physical_bytes, 0u);
@@ -780,9 +781,8 @@ TEST(Log, GoesToTheSinkAtItsLevelAndBelow) {
     }
     auto seen = take();
     const auto has = [&](vmmgraph::LogLevel level, const char* word) {
-        return std::any_of(seen.begin(), seen.end(), [&](const auto& line) {
-            return line.first == level && line.second.find(word) != std::string::npos;
-        });
+        return std::any_of(seen.begin(), seen.end(),
+                           [&](const auto& line) { return line.first == level && line.second.find(word) != std::string::npos; });
     };
     EXPECT_TRUE(has(vmmgraph::LogLevel::info, "arena created"));
     EXPECT_TRUE(has(vmmgraph::LogLevel::debug, "space sealed"));

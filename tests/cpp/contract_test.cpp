@@ -5,9 +5,8 @@
 namespace {
 
 template <class T>
-constexpr bool owner =
-    !std::is_copy_constructible_v<T> && !std::is_copy_assignable_v<T> && std::is_nothrow_move_constructible_v<T> &&
-    std::is_nothrow_move_assignable_v<T> && std::is_nothrow_destructible_v<T> && sizeof(T) == sizeof(void*);
+constexpr bool owner = !std::is_copy_constructible_v<T> && !std::is_copy_assignable_v<T> && std::is_nothrow_move_constructible_v<T> &&
+                       std::is_nothrow_move_assignable_v<T> && std::is_nothrow_destructible_v<T> && sizeof(T) == sizeof(void*);
 
 static_assert(owner<vmmgraph::Device>);
 static_assert(owner<vmmgraph::SharedVmmAllocator>);

@@ -31,8 +31,7 @@ vmmgraph_extent_t extent(std::int32_t kind, std::uint32_t times, std::int32_t ax
     return {kind, axis, times, plus};
 }
 
-vmmgraph_input_t input(const char* name, std::int32_t dtype, std::vector<vmmgraph_extent_t> shape,
-                       std::int32_t pad = VMMGRAPH_PAD_ZERO) {
+vmmgraph_input_t input(const char* name, std::int32_t dtype, std::vector<vmmgraph_extent_t> shape, std::int32_t pad = VMMGRAPH_PAD_ZERO) {
     auto value = sized<vmmgraph_input_t>();
     value.name = name;
     value.dtype = dtype;
@@ -64,8 +63,7 @@ protected:
         const auto rows = extent(VMMGRAPH_EXTENT_ALONG, 1);
         auto hidden = input("hidden", VMMGRAPH_DTYPE_BF16, {rows, extent(VMMGRAPH_EXTENT_FIXED, 128)});
         hidden.role = VMMGRAPH_ROLE_OUTPUT;
-        return {input("indices", VMMGRAPH_DTYPE_I32, {extent(VMMGRAPH_EXTENT_UP_TO, 1000)}),
-                input("tokens", VMMGRAPH_DTYPE_I32, {rows}),
+        return {input("indices", VMMGRAPH_DTYPE_I32, {extent(VMMGRAPH_EXTENT_UP_TO, 1000)}), input("tokens", VMMGRAPH_DTYPE_I32, {rows}),
                 input("offsets", VMMGRAPH_DTYPE_I32, {extent(VMMGRAPH_EXTENT_ALONG, 1, 0, 1)}, VMMGRAPH_PAD_REPEAT_LAST), hidden};
     }
 
@@ -73,8 +71,7 @@ protected:
         const auto given = options();
         ASSERT_EQ(vmmgraph_dispatcher_create(&given, &dispatcher), VMMGRAPH_OK);
         const auto declared = inputs();
-        ASSERT_EQ(vmmgraph_input_plan_create(declared.data(), declared.size(), buckets.data(), buckets.size(), 0, &plan),
-                  VMMGRAPH_OK);
+        ASSERT_EQ(vmmgraph_input_plan_create(declared.data(), declared.size(), buckets.data(), buckets.size(), 0, &plan), VMMGRAPH_OK);
     }
 
     void TearDown() override {
@@ -530,12 +527,10 @@ TEST_F(HostileDispatch, NumbersOutsideTheirDomain) {
 
     vmmgraph_input_plan_t planned = nullptr;
     const std::function<void(vmmgraph_input_t&)> mistakes[] = {
-        [](auto& it) { it.dtype = 11; },         [](auto& it) { it.role = 3; },
-        [](auto& it) { it.pad = -1; },           [](auto& it) { it.rank = 5; },
-        [](auto& it) { it.rank = INT32_MIN; },   [](auto& it) { it.rank = 0; },
-        [](auto& it) { it.shape[0].kind = 3; },  [](auto& it) { it.shape[0].axis = 4; },
-        [](auto& it) { it.shape[0].axis = 1; },  [](auto& it) { it.name = ""; },
-        [](auto& it) { it.shape[0].times = 0; },
+        [](auto& it) { it.dtype = 11; },        [](auto& it) { it.role = 3; },           [](auto& it) { it.pad = -1; },
+        [](auto& it) { it.rank = 5; },          [](auto& it) { it.rank = INT32_MIN; },   [](auto& it) { it.rank = 0; },
+        [](auto& it) { it.shape[0].kind = 3; }, [](auto& it) { it.shape[0].axis = 4; },  [](auto& it) { it.shape[0].axis = 1; },
+        [](auto& it) { it.name = ""; },         [](auto& it) { it.shape[0].times = 0; },
     };
     for (const auto& mistake : mistakes) {
         auto declared = input("x", VMMGRAPH_DTYPE_F64, {extent(VMMGRAPH_EXTENT_ALONG, 1)});

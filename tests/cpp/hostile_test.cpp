@@ -328,8 +328,8 @@ TEST_F(Hostile, UseAfterDestroy) {
 }
 
 TEST_F(Hostile, SizesFromZeroToTheMost) {
-    for (const std::uint64_t bytes : {std::uint64_t{0}, (std::uint64_t{1} << 46) + 1, std::uint64_t{1} << 63, UINT64_MAX - 511,
-                                      static_cast<std::uint64_t>(SIZE_MAX)}) {
+    for (const std::uint64_t bytes :
+         {std::uint64_t{0}, (std::uint64_t{1} << 46) + 1, std::uint64_t{1} << 63, UINT64_MAX - 511, static_cast<std::uint64_t>(SIZE_MAX)}) {
         void* block = this;
         EXPECT_EQ(vmmgraph_space_allocate(space, bytes, nullptr, &block), VMMGRAPH_ERROR_INVALID_SIZE) << bytes;
         EXPECT_EQ(vmmgraph_space_allocate_kept(space, bytes, nullptr, &block), VMMGRAPH_ERROR_INVALID_SIZE) << bytes;
@@ -387,8 +387,9 @@ TEST_F(Hostile, PointersThatAreNoBlocks) {
     ASSERT_EQ(vmmgraph_space_open(arena, &other), VMMGRAPH_OK);
     void* elsewhere = nullptr;
     ASSERT_EQ(vmmgraph_space_allocate(other, 700, nullptr, &elsewhere), VMMGRAPH_OK);
-    void* const foreign[] = {nullptr,    address(1), address(UINT64_MAX), address(UINT64_MAX - 511), &on_stack,
-                             heap.get(), block + 1,  block + 512,         small + 511,               elsewhere};
+    void* const foreign[] = {nullptr,     address(1), address(UINT64_MAX), address(UINT64_MAX - 511),
+                             &on_stack,   heap.get(), block + 1,           block + 512,
+                             small + 511, elsewhere};
     for (void* const pointer : foreign) {
         EXPECT_EQ(vmmgraph_space_free(space, pointer), VMMGRAPH_ERROR_FOREIGN_POINTER) << pointer;
         EXPECT_EQ(vmmgraph_space_record_stream(space, pointer, address(7)), VMMGRAPH_ERROR_FOREIGN_POINTER) << pointer;
@@ -433,8 +434,8 @@ TEST_F(Hostile, PointersThatAreNoBlocks) {
 template <class Struct, class F>
 void wrong_sizes(const char* name, F&& call) {
     const std::size_t right = sizeof(Struct);
-    for (const std::size_t size : {std::size_t{0}, std::size_t{1}, sizeof(std::size_t), right - 1, right + 1, std::size_t{4104},
-                                   std::size_t{1} << 40, SIZE_MAX}) {
+    for (const std::size_t size :
+         {std::size_t{0}, std::size_t{1}, sizeof(std::size_t), right - 1, right + 1, std::size_t{4104}, std::size_t{1} << 40, SIZE_MAX}) {
         auto value = std::make_unique<Struct>();
         std::memset(value.get(), 0, sizeof(Struct));
         value->struct_size = size;
@@ -448,25 +449,19 @@ TEST_F(Hostile, StructSizes) {
     vmmgraph_device_t opened = nullptr;
     vmmgraph_arena_t made = nullptr;
     wrong_sizes<vmmgraph_error_info_t>("error_info", [](auto* value) { return vmmgraph_last_error(value); });
-    wrong_sizes<vmmgraph_device_options_t>("device_options", [&](auto* value) {
-        return vmmgraph_device_open(value, &opened);
-    });
+    wrong_sizes<vmmgraph_device_options_t>("device_options", [&](auto* value) { return vmmgraph_device_open(value, &opened); });
     wrong_sizes<vmmgraph_device_info_t>("device_info", [&](auto* value) { return vmmgraph_device_info(device, value); });
     wrong_sizes<vmmgraph_device_stats_t>("device_stats", [&](auto* value) { return vmmgraph_device_stats(device, value); });
-    wrong_sizes<vmmgraph_arena_options_t>("arena_options", [&](auto* value) {
-        return vmmgraph_arena_create(device, value, &made);
-    });
+    wrong_sizes<vmmgraph_arena_options_t>("arena_options", [&](auto* value) { return vmmgraph_arena_create(device, value, &made); });
     wrong_sizes<vmmgraph_arena_stats_t>("arena_stats", [&](auto* value) { return vmmgraph_arena_stats(arena, value); });
     wrong_sizes<vmmgraph_space_stats_t>("space_stats", [&](auto* value) { return vmmgraph_space_stats(space, value); });
-    wrong_sizes<vmmgraph_seal_report_t>("seal_report", [&](auto* value) {
-        return vmmgraph_space_seal(space, VMMGRAPH_RETAIN_DEFAULT, value);
-    });
+    wrong_sizes<vmmgraph_seal_report_t>("seal_report",
+                                        [&](auto* value) { return vmmgraph_space_seal(space, VMMGRAPH_RETAIN_DEFAULT, value); });
     vmmgraph_space_t sealed = nullptr;
     ASSERT_EQ(vmmgraph_space_open(arena, &sealed), VMMGRAPH_OK);
     ASSERT_EQ(vmmgraph_space_seal(sealed, VMMGRAPH_RETAIN_DEFAULT, nullptr), VMMGRAPH_OK);
-    wrong_sizes<vmmgraph_difference_t>("difference", [&](auto* value) {
-        return vmmgraph_space_verify(sealed, nullptr, nullptr, 0, nothing, nullptr, value);
-    });
+    wrong_sizes<vmmgraph_difference_t>(
+        "difference", [&](auto* value) { return vmmgraph_space_verify(sealed, nullptr, nullptr, 0, nothing, nullptr, value); });
     EXPECT_EQ(vmmgraph_space_destroy(sealed), VMMGRAPH_OK);
     EXPECT_EQ(opened, nullptr);
     EXPECT_EQ(made, nullptr);
@@ -600,11 +595,11 @@ TEST_F(Hostile, GeometryThatFitsNoDevice) {
 TEST_F(Hostile, BuffersOfEverySize) {
     void* block = nullptr;
     EXPECT_EQ(vmmgraph_space_allocate(space, 0, nullptr, &block), VMMGRAPH_ERROR_INVALID_SIZE);
-    const auto texts = {std::function<vmmgraph_status_t(char*, std::size_t, std::size_t*)>(vmmgraph_last_error_message),
-                        std::function<vmmgraph_status_t(char*, std::size_t, std::size_t*)>(
-                            [this](char* buffer, std::size_t capacity, std::size_t* needed) {
-                                return vmmgraph_arena_stats_json(arena, buffer, capacity, needed);
-                            })};
+    const auto texts = {
+        std::function<vmmgraph_status_t(char*, std::size_t, std::size_t*)>(vmmgraph_last_error_message),
+        std::function<vmmgraph_status_t(char*, std::size_t, std::size_t*)>([this](char* buffer, std::size_t capacity, std::size_t* needed) {
+            return vmmgraph_arena_stats_json(arena, buffer, capacity, needed);
+        })};
     for (const auto& text : texts) {
         std::size_t needed = 0;
         ASSERT_EQ(text(nullptr, 0, &needed), VMMGRAPH_OK);

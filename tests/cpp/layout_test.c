@@ -3,11 +3,11 @@
 #include <vmmgraph/vmmgraph.h>
 
 #define SIZE(type, bytes) _Static_assert(sizeof(type) == (bytes), #type)
-#define FIELD(type, field, offset, bytes)                                                                \
-    _Static_assert(offsetof(type, field) == (offset) && sizeof(((type *)0)->field) == (bytes), #type "." #field)
+#define FIELD(type, field, offset, bytes) \
+    _Static_assert(offsetof(type, field) == (offset) && sizeof(((type*)0)->field) == (bytes), #type "." #field)
 #define NUMBER(name, value) _Static_assert((name) == (value), #name)
 
-_Static_assert(sizeof(void *) == 8, "64-bit platforms only");
+_Static_assert(sizeof(void*) == 8, "64-bit platforms only");
 NUMBER(VMMGRAPH_ABI_VERSION, 1);
 
 NUMBER(VMMGRAPH_OK, 0);
@@ -346,6 +346,4 @@ SIZE(vmmgraph_input_plan_t, 8);
 _Static_assert(_Generic((vmmgraph_status_t)0, int32_t: 1, default: 0), "statuses are int32_t");
 
 /* The library that is linked is of the same ABI. */
-int main(void) {
-    return vmmgraph_abi_version() == VMMGRAPH_ABI_VERSION ? 0 : 1;
-}
+int main(void) { return vmmgraph_abi_version() == VMMGRAPH_ABI_VERSION ? 0 : 1; }

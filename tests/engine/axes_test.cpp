@@ -285,11 +285,12 @@ void run_traffic(const ExecutorOptions& options, Model& model, bool ahead, const
         EXPECT_EQ(why, "") << "step " << i;
     }
     const auto stats = model.executor->stats();
-    std::printf("RESULT axes, %s: %zu buckets, %d steps: full %d, piecewise %d, eager %d; %llu captures, %llu evictions, at most %llu graphs; "
-                "%d wrong\n",
-                name, options.full.size() + options.piecewise.size(), steps, by_mode[VMMGRAPH_MODE_FULL], by_mode[VMMGRAPH_MODE_PIECEWISE],
-                by_mode[VMMGRAPH_MODE_EAGER], static_cast<unsigned long long>(stats.captures), static_cast<unsigned long long>(stats.evictions),
-                static_cast<unsigned long long>(most), wrong);
+    std::printf(
+        "RESULT axes, %s: %zu buckets, %d steps: full %d, piecewise %d, eager %d; %llu captures, %llu evictions, at most %llu graphs; "
+        "%d wrong\n",
+        name, options.full.size() + options.piecewise.size(), steps, by_mode[VMMGRAPH_MODE_FULL], by_mode[VMMGRAPH_MODE_PIECEWISE],
+        by_mode[VMMGRAPH_MODE_EAGER], static_cast<unsigned long long>(stats.captures), static_cast<unsigned long long>(stats.evictions),
+        static_cast<unsigned long long>(most), wrong);
     EXPECT_EQ(by_mode[VMMGRAPH_MODE_EAGER], eager);
     EXPECT_EQ(model.executor->unplanned(), 0u);
     EXPECT_EQ(stats.failures, 0u) << model.executor->last_failure();

@@ -96,9 +96,7 @@ void both_at_once(const vmmgraph::torch::CaptureOptions& capture, bool other_is_
 
 TEST(Devices, TwoCaptureAndReplayAtOnce) { both_at_once({}, false); }
 TEST(Devices, WhateverDeviceIsCurrent) { both_at_once({}, true); }
-TEST(Devices, TwoCaptureAndReplayAtOnceByPools) {
-    both_at_once({vmmgraph::torch::Route::mempool, vmmgraph::Retain::inherit}, true);
-}
+TEST(Devices, TwoCaptureAndReplayAtOnceByPools) { both_at_once({vmmgraph::torch::Route::mempool, vmmgraph::Retain::inherit}, true); }
 
 bool two_gpus() { return c10::cuda::device_count() >= 2; }
 
@@ -154,7 +152,8 @@ TEST(Devices, ACaptureIsOnTheDeviceOfItsArena) {
         EXPECT_EQ(c10::cuda::current_device(), 1);
         wait(0);
         EXPECT_TRUE(at::equal(output, mine * 3));
-        EXPECT_THROW(static_cast<void>(vmmgraph::torch::capture(arena, stream(0), [] { throw std::runtime_error("planted"); }, options)),
+        EXPECT_THROW(static_cast<void>(vmmgraph::torch::capture(
+                         arena, stream(0), [] { throw std::runtime_error("planted"); }, options)),
                      std::runtime_error);
         EXPECT_EQ(c10::cuda::current_device(), 1);
         const auto why = refusal([&] { vmmgraph::torch::CaptureScope scope(arena, stream(1), options); });

@@ -28,7 +28,8 @@ TEST(Executor, EveryModeRunsAndSaysWhy) {
     EXPECT_TRUE(small.run(4, Phase::decode, ran, uniform_decode) && is(Mode::full, Reason::hit));
     EXPECT_TRUE(small.run(11, Phase::prefill, ran, 0, 1.5F) && is(Mode::piecewise, Reason::captured));
     EXPECT_TRUE(small.run(16, Phase::mixed, ran, 0, 2.5F) && is(Mode::piecewise, Reason::hit));
-    EXPECT_TRUE(small.run(9, Phase::decode, ran, uniform_decode, 3.5F) && is(Mode::piecewise, Reason::padded)) << "no full graph is as large";
+    EXPECT_TRUE(small.run(9, Phase::decode, ran, uniform_decode, 3.5F) && is(Mode::piecewise, Reason::padded))
+        << "no full graph is as large";
     EXPECT_TRUE(small.run(61, Phase::mixed, ran) && is(Mode::eager, Reason::above_threshold));
     EXPECT_TRUE(small.run(5, Phase::prefill, ran, 0, 0, false) && is(Mode::eager, Reason::not_capturable));
     EXPECT_TRUE(small.run(5, Phase::mixed, ran, 2) && is(Mode::eager, Reason::too_large)) << "another variant";
@@ -120,7 +121,8 @@ TEST(Executor, AFailureBetweenPiecesLeavesTheOthersUsable) {
 TEST(Executor, BadValuesLeaveNoGraphBehindAndNoSlotTaken) {
     Small small(both());
     const Step step{Key::of(2, 0, uniform_decode), Phase::decode, true, nullptr};
-    EXPECT_NE(refusal([&] { small.executor->prepare(step, {{names::tokens, at::ones({2}, at::kInt)}}); }).find("the dtype is Int"), std::string::npos);
+    EXPECT_NE(refusal([&] { small.executor->prepare(step, {{names::tokens, at::ones({2}, at::kInt)}}); }).find("the dtype is Int"),
+              std::string::npos);
     EXPECT_NE(refusal([&] { small.executor->launch([] {}, stream()); }, VMMGRAPH_ERROR_WRONG_STATE), "");
     small.executor->prepare(step, {{names::tokens, at::ones({2}, at::kLong)}});
     EXPECT_EQ(small.executor->prepare(step, {{names::tokens, at::ones({2}, at::kLong)}}).reason, Reason::captured);
@@ -135,7 +137,9 @@ TEST(Executor, AStepMayBePreparedWhileTheOneBeforeRuns) {
     small.executor->warm_up();
     std::vector<at::Tensor> tokens;
     std::vector<at::Tensor> outputs;
-    const auto step = [](std::int64_t n) { return Step{Key::of(static_cast<std::uint32_t>(n), 0, uniform_decode), Phase::decode, true, nullptr}; };
+    const auto step = [](std::int64_t n) {
+        return Step{Key::of(static_cast<std::uint32_t>(n), 0, uniform_decode), Phase::decode, true, nullptr};
+    };
     for (int i = 0; i < 40; ++i) {
         tokens.push_back(at::randint(0, vocabulary, {1 + i % 8}, at::kLong));
     }

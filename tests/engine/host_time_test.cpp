@@ -52,10 +52,9 @@ struct Copies {
     explicit Copies(const ForwardInput& input) {
         const auto& of = input.input_params;
         const auto& on_device = of.attention.device;
-        for (const auto& values :
-             {input.token_ids, input.positions, on_device.new_cache_slots, on_device.block_tables, at::tensor(of.attention.host.q_seq_lens, at::kInt),
-              on_device.kv_seq_lens, on_device.paged_kv_indptr, on_device.paged_kv_indices, on_device.paged_kv_last_page_len,
-              of.embedding.linear_state_indices}) {
+        for (const auto& values : {input.token_ids, input.positions, on_device.new_cache_slots, on_device.block_tables,
+                                   at::tensor(of.attention.host.q_seq_lens, at::kInt), on_device.kv_seq_lens, on_device.paged_kv_indptr,
+                                   on_device.paged_kv_indices, on_device.paged_kv_last_page_len, of.embedding.linear_state_indices}) {
             pinned.push_back(values.flatten().pin_memory());
         }
         for (const auto& source : pinned) {
@@ -114,9 +113,11 @@ std::vector<double> Measure::host_times(std::int64_t layers) {
     const std::vector<Way> ways{
         {"update, dispatch and replay", [&] { static_cast<void>(run(input)); }, {}},
         {"a copy an input from pinned memory, look-up and replay",
-         [&] { copies.copy(copies.pinned), known.find(64)->second->replay(); }, {}},
+         [&] { copies.copy(copies.pinned), known.find(64)->second->replay(); },
+         {}},
         {"a copy an input from pageable memory, look-up and replay",
-         [&] { copies.copy(copies.pageable), known.find(64)->second->replay(); }, {}},
+         [&] { copies.copy(copies.pageable), known.find(64)->second->replay(); },
+         {}},
         {"update alone", [&] { inputs.update(bucket, values_of(input), on); }, {}},
         {"replay alone, private pool", [&] { graph.replay(); }, {}},
         {"replay alone, ours", [&] { ours.replay(on); }, {}},

@@ -48,9 +48,18 @@ std::vector<Input> declaration(std::uint32_t most = 64) {
 std::vector<at::Tensor> step(std::int64_t batch, std::int64_t indices) {
     const auto ints = at::TensorOptions().dtype(at::kInt);
     const auto some = [&](at::IntArrayRef shape) { return at::randint(1, 1000, shape, ints); };
-    return {some({batch}), some({batch}), some({batch}), some({batch, pages_of_sequence - 2}), some({batch}), some({batch}),
-            some({batch + 1}), some({indices}), some({batch}), at::rand({batch}),
-            at::randn({batch, width}, on_device(at::kBFloat16)), at::randn({batch}, on_device(at::kHalf)),
+    return {some({batch}),
+            some({batch}),
+            some({batch}),
+            some({batch, pages_of_sequence - 2}),
+            some({batch}),
+            some({batch}),
+            some({batch + 1}),
+            some({indices}),
+            some({batch}),
+            at::rand({batch}),
+            at::randn({batch, width}, on_device(at::kBFloat16)),
+            at::randn({batch}, on_device(at::kHalf)),
             at::randint(0, 9, {batch, 2}, on_device(at::kLong))};
 }
 
@@ -63,8 +72,15 @@ TEST(Inputs, EveryInputArrivesPaddedAndOutputsStay) {
     GraphInputs param(declaration(), decode_buckets(64), {device(), 512});
     std::mt19937 random(5);
     for (const int batch : {64, 3, 1, 17, 64, 5, 2, 33, 16}) {
-        const auto bucket = Key::of(batch <= 8 ? (batch <= 2 ? batch : batch <= 4 ? 4 : 8) : (batch + 15) / 16 * 16,
-                                    batch <= 8 ? (batch <= 2 ? batch : batch <= 4 ? 4 : 8) : (batch + 15) / 16 * 16, uniform_decode);
+        const auto bucket = Key::of(batch <= 8 ? (batch <= 2   ? batch
+                                                  : batch <= 4 ? 4
+                                                               : 8)
+                                               : (batch + 15) / 16 * 16,
+                                    batch <= 8 ? (batch <= 2   ? batch
+                                                  : batch <= 4 ? 4
+                                                               : 8)
+                                               : (batch + 15) / 16 * 16,
+                                    uniform_decode);
         param.select(bucket);
         param.get(names::hidden_states).fill_(batch);
         const auto indices = static_cast<std::int64_t>(1 + random() % (64 * pages_of_sequence));
@@ -89,9 +105,9 @@ TEST(Inputs, EveryInputArrivesPaddedAndOutputsStay) {
 
 TEST(Inputs, HostVectorsAndMissingValuesWork) {
     GraphInputs param({Input::host("a", at::kInt, {Extent::along(Axis::tokens)}),
-                                    Input::host("b", at::kLong, {Extent::along(Axis::tokens), Extent::fixed(3)}, Pad::value(-7)),
-                                    Input::host("c", at::kDouble, {Extent::along(Axis::tokens)}, Pad::repeat_last())},
-                                   {Key::of(4)}, {device(), 256});
+                       Input::host("b", at::kLong, {Extent::along(Axis::tokens), Extent::fixed(3)}, Pad::value(-7)),
+                       Input::host("c", at::kDouble, {Extent::along(Axis::tokens)}, Pad::repeat_last())},
+                      {Key::of(4)}, {device(), 256});
     const std::vector<std::int32_t> a{1, 2, 3};
     const std::vector<std::int64_t> b{1, 2, 3, 4};
     param.update(Key::of(4), {{"a", a}, {"b", Value(b.data(), {2, 2})}}, stream());
@@ -182,9 +198,10 @@ TEST(Inputs, TheArenaIsTheLargestBucketsAndViewsAreFixed) {
         all.select(bucket);
         each += bytes_of_all(all);
     }
-    std::printf("RESULT inputs: %zu shapes in %zu bytes, the largest alone in %zu bytes, of which its tensors are %zu; tensors of all shapes: "
-                "%zu bytes\n",
-                buckets.size(), all.arena_bytes(), largest.arena_bytes(), bytes_of_all(largest), each);
+    std::printf(
+        "RESULT inputs: %zu shapes in %zu bytes, the largest alone in %zu bytes, of which its tensors are %zu; tensors of all shapes: "
+        "%zu bytes\n",
+        buckets.size(), all.arena_bytes(), largest.arena_bytes(), bytes_of_all(largest), each);
     EXPECT_EQ(all.arena_bytes(), largest.arena_bytes());
     EXPECT_GE(all.arena_bytes(), bytes_of_all(largest));
     EXPECT_LT(all.arena_bytes(), bytes_of_all(largest) + 512 * all.inputs().size()) << "no more than alignment";
@@ -227,8 +244,8 @@ TEST(Inputs, StepsPreparedAheadArriveInOrder) {
 
 TEST(Inputs, AHostInputMayComeFromTheDevice) {
     GraphInputs param({Input::host("a", at::kInt, {Extent::along(Axis::tokens)}, Pad::value(9)),
-                                    Input::host("b", at::kInt, {Extent::along(Axis::tokens)})},
-                                   {Key::of(4)}, {device(), 512});
+                       Input::host("b", at::kInt, {Extent::along(Axis::tokens)})},
+                      {Key::of(4)}, {device(), 512});
     const auto a = at::arange(3, on_device(at::kInt));
     wait();
     param.update(Key::of(4), {{"b", std::vector<std::int32_t>{5, 6}}, {"a", a}}, stream());
@@ -257,12 +274,12 @@ TEST(Inputs, CommitsOnTwoStreamsAreInOrder) {
 
 // What kernels are planned from: this step's, padded, before and behind its copy.
 TEST(Inputs, PaddedValuesCanBeReadOnTheHost) {
-    GraphInputs param({Input::host("lengths", at::kInt, {Extent::along(Axis::batch, 1, 1)}, Pad::repeat_last()),
-                       Input::host("table", at::kLong, {Extent::along(Axis::batch), Extent::fixed(3)}, Pad::value(9)),
-                       Input::host("indices", at::kInt, {Extent::up_to(40)}),
-                       Input::device("other", at::kInt, {Extent::along(Axis::batch)}),
-                       Input::output("out", at::kInt, {Extent::along(Axis::batch)})},
-                      {Key::of(8, 4), Key::of(8, 8)}, {device(), 512});
+    GraphInputs param(
+        {Input::host("lengths", at::kInt, {Extent::along(Axis::batch, 1, 1)}, Pad::repeat_last()),
+         Input::host("table", at::kLong, {Extent::along(Axis::batch), Extent::fixed(3)}, Pad::value(9)),
+         Input::host("indices", at::kInt, {Extent::up_to(40)}), Input::device("other", at::kInt, {Extent::along(Axis::batch)}),
+         Input::output("out", at::kInt, {Extent::along(Axis::batch)})},
+        {Key::of(8, 4), Key::of(8, 8)}, {device(), 512});
     EXPECT_NE(refusal([&] { static_cast<void>(param.host("lengths")); }, VMMGRAPH_ERROR_WRONG_STATE), "");
     const auto check = [&](std::int32_t sequences) {
         EXPECT_TRUE(at::equal(param.host("lengths"), at::arange(9).clamp_max(sequences).to(at::kInt))) << sequences;
@@ -294,9 +311,7 @@ TEST(Inputs, ValuesOfTheDeviceAreHeldUntilTheirCopyRan) {
     const auto memory = at::full({4}, 3, on_device(at::kInt));
     wait();
     std::atomic<bool> gone{false};
-    const auto give = [&] {
-        return at::from_blob(memory.mutable_data_ptr(), {4}, [&gone](void*) { gone = true; }, memory.options());
-    };
+    const auto give = [&] { return at::from_blob(memory.mutable_data_ptr(), {4}, [&gone](void*) { gone = true; }, memory.options()); };
     param.prepare(Key::of(4), {{"a", give()}});
     EXPECT_FALSE(gone) << "prepared and not copied";
     if (!has_gpu()) {
@@ -322,9 +337,7 @@ TEST(Inputs, ValuesOfTheDeviceAreHeldUntilTheirCopyRan) {
     wait();
 }
 
-TEST(Inputs, HaveTheNameThatXllmKnows) {
-    EXPECT_TRUE((std::is_same_v<CudaGraphPersistentParam, GraphInputs>));
-}
+TEST(Inputs, HaveTheNameThatXllmKnows) { EXPECT_TRUE((std::is_same_v<CudaGraphPersistentParam, GraphInputs>)); }
 
 }  // namespace
 }  // namespace engine_tests

@@ -76,8 +76,8 @@ protected:
                     indices.push_back(first + block);
                 }
             }
-            slots.push_back(static_cast<std::int32_t>((first + (context - 1) / args.block_size) * args.block_size +
-                                                  (context - 1) % args.block_size));
+            slots.push_back(
+                static_cast<std::int32_t>((first + (context - 1) / args.block_size) * args.block_size + (context - 1) % args.block_size));
             q_seq_lens.push_back(i + 1);
             kv_seq_lens.push_back((i + 1) * context);
             indptr.push_back(static_cast<std::int32_t>(indices.size()));
@@ -90,8 +90,8 @@ protected:
         auto& params = input.input_params;
         params.meta.num_sequences = batch;
         params.attention.host = {q_seq_lens, kv_seq_lens};
-        params.attention.device = {ints(kv_seq_lens), ints(slots), ints(tables).view({batch, -1}), ints(indptr), ints(indices),
-                                   ints(last_page_len)};
+        params.attention.device = {ints(kv_seq_lens), ints(slots),   ints(tables).view({batch, -1}),
+                                   ints(indptr),      ints(indices), ints(last_page_len)};
         params.embedding.linear_state_indices = ints(tokens);
         return input;
     }

@@ -41,8 +41,8 @@ TEST_F(Measure, StepTimeIsThatOfAPrivatePool) {
         for (int round = 0; round < 5; ++round) {
             c.push_back(step_time(10, eager));
         }
-        std::printf("RESULT step: batch %d: graph %.4f ms, private pool %.4f ms (%.4f x), eager %.4f ms (%.2f x)\n", batch, median(a), median(b),
-                    median(a) / median(b), median(c), median(c) / median(a));
+        std::printf("RESULT step: batch %d: graph %.4f ms, private pool %.4f ms (%.4f x), eager %.4f ms (%.2f x)\n", batch, median(a),
+                    median(b), median(a) / median(b), median(c), median(c) / median(a));
         EXPECT_LE(median(a), 1.01 * median(b));
         EXPECT_LT(median(a), median(c));
     }
@@ -102,10 +102,12 @@ TEST(Eviction, UnderALimitOfHalfTheGraphsMemoryStaysAndNothingIsWrong) {
         }
     }
     const auto stats = small.executor->stats();
-    std::printf("RESULT eviction: %d steps, %llu captures, %llu evictions, %d wrong, %d eager; all graphs %llu MiB, limit %llu MiB, most %llu MiB\n",
-                steps, static_cast<unsigned long long>(stats.captures), static_cast<unsigned long long>(stats.evictions), wrong, eager,
-                static_cast<unsigned long long>(all >> 20), static_cast<unsigned long long>(options.most_bytes >> 20),
-                static_cast<unsigned long long>(most >> 20));
+    std::printf(
+        "RESULT eviction: %d steps, %llu captures, %llu evictions, %d wrong, %d eager; all graphs %llu MiB, limit %llu MiB, most %llu "
+        "MiB\n",
+        steps, static_cast<unsigned long long>(stats.captures), static_cast<unsigned long long>(stats.evictions), wrong, eager,
+        static_cast<unsigned long long>(all >> 20), static_cast<unsigned long long>(options.most_bytes >> 20),
+        static_cast<unsigned long long>(most >> 20));
     EXPECT_EQ(wrong, 0);
     EXPECT_EQ(eager, 0);
     EXPECT_TRUE(stats.evictions > 100 || shortened());

@@ -21,10 +21,9 @@ TEST(Padding, InTwoDimensionsOnTheDevice) {
         const auto bucket = turn % 2 == 0 ? Key::of(16, 8) : Key::of(32, 32);
         const auto pick = [&](std::uint32_t most) { return static_cast<std::int64_t>(1 + random() % most); };
         const auto [n, b] = std::pair(pick(bucket[Axis::tokens]), pick(bucket[Axis::batch]));
-        const std::vector<at::Tensor> values{at::randint(1, 99, {b, pick(7)}, on_device(at::kInt)),
-                                             at::randint(1, 99, {b, pick(7)}, on_device(at::kInt)),
-                                             at::randn({b, pick(3), n}, on_device(at::kBFloat16)),
-                                             at::randint(1, 99, {pick(4), n, b}, on_device(at::kLong))};
+        const std::vector<at::Tensor> values{
+            at::randint(1, 99, {b, pick(7)}, on_device(at::kInt)), at::randint(1, 99, {b, pick(7)}, on_device(at::kInt)),
+            at::randn({b, pick(3), n}, on_device(at::kBFloat16)), at::randint(1, 99, {pick(4), n, b}, on_device(at::kLong))};
         wait();
         param.update(bucket, named(param.inputs(), values), stream());
         wait();
@@ -57,8 +56,7 @@ TEST(Padding, OfTokensAndNotOfTheBatch) {
         const auto input = [&](std::string_view name, std::vector<Extent> shape, Pad pad = {}) {
             return Input{std::string(name), at::kInt, std::move(shape), role, pad};
         };
-        GraphInputs param({input(names::tokens, {Extent::along(Axis::tokens)}),
-                           input(names::q_seq_lens, {Extent::up_to(most + 1)}),
+        GraphInputs param({input(names::tokens, {Extent::along(Axis::tokens)}), input(names::q_seq_lens, {Extent::up_to(most + 1)}),
                            input(names::block_tables, {Extent::up_to(most), Extent::fixed(5)}, Pad::value(-3))},
                           {Key::of(16)}, {device(), 512});
         const auto on = role == Role::host_input ? at::TensorOptions().dtype(at::kInt) : on_device(at::kInt);
@@ -111,10 +109,10 @@ TEST(Padding, OfPositionsOfImagesAndText) {
 // Values have names, so steps may bring more or fewer of them, in any order.
 TEST(Padding, IsAllOfAnInputThatIsGone) {
     const auto tokens = Extent::along(Axis::tokens);
-    GraphInputs param({Input::host(names::tokens, at::kInt, {tokens}),
-                       Input::device(names::embeddings, at::kFloat, {tokens, Extent::fixed(2)}),
-                       Input::host("states", at::kInt, {tokens}, Pad::value(-1))},
-                      {Key::of(2)}, {device(), 512});
+    GraphInputs param(
+        {Input::host(names::tokens, at::kInt, {tokens}), Input::device(names::embeddings, at::kFloat, {tokens, Extent::fixed(2)}),
+         Input::host("states", at::kInt, {tokens}, Pad::value(-1))},
+        {Key::of(2)}, {device(), 512});
     const auto embeddings = at::ones({2, 2}, on_device(at::kFloat));
     const std::vector<std::int32_t> values{3, 4};
     wait();

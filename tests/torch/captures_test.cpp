@@ -158,8 +158,8 @@ TEST_F(Torch, ForkedStreamsShareNothing) {
     std::vector<std::pair<CapturedGraph, std::array<at::Tensor, 3>>> graphs;
     const long captures = setting("VMMGRAPH_FORKED_CAPTURES", 200);
     for (long n = 0; n < captures; ++n) {
-        const auto x = at::randn({1 + static_cast<int>(random() % 4096), 1 + static_cast<int>(random() % 512)},
-                                 at::TensorOptions().device(at::kCUDA));
+        const auto x =
+            at::randn({1 + static_cast<int>(random() % 4096), 1 + static_cast<int>(random() % 512)}, at::TensorOptions().device(at::kCUDA));
         cudaDeviceSynchronize();
         at::Tensor expected, output;
         {
@@ -419,7 +419,9 @@ TEST_F(Torch, GraphsMayGoWhileAnotherIsCaptured) {
         }
         all.clear();
         output = at::Tensor();
-        { const auto gone = std::move(graph); }
+        {
+            const auto gone = std::move(graph);
+        }
         at::cuda::clearCublasWorkspaces();
         // Torch's pools go with the next capture that ends, if they had to wait.
         static_cast<void>(capture(arena, raw(), [&] { static_cast<void>(at::ones({1}, half())); }, options));
@@ -475,8 +477,8 @@ TEST_F(Torch, AGraphThatReliesOnStaleMemoryIsFoundAndRightOnesAreNot) {
         const auto output = at::zeros({1024}, half());
         cudaDeviceSynchronize();
         // Whatever is in fresh memory becomes the output.
-        auto graph = capture(
-            arena, raw(), [&] { static_cast<void>(output.copy_(at::empty({1 << 20}, half()).slice(0, 0, 1024) * 1)); }, options);
+        auto graph =
+            capture(arena, raw(), [&] { static_cast<void>(output.copy_(at::empty({1 << 20}, half()).slice(0, 0, 1024) * 1)); }, options);
         const auto difference = graph.verify(raw(), {{output.data_ptr(), output.nbytes()}});
         EXPECT_EQ(difference.found, 1u);
         EXPECT_EQ(difference.space, graph.space().stats().id);

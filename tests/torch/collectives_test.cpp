@@ -40,10 +40,10 @@ struct Nccl {
     int (*init_all)(Comm*, int, const int*) = get<int(Comm*, int, const int*)>("ncclCommInitAll");
     int (*unique_id)(UniqueId*) = get<int(UniqueId*)>("ncclGetUniqueId");
     int (*init_rank)(Comm*, int, UniqueId, int) = get<int(Comm*, int, UniqueId, int)>("ncclCommInitRank");
-    int (*all_reduce)(const void*, void*, std::size_t, int, int, Comm, cudaStream_t) =
-        get<int(const void*, void*, std::size_t, int, int, Comm, cudaStream_t)>("ncclAllReduce");
-    int (*all_gather)(const void*, void*, std::size_t, int, Comm, cudaStream_t) =
-        get<int(const void*, void*, std::size_t, int, Comm, cudaStream_t)>("ncclAllGather");
+    int (*all_reduce)(const void*, void*, std::size_t, int, int, Comm,
+                      cudaStream_t) = get<int(const void*, void*, std::size_t, int, int, Comm, cudaStream_t)>("ncclAllReduce");
+    int (*all_gather)(const void*, void*, std::size_t, int, Comm,
+                      cudaStream_t) = get<int(const void*, void*, std::size_t, int, Comm, cudaStream_t)>("ncclAllGather");
     int (*group_start)() = get<int()>("ncclGroupStart");
     int (*group_end)() = get<int()>("ncclGroupEnd");
     int (*destroy)(Comm) = get<int(Comm)>("ncclCommDestroy");

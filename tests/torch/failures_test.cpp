@@ -67,7 +67,8 @@ TEST_F(Failures, AGraphThatCannotBeInstantiatedLeavesEverythingUsable) {
         EXPECT_EQ(found, cudaDriverEntryPointSuccess);
         return function;
     };
-    const auto reserve = reinterpret_cast<int (*)(void**, std::size_t, std::size_t, void*, unsigned long long)>(driver("cuMemAddressReserve"));
+    const auto reserve =
+        reinterpret_cast<int (*)(void**, std::size_t, std::size_t, void*, unsigned long long)>(driver("cuMemAddressReserve"));
     const auto release = reinterpret_cast<int (*)(void*, std::size_t)>(driver("cuMemAddressFree"));
     void* nothing = nullptr;
     ASSERT_EQ(reserve(&nothing, 2 * MiB, 0, nullptr, 0), 0);

@@ -52,9 +52,7 @@ struct Model {
 
     explicit Model(int depth = 4, std::int64_t width = 2048) {
         for (int i = 0; i < depth; ++i) {
-            const auto make = [&](std::int64_t rows, std::int64_t columns) {
-                return at::randn({rows, columns}, half()) * (1.0 / 64);
-            };
+            const auto make = [&](std::int64_t rows, std::int64_t columns) { return at::randn({rows, columns}, half()) * (1.0 / 64); };
             layers.push_back({make(width, 3 * width), make(width, 3 * width), make(3 * width, width)});
         }
     }

@@ -255,8 +255,7 @@ TEST(Allocator, RefusesWhatIsNoSpace) {
     auto space = arena.open_space();
     const auto taken = std::move(space);
     EXPECT_NE(status_of([&] { static_cast<void>(make_allocator(space)); }), VMMGRAPH_OK);
-    EXPECT_EQ(status_of([] { static_cast<void>(make_allocator(std::shared_ptr<SharedVmmAllocator>())); }),
-              VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(status_of([] { static_cast<void>(make_allocator(std::shared_ptr<SharedVmmAllocator>())); }), VMMGRAPH_ERROR_NULL_ARGUMENT);
 }
 
 TEST(Install, ForwardsAndGoesAgainWithoutADevice) {

@@ -16,7 +16,8 @@ void memsets(const at::Tensor& bytes, const std::vector<Region>& regions, const 
     bytes.fill_(0x77);
     int value = 0x81;
     for (const auto& [offset, length] : regions) {
-        ASSERT_EQ(cudaMemsetAsync(static_cast<char*>(bytes.mutable_data_ptr()) + offset, value++, static_cast<std::size_t>(length), stream), cudaSuccess);
+        ASSERT_EQ(cudaMemsetAsync(static_cast<char*>(bytes.mutable_data_ptr()) + offset, value++, static_cast<std::size_t>(length), stream),
+                  cudaSuccess);
     }
     seen.copy_(bytes);
 }
@@ -26,14 +27,13 @@ at::Tensor bytes_of(std::int64_t size) { return at::zeros({size}, at::TensorOpti
 cudaStream_t current() { return c10::cuda::getCurrentCUDAStream().stream(); }
 
 // By a memset, which torch's zero_() is not.
-void clear(const at::Tensor& bytes) {
-    ASSERT_EQ(cudaMemsetAsync(bytes.mutable_data_ptr(), 0, bytes.nbytes(), current()), cudaSuccess);
-}
+void clear(const at::Tensor& bytes) { ASSERT_EQ(cudaMemsetAsync(bytes.mutable_data_ptr(), 0, bytes.nbytes(), current()), cudaSuccess); }
 
 TEST_F(Torch, MemsetsBecomeKernelsThatWriteTheSame) {
     SharedVmmAllocator arena;
     // One byte, words, no multiple of a word, off a word's beginning, over each other, and more than a page.
-    const std::vector<Region> regions{{0, 1}, {4, 4}, {64, 62}, {130, 9}, {259, 1000}, {512, 4096}, {1024, 64}, {8192, std::int64_t{5} << 20}};
+    const std::vector<Region> regions{{0, 1},      {4, 4},      {64, 62},   {130, 9},
+                                      {259, 1000}, {512, 4096}, {1024, 64}, {8192, std::int64_t{5} << 20}};
     const auto bytes = bytes_of(std::int64_t{8} << 20);
     const auto seen = bytes_of(bytes.size(0));
     const auto expected = bytes_of(bytes.size(0));
@@ -187,8 +187,8 @@ TEST_F(Torch, ALaunchCostsTheHostNoMoreForItsMemsets) {
         std::sort(times.begin(), times.end());
         medians[kernels ? 1 : 0] = times[times.size() / 2];
     }
-    std::printf("RESULT memsets: a launch of 360 kernels and 36 memsets costs the host %.2f us, with kernels for memsets %.2f us\n", medians[0],
-                medians[1]);
+    std::printf("RESULT memsets: a launch of 360 kernels and 36 memsets costs the host %.2f us, with kernels for memsets %.2f us\n",
+                medians[0], medians[1]);
     EXPECT_LT(medians[1], medians[0]);
 }
 

@@ -42,25 +42,24 @@ TEST_F(Neighbours, ATensorThatTheCaptureStreamUsedMayBeFreedDuringACapture) {
             auto tensor = at::ones({static_cast<std::int64_t>(4 * MiB)}, half());
             tensor.record_stream(stream_->unwrap());
             cudaDeviceSynchronize();
-            auto graph = capture(
-                arena, raw(),
-                [&] {
-                    const auto doubled = input * 2;
-                    const auto work = [&] {
-                        tensor = at::Tensor();
-                        // Torch looks at what was freed when it allocates.
-                        for (int turn = 0; turn < 4; ++turn) {
-                            static_cast<void>(at::empty({static_cast<std::int64_t>(30 * MiB)}, half()));
-                        }
-                    };
-                    if (by_another_thread) {
-                        std::thread(work).join();
-                    } else {
-                        work();
-                    }
-                    output.copy_(doubled + 1);
-                },
-                {route});
+            auto graph = capture(arena, raw(),
+                                 [&] {
+                                     const auto doubled = input * 2;
+                                     const auto work = [&] {
+                                         tensor = at::Tensor();
+                                         // Torch looks at what was freed when it allocates.
+                                         for (int turn = 0; turn < 4; ++turn) {
+                                             static_cast<void>(at::empty({static_cast<std::int64_t>(30 * MiB)}, half()));
+                                         }
+                                     };
+                                     if (by_another_thread) {
+                                         std::thread(work).join();
+                                     } else {
+                                         work();
+                                     }
+                                     output.copy_(doubled + 1);
+                                 },
+                                 {route});
             expect_a_usable_allocator();
             graph.replay(raw());
             cudaDeviceSynchronize();
@@ -121,22 +120,21 @@ TEST_F(Neighbours, WhatCublasKeepsDoesNotHoldTheArena) {
             // Also on a thread and a stream of its own.
             at::Tensor product;
             const auto side = c10::cuda::getStreamFromPool();
-            auto graph = capture(
-                arena, raw(),
-                [&] {
-                    c10::Event fork(c10::kCUDA), join(c10::kCUDA);
-                    fork.record(stream_->unwrap());
-                    const auto x = at::ones({256, 1024}, half());
-                    std::thread([&] {
-                        const c10::cuda::CUDAStreamGuard guard(side);
-                        fork.block(side.unwrap());
-                        product = at::mm(at::ones({256, 1024}, half()), model.layers[0][0]);
-                        join.record(side.unwrap());
-                    }).join();
-                    join.block(stream_->unwrap());
-                    product = product + at::mm(x, model.layers[0][0]);
-                },
-                {route});
+            auto graph = capture(arena, raw(),
+                                 [&] {
+                                     c10::Event fork(c10::kCUDA), join(c10::kCUDA);
+                                     fork.record(stream_->unwrap());
+                                     const auto x = at::ones({256, 1024}, half());
+                                     std::thread([&] {
+                                         const c10::cuda::CUDAStreamGuard guard(side);
+                                         fork.block(side.unwrap());
+                                         product = at::mm(at::ones({256, 1024}, half()), model.layers[0][0]);
+                                         join.record(side.unwrap());
+                                     }).join();
+                                     join.block(stream_->unwrap());
+                                     product = product + at::mm(x, model.layers[0][0]);
+                                 },
+                                 {route});
             graph.replay(raw());
             cudaDeviceSynchronize();
             product = at::Tensor();
@@ -165,22 +163,21 @@ TEST_F(Neighbours, ClearedWorkspacesAreNobodysWhileAGraphHasThem) {
         cudaDeviceSynchronize();
         auto all = shapes(arena, model, {64, 128}, {route}, true);
         at::Tensor output;
-        auto forked = capture(
-            arena, raw(),
-            [&] {
-                c10::Event fork(c10::kCUDA), join(c10::kCUDA);
-                fork.record(stream_->unwrap());
-                fork.block(side.unwrap());
-                at::Tensor product;
-                {
-                    const c10::cuda::CUDAStreamGuard guard(side);
-                    product = at::mm(at::mm(wide, weight), weight);
-                    join.record(side.unwrap());
-                }
-                join.block(stream_->unwrap());
-                output = product.clone();
-            },
-            {route});
+        auto forked = capture(arena, raw(),
+                              [&] {
+                                  c10::Event fork(c10::kCUDA), join(c10::kCUDA);
+                                  fork.record(stream_->unwrap());
+                                  fork.block(side.unwrap());
+                                  at::Tensor product;
+                                  {
+                                      const c10::cuda::CUDAStreamGuard guard(side);
+                                      product = at::mm(at::mm(wide, weight), weight);
+                                      join.record(side.unwrap());
+                                  }
+                                  join.block(stream_->unwrap());
+                                  output = product.clone();
+                              },
+                              {route});
         at::cuda::clearCublasWorkspaces();
         overwrite_what_is_free();
         for (int turn = 0; turn < 3; ++turn) {

@@ -6,7 +6,9 @@
 
 namespace at {
 // Found before torch's own, since the program's symbols come first.
-__attribute__((visibility("default"))) std::string show_config() { return "PyTorch built with:\n  - Build settings: TORCH_VERSION=1.2.3, USE_CUDA=ON"; }
+__attribute__((visibility("default"))) std::string show_config() {
+    return "PyTorch built with:\n  - Build settings: TORCH_VERSION=1.2.3, USE_CUDA=ON";
+}
 }  // namespace at
 
 int main() {

@@ -5,6 +5,7 @@ For every library that torch's libraries need and that is neither in TORCH_LIB, 
 with the same SONAME and symbol versions. Each of its functions names itself on stderr and aborts: what runs here must not depend on
 one. Needs readelf, nm and a C compiler. An OUT that is newer than its inputs is kept.
 """
+
 import os
 import pathlib
 import re
@@ -103,8 +104,21 @@ def main(out, torch_lib, *folders):
         nodes = [(version, group) for version, group in versions.items() if version]
         script.write_text("".join(f"{version} {{ global: {'; '.join(sorted(group))}; }};\n" for version, group in nodes))
         versioned = [f"-Wl,--version-script={script}"] if nodes else []
-        subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", "-fno-builtin", "-w", f"-Wl,-soname,{soname}",
-                        *versioned, "-o", str(out / soname), str(source)], check=True)
+        subprocess.run(
+            [
+                os.environ.get("CC", "cc"),
+                "-shared",
+                "-fPIC",
+                "-fno-builtin",
+                "-w",
+                f"-Wl,-soname,{soname}",
+                *versioned,
+                "-o",
+                str(out / soname),
+                str(source),
+            ],
+            check=True,
+        )
     stamp.write_text("")
     count = sum(len(group) for versions in wanted.values() for group in versions.values())
     print(f"{len(wanted)} stand-in libraries with {count} functions in {out}")

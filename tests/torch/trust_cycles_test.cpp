@@ -28,8 +28,8 @@ struct Held {
         long pages = 0, resident = 0;
         std::ifstream("/proc/self/statm") >> pages >> resident;
         const std::filesystem::directory_iterator files("/proc/self/fd");
-        return {static_cast<double>(total - free) / MiB,
-                static_cast<double>(resident) * static_cast<double>(sysconf(_SC_PAGESIZE)) / MiB, std::distance(begin(files), end(files))};
+        return {static_cast<double>(total - free) / MiB, static_cast<double>(resident) * static_cast<double>(sysconf(_SC_PAGESIZE)) / MiB,
+                std::distance(begin(files), end(files))};
     }
 };
 
@@ -185,9 +185,10 @@ TEST_F(Trust, ThousandsOfCapturesAndEvictionsLeaveNothingBehind) {
             EXPECT_EQ(stats.reservations, 0u) << cycle;
             EXPECT_EQ(stats.pending, 0u) << cycle;
             held.push_back(Held::now());
-            std::printf("RESULT trust cycles: after %ld captures and evictions (%d inside captures, %d outputs outlived their graphs): "
-                        "%.1f MiB of the device, %.1f MiB resident, %ld files\n",
-                        cycle, evicted_in_captures, orphans_seen, held.back().device_mib, held.back().host_mib, held.back().files);
+            std::printf(
+                "RESULT trust cycles: after %ld captures and evictions (%d inside captures, %d outputs outlived their graphs): "
+                "%.1f MiB of the device, %.1f MiB resident, %ld files\n",
+                cycle, evicted_in_captures, orphans_seen, held.back().device_mib, held.back().host_mib, held.back().files);
         }
     }
     EXPECT_EQ(wrong.item<std::int64_t>(), 0);

@@ -75,8 +75,8 @@ Child start(const Task& task, const std::string& stem) {
         const int file = open(output.c_str(), O_CREAT | O_WRONLY | O_APPEND, 0600);
         dup2(file, STDOUT_FILENO);
         dup2(file, STDERR_FILENO);
-        execl(program.c_str(), program.c_str(), "--scenario", task.scenario->name.c_str(), "--way", task.way.c_str(), "--notes", notes.c_str(),
-              static_cast<char*>(nullptr));
+        execl(program.c_str(), program.c_str(), "--scenario", task.scenario->name.c_str(), "--way", task.way.c_str(), "--notes",
+              notes.c_str(), static_cast<char*>(nullptr));
         _exit(127);
     }
     setpgid(process, process);

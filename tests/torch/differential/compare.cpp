@@ -175,7 +175,8 @@ int print(const Program& program, const Outcomes& outcomes, const std::vector<Ve
             const bool differs = std::any_of(way.begin(), way.end(), [](const Difference& one) { return one.known < 0; });
             for (const auto& one : way) {
                 std::printf("\n%s, %s, %s%s\n  %s: %s\n  %s: %s\n", verdict.scenario.c_str(), one.way.c_str(), one.key.c_str(),
-                            one.known < 0 ? "" : " (known)", program.ways.front().c_str(), one.measure.c_str(), one.way.c_str(), one.other.c_str());
+                            one.known < 0 ? "" : " (known)", program.ways.front().c_str(), one.measure.c_str(), one.way.c_str(),
+                            one.other.c_str());
                 if (one.known >= 0) {
                     std::printf("  %s\n", program.known[one.known].why.c_str());
                 }

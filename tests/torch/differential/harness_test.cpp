@@ -89,8 +89,9 @@ void run(const std::string& scenario, const std::string& way, Report& report) {
 
 Program program() {
     Program program{{"first", "second", "third"}, {}, {}, run};
-    for (const auto* const name : {"agrees", "differs", "lacks", "adds", "repeats", "crashes", "aborts", "hangs", "exits", "exits_quietly", "throws",
-                                   "is_wrong", "measure_dies", "partly_known", "known_if_sound", "known_if_sound_but_is_not", "sound", "skips"}) {
+    for (const auto* const name :
+         {"agrees", "differs", "lacks", "adds", "repeats", "crashes", "aborts", "hangs", "exits", "exits_quietly", "throws", "is_wrong",
+          "measure_dies", "partly_known", "known_if_sound", "known_if_sound_but_is_not", "sound", "skips"}) {
         program.scenarios.push_back({name});
     }
     program.scenarios.push_back({"ends_badly", true, true});

@@ -3,11 +3,13 @@
 namespace differential {
 
 std::vector<Known> known_differences() {
-    constexpr auto statistics = "Torch's statistics, snapshots and trackers do not have the tensors of a capture (blocks route), or "
-                                "have the workspace that captures share as well (MemPool route).";
+    constexpr auto statistics =
+        "Torch's statistics, snapshots and trackers do not have the tensors of a capture (blocks route), or "
+        "have the workspace that captures share as well (MemPool route).";
     constexpr auto shared = "What the MemPool route leaves on shared pages is overwritten by the next replay of another graph.";
     constexpr auto refused = "What a capture refuses by itself is a vmmgraph::Error with its status, and no c10::Error.";
-    constexpr auto sound = "Torch's own failed captures can leave torch in a state of capture; after ours it is as after a capture that succeeded.";
+    constexpr auto sound =
+        "Torch's own failed captures can leave torch in a state of capture; after ours it is as after a capture that succeeded.";
     return {
         // Whatever happened, to be as after a plain graph is right.
         {"*", "*", "after: ", "a_plain_graph", sound},
@@ -27,7 +29,8 @@ std::vector<Known> known_differences() {
         {"a_capture_of_a_stream_that_is_captured", "*", "twice:", "", refused},
         {"a_replay_onto_a_stream_that_is_captured", "*", "launch:", "",
          "A replay onto a stream under capture is refused and the capture goes on; CUDA, asked by torch, breaks it."},
-        {"a_second_generator_that_is_named", "*", "named:", "", "A graph draws from torch's default generator; others cannot be named to a capture."},
+        {"a_second_generator_that_is_named", "*", "named:", "",
+         "A graph draws from torch's default generator; others cannot be named to a capture."},
         {"one_graph_reads_what_another_one_made", "mempool", "out", "", shared},
         {"forward_and_backward_in_two_graphs", "mempool", "backward:", "", shared},
         {"outputs_are_read_on_side_streams_and_dropped", "mempool", "read:", "", shared},

@@ -68,31 +68,31 @@ void convolutions(Run& run) {
                        at::upsample_nearest2d(x, {64, 64}, std::nullopt, std::nullopt)};
     });
     // With what cuDNN has to find out for itself.
-    run.operation("batch norm", {x},
-                  [&] {
-                      const auto one = at::ones({16}, run.options()), zero = at::zeros({16}, run.options());
-                      return Tensors{at::batch_norm(x, one, zero, zero.clone(), one.clone(), true, 0.1, 1e-5, true), at::group_norm(x, 4)};
-                  },
-                  false);
+    run.operation(
+        "batch norm", {x},
+        [&] {
+            const auto one = at::ones({16}, run.options()), zero = at::zeros({16}, run.options());
+            return Tensors{at::batch_norm(x, one, zero, zero.clone(), one.clone(), true, 0.1, 1e-5, true), at::group_norm(x, 4)};
+        },
+        false);
 }
 
 void transforms(Run& run) {
     const auto x = run.reals({8, 1024}), plane = run.reals({64, 96}, at::kFloat, 2);
-    run.operation("fft", {x, plane},
-                  [&] {
-                      const auto spectrum = at::fft_rfft(x);
-                      return Tensors{at::view_as_real(spectrum), at::fft_irfft(spectrum, 1024), at::view_as_real(at::fft_fft2(plane)),
-                                     at::view_as_real(at::fft_fft(at::complex(x, x * 2), 1000))};
-                  },
-                  false);
+    run.operation(
+        "fft", {x, plane},
+        [&] {
+            const auto spectrum = at::fft_rfft(x);
+            return Tensors{at::view_as_real(spectrum), at::fft_irfft(spectrum, 1024), at::view_as_real(at::fft_fft2(plane)),
+                           at::view_as_real(at::fft_fft(at::complex(x, x * 2), 1000))};
+        },
+        false);
 }
 
 // Sets which attention kernels torch may choose, for as long as it lives.
 class Attention {
 public:
-    explicit Attention(const std::string& only) {
-        set(only == "flash", only == "efficient", only == "math", only == "cudnn");
-    }
+    explicit Attention(const std::string& only) { set(only == "flash", only == "efficient", only == "math", only == "cudnn"); }
     Attention(const Attention&) = delete;
     Attention& operator=(const Attention&) = delete;
     ~Attention() { set(true, true, true, true); }
@@ -112,7 +112,8 @@ void attention(Run& run, const std::string& kernel) {
     const auto type = kernel == "math" ? at::kFloat : at::kBFloat16;
     const auto q = run.reals({2, 4, 128, 64}, type), k = run.reals({2, 4, 256, 64}, type, 2), v = run.reals({2, 4, 256, 64}, type, 3);
     run.operation(kernel, {q, k, v}, [&] {
-        return Tensors{at::scaled_dot_product_attention(q, k, v), at::scaled_dot_product_attention(q, q, v.slice(2, 0, 128), {}, 0.0, true)};
+        return Tensors{at::scaled_dot_product_attention(q, k, v),
+                       at::scaled_dot_product_attention(q, q, v.slice(2, 0, 128), {}, 0.0, true)};
     });
 }
 
@@ -153,12 +154,18 @@ void solver_inverse_and_qr(Run& run) { solver(run, "inverse and qr"); }
 void cross_entropy_and_layer_norm(Run& run) {
     const auto x = run.ints({256, 1000}), weight = run.ints({1000}, at::kFloat, 2);
     const auto target = run.ints({256}, at::kLong, 3).abs() * 200;
-    run.operation("losses", {x},
-                  [&] {
-                      return Tensors{at::cross_entropy_loss(x, target), at::layer_norm(x, {1000}, weight, weight), at::rms_norm(x, {1000}, weight),
-                                     at::gelu(x), at::log_softmax(x, 1), at::mse_loss(x, x * 2), at::cosine_similarity(x, x + 1, 1)};
-                  },
-                  false);
+    run.operation(
+        "losses", {x},
+        [&] {
+            return Tensors{at::cross_entropy_loss(x, target),
+                           at::layer_norm(x, {1000}, weight, weight),
+                           at::rms_norm(x, {1000}, weight),
+                           at::gelu(x),
+                           at::log_softmax(x, 1),
+                           at::mse_loss(x, x * 2),
+                           at::cosine_similarity(x, x + 1, 1)};
+        },
+        false);
 }
 
 }  // namespace

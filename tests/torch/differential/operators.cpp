@@ -18,7 +18,8 @@ void sorting(Run& run) {
         // Only values: of equal ones any index is right.
         return Tensors{std::get<0>(at::topk(x, 17, 1)), std::get<0>(at::topk(x, 5, 0, false)), std::get<0>(at::kthvalue(x, 100, 1))};
     });
-    run.operation("median and mode", {x}, [&] { return Tensors{std::get<0>(at::median(x, 1)), std::get<0>(at::max(x, 1)), at::amin(x, {0})}; });
+    run.operation("median and mode", {x},
+                  [&] { return Tensors{std::get<0>(at::median(x, 1)), std::get<0>(at::max(x, 1)), at::amin(x, {0})}; });
 }
 
 void indexing(Run& run) {
@@ -32,11 +33,13 @@ void indexing(Run& run) {
         return Tensors{accumulated, put, at::index(x, {rows, columns}), x.index_select(0, rows)};
     });
     run.operation("masks", {x}, [&] {
-        return Tensors{x.masked_fill(mask, 9), at::where(mask, x, -x), at::masked_scatter(x, mask, x * 2), at::tril(x), at::diag(x.slice(0, 0, 256))};
+        return Tensors{x.masked_fill(mask, 9), at::where(mask, x, -x), at::masked_scatter(x, mask, x * 2), at::tril(x),
+                       at::diag(x.slice(0, 0, 256))};
     });
     run.operation("gather and take", {x}, [&] {
         const auto index = rows.unsqueeze(1).expand({300, 256});
-        return Tensors{at::gather(x, 0, index), at::take(x, columns), at::index_add(x, 0, rows, values), at::flip(x, {0, 1}), at::roll(x, 3, 1)};
+        return Tensors{at::gather(x, 0, index), at::take(x, columns), at::index_add(x, 0, rows, values), at::flip(x, {0, 1}),
+                       at::roll(x, 3, 1)};
     });
 }
 
@@ -46,7 +49,8 @@ void scattering(Run& run) {
     const auto places = at::arange(512, run.options(at::kLong)).mul(7).remainder(512).unsqueeze(0).expand({256, 512}).contiguous();
     const auto crowded = run.ints({256, 512}, at::kLong, 3).abs();
     run.operation("scatter", {x, source}, [&] {
-        return Tensors{at::scatter(x, 1, places, source), at::scatter_add(x, 1, crowded, source), at::scatter_reduce(x, 1, crowded, source, "amax")};
+        return Tensors{at::scatter(x, 1, places, source), at::scatter_add(x, 1, crowded, source),
+                       at::scatter_reduce(x, 1, crowded, source, "amax")};
     });
     run.operation("histogram", {x}, [&] { return Tensors{at::bucketize(x, at::arange(-3, 4, run.options())), at::histc(x, 9, -4, 4)}; });
 }
@@ -57,9 +61,11 @@ void scans_and_sums(Run& run) {
         return Tensors{at::cumsum(x, 1), at::cumsum(flat, 0), at::cumsum(x, 0, at::kLong), std::get<0>(at::cummax(x, 1)), at::diff(x)};
     });
     run.operation("sums", {x, flat}, [&] {
-        return Tensors{flat.sum(), x.sum(0), x.sum(1, true, at::kDouble), at::count_nonzero(x), x.any(), at::amax(flat), at::argmax(x.sum(0))};
+        return Tensors{flat.sum(), x.sum(0),       x.sum(1, true, at::kDouble), at::count_nonzero(x),
+                       x.any(),    at::amax(flat), at::argmax(x.sum(0))};
     });
-    run.operation("more sums", {x}, [&] { return Tensors{std::get<0>(at::var_mean(x, 1)), at::norm(x), at::softmax(x, 1), at::logsumexp(x, {1})}; });
+    run.operation("more sums", {x},
+                  [&] { return Tensors{std::get<0>(at::var_mean(x, 1)), at::norm(x), at::softmax(x, 1), at::logsumexp(x, {1})}; });
 }
 
 void embedding(Run& run) {
@@ -78,7 +84,8 @@ void pointwise_of_all_types(Run& run) {
     for (const auto type : {at::kHalf, at::kBFloat16, at::kDouble, at::kInt, at::kLong, at::kChar}) {
         const auto x = run.ints({777, 33}, type), y = run.ints({777, 33}, type, 2);
         run.operation(at::toString(type), {x, y}, [&] {
-            return Tensors{x + y * 2, at::maximum(x, y), at::bitwise_or(x > 0, y > 0), x.to(at::kFloat) / 3, at::cat({x, y}, 1).t().contiguous()};
+            return Tensors{x + y * 2, at::maximum(x, y), at::bitwise_or(x > 0, y > 0), x.to(at::kFloat) / 3,
+                           at::cat({x, y}, 1).t().contiguous()};
         });
     }
     const auto z = at::complex(run.ints({1000}), run.ints({1000}, at::kFloat, 2));

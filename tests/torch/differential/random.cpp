@@ -109,7 +109,8 @@ void seeds_and_states_between_replays(Run& run) {
 void a_second_generator_that_is_not_named(Run& run) {
     auto generator = at::cuda::detail::createCUDAGenerator(0);
     generator.set_current_seed(8);
-    run.attempt("the capture", [&] { static_cast<void>(run.capture([&] { static_cast<void>(at::rand({1000}, generator, run.options())); })); });
+    run.attempt("the capture",
+                [&] { static_cast<void>(run.capture([&] { static_cast<void>(at::rand({1000}, generator, run.options())); })); });
     run.note("eager numbers of it", at::rand({1000}, generator, run.options()));
 }
 
@@ -120,14 +121,13 @@ void a_second_generator_that_is_named(Run& run) {
     at::manual_seed(10);
     run.attempt("named: the capture", [&] {
         at::Tensor a, b, c;
-        const auto graph = run.way.capture(
-            run.stream(),
-            [&] {
-                a = at::rand({1000}, generator, run.options());
-                b = at::randn({1000}, other, run.options());
-                c = at::rand({1000}, run.options());
-            },
-            {generator, other});
+        const auto graph = run.way.capture(run.stream(),
+                                           [&] {
+                                               a = at::rand({1000}, generator, run.options());
+                                               b = at::randn({1000}, other, run.options());
+                                               c = at::rand({1000}, run.options());
+                                           },
+                                           {generator, other});
         for (int turn = 0; turn < 2; ++turn) {
             run.replay(graph);
             run.note("named: a", a);

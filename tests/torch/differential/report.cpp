@@ -16,10 +16,17 @@ std::string escaped(const std::string& text) {
     std::string line;
     for (const char c : text) {
         switch (c) {
-        case '\n': line += "\\n"; break;
-        case '\t': line += "\\t"; break;
-        case '\\': line += "\\\\"; break;
-        default: line += c;
+            case '\n':
+                line += "\\n";
+                break;
+            case '\t':
+                line += "\\t";
+                break;
+            case '\\':
+                line += "\\\\";
+                break;
+            default:
+                line += c;
         }
     }
     return line;
@@ -89,7 +96,8 @@ std::string normalised(std::string_view text) {
             const bool hex = text[i] == '0' && i + 1 < text.size() && text[i + 1] == 'x';
             i += hex ? 2 : 0;
             const auto part = [&](char c) {
-                return hex ? std::isxdigit(static_cast<unsigned char>(c)) != 0 : std::isdigit(static_cast<unsigned char>(c)) != 0 || c == '.';
+                return hex ? std::isxdigit(static_cast<unsigned char>(c)) != 0
+                           : std::isdigit(static_cast<unsigned char>(c)) != 0 || c == '.';
             };
             while (i < text.size() && part(text[i])) {
                 ++i;

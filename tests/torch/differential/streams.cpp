@@ -278,7 +278,8 @@ void launches_without_torch(Run& run) {
         C10_CUDA_CHECK(cudaMemcpyAsync(a.data_ptr(), x.data_ptr(), x.nbytes(), cudaMemcpyDeviceToDevice, stream));
         C10_CUDA_CHECK(cudaMemsetAsync(b.data_ptr(), 0, b.nbytes(), stream));
         C10_CUDA_CHECK(cudaMemset2DAsync(b.data_ptr(), 1024, 0x3f, 512, 16, stream));
-        C10_CUDA_CHECK(cudaMemcpy2DAsync(b.data_ptr<float>() + 65536, 2048, x.data_ptr(), 1024, 1024, 32, cudaMemcpyDeviceToDevice, stream));
+        C10_CUDA_CHECK(
+            cudaMemcpy2DAsync(b.data_ptr<float>() + 65536, 2048, x.data_ptr(), 1024, 1024, 32, cudaMemcpyDeviceToDevice, stream));
     });
     for (int turn = 0; turn < 2; ++turn) {
         run.replay(graph);
