@@ -58,6 +58,16 @@ else()
   get_filename_component(_cudart_folder "${VMMGRAPH_CUDART}" DIRECTORY)
   set(VMMGRAPH_TORCH_FOLDERS "${VMMGRAPH_TORCH_ROOT}/lib" "${_cudart_folder}")
 endif()
+# Wheels up to 2.6 from PyPI were built with the old std::string: what is built here would find none of their symbols, at load time.
+set(_torch_config "${VMMGRAPH_TORCH_ROOT}/share/cmake/Torch/TorchConfig.cmake")
+if(EXISTS "${_torch_config}")
+  file(STRINGS "${_torch_config}" _old_abi REGEX "_GLIBCXX_USE_CXX11_ABI=0")
+  if(_old_abi)
+    message(FATAL_ERROR "The torch at ${VMMGRAPH_TORCH_ROOT} was built with _GLIBCXX_USE_CXX11_ABI=0, which VmmGraph::torch cannot be. "
+      "Take a build with the new ABI: libtorch's cxx11-abi archives, conda's packages, or PyPI's wheels from 2.7 on.")
+  endif()
+endif()
+
 # torch_cuda registers its operators when it is loaded, which nothing here refers to: hence no-as-needed, of which the target torch
 # sees to itself. What torch_cuda needs (cuBLAS, cuDNN, …) is found when a program runs.
 target_link_options(vmmgraph_libtorch INTERFACE LINKER:--allow-shlib-undefined)

@@ -4,6 +4,13 @@ include("${CMAKE_CURRENT_LIST_DIR}/VmmGraphLibtorch.cmake")
 
 vmmgraph_cargo_archive(vmmgraph_torch_archive "${PROJECT_BINARY_DIR}/cargo-torch" "${VMMGRAPH_PREBUILT_TORCH_ARCHIVE}" --features bridge)
 
+# Off for packages that are moved: then whoever links VmmGraph::torch sees to it that torch's libraries are loaded or found.
+option(VMMGRAPH_TORCH_RPATH "The installed libvmmgraph_torch names the folders of the torch it was built with" ON)
+set(_torch_rpath "$ORIGIN")
+if(VMMGRAPH_TORCH_RPATH)
+  list(APPEND _torch_rpath ${VMMGRAPH_TORCH_FOLDERS})
+endif()
+
 set(_torch_map "${PROJECT_SOURCE_DIR}/cmake/vmmgraph_torch.map")
 add_library(vmmgraph_torch SHARED
   cpp/torch/block_allocator.cpp cpp/torch/capture.cpp cpp/torch/collectives.cpp cpp/torch/guards.cpp cpp/torch/memsets.cpp cpp/torch/one_core.cpp cpp/torch/registry.cpp
@@ -16,7 +23,7 @@ add_dependencies(vmmgraph_torch vmmgraph_torch_archive)
 target_include_directories(vmmgraph_torch
   PUBLIC "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>" "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>"
   PRIVATE "${vmmgraph_torch_archive_DIR}/cxxbridge")
-target_compile_options(vmmgraph_torch PRIVATE -Wall -Wextra -Werror)
+target_compile_options(vmmgraph_torch PRIVATE -Wall -Wextra $<$<BOOL:${VMMGRAPH_WERROR}>:-Werror>)
 target_link_libraries(vmmgraph_torch PRIVATE vmmgraph_libtorch
   "$<LINK_LIBRARY:WHOLE_ARCHIVE,${vmmgraph_torch_archive_PATH}>" ${VMMGRAPH_NATIVE_STATIC_LIBS_LIST})
 target_link_options(vmmgraph_torch PRIVATE
@@ -27,10 +34,10 @@ set_target_properties(vmmgraph_torch PROPERTIES
   LINK_DEPENDS "${_torch_map};${vmmgraph_torch_archive_PATH}"
   CXX_VISIBILITY_PRESET hidden
   VISIBILITY_INLINES_HIDDEN ON
-  BUILD_WITH_INSTALL_RPATH ON
   # And torch's folders: a program's own path is not searched for what this library needs, and find_package(Torch) leaves as-needed on,
   # so that a program may not load libc10.so itself. LD_LIBRARY_PATH goes first.
-  INSTALL_RPATH "$ORIGIN;${VMMGRAPH_TORCH_FOLDERS}"
+  BUILD_RPATH "$ORIGIN;${VMMGRAPH_TORCH_FOLDERS}"
+  INSTALL_RPATH "${_torch_rpath}"
   INTERFACE_VMMGRAPH_FLAVOUR torch
   COMPATIBLE_INTERFACE_STRING VMMGRAPH_FLAVOUR
   EXPORT_NAME torch)

@@ -191,14 +191,6 @@ void GraphExecutor::State::make_room(Slot slot) {
     }
 }
 
-void GraphExecutor::State::warm_up_products() const {
-    const c10::cuda::CUDAStreamGuard guard(torch_stream(options.capture_stream));
-    const auto some = at::zeros({16, 16}, at::TensorOptions().dtype(at::kFloat).device(inputs.device()));
-    static_cast<void>(at::mm(some, some));
-    // With a bias it is cuBLASLt, which may have a workspace of its own.
-    static_cast<void>(at::addmm(some.select(0, 0), some, some));
-}
-
 void GraphExecutor::State::run_ahead(const Graph& graph, const Step& current, void* stream) {
     const auto run = [&] {
         for (std::uint32_t i = 0; i < options.eager_runs; ++i) {
@@ -231,7 +223,6 @@ void GraphExecutor::State::record(Graph& graph, const Step& current) {
         return;
     }
     const c10::cuda::CUDAGuard device(inputs.device());
-    warm_up_products();
     const auto kept_before = arena->stats().kept_bytes;
     torch::CaptureScope scope(*arena, options.capture_stream, options.capture);
     recorder.scope_ = &scope;

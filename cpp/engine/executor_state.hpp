@@ -106,10 +106,6 @@ struct GraphExecutor::State {
     // Drops graphs until another one of this slot is likely to fit.
     void make_room(Slot slot);
 
-    // Torch keeps the workspace that cuBLAS gets at the first product of a thread on a stream. In a capture it would be memory of that
-    // graph's, which would stay when the graph goes.
-    void warm_up_products() const;
-
     // The eager runs of a body before its capture, behind what `stream` has and before what it gets.
     void run_ahead(const Graph& graph, const Step& current, void* stream);
 

@@ -105,7 +105,9 @@ void GraphInputs::commit(void* stream) {
     if (state.device.is_cuda()) {
         const auto on = static_cast<cudaStream_t>(stream);
         // First, since the default stream is that of the current device.
-        guard.reset_stream(c10::cuda::getStreamFromExternal(on, state.device.index()));
+        if (c10::cuda::current_device() != state.device.index() || c10::cuda::getCurrentCUDAStream(state.device.index()).stream() != on) {
+            guard.reset_stream(c10::cuda::getStreamFromExternal(on, state.device.index()));
+        }
         cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
         C10_CUDA_CHECK(cudaStreamIsCapturing(on, &status));
         if (status != cudaStreamCaptureStatusNone) {

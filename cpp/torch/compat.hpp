@@ -62,15 +62,20 @@ std::unique_ptr<Pool> make_pool(const std::shared_ptr<CUDAAllocator>& allocator)
     }
 }
 
-// Whether torch takes a pool's end now. In the destructor, where it empties the pool, it asserts that nobody allocates to a pool of the
-// device, and a program may do so itself: so it is asked here first, where it may throw.
-template <class Pool>
-bool may_destroy(Pool& pool) {
+// Whether torch takes the end of a pool of the device now. In the destructor, where it empties the pool, it asserts that nobody allocates
+// to a pool there, and a program may do so itself: so it is asked for the same of an empty pool first, where it may throw.
+template <class Id = PoolId>
+bool may_destroy_pools(c10::DeviceIndex device) {
+    namespace caching = c10::cuda::CUDACachingAllocator;
     try {
-        if constexpr (requires { c10::cuda::CUDACachingAllocator::emptyCache(pool.id()); }) {
-            c10::cuda::CUDACachingAllocator::emptyCache(pool.id());
+        const Id id = at::cuda::graph_pool_handle();
+        caching::beginAllocateToPool(device, id, [](cudaStream_t) { return false; });
+        caching::endAllocateToPool(device, id);
+        caching::releasePool(device, id);
+        if constexpr (requires { caching::emptyCache(id); }) {
+            caching::emptyCache(id);
         } else {
-            c10::cuda::CUDACachingAllocator::emptyCache();
+            caching::emptyCache();
         }
         return true;
     } catch (const c10::Error&) {

@@ -124,7 +124,7 @@ void bury(SegmentPool pool) {
     }
     std::vector<SegmentPool> kept;
     for (auto& one : all.pools) {
-        const bool waits = all.captures.count(one.pool->device()) > 0 || !compat::may_destroy(*one.pool) || must_wait(one);
+        const bool waits = all.captures.count(one.pool->device()) > 0 || !compat::may_destroy_pools(one.pool->device()) || must_wait(one);
         (waits ? kept : ready).push_back(std::move(one));
     }
     all.pools = std::move(kept);

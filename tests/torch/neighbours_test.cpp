@@ -359,8 +359,8 @@ TEST_F(Neighbours, MoreThanThereCanBeIsOutOfMemory) {
 // A program that allocates to a pool of its own: torch would assert in the destructor of ours.
 TEST_F(Neighbours, AGraphMayGoWhileTheProgramAllocatesToAPool) {
     SharedVmmAllocator arena;
-    const auto pool = at::cuda::graph_pool_handle();
     for (const auto route : {Route::blocks, Route::mempool}) {
+        const auto pool = at::cuda::graph_pool_handle();
         std::optional<CapturedGraph> graph = capture(arena, raw(), [&] { static_cast<void>(at::ones({1 << 20}, half())); }, {route});
         c10::cuda::CUDACachingAllocator::beginAllocateToPool(0, pool, [](cudaStream_t) { return false; });
         graph.reset();
