@@ -292,7 +292,7 @@ impl World {
             let at = blocks.allocate(bytes, stream_of(0x100), what == 7).unwrap();
             parts.push((at.0, at.0 + bytes));
             if what < 4 {
-                blocks.free(at).unwrap();
+                blocks.free(at, &[]).unwrap();
             } else {
                 live.push(self.block(at, bytes));
             }
@@ -377,7 +377,7 @@ impl World {
             return;
         }
         let block = graph.live.swap_remove(usize::from(which) % graph.live.len());
-        graph.blocks.free(Address(block.at)).unwrap();
+        graph.blocks.free(Address(block.at), &[]).unwrap();
         graph.noted.retain(|(at, _)| *at != block.at);
     }
 

@@ -155,8 +155,9 @@ ModelOutput CudaGraphExecutorImpl::run(const at::Tensor& tokens, const at::Tenso
         step_of(tokens, params), values_of(tokens, positions, params),
         [&] { output.hidden_states = eager(tokens, positions, kv_caches, params); }, stream);
     if (output.ran.mode != Mode::eager) {
-        // A rank without tokens of its own has none.
-        output.hidden_states = inputs_->hidden_states().narrow(0, 0, tokens.size(0));
+        // A rank without tokens of its own has none; 0 rows would be all of them.
+        const auto n = tokens.size(0);
+        output.hidden_states = n > 0 ? inputs_->hidden_states(n) : inputs_->hidden_states().narrow(0, 0, 0);
     }
     return output;
 }

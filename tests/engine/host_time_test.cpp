@@ -139,8 +139,7 @@ TEST_F(Measure, HostTimeOfAStep) {
     for (const std::int64_t layers : {8, 1}) {
         build(layers);
         const auto medians = host_times(layers);
-        // Fifteen on hosts on which a mapping takes 22 us. There are some on which all host work takes up to 1.6 times as long.
-        EXPECT_LE(medians[0], 24.0) << layers << " layers";
+        // Only the ratio: the hosts of GPU machines differ by more than two (docs/performance.md has the times).
         EXPECT_GE(medians[1], 3.0 * medians[0]) << layers << " layers";
     }
 }
