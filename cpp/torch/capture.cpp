@@ -18,6 +18,7 @@
 #include "on_device.hpp"
 #include "registry.hpp"
 #include "segments.hpp"
+#include "short_of_memory.hpp"
 #include "workspace.hpp"
 
 namespace vmmgraph::torch {
@@ -336,6 +337,7 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
     }
     const auto device = device_of(arena);
     require_release();
+    offer_idle_pages();
     at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
     if (options.route == Route::mempool) {
         require_native_allocator();

@@ -37,10 +37,15 @@ public:
     }
 
     // Never throws: torch frees in destructors. What is refused is logged. If the capture is over, the default stream and torch's current
-    // one on the device may still read the block: programs drop tensors right after such work, and torch's own memory stays mapped.
+    // one on the device (none: -1) may still read the block: programs drop tensors right after such work, and torch's own memory stays mapped.
     vmmgraph_status_t release(void* block, c10::DeviceIndex device) noexcept {
-        return bridge::release(*allocator_, reinterpret_cast<std::size_t>(block),
-                               reinterpret_cast<std::size_t>(c10::cuda::getCurrentCUDAStream(device).stream()));
+        cudaStream_t current = nullptr;
+        try {
+            current = device < 0 ? nullptr : c10::cuda::getCurrentCUDAStream(device).stream();
+        } catch (...) {
+            // Torch is going down, with all its streams.
+        }
+        return bridge::release(*allocator_, reinterpret_cast<std::size_t>(block), reinterpret_cast<std::size_t>(current));
     }
 
     // Whether the address lies in the space, in a live block or not.

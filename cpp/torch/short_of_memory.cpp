@@ -1,5 +1,8 @@
 #include "short_of_memory.hpp"
 
+#include <memory>
+#include <mutex>
+
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <cuda_runtime_api.h>
 
@@ -43,11 +46,17 @@ public:
 
 }  // namespace
 
+void offer_idle_pages() {
+    static std::once_flag once;
+    std::call_once(once, [] {
+        // Not when the library is loaded: for a name that is taken already, by another copy of it, torch would end the process.
+        auto* const callbacks = c10::FreeCudaMemoryCallbacksRegistry();
+        if (!callbacks->Has("vmmgraph")) {
+            callbacks->Register("vmmgraph", [] { return std::unique_ptr<c10::FreeMemoryCallback>(std::make_unique<GiveBack>()); });
+        }
+    });
+}
+
 std::uint64_t give_back(c10::DeviceIndex device) noexcept { return bridge::give_back(device, patience_ms); }
 
 }  // namespace vmmgraph::torch
-
-// The macro's names are c10's.
-namespace c10 {
-REGISTER_FREE_MEMORY_CALLBACK(vmmgraph, ::vmmgraph::torch::GiveBack)
-}  // namespace c10

@@ -9,7 +9,7 @@ set -euo pipefail
 allowed='::copy_data\(void\*, void const\*, unsigned long\) const$'
 # What must know blocks and the pools of captures from torch's, in the releases that have it.
 ours='allocate|allocateWithAddress|raw_alloc|raw_alloc_with_stream|raw_delete|raw_deleter|getBaseAllocation|shareIpcHandle'
-ours+='|beginAllocateToPool|endAllocateToPool|releasePool|getPoolUseCount|ensureExistsAndIncrefPool|createOrIncrefPool|setUseOnOOM'
+ours+='|beginAllocateToPool|endAllocateToPool|releasePool|ensureExistsAndIncrefPool|createOrIncrefPool|setUseOnOOM'
 ours+='|setNoSplit|checkPoolLiveAllocations|getCheckpointState|getContextForPointer|annotateMemory'
 
 # slots OBJECT VTABLE: "offset target" of each slot of the vtable whose mangled name begins so.
@@ -73,7 +73,7 @@ self_test() {
   done <<'END'
 forwarding.hpp|/bool isHistoryEnabled()/d|not forwarded: .*::isHistoryEnabled()
 forwarding.hpp|s/void enablePeerAccess(Device device, Device to)/void enablePeerAccess(Device device, int to)/|not forwarded: .*::enablePeerAccess
-block_allocator.cpp|s/int getPoolUseCount(Device device, Pool pool) override/int poolUses(Device device, Pool pool)/|passed on.*::getPoolUseCount
+block_allocator.cpp|s/void releasePool(Device device, Pool pool) override/void poolIsOver(Device device, Pool pool)/|passed on.*::releasePool
 END
   echo "every spoilt copy was refused"
 }
