@@ -133,7 +133,8 @@ TEST(Options, ReachTheArena) {
     options.large_page_bytes = 0;
     options.expected_bytes = 48 * (128 << 10);
     SharedVmmAllocator fitting(0, options);
-    static_cast<void>(fitting.allocate(300 << 10));
+    auto space = fitting.open_space();
+    static_cast<void>(space.allocate(300 << 10));
     EXPECT_EQ(fitting.stats().physical_bytes, 3u * (128 << 10));
 }
 
