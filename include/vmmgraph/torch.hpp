@@ -61,9 +61,11 @@ VMMGRAPH_API void uninstall();
 [[nodiscard]] VMMGRAPH_API const char* built_for() noexcept;
 
 // An instantiated graph and the space its tensors live in. Destroying it waits for the arena's replays so far, since what a graph reads
-// often goes with it; one that was moved from throws Error (VMMGRAPH_ERROR_INVALID_HANDLE) or answers 0. A tensor of the capture that is still alive keeps the pages under it and nothing else; its bytes are those of
-// the last replay. Freed, they serve others once those replays, and the streams of its record_stream(), are done with it: note there
-// every stream that reads it outside replays, if it may be freed before that is over.
+// often goes with it; one that was moved from throws Error (VMMGRAPH_ERROR_INVALID_HANDLE) or answers 0.
+//
+// A tensor of the capture that is still alive keeps the pages under it and nothing else; its bytes are those of the last replay. Freed, they
+// serve others once those replays are done with it, the default stream, torch's current stream where it was freed, and the streams of its
+// record_stream(): note there every other one that reads it outside replays, if it may be freed before that is over.
 class VMMGRAPH_API CapturedGraph {
 public:
     CapturedGraph(CapturedGraph&&) noexcept;
