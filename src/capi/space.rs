@@ -55,8 +55,9 @@ pub struct vmmgraph_seal_report_t {
     pub driver_ns: u64,
     /// Blocks that were allocated in all.
     pub allocations: u64,
-    /// A hash of every block's place and bytes, in order: the same for the same requests, in any process and whatever was captured before,
-    /// so that ranks can compare what they captured. Places of kept blocks do not count.
+    /// A hash of every block's place and bytes, in order: in a stitched space the same for the same requests, in any process and whatever
+    /// was captured before, so that ranks can compare what they captured. Places of kept blocks do not count; those of a bump space depend
+    /// on the arena's tape too, from its second range of addresses on.
     pub layout_hash: u64,
 }
 

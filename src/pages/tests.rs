@@ -1,4 +1,4 @@
-//! The pool against a naive twin, a list of pages; and the audit against books that were falsified.
+//! The pool against a naive twin, a list of pages.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::pool::State;
 use super::{Account, Change, Holder, Limits, PageId, PagePool, RangeId, Reservation};
 use crate::driver::{
     Capabilities, DeviceInfo, Driver, Event, HostDriver, HostOptions, Memory, NotMapped, PageHandle,
@@ -15,6 +14,8 @@ use crate::driver::{
 use crate::error::{Error, Result};
 use crate::sync::Mutex;
 use crate::units::{Address, Stream};
+
+mod falsified;
 
 const UNIT: u64 = 4096;
 const RANGE: u64 = 16 * UNIT;
@@ -526,107 +527,5 @@ proptest! {
         prop_assert_eq!((stats.physical_bytes, stats.mappings, stats.reservations, stats.pending), (0, 0, 0, 0));
         prop_assert_eq!(world.pool.audit_idle(), Ok(()));
         prop_assert_eq!(world.driver.host.leftovers()[..3].to_vec(), vec![0; 3]);
-    }
-}
-
-/// A pool with a page of a tenant that shows at the beginning of a range, and a free one.
-struct Books {
-    pool: Arc<PagePool>,
-    _range: std::mem::ManuallyDrop<Reservation>,
-    tenant: Account,
-}
-
-impl Books {
-    fn new() -> Self {
-        let pool = PagePool::new(Faulty::new());
-        let tenant = Account::new(&pool, None, "the tenant".to_owned(), Limits::default()).unwrap();
-        let mut change = Change::on(&pool);
-        let range = change.reserve(RANGE, 0).unwrap();
-        let page = change.take(UNIT, HOLDERS[2], tenant.id()).unwrap();
-        change.take(2 * UNIT, HOLDERS[0], tenant.id()).unwrap();
-        change.map(range, 0, &[page]).unwrap();
-        let (_, mut reserved) = change.commit();
-        assert_eq!(pool.audit_idle(), Ok(()));
-        // What is falsified cannot be taken down.
-        Self { pool, _range: std::mem::ManuallyDrop::new(reserved.remove(0)), tenant }
-    }
-}
-
-/// Falsified books are kept to the end of the process, where leak checkers see them.
-fn keep(books: Books) {
-    static KEPT: std::sync::Mutex<Vec<Books>> = std::sync::Mutex::new(Vec::new());
-    KEPT.lock().unwrap().push(books);
-}
-
-fn held(state: &mut State) -> &mut super::pool::Page {
-    state.pages.values_mut().find(|page| page.holder != Holder::Free).unwrap()
-}
-
-#[test]
-fn every_miscount_is_found_and_named() {
-    type Plant = fn(&mut State, super::AccountId);
-    let plants: &[(&str, Plant)] = &[
-        ("pages created", |state, _| state.stats.pages_created += 1),
-        ("pages created", |state, _| state.stats.pages_released += 1),
-        ("bytes counted", |state, _| state.stats.physical_bytes += 1),
-        ("mappings counted", |state, _| state.stats.mappings += 1),
-        ("mappings made", |state, _| state.stats.maps += 1),
-        ("mappings made", |state, _| state.stats.unmaps += 1),
-        ("bytes of addresses counted", |state, _| state.stats.reserved_bytes += 1),
-        ("retained bytes counted", |state, _| state.stats.retained_bytes += 1),
-        ("counted for Retained { arena: 1, space: 7 }", |state, _| state.count(HOLDERS[2], 1, 0, 0)),
-        ("counted for Free", |state, _| state.count(Holder::Free, 0, 0, 1)),
-        ("which has nothing", |state, _| state.count(HOLDERS[1], 1, 0, 0)),
-        ("in account None", |state, _| held(state).account = None),
-        ("the account \"the tenant\"", |state, tenant| state.accounts.change(tenant, 512, 0)),
-        ("on their way into accounts", |state, tenant| state.accounts.change(tenant, 0, 512)),
-        ("on their way into accounts", |state, _| state.creating += 512),
-        ("lists of free pages", |state, _| state.free.clear()),
-        ("is free, pinned 1 times", |state, _| {
-            let free = state.pages.values_mut().find(|page| page.holder == Holder::Free);
-            free.unwrap().pins = 1;
-        }),
-        ("is mapped nowhere", |state, _| {
-            held(state).mappings.clear();
-            state.count(HOLDERS[2], 0, 0, -1);
-        }),
-        ("listed at pages", |state, _| {
-            let range = state.ranges.keys().next().unwrap();
-            held(state).mappings.insert((range, UNIT));
-            state.count(HOLDERS[2], 0, 0, 1);
-        }),
-        ("which does not know it", |state, _| {
-            let range = state.ranges.values_mut().next().unwrap();
-            let page = range.mapped.remove(&0).unwrap();
-            range.mapped.insert(UNIT, page);
-        }),
-        ("one beyond its end", |state, _| {
-            let range = state.ranges.values_mut().next().unwrap();
-            range.len = UNIT / 2;
-            state.stats.reserved_bytes = UNIT / 2;
-        }),
-    ];
-    for (number, (named, plant)) in plants.iter().enumerate() {
-        let books = Books::new();
-        plant(&mut books.pool.lock(), books.tenant.id());
-        let found = books.pool.audit().expect_err(named).to_string();
-        assert!(found.contains(named), "{number}: {named:?} is called {found:?}");
-        keep(books);
-    }
-}
-
-#[test]
-fn what_is_under_way_is_named_when_nothing_should_be() {
-    type Plant = fn(&mut State);
-    let plants: &[(&str, Plant)] = &[
-        ("1 pins", |state| held(state).pins = 1),
-        ("(0, 512) being released", |state| state.releasing = (0, 512)),
-    ];
-    for (named, plant) in plants {
-        let books = Books::new();
-        plant(&mut books.pool.lock());
-        let found = books.pool.audit_idle().expect_err(named).to_string();
-        assert!(found.contains(named), "{named:?} is called {found:?}");
-        keep(books);
     }
 }

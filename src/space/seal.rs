@@ -55,8 +55,9 @@ pub struct SealReport {
     pub retained_bytes: u64,
     /// Blocks that were allocated in all.
     pub allocations: u64,
-    /// A hash of every block's place and bytes, in order. The same for the same requests, in any process and whatever was captured
-    /// before; so ranks can compare what they captured. (Places of kept blocks do not count.)
+    /// A hash of every block's place and bytes, in order. In a stitched space the same for the same requests, in any process and whatever
+    /// was captured before; so ranks can compare what they captured. (Places of kept blocks do not count. Those of a bump space depend on
+    /// the arena's tape too, from its second range of addresses on.)
     pub layout_hash: u64,
     /// Blocks that are still live, by address.
     pub retained: Vec<Block>,
