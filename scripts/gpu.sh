@@ -28,10 +28,11 @@ build() {
   torch=$(echo "$PWD"/.venv/lib/python3*/site-packages/torch)
   cmake -S . -B build/torch -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TORCH=ON -DVMMGRAPH_TORCH_ROOT="$torch" \
     -DVMMGRAPH_TESTS=ON -DVMMGRAPH_EXAMPLES=OFF >/dev/null
-  cmake --build build/torch --target vmmgraph_torch torch_test trust_test differential_test engine_test
+  cmake --build build/torch --target vmmgraph_torch torch_test trust_test executables_test differential_test engine_test
   strip -o "$out/libvmmgraph_torch.so.0.1" build/torch/libvmmgraph_torch.so.0.1.0
   strip -o "$out/torch_test" build/torch/tests/torch/torch_test
   strip -o "$out/trust_test" build/torch/tests/torch/trust_test
+  strip -o "$out/executables_test" build/torch/tests/torch/executables_test
   strip -o "$out/differential_test" build/torch/tests/torch/differential/differential_test
   strip -o "$out/engine_test" build/torch/tests/engine/engine_test
   cp tests/torch/run.sh "$out/"
@@ -93,6 +94,7 @@ run() {
   row "demo, cuda driver" "$out/demo" --data "$out/tests/data" --json "$out/demo-cuda.json"
   libtorch "captures through libtorch" torch_test
   trust
+  libtorch "shared executables" executables_test
   libtorch "as torch's own captures" differential_test
   libtorch "persistent inputs and executor" engine_test
   row "C++ over the shared library" env LD_LIBRARY_PATH="$PWD/$out" "$out/driver_test" cuda

@@ -39,6 +39,7 @@
 //!   dispatch            beside them: which graph runs a step, budgets, inputs (no driver)
 //!   stats               snapshots
 //!   space               blocks, slabs, kept blocks, seal, life
+//!   executables         beside it: which captured graphs have an executable
 //!   order   device      replay order; the root that everything alive holds
 //!   pages               page pool, accounts, changes, fences, numbered pages
 //!   driver              the one platform door: CUDA, host
@@ -56,6 +57,7 @@ mod device;
 pub mod dispatch;
 pub mod driver;
 mod error;
+pub mod executables;
 mod gate;
 mod order;
 pub mod pages;
@@ -69,6 +71,7 @@ pub use arena::{Options, SharedVmmAllocator};
 pub use device::Device;
 pub use driver::{DriverChoice, HostOptions};
 pub use error::{Error, Result};
+pub use executables::{ExecutablePool, ExecutableStats, GraphTemplate};
 pub use gate::CaptureGate;
 pub use order::ReplayOrder;
 pub use space::{Block, Difference, POISON, Phase, RetainPolicy, SealReport, Space, SpaceStats};

@@ -633,7 +633,9 @@ fn sweep_all(injector: &dyn Injector, driver: &str) {
         assert!(errors >= 3 && errors <= calls, "{name}: {errors} of {calls}");
         all = Swept { calls: all.calls + calls, runs: all.runs + runs, errors: all.errors + errors };
     }
-    let failed = injector.failed();
+    let mut failed = injector.failed();
+    // Those for graphs fail in tests/executables.rs.
+    failed.retain(|name, _| !name.starts_with("cuGraph"));
     let times: u64 = failed.values().sum();
     let Swept { calls, runs, errors } = all;
     println!(

@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -11,6 +12,14 @@
 #include "executor_state.hpp"
 
 namespace vmmgraph::engine {
+namespace {
+
+bool covers(const Key& bucket, const Key& other) {
+    return bucket.variant == other.variant && std::equal(bucket.extents.begin(), bucket.extents.end(), other.extents.begin(),
+                                                         [](std::uint32_t most, std::uint32_t size) { return most >= size; });
+}
+
+}  // namespace
 
 GraphExecutor::GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, GraphInputs& inputs, Body body, const ExecutorOptions& options)
     : state_(new State(std::move(arena), inputs, std::move(body), options)) {
@@ -46,6 +55,16 @@ GraphExecutor::GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, GraphInp
     if (!state.on_cpu() && state.options.capture_stream == nullptr) {
         state.options.capture_stream = c10::cuda::getStreamFromPool(true, inputs.device().index()).stream();
     }
+    if (!state.on_cpu()) {
+        if (auto& pool = state.options.capture.executables; !pool && torch::ExecutablePool::shared()) {
+            pool = std::make_shared<torch::ExecutablePool>(*state.arena, options.executables);
+        }
+        std::vector<Ahead::Place> places;
+        for (auto slot = state.order.rbegin(); slot != state.order.rend(); ++slot) {
+            places.push_back({*slot, state.graphs[*slot].mode, state.graphs[*slot].bucket});
+        }
+        state.ahead.emplace(places);
+    }
 }
 
 GraphExecutor::~GraphExecutor() = default;
@@ -80,7 +99,30 @@ std::size_t GraphExecutor::warm_up() {
         }
         state.capture(slot, padding, stream, false, state.options.on_failure == OnFailure::throws);
     }
+    // The smallest first: decoding is what waits for nobody.
+    for (auto slot = state.order.rbegin(); slot != state.order.rend(); ++slot) {
+        if (auto& graph = state.graphs[*slot]; graph.captured && !graph.captured->wake()) {
+            break;
+        }
+    }
     return stats().graphs;
+}
+
+void GraphExecutor::expect(const Step& step) {
+    auto& state = *state_;
+    for (auto slot = state.order.rbegin(); slot != state.order.rend(); ++slot) {
+        auto& graph = state.graphs[*slot];
+        const bool may = graph.mode == Mode::full ? step.phase == Phase::decode : true;
+        if (graph.captured && may && covers(graph.bucket, step.key)) {
+            graph.captured->wake_soon();
+            return;
+        }
+    }
+}
+
+torch::ExecutableStats GraphExecutor::executables() const {
+    const auto& pool = state_->options.capture.executables;
+    return pool && !state_->on_cpu() ? pool->stats() : torch::ExecutableStats{};
 }
 
 Decision GraphExecutor::decide(const Step& step) {
@@ -89,10 +131,6 @@ Decision GraphExecutor::decide(const Step& step) {
 }
 
 Decision GraphExecutor::agree(c10::ArrayRef<Decision> ranks) {
-    const auto covers = [](const Key& bucket, const Key& other) {
-        return bucket.variant == other.variant && std::equal(bucket.extents.begin(), bucket.extents.end(), other.extents.begin(),
-                                                             [](std::uint32_t most, std::uint32_t size) { return most >= size; });
-    };
     if (ranks.empty()) {
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "no rank has decided");
     }
@@ -170,7 +208,8 @@ Ran GraphExecutor::launch(const std::function<void()>& eager, void* stream) {
         }
         held = state.enter(Work::replay);
     }
-    state.replay(graph, step, stream);
+    state.replay(slot, step, stream);
+    state.look_ahead(slot);
     return ran;
 }
 

@@ -286,7 +286,19 @@ bool GraphExecutor::State::capture(Slot slot, const Step& current, void* stream,
     return false;
 }
 
-void GraphExecutor::State::replay(Graph& graph, const Step& current, void* stream) {
+void GraphExecutor::State::look_ahead(Slot slot) {
+    if (!options.wake_ahead || !ahead) {
+        return;
+    }
+    for (const auto next : ahead->after(slot)) {
+        if (auto& graph = graphs[next]; graph.captured) {
+            graph.captured->wake_soon();
+        }
+    }
+}
+
+void GraphExecutor::State::replay(Slot slot, const Step& current, void* stream) {
+    auto& graph = graphs[slot];
     if (on_cpu()) {
         inputs.select(graph.bucket);
         record(graph, current);

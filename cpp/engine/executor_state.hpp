@@ -11,6 +11,7 @@
 #include <cuda_runtime_api.h>
 #include <vmmgraph/engine.hpp>
 
+#include "ahead.hpp"
 #include "declare.hpp"
 
 namespace vmmgraph::engine {
@@ -60,6 +61,7 @@ struct GraphExecutor::State {
     std::vector<Slot> order;
     std::string last_failure;
     StreamOrder streams;
+    std::optional<Ahead> ahead;
 
     // The step from decide() to launch().
     std::optional<Step> step;
@@ -116,7 +118,9 @@ struct GraphExecutor::State {
     // Where no other graph may go for it, one that lacks memory is left for a step that needs it.
     bool capture(Slot slot, const Step& current, void* stream, bool may_evict, bool throws);
 
-    void replay(Graph& graph, const Step& current, void* stream);
+    void replay(Slot slot, const Step& current, void* stream);
+    // Sees to the executables of the graphs that may be next after that of a slot.
+    void look_ahead(Slot slot);
 };
 
 }  // namespace vmmgraph::engine

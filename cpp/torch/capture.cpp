@@ -13,6 +13,7 @@
 #include "block_allocator.hpp"
 #include "collectives.hpp"
 #include "compat.hpp"
+#include "executables.hpp"
 #include "guards.hpp"
 #include "memsets.hpp"
 #include "on_device.hpp"
@@ -73,6 +74,8 @@ struct CapturedGraph::State {
     std::vector<std::unique_ptr<compat::Graph>> earlier;
     SealReport report;
     std::size_t memset_kernels = 0;
+    // Where the graphs have their executables from; null where torch made them.
+    std::shared_ptr<Template> graphs = nullptr;
     // Where it was replayed last.
     std::atomic<cudaStream_t> last_stream{nullptr};
 
@@ -83,6 +86,14 @@ struct CapturedGraph::State {
     // Every piece in its order on torch's current stream, the guard's, and what is to run between them.
     void launch(const c10::cuda::CUDAStreamGuard& guard, const std::function<void(std::size_t)>& between) {
         last_stream.store(guard.current_stream().stream());
+        std::optional<Template::Lent> lent;
+        if (graphs) {
+            lent.emplace(*graphs);
+            for (std::size_t piece = 0; piece < earlier.size(); ++piece) {
+                earlier[piece]->lend(lent->at(piece));
+            }
+            graph->lend(lent->at(earlier.size()));
+        }
         for (std::size_t piece = 0; piece < earlier.size(); ++piece) {
             earlier[piece]->replay();
             if (between) {
@@ -108,6 +119,9 @@ struct CapturedGraph::State {
                     outlast(c10::cuda::getStreamFromExternal(stream, device));
                 }
             }
+        }
+        if (graphs) {
+            graphs->close();
         }
         // The graphs first: they release their pool. Then the pool, which gives its segments back. The space last, which is unmapped
         // behind its replays, but for what lies under tensors that are alive: they have the memory, and nothing else has the space.
@@ -160,12 +174,35 @@ std::size_t CapturedGraph::pieces() const noexcept { return state_ ? state_->ear
 std::size_t CapturedGraph::memset_kernels() const noexcept { return state_ ? state_->memset_kernels : 0; }
 const SealReport& CapturedGraph::report() const { return state().report; }
 const Space& CapturedGraph::space() const { return state().space; }
-void* CapturedGraph::exec() const { return state().graph->exec(); }
+
+void* CapturedGraph::exec() const {
+    auto& own = state();
+    if (!own.graphs) {
+        return own.graph->exec();
+    }
+    own.graphs->keep();
+    const Template::Lent lent(*own.graphs);
+    return lent.at(own.earlier.size());
+}
+
+bool CapturedGraph::wake() { return !state().graphs || state().graphs->wake(); }
+
+void CapturedGraph::wake_soon() {
+    if (const auto& graphs = state().graphs; graphs && !graphs->expect()) {
+        graphs->pool()->state_->waker.ask(graphs);
+    }
+}
+
+bool CapturedGraph::awake() const { return !state().graphs || state().graphs->is_awake(); }
+std::uint64_t CapturedGraph::executable_bytes() const { return state().graphs ? state().graphs->bytes() : 0; }
+std::shared_ptr<ExecutablePool> CapturedGraph::executables() const { return state().graphs ? state().graphs->pool() : nullptr; }
 
 struct CaptureScope::State {
     Route route;
     bool memset_kernels;
     Retain retain;
+    // Null where graphs do not share.
+    std::shared_ptr<ExecutablePool> executables;
     c10::cuda::CUDAStream stream;
     compat::PoolId pool_id;
     std::unique_ptr<CapturedGraph::State> captured;
@@ -231,14 +268,27 @@ struct CaptureScope::State {
         captured->graph->capture_end();
     }
 
-    // Instantiates what was captured, where torch did not.
+    // Looks at what was captured, where torch has not instantiated it yet.
     void finish() {
-        captured->graph->finish([this](cudaGraph_t graph) {
+        if (auto* const graph = captured->graph->graph(); graph != nullptr) {
             collectives = collectives || has_registered_collectives(graph);
             if (memset_kernels) {
                 captured->memset_kernels += replace_memsets(graph, stream);
             }
-        });
+        }
+    }
+
+    // All pieces, which none will follow.
+    void share_executables() {
+        if (!executables) {
+            return;
+        }
+        std::vector<cudaGraph_t> graphs;
+        for (const auto& piece : captured->earlier) {
+            graphs.push_back(piece->graph());
+        }
+        graphs.push_back(captured->graph->graph());
+        captured->graphs = std::make_shared<Template>(std::move(executables), graphs, collectives);
     }
 
     // What NCCL has registered keeps its page, or a peer would go on with the one that was there.
@@ -357,6 +407,7 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
     const auto current = c10::cuda::getCurrentCUDAStream(device.index());
     const auto torch_stream =
         current.stream() == stream ? current : c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), device.index());
+    auto executables = ExecutablePool::State::of(arena, options.executables);
     auto space = options.route == Route::mempool ? arena.open_bump_space() : arena.open_space();
     auto memory = std::make_shared<Memory>(space);
     auto captured = std::unique_ptr<CapturedGraph::State>(
@@ -364,6 +415,7 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
     state_.reset(new State{options.route,
                            options.memset_kernels,
                            options.retain,
+                           std::move(executables),
                            torch_stream,
                            {0, 0},
                            std::move(captured),
@@ -432,6 +484,7 @@ CapturedGraph CaptureScope::end() {
     state_->end();
     state_->finish();
     state_->leave();
+    state_->share_executables();
     auto& captured = *state_->captured;
     captured.kept_workspaces = state_->workspaces->end(*captured.memory);
     captured.report = state_->seal();

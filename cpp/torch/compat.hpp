@@ -102,21 +102,25 @@ using PoolContext = ContextOrNone<c10::cuda::MemPoolContext>::type;
 // torch's graph, and its executable graph, which 2.6 to 2.8 only show to a subclass.
 template <class Base>
 struct GraphWithExec final : Base {
-    // Whether a graph may be looked at between its capture and its instantiation (2.8 and later).
-    static constexpr bool keeps =
-        std::is_constructible_v<Base, bool> && requires(Base& graph) { graph.raw_cuda_graph(), graph.instantiate(); };
+    // Whether a graph may be looked at between its capture and its instantiation, stays, and is launched by any executable (2.8 and later).
+    static constexpr bool lends = std::is_constructible_v<Base, bool> && requires(Base& graph) { graph.raw_cuda_graph(); } &&
+                                  requires(GraphWithExec& graph) { graph.graph_exec_, graph.has_graph_exec_, graph.has_graph_; };
 
     GraphWithExec() = default;
     // One that capture_end() does not instantiate, where torch has that.
     explicit GraphWithExec(std::bool_constant<true>) : Base(true) {}
+    GraphWithExec(const GraphWithExec&) = delete;
+    GraphWithExec& operator=(const GraphWithExec&) = delete;
+    ~GraphWithExec() { lend(nullptr); }
     static std::unique_ptr<GraphWithExec> make() {
-        if constexpr (keeps) {
+        if constexpr (lends) {
             return std::make_unique<GraphWithExec>(std::true_type{});
         } else {
             return std::make_unique<GraphWithExec>();
         }
     }
 
+    // The graph's own, where it is not lent one.
     void* exec() {
         if constexpr (requires(Base& graph) { graph.raw_cuda_graph_exec(); }) {
             return this->raw_cuda_graph_exec();
@@ -125,18 +129,20 @@ struct GraphWithExec final : Base {
         }
     }
 
-    // After capture_end(): lets `change` see the graph, where torch keeps it, and instantiates it.
-    template <class Change>
-    void finish(Change&& change) {
-        if constexpr (keeps) {
-            change(this->raw_cuda_graph());
-            this->instantiate();
-            // As torch does by itself with a graph that need not be kept: a template takes about a kilobyte a node.
-            if constexpr (requires { this->has_graph_ = false; }) {
-                if (cudaGraphDestroy(this->graph_) == cudaSuccess) {
-                    this->has_graph_ = false;
-                }
-            }
+    // After capture_end(), and nothing where torch has instantiated by then.
+    cudaGraph_t graph() {
+        if constexpr (lends) {
+            return this->raw_cuda_graph();
+        } else {
+            return nullptr;
+        }
+    }
+
+    // Makes replay(), which also takes care of random generators, launch an executable that stays the caller's.
+    void lend(cudaGraphExec_t exec) noexcept {
+        if constexpr (lends) {
+            this->graph_exec_ = exec;
+            this->has_graph_exec_ = exec != nullptr;
         }
     }
 };

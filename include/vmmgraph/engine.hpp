@@ -120,6 +120,12 @@ struct ExecutorOptions : dispatch::DispatcherOptions {
     // The stream of every capture (a cudaStream_t, not the default one); null: one of torch's.
     void* capture_stream = nullptr;
     torch::CaptureOptions capture;
+    // Limits of the pool of executables that the executor makes for itself, if `capture` names none: 0 is none. Beyond them a step that moves
+    // to another graph may have to update one first (docs/performance.md).
+    torch::ExecutableLimits executables{16, 0};
+    // Whether a thread sees to the executables of the graphs that are likely to be next: the neighbours of the one that runs, and the one
+    // that came after it last time.
+    bool wake_ahead = true;
     OnFailure on_failure = OnFailure::eager;
     // How often the body runs on the capture stream, without a capture, over the step's inputs, before its graph is captured: what kernels,
     // cuDNN and NCCL set up at their first call is there then. The body must bear being run more than once for a step. In warm_up() the
@@ -176,6 +182,12 @@ public:
     // prepare() with the decision of others. It is carried out, or launch() throws what the capture threw, whatever on_failure says. Throws
     // Error for a mode and bucket that this executor has no graph of, and if the bucket is too small for the values.
     Ran prepare(const Step& step, c10::ArrayRef<NamedValue> values, const Decision& agreed);
+
+    // Says that such a step is going to come, as a prompt that was admitted just now: a thread sees to it that its graph, if it is there, has
+    // an executable by then.
+    void expect(const Step& step);
+    // Executables of the graphs; zeros on a CPU and up to torch 2.7.
+    [[nodiscard]] torch::ExecutableStats executables() const;
 
     // Drops all graphs, waits for their replays and gives their pages back.
     void clear();

@@ -11,6 +11,7 @@
 #define VMMGRAPH_TORCH_HPP
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -38,6 +39,73 @@ enum class Route {
     mempool,
 };
 
+// Limits of a pool of executables; 0: none.
+struct ExecutableLimits {
+    // Most captured graphs that have executables at a time; a piecewise one has as many as pieces.
+    std::size_t most_executables = 0;
+    // Most bytes of device memory that executables take, as measured (ExecutableStats::bytes).
+    std::uint64_t most_executable_bytes = 0;
+};
+
+// What a pool of executables has, and what happened in it so far.
+struct ExecutableStats {
+    ExecutableLimits limits;
+    // Captured graphs of the pool, and those that have executables now; a piecewise one counts once.
+    std::uint64_t graphs = 0;
+    std::uint64_t awake = 0;
+    // Executables now, and their nodes.
+    std::uint64_t executables = 0;
+    std::uint64_t nodes = 0;
+    // Nodes of all captured graphs, each about a KiB of host memory.
+    std::uint64_t template_nodes = 0;
+    // Bytes of device memory that executables took: how much less was free after each was made, so what other threads took or gave in that
+    // moment is in it. The driver keeps what destroyed ones had for the next ones, and gives nothing back.
+    std::uint64_t bytes = 0;
+    // Sets of executables, one for each piece of a graph: made, updated from one graph to another, refused by CUDA and then made or updated
+    // from a third, and destroyed; of those made and updated, ahead of a replay.
+    std::uint64_t made = 0;
+    std::uint64_t updated = 0;
+    std::uint64_t refused = 0;
+    std::uint64_t dropped = 0;
+    std::uint64_t woken = 0;
+    // Replays that found their executables ready, and those that made or updated them first.
+    std::uint64_t ready = 0;
+    std::uint64_t late = 0;
+};
+
+// The executables of a device's graphs. A captured graph is a template in host memory; what launches it (cudaGraphExec_t) takes device memory
+// outside every allocator, 100 to 130 KiB and 2 to 3 KiB a node. Within the limits each graph has executables of its own once it was
+// replayed; beyond them, the one used longest ago lends its own to another of the same topology by an update, which costs host time
+// (docs/performance.md), and at least one of a topology stays. Any thread.
+//
+// Executables of graphs that CUDA cannot update so (those that allocate, child graphs, conditions), that have collectives registered with
+// NCCL, or whose exec() somebody has seen are never another's. Up to torch 2.7 that holds for all, and no pool counts them.
+class VMMGRAPH_API ExecutablePool {
+public:
+    // Of the arena's device; for graphs whose captures name it. Throws Error as CaptureScope for an arena of no CUDA device.
+    explicit ExecutablePool(const SharedVmmAllocator& arena, const ExecutableLimits& limits = {});
+    ExecutablePool(const ExecutablePool&) = delete;
+    ExecutablePool& operator=(const ExecutablePool&) = delete;
+    ~ExecutablePool();
+
+    // The pool of captures that name none: one for a device, without limits until it is given some. It goes with the last of its graphs and
+    // owners.
+    [[nodiscard]] static std::shared_ptr<ExecutablePool> of(const SharedVmmAllocator& arena);
+    // Whether the torch this was built for lets graphs share executables (2.8 and later).
+    [[nodiscard]] static bool shared() noexcept;
+
+    // What is there already shrinks to them as graphs are replayed.
+    void set_limits(const ExecutableLimits& limits);
+    [[nodiscard]] ExecutableStats stats() const;
+
+private:
+    friend class CapturedGraph;
+    friend class CaptureScope;
+    friend class Template;
+    struct State;
+    std::unique_ptr<State> state_;
+};
+
 // How to capture.
 struct CaptureOptions {
     Route route = Route::blocks;
@@ -46,6 +114,8 @@ struct CaptureOptions {
     // Fill kernels of torch's stand in the place of memset nodes, which CUDA launches one by one: a graph's launch costs the host a
     // microsecond less for each (docs/performance.md). Results are the same. From torch 2.8 on; before, memsets stay.
     bool memset_kernels = true;
+    // Where its executable comes from; null: ExecutablePool::of(arena).
+    std::shared_ptr<ExecutablePool> executables = nullptr;
 };
 
 // Puts a forwarding allocator over the one torch has installed. It passes everything on, except what is allocated on a stream of a
@@ -60,7 +130,7 @@ VMMGRAPH_API void uninstall();
 // The torch release this library was built for, as "2.11.0".
 [[nodiscard]] VMMGRAPH_API const char* built_for() noexcept;
 
-// An instantiated graph and the space its tensors live in. Destroying it waits for the arena's replays so far, since what a graph reads
+// A captured graph and the space its tensors live in. Destroying it waits for the arena's replays so far, since what a graph reads
 // often goes with it; one that was moved from throws Error (VMMGRAPH_ERROR_INVALID_HANDLE) or answers 0.
 //
 // A tensor of the capture that is still alive keeps the pages under it and nothing else; its bytes are those of the last replay. Freed, they
@@ -90,8 +160,20 @@ public:
     [[nodiscard]] const SealReport& report() const;
     // The space; its blocks are freed by the tensors that own them.
     [[nodiscard]] const Space& space() const;
-    // The cudaGraphExec_t, of the last piece.
+    // The cudaGraphExec_t, of the last piece. From then on it is this graph's own as long as that lives. Throws Error if it cannot be made.
     [[nodiscard]] void* exec() const;
+
+    // Executables are made at the first replay, or before: sees that there are some, if that takes none from a graph that was used at its
+    // pool's last replay or woken since; whether there are some now. Not beside the end of the graph. Throws Error (out of memory).
+    bool wake();
+    // The same by a thread of the pool, soon; no error is seen.
+    void wake_soon();
+    // Whether it has executables now.
+    [[nodiscard]] bool awake() const;
+    // What its executables take of the device while it has some, in bytes, by what those of its pool took so far.
+    [[nodiscard]] std::uint64_t executable_bytes() const;
+    // The pool; null up to torch 2.7.
+    [[nodiscard]] std::shared_ptr<ExecutablePool> executables() const;
 
 private:
     friend class CaptureScope;
@@ -106,8 +188,8 @@ private:
 // without end() abandons the capture and leaves torch and the arena usable.
 class VMMGRAPH_API CaptureScope {
 public:
-    // Throws Error: VMMGRAPH_ERROR_INVALID_ARGUMENT for the default stream, a stream of another device than the arena's, an arena of the
-    // host driver, or own pages by the MemPool route, VMMGRAPH_ERROR_STREAM_CAPTURING for a stream under capture, and VMMGRAPH_ERROR_WRONG_STATE before install() (blocks route)
+    // Throws Error: VMMGRAPH_ERROR_INVALID_ARGUMENT for the default stream, a stream or a pool of executables of another device than the
+    // arena's, an arena of the host driver, or own pages by the MemPool route, VMMGRAPH_ERROR_STREAM_CAPTURING for a stream under capture, and VMMGRAPH_ERROR_WRONG_STATE before install() (blocks route)
     // or for what install() refuses. What torch throws passes.
     CaptureScope(SharedVmmAllocator& arena, void* stream, const CaptureOptions& options = {});
     CaptureScope(const CaptureScope&) = delete;
@@ -122,7 +204,7 @@ public:
     // whoever frees it. Everything else (general memory, the host's, another capture's) belongs to those who own it.
     [[nodiscard]] bool holds(const void* storage) const;
 
-    // Ends the capture, seals the space and instantiates the graph. On failure destroy the scope; the capture is lost.
+    // Ends the capture and seals the space. On failure destroy the scope; the capture is lost.
     [[nodiscard]] CapturedGraph end();
 
 private:

@@ -1,7 +1,7 @@
 //! The one platform door: everything the library asks of a driver.
 //!
 //! Three traits, since a platform's answers to them differ independently: [`Memory`] (addresses and pages), [`Timeline`] (streams
-//! and events) and [`Transfer`] (bytes). What a platform can and cannot do is data, [`Capabilities`]; above this door nobody asks
+//! and events) and [`Transfer`] (bytes); and [`Graphs`], which not every platform has. What a platform can and cannot do is data, [`Capabilities`]; above this door nobody asks
 //! which platform it is. Platforms are rows of a table and are opened by name ([`platform`]).
 //!
 //! The traits are `unsafe`, as are the functions that take handles, addresses or streams: what the callers promise is stated
@@ -15,7 +15,7 @@
 //!
 //! Every function may be called from any thread, with any context current, also while a stream of that thread is being captured,
 //! and none waits for a device or a context. A failed call has changed nothing, unless it says otherwise. A driver that is already
-//! shut down answers the functions that give things back (`free_addresses`, `release`, `unmap`, `event_destroy`) with success,
+//! shut down answers the functions that give things back (`free_addresses`, `release`, `unmap`, `event_destroy`, `executable_destroy`) with success,
 //! since then there is nothing left to give.
 
 use std::fmt;
@@ -117,6 +117,15 @@ handle! {
     /// let forged = vmmgraph::driver::Event(5);
     /// ```
     Event
+}
+
+handle! {
+    /// A captured graph: a template of work, in host memory.
+    Graph
+}
+handle! {
+    /// An executable graph.
+    Executable
 }
 
 /// A page to be mapped.
@@ -258,6 +267,49 @@ pub unsafe trait Transfer {
     unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()>;
 }
 
+/// What matters of a graph for who wants to launch it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GraphShape {
+    /// How many nodes it has.
+    pub nodes: u64,
+    /// Graphs that may be updated into one another have the same number: kinds of nodes and the edges between them. Not all that have it can.
+    pub topology: u64,
+    /// It has only nodes that an update can handle.
+    pub updatable: bool,
+}
+
+/// Graphs, which some platforms have.
+///
+/// # Safety
+/// As [`Memory`].
+pub unsafe trait Graphs {
+    /// Looks at a graph.
+    ///
+    /// # Safety
+    /// The graph exists, and no other thread uses it.
+    unsafe fn graph_shape(&self, graph: Graph) -> Result<GraphShape>;
+
+    /// Makes an executable of a graph; with `frees`, what the graph allocates and leaves is freed at its next launch, as libtorch has it.
+    /// [`Error::OutOfMemory`] only when that is what happened.
+    ///
+    /// # Safety
+    /// As [`graph_shape`](Self::graph_shape).
+    unsafe fn instantiate(&self, graph: Graph, frees: bool) -> Result<Executable>;
+
+    /// Makes an executable that of another graph, for the launches to come; those that are under way go on as they were. `false` if the
+    /// platform refuses that for these two; the executable is then no graph's, and can be updated or destroyed.
+    ///
+    /// # Safety
+    /// A live executable of this driver, used by no other thread, and a graph as above.
+    unsafe fn executable_update(&self, executable: Executable, graph: Graph) -> Result<bool>;
+
+    /// Destroys an executable, behind its last launch.
+    ///
+    /// # Safety
+    /// An executable of this driver, destroyed once and launched no more.
+    unsafe fn executable_destroy(&self, executable: Executable) -> Result<()>;
+}
+
 /// One device of a platform.
 pub trait Driver: Memory + Timeline + Transfer + fmt::Debug + Send + Sync {
     /// What does not change about the device.
@@ -265,6 +317,11 @@ pub trait Driver: Memory + Timeline + Transfer + fmt::Debug + Send + Sync {
 
     /// What the platform can do.
     fn capabilities(&self) -> &Capabilities;
+
+    /// Its graphs, if it has any.
+    fn graphs(&self) -> Option<&dyn Graphs> {
+        None
+    }
 }
 
 /// A driver shared by everything on its device.

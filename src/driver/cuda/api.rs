@@ -15,13 +15,19 @@ use crate::error::{Error, Result};
 pub(super) type Code = c_int;
 
 macro_rules! driver_functions {
-    ($($name:ident($($arg:ty),*);)*) => {
-        /// The driver's functions, under their exported (versioned) names.
+    ($(#[$doc:meta])* $api:ident { $($name:ident($($arg:ty),*);)* }) => {
+        $(#[$doc])*
         #[allow(non_snake_case, reason = "the driver's own names")]
         #[derive(Debug)]
-        pub(super) struct Api { $(pub(super) $name: unsafe extern "C" fn($($arg),*) -> Code,)* }
+        pub(super) struct $api { $(pub(super) $name: unsafe extern "C" fn($($arg),*) -> Code,)* }
 
-        impl Api {
+        impl $api {
+            /// The functions, looked up at the first call.
+            pub(super) fn get() -> Result<&'static Self> {
+                static API: OnceLock<Result<$api>> = OnceLock::new();
+                API.get_or_init(Self::load).as_ref().map_err(Clone::clone)
+            }
+
             fn load() -> Result<Self> {
                 // SAFETY: only asks whether the library can be loaded.
                 if !unsafe { sys::is_culib_present() } {
@@ -42,44 +48,60 @@ macro_rules! driver_functions {
 }
 
 driver_functions! {
-    cuInit(c_uint);
-    cuGetErrorName(Code, *mut *const c_char);
-    cuDeviceGetCount(*mut c_int);
-    cuDeviceGet(*mut sys::CUdevice, c_int);
-    cuDeviceGetName(*mut c_char, c_int, sys::CUdevice);
-    cuDeviceGetAttribute(*mut c_int, c_int, sys::CUdevice);
-    cuDeviceTotalMem_v2(*mut usize, sys::CUdevice);
-    cuDevicePrimaryCtxRetain(*mut sys::CUcontext, sys::CUdevice);
-    cuDevicePrimaryCtxRelease_v2(sys::CUdevice);
-    cuCtxGetCurrent(*mut sys::CUcontext);
-    cuCtxPushCurrent_v2(sys::CUcontext);
-    cuCtxPopCurrent_v2(*mut sys::CUcontext);
-    cuThreadExchangeStreamCaptureMode(*mut c_int);
-    cuMemGetInfo_v2(*mut usize, *mut usize);
-    cuMemGetAllocationGranularity(*mut usize, *const sys::CUmemAllocationProp, c_int);
-    cuMemAddressReserve(*mut sys::CUdeviceptr, usize, usize, sys::CUdeviceptr, c_ulonglong);
-    cuMemAddressFree(sys::CUdeviceptr, usize);
-    cuMemCreate(*mut c_ulonglong, usize, *const sys::CUmemAllocationProp, c_ulonglong);
-    cuMemRelease(c_ulonglong);
-    cuMemMap(sys::CUdeviceptr, usize, usize, c_ulonglong, c_ulonglong);
-    cuMemSetAccess(sys::CUdeviceptr, usize, *const sys::CUmemAccessDesc, usize);
-    cuMemUnmap(sys::CUdeviceptr, usize);
-    cuEventCreate(*mut sys::CUevent, c_uint);
-    cuEventDestroy_v2(sys::CUevent);
-    cuEventRecord(sys::CUevent, sys::CUstream);
-    cuEventQuery(sys::CUevent);
-    cuEventSynchronize(sys::CUevent);
-    cuStreamWaitEvent(sys::CUstream, sys::CUevent, c_uint);
-    cuStreamIsCapturing(sys::CUstream, *mut c_int);
-    cuMemsetD32Async(sys::CUdeviceptr, c_uint, usize, sys::CUstream);
-    cuMemcpyDtoH_v2(*mut c_void, sys::CUdeviceptr, usize);
-    cuMemcpyHtoD_v2(sys::CUdeviceptr, *const c_void, usize);
+    /// The driver's functions, under their exported (versioned) names.
+    Api {
+        cuInit(c_uint);
+        cuGetErrorName(Code, *mut *const c_char);
+        cuDeviceGetCount(*mut c_int);
+        cuDeviceGet(*mut sys::CUdevice, c_int);
+        cuDeviceGetName(*mut c_char, c_int, sys::CUdevice);
+        cuDeviceGetAttribute(*mut c_int, c_int, sys::CUdevice);
+        cuDeviceTotalMem_v2(*mut usize, sys::CUdevice);
+        cuDevicePrimaryCtxRetain(*mut sys::CUcontext, sys::CUdevice);
+        cuDevicePrimaryCtxRelease_v2(sys::CUdevice);
+        cuCtxGetCurrent(*mut sys::CUcontext);
+        cuCtxPushCurrent_v2(sys::CUcontext);
+        cuCtxPopCurrent_v2(*mut sys::CUcontext);
+        cuThreadExchangeStreamCaptureMode(*mut c_int);
+        cuMemGetInfo_v2(*mut usize, *mut usize);
+        cuMemGetAllocationGranularity(*mut usize, *const sys::CUmemAllocationProp, c_int);
+        cuMemAddressReserve(*mut sys::CUdeviceptr, usize, usize, sys::CUdeviceptr, c_ulonglong);
+        cuMemAddressFree(sys::CUdeviceptr, usize);
+        cuMemCreate(*mut c_ulonglong, usize, *const sys::CUmemAllocationProp, c_ulonglong);
+        cuMemRelease(c_ulonglong);
+        cuMemMap(sys::CUdeviceptr, usize, usize, c_ulonglong, c_ulonglong);
+        cuMemSetAccess(sys::CUdeviceptr, usize, *const sys::CUmemAccessDesc, usize);
+        cuMemUnmap(sys::CUdeviceptr, usize);
+        cuEventCreate(*mut sys::CUevent, c_uint);
+        cuEventDestroy_v2(sys::CUevent);
+        cuEventRecord(sys::CUevent, sys::CUstream);
+        cuEventQuery(sys::CUevent);
+        cuEventSynchronize(sys::CUevent);
+        cuStreamWaitEvent(sys::CUstream, sys::CUevent, c_uint);
+        cuStreamIsCapturing(sys::CUstream, *mut c_int);
+        cuMemsetD32Async(sys::CUdeviceptr, c_uint, usize, sys::CUstream);
+        cuMemcpyDtoH_v2(*mut c_void, sys::CUdeviceptr, usize);
+        cuMemcpyHtoD_v2(sys::CUdeviceptr, *const c_void, usize);
+    }
 }
 
-impl Api {
-    /// The functions, looked up at the first call.
-    pub(super) fn get() -> Result<&'static Self> {
-        static API: OnceLock<Result<Api>> = OnceLock::new();
-        API.get_or_init(Self::load).as_ref().map_err(Clone::clone)
+driver_functions! {
+    /// Those for graphs; a driver before CUDA 12.0 lacks one of them.
+    GraphApi {
+        cuGraphGetNodes(sys::CUgraph, *mut sys::CUgraphNode, *mut usize);
+        cuGraphNodeGetType(sys::CUgraphNode, *mut c_int);
+        cuGraphGetEdges(sys::CUgraph, *mut sys::CUgraphNode, *mut sys::CUgraphNode, *mut usize);
+        cuGraphInstantiateWithFlags(*mut sys::CUgraphExec, sys::CUgraph, c_ulonglong);
+        cuGraphExecUpdate_v2(sys::CUgraphExec, sys::CUgraph, *mut UpdateResult);
+        cuGraphExecDestroy(sys::CUgraphExec);
     }
+}
+
+/// `CUgraphExecUpdateResultInfo`, whose first field is an enum that the driver may extend.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct UpdateResult {
+    pub(super) result: c_int,
+    pub(super) error_node: sys::CUgraphNode,
+    pub(super) error_from_node: sys::CUgraphNode,
 }

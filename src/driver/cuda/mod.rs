@@ -10,15 +10,16 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use super::{
-    Alias, Capabilities, DeviceInfo, Driver, Event, Memory, NotMapped, PageHandle, Platform, StreamState,
-    Timeline, Transfer, Whole,
+    Alias, Capabilities, DeviceInfo, Driver, Event, Graphs, Memory, NotMapped, PageHandle, Platform,
+    StreamState, Timeline, Transfer, Whole,
 };
 use crate::error::{Error, Result};
 use crate::units::{Address, MAX_BYTES, Stream};
 
 mod api;
+mod graphs;
 
-use api::{Api, Code};
+use api::{Api, Code, GraphApi};
 
 pub(super) const PLATFORM: Platform = Platform {
     name: "cuda",
@@ -260,6 +261,10 @@ impl Driver for CudaDriver {
 
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
+    }
+
+    fn graphs(&self) -> Option<&dyn Graphs> {
+        GraphApi::get().is_ok().then_some(self as &dyn Graphs)
     }
 }
 

@@ -56,6 +56,8 @@ codes! {
         c"operation not permitted on an event last recorded in a capturing stream";
     CAPTURE_WRONG_THREAD = 908, c"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
         c"attempt to terminate a thread-local capture sequence from another thread";
+    GRAPH_EXEC_UPDATE_FAILURE = 910, c"CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE",
+        c"the graph update was not performed because it included changes which violated constraints specific to instantiated graph update";
     UNKNOWN = 999, c"CUDA_ERROR_UNKNOWN", c"unknown error";
 }
 

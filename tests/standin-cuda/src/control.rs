@@ -71,6 +71,12 @@ pub unsafe extern "C" fn standin_leftovers(out: *mut u64) {
     unsafe { out.cast::<[u64; 4]>().write_unaligned(left) };
 }
 
+/// How many executable graphs are alive.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_executables() -> u64 {
+    capture::table().execs.len() as u64
+}
+
 /// Starts counting anew. Armed failures stay armed.
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_reset_counters() {

@@ -22,7 +22,7 @@ macro_rules! counted_calls {
 counted_calls! {
     cuMemAddressReserve, cuMemAddressFree, cuMemCreate, cuMemRelease, cuMemMap, cuMemUnmap, cuMemSetAccess, cuEventCreate,
     cuEventDestroy_v2, cuEventRecord, cuEventQuery, cuStreamWaitEvent, cuEventSynchronize, cuStreamIsCapturing,
-    cuMemGetInfo_v2
+    cuMemGetInfo_v2, cuGraphInstantiateWithFlags, cuGraphExecUpdate_v2, cuGraphExecDestroy
 }
 
 /// How many of the next questions whether an event has happened are answered with no.

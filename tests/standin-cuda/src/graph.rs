@@ -1,10 +1,13 @@
 //! Graphs, and the work that a stream can be given: filling and copying.
 
-use std::ffi::{c_uchar, c_uint, c_void};
+use std::ffi::{c_int, c_uchar, c_uint, c_void};
 use std::sync::Arc;
 
 use crate::capture::{Node, Target, table, target};
-use crate::code::{Answer, Code, ILLEGAL_ADDRESS, INVALID_HANDLE, INVALID_VALUE, refused};
+use crate::code::{
+    Answer, Code, GRAPH_EXEC_UPDATE_FAILURE, ILLEGAL_ADDRESS, INVALID_HANDLE, INVALID_VALUE, refused,
+};
+use crate::faults::{Call, counted};
 use crate::state::{current, device_at, devices};
 use crate::{answer, give};
 
@@ -19,6 +22,7 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
     _flags: u64,
 ) -> Code {
     answer(|| {
+        counted(Call::cuGraphInstantiateWithFlags)?;
         current()?;
         if out.is_null() {
             return Err(INVALID_VALUE);
@@ -62,10 +66,126 @@ pub extern "C" fn cuGraphDestroy(graph: *mut c_void) -> Code {
     })
 }
 
+/// What `CU_GRAPH_NODE_TYPE_MEMCPY` and `..._MEMSET` are.
+fn kind(node: &Node) -> c_int {
+    match node {
+        Node::Copy { .. } => 1,
+        Node::Fill { .. } => 2,
+    }
+}
+
+/// What a graph's node is called: a place in it, as nodes have no handles here. Nothing else takes them.
+fn node_name(graph: *mut c_void, place: usize) -> *mut c_void {
+    ((graph as usize) << NODE_BITS | (place + 1)) as *mut c_void
+}
+
+const NODE_BITS: u32 = 20;
+
+/// Writes as many nodes as there is room for; with no room, how many there are.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGraphGetNodes(
+    graph: *mut c_void,
+    out: *mut *mut c_void,
+    count: *mut usize,
+) -> Code {
+    answer(|| {
+        let nodes = table().graphs.get(&(graph as u64)).map(Arc::clone).ok_or(INVALID_HANDLE)?;
+        if count.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        if !out.is_null() {
+            // SAFETY: not null, and then readable by the caller's contract.
+            let room = unsafe { *count };
+            for place in 0..nodes.len().min(room) {
+                // SAFETY: room for so many by the caller's contract.
+                unsafe { out.add(place).write(node_name(graph, place)) };
+            }
+        }
+        // SAFETY: not null, and then writable by the caller's contract.
+        unsafe { give(count, nodes.len()) }
+    })
+}
+
+/// Writes what a node does.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGraphNodeGetType(node: *mut c_void, out: *mut c_int) -> Code {
+    answer(|| {
+        let (graph, place) = ((node as u64) >> NODE_BITS, (node as usize) & ((1 << NODE_BITS) - 1));
+        let table = table();
+        let nodes = table.graphs.get(&graph).ok_or(INVALID_HANDLE)?;
+        let node = place.checked_sub(1).and_then(|place| nodes.get(place)).ok_or(INVALID_HANDLE)?;
+        // SAFETY: the caller's contract.
+        unsafe { give(out, kind(node)) }
+    })
+}
+
+/// Writes how many edges there are: one between any two nodes that follow one another, as all work here is in a line.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGraphGetEdges(
+    graph: *mut c_void,
+    from: *mut *mut c_void,
+    to: *mut *mut c_void,
+    count: *mut usize,
+) -> Code {
+    answer(|| {
+        let nodes = table().graphs.get(&(graph as u64)).map(Arc::clone).ok_or(INVALID_HANDLE)?;
+        if count.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        let edges = nodes.len().saturating_sub(1);
+        if !from.is_null() && !to.is_null() {
+            // SAFETY: not null, and then readable by the caller's contract.
+            let room = unsafe { *count };
+            for place in 0..edges.min(room) {
+                // SAFETY: room for so many in both by the caller's contract.
+                unsafe {
+                    from.add(place).write(node_name(graph, place));
+                    to.add(place).write(node_name(graph, place + 1));
+                }
+            }
+        }
+        // SAFETY: not null, and then writable by the caller's contract.
+        unsafe { give(count, edges) }
+    })
+}
+
+/// Makes an executable that of another graph, if its nodes are of the same kinds and its copies as long, which stands for what CUDA finds
+/// different in graphs that look alike.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGraphExecUpdate_v2(
+    exec: *mut c_void,
+    graph: *mut c_void,
+    result: *mut c_void,
+) -> Code {
+    answer(|| {
+        counted(Call::cuGraphExecUpdate_v2)?;
+        current()?;
+        if result.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        let mut table = table();
+        let nodes = table.graphs.get(&(graph as u64)).map(Arc::clone).ok_or(INVALID_HANDLE)?;
+        let before = table.execs.get_mut(&(exec as u64)).ok_or(INVALID_HANDLE)?;
+        let alike = |pair: (&Node, &Node)| match pair {
+            (Node::Copy { len: a, .. }, Node::Copy { len: b, .. }) => a == b,
+            (a, b) => kind(a) == kind(b),
+        };
+        if before.len() != nodes.len() || !before.iter().zip(nodes.iter()).all(alike) {
+            return Err(GRAPH_EXEC_UPDATE_FAILURE);
+        }
+        if !nodes.iter().all(|node| node.mapped()) {
+            return Err(INVALID_VALUE);
+        }
+        *before = nodes;
+        Ok(())
+    })
+}
+
 /// Destroys an executable graph.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGraphExecDestroy(exec: *mut c_void) -> Code {
     answer(|| {
+        counted(Call::cuGraphExecDestroy)?;
         devices()?;
         table().execs.remove(&(exec as u64)).map(drop).ok_or(INVALID_HANDLE)
     })

@@ -1,0 +1,103 @@
+#include "executables.hpp"
+
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "compat.hpp"
+#include "guards.hpp"
+
+namespace vmmgraph::torch {
+namespace {
+
+rust::Box<bridge::ExecutablePool> make_pool(const SharedVmmAllocator& arena, const ExecutableLimits& limits) {
+    try {
+        return bridge::executable_pool(reinterpret_cast<std::size_t>(arena.handle()), limits.most_executables,
+                                       limits.most_executable_bytes);
+    } catch (const rust::Error& error) {
+        // No rust:: type leaves the library.
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, error.what());
+    }
+}
+
+}  // namespace
+
+ExecutablePool::ExecutablePool(const SharedVmmAllocator& arena, const ExecutableLimits& limits)
+    : state_(new State{device_of(arena), make_pool(arena, limits), {}}) {}
+ExecutablePool::~ExecutablePool() = default;
+
+std::shared_ptr<ExecutablePool> ExecutablePool::of(const SharedVmmAllocator& arena) {
+    static std::mutex mutex;
+    static auto* const all = new std::unordered_map<c10::DeviceIndex, std::weak_ptr<ExecutablePool>>;
+    const auto device = device_of(arena).index();
+    const std::lock_guard lock(mutex);
+    auto& known = (*all)[device];
+    auto pool = known.lock();
+    if (!pool) {
+        known = pool = std::make_shared<ExecutablePool>(arena, ExecutableLimits{});
+    }
+    return pool;
+}
+
+std::shared_ptr<ExecutablePool> ExecutablePool::State::of(const SharedVmmAllocator& arena, const std::shared_ptr<ExecutablePool>& named) {
+    if (named && named->state_->device != device_of(arena)) {
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "the arena is on " + device_of(arena).str() + ", and the pool of executables is of " + named->state_->device.str());
+    }
+    return !shared() ? nullptr : named ? named : ExecutablePool::of(arena);
+}
+
+bool ExecutablePool::shared() noexcept { return compat::Graph::lends; }
+
+void ExecutablePool::set_limits(const ExecutableLimits& limits) {
+    bridge::set_executable_limits(*state_->pool, limits.most_executables, limits.most_executable_bytes);
+}
+
+ExecutableStats ExecutablePool::stats() const {
+    const auto now = bridge::executable_stats(*state_->pool);
+    return {{now.most, now.most_bytes},
+            now.graphs,
+            now.awake,
+            now.executables,
+            now.nodes,
+            now.template_nodes,
+            now.bytes,
+            now.made,
+            now.updated,
+            now.refused,
+            now.dropped,
+            now.woken,
+            now.ready,
+            now.late};
+}
+
+Template::Template(std::shared_ptr<ExecutablePool> pool, const std::vector<cudaGraph_t>& graphs, bool own)
+    : pool_(std::move(pool)), held_(bridge::no_template()), executables_(graphs.size()) {
+    std::vector<std::size_t> raw;
+    raw.reserve(graphs.size());
+    for (auto* const graph : graphs) {
+        raw.push_back(reinterpret_cast<std::size_t>(graph));
+    }
+    detail::check(bridge::add_graphs(*held_, *pool_->state_->pool, {raw.data(), raw.size()}, own));
+}
+
+Template::Lent::Lent(Template& from) : from_(from) {
+    detail::check(bridge::enter(*from.held_, {from.executables_.data(), from.executables_.size()}));
+}
+
+bool Template::wake() {
+    const std::lock_guard lock(mutex_);
+    bool awake = false;
+    if (!closed_) {
+        detail::check(bridge::wake(*held_, awake));
+    }
+    return awake;
+}
+
+void Template::close() noexcept {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    held_ = bridge::no_template();
+}
+
+}  // namespace vmmgraph::torch

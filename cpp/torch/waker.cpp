@@ -1,0 +1,79 @@
+#include "waker.hpp"
+
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <utility>
+
+#include <c10/util/Logging.h>
+
+#include "executables.hpp"
+
+namespace vmmgraph::torch {
+namespace {
+
+// A step has about three graphs that may be next; what is older than a few steps is not next any more.
+constexpr std::size_t most_waiting = 8;
+
+}  // namespace
+
+struct Waker::Queue {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<std::weak_ptr<Template>> waiting;
+    bool over = false;
+};
+
+Waker::Waker() : queue_(std::make_shared<Queue>()) {}
+
+Waker::~Waker() {
+    {
+        const std::lock_guard lock(queue_->mutex);
+        queue_->over = true;
+    }
+    queue_->changed.notify_all();
+    if (thread_.joinable()) {
+        // The thread may have had the last reference to a graph of the pool, and through it to this.
+        thread_.get_id() == std::this_thread::get_id() ? thread_.detach() : thread_.join();
+    }
+}
+
+void Waker::ask(std::weak_ptr<Template> graph) {
+    {
+        const std::lock_guard lock(queue_->mutex);
+        queue_->waiting.push_back(std::move(graph));
+        if (queue_->waiting.size() > most_waiting) {
+            queue_->waiting.pop_front();
+        }
+        if (!thread_.joinable()) {
+            thread_ = std::thread([queue = queue_] { work(queue); });
+        }
+    }
+    queue_->changed.notify_one();
+}
+
+void Waker::work(const std::shared_ptr<Queue>& queue) {
+    std::unique_lock lock(queue->mutex);
+    while (!queue->over) {
+        if (queue->waiting.empty()) {
+            queue->changed.wait(lock);
+            continue;
+        }
+        const auto next = std::move(queue->waiting.front());
+        queue->waiting.pop_front();
+        lock.unlock();
+        try {
+            if (const auto graph = next.lock()) {
+                static_cast<void>(graph->wake());
+            }
+        } catch (const std::exception& error) {
+            // Its replay will say so, if there is one.
+            VLOG(1) << "vmmgraph: not woken ahead: " << error.what();
+        }
+        lock.lock();
+    }
+}
+
+}  // namespace vmmgraph::torch

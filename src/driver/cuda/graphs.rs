@@ -1,0 +1,140 @@
+//! CUDA's graphs: `cuGraph*`.
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ptr;
+
+use cudarc::driver::sys;
+
+use super::api::{Code, GraphApi, UpdateResult};
+use super::{CudaDriver, check};
+use crate::driver::{Executable, Graph, GraphShape, Graphs};
+use crate::error::{Error, Result};
+
+const ERROR_GRAPH_EXEC_UPDATE_FAILURE: Code = 910;
+/// An edge carries data (programmatic launches, as cuBLAS makes them on an H200), which this function has no place for.
+const ERROR_LOSSY_QUERY: Code = 402;
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`
+const AUTO_FREE_ON_LAUNCH: u64 = 1;
+/// Kernels, copies, fills, host functions, empty nodes, and waits for and records of events. Not: child graphs, which may hold anything,
+/// semaphores, allocations (of whose graphs there is one executable at a time), batches of memory operations and conditions.
+const UPDATABLE: [c_int; 7] = [0, 1, 2, 3, 5, 6, 7];
+
+impl CudaDriver {
+    fn graph_api() -> Result<&'static GraphApi> {
+        GraphApi::get()
+    }
+
+    /// A call of a graph function; its code where that is no failure of the call itself.
+    fn graph_call(&self, name: &'static str, call: impl FnOnce(&GraphApi) -> Code) -> Result<()> {
+        let graphs = Self::graph_api()?;
+        self.call(name, |_| call(graphs))
+    }
+}
+
+fn template(graph: Graph) -> sys::CUgraph {
+    graph.0 as sys::CUgraph
+}
+
+fn exec(executable: Executable) -> sys::CUgraphExec {
+    executable.0 as sys::CUgraphExec
+}
+
+// SAFETY: the driver's functions do what the trait says (tests/conformance.rs, on an H200).
+unsafe impl Graphs for CudaDriver {
+    unsafe fn graph_shape(&self, graph: Graph) -> Result<GraphShape> {
+        let mut count = 0;
+        // SAFETY: the graph exists (precondition of the door); null asks for the count, and the out pointer is good.
+        self.graph_call("cuGraphGetNodes", |api| unsafe {
+            (api.cuGraphGetNodes)(template(graph), ptr::null_mut(), &raw mut count)
+        })?;
+        let mut nodes: Vec<sys::CUgraphNode> = vec![ptr::null_mut(); count];
+        if count > 0 {
+            // SAFETY: as above, with room for so many nodes.
+            self.graph_call("cuGraphGetNodes", |api| unsafe {
+                (api.cuGraphGetNodes)(template(graph), nodes.as_mut_ptr(), &raw mut count)
+            })?;
+            nodes.truncate(count);
+        }
+        let mut topology = DefaultHasher::new();
+        let mut updatable = true;
+        let graphs = Self::graph_api()?;
+        for node in &nodes {
+            let mut kind = -1;
+            // SAFETY: a node of a live graph; the out pointer is good. It touches no context.
+            let code = unsafe { (graphs.cuGraphNodeGetType)(*node, &raw mut kind) };
+            check(self.api, "cuGraphNodeGetType", code)?;
+            updatable &= UPDATABLE.contains(&kind);
+            kind.hash(&mut topology);
+        }
+        self.hash_edges(graph, &nodes, &mut topology)?;
+        Ok(GraphShape { nodes: nodes.len() as u64, topology: topology.finish(), updatable })
+    }
+
+    unsafe fn instantiate(&self, graph: Graph, frees: bool) -> Result<Executable> {
+        let mut made = ptr::null_mut();
+        let flags = if frees { AUTO_FREE_ON_LAUNCH } else { 0 };
+        // SAFETY: the graph exists and nobody else uses it (precondition of the door); the out pointer is good.
+        self.graph_call("cuGraphInstantiate", |api| unsafe {
+            (api.cuGraphInstantiateWithFlags)(&raw mut made, template(graph), flags)
+        })
+        .map_err(|error| self.out_of_memory(0, error))?;
+        Ok(Executable(made as u64))
+    }
+
+    unsafe fn executable_update(&self, executable: Executable, graph: Graph) -> Result<bool> {
+        let mut result =
+            UpdateResult { result: 0, error_node: ptr::null_mut(), error_from_node: ptr::null_mut() };
+        // SAFETY: both exist and nobody else uses them (precondition of the door); the out pointer is good.
+        let updated = self.graph_call("cuGraphExecUpdate", |api| unsafe {
+            (api.cuGraphExecUpdate_v2)(exec(executable), template(graph), &raw mut result)
+        });
+        match updated {
+            Ok(()) => Ok(true),
+            Err(Error::Driver { code: ERROR_GRAPH_EXEC_UPDATE_FAILURE, .. }) => {
+                tracing::debug!(result = result.result, "an executable was not updated");
+                Ok(false)
+            }
+            Err(error) => Err(self.out_of_memory(0, error)),
+        }
+    }
+
+    unsafe fn executable_destroy(&self, executable: Executable) -> Result<()> {
+        let graphs = Self::graph_api()?;
+        // SAFETY: an executable of ours, destroyed once (precondition of the door).
+        self.give_back("cuGraphExecDestroy", |_| unsafe { (graphs.cuGraphExecDestroy)(exec(executable)) })
+    }
+}
+
+impl CudaDriver {
+    /// The edges, by the positions of their nodes, in the order in which the graph has them.
+    fn hash_edges(&self, graph: Graph, nodes: &[sys::CUgraphNode], into: &mut DefaultHasher) -> Result<()> {
+        let graphs = Self::graph_api()?;
+        let mut count = 0;
+        // SAFETY: the graph exists (precondition of the caller); nulls ask for the count, and the out pointer is good.
+        let code = unsafe {
+            (graphs.cuGraphGetEdges)(template(graph), ptr::null_mut(), ptr::null_mut(), &raw mut count)
+        };
+        let mut from: Vec<sys::CUgraphNode> = vec![ptr::null_mut(); count];
+        let mut to = from.clone();
+        let code = if code != 0 || count == 0 {
+            code
+        } else {
+            // SAFETY: as above, with room for so many edges.
+            unsafe {
+                (graphs.cuGraphGetEdges)(template(graph), from.as_mut_ptr(), to.as_mut_ptr(), &raw mut count)
+            }
+        };
+        if code == ERROR_LOSSY_QUERY {
+            // Whether such graphs can be updated is found out by trying, as for all others.
+            return Ok(());
+        }
+        check(self.api, "cuGraphGetEdges", code)?;
+        let places: HashMap<_, _> = nodes.iter().enumerate().map(|(place, node)| (*node, place)).collect();
+        for edge in from.iter().zip(&to).take(count) {
+            (places.get(edge.0), places.get(edge.1)).hash(into);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,378 @@
+//! Graphs that share executables, over the stand-in libcuda: right whatever fails, from any thread, and nothing left behind. What real
+//! graphs do is in tests/torch/executables_test.cpp.
+
+use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cudarc::driver::sys;
+use vmmgraph::driver::{CudaDriver, Driver, Graph, Memory, Transfer};
+use vmmgraph::executables::Limits;
+use vmmgraph::units::Address;
+use vmmgraph::{Error, ExecutablePool, GraphTemplate};
+
+const PAGE: u64 = 2 << 20;
+/// Bytes that a graph works on.
+const PART: u64 = 4096;
+
+fn control<T: Copy>(name: &[u8]) -> T {
+    // SAFETY: the driver is open, so the library is there; the signatures are those of tests/standin-cuda/src/control.rs.
+    unsafe { *sys::culib().get::<T>(name).expect("not the stand-in") }
+}
+
+fn executables() -> u64 {
+    // SAFETY: the signature is this one.
+    unsafe { control::<unsafe extern "C" fn() -> u64>(b"standin_executables\0")() }
+}
+
+fn calls() -> u64 {
+    // SAFETY: as above.
+    unsafe { control::<unsafe extern "C" fn() -> u64>(b"standin_calls\0")() }
+}
+
+fn fail(nth: u64, code: i32, second: u64) {
+    // SAFETY: as above.
+    unsafe {
+        control::<unsafe extern "C" fn(u64, i32)>(b"standin_fail\0")(nth, code);
+        control::<unsafe extern "C" fn(u64, i32)>(b"standin_fail_second\0")(second, code);
+    }
+}
+
+fn ok(code: sys::CUresult) {
+    assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+}
+
+/// A page of device memory, a stream, and the driver. Tests take turns, as they count executables and make calls fail.
+struct Device {
+    driver: Arc<CudaDriver>,
+    context: sys::CUcontext,
+    stream: sys::CUstream,
+    page: vmmgraph::driver::PageHandle,
+    base: Address,
+    _alone: MutexGuard<'static, ()>,
+}
+
+// SAFETY: the driver's handles may be used from any thread; the guard stays on the thread that made it.
+unsafe impl Sync for Device {}
+
+impl Device {
+    fn new() -> Self {
+        static ALONE: Mutex<()> = Mutex::new(());
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let driver = Arc::new(CudaDriver::new(0).unwrap());
+        let (mut context, mut stream) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: out pointers on this stack; the driver keeps the context.
+        unsafe {
+            ok(sys::cuDevicePrimaryCtxRetain(&raw mut context, 0));
+            ok(sys::cuCtxPushCurrent_v2(context));
+            ok(sys::cuStreamCreate(&raw mut stream, 1));
+        }
+        let base = driver.reserve(PAGE).unwrap();
+        let page = driver.create(PAGE).unwrap();
+        // SAFETY: reserved and created just now.
+        unsafe { driver.map(base, &[vmmgraph::driver::Whole { page, bytes: PAGE }]).unwrap() };
+        assert_eq!(executables(), 0);
+        Self { driver, context, stream, page, base, _alone: alone }
+    }
+
+    fn pool(&self, most: usize) -> Arc<ExecutablePool> {
+        let driver: Arc<dyn Driver> = Arc::clone(&self.driver) as _;
+        ExecutablePool::new(driver, Limits { most: Some(most), most_bytes: None }).unwrap()
+    }
+
+    fn at(&self, place: u64) -> Address {
+        Address(self.base.0 + place * PART)
+    }
+
+    /// A graph of `fills` of a part of the page, the last of which counts, and a copy of `copied` bytes onto itself if there are any.
+    fn capture(&self, place: u64, value: u32, fills: u64, copied: usize) -> sys::CUgraph {
+        let mut graph = ptr::null_mut();
+        // SAFETY: a stream of this thread's context, and mapped memory.
+        unsafe {
+            ok(sys::cuStreamBeginCapture_v2(
+                self.stream,
+                sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+            ));
+            for left in (0..fills).rev() {
+                let value = value.wrapping_sub(left as u32);
+                ok(sys::cuMemsetD32Async(self.at(place).0, value, PART as usize / 4, self.stream));
+            }
+            if copied > 0 {
+                ok(sys::cuMemcpyDtoDAsync_v2(self.at(place).0, self.at(place).0, copied, self.stream));
+            }
+            ok(sys::cuStreamEndCapture(self.stream, &raw mut graph));
+        }
+        graph
+    }
+
+    /// The value of a part, which must be one.
+    fn value(&self, place: u64) -> u32 {
+        let mut bytes = [0; PART as usize];
+        // SAFETY: mapped memory.
+        unsafe { self.driver.read(self.at(place), &mut bytes).unwrap() };
+        assert!(bytes.chunks(4).all(|word| word == &bytes[..4]));
+        u32::from_le_bytes(bytes[..4].try_into().unwrap())
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: everything is this object's, and nothing is launched any more.
+        unsafe {
+            self.driver.unmap(self.base, PAGE).unwrap();
+            self.driver.release(self.page).unwrap();
+            self.driver.free_addresses(self.base, PAGE).unwrap();
+            ok(sys::cuStreamDestroy_v2(self.stream));
+            ok(sys::cuCtxPopCurrent_v2(&raw mut self.context));
+            ok(sys::cuDevicePrimaryCtxRelease_v2(0));
+        }
+    }
+}
+
+/// A captured graph, or several that are launched together, each with a part of the page.
+struct Captured {
+    first: u64,
+    values: Vec<u32>,
+    template: Option<GraphTemplate>,
+    graphs: Vec<sys::CUgraph>,
+}
+
+// SAFETY: the stand-in's graphs may be used from any thread.
+unsafe impl Send for Captured {}
+// SAFETY: as above.
+unsafe impl Sync for Captured {}
+
+impl Captured {
+    /// The kind says how many fills each has, and whether a copy that others cannot be updated to.
+    fn new(device: &Device, pool: &Arc<ExecutablePool>, first: u64, pieces: u64, kind: u64) -> Self {
+        let values: Vec<u32> = (0..pieces).map(|piece| (100 * (first + piece) + 7) as u32).collect();
+        let graphs: Vec<_> = values
+            .iter()
+            .zip(first..)
+            .map(|(value, place)| device.capture(place, *value, 1 + kind % 2, 256 * kind as usize))
+            .collect();
+        // SAFETY: captured just now; they are destroyed behind the template.
+        let template = unsafe {
+            let graphs: Vec<_> = graphs.iter().map(|graph| Graph::from_raw(*graph as u64)).collect();
+            pool.add(&graphs, false).unwrap()
+        };
+        Self { first, values, template: Some(template), graphs }
+    }
+
+    fn template(&self) -> &GraphTemplate {
+        self.template.as_ref().unwrap()
+    }
+
+    fn replay(&self, device: &Device) -> Result<(), Error> {
+        let mut execs = vec![0; self.graphs.len()];
+        self.template().enter(|place, exec| execs[place] = exec.raw())?;
+        // SAFETY: a context that is alive; executables that are lent to this thread.
+        unsafe {
+            ok(sys::cuCtxPushCurrent_v2(device.context));
+            for exec in execs {
+                ok(sys::cuGraphLaunch(exec as sys::CUgraphExec, device.stream));
+            }
+            let mut popped = ptr::null_mut();
+            ok(sys::cuCtxPopCurrent_v2(&raw mut popped));
+        }
+        self.template().leave();
+        Ok(())
+    }
+
+    /// Nothing else writes its parts.
+    fn assert_right(&self, device: &Device) {
+        for (value, place) in self.values.iter().zip(self.first..) {
+            assert_eq!(device.value(place), *value, "part {place}");
+        }
+    }
+
+    fn spoil(&self, device: &Device) {
+        for place in (self.first..).take(self.values.len()) {
+            // SAFETY: mapped memory.
+            unsafe { device.driver.write(device.at(place), &[0xEE; PART as usize]).unwrap() };
+        }
+    }
+}
+
+impl Drop for Captured {
+    fn drop(&mut self) {
+        self.template.take();
+        for graph in self.graphs.drain(..) {
+            // SAFETY: its template is gone.
+            ok(unsafe { sys::cuGraphDestroy(graph) });
+        }
+    }
+}
+
+#[test]
+fn shared_executables_launch_the_graph_that_was_asked_for() {
+    let device = Device::new();
+    let pool = device.pool(3);
+    let graphs: Vec<_> =
+        (0..24).map(|i| Captured::new(&device, &pool, 4 * i, 1 + i / 4 % 2, i % 4)).collect();
+    assert_eq!(executables(), 0, "a capture makes none");
+    let mut random = 1_u64;
+    for _ in 0..3000 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let graph = &graphs[(random >> 33) as usize % graphs.len()];
+        graph.spoil(&device);
+        graph.replay(&device).unwrap();
+        graph.assert_right(&device);
+    }
+    let stats = pool.stats();
+    assert_eq!(stats.now.executables, executables());
+    assert!(stats.counts.updated > 100 && stats.counts.made > 2, "{stats:?}");
+    assert_eq!(stats.counts.ready + stats.counts.late, 3000);
+    drop(graphs);
+    assert_eq!((executables(), pool.stats().graphs), (0, 0));
+}
+
+#[test]
+fn a_graph_that_cannot_be_updated_gets_one_of_its_own_and_the_outcome_is_remembered() {
+    let device = Device::new();
+    let pool = device.pool(1);
+    // The same kinds of nodes in the same order, but copies of different lengths.
+    let graphs: Vec<_> = (0..6).map(|i| Captured::new(&device, &pool, i, 1, 2 + 2 * (i % 2))).collect();
+    for _ in 0..5 {
+        for graph in &graphs {
+            graph.spoil(&device);
+            graph.replay(&device).unwrap();
+            graph.assert_right(&device);
+        }
+    }
+    let stats = pool.stats();
+    assert!((1..=4).contains(&stats.counts.refused), "{stats:?}");
+    assert_eq!(executables(), 2);
+}
+
+#[test]
+fn waking_ahead_makes_a_replay_ready_and_never_takes_what_is_in_use() {
+    let device = Device::new();
+    let pool = device.pool(2);
+    let graphs: Vec<_> = (0..4).map(|i| Captured::new(&device, &pool, i, 2, 0)).collect();
+    assert!(graphs[0].template().wake().unwrap());
+    assert!(graphs[0].template().is_awake());
+    graphs[0].replay(&device).unwrap();
+    assert!(graphs[1].template().wake().unwrap());
+    assert!(!graphs[2].template().wake().unwrap(), "both were wanted just now");
+    graphs[1].replay(&device).unwrap();
+    assert!(graphs[2].template().wake().unwrap());
+    assert!(!graphs[0].template().is_awake());
+    assert!(graphs[1].template().expect() && !graphs[0].template().expect());
+    assert_eq!(pool.stats().counts.late, 0);
+    graphs.iter().for_each(|graph| graph.spoil(&device));
+    for graph in &graphs {
+        graph.replay(&device).unwrap();
+        graph.assert_right(&device);
+    }
+}
+
+#[test]
+fn any_thread_may_replay_wake_and_drop() {
+    let device = Device::new();
+    let pool = device.pool(3);
+    // Each thread has an arena of its own, and now and then a graph that comes and goes. Captures are this thread's.
+    let of_threads: Vec<Vec<_>> = (0..4)
+        .map(|thread| (0..5).map(|i| Captured::new(&device, &pool, 40 * thread + 2 * i, 2, i % 2)).collect())
+        .collect();
+    let over = AtomicBool::new(false);
+    // The stand-in does the work of all streams in the caller's order.
+    let turn = Mutex::new(());
+    std::thread::scope(|scope| {
+        for graphs in &of_threads {
+            let (device, turn) = (&device, &turn);
+            scope.spawn(move || {
+                let mut random = graphs[0].first + 1;
+                for _ in 0..1500 {
+                    random = random
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1_442_695_040_888_963_407);
+                    let graph = &graphs[(random >> 33) as usize % graphs.len()];
+                    graph.replay(device).unwrap();
+                    let _turn = turn.lock();
+                    graph.assert_right(device);
+                }
+            });
+        }
+        let (of_threads, over) = (&of_threads, &over);
+        let waking = scope.spawn(move || {
+            let mut woken = 0_u64;
+            for graph in of_threads.iter().flatten().cycle() {
+                woken += u64::from(graph.template().wake().unwrap());
+                if over.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+            woken
+        });
+        let stats = || pool.stats().counts;
+        while stats().ready + stats().late < 6000 {
+            std::thread::yield_now();
+        }
+        over.store(true, Ordering::Relaxed);
+        assert!(waking.join().unwrap() > 0);
+    });
+    drop(of_threads);
+    assert_eq!(executables(), 0);
+}
+
+/// Replays, wakes, grows and shrinks; how many steps were errors.
+fn scenario(device: &Device, pool: &Arc<ExecutablePool>, graphs: &[Captured]) -> u64 {
+    let mut errors = 0;
+    for round in 0..2 {
+        for (i, graph) in graphs.iter().enumerate() {
+            errors += u64::from(graph.replay(device).is_err());
+            errors += u64::from(graphs[(i + 2) % graphs.len()].template().wake().is_err());
+        }
+        pool.set_limits(Limits { most: Some(1 + round), most_bytes: None });
+    }
+    errors
+}
+
+#[test]
+fn whatever_the_driver_refuses_is_a_value_and_all_goes_on() {
+    let device = Device::new();
+    let mut swept = (0, 0);
+    for code in [2, 910, 999] {
+        let mut total = u64::MAX;
+        for nth in 0.. {
+            if nth > total {
+                break;
+            }
+            for gap in [0, 1, 3] {
+                let pool = device.pool(3);
+                let graphs: Vec<_> =
+                    (0..7).map(|i| Captured::new(&device, &pool, 3 * i, 1 + i % 2, i % 3)).collect();
+                let before = calls();
+                fail(nth, code, if nth > 0 && gap > 0 { nth + gap } else { 0 });
+                let errors = scenario(&device, &pool, &graphs);
+                fail(0, 0, 0);
+                if nth == 0 {
+                    total = calls() - before;
+                    assert_eq!(errors, 0);
+                }
+                swept = (swept.0 + 1, swept.1 + errors);
+                for graph in graphs.iter().chain(&graphs) {
+                    graph.spoil(&device);
+                    graph.replay(&device).unwrap();
+                    graph.assert_right(&device);
+                }
+                drop(graphs);
+                assert_eq!(pool.stats().now.executables, 0);
+                drop(pool);
+                assert_eq!(executables(), 0, "{code}, {nth} and {gap} later");
+            }
+        }
+    }
+    println!("{} runs, {} errors of a step", swept.0, swept.1);
+    assert!(swept.1 > 20 && swept.0 > 200, "{swept:?}");
+}
+
+#[test]
+fn a_platform_without_graphs_has_no_pool() {
+    let host = vmmgraph::driver::HostDriver::new(0, vmmgraph::HostOptions::default()).unwrap();
+    assert!(matches!(
+        ExecutablePool::new(Arc::new(host), Limits::default()),
+        Err(Error::WrongState { what: "the device", .. })
+    ));
+}
