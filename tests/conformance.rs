@@ -1018,6 +1018,97 @@ fn the_capture_mode_is_exchanged_per_thread() {
     assert_eq!(exchange(global), relaxed);
 }
 
+// ---- host memory ----
+
+/// Bytes of this process at a multiple of 4 KiB, as a mapping has them.
+struct HostBytes(Vec<u8>, usize);
+
+impl HostBytes {
+    fn new(len: usize) -> Self {
+        let bytes = vec![0; len + 4096];
+        let skip = (bytes.as_ptr() as usize).next_multiple_of(4096) - bytes.as_ptr() as usize;
+        Self(bytes, skip)
+    }
+
+    fn at(&mut self, offset: usize) -> *mut c_void {
+        self.0[self.1 + offset..].as_mut_ptr().cast()
+    }
+}
+
+/// `CU_MEMHOSTREGISTER_PORTABLE`
+const PORTABLE: u32 = 1;
+
+#[test]
+fn registered_and_plain_host_memory_is_copied_in_a_streams_order() {
+    let gpu = Gpu::open();
+    let (stream, event) = (gpu.stream(), gpu.event());
+    const LEN: u64 = 8 * MIB;
+    let (page, base) = (create(LEN), reserve(LEN));
+    map(base, LEN, page);
+    let mut host = HostBytes::new(LEN as usize);
+    for registered in [false, true] {
+        if registered {
+            ok!(cuMemHostRegister_v2(host.at(0), LEN as usize, PORTABLE));
+        }
+        for value in [7_u32, 8] {
+            assert_eq!(stream.fill(base, LEN, value), SUCCESS);
+            ok!(cuMemcpyDtoHAsync_v2(host.at(0), base, LEN as usize, stream.0));
+            assert_eq!(stream.fill(base, LEN, 0), SUCCESS);
+            ok!(cuMemcpyHtoDAsync_v2(base + LEN / 2, host.at(4096), LEN as usize / 2, stream.0));
+            ok!(cuEventRecord(event.0, stream.0));
+            ok!(cuEventSynchronize(event.0));
+            assert_holds(base, LEN / 2, 0);
+            assert_holds(base + LEN / 2, LEN / 2, value);
+        }
+    }
+    ok!(cuMemHostUnregister(host.at(0)));
+    unmap(base, LEN);
+    release(page);
+    free_addresses(base, LEN);
+}
+
+#[test]
+fn host_memory_is_registered_once_and_unregistered_once() {
+    let _gpu = Gpu::open();
+    const ALREADY_REGISTERED: i32 = 712;
+    const NOT_REGISTERED: i32 = 713;
+    let mut host = HostBytes::new(MIB as usize);
+    assert_eq!(code!(cuMemHostUnregister(host.at(0))), NOT_REGISTERED);
+    ok!(cuMemHostRegister_v2(host.at(0), MIB as usize, PORTABLE));
+    assert_eq!(code!(cuMemHostRegister_v2(host.at(0), MIB as usize, PORTABLE)), ALREADY_REGISTERED);
+    ok!(cuMemHostUnregister(host.at(0)));
+    assert_eq!(code!(cuMemHostUnregister(host.at(0))), NOT_REGISTERED);
+}
+
+/// On the thread that captures, whose mode is relaxed for the calls, as the library does.
+#[test]
+fn registering_and_copying_harm_no_capture() {
+    let gpu = Gpu::open();
+    let (stream, copies, event) = (gpu.stream(), gpu.stream(), gpu.event());
+    let (page, base) = (create(GRANULE), reserve(GRANULE));
+    map(base, GRANULE, page);
+    let mut host = HostBytes::new(GRANULE as usize);
+    for mode in MODES {
+        stream.begin(mode);
+        let mut relaxed = MODES[2];
+        ok!(cuThreadExchangeStreamCaptureMode(&raw mut relaxed));
+        ok!(cuMemHostRegister_v2(host.at(0), GRANULE as usize, PORTABLE));
+        ok!(cuMemcpyDtoHAsync_v2(host.at(0), base, GRANULE as usize, copies.0));
+        ok!(cuMemcpyHtoDAsync_v2(base, host.at(0), GRANULE as usize, copies.0));
+        ok!(cuEventRecord(event.0, copies.0));
+        ok!(cuEventSynchronize(event.0));
+        ok!(cuMemHostUnregister(host.at(0)));
+        let own = gpu.stream();
+        drop(own);
+        ok!(cuThreadExchangeStreamCaptureMode(&raw mut relaxed));
+        assert_eq!(stream.fill(base, GRANULE, 3), SUCCESS);
+        drop(stream.end());
+    }
+    unmap(base, GRANULE);
+    release(page);
+    free_addresses(base, GRANULE);
+}
+
 // ---- order between streams ----
 
 #[test]

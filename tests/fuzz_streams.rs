@@ -184,6 +184,13 @@ unsafe impl Timeline for Player {
         }
         Ok(())
     }
+    fn stream_create(&self) -> Result<Stream> {
+        self.host.stream_create()
+    }
+    unsafe fn stream_destroy(&self, stream: Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.host.stream_destroy(stream) }
+    }
 }
 
 // SAFETY: as above.
@@ -199,6 +206,22 @@ unsafe impl Transfer for Player {
     unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.host.write(at, from) }
+    }
+    unsafe fn host_register(&self, at: *mut u8, len: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.host.host_register(at, len) }
+    }
+    unsafe fn host_unregister(&self, at: *mut u8) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.host.host_unregister(at) }
+    }
+    unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, stream: Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.host.copy_to_host(from, to, len, stream) }
+    }
+    unsafe fn copy_from_host(&self, to: Address, from: *const u8, len: usize, stream: Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.host.copy_from_host(to, from, len, stream) }
     }
 }
 

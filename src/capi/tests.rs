@@ -64,6 +64,10 @@ unsafe impl Timeline for Buggy {
         event_wait(event: Event, stream: Stream) -> Result<()>;
         event_query(event: Event) -> Result<bool>;
         event_synchronize(event: Event) -> Result<()>;
+        stream_destroy(stream: Stream) -> Result<()>;
+    }
+    fn stream_create(&self) -> Result<Stream> {
+        self.0.stream_create()
     }
 }
 
@@ -73,6 +77,10 @@ unsafe impl Transfer for Buggy {
         fill(at: Address, len: u64, value: u32, stream: Stream) -> Result<()>;
         read(at: Address, into: &mut [u8]) -> Result<()>;
         write(at: Address, from: &[u8]) -> Result<()>;
+        host_register(at: *mut u8, len: usize) -> Result<()>;
+        host_unregister(at: *mut u8) -> Result<()>;
+        copy_to_host(from: Address, to: *mut u8, len: usize, stream: Stream) -> Result<()>;
+        copy_from_host(to: Address, from: *const u8, len: usize, stream: Stream) -> Result<()>;
     }
 }
 

@@ -75,6 +75,9 @@ pub struct Capabilities {
     pub unmap_waits: bool,
     /// File descriptors of the process that a page takes.
     pub descriptors_per_page: u32,
+    /// Host memory can be registered, so that copies run at the link's speed and beside the caller. Where it can, the operating system
+    /// may still refuse it.
+    pub register_host: bool,
 }
 
 macro_rules! handle {
@@ -241,6 +244,15 @@ pub unsafe trait Timeline {
     /// # Safety
     /// A live event of this driver.
     unsafe fn event_synchronize(&self, event: Event) -> Result<()>;
+
+    /// Creates a stream for the library's own work, which does not wait for the legacy default stream, nor that for it.
+    fn stream_create(&self) -> Result<Stream>;
+
+    /// Destroys a stream. What was given to it is still done.
+    ///
+    /// # Safety
+    /// A stream of [`stream_create`](Self::stream_create), destroyed once and not used afterwards.
+    unsafe fn stream_destroy(&self, stream: Stream) -> Result<()>;
 }
 
 /// Bytes.
@@ -265,6 +277,31 @@ pub unsafe trait Transfer {
     /// # Safety
     /// As [`fill`](Self::fill).
     unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()>;
+
+    /// Registers host memory with the device, so that copies of it run beside the caller. No part of it is registered already.
+    ///
+    /// # Safety
+    /// Memory of this process, mapped until it is unregistered.
+    unsafe fn host_register(&self, at: *mut u8, len: usize) -> Result<()>;
+
+    /// Ends a registration.
+    ///
+    /// # Safety
+    /// As it was registered, once, with no copy of it under way.
+    unsafe fn host_unregister(&self, at: *mut u8) -> Result<()>;
+
+    /// Copies device bytes to the host, in the stream's order. Returns before they are there if the host memory is registered, else
+    /// perhaps; a copy does not cross the end of a registration.
+    ///
+    /// # Safety
+    /// The source is memory of the device, mapped; the destination is the caller's to write until the stream has done it.
+    unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, stream: Stream) -> Result<()>;
+
+    /// Copies host bytes to the device, in the stream's order. Otherwise as [`copy_to_host`](Self::copy_to_host).
+    ///
+    /// # Safety
+    /// The destination is mapped and the caller's to write; the source stays as it is until the stream has done it.
+    unsafe fn copy_from_host(&self, to: Address, from: *const u8, len: usize, stream: Stream) -> Result<()>;
 }
 
 /// What matters of a graph for who wants to launch it.
@@ -274,6 +311,8 @@ pub struct GraphShape {
     pub nodes: u64,
     /// Graphs that may be updated into one another have the same number: kinds of nodes and the edges between them. Not all that have it can.
     pub topology: u64,
+    /// The same for graphs whose kernels are the same functions, between which an update is cheapest.
+    pub functions: u64,
     /// It has only nodes that an update can handle.
     pub updatable: bool,
 }
@@ -302,6 +341,12 @@ pub unsafe trait Graphs {
     /// # Safety
     /// A live executable of this driver, used by no other thread, and a graph as above.
     unsafe fn executable_update(&self, executable: Executable, graph: Graph) -> Result<bool>;
+
+    /// Does on the stream what the first launch behind an update would else do on its own.
+    ///
+    /// # Safety
+    /// A live executable of this driver, used by no other thread, and a stream of [`Timeline::stream_create`].
+    unsafe fn executable_upload(&self, executable: Executable, stream: Stream) -> Result<()>;
 
     /// Destroys an executable, behind its last launch.
     ///

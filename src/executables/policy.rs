@@ -69,6 +69,7 @@ pub(super) enum Step {
 #[derive(Debug)]
 struct Member {
     topology: u64,
+    functions: u64,
     size: Size,
     /// Its executables are never another's.
     own: bool,
@@ -82,6 +83,8 @@ struct Member {
 #[derive(Debug)]
 struct Set {
     topology: u64,
+    /// Those of the graph that it was updated to last.
+    functions: u64,
     size: Size,
     kind: Kind,
     own: bool,
@@ -128,10 +131,18 @@ impl Policy {
         (self.members.len(), awake, self.nodes)
     }
 
-    pub(super) fn add(&mut self, topology: u64, size: Size, own: bool) -> MemberKey {
+    pub(super) fn add(&mut self, topology: u64, functions: u64, size: Size, own: bool) -> MemberKey {
         self.topologies.entry(topology).or_default().members += 1;
         self.nodes += size.nodes;
-        self.members.insert(Member { topology, size, own, kind: None, set: None, preparing: false })
+        self.members.insert(Member {
+            topology,
+            functions,
+            size,
+            own,
+            kind: None,
+            set: None,
+            preparing: false,
+        })
     }
 
     /// Ends a member, which nobody launches or prepares. Sets to destroy: all of its topology that nobody can use any more.
@@ -223,9 +234,14 @@ impl Policy {
                 return Step::Update(set);
             }
             // Ahead of time nothing goes that was wanted at the last replay.
-            let spare = of_kind().filter(|(_, set)| why == Why::Replay || set.wanted < self.replays);
-            if !room && let Some((set, _)) = spare.min_by_key(|(_, set)| set.wanted) {
-                return Step::Update(set);
+            let mut spare: Vec<_> =
+                of_kind().filter(|(_, set)| why == Why::Replay || set.wanted < self.replays).collect();
+            spare.sort_unstable_by_key(|(_, set)| set.wanted);
+            // Of the older half, one of the same functions: its update takes less than half as long.
+            let older = &spare[..spare.len().div_ceil(2)];
+            let same = older.iter().find(|(_, set)| set.functions == member.functions);
+            if !room && let Some((set, _)) = same.or(spare.first()) {
+                return Step::Update(*set);
             }
         }
         if room {
@@ -314,10 +330,10 @@ impl Policy {
     pub(super) fn made(&mut self, key: MemberKey, why: Why, bytes: u64) -> Option<SetKey> {
         let kind = self.kind_of(key)?;
         let member = self.members.get(key)?;
-        let (topology, size, own) = (member.topology, member.size, member.own);
+        let Member { topology, functions, size, own, .. } = *member;
         self.ledger.made(size, bytes);
         self.counts.made += 1;
-        let set = Set { topology, size, kind, own, member: None, in_use: false, wanted: 0 };
+        let set = Set { topology, functions, size, kind, own, member: None, in_use: false, wanted: 0 };
         let set = self.sets.insert(set);
         self.give(key, set, why);
         Some(set)
@@ -346,7 +362,9 @@ impl Policy {
             }
             Why::Ahead => self.counts.woken += 1,
         }
+        let functions = self.members.get(key).map(|member| member.functions);
         if let Some(found) = self.sets.get_mut(set) {
+            found.functions = functions.unwrap_or(found.functions);
             found.member = Some(key);
             found.in_use = why == Why::Replay;
             found.wanted = self.replays;

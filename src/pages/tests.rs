@@ -133,6 +133,13 @@ unsafe impl Timeline for Faulty {
         // SAFETY: the caller's promise.
         unsafe { self.host.event_synchronize(event) }
     }
+    fn stream_create(&self) -> Result<Stream> {
+        self.host.stream_create()
+    }
+    unsafe fn stream_destroy(&self, stream: Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.host.stream_destroy(stream) }
+    }
 }
 
 // SAFETY: as above.
@@ -148,6 +155,22 @@ unsafe impl Transfer for Faulty {
     unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.host.write(at, from) }
+    }
+    unsafe fn host_register(&self, at: *mut u8, len: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.host.host_register(at, len) }
+    }
+    unsafe fn host_unregister(&self, at: *mut u8) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.host.host_unregister(at) }
+    }
+    unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, stream: Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.host.copy_to_host(from, to, len, stream) }
+    }
+    unsafe fn copy_from_host(&self, to: Address, from: *const u8, len: usize, stream: Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.host.copy_from_host(to, from, len, stream) }
     }
 }
 

@@ -82,6 +82,12 @@ driver_functions! {
         cuMemsetD32Async(sys::CUdeviceptr, c_uint, usize, sys::CUstream);
         cuMemcpyDtoH_v2(*mut c_void, sys::CUdeviceptr, usize);
         cuMemcpyHtoD_v2(sys::CUdeviceptr, *const c_void, usize);
+        cuStreamCreate(*mut sys::CUstream, c_uint);
+        cuStreamDestroy_v2(sys::CUstream);
+        cuMemHostRegister_v2(*mut c_void, usize, c_uint);
+        cuMemHostUnregister(*mut c_void);
+        cuMemcpyDtoHAsync_v2(*mut c_void, sys::CUdeviceptr, usize, sys::CUstream);
+        cuMemcpyHtoDAsync_v2(sys::CUdeviceptr, *const c_void, usize, sys::CUstream);
     }
 }
 
@@ -91,8 +97,10 @@ driver_functions! {
         cuGraphGetNodes(sys::CUgraph, *mut sys::CUgraphNode, *mut usize);
         cuGraphNodeGetType(sys::CUgraphNode, *mut c_int);
         cuGraphGetEdges(sys::CUgraph, *mut sys::CUgraphNode, *mut sys::CUgraphNode, *mut usize);
+        cuGraphKernelNodeGetParams_v2(sys::CUgraphNode, *mut sys::CUDA_KERNEL_NODE_PARAMS);
         cuGraphInstantiateWithFlags(*mut sys::CUgraphExec, sys::CUgraph, c_ulonglong);
         cuGraphExecUpdate_v2(sys::CUgraphExec, sys::CUgraph, *mut UpdateResult);
+        cuGraphUpload(sys::CUgraphExec, sys::CUstream);
         cuGraphExecDestroy(sys::CUgraphExec);
     }
 }

@@ -3,23 +3,27 @@
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::mem::MaybeUninit;
 use std::ptr;
 
 use cudarc::driver::sys;
 
 use super::api::{Code, GraphApi, UpdateResult};
-use super::{CudaDriver, check};
+use super::{CudaDriver, check, stream};
 use crate::driver::{Executable, Graph, GraphShape, Graphs};
 use crate::error::{Error, Result};
+use crate::units::Stream;
 
 const ERROR_GRAPH_EXEC_UPDATE_FAILURE: Code = 910;
 /// An edge carries data (programmatic launches, as cuBLAS makes them on an H200), which this function has no place for.
 const ERROR_LOSSY_QUERY: Code = 402;
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`
 const AUTO_FREE_ON_LAUNCH: u64 = 1;
+/// `CU_GRAPH_NODE_TYPE_KERNEL`
+const NODE_TYPE_KERNEL: c_int = 0;
 /// Kernels, copies, fills, host functions, empty nodes, and waits for and records of events. Not: child graphs, which may hold anything,
 /// semaphores, allocations (of whose graphs there is one executable at a time), batches of memory operations and conditions.
-const UPDATABLE: [c_int; 7] = [0, 1, 2, 3, 5, 6, 7];
+const UPDATABLE: [c_int; 7] = [NODE_TYPE_KERNEL, 1, 2, 3, 5, 6, 7];
 
 impl CudaDriver {
     fn graph_api() -> Result<&'static GraphApi> {
@@ -57,7 +61,7 @@ unsafe impl Graphs for CudaDriver {
             })?;
             nodes.truncate(count);
         }
-        let mut topology = DefaultHasher::new();
+        let (mut topology, mut functions) = (DefaultHasher::new(), DefaultHasher::new());
         let mut updatable = true;
         let graphs = Self::graph_api()?;
         for node in &nodes {
@@ -67,9 +71,19 @@ unsafe impl Graphs for CudaDriver {
             check(self.api, "cuGraphNodeGetType", code)?;
             updatable &= UPDATABLE.contains(&kind);
             kind.hash(&mut topology);
+            if kind == NODE_TYPE_KERNEL {
+                let mut kernel = MaybeUninit::<sys::CUDA_KERNEL_NODE_PARAMS>::zeroed();
+                // SAFETY: as above.
+                let code = unsafe { (graphs.cuGraphKernelNodeGetParams_v2)(*node, kernel.as_mut_ptr()) };
+                check(self.api, "cuGraphKernelNodeGetParams", code)?;
+                // SAFETY: written by the driver; all zeros are allowed before.
+                let kernel = unsafe { kernel.assume_init() };
+                (kernel.func as usize, kernel.kern as usize).hash(&mut functions);
+            }
         }
         self.hash_edges(graph, &nodes, &mut topology)?;
-        Ok(GraphShape { nodes: nodes.len() as u64, topology: topology.finish(), updatable })
+        let (topology, functions) = (topology.finish(), functions.finish());
+        Ok(GraphShape { nodes: nodes.len() as u64, topology, functions, updatable })
     }
 
     unsafe fn instantiate(&self, graph: Graph, frees: bool) -> Result<Executable> {
@@ -98,6 +112,12 @@ unsafe impl Graphs for CudaDriver {
             }
             Err(error) => Err(self.out_of_memory(0, error)),
         }
+    }
+
+    unsafe fn executable_upload(&self, executable: Executable, on: Stream) -> Result<()> {
+        // SAFETY: both exist (precondition of the door).
+        self.graph_call("cuGraphUpload", |api| unsafe { (api.cuGraphUpload)(exec(executable), stream(on)) })
+            .map_err(|error| self.out_of_memory(0, error))
     }
 
     unsafe fn executable_destroy(&self, executable: Executable) -> Result<()> {

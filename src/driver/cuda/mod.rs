@@ -39,6 +39,10 @@ const ATTRIBUTE_VMM: c_int = 102;
 const CAPTURE_RELAXED: c_int = 2;
 /// `CU_EVENT_DISABLE_TIMING`
 const EVENT_DISABLE_TIMING: u32 = 2;
+/// `CU_STREAM_NON_BLOCKING`
+const STREAM_NON_BLOCKING: u32 = 1;
+/// `CU_MEMHOSTREGISTER_PORTABLE`: every context of the process knows it.
+const REGISTER_PORTABLE: u32 = 1;
 
 /// An NVIDIA GPU.
 #[derive(Debug)]
@@ -124,6 +128,7 @@ impl CudaDriver {
             replace_under_graph: true,
             unmap_waits: false,
             descriptors_per_page: 0,
+            register_host: true,
         };
         Ok(Self { api, info, capabilities, device, context })
     }
@@ -406,6 +411,21 @@ unsafe impl Timeline for CudaDriver {
         // SAFETY: an event of ours (precondition of the door).
         self.call("cuEventSynchronize", |api| unsafe { (api.cuEventSynchronize)(event(awaited)) })
     }
+
+    fn stream_create(&self) -> Result<Stream> {
+        let mut created = ptr::null_mut();
+        // SAFETY: the out pointer is good.
+        self.call("cuStreamCreate", |api| unsafe {
+            (api.cuStreamCreate)(&raw mut created, STREAM_NON_BLOCKING)
+        })?;
+        // SAFETY: the driver gave it out just now; whoever asked keeps it until it is destroyed.
+        Ok(unsafe { Stream::from_raw(created as u64) })
+    }
+
+    unsafe fn stream_destroy(&self, destroyed: Stream) -> Result<()> {
+        // SAFETY: a stream of ours, destroyed once (precondition of the door).
+        self.give_back("cuStreamDestroy", |api| unsafe { (api.cuStreamDestroy_v2)(stream(destroyed)) })
+    }
 }
 
 // SAFETY: as above.
@@ -428,6 +448,31 @@ unsafe impl Transfer for CudaDriver {
         // SAFETY: the source is a slice of that length; the destination is mapped (precondition of the door).
         self.call("cuMemcpyHtoD", |api| unsafe {
             (api.cuMemcpyHtoD_v2)(at.0, from.as_ptr().cast::<c_void>(), from.len())
+        })
+    }
+    unsafe fn host_register(&self, at: *mut u8, len: usize) -> Result<()> {
+        // SAFETY: memory of this process that stays mapped (precondition of the door).
+        self.call("cuMemHostRegister", |api| unsafe {
+            (api.cuMemHostRegister_v2)(at.cast::<c_void>(), len, REGISTER_PORTABLE)
+        })
+    }
+
+    unsafe fn host_unregister(&self, at: *mut u8) -> Result<()> {
+        // SAFETY: registered by us, and no copy of it is under way (precondition of the door).
+        self.give_back("cuMemHostUnregister", |api| unsafe { (api.cuMemHostUnregister)(at.cast::<c_void>()) })
+    }
+
+    unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, on: Stream) -> Result<()> {
+        // SAFETY: both are mapped and stay so until the stream has done it (precondition of the door).
+        self.call("cuMemcpyDtoHAsync", |api| unsafe {
+            (api.cuMemcpyDtoHAsync_v2)(to.cast::<c_void>(), from.0, len, stream(on))
+        })
+    }
+
+    unsafe fn copy_from_host(&self, to: Address, from: *const u8, len: usize, on: Stream) -> Result<()> {
+        // SAFETY: as above.
+        self.call("cuMemcpyHtoDAsync", |api| unsafe {
+            (api.cuMemcpyHtoDAsync_v2)(to.0, from.cast::<c_void>(), len, stream(on))
         })
     }
 }

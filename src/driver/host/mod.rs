@@ -3,7 +3,7 @@
 //! Streams do their work at once and in the caller's order, so an event has always happened. Ordering is therefore
 //! checked by the calls that are made (see the tests of `order`), not by timing.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -60,7 +60,14 @@ pub struct HostDriver {
 struct Events {
     last: u64,
     live: HashSet<u64>,
+    /// Streams of the library's own, by number.
+    streams: HashSet<u64>,
+    /// Registered host memory: beginning to length.
+    registered: BTreeMap<usize, usize>,
 }
+
+/// The number of the first stream that is created; those that tests make up are below.
+const FIRST_STREAM: u64 = 1 << 40;
 
 impl HostDriver {
     /// Opens pretend device `ordinal`.
@@ -99,6 +106,7 @@ impl HostDriver {
                 replace_under_graph: true,
                 unmap_waits: false,
                 descriptors_per_page: 1,
+                register_host: true,
             },
             memory: Memory::new(granularity, memory_bytes),
             events: Mutex::default(),
@@ -110,6 +118,13 @@ impl HostDriver {
     pub fn leftovers(&self) -> [usize; 4] {
         let left = self.memory.leftovers();
         [left.pages, left.reservations, left.mappings, self.events.lock().live.len()]
+    }
+
+    /// Streams and registrations of host memory that were not given back.
+    #[must_use]
+    pub fn host_leftovers(&self) -> [usize; 2] {
+        let events = self.events.lock();
+        [events.streams.len(), events.registered.len()]
     }
 
     fn refused(&self, call: &'static str, requested: u64, refusal: Refusal) -> Error {
@@ -135,6 +150,30 @@ impl HostDriver {
         } else {
             Err(self.refused(call, 0, Refusal::Invalid("not an event")))
         }
+    }
+}
+
+impl HostDriver {
+    /// A copy is of one registration or of none, on a stream that is not gone.
+    fn crosses_no_registration(
+        &self,
+        call: &'static str,
+        start: usize,
+        len: usize,
+        stream: Stream,
+    ) -> Result<()> {
+        let events = self.events.lock();
+        let end = start.saturating_add(len);
+        let meets = |(at, bytes): (&usize, &usize)| *at < end && at + bytes > start;
+        let inside = |(at, bytes): (&usize, &usize)| *at <= start && end <= at + bytes;
+        let crosses = events.registered.iter().any(|found| meets(found) && !inside(found));
+        let gone = stream.raw() > FIRST_STREAM && !events.streams.contains(&stream.raw());
+        drop(events);
+        if crosses || gone {
+            let why = if gone { "not a stream" } else { "across the end of a registration" };
+            return Err(self.refused(call, len as u64, Refusal::Invalid(why)));
+        }
+        Ok(())
     }
 }
 
@@ -240,6 +279,23 @@ unsafe impl Timeline for HostDriver {
     unsafe fn event_synchronize(&self, event: Event) -> Result<()> {
         self.known("event_synchronize", event)
     }
+
+    fn stream_create(&self) -> Result<Stream> {
+        let mut events = self.events.lock();
+        events.last += 1;
+        let number = FIRST_STREAM + events.last;
+        events.streams.insert(number);
+        // SAFETY: numbers in a table are all that streams are here.
+        Ok(unsafe { Stream::from_raw(number) })
+    }
+
+    unsafe fn stream_destroy(&self, stream: Stream) -> Result<()> {
+        if self.events.lock().streams.remove(&stream.raw()) {
+            Ok(())
+        } else {
+            Err(self.refused("stream_destroy", 0, Refusal::Invalid("not a stream")))
+        }
+    }
 }
 
 // SAFETY: `Memory` refuses what is not mapped.
@@ -254,5 +310,35 @@ unsafe impl Transfer for HostDriver {
 
     unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()> {
         self.memory.write(at.0, from).map_err(|r| self.refused("write", from.len() as u64, r))
+    }
+    unsafe fn host_register(&self, at: *mut u8, len: usize) -> Result<()> {
+        let (start, registered) = (at as usize, &mut self.events.lock().registered);
+        let before = registered.range(..start.saturating_add(len)).next_back();
+        if len == 0 || before.is_some_and(|(other, bytes)| other + bytes > start) {
+            return Err(self.refused("host_register", len as u64, Refusal::Invalid("registered already")));
+        }
+        registered.insert(start, len);
+        Ok(())
+    }
+
+    unsafe fn host_unregister(&self, at: *mut u8) -> Result<()> {
+        match self.events.lock().registered.remove(&(at as usize)) {
+            Some(_) => Ok(()),
+            None => Err(self.refused("host_unregister", 0, Refusal::Invalid("not registered"))),
+        }
+    }
+
+    unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, stream: Stream) -> Result<()> {
+        self.crosses_no_registration("copy_to_host", to as usize, len, stream)?;
+        // SAFETY: memory of the caller's own for now (precondition of the door).
+        let into = unsafe { std::slice::from_raw_parts_mut(to, len) };
+        self.memory.read(from.0, into).map_err(|r| self.refused("copy_to_host", len as u64, r))
+    }
+
+    unsafe fn copy_from_host(&self, to: Address, from: *const u8, len: usize, stream: Stream) -> Result<()> {
+        self.crosses_no_registration("copy_from_host", from as usize, len, stream)?;
+        // SAFETY: memory that stays as it is for now (precondition of the door).
+        let bytes = unsafe { std::slice::from_raw_parts(from, len) };
+        self.memory.write(to.0, bytes).map_err(|r| self.refused("copy_from_host", len as u64, r))
     }
 }

@@ -10,7 +10,7 @@ fn policy(most: usize) -> Policy {
 }
 
 fn add(policy: &mut Policy, count: usize) -> Vec<MemberKey> {
-    (0..count).map(|_| policy.add(TOPOLOGY, SIZE, false)).collect()
+    (0..count).map(|_| policy.add(TOPOLOGY, 0, SIZE, false)).collect()
 }
 
 /// Carries out whatever is asked, as a driver to which `fits` says which updates it takes; whether the replay had to wait for it.
@@ -72,12 +72,27 @@ fn beyond_the_limit_the_one_that_was_used_longest_ago_lends() {
 }
 
 #[test]
+fn of_those_used_long_ago_one_of_the_same_functions_lends() {
+    let mut policy = policy(4);
+    let members: Vec<_> =
+        [0, 1, 2, 3, 1, 3].map(|functions| policy.add(TOPOLOGY, functions, SIZE, false)).to_vec();
+    members.iter().take(4).for_each(|member| assert!(replay(&mut policy, *member)));
+    assert!(replay(&mut policy, members[4]));
+    assert!(
+        policy.is_awake(members[0]) && !policy.is_awake(members[1]),
+        "the second oldest has its functions"
+    );
+    assert!(replay(&mut policy, members[5]));
+    assert!(!policy.is_awake(members[0]) && policy.is_awake(members[3]), "that one was used just now");
+}
+
+#[test]
 fn a_topology_has_one_whatever_the_limit() {
     let mut policy = policy(1);
-    let members: Vec<_> = (0..4).map(|topology| policy.add(topology, SIZE, false)).collect();
+    let members: Vec<_> = (0..4).map(|topology| policy.add(topology, 0, SIZE, false)).collect();
     members.iter().for_each(|member| assert!(replay(&mut policy, *member)));
     members.iter().for_each(|member| assert!(!replay(&mut policy, *member)));
-    let second = policy.add(0, SIZE, false);
+    let second = policy.add(0, 0, SIZE, false);
     assert!(replay(&mut policy, second));
     assert_eq!((policy.counts.made, policy.counts.updated, policy.counts.dropped), (4, 1, 0));
 }
@@ -87,7 +102,7 @@ fn a_full_pool_gives_the_surplus_of_one_topology_to_another() {
     let mut policy = policy(2);
     let first = add(&mut policy, 2);
     first.iter().for_each(|member| assert!(replay(&mut policy, *member)));
-    let other = policy.add(TOPOLOGY + 1, SIZE, false);
+    let other = policy.add(TOPOLOGY + 1, 0, SIZE, false);
     assert!(replay(&mut policy, other));
     assert_eq!((policy.counts.dropped, policy.ledger.now.executables), (1, 2));
     assert!(!policy.is_awake(first[0]) && policy.is_awake(first[1]));
@@ -165,7 +180,7 @@ fn bytes_limit_as_numbers_do() {
 fn one_that_is_kept_is_never_anothers() {
     let mut policy = policy(2);
     let members = add(&mut policy, 3);
-    let own = policy.add(TOPOLOGY, SIZE, true);
+    let own = policy.add(TOPOLOGY, 0, SIZE, true);
     replay(&mut policy, own);
     replay(&mut policy, members[0]);
     policy.keep(members[0]);

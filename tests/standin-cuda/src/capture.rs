@@ -164,6 +164,10 @@ impl Table {
         self.events.len() as u64
     }
 
+    pub(crate) fn streams(&self) -> u64 {
+        self.streams.len() as u64
+    }
+
     /// Drops everything of a context that is gone.
     pub(crate) fn forget(&mut self, device: usize) {
         self.captures.retain(|_, c| c.device != device);

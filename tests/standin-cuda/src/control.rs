@@ -5,7 +5,7 @@
 use std::ffi::{CStr, c_char};
 
 use crate::code::Code;
-use crate::{capture, faults, state};
+use crate::{capture, faults, host, state};
 
 /// Driver calls since the last reset, over the functions that can fail in real life (memory, events, synchronising).
 #[unsafe(no_mangle)]
@@ -75,6 +75,17 @@ pub unsafe extern "C" fn standin_leftovers(out: *mut u64) {
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_executables() -> u64 {
     capture::table().execs.len() as u64
+}
+
+/// Writes how many streams, threads' default ones included, and registrations of host memory are alive, in this order.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn standin_host_leftovers(out: *mut u64) {
+    if out.is_null() {
+        return;
+    }
+    let left = [capture::table().streams(), host::registrations()];
+    // SAFETY: not null, and then room for two numbers by the caller's contract.
+    unsafe { out.cast::<[u64; 2]>().write_unaligned(left) };
 }
 
 /// Starts counting anew. Armed failures stay armed.

@@ -181,6 +181,22 @@ pub unsafe extern "C" fn cuGraphExecUpdate_v2(
     })
 }
 
+/// Refuses: no node is a kernel here.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGraphKernelNodeGetParams_v2(_node: *mut c_void, _params: *mut c_void) -> Code {
+    INVALID_VALUE
+}
+
+/// Does nothing, as launches need nothing done before.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGraphUpload(exec: *mut c_void, stream: *mut c_void) -> Code {
+    answer(|| {
+        counted(Call::cuGraphUpload)?;
+        target(stream)?;
+        table().execs.get(&(exec as u64)).map(drop).ok_or(INVALID_HANDLE)
+    })
+}
+
 /// Destroys an executable graph.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGraphExecDestroy(exec: *mut c_void) -> Code {
@@ -213,6 +229,7 @@ fn submit(stream: *mut c_void, node: Node, recordable: impl FnOnce() -> Answer) 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemsetD32Async(at: u64, value: c_uint, count: usize, stream: *mut c_void) -> Code {
     answer(|| {
+        counted(Call::cuMemsetD32Async)?;
         let len = (count as u64).checked_mul(4).ok_or(INVALID_VALUE)?;
         submit(stream, Node::Fill { at, len, value }, || {
             let reserved = at.is_multiple_of(4) && device_at(at)?.1.memory.reserved(at, len);

@@ -29,6 +29,7 @@ mod state;
 pub mod control;
 pub mod device;
 pub mod graph;
+pub mod host;
 pub mod stream;
 pub mod vmm;
 

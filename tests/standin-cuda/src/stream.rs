@@ -20,6 +20,7 @@ const WAIT_EXTERNAL: c_uint = 1;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamCreate(out: *mut *mut c_void, flags: c_uint) -> Code {
     answer(|| {
+        counted(Call::cuStreamCreate)?;
         let (device, _) = current()?;
         if out.is_null() || flags > 1 {
             return Err(INVALID_VALUE);
@@ -34,6 +35,7 @@ pub unsafe extern "C" fn cuStreamCreate(out: *mut *mut c_void, flags: c_uint) ->
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamDestroy_v2(stream: *mut c_void) -> Code {
     answer(|| {
+        counted(Call::cuStreamDestroy_v2)?;
         devices()?;
         table().remove_stream(stream as u64)
     })

@@ -21,6 +21,8 @@ struct Plan {
     failed: BTreeMap<&'static str, u64>,
     /// Call numbers, counted from 1 since the last `arm`, that fail.
     fail: Vec<u64>,
+    /// Functions of which every call fails.
+    refused: HashSet<&'static str>,
     log: Option<Vec<String>>,
     /// Streams that are being captured.
     capturing: HashSet<Stream>,
@@ -67,6 +69,16 @@ impl FaultyDriver {
         let mut plan = self.plan.lock();
         plan.calls = 0;
         plan.fail = fail.to_vec();
+    }
+
+    /// Says whether every call of a function fails from now on.
+    pub fn refuse(&self, name: &'static str, refused: bool) {
+        let mut plan = self.plan.lock();
+        if refused {
+            plan.refused.insert(name)
+        } else {
+            plan.refused.remove(name)
+        };
     }
 
     /// Calls since the last [`arm`](Self::arm).
@@ -154,7 +166,7 @@ impl FaultyDriver {
         if let Some(log) = &mut plan.log {
             log.push(format!("{name}{with}"));
         }
-        if !plan.fail.contains(&plan.calls) {
+        if !plan.fail.contains(&plan.calls) && !plan.refused.contains(name) {
             return Ok(());
         }
         *plan.failed.entry(name).or_default() += 1;
@@ -285,6 +297,17 @@ unsafe impl Timeline for FaultyDriver {
         // SAFETY: the caller's promise.
         unsafe { self.inner.event_synchronize(event) }
     }
+
+    fn stream_create(&self) -> Result<Stream> {
+        self.called("stream_create", String::new())?;
+        self.inner.stream_create()
+    }
+
+    unsafe fn stream_destroy(&self, stream: Stream) -> Result<()> {
+        self.called("stream_destroy", format!(" {stream:?}"))?;
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.stream_destroy(stream) }
+    }
 }
 
 // SAFETY: as above.
@@ -304,5 +327,31 @@ unsafe impl Transfer for FaultyDriver {
     unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.inner.write(at, from) }
+    }
+
+    unsafe fn host_register(&self, at: *mut u8, len: usize) -> Result<()> {
+        self.called("host_register", format!(" {len}"))?;
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.host_register(at, len) }
+    }
+
+    unsafe fn host_unregister(&self, at: *mut u8) -> Result<()> {
+        self.called("host_unregister", String::new())?;
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.host_unregister(at) }
+    }
+
+    unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, stream: Stream) -> Result<()> {
+        self.called("copy_to_host", format!(" {from:?} {len} {stream:?}"))?;
+        self.touches("copy_to_host", stream);
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.copy_to_host(from, to, len, stream) }
+    }
+
+    unsafe fn copy_from_host(&self, to: Address, from: *const u8, len: usize, stream: Stream) -> Result<()> {
+        self.called("copy_from_host", format!(" {to:?} {len} {stream:?}"))?;
+        self.touches("copy_from_host", stream);
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.copy_from_host(to, from, len, stream) }
     }
 }
