@@ -79,7 +79,13 @@ private:
 // Generators cannot be named to ours: a graph draws from torch's default one only.
 class Ours final : public Way {
 public:
-    explicit Ours(vmmgraph::torch::Route route) { options_.route = route; }
+    // By the blocks route graphs that can share one executable do.
+    explicit Ours(vmmgraph::torch::Route route) {
+        options_.route = route;
+        if (route == vmmgraph::torch::Route::blocks) {
+            options_.executables = std::make_shared<vmmgraph::torch::ExecutablePool>(arena_, vmmgraph::torch::ExecutableLimits{1, 0});
+        }
+    }
     void install() override {
         if (options_.route == vmmgraph::torch::Route::blocks) {
             vmmgraph::torch::install();
