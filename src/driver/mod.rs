@@ -342,12 +342,6 @@ pub unsafe trait Graphs {
     /// A live executable of this driver, used by no other thread, and a graph as above.
     unsafe fn executable_update(&self, executable: Executable, graph: Graph) -> Result<bool>;
 
-    /// Does on the stream what the first launch behind an update would else do on its own.
-    ///
-    /// # Safety
-    /// A live executable of this driver, used by no other thread, and a stream of [`Timeline::stream_create`].
-    unsafe fn executable_upload(&self, executable: Executable, stream: Stream) -> Result<()>;
-
     /// Destroys an executable, behind its last launch.
     ///
     /// # Safety

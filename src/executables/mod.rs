@@ -15,7 +15,6 @@ use slotmap::SecondaryMap;
 use crate::driver::{Executable, Graph, Graphs, SharedDriver};
 use crate::error::{Error, Result};
 use crate::sync::Monitor;
-use crate::units::Stream;
 
 mod cost;
 mod kinds;
@@ -64,8 +63,6 @@ impl Books {
 pub struct ExecutablePool {
     driver: SharedDriver,
     books: Monitor<Books>,
-    /// Where what is woken is prepared for its launch.
-    stream: Stream,
     /// A panic left the books in an unknown state.
     closed: AtomicBool,
 }
@@ -92,7 +89,7 @@ impl ExecutablePool {
     /// An empty pool of a device.
     ///
     /// # Errors
-    /// [`Error::WrongState`] on a platform without graphs; what the driver says.
+    /// [`Error::WrongState`] on a platform without graphs.
     pub fn new(driver: SharedDriver, limits: Limits) -> Result<Arc<Self>> {
         if driver.graphs().is_none() {
             return Err(Error::WrongState {
@@ -101,8 +98,7 @@ impl ExecutablePool {
                 found: "without",
             });
         }
-        let stream = driver.stream_create()?;
-        let pool = Self { driver, books: Monitor::default(), stream, closed: AtomicBool::new(false) };
+        let pool = Self { driver, books: Monitor::default(), closed: AtomicBool::new(false) };
         pool.set_limits(limits);
         Ok(Arc::new(pool))
     }
@@ -206,10 +202,6 @@ impl Drop for ExecutablePool {
     fn drop(&mut self) {
         let left: Vec<Set> = self.books.change(|books| books.sets.drain().map(|(_, set)| set).collect());
         self.destroy(left.iter().flat_map(|set| set.iter().copied()));
-        // SAFETY: made with the pool, and nothing else knows it.
-        if let Err(error) = unsafe { self.driver.stream_destroy(self.stream) } {
-            tracing::warn!(%error, "a stream stays with the driver");
-        }
     }
 }
 
@@ -323,12 +315,7 @@ impl GraphTemplate {
             Task::Make(dropped) => {
                 self.pool.destroy_set(dropped);
                 match self.make() {
-                    Ok(made) => {
-                        if why == Why::Ahead {
-                            self.upload(&made.0);
-                        }
-                        Ok(Some(self.made(made, why)))
-                    }
+                    Ok(made) => Ok(Some(self.made(made, why))),
                     Err(Error::OutOfMemory { .. }) if why == Why::Replay => self.with_less_memory(),
                     Err(error) => Err(self.failed(None, error)),
                 }
@@ -351,22 +338,8 @@ impl GraphTemplate {
                 Err(error) => return Err(self.failed(Some(key), error)),
             }
         }
-        if why == Why::Ahead {
-            self.upload(&set);
-        }
         self.pool.books.change(|books| books.policy.updated(self.member, key, why));
         Ok(Some(set))
-    }
-
-    /// Takes the first launch's preparations ahead, which take as long as the update did. If that fails, the launch makes them or says why not.
-    fn upload(&self, set: &[Executable]) {
-        let Ok(door) = self.pool.door() else { return };
-        for executable in set {
-            // SAFETY: the set is this call's, and the stream the pool's.
-            if let Err(error) = unsafe { door.executable_upload(*executable, self.pool.stream) } {
-                tracing::debug!(%error, "an executable was not uploaded ahead");
-            }
-        }
     }
 
     /// New executables, and how many bytes less the device has since.

@@ -100,7 +100,6 @@ driver_functions! {
         cuGraphKernelNodeGetParams_v2(sys::CUgraphNode, *mut sys::CUDA_KERNEL_NODE_PARAMS);
         cuGraphInstantiateWithFlags(*mut sys::CUgraphExec, sys::CUgraph, c_ulonglong);
         cuGraphExecUpdate_v2(sys::CUgraphExec, sys::CUgraph, *mut UpdateResult);
-        cuGraphUpload(sys::CUgraphExec, sys::CUstream);
         cuGraphExecDestroy(sys::CUgraphExec);
     }
 }

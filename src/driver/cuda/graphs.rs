@@ -9,10 +9,9 @@ use std::ptr;
 use cudarc::driver::sys;
 
 use super::api::{Code, GraphApi, UpdateResult};
-use super::{CudaDriver, check, stream};
+use super::{CudaDriver, check};
 use crate::driver::{Executable, Graph, GraphShape, Graphs};
 use crate::error::{Error, Result};
-use crate::units::Stream;
 
 const ERROR_GRAPH_EXEC_UPDATE_FAILURE: Code = 910;
 /// An edge carries data (programmatic launches, as cuBLAS makes them on an H200), which this function has no place for.
@@ -112,12 +111,6 @@ unsafe impl Graphs for CudaDriver {
             }
             Err(error) => Err(self.out_of_memory(0, error)),
         }
-    }
-
-    unsafe fn executable_upload(&self, executable: Executable, on: Stream) -> Result<()> {
-        // SAFETY: both exist (precondition of the door).
-        self.graph_call("cuGraphUpload", |api| unsafe { (api.cuGraphUpload)(exec(executable), stream(on)) })
-            .map_err(|error| self.out_of_memory(0, error))
     }
 
     unsafe fn executable_destroy(&self, executable: Executable) -> Result<()> {

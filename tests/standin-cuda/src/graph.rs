@@ -187,16 +187,6 @@ pub extern "C" fn cuGraphKernelNodeGetParams_v2(_node: *mut c_void, _params: *mu
     INVALID_VALUE
 }
 
-/// Does nothing, as launches need nothing done before.
-#[unsafe(no_mangle)]
-pub extern "C" fn cuGraphUpload(exec: *mut c_void, stream: *mut c_void) -> Code {
-    answer(|| {
-        counted(Call::cuGraphUpload)?;
-        target(stream)?;
-        table().execs.get(&(exec as u64)).map(drop).ok_or(INVALID_HANDLE)
-    })
-}
-
 /// Destroys an executable graph.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGraphExecDestroy(exec: *mut c_void) -> Code {
