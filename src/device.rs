@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::driver::{DriverChoice, HostOptions, SharedDriver, open};
 use crate::error::{Error, Result};
 use crate::gate::CaptureGate;
-use crate::pages::{Account, Limits, PagePool, PoolStats, Reclaimer, retry_orphans};
+use crate::pages::{Account, HostPool, Limits, PagePool, Pausables, PoolStats, Reclaimer, retry_orphans};
 use crate::sync::Mutex;
 
 /// One device of this process: its driver, and the one pool that all its physical pages come from.
@@ -18,6 +18,8 @@ use crate::sync::Mutex;
 pub struct Device {
     pool: Arc<PagePool>,
     gate: CaptureGate,
+    host: HostPool,
+    pausables: Pausables,
 }
 
 type Opened = HashMap<(&'static str, i32), (Weak<Device>, HostOptions)>;
@@ -33,7 +35,9 @@ impl Device {
     #[must_use]
     pub fn with_driver(driver: SharedDriver) -> Arc<Self> {
         retry_orphans();
-        Arc::new(Self { pool: PagePool::new(driver), gate: CaptureGate::default() })
+        let pool = PagePool::new(driver);
+        let host = HostPool::new(&pool);
+        Arc::new(Self { pool, gate: CaptureGate::default(), host, pausables: Pausables::default() })
     }
 
     /// The process-wide device `ordinal`, opened if it is not open. It closes when nothing of it is alive any more.
@@ -74,6 +78,17 @@ impl Device {
     #[must_use]
     pub fn driver(&self) -> &SharedDriver {
         self.pool.driver()
+    }
+
+    /// The host memory that contents wait in while their pages are gone: prepare it ahead, bound it, give it back.
+    #[must_use]
+    pub fn host_pool(&self) -> &HostPool {
+        &self.host
+    }
+
+    /// What of this device can step aside, and who wants to know.
+    pub(crate) fn pausables(&self) -> &Pausables {
+        &self.pausables
     }
 
     /// Keeps captures and replays of this device apart, if an engine wants that: see [`CaptureGate`].

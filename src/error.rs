@@ -150,6 +150,19 @@ pub enum Error {
         /// The device's number.
         device: i32,
     },
+    /// No host memory is left for the contents of pages: the pool's limit is reached, or the machine has no more.
+    #[error(
+        "out of host memory: {requested} bytes requested, {held} held{}",
+        if *limit == 0 { String::new() } else { format!(", of at most {limit}") }
+    )]
+    OutOfHostMemory {
+        /// Bytes asked for.
+        requested: u64,
+        /// Bytes that the host pool holds.
+        held: u64,
+        /// The most it may hold; 0: only the machine has a limit.
+        limit: u64,
+    },
     /// The stream is being captured (or, for a default stream, using it would break a capture), so nothing can be launched on it or
     /// ordered behind its work.
     #[error(

@@ -38,8 +38,8 @@
 //!   arena   torch       SharedVmmAllocator; what torch's allocator asks for
 //!   dispatch            beside them: which graph runs a step, budgets, inputs (no driver)
 //!   stats               snapshots
-//!   space               blocks, slabs, kept blocks, seal, life
-//!   executables         beside it: which captured graphs have an executable
+//!   space   region      blocks, slabs, kept blocks, seal, life; memory that steps aside
+//!   executables         beside them: which captured graphs have an executable
 //!   order   device      replay order; the root that everything alive holds
 //!   pages               page pool, accounts, changes, fences, numbered pages
 //!   driver              the one platform door: CUDA, host
@@ -61,6 +61,7 @@ pub mod executables;
 mod gate;
 mod order;
 pub mod pages;
+mod region;
 mod space;
 mod stats;
 mod sync;
@@ -74,6 +75,7 @@ pub use error::{Error, Result};
 pub use executables::{ExecutablePool, ExecutableStats, GraphTemplate};
 pub use gate::CaptureGate;
 pub use order::ReplayOrder;
+pub use region::{Policy, Ready, Region, RegionOptions, RegionStats};
 pub use space::{Block, Difference, POISON, Phase, RetainPolicy, SealReport, Space, SpaceStats};
 pub use stats::{ArenaStats, Snapshot};
 pub use torch::VmmTorchAllocator;

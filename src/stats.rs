@@ -96,6 +96,7 @@ impl fmt::Display for Snapshot {
                 Holder::Shared { arena } => write!(f, "  arena {arena}, shared")?,
                 Holder::Retained { arena, space } => write!(f, "  arena {arena}, space {space}, retained")?,
                 Holder::Kept { arena } => write!(f, "  arena {arena}, kept")?,
+                Holder::Region { region } => write!(f, "  region {region}")?,
                 Holder::Free => write!(f, "  free")?,
                 Holder::Leaving => write!(f, "  refused by the driver")?,
             }

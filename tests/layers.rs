@@ -14,7 +14,7 @@ const LAYERS: &[&[&str]] = &[
     &["pages"],
     &["order", "device"],
     // They do not name each other.
-    &["space", "executables"],
+    &["space", "region", "executables"],
     &["stats"],
     &["arena", "torch"],
     &["capi"],

@@ -96,6 +96,9 @@
 // The process has no file descriptor left (host driver). Nothing has changed.
 #define VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS 203
 
+// No host memory is left for contents: the host pool's limit is reached, or the machine has no more.
+#define VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY 204
+
 // The driver refused a call; vmmgraph_last_error names the call and its result.
 #define VMMGRAPH_ERROR_DRIVER 300
 
@@ -317,6 +320,40 @@
 // most_graph_bytes does.
 #define VMMGRAPH_LIMITED_BY_GRAPH_BYTES 3
 
+// In a block's policy: the region's. In a region's: VMMGRAPH_POLICY_DISCARD.
+#define VMMGRAPH_POLICY_DEFAULT 0
+
+// The contents are lost when memory steps aside: what comes back holds anything.
+#define VMMGRAPH_POLICY_DISCARD 1
+
+// What comes back is zero.
+#define VMMGRAPH_POLICY_ZERO 2
+
+// The contents go to host memory and come back.
+#define VMMGRAPH_POLICY_BACKUP 3
+
+// The memory stays.
+#define VMMGRAPH_POLICY_KEEP 4
+
+// The blocks are written once, before the first pause: the host keeps what it copied then, and later pauses copy nothing. What is
+// written later all the same is to be said by vmmgraph_region_mark_written.
+#define VMMGRAPH_REGION_READ_ONLY 1
+
+// For finding bugs: a pause copies all the same, and compares with what the host has. Costs the copy.
+#define VMMGRAPH_REGION_VERIFY_CLEAN 2
+
+// Nothing was copied.
+#define VMMGRAPH_COPY_NONE 0
+
+// From and to registered host memory, at the link's speed.
+#define VMMGRAPH_COPY_REGISTERED 1
+
+// Registration was refused: over a ring of small registered buffers.
+#define VMMGRAPH_COPY_RING 2
+
+// Not even those: as the driver copies pageable memory.
+#define VMMGRAPH_COPY_PAGEABLE 3
+
 // Being captured: blocks may be allocated.
 #define VMMGRAPH_SPACE_OPEN 0
 
@@ -353,6 +390,12 @@ typedef struct vmmgraph_dispatcher vmmgraph_dispatcher;
 
 // Never defined: a vmmgraph_input_plan_t is a key, not an address.
 typedef struct vmmgraph_input_plan vmmgraph_input_plan;
+
+// Never defined: a vmmgraph_pause_hooks_t is a key, not an address.
+typedef struct vmmgraph_pause_hooks vmmgraph_pause_hooks;
+
+// Never defined: a vmmgraph_region_t is a key, not an address.
+typedef struct vmmgraph_region vmmgraph_region;
 
 // Never defined: a vmmgraph_space_t is a key, not an address.
 typedef struct vmmgraph_space vmmgraph_space;
@@ -819,6 +862,179 @@ typedef struct vmmgraph_plan_result_t {
   struct vmmgraph_waste_t waste;
 } vmmgraph_plan_result_t;
 
+// How to make a region. Zero everything, then set struct_size and what differs from the default; 0 is the default.
+typedef struct vmmgraph_region_options_t {
+  // sizeof(vmmgraph_region_options_t).
+  size_t struct_size;
+  // One of VMMGRAPH_POLICY_*: what becomes of its blocks, but for those that say otherwise.
+  int32_t policy;
+  // Any of VMMGRAPH_REGION_*, added up.
+  int32_t flags;
+  // The most bytes of physical memory it may hold; 0: no limit but the device's.
+  uint64_t budget_bytes;
+  // Bytes of every page, a multiple of the device's granularity, for regions whose pages others shall borrow; 0: as fits, up to
+  // 1 GiB.
+  uint64_t page_bytes;
+} vmmgraph_region_options_t;
+
+// A region: memory with a tag that can step aside. Calls with it are thread-safe.
+typedef struct vmmgraph_region *vmmgraph_region_t;
+
+// What a region holds.
+typedef struct vmmgraph_region_stats_t {
+  // Set to sizeof(vmmgraph_region_stats_t) before the call.
+  size_t struct_size;
+  // Bytes of pages that are there.
+  uint64_t resident_bytes;
+  // Bytes of pages that stepped aside.
+  uint64_t paused_bytes;
+  // Bytes of contents on the host.
+  uint64_t host_bytes;
+  // Bytes of live blocks.
+  uint64_t live_bytes;
+  // Bytes of places that no block has.
+  uint64_t free_bytes;
+  // Bytes of addresses.
+  uint64_t reserved_bytes;
+  // Live blocks.
+  uint64_t blocks;
+  // Pages, there or not.
+  uint64_t pages;
+  // Counts its mappings, from 1 on: what was registered under one generation is not there under another.
+  uint64_t generation;
+  // 1 if it is paused, else 0.
+  uint64_t paused;
+  // Bytes that count toward its budget.
+  uint64_t charged_bytes;
+  // Its byte budget; 0: none.
+  uint64_t budget_bytes;
+} vmmgraph_region_stats_t;
+
+// What must be over before memory steps aside. Zero everything, then set struct_size and what there is.
+typedef struct vmmgraph_fence_t {
+  // sizeof(vmmgraph_fence_t).
+  size_t struct_size;
+  // Streams: everything given to them so far.
+  void *const *streams;
+  // How many.
+  size_t stream_count;
+  // Events (CUevent or cudaEvent_t) that were recorded and stay until the call returns.
+  void *const *events;
+  // How many.
+  size_t event_count;
+} vmmgraph_fence_t;
+
+// What a pause did.
+typedef struct vmmgraph_pause_report_t {
+  // Set to sizeof(vmmgraph_pause_report_t) before the call.
+  size_t struct_size;
+  // Regions paused by this call; those that were before are not counted.
+  uint64_t regions;
+  // Pages that went.
+  uint64_t pages;
+  // Their bytes.
+  uint64_t bytes;
+  // Bytes copied to the host.
+  uint64_t copied_bytes;
+  // Bytes that were not copied, because the host has them from an earlier pause.
+  uint64_t clean_bytes;
+  // Bytes that stay by their policy.
+  uint64_t kept_bytes;
+  // Bytes that stay because something failed.
+  uint64_t left_bytes;
+  // Pages that were said to be unwritten and were not (VMMGRAPH_REGION_VERIFY_CLEAN).
+  uint64_t stale_pages;
+  // Calls to the driver.
+  uint64_t calls;
+  // Failures; the call returns the status of the first.
+  uint64_t failures;
+  // All of it, in microseconds.
+  uint64_t micros;
+  // From the first copy to the end of the last, in microseconds.
+  uint64_t copy_micros;
+  // Copied bytes in GiB a second of that time; 0: nothing was copied.
+  double copy_gib_per_second;
+  // One of VMMGRAPH_COPY_*.
+  int32_t path;
+  // 0.
+  int32_t reserved;
+} vmmgraph_pause_report_t;
+
+// What a resume did.
+typedef struct vmmgraph_resume_report_t {
+  // Set to sizeof(vmmgraph_resume_report_t) before the call.
+  size_t struct_size;
+  // Regions that came back by this call.
+  uint64_t regions;
+  // Pages that came.
+  uint64_t pages;
+  // Their bytes.
+  uint64_t bytes;
+  // Bytes copied from the host.
+  uint64_t copied_bytes;
+  // Bytes set to zero.
+  uint64_t zeroed_bytes;
+  // Calls to the driver.
+  uint64_t calls;
+  // All of it, in microseconds.
+  uint64_t micros;
+  // Of these, until the memory was had, in microseconds.
+  uint64_t waited_micros;
+  // From the first copy to the end of the last, in microseconds; 0: nobody waited for that.
+  uint64_t copy_micros;
+  // Copied bytes in GiB a second of that time.
+  double copy_gib_per_second;
+  // One of VMMGRAPH_COPY_*.
+  int32_t path;
+  // 0.
+  int32_t reserved;
+} vmmgraph_resume_report_t;
+
+// What the host pool of a device holds.
+typedef struct vmmgraph_host_stats_t {
+  // Set to sizeof(vmmgraph_host_stats_t) before the call.
+  size_t struct_size;
+  // Bytes held from the operating system.
+  uint64_t held_bytes;
+  // Those of them that are registered with the device.
+  uint64_t registered_bytes;
+  // Bytes that no contents are in.
+  uint64_t free_bytes;
+  // The most it may hold; 0: no limit.
+  uint64_t limit_bytes;
+} vmmgraph_host_stats_t;
+
+// A stretch of device addresses. It never grows.
+typedef struct vmmgraph_range_t {
+  // Where it begins.
+  uint64_t address;
+  // Its bytes.
+  uint64_t bytes;
+} vmmgraph_range_t;
+
+// Memory that goes or has come.
+typedef struct vmmgraph_moved_t {
+  // sizeof(vmmgraph_moved_t) of the library.
+  size_t struct_size;
+  // The region's tag, zero-terminated.
+  const char *tag;
+  // The region's number, unique in the process.
+  uint64_t region;
+  // Counts the region's mappings.
+  uint64_t generation;
+  // The addresses, in order.
+  const struct vmmgraph_range_t *ranges;
+  // How many.
+  size_t range_count;
+} vmmgraph_moved_t;
+
+// Told that memory goes or has come; `moved` is valid during the call. Must not throw. No lock of the library's is held; pausing or
+// resuming the same region there is VMMGRAPH_ERROR_WRONG_STATE.
+typedef void (*vmmgraph_moved_fn)(const struct vmmgraph_moved_t *moved, void *user);
+
+// Hooks that are told when memory goes and comes, until they are destroyed.
+typedef struct vmmgraph_pause_hooks *vmmgraph_pause_hooks_t;
+
 // What a capture used.
 typedef struct vmmgraph_seal_report_t {
   // Set to sizeof(vmmgraph_seal_report_t) before the call.
@@ -1236,6 +1452,176 @@ vmmgraph_status_t vmmgraph_plan_evaluate(const struct vmmgraph_key_t *buckets,
                                          const uint64_t *steps,
                                          size_t shape_count,
                                          struct vmmgraph_waste_t *waste);
+
+// Makes a region on a device, found by `tag`; several may have one tag. `options` may be null. The region keeps the device open.
+//
+// Arguments:
+// `tag` is null or a zero-terminated string; `options` is null or points to a struct whose struct_size is set; `region` is null or
+// writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_region_create(vmmgraph_device_t device,
+                                         const char *tag,
+                                         const struct vmmgraph_region_options_t *options,
+                                         vmmgraph_region_t *region);
+
+// Ends a handle, and with it the region and all its blocks, paused or not. Their memory goes behind what was given to the streams
+// noted for them.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_region_destroy(vmmgraph_region_t region);
+
+// Allocates a block, used on `stream` first. Its address stays the same for as long as it lives. `policy` is one of
+// VMMGRAPH_POLICY_*. VMMGRAPH_ERROR_WRONG_STATE while the region is paused. The stream exists until the block is freed.
+//
+// Arguments:
+// `block` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_region_allocate(vmmgraph_region_t region,
+                                           uint64_t bytes,
+                                           int32_t policy,
+                                           void *stream,
+                                           void **block);
+
+// Frees a block, also while the region is paused. Its bytes are another's behind what its streams were given.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_region_free(vmmgraph_region_t region, void *block);
+
+// Notes that a stream uses a block: a free and a pause wait for what it was given by then. The stream exists until the block is freed.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_region_record_stream(vmmgraph_region_t region,
+                                                void *block,
+                                                void *stream);
+
+// Says that a block was written since its backup, or (null) that all were: the next pause of a VMMGRAPH_REGION_READ_ONLY region
+// copies it again.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_region_mark_written(vmmgraph_region_t region,
+                                               void *block);
+
+// Copies `bytes` bytes of a paused block's backup, from `skip` on, to `into`, without resuming.
+//
+// Arguments:
+// `into` is null or points to `bytes` writable bytes.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_region_get_backup(vmmgraph_region_t region,
+                                             void *block,
+                                             uint64_t skip,
+                                             void *into,
+                                             size_t bytes);
+
+// Makes later work of a stream wait for contents that a resume without waiting still copies. Does not block.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_region_before(vmmgraph_region_t region, void *stream);
+
+// Limits the bytes of physical memory that the region may hold; 0: no limit but the device's. Nothing is taken away.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_region_set_budget(vmmgraph_region_t region,
+                                             uint64_t bytes);
+
+// What the region holds now.
+//
+// Arguments:
+// `stats` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_region_stats(vmmgraph_region_t region,
+                                        struct vmmgraph_region_stats_t *stats);
+
+// As vmmgraph_device_pause, for one region.
+//
+// Arguments:
+// As vmmgraph_device_pause.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_region_pause(vmmgraph_region_t region,
+                                        const struct vmmgraph_fence_t *fence,
+                                        struct vmmgraph_pause_report_t *report);
+
+// As vmmgraph_device_resume, for one region.
+//
+// Arguments:
+// As vmmgraph_device_resume.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_region_resume(vmmgraph_region_t region,
+                                         uint64_t deadline_micros,
+                                         struct vmmgraph_resume_report_t *report);
+
+// Pauses the regions with one of these tags; none: all regions. Waits for the fence (null: nothing) and for what was given to the
+// streams noted for their blocks; then pages go as their policy says. The caller submits nothing that uses them meanwhile.
+//
+// Goes on past failures: then the status is that of the first, `report` (may be null) is written all the same, what failed stays with
+// its contents, and the next pause tries it again. What is paused already stays so. While a stream of the fence or of a block is
+// being captured, it is VMMGRAPH_ERROR_STREAM_CAPTURING and nothing more is paused. The device's free pages go back to the driver too.
+//
+// Arguments:
+// `tags` is null or points to `tag_count` zero-terminated strings; `fence` is null or points to a struct whose struct_size is set, with
+// as many streams and recorded events as it says; `report` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_device_pause(vmmgraph_device_t device,
+                                        const char *const *tags,
+                                        size_t tag_count,
+                                        const struct vmmgraph_fence_t *fence,
+                                        struct vmmgraph_pause_report_t *report);
+
+// Resumes the regions with one of these tags, all or none; no tag: all regions. Returns when the contents are there. While there is no
+// memory it asks again until the deadline, in microseconds from now; 0: as an allocation does. On failure everything is paused as
+// before, the host has the contents, and the call can be repeated. What is there already stays. `report` may be null.
+//
+// Arguments:
+// `tags` and `report` as in vmmgraph_device_pause.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_device_resume(vmmgraph_device_t device,
+                                         const char *const *tags,
+                                         size_t tag_count,
+                                         uint64_t deadline_micros,
+                                         struct vmmgraph_resume_report_t *report);
+
+// As vmmgraph_device_resume, but returns as soon as everything is mapped. The contents are copied in the order of the tags; a stream
+// that needs a region's waits for them by vmmgraph_region_before.
+//
+// Arguments:
+// As vmmgraph_device_resume.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_device_resume_async(vmmgraph_device_t device,
+                                               const char *const *tags,
+                                               size_t tag_count,
+                                               uint64_t deadline_micros,
+                                               struct vmmgraph_resume_report_t *report);
+
+// Makes sure that the device's host pool holds `bytes` at least, in use or not: mapped, faulted in, and registered where that is
+// granted, so that a pause need not do it.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_device_prepare_backup(vmmgraph_device_t device,
+                                                 uint64_t bytes);
+
+// Limits the bytes that the device's host pool may hold; 0: no limit. Nothing is taken away.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_device_set_host_budget(vmmgraph_device_t device, uint64_t bytes);
+
+// Gives back to the operating system what no contents are in. `released` (may be null) receives the bytes.
+//
+// Arguments:
+// `released` is null or writable.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_device_trim_host(vmmgraph_device_t device, uint64_t *released);
+
+// What the device's host pool holds now.
+//
+// Arguments:
+// `stats` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_device_host_stats(vmmgraph_device_t device,
+                                             struct vmmgraph_host_stats_t *stats);
+
+// Calls `before_unmap` when memory with this tag is not used any more and is unmapped next, and `after_map` when it is there again, on
+// other pages; an empty tag: of all regions. Either may be null. For registrations that hold pages: NCCL's, RDMA's.
+//
+// Arguments:
+// `tag` is null or a zero-terminated string; the functions may be called with `user` from any thread until vmmgraph_pause_hooks_destroy
+// and the pauses and resumes that were under way then have returned; `hooks` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_device_add_pause_hooks(vmmgraph_device_t device,
+                                                  const char *tag,
+                                                  vmmgraph_moved_fn before_unmap,
+                                                  vmmgraph_moved_fn after_map,
+                                                  void *user,
+                                                  vmmgraph_pause_hooks_t *hooks);
+
+// The hooks are called no more, but by pauses and resumes that are under way.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_pause_hooks_destroy(vmmgraph_pause_hooks_t hooks);
 
 // Opens a space for a capture. The arena's pages stay while the space does, also after the arena is destroyed. Replays so far are
 // marked, so that their stream may be captured; whatever state that stream is in, this does not fail because of it.

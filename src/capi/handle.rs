@@ -10,10 +10,11 @@ use slotmap::{DefaultKey, Key, KeyData, SlotMap};
 
 use super::guard::Failure;
 use super::inputs::PlannedInputs;
+use super::region::Hooks;
 use super::status::VMMGRAPH_ERROR_INVALID_HANDLE;
 use crate::dispatch::Dispatcher;
 use crate::error::Error;
-use crate::{Device, SharedVmmAllocator, Space};
+use crate::{Device, Region, SharedVmmAllocator, Space};
 
 enum Object {
     Device(Arc<Device>),
@@ -21,6 +22,8 @@ enum Object {
     Space(Arc<Space>),
     Dispatcher(Arc<Dispatcher>),
     Inputs(Arc<PlannedInputs>),
+    Region(Arc<Region>),
+    Hooks(Arc<Hooks>),
 }
 
 /// An object that C knows by handle.
@@ -56,6 +59,8 @@ handled! {
     Space: Space, "a space handle";
     Dispatcher: Dispatcher, "a dispatcher handle";
     Inputs: PlannedInputs, "an input plan handle";
+    Region: Region, "a region handle";
+    Hooks: Hooks, "a pause hooks handle";
 }
 
 type Table = RwLock<SlotMap<DefaultKey, ObjectBox>>;

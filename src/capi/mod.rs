@@ -15,6 +15,7 @@ mod inputs;
 mod inspect;
 mod log;
 mod plan;
+mod region;
 mod space;
 mod torch;
 
@@ -33,6 +34,7 @@ pub use inputs::*;
 pub use inspect::*;
 pub use log::*;
 pub use plan::*;
+pub use region::*;
 pub use space::*;
 pub use status::*;
 pub use torch::*;

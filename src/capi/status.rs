@@ -48,6 +48,8 @@ pub const VMMGRAPH_ERROR_OVER_BUDGET: i32 = 201;
 pub const VMMGRAPH_ERROR_OUT_OF_ADDRESSES: i32 = 202;
 /// The process has no file descriptor left (host driver). Nothing has changed.
 pub const VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS: i32 = 203;
+/// No host memory is left for contents: the host pool's limit is reached, or the machine has no more.
+pub const VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY: i32 = 204;
 /// The driver refused a call; vmmgraph_last_error names the call and its result.
 pub const VMMGRAPH_ERROR_DRIVER: i32 = 300;
 /// The CUDA driver library cannot be loaded.
@@ -81,6 +83,7 @@ pub extern "C" fn vmmgraph_status_name(status: vmmgraph_status_t) -> *const c_ch
         VMMGRAPH_ERROR_OVER_BUDGET => c"over budget",
         VMMGRAPH_ERROR_OUT_OF_ADDRESSES => c"out of addresses",
         VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS => c"out of file descriptors",
+        VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY => c"out of host memory",
         VMMGRAPH_ERROR_DRIVER => c"driver error",
         VMMGRAPH_ERROR_DRIVER_MISSING => c"driver missing",
         VMMGRAPH_ERROR_DRIVER_TOO_OLD => c"driver too old",
@@ -153,6 +156,7 @@ fn status_of(error: &Error) -> vmmgraph_status_t {
         Error::OverBudget { .. } => VMMGRAPH_ERROR_OVER_BUDGET,
         Error::OutOfAddresses { .. } => VMMGRAPH_ERROR_OUT_OF_ADDRESSES,
         Error::OutOfDescriptors { .. } => VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS,
+        Error::OutOfHostMemory { .. } => VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY,
         Error::StreamCapturing { .. } => VMMGRAPH_ERROR_STREAM_CAPTURING,
         Error::DriverMissing => VMMGRAPH_ERROR_DRIVER_MISSING,
         Error::SymbolMissing { .. } => VMMGRAPH_ERROR_DRIVER_TOO_OLD,
@@ -189,6 +193,9 @@ fn describe(status: vmmgraph_status_t, error: &Error) -> vmmgraph_error_info_t {
         }
         Error::OutOfDescriptors { requested, device, .. } => (info.requested, info.device) = (requested, device),
         Error::OutOfAddresses { requested, device } => (info.requested, info.device) = (requested, device),
+        Error::OutOfHostMemory { requested, held, limit } => {
+            (info.requested, info.available) = (requested, limit.saturating_sub(held));
+        }
         Error::StreamCapturing { stream } => info.requested = stream,
         Error::Unsupported { device } => info.device = device,
         Error::Driver { code, .. } => info.driver_result = code,
@@ -251,7 +258,7 @@ mod tests {
         let name = |status| unsafe { CStr::from_ptr(vmmgraph_status_name(status)) }.to_str().unwrap();
         assert_eq!(name(VMMGRAPH_OK), "ok");
         assert_eq!(name(VMMGRAPH_ERROR_OVER_BUDGET), "over budget");
-        for status in [-1, 10, 104, 204, 304, 901, i32::MIN, i32::MAX] {
+        for status in [-1, 10, 104, 205, 304, 901, i32::MIN, i32::MAX] {
             assert_eq!(name(status), "unknown status");
         }
     }

@@ -113,8 +113,7 @@ impl<'a> Change<'a> {
     /// # Errors
     /// What the driver says.
     pub fn unmap(&mut self, range: RangeId, offset: u64, bytes: u64) -> Result<()> {
-        let there = |mapped: &super::mappings::Mapping| (offset..offset + bytes).contains(&mapped.offset);
-        let before: Vec<_> = self.pool.mapped(range).into_iter().filter(there).collect();
+        let before = self.pool.mapped_in(range, offset, bytes);
         // They must not go to anybody as long as this may be undone.
         before.iter().for_each(|mapped| self.pool.pin_any(mapped.page));
         let (count, length) = (before.len() as u64, before.iter().map(|mapped| mapped.bytes).sum::<u64>());
@@ -151,6 +150,23 @@ impl<'a> Change<'a> {
         (self.calls, reserved)
     }
 
+    /// It is done, and the pages that were unmapped go back to the driver unless somebody else needs them, not to the device's free
+    /// ones; whether the driver took them. What it refuses is kept for another try.
+    pub(crate) fn commit_to_driver(mut self) -> bool {
+        let mut taken = true;
+        let steps = std::mem::take(&mut self.journal);
+        for step in &steps {
+            if let Step::Unmapped(_, before) = step {
+                for (_, page) in before {
+                    taken &= self.pool.unpin_and_release(*page);
+                }
+            }
+        }
+        self.journal = steps.into_iter().filter(|step| !matches!(step, Step::Unmapped(..))).collect();
+        self.commit();
+        taken
+    }
+
     /// Undoes it, last step first; whether everything is as it was before.
     #[must_use]
     pub fn undo(mut self) -> bool {
@@ -171,7 +187,9 @@ impl<'a> Change<'a> {
     fn invert(&self, step: Step) -> Result<()> {
         match step {
             Step::Reserved(id, ..) => self.pool.close(id)?,
-            Step::Taken { page, created: true } => self.pool.unpin_and_release(page),
+            Step::Taken { page, created: true } => {
+                self.pool.unpin_and_release(page);
+            }
             Step::Taken { page, .. } | Step::Relied(page) => self.pool.unpin(page),
             Step::Mapped(range, offset, bytes) => self.pool.unmap(range, offset, bytes)?,
             Step::Unmapped(range, before) => {

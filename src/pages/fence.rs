@@ -175,6 +175,8 @@ enum Point {
     /// The end of the stream's work as soon as it may be recorded, which was not yet possible: it is being captured. The number is the
     /// thread's whose stream it is, where that matters.
     Later(Stream, u64, Promise),
+    /// An event of somebody else's.
+    Of(Arc<Events>, Event),
 }
 
 /// What has to be over before something may be used again: points in any number of streams. Waits for nothing else, and can be
@@ -202,6 +204,14 @@ impl Fence {
         self.points.push(Point::At(mark));
     }
 
+    /// Behind an event of the caller's, recorded before. It is asked for until it has happened.
+    ///
+    /// # Safety
+    /// An event of the device that stays until this fence is over.
+    pub unsafe fn add_event(&mut self, events: &Arc<Events>, event: Event) {
+        self.points.push(Point::Of(Arc::clone(events), event));
+    }
+
     /// Behind what a stream, perhaps a thread's default one, will have been given when it is recorded next, for this promise or here.
     pub fn add_promise(&mut self, stream: Stream, thread: u64, promise: &Promise) {
         self.points.push(Point::Later(stream, thread, promise.clone()));
@@ -219,7 +229,11 @@ impl Fence {
     pub fn done(&mut self, events: &Arc<Events>) -> Result<bool> {
         let mut first = Ok(());
         self.points.retain_mut(|point| {
-            let over = point.record(events).and_then(|mark| mark.map_or(Ok(false), |mark| mark.done()));
+            let over = match point {
+                // SAFETY: whoever added it promised that it is there.
+                Point::Of(events, event) => unsafe { events.driver.event_query(*event) },
+                point => point.record(events).and_then(|mark| mark.map_or(Ok(false), |mark| mark.done())),
+            };
             match over {
                 Ok(over) => !over,
                 Err(error) => {
@@ -229,6 +243,25 @@ impl Fence {
             }
         });
         first.map(|()| self.points.is_empty())
+    }
+
+    /// Makes later work of a stream wait for all of it. Does not block.
+    ///
+    /// # Errors
+    /// [`Error::StreamCapturing`] if a stream's end cannot be recorded yet, or if `stream` is being captured, or what the driver says.
+    pub fn before(&mut self, events: &Arc<Events>, stream: Stream) -> Result<()> {
+        if self.done(events)? {
+            return Ok(());
+        }
+        if !events.ready(stream)? {
+            return Err(Error::StreamCapturing { stream: stream.raw() });
+        }
+        self.points.iter().try_for_each(|point| match point {
+            Point::At(mark) => mark.before(stream),
+            // SAFETY: whoever added it promised that it is there; whoever made the stream, that it exists.
+            Point::Of(events, event) => unsafe { events.driver.event_wait(*event, stream) },
+            Point::Later(later, ..) => Err(Error::StreamCapturing { stream: later.raw() }),
+        })
     }
 
     /// Blocks the caller until all of it is over, at most for this long; whether it is.
@@ -252,8 +285,11 @@ impl Fence {
             }
             if limit == Duration::MAX {
                 for point in &self.points {
-                    if let Point::At(mark) = point {
-                        mark.block()?;
+                    match point {
+                        Point::At(mark) => mark.block()?,
+                        // SAFETY: as in `done`.
+                        Point::Of(events, event) => unsafe { events.driver.event_synchronize(*event) }?,
+                        Point::Later(..) => {}
                     }
                 }
             } else {
@@ -282,7 +318,7 @@ impl Point {
         }
         Ok(match self {
             Self::At(mark) => Some(mark),
-            Self::Later(..) => None,
+            Self::Later(..) | Self::Of(..) => None,
         })
     }
 }

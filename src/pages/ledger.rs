@@ -29,6 +29,11 @@ pub enum Holder {
         /// The arena's number.
         arena: u64,
     },
+    /// A region: its blocks are on bytes of their own.
+    Region {
+        /// The region's number.
+        region: u64,
+    },
     /// The device: whoever asks next gets it.
     Free,
     /// Nobody: the driver would not take it back, and is asked again.

@@ -167,8 +167,14 @@ impl PagePool {
 
     /// The mappings of a range, by offset.
     pub(super) fn mapped(&self, range: RangeId) -> Vec<Mapping> {
+        self.mapped_in(range, 0, u64::MAX)
+    }
+
+    /// Those that begin in a part of it.
+    pub(super) fn mapped_in(&self, range: RangeId, offset: u64, len: u64) -> Vec<Mapping> {
         let state = self.lock();
-        let entries = state.ranges.get(range).into_iter().flat_map(|range| &range.mapped);
+        let part = offset..offset.saturating_add(len);
+        let entries = state.ranges.get(range).into_iter().flat_map(|range| range.mapped.range(part.clone()));
         entries
             .map(|(offset, (page, bytes))| Mapping { offset: *offset, page: *page, bytes: *bytes })
             .collect()
@@ -200,7 +206,7 @@ impl PagePool {
     ///
     /// # Errors
     /// What the driver says; [`Error::Internal`] if something is not mapped.
-    pub(super) fn fill(
+    pub(crate) fn fill(
         &self,
         range: RangeId,
         offset: u64,
@@ -208,13 +214,23 @@ impl PagePool {
         value: u32,
         stream: Stream,
     ) -> Result<()> {
+        let at = self.mapped_at(range, offset, len)?;
+        // SAFETY: mapped, as was just seen, by the range's one user, who asks.
+        unsafe { self.driver().fill(at, len, value, stream) }
+    }
+
+    /// The address of an offset of a range, all of whose next `len` bytes are mapped.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] if something is not mapped.
+    pub(super) fn mapped_at(&self, range: RangeId, offset: u64, len: u64) -> Result<Address> {
         let base = self.lock().ranges.get(range).map(|range| range.base).ok_or(gone("a range"))?;
         if self.gap(range, offset, offset + len).is_some() {
             return Err(gone("a mapping"));
         }
-        // SAFETY: mapped, as was just seen, by the range's one user, who asks.
-        unsafe { self.driver().fill(base.plus(offset), len, value, stream) }
+        Ok(base.plus(offset))
     }
+
     /// Copies device bytes to the host; returns when they are there.
     ///
     /// # Errors

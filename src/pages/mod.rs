@@ -9,6 +9,8 @@
 //!      ledger                     who holds what; the audit                                      ledger.rs
 //!      deferred                   what waits for a fence, and what the driver refused            deferred.rs
 //!      reclaimers                 who is asked when memory is short                              reclaim.rs
+//!   HostPool                      host memory for contents, and copies of it                     host_pool.rs  copier.rs
+//!   Pausable                      what can step aside, found by tag                              pausable.rs
 //!   Fence, Mark                   points in streams' work                                        fence.rs
 //! ```
 //!
@@ -20,10 +22,14 @@
 
 mod account;
 mod change;
+mod copier;
 mod deferred;
 mod fence;
+mod host_memory;
+mod host_pool;
 mod ledger;
 mod mappings;
+mod pausable;
 mod pool;
 mod reclaim;
 mod reservation;
@@ -36,8 +42,11 @@ pub use change::{Calls, Change};
 pub use deferred::Remains;
 pub(crate) use deferred::retry_orphans;
 pub use fence::{Events, Fence, Mark, Promise};
+pub use host_pool::{CopyPath, HostPiece, HostPool, HostStats};
 pub use ledger::{Holder, Holding};
 pub use mappings::Mapping;
+pub(crate) use pausable::{HookGuard, Pausables};
+pub use pausable::{Moved, Pausable, PauseHooks, PauseReport, ResumeReport, Resuming};
 pub use pool::{PagePool, PoolStats};
 pub use reclaim::Reclaimer;
 pub use reservation::Reservation;

@@ -340,18 +340,17 @@ impl PagePool {
         }
     }
 
-    /// As [`unpin`](Self::unpin); what is free then goes back to the driver. For the undoing of what was created.
-    pub(super) fn unpin_and_release(&self, id: PageId) {
+    /// As [`unpin`](Self::unpin); what is free then goes back to the driver, and whether that took it. For the undoing of what was
+    /// created, and for memory that steps aside.
+    pub(super) fn unpin_and_release(&self, id: PageId) -> bool {
         let unused = {
             let mut state = self.lock();
-            let Some(page) = state.pages.get_mut(id) else { return };
+            let Some(page) = state.pages.get_mut(id) else { return true };
             page.pins -= 1;
             let unused = page.pins == 0 && page.mappings.is_empty();
             if unused { state.leave(id) } else { None }
         };
-        if let Some(page) = unused {
-            self.release(page);
-        }
+        unused.is_none_or(|page| self.release(page))
     }
 
     /// Changes a page's holder, if it has the holder that is expected and, if `sole`, one mapping and no pin; the page's bytes if it did.

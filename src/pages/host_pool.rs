@@ -1,0 +1,407 @@
+//! The host memory of a device that pages' contents wait in: kept between uses, bounded, and given out in pieces.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::copier::Copier;
+use super::host_memory::HostMemory;
+use super::{Events, Fence, PagePool, RangeId};
+use crate::driver::SharedDriver;
+use crate::error::{Error, Result};
+use crate::sync::Mutex;
+use crate::units::Stream;
+
+/// Bytes that are registered with one call: more at a time would keep others of the machine waiting.
+const CHUNK: u64 = 1 << 30;
+/// What chunks are multiples of, in bytes.
+const GRAIN: u64 = 2 << 20;
+/// What a piece is a multiple of, in bytes.
+const PIECE: u64 = 4096;
+/// How often memory is asked for again when others took what came.
+const TRIES: u32 = 8;
+/// How long the end of the device waits for copies.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How bytes went between host and device. The worst of what a report covers counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CopyPath {
+    /// Nothing was copied.
+    #[default]
+    None,
+    /// From and to registered memory: at the link's speed, beside the caller.
+    Registered,
+    /// Registration was refused: over a ring of small registered buffers, which threads empty and fill.
+    Ring,
+    /// Not even those: as the driver copies pageable memory.
+    Pageable,
+}
+
+/// What the host pool holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostStats {
+    /// Bytes held from the operating system.
+    pub held_bytes: u64,
+    /// Those of them that are registered with the device.
+    pub registered_bytes: u64,
+    /// Bytes that no contents are in.
+    pub free_bytes: u64,
+    /// The most it may hold; `None`: no limit.
+    pub limit_bytes: Option<u64>,
+}
+
+/// A piece of the pool's memory. Whoever has it gives it back.
+#[derive(Debug)]
+pub struct HostPiece {
+    pub(super) at: usize,
+    pub(super) bytes: usize,
+    pub(super) registered: bool,
+}
+
+#[derive(Default)]
+struct State {
+    /// By base.
+    chunks: BTreeMap<usize, HostMemory>,
+    /// Stretches that nobody has: address to bytes. Neighbours in a chunk are one.
+    free: BTreeMap<usize, usize>,
+    /// Given back, and perhaps still copied from or to.
+    waiting: Vec<(Fence, Vec<HostPiece>)>,
+    held: u64,
+    /// Bytes that the operating system is being asked for.
+    growing: u64,
+    limit: Option<u64>,
+}
+
+/// The host memory of one device for the contents of pages. Thread-safe; no lock is held while memory is mapped or registered.
+pub struct HostPool {
+    driver: SharedDriver,
+    events: Arc<Events>,
+    copier: Copier,
+    state: Mutex<State>,
+}
+
+impl HostPool {
+    /// No memory yet.
+    #[must_use]
+    pub fn new(pool: &PagePool) -> Self {
+        let (driver, events) = (SharedDriver::clone(pool.driver()), Arc::clone(pool.events()));
+        Self { copier: Copier::new(&driver, &events), driver, events, state: Mutex::default() }
+    }
+
+    /// Limits the bytes it may hold; `None`: no limit. Nothing is taken away.
+    pub fn set_limit(&self, bytes: Option<u64>) {
+        self.state.lock().limit = bytes;
+    }
+
+    /// What it holds now.
+    #[must_use]
+    pub fn stats(&self) -> HostStats {
+        let state = self.state.lock();
+        let registered = state.chunks.values().filter(|chunk| chunk.registered());
+        HostStats {
+            held_bytes: state.held,
+            registered_bytes: registered.map(|chunk| chunk.bytes() as u64).sum(),
+            free_bytes: state.free.values().map(|bytes| *bytes as u64).sum(),
+            limit_bytes: state.limit,
+        }
+    }
+
+    /// Makes sure that it holds `bytes` at least, in use or not: mapped, faulted in, and registered where that is granted. Tries
+    /// again to register what was refused.
+    ///
+    /// # Errors
+    /// [`Error::OutOfHostMemory`] beyond the limit, or if the machine has no more. That registration is refused is no error: the
+    /// [stats](Self::stats) say how much is registered.
+    pub fn prepare(&self, bytes: u64) -> Result<()> {
+        let held = {
+            let mut state = self.state.lock();
+            state.settle(&self.events);
+            state.held
+        };
+        self.register_again();
+        self.grow(bytes.saturating_sub(held))
+    }
+
+    /// Gives back to the operating system what no contents are in; the bytes.
+    ///
+    /// # Errors
+    /// What the driver says of ending a registration; that memory is kept for another try.
+    pub fn trim(&self) -> Result<u64> {
+        let mut unused = {
+            let mut state = self.state.lock();
+            state.settle(&self.events);
+            state.take_unused(|_| true)
+        };
+        let (mut given, mut result) = (0, Ok(()));
+        while let Some(mut chunk) = unused.pop() {
+            match chunk.unregister() {
+                Ok(()) => {
+                    given += chunk.bytes() as u64;
+                    self.state.lock().held -= chunk.bytes() as u64;
+                }
+                Err(error) => {
+                    result = result.and(Err(error));
+                    self.state.lock().add(chunk);
+                }
+            }
+        }
+        result.map(|()| given)
+    }
+
+    /// Tries again to register chunks that nothing is in.
+    fn register_again(&self) {
+        if !self.driver.capabilities().register_host {
+            return;
+        }
+        let again = self.state.lock().take_unused(|chunk| !chunk.registered());
+        for mut chunk in again {
+            // What is refused again serves as it is.
+            let _ = chunk.register();
+            self.state.lock().add(chunk);
+        }
+    }
+
+    /// Maps, faults in and registers `bytes` more.
+    fn grow(&self, bytes: u64) -> Result<()> {
+        let mut left = bytes.next_multiple_of(GRAIN);
+        while left > 0 {
+            let more = left.min(CHUNK);
+            {
+                let mut state = self.state.lock();
+                let held = state.held + state.growing;
+                if let Some(limit) = state.limit
+                    && held + more > limit
+                {
+                    return Err(Error::OutOfHostMemory { requested: more, held, limit });
+                }
+                state.growing += more;
+            }
+            let made = usize::try_from(more)
+                .map_err(|_| Error::OutOfHostMemory { requested: more, held: 0, limit: 0 })
+                .and_then(|bytes| HostMemory::new(&self.driver, bytes));
+            let mut made = match made {
+                Ok(made) => made,
+                Err(error) => {
+                    self.state.lock().growing -= more;
+                    return Err(error);
+                }
+            };
+            if self.driver.capabilities().register_host
+                && let Err(error) = made.register()
+            {
+                tracing::warn!(%error, bytes = more, "host memory could not be registered: copies of it are slower");
+            }
+            let mut state = self.state.lock();
+            state.growing -= more;
+            state.held += more;
+            state.add(made);
+            left -= more;
+        }
+        Ok(())
+    }
+
+    /// Makes sure that so many bytes are free, for as long as nobody else takes them.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
+    pub(crate) fn make_room(&self, bytes: u64) -> Result<()> {
+        let free = {
+            let mut state = self.state.lock();
+            state.settle(&self.events);
+            state.free.values().map(|bytes| *bytes as u64).sum()
+        };
+        self.grow(bytes.saturating_sub(free))
+    }
+
+    /// Pieces of `bytes` together, one after the other.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
+    pub(crate) fn take(&self, bytes: u64) -> Result<Vec<HostPiece>> {
+        for _ in 0..TRIES {
+            {
+                let mut state = self.state.lock();
+                state.settle(&self.events);
+                if let Some(pieces) = state.take(bytes) {
+                    return Ok(pieces);
+                }
+            }
+            self.make_room(bytes.next_multiple_of(PIECE))?;
+        }
+        Err(Error::OutOfHostMemory { requested: bytes, held: self.state.lock().held, limit: 0 })
+    }
+
+    /// Takes pieces back, to be used again behind a fence.
+    pub(crate) fn give(&self, pieces: Vec<HostPiece>, fence: Fence) {
+        if pieces.is_empty() {
+            return;
+        }
+        let mut state = self.state.lock();
+        state.waiting.push((fence, pieces));
+        state.settle(&self.events);
+    }
+
+    /// Copies mapped bytes of a range into pieces of the same length; `done` is behind that, also if it fails half-way.
+    ///
+    /// # Errors
+    /// What the driver says; [`Error::Internal`] if something is not mapped.
+    pub(crate) fn copy_out(
+        &self,
+        pool: &PagePool,
+        (range, offset): (RangeId, u64),
+        pieces: &[HostPiece],
+        done: &mut Fence,
+    ) -> Result<CopyPath> {
+        let bytes = pieces.iter().map(|piece| piece.bytes as u64).sum();
+        let from = pool.mapped_at(range, offset, bytes)?;
+        self.copier.copy_out(from, pieces, done)
+    }
+
+    /// Copies pieces to mapped bytes of a range. Otherwise as [`copy_out`](Self::copy_out).
+    ///
+    /// # Errors
+    /// As [`copy_out`](Self::copy_out).
+    pub(crate) fn copy_in(
+        &self,
+        pool: &PagePool,
+        (range, offset): (RangeId, u64),
+        pieces: &[HostPiece],
+        done: &mut Fence,
+    ) -> Result<CopyPath> {
+        let bytes = pieces.iter().map(|piece| piece.bytes as u64).sum();
+        let to = pool.mapped_at(range, offset, bytes)?;
+        self.copier.copy_in(to, pieces, done)
+    }
+
+    /// The stream that copies to the device are on.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) fn stream_in(&self) -> Result<Stream> {
+        self.copier.stream_in()
+    }
+
+    /// Blocks until a fence of copies is over, whatever single calls of the driver say.
+    ///
+    /// # Errors
+    /// What the driver says, again and again.
+    pub(crate) fn wait(&self, fence: &mut Fence) -> Result<()> {
+        self.copier.wait(fence)
+    }
+
+    /// Copies bytes out of pieces, from `skip` bytes behind their beginning on. Nobody copies to them.
+    pub(crate) fn read(&self, pieces: &[HostPiece], skip: u64, into: &mut [u8]) {
+        super::copier::read(pieces, skip as usize, into);
+    }
+
+    /// A checksum of pieces that nobody copies to.
+    pub(crate) fn checksum(&self, pieces: &[HostPiece]) -> u64 {
+        super::copier::checksum(pieces)
+    }
+}
+
+impl State {
+    fn add(&mut self, chunk: HostMemory) {
+        self.free.insert(chunk.base(), chunk.bytes());
+        self.chunks.insert(chunk.base(), chunk);
+    }
+
+    /// Takes chunks away that nothing is in; they still count as held.
+    fn take_unused(&mut self, which: impl Fn(&HostMemory) -> bool) -> Vec<HostMemory> {
+        let unused =
+            self.chunks.values().filter(|chunk| self.free.get(&chunk.base()) == Some(&chunk.bytes()));
+        let bases: Vec<_> = unused.filter(|chunk| which(chunk)).map(HostMemory::base).collect();
+        let mut taken = Vec::new();
+        for base in bases {
+            self.free.remove(&base);
+            taken.extend(self.chunks.remove(&base));
+        }
+        taken
+    }
+
+    fn chunk_of(&self, at: usize) -> Option<&HostMemory> {
+        self.chunks.range(..=at).next_back().map(|(_, chunk)| chunk)
+    }
+
+    /// The smallest stretch that all of it fits in, else the longest ones.
+    fn take(&mut self, bytes: u64) -> Option<Vec<HostPiece>> {
+        let mut left = usize::try_from(bytes).ok()?;
+        let mut pieces = Vec::new();
+        while left > 0 {
+            let padded = left.next_multiple_of(PIECE as usize);
+            let fitting = self.free.iter().filter(|(_, free)| **free >= padded);
+            let fitting = fitting.min_by_key(|(at, free)| (**free, **at)).map(|(at, free)| (*at, *free));
+            let longest = || self.free.iter().max_by_key(|(_, free)| **free).map(|(at, free)| (*at, *free));
+            let Some((at, free)) = fitting.or_else(longest) else {
+                pieces.into_iter().for_each(|piece| self.put(piece));
+                return None;
+            };
+            let used = padded.min(free);
+            self.free.remove(&at);
+            if used < free {
+                self.free.insert(at + used, free - used);
+            }
+            let registered = self.chunk_of(at).is_some_and(HostMemory::registered);
+            let length = left.min(used);
+            pieces.push(HostPiece { at, bytes: length, registered });
+            left -= length;
+        }
+        Some(pieces)
+    }
+
+    fn put(&mut self, piece: HostPiece) {
+        let (mut at, mut bytes) = (piece.at, piece.bytes.next_multiple_of(PIECE as usize));
+        if let Some((before, free)) = self.free.range(..at).next_back().map(|(a, b)| (*a, *b))
+            && before + free == at
+            && !self.chunks.contains_key(&at)
+        {
+            self.free.remove(&before);
+            (at, bytes) = (before, bytes + free);
+        }
+        if !self.chunks.contains_key(&(at + bytes))
+            && let Some(free) = self.free.remove(&(at + bytes))
+        {
+            bytes += free;
+        }
+        self.free.insert(at, bytes);
+    }
+
+    fn settle(&mut self, events: &Arc<Events>) {
+        let mut done = Vec::new();
+        self.waiting.retain_mut(|(fence, pieces)| {
+            let over = fence.done(events).unwrap_or(false);
+            if over {
+                done.append(pieces);
+            }
+            !over
+        });
+        done.into_iter().for_each(|piece| self.put(piece));
+    }
+}
+
+impl Drop for HostPool {
+    fn drop(&mut self) {
+        let state = self.state.get_mut();
+        let start = Instant::now();
+        let mut over = true;
+        for (fence, _) in &mut state.waiting {
+            let left = PATIENCE.saturating_sub(start.elapsed());
+            // Once more, since a single refusal says nothing of the copies.
+            let done = fence.block(&self.events, left).or_else(|_| fence.block(&self.events, left));
+            over &= done.unwrap_or(false);
+        }
+        if !over {
+            tracing::error!(
+                "copies of a device that closes do not end; their host memory stays with the process"
+            );
+            std::mem::forget(std::mem::take(&mut state.chunks));
+        }
+    }
+}
+
+impl fmt::Debug for HostPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostPool").field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}

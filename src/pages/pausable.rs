@@ -1,0 +1,271 @@
+//! What can step aside: memory with a tag that gives its pages back and comes back at the same addresses.
+//!
+//! Whoever holds such memory is found here by its tag, and those who want to know hear of it. What is common to all of them is the
+//! reports and the two phases of coming back, so that several come back together or not at all.
+
+use std::cell::Cell;
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use super::host_pool::CopyPath;
+use super::{Change, Fence};
+use crate::error::{Error, Result};
+use crate::sync::Mutex;
+use crate::units::Address;
+
+/// Bytes of a GiB.
+const GIB: f64 = (1_u64 << 30) as f64;
+
+/// What a pause did.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PauseReport {
+    /// Regions that were paused by this call; those that were before are not counted.
+    pub regions: u64,
+    /// Pages that went.
+    pub pages: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Bytes copied to the host.
+    pub copied_bytes: u64,
+    /// Bytes that were not copied, because the host has them from an earlier pause.
+    pub clean_bytes: u64,
+    /// Bytes that stay by their policy, keep.
+    pub kept_bytes: u64,
+    /// Bytes that stay because something failed.
+    pub left_bytes: u64,
+    /// Pages that were said to be unwritten and were not. They were copied.
+    pub stale_pages: u64,
+    /// Calls to the driver: copies, fills, unmaps, releases.
+    pub calls: u64,
+    /// All of it, in microseconds.
+    pub micros: u64,
+    /// From the first copy to the end of the last, in microseconds.
+    pub copy_micros: u64,
+    /// How the bytes went.
+    pub path: CopyPath,
+    /// Everything that failed, in order. What failed stays as it was and is tried again by the next pause.
+    pub failures: Vec<Error>,
+}
+
+/// What a resume did.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ResumeReport {
+    /// Regions that came back by this call; those that were there are not counted.
+    pub regions: u64,
+    /// Pages that came.
+    pub pages: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Bytes copied from the host.
+    pub copied_bytes: u64,
+    /// Bytes set to zero.
+    pub zeroed_bytes: u64,
+    /// Calls to the driver: creates, maps, accesses, copies, fills.
+    pub calls: u64,
+    /// All of it, in microseconds.
+    pub micros: u64,
+    /// Of these, spent waiting for memory, in microseconds.
+    pub waited_micros: u64,
+    /// From the first copy to the end of the last, in microseconds; 0 if nobody waited for that.
+    pub copy_micros: u64,
+    /// How the bytes went.
+    pub path: CopyPath,
+}
+
+fn rate(bytes: u64, micros: u64) -> f64 {
+    if micros == 0 { 0.0 } else { bytes as f64 / GIB / (micros as f64 / 1e6) }
+}
+
+impl PauseReport {
+    /// Copied bytes in GiB a second of the copies' time; 0: nothing was copied.
+    #[must_use]
+    pub fn copy_gib_per_second(&self) -> f64 {
+        rate(self.copied_bytes, self.copy_micros)
+    }
+
+    /// The first failure, if there was one.
+    ///
+    /// # Errors
+    /// That failure.
+    pub fn complete(&self) -> Result<()> {
+        self.failures.first().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
+    /// Adds what another one did.
+    pub fn join(&mut self, other: Self) {
+        self.regions += other.regions;
+        self.pages += other.pages;
+        self.bytes += other.bytes;
+        self.copied_bytes += other.copied_bytes;
+        self.clean_bytes += other.clean_bytes;
+        self.kept_bytes += other.kept_bytes;
+        self.left_bytes += other.left_bytes;
+        self.stale_pages += other.stale_pages;
+        self.calls += other.calls;
+        self.micros += other.micros;
+        self.copy_micros += other.copy_micros;
+        self.path = self.path.max(other.path);
+        self.failures.extend(other.failures);
+    }
+}
+
+impl ResumeReport {
+    /// Copied bytes in GiB a second of the copies' time; 0: nothing was copied, or nobody waited.
+    #[must_use]
+    pub fn copy_gib_per_second(&self) -> f64 {
+        rate(self.copied_bytes, self.copy_micros)
+    }
+}
+
+/// Memory that can step aside.
+pub trait Pausable: Send + Sync + fmt::Debug {
+    /// What it is found by.
+    fn tag(&self) -> &str;
+
+    /// Its number, unique in the process: several are taken in the order of these.
+    fn id(&self) -> u64;
+
+    /// Gives its pages back behind a fence; see [`PauseReport`].
+    ///
+    /// # Errors
+    /// Nothing has changed: the fence cannot be waited for, or the call comes from a hook.
+    fn pause(&self, fence: Fence) -> Result<PauseReport>;
+
+    /// Begins to come back; `None`: it is there.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] if the call comes from a hook and would wait for itself.
+    fn resuming(&self) -> Result<Option<Box<dyn Resuming + '_>>>;
+}
+
+/// Memory on its way back. Dropped before it is [finished](Self::finish), it stays paused.
+pub trait Resuming {
+    /// Takes its pages; may be called again after the change was undone.
+    ///
+    /// # Errors
+    /// No memory, or what the driver says.
+    fn take(&mut self, change: &mut Change<'_>) -> Result<()>;
+
+    /// Maps them, and begins to bring the contents back.
+    ///
+    /// # Errors
+    /// What the driver says.
+    fn restore(&mut self, change: &mut Change<'_>, report: &mut ResumeReport) -> Result<()>;
+
+    /// What is behind the contents.
+    fn contents(&self) -> Fence;
+
+    /// The change is committed: it is there, its contents behind that fence.
+    fn finish(self: Box<Self>);
+}
+
+/// Memory that goes or has come.
+#[derive(Clone, Copy, Debug)]
+pub struct Moved<'a> {
+    /// Its tag.
+    pub tag: &'a str,
+    /// The region's number.
+    pub region: u64,
+    /// Counts the mappings of the region from 1 on: what was registered under one generation is not there under another.
+    pub generation: u64,
+    /// The addresses and their bytes, in order.
+    pub ranges: &'a [(Address, u64)],
+}
+
+/// Who wants to know that memory goes and comes: registrations of NCCL or RDMA end before and are made again after.
+pub trait PauseHooks: Send + Sync {
+    /// The device is done with the memory, which is unmapped next. No lock is held; pausing or resuming the same region here is an
+    /// error.
+    fn before_unmap(&self, moved: &Moved<'_>);
+
+    /// The memory is there again, on other pages, and usable by the device's own access. Its contents are there, but after an
+    /// asynchronous resume, where they are behind its event. May be called more than once for a generation.
+    fn after_map(&self, moved: &Moved<'_>);
+}
+
+/// A tag, and who wants to know of it.
+type Hooked = (String, Weak<dyn PauseHooks>);
+
+/// What can step aside on one device, and who wants to know.
+#[derive(Default)]
+pub(crate) struct Pausables {
+    all: Mutex<Vec<Weak<dyn Pausable>>>,
+    hooks: Mutex<Vec<Hooked>>,
+}
+
+impl Pausables {
+    pub(crate) fn add(&self, pausable: Weak<dyn Pausable>) {
+        let mut all = self.all.lock();
+        all.retain(|known| known.strong_count() > 0);
+        all.push(pausable);
+    }
+
+    /// Those with one of these tags, in the order of their numbers; no tag: all.
+    pub(crate) fn tagged(&self, tags: &[&str]) -> Vec<Arc<dyn Pausable>> {
+        let all: Vec<_> = self.all.lock().iter().filter_map(Weak::upgrade).collect();
+        let mut found: Vec<_> =
+            all.into_iter().filter(|known| tags.is_empty() || tags.contains(&known.tag())).collect();
+        found.sort_by_key(|known| known.id());
+        found
+    }
+
+    pub(crate) fn add_hooks(&self, tag: &str, hooks: &Arc<dyn PauseHooks>) {
+        let mut all = self.hooks.lock();
+        all.retain(|(_, known)| known.strong_count() > 0);
+        all.push((tag.to_owned(), Arc::downgrade(hooks)));
+    }
+
+    fn hooks(&self, tag: &str) -> Vec<Arc<dyn PauseHooks>> {
+        let hooks = self.hooks.lock();
+        hooks
+            .iter()
+            .filter(|(of, _)| of.is_empty() || of == tag)
+            .filter_map(|(_, hooks)| hooks.upgrade())
+            .collect()
+    }
+
+    /// Tells those who want to know. The caller holds no lock.
+    pub(crate) fn tell(&self, moved: &Moved<'_>, gone: bool) {
+        let hooks = self.hooks(moved.tag);
+        let _inside = HookGuard::enter();
+        for hooks in hooks {
+            if gone { hooks.before_unmap(moved) } else { hooks.after_map(moved) }
+        }
+    }
+}
+
+impl fmt::Debug for Pausables {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} pausables", self.all.lock().len())
+    }
+}
+
+thread_local! {
+    /// How many hooks this thread is inside of.
+    static INSIDE: Cell<u32> = const { Cell::new(0) };
+}
+
+/// While it lives, this thread is inside a hook.
+pub(crate) struct HookGuard(());
+
+impl HookGuard {
+    fn enter() -> Self {
+        INSIDE.with(|inside| inside.set(inside.get() + 1));
+        Self(())
+    }
+
+    /// Refuses what would wait, inside a hook: whoever is waited for may wait for this one.
+    pub(crate) fn refuse() -> Result<()> {
+        if INSIDE.with(Cell::get) == 0 {
+            return Ok(());
+        }
+        let expected = "at rest, or the call not made from a hook";
+        Err(Error::WrongState { what: "the region", expected, found: "being paused or resumed" })
+    }
+}
+
+impl Drop for HookGuard {
+    fn drop(&mut self) {
+        INSIDE.with(|inside| inside.set(inside.get().saturating_sub(1)));
+    }
+}

@@ -1,0 +1,337 @@
+//! What a region knows of itself: its pages' places, its blocks, what waits. Bookkeeping; the driver is asked elsewhere.
+
+use std::collections::BTreeMap;
+
+use super::Policy;
+use super::packing::Packing;
+use crate::error::{Error, Result};
+use crate::pages::{Events, Fence, HostPiece, HostPool, PageId, PagePool, RangeId, Remains, Reservation};
+use crate::sync::thread_token;
+use crate::units::{Address, Stream};
+use std::sync::Arc;
+
+/// Live bytes that are closer than this are copied together with what is between them.
+const NEAR: u64 = 64 << 10;
+
+/// Where a region stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Resident,
+    Pausing,
+    Paused,
+    Resuming,
+}
+
+impl Phase {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Resident => "resident",
+            Self::Pausing => "being paused",
+            Self::Paused => "paused",
+            Self::Resuming => "being resumed",
+        }
+    }
+}
+
+/// Live bytes of a page and where they wait on the host.
+#[derive(Debug)]
+pub(super) struct Run {
+    /// From the page's beginning.
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+    pub(super) pieces: Vec<HostPiece>,
+}
+
+/// What the host has of a page.
+#[derive(Debug, Default)]
+pub(super) struct HostCopy {
+    pub(super) runs: Vec<Run>,
+    /// Of all runs, where that is wanted.
+    pub(super) sum: u64,
+}
+
+impl HostCopy {
+    pub(super) fn bytes(&self) -> u64 {
+        self.runs.iter().map(|run| run.bytes).sum()
+    }
+
+    pub(super) fn give(self, host: &HostPool, fence: &Fence) {
+        self.runs.into_iter().for_each(|run| host.give(run.pieces, fence.clone()));
+    }
+}
+
+/// A place for one page.
+#[derive(Debug)]
+pub(super) struct Extent {
+    pub(super) range: RangeId,
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+    pub(super) policy: Policy,
+    /// `None`: paused.
+    pub(super) page: Option<PageId>,
+    /// The contents as they were when nothing was written any more.
+    pub(super) copy: Option<HostCopy>,
+}
+
+#[derive(Debug)]
+pub(super) struct Block {
+    pub(super) bytes: u64,
+    pub(super) policy: Policy,
+    /// Who uses it: streams, and whose thread's, where that matters.
+    users: Vec<(Stream, u64)>,
+}
+
+#[derive(Debug)]
+pub(super) struct Books {
+    pub(super) phase: Phase,
+    /// Counts the mappings.
+    pub(super) generation: u64,
+    /// By address.
+    pub(super) extents: BTreeMap<u64, Extent>,
+    pub(super) blocks: BTreeMap<Address, Block>,
+    /// A packing for each policy: what differs in what becomes of it lies on different pages.
+    packings: [Packing; Policy::COUNT],
+    /// Freed, and perhaps still in use.
+    waiting: Vec<(Fence, Address, u64, Policy)>,
+    ranges: Vec<Reservation>,
+    /// Bytes of the last range that have a place.
+    pub(super) end: u64,
+    /// Behind what a resume copies.
+    pub(super) contents: Fence,
+}
+
+impl Books {
+    pub(super) fn new() -> Self {
+        Self {
+            phase: Phase::Resident,
+            generation: 1,
+            extents: BTreeMap::new(),
+            blocks: BTreeMap::new(),
+            packings: Default::default(),
+            waiting: Vec::new(),
+            ranges: Vec::new(),
+            end: 0,
+            contents: Fence::default(),
+        }
+    }
+
+    pub(super) fn require(&self, expected: Phase) -> Result<()> {
+        if self.phase == expected {
+            return Ok(());
+        }
+        Err(Error::WrongState { what: "the region", expected: expected.name(), found: self.phase.name() })
+    }
+
+    /// Bytes of pages with a policy, there or not.
+    pub(super) fn bytes_of(&self, policy: Policy) -> u64 {
+        let of = self.extents.values().filter(|extent| extent.policy == policy);
+        of.map(|extent| extent.bytes).sum()
+    }
+
+    /// The range that grows: its key, base, and bytes.
+    pub(super) fn last_range(&self) -> Option<(RangeId, u64, u64)> {
+        self.ranges.last().map(|range| (range.id(), range.base().0, range.bytes()))
+    }
+
+    /// Free bytes of a policy that end where the last range's places do.
+    pub(super) fn tail(&self, policy: Policy) -> u64 {
+        let last = self.ranges.last();
+        last.map_or(0, |range| self.packings[policy.index()].before(range.base().0 + self.end))
+    }
+
+    /// Adds a range, in which the next pages have their places.
+    pub(super) fn add_range(&mut self, range: Reservation) {
+        let base = range.base().0;
+        self.packings.iter_mut().for_each(|packing| packing.add_wall(base));
+        self.ranges.push(range);
+        self.end = 0;
+    }
+
+    /// Adds mapped pages behind one another at the end of the last range.
+    pub(super) fn add_pages(&mut self, policy: Policy, pages: &[(PageId, u64)]) {
+        let Some((range, base, _)) = self.last_range() else { return };
+        for (page, bytes) in pages {
+            let (offset, bytes) = (self.end, *bytes);
+            let extent = Extent { range, offset, bytes, policy, page: Some(*page), copy: None };
+            self.extents.insert(base + offset, extent);
+            self.packings[policy.index()].add(base + offset, bytes);
+            self.end += bytes;
+        }
+    }
+
+    /// A block on bytes that are there, if they are.
+    pub(super) fn place(&mut self, bytes: u64, policy: Policy, stream: Stream) -> Option<Address> {
+        let at = Address(self.packings[policy.index()].take(bytes)?);
+        self.blocks.insert(at, Block { bytes, policy, users: Vec::new() });
+        // Whoever asked for it is its first user.
+        let _ = self.use_on(at, stream);
+        Some(at)
+    }
+
+    fn live(&mut self, address: Address) -> Result<&mut Block> {
+        if let Some(block) = self.blocks.get_mut(&address) {
+            return Ok(block);
+        }
+        let freed = self.waiting.iter().any(|(_, at, ..)| *at == address);
+        Err(if freed { Error::DoubleFree { address } } else { Error::ForeignPointer { address } })
+    }
+
+    /// Bytes of a live block.
+    pub(super) fn bytes_at(&mut self, address: Address) -> Result<u64> {
+        self.live(address).map(|block| block.bytes)
+    }
+
+    /// Notes a stream for a block.
+    pub(super) fn use_on(&mut self, address: Address, stream: Stream) -> Result<()> {
+        let thread = if stream == Stream::PER_THREAD { thread_token() } else { 0 };
+        let users = &mut self.live(address)?.users;
+        if !users.contains(&(stream, thread)) {
+            users.push((stream, thread));
+        }
+        Ok(())
+    }
+
+    /// Frees a block; its bytes are others' behind what its users were given.
+    pub(super) fn free(&mut self, address: Address, events: &Arc<Events>) -> Result<()> {
+        self.live(address)?;
+        let Some(block) = self.blocks.remove(&address) else { return Ok(()) };
+        let mut fence = self.contents.clone();
+        block.users.iter().for_each(|user| add_user(&mut fence, events, *user));
+        self.waiting.push((fence, address, block.bytes, block.policy));
+        Ok(())
+    }
+
+    /// What is behind everything that the users of all blocks were given.
+    pub(super) fn users(&mut self, events: &Arc<Events>) -> Fence {
+        let mut all: Vec<_> = self.blocks.values().flat_map(|block| block.users.iter().copied()).collect();
+        all.sort_unstable();
+        all.dedup();
+        let mut fence = self.contents.clone();
+        all.into_iter().for_each(|user| add_user(&mut fence, events, user));
+        self.waiting.iter().for_each(|(waiting, ..)| fence.join(waiting.clone()));
+        fence
+    }
+
+    /// The live bytes of a page, by offset; what is near is one.
+    pub(super) fn runs(&self, at: u64, bytes: u64) -> Vec<(u64, u64)> {
+        let (start, end) = (Address(at), Address(at + bytes));
+        let before = self.blocks.range(..start).next_back();
+        let inside = self.blocks.range(start..end);
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        for (block, Block { bytes, .. }) in before.into_iter().chain(inside) {
+            let (from, to) = (block.0.max(at) - at, (block.0 + bytes).min(end.0).saturating_sub(at));
+            if to <= from {
+                continue;
+            }
+            match runs.last_mut() {
+                Some((start, length)) if from <= *start + *length + NEAR => *length = to - *start,
+                _ => runs.push((from, to - from)),
+            }
+        }
+        runs
+    }
+
+    /// The pages that bytes lie on.
+    pub(super) fn pages_under(&self, at: Address, bytes: u64) -> Vec<u64> {
+        let first = self.extents.range(..=at.0).next_back().map_or(at.0, |(start, _)| *start);
+        self.extents.range(first..at.0 + bytes).map(|(start, _)| *start).collect()
+    }
+
+    /// What the host has of these pages is not what they hold any more.
+    pub(super) fn written(&mut self, pages: &[u64], host: &HostPool) {
+        for at in pages {
+            if let Some(copy) = self.extents.get_mut(at).and_then(|extent| extent.copy.take()) {
+                copy.give(host, &self.contents);
+            }
+        }
+    }
+
+    /// Takes back what is not in use any more, and gives up the pages on which nothing is. Not while pages move.
+    pub(super) fn settle(&mut self, pool: &PagePool, host: &HostPool) {
+        if !matches!(self.phase, Phase::Resident | Phase::Paused) {
+            return;
+        }
+        let mut done = Vec::new();
+        self.waiting.retain_mut(|(fence, at, bytes, policy)| {
+            let over = fence.done(pool.events()).unwrap_or(false);
+            if over {
+                done.push((*at, *bytes, *policy));
+            }
+            !over
+        });
+        for (at, bytes, policy) in &done {
+            self.packings[policy.index()].add(at.0, *bytes);
+        }
+        let mut empty = Vec::new();
+        for (at, bytes, _) in done {
+            empty.extend(self.pages_under(at, bytes));
+        }
+        for at in empty {
+            let Some(extent) = self.extents.get(&at) else { continue };
+            let packing = &mut self.packings[extent.policy.index()];
+            if !packing.covers(at, extent.bytes) {
+                continue;
+            }
+            packing.cut(at, extent.bytes);
+            let Some(extent) = self.extents.remove(&at) else { continue };
+            if extent.page.is_some() {
+                let mut remains = Remains::default();
+                remains.add_part(extent.range, extent.offset, extent.bytes);
+                pool.finish(self.contents.clone(), remains);
+            }
+            if let Some(copy) = extent.copy {
+                copy.give(host, &self.contents);
+            }
+        }
+        self.drop_empty_ranges();
+    }
+
+    /// Ranges without places go, but for the one that grows.
+    fn drop_empty_ranges(&mut self) {
+        let last = self.ranges.len().saturating_sub(1);
+        let (extents, packings) = (&self.extents, &mut self.packings);
+        let mut number = 0;
+        self.ranges.retain(|range| {
+            number += 1;
+            let (base, end) = (range.base().0, range.base().0 + range.bytes());
+            let used = number > last || extents.range(base..end).next().is_some();
+            if !used {
+                packings.iter_mut().for_each(|packing| packing.remove_wall(base));
+            }
+            used
+        });
+    }
+
+    /// The region's user is gone: what is left of it, and behind what.
+    pub(super) fn leave(&mut self, events: &Arc<Events>, host: &HostPool) -> (Fence, Remains) {
+        let fence = self.users(events);
+        let mut remains = Remains::default();
+        self.ranges.drain(..).for_each(|range| remains.join(range.leave()));
+        for extent in std::mem::take(&mut self.extents).into_values() {
+            if let Some(copy) = extent.copy {
+                copy.give(host, &self.contents);
+            }
+        }
+        (fence, remains)
+    }
+
+    /// Bytes of blocks, and of places that no block has.
+    pub(super) fn usage(&self) -> (u64, u64) {
+        let live = self.blocks.values().map(|block| block.bytes).sum();
+        (live, self.packings.iter().map(Packing::bytes).sum())
+    }
+
+    /// Bytes of addresses.
+    pub(super) fn reserved(&self) -> u64 {
+        self.ranges.iter().map(Reservation::bytes).sum()
+    }
+}
+
+fn add_user(fence: &mut Fence, events: &Arc<Events>, (stream, thread): (Stream, u64)) {
+    if thread == 0 || thread == thread_token() {
+        fence.add(events, stream);
+    } else {
+        // Only that thread can say where its default stream is.
+        fence.add_promise(stream, thread, &crate::pages::Promise::default());
+    }
+}

@@ -1,0 +1,480 @@
+//! Regions: memory that steps aside and comes back at the same addresses.
+//!
+//! ```text
+//!   Region            allocate, free, who uses what                     mod.rs
+//!   tags              several at a time, by tag, all or nothing         tags.rs
+//!   pause  resume     one region's pages out and in                     pause.rs  resume.rs
+//!   books             pages' places, blocks, what waits                 books.rs      plain code
+//!   packing  sizes    where a block goes, how long a page is            packing.rs  sizes.rs      plain code
+//! ```
+//!
+//! ```text
+//!   resident ── pause ──> pausing ──> paused ── resume ──> resuming ──> resident
+//!                 refused: resident     ^                     failed: paused, host bytes valid
+//!                                       '── pause again: what failed is tried again
+//! ```
+//!
+//! Pausing and resuming have the region's *turn*: they exclude each other, not `free`, `record_stream` and the statistics. No lock is
+//! held while pages move.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::pages::{
+    Account, AccountStats, Change, Fence, Holder, HookGuard, Limits, Pausable, PauseReport, ResumeReport,
+    Resuming,
+};
+use crate::sync::{Monitor, Mutex, thread_token};
+use crate::units::{Address, BlockBytes, MAX_BYTES, Stream};
+
+mod books;
+mod packing;
+mod pause;
+mod resume;
+mod sizes;
+mod tags;
+
+use books::{Books, Phase};
+use sizes::{LONGEST, Sizes};
+pub use tags::Ready;
+
+/// Addresses that are reserved at a time, in bytes, or as many as a block needs.
+const RANGE: u64 = 16 << 30;
+/// How often an allocation asks for memory again after somebody gave some back.
+const TRIES: u32 = 8;
+
+/// What becomes of memory when it steps aside.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Policy {
+    /// The contents are lost: what comes back holds anything.
+    #[default]
+    Discard,
+    /// What comes back is zero.
+    Zero,
+    /// The contents go to host memory and come back.
+    Backup,
+    /// The memory stays.
+    Keep,
+}
+
+impl Policy {
+    const COUNT: usize = 4;
+
+    fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// What a region is made like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RegionOptions {
+    /// What becomes of its blocks, but for those that say otherwise.
+    pub policy: Policy,
+    /// The most bytes of physical memory it may hold; `None`: no limit but those above.
+    pub budget_bytes: Option<u64>,
+    /// Bytes of every page, a multiple of the device's granularity, for regions whose pages others shall borrow; 0: as fits, up to
+    /// 1 GiB.
+    pub page_bytes: u64,
+    /// Its blocks are written once, before the first pause: the host keeps what it copied then, and later pauses copy nothing. What is
+    /// written later all the same is to be said by [`Region::mark_written`].
+    pub read_only: bool,
+    /// For finding bugs: a pause copies all the same, and compares with what the host has. Costs the copy.
+    pub verify_clean: bool,
+}
+
+/// What a region holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionStats {
+    /// The region's number, unique in the process.
+    pub id: u64,
+    /// Whether it is paused.
+    pub paused: bool,
+    /// Counts its mappings, from 1 on.
+    pub generation: u64,
+    /// Bytes of pages that are there.
+    pub resident_bytes: u64,
+    /// Bytes of pages that stepped aside.
+    pub paused_bytes: u64,
+    /// Bytes of contents on the host.
+    pub host_bytes: u64,
+    /// Pages, there or not.
+    pub pages: u64,
+    /// Live blocks, and their bytes.
+    pub blocks: u64,
+    /// Bytes of live blocks.
+    pub live_bytes: u64,
+    /// Bytes of places that no block has.
+    pub free_bytes: u64,
+    /// Bytes of addresses.
+    pub reserved_bytes: u64,
+    /// What counts toward its budget.
+    pub account: AccountStats,
+}
+
+/// Memory with a tag that can step aside: blocks at fixed addresses, whose pages go and come.
+///
+/// Thread-safe. Dropping the last handle ends all its blocks, paused or not, behind what their streams were given.
+pub struct Region {
+    id: u64,
+    tag: String,
+    options: RegionOptions,
+    sizes: Sizes,
+    account: Account,
+    books: Mutex<Books>,
+    /// The thread that moves its pages; 0: none.
+    turn: Monitor<u64>,
+    device: Arc<Device>,
+}
+
+impl Region {
+    /// A region without memory. See [`Device::region`].
+    ///
+    /// # Errors
+    /// [`Error::InvalidPageSize`] for a page size that the device cannot map.
+    pub fn new(device: &Arc<Device>, tag: &str, options: RegionOptions) -> Result<Arc<Self>> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let capabilities = device.driver().capabilities();
+        let (granularity, fixed) = (capabilities.granularity, options.page_bytes);
+        let longest = LONGEST.min(capabilities.largest_page) / granularity * granularity;
+        let longest = longest.max(granularity);
+        if !fixed.is_multiple_of(granularity) || fixed > capabilities.largest_page {
+            return Err(Error::InvalidPageSize { what: "region page", bytes: fixed, granularity });
+        }
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let limits = Limits { most: options.budget_bytes, least: 0 };
+        let region = Arc::new(Self {
+            id,
+            tag: tag.to_owned(),
+            options,
+            sizes: Sizes { granularity, fixed, longest },
+            account: device.account(&format!("region {id} {tag:?}"), None, limits)?,
+            books: Mutex::new(Books::new()),
+            turn: Monitor::default(),
+            device: Arc::clone(device),
+        });
+        let weak = Arc::downgrade(&region);
+        device.pausables().add(weak);
+        tracing::info!(region = id, tag, policy = ?options.policy, "region created");
+        Ok(region)
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    fn holder(&self) -> Holder {
+        Holder::Region { region: self.id }
+    }
+
+    /// Allocates a block, used on `stream` first; its address stays the same for as long as it lives. Rounded up to 512 bytes.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] unless the region is resident; no memory, budget or addresses; what the driver says. Nothing has changed.
+    pub fn allocate(&self, bytes: u64, stream: Stream) -> Result<Address> {
+        self.allocate_as(bytes, self.options.policy, stream)
+    }
+
+    /// As [`allocate`](Self::allocate), with a policy of the block's own.
+    ///
+    /// # Errors
+    /// Those of [`allocate`](Self::allocate).
+    pub fn allocate_as(&self, bytes: u64, policy: Policy, stream: Stream) -> Result<Address> {
+        let bytes = BlockBytes::round_up(bytes)?.get();
+        let pool = self.device.pool();
+        let mut tries = 0;
+        loop {
+            let error = match self.try_allocate(bytes, policy, stream) {
+                Err(error) if error.is_out_of_memory() && tries < TRIES => error,
+                result => return result,
+            };
+            tries += 1;
+            if !pool.relieve(error.requested_bytes()) {
+                return Err(error);
+            }
+        }
+    }
+
+    fn try_allocate(&self, bytes: u64, policy: Policy, stream: Stream) -> Result<Address> {
+        let (pool, host) = (self.device.pool(), self.device.host_pool());
+        let mut books = self.books.lock();
+        books.settle(pool, host);
+        books.require(Phase::Resident)?;
+        if let Some(at) = books.place(bytes, policy, stream) {
+            // The host knows nothing of this block.
+            let pages = books.pages_under(at, bytes);
+            books.written(&pages, host);
+            return Ok(at);
+        }
+        let info = self.device.driver().info();
+        if bytes > info.total_bytes {
+            let free = self.device.driver().free_bytes()?;
+            let (total, device) = (info.total_bytes, info.ordinal);
+            return Err(Error::OutOfMemory { requested: bytes, free, total, device });
+        }
+        self.grow(&mut books, bytes, policy)?;
+        let placed = books.place(bytes, policy, stream);
+        let at = placed.ok_or_else(|| Error::Internal { what: "a region grew by too little".into() })?;
+        let pages = books.pages_under(at, bytes);
+        books.written(&pages, host);
+        Ok(at)
+    }
+
+    /// Maps so many more bytes, less what is free at the end, behind one another.
+    fn grow(&self, books: &mut Books, bytes: u64, policy: Policy) -> Result<()> {
+        let held = books.bytes_of(policy);
+        let tail = books.tail(policy);
+        let room = |need: u64| {
+            let last = books.last_range();
+            last.filter(|(_, _, range)| range - books.end >= need)
+        };
+        for tight in [false, true] {
+            let cut = |more| if tight { self.sizes.tight(more) } else { self.sizes.pages(more, held) };
+            let pages = cut(bytes - tail);
+            let at = room(pages.iter().sum());
+            let pages = if at.is_some() { pages } else { cut(bytes) };
+            match self.map(at.map(|(range, ..)| (range, books.end)), &pages) {
+                Ok((pages, reserved)) => {
+                    reserved.into_iter().for_each(|range| books.add_range(range));
+                    books.add_pages(policy, &pages);
+                    return Ok(());
+                }
+                Err(error) if error.is_out_of_memory() && !tight => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Error::Internal { what: "a region can neither grow nor not".into() })
+    }
+
+    /// Maps new pages at a place, or at the beginning of a new range.
+    #[allow(clippy::type_complexity, reason = "pages with their bytes, and at most one range")]
+    fn map(
+        &self,
+        at: Option<(crate::pages::RangeId, u64)>,
+        pages: &[u64],
+    ) -> Result<(Vec<(crate::pages::PageId, u64)>, Vec<crate::pages::Reservation>)> {
+        let mut change = Change::on(self.device.pool());
+        let all: u64 = pages.iter().sum();
+        let (range, offset) = match at {
+            Some(at) => at,
+            None => (change.reserve(RANGE.max(all).min(MAX_BYTES), self.id)?, 0),
+        };
+        let mut taken = Vec::new();
+        for bytes in pages {
+            taken.push((change.take(*bytes, self.holder(), self.account.id())?, *bytes));
+        }
+        let keys: Vec<_> = taken.iter().map(|(page, _)| *page).collect();
+        change.map(range, offset, &keys)?;
+        Ok((taken, change.commit().1))
+    }
+
+    /// Frees a block, also while the region is paused. Its bytes are another's behind what its streams were given.
+    ///
+    /// # Errors
+    /// [`Error::ForeignPointer`] and [`Error::DoubleFree`].
+    pub fn free(&self, address: Address) -> Result<()> {
+        let mut books = self.books.lock();
+        if self.options.verify_clean && books.phase == Phase::Resident {
+            // The sums are of all live bytes of a page.
+            let bytes = books.bytes_at(address)?;
+            let pages = books.pages_under(address, bytes);
+            books.written(&pages, self.device.host_pool());
+        }
+        books.free(address, self.device.pool().events())?;
+        books.settle(self.device.pool(), self.device.host_pool());
+        Ok(())
+    }
+
+    /// Notes that a stream uses a block: a free and a pause wait for what it was given by then.
+    ///
+    /// # Errors
+    /// [`Error::ForeignPointer`] and [`Error::DoubleFree`].
+    pub fn record_stream(&self, address: Address, stream: Stream) -> Result<()> {
+        self.books.lock().use_on(address, stream)
+    }
+
+    /// Says that a block was written since its backup, or (`None`) that all were: the next pause copies it again. Only where
+    /// [`read_only`](RegionOptions::read_only) made it believe otherwise does it matter.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] unless the region is resident; [`Error::ForeignPointer`] and [`Error::DoubleFree`].
+    pub fn mark_written(&self, block: Option<Address>) -> Result<()> {
+        let mut books = self.books.lock();
+        books.require(Phase::Resident)?;
+        let pages = match block {
+            Some(at) => {
+                let bytes = books.bytes_at(at)?;
+                books.pages_under(at, bytes)
+            }
+            None => books.extents.keys().copied().collect(),
+        };
+        books.written(&pages, self.device.host_pool());
+        Ok(())
+    }
+
+    /// Reads host bytes of a paused block, from `skip` on, without resuming.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] unless the region is paused and the block's bytes are on the host; [`Error::ForeignPointer`] and
+    /// [`Error::DoubleFree`]; [`Error::InvalidSize`] beyond the block's end.
+    pub fn get_backup(&self, block: Address, skip: u64, into: &mut [u8]) -> Result<()> {
+        let mut books = self.books.lock();
+        let bytes = books.bytes_at(block)?;
+        books.require(Phase::Paused)?;
+        let length = into.len() as u64;
+        if skip.checked_add(length).is_none_or(|end| end > bytes) {
+            let limit = bytes.saturating_sub(skip);
+            return Err(Error::InvalidSize { what: "a part of a backup", bytes: length, limit });
+        }
+        let (mut at, mut into) = (block.0 + skip, into);
+        for page in books.pages_under(Address(at), length.max(1)) {
+            let none = || {
+                let (expected, found) = ("backed up", "of another policy, or still resident");
+                Error::WrongState { what: "the block", expected, found }
+            };
+            let copy = books.extents.get(&page).and_then(|extent| extent.copy.as_ref()).ok_or_else(none)?;
+            let offset = at - page;
+            let runs = copy.runs.iter();
+            let run = runs.rev().find(|run| run.offset <= offset && offset < run.offset + run.bytes);
+            let run = run.ok_or_else(none)?;
+            let here = (run.offset + run.bytes - offset).min(into.len() as u64);
+            let (now, later) = std::mem::take(&mut into).split_at_mut(here as usize);
+            self.device.host_pool().read(&run.pieces, offset - run.offset, now);
+            (into, at) = (later, at + here);
+        }
+        Ok(())
+    }
+
+    /// Makes later work of a stream wait for the contents that a resume without waiting still copies. Does not block.
+    ///
+    /// # Errors
+    /// [`Error::StreamCapturing`], or what the driver says.
+    pub fn before(&self, stream: Stream) -> Result<()> {
+        let mut contents = self.books.lock().contents.clone();
+        contents.before(self.device.pool().events(), stream)
+    }
+
+    /// Pauses this region only; see [`Device::pause`].
+    ///
+    /// # Errors
+    /// Those of [`Device::pause`].
+    pub fn pause(&self, fence: Fence) -> Result<PauseReport> {
+        self.step_aside(fence)
+    }
+
+    /// Resumes this region only; see [`Device::resume`].
+    ///
+    /// # Errors
+    /// Those of [`Device::resume`].
+    pub fn resume(&self, deadline: Duration) -> Result<ResumeReport> {
+        tags::resume(&self.device, &[self as &dyn Pausable], deadline, true)
+    }
+
+    /// Limits the bytes of physical memory it may hold; `None`: no limit but those above. Nothing is taken away.
+    pub fn set_budget(&self, bytes: Option<u64>) {
+        self.account.set_limits(Limits { most: bytes, least: 0 });
+    }
+
+    /// What it holds now.
+    #[must_use]
+    pub fn stats(&self) -> RegionStats {
+        let books = self.books.lock();
+        let (live_bytes, free_bytes) = books.usage();
+        let bytes = |there: bool| {
+            let extents = books.extents.values().filter(|extent| extent.page.is_some() == there);
+            extents.map(|extent| extent.bytes).sum()
+        };
+        let copies = books.extents.values().filter_map(|extent| extent.copy.as_ref());
+        RegionStats {
+            id: self.id,
+            paused: books.phase == Phase::Paused,
+            generation: books.generation,
+            resident_bytes: bytes(true),
+            paused_bytes: bytes(false),
+            host_bytes: copies.map(books::HostCopy::bytes).sum(),
+            pages: books.extents.len() as u64,
+            blocks: books.blocks.len() as u64,
+            live_bytes,
+            free_bytes,
+            reserved_bytes: books.reserved(),
+            account: self.account.stats(),
+        }
+    }
+
+    /// Waits until nobody moves its pages, and keeps others from it.
+    fn take_turn(&self) -> Result<Turn<'_>> {
+        let me = thread_token();
+        self.turn.wait_for(|thread| {
+            if *thread == 0 {
+                *thread = me;
+                return Some(Ok(()));
+            }
+            if *thread == me {
+                let (expected, found) = ("at rest", "being paused or resumed by this thread");
+                return Some(Err(Error::WrongState { what: "the region", expected, found }));
+            }
+            HookGuard::refuse().err().map(Err)
+        })?;
+        Ok(Turn { region: self, back: None })
+    }
+}
+
+/// The right to move a region's pages. Where it ends, the region is as `back` says, if that says something.
+struct Turn<'a> {
+    region: &'a Region,
+    back: Option<Phase>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        {
+            let mut books = self.region.books.lock();
+            if let Some(back) = self.back {
+                books.phase = back;
+            }
+            books.settle(self.region.device.pool(), self.region.device.host_pool());
+        }
+        self.region.turn.change(|thread| *thread = 0);
+    }
+}
+
+impl Pausable for Region {
+    fn tag(&self) -> &str {
+        &self.tag
+    }
+
+    fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn pause(&self, fence: Fence) -> Result<PauseReport> {
+        self.step_aside(fence)
+    }
+
+    fn resuming(&self) -> Result<Option<Box<dyn Resuming + '_>>> {
+        self.coming_back()
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        let pool = self.device.pool();
+        let (fence, remains) = self.books.get_mut().leave(pool.events(), self.device.host_pool());
+        pool.finish(fence, remains);
+        pool.check();
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Region").field("id", &self.id).field("tag", &self.tag).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,255 @@
+//! One region's pages step aside.
+//!
+//! Copies are given to one stream, a page at a time; a second thread unmaps a page and gives it back as soon as its copy is over, while
+//! the next ones are copied. What fails stays where it is, and the rest goes on.
+
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use super::books::{HostCopy, Phase, Run};
+use super::{Policy, Region};
+use crate::error::{Error, Result};
+use crate::pages::{Change, Fence, Moved, PauseReport, RangeId};
+use crate::units::Address;
+
+/// A page that is to go.
+struct Leaving {
+    at: u64,
+    range: RangeId,
+    offset: u64,
+    bytes: u64,
+    /// What has to be copied first.
+    runs: Vec<(u64, u64)>,
+    /// Bytes that the host has already, and their sum.
+    clean: Option<(u64, u64)>,
+}
+
+/// Its contents on the way to the host.
+struct Copied {
+    copy: HostCopy,
+    done: Fence,
+}
+
+/// What became of a page.
+struct Left {
+    page: Leaving,
+    /// What the host has of it now, if it was copied.
+    copy: Option<HostCopy>,
+    /// If it is gone: whether the driver took it.
+    gone: Option<bool>,
+    copied: Option<Instant>,
+    calls: u64,
+    failure: Option<Error>,
+}
+
+impl Region {
+    /// Gives the pages back, all of them that can go.
+    pub(super) fn step_aside(&self, fence: Fence) -> Result<PauseReport> {
+        let mut turn = self.take_turn()?;
+        let start = Instant::now();
+        let mut report = PauseReport::default();
+        let (leaving, generation) = {
+            let mut books = self.books.lock();
+            let going = |policy: Policy, resident: bool| resident && policy != Policy::Keep;
+            let any = books.extents.values().any(|extent| going(extent.policy, extent.page.is_some()));
+            if books.phase == Phase::Paused && !any {
+                return Ok(report);
+            }
+            report.regions = u64::from(books.phase == Phase::Resident);
+            turn.back = Some(books.phase);
+            books.phase = Phase::Pausing;
+            (any, books.generation)
+        };
+        self.wait_for_users(fence)?;
+        report.kept_bytes = self.books.lock().bytes_of(Policy::Keep);
+        if leaving {
+            let all = self.plan();
+            let ranges: Vec<_> = all.iter().map(|page| (Address(page.at), page.bytes)).collect();
+            self.tell(generation, &ranges, true);
+            self.move_out(all, &mut report);
+        }
+        turn.back = Some(Phase::Paused);
+        drop(turn);
+        report.micros = start.elapsed().as_micros() as u64;
+        let (bytes, copied, failures) = (report.bytes, report.copied_bytes, report.failures.len());
+        tracing::info!(region = self.id, tag = %self.tag, bytes, copied, failures, micros = report.micros, "region paused");
+        self.device.pool().check();
+        Ok(report)
+    }
+
+    /// Waits for what the caller says and for what the users of the blocks were given.
+    fn wait_for_users(&self, mut fence: Fence) -> Result<()> {
+        let events = self.device.pool().events();
+        fence.join(self.books.lock().users(events));
+        fence.block(events, Duration::MAX).map(drop)
+    }
+
+    pub(super) fn tell(&self, generation: u64, ranges: &[(Address, u64)], gone: bool) {
+        let moved = Moved { tag: &self.tag, region: self.id, generation, ranges };
+        self.device.pausables().tell(&moved, gone);
+    }
+
+    /// The pages that are to go, in the order of their addresses.
+    fn plan(&self) -> Vec<Leaving> {
+        let books = self.books.lock();
+        let there = books.extents.iter().filter(|(_, extent)| extent.page.is_some());
+        let going = there.filter(|(_, extent)| extent.policy != Policy::Keep);
+        let plan = going.map(|(at, extent)| {
+            let clean = extent.copy.as_ref().map(|copy| (copy.bytes(), copy.sum));
+            let copies = extent.policy == Policy::Backup && (clean.is_none() || self.options.verify_clean);
+            let runs = if copies { books.runs(*at, extent.bytes) } else { Vec::new() };
+            let (range, offset, bytes) = (extent.range, extent.offset, extent.bytes);
+            Leaving { at: *at, range, offset, bytes, runs, clean }
+        });
+        plan.collect()
+    }
+
+    fn move_out(&self, all: Vec<Leaving>, report: &mut PauseReport) {
+        let copies: u64 = all.iter().flat_map(|page| &page.runs).map(|(_, bytes)| bytes).sum();
+        if copies > 0
+            && let Err(error) = self.device.host_pool().make_room(copies)
+        {
+            // Then as much as there is room for; each page that finds none says so.
+            tracing::warn!(%error, copies, "the host has no room for all contents");
+        }
+        let start = Instant::now();
+        let left = if copies > 0 {
+            self.behind_copies(all, report)
+        } else {
+            all.into_iter().map(|page| self.finish(page, None)).collect()
+        };
+        let last = left.iter().filter_map(|page| page.copied).max();
+        report.copy_micros = last.map_or(0, |last| last.duration_since(start).as_micros() as u64);
+        self.note(left, report);
+    }
+
+    /// Copies, while a second thread unmaps behind the copies.
+    fn behind_copies(&self, all: Vec<Leaving>, report: &mut PauseReport) -> Vec<Left> {
+        let mut copied = all.into_iter().map(|page| {
+            let copied = (!page.runs.is_empty()).then(|| self.copy(&page, report));
+            (page, copied)
+        });
+        // Shuttle knows its own threads only.
+        if cfg!(feature = "shuttle") {
+            let copied: Vec<_> = copied.collect();
+            return copied.into_iter().map(|(page, copied)| self.finish(page, copied)).collect();
+        }
+        let (to_second, pages) = channel::<(Leaving, Option<Result<Copied>>)>();
+        std::thread::scope(|scope| {
+            let second = move || pages.into_iter().map(|(page, copied)| self.finish(page, copied)).collect();
+            match std::thread::Builder::new().spawn_scoped::<_, Vec<Left>>(scope, second) {
+                Ok(second) => {
+                    // The second thread takes everything until this end is dropped.
+                    let _ = copied.try_for_each(|page| to_second.send(page));
+                    drop(to_second);
+                    second.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                }
+                Err(_) => copied.map(|(page, copied)| self.finish(page, copied)).collect(),
+            }
+        })
+    }
+
+    /// Gives the copies of one page to the stream.
+    fn copy(&self, page: &Leaving, report: &mut PauseReport) -> Result<Copied> {
+        let (pool, host) = (self.device.pool(), self.device.host_pool());
+        let (mut copy, mut done) = (HostCopy::default(), Fence::default());
+        let copied = page.runs.iter().try_for_each(|(offset, bytes)| {
+            let pieces = host.take(*bytes)?;
+            report.calls += pieces.len() as u64;
+            let copied = host.copy_out(pool, (page.range, page.offset + offset), &pieces, &mut done);
+            copy.runs.push(Run { offset: *offset, bytes: *bytes, pieces });
+            report.path = report.path.max(copied?);
+            Ok(())
+        });
+        match copied {
+            Ok(()) => Ok(Copied { copy, done }),
+            Err(error) => {
+                copy.give(host, &done);
+                Err(error)
+            }
+        }
+    }
+
+    /// Unmaps one page, once its copy is over, and gives it back.
+    fn finish(&self, page: Leaving, copied: Option<Result<Copied>>) -> Left {
+        let (pool, host) = (self.device.pool(), self.device.host_pool());
+        let mut left = Left { page, copy: None, gone: None, copied: None, calls: 0, failure: None };
+        match copied {
+            None => {}
+            Some(Err(error)) => {
+                left.failure = Some(error);
+                return left;
+            }
+            Some(Ok(Copied { mut copy, mut done })) => {
+                if let Err(error) = host.wait(&mut done) {
+                    // Somebody may still write there.
+                    copy.give(host, &done);
+                    left.failure = Some(error);
+                    return left;
+                }
+                left.copied = Some(Instant::now());
+                if self.options.verify_clean {
+                    let sums = copy.runs.iter().map(|run| host.checksum(&run.pieces));
+                    copy.sum = sums.fold(0, |all, sum| all.rotate_left(7) ^ sum);
+                }
+                left.copy = Some(copy);
+            }
+        }
+        let mut change = Change::on(pool);
+        match change.unmap(left.page.range, left.page.offset, left.page.bytes) {
+            Ok(()) => {
+                left.gone = Some(change.commit_to_driver());
+                left.calls = 2;
+            }
+            Err(error) => left.failure = Some(error),
+        }
+        left
+    }
+
+    /// Writes down what became of the pages.
+    fn note(&self, all: Vec<Left>, report: &mut PauseReport) {
+        let host = self.device.host_pool();
+        let books = &mut *self.books.lock();
+        for left in all {
+            let Left { page, copy, gone, calls, failure, .. } = left;
+            report.calls += calls;
+            report.failures.extend(failure);
+            match gone {
+                Some(taken) => {
+                    report.pages += 1;
+                    report.bytes += page.bytes;
+                    if !taken {
+                        let name = "a page was refused; it is given back by a later trim".to_owned();
+                        report.failures.push(Error::Driver { call: "release", code: -1, name });
+                    }
+                }
+                None => report.left_bytes += page.bytes,
+            }
+            match (&copy, page.clean) {
+                (None, Some((bytes, _))) if gone.is_some() => report.clean_bytes += bytes,
+                (Some(copy), Some((_, sum))) if copy.sum == sum => report.clean_bytes += copy.bytes(),
+                (Some(copy), clean) => {
+                    report.copied_bytes += copy.bytes();
+                    if clean.is_some() {
+                        report.stale_pages += 1;
+                        tracing::error!(
+                            region = self.id,
+                            at = page.at,
+                            "a page was written after its backup, and nobody said so"
+                        );
+                    }
+                }
+                _ => {}
+            }
+            let Some(extent) = books.extents.get_mut(&page.at) else { continue };
+            if gone.is_some() {
+                extent.page = None;
+            }
+            if let Some(copy) = copy
+                && let Some(old) = extent.copy.replace(copy)
+            {
+                old.give(host, &books.contents);
+            }
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! One region comes back: its pages are taken, mapped at the old addresses, and the contents copied behind that.
+//!
+//! Mapping a page takes microseconds and copying it milliseconds, and copies return at once: so this thread maps ahead of the copies by
+//! itself. The host's bytes are let go when all is there.
+
+use std::collections::BTreeMap;
+
+use super::books::{HostCopy, Phase};
+use super::{Policy, Region, Turn};
+use crate::error::Result;
+use crate::pages::{Change, Fence, PageId, RangeId, ResumeReport, Resuming};
+use crate::units::Address;
+
+/// A place whose page is to come.
+struct Place {
+    range: RangeId,
+    offset: u64,
+    bytes: u64,
+    policy: Policy,
+    page: Option<PageId>,
+    copy: Option<HostCopy>,
+}
+
+/// A region on its way back. It has the region's turn.
+struct Coming<'a> {
+    region: &'a Region,
+    places: BTreeMap<u64, Place>,
+    contents: Fence,
+    finished: bool,
+    /// Last, so that it ends when everything is written down.
+    turn: Turn<'a>,
+}
+
+impl Region {
+    /// Begins to resume; `None`: there is nothing to do.
+    pub(super) fn coming_back(&self) -> Result<Option<Box<dyn Resuming + '_>>> {
+        let mut turn = self.take_turn()?;
+        let mut books = self.books.lock();
+        if books.phase != Phase::Paused {
+            drop(books);
+            return Ok(None);
+        }
+        turn.back = Some(Phase::Paused);
+        books.phase = Phase::Resuming;
+        let gone = books.extents.iter_mut().filter(|(_, extent)| extent.page.is_none());
+        let places = gone.map(|(at, extent)| {
+            let (range, offset, bytes, policy) = (extent.range, extent.offset, extent.bytes, extent.policy);
+            (*at, Place { range, offset, bytes, policy, page: None, copy: extent.copy.take() })
+        });
+        let places = places.collect();
+        drop(books);
+        Ok(Some(Box::new(Coming { region: self, places, contents: Fence::default(), finished: false, turn })))
+    }
+}
+
+impl Coming<'_> {
+    /// Gives the copies of a page, or its zeros, to the stream.
+    fn fill(&mut self, at: u64, report: &mut ResumeReport) -> Result<()> {
+        let device = &self.region.device;
+        let (pool, host) = (device.pool(), device.host_pool());
+        let Some(place) = self.places.get(&at) else { return Ok(()) };
+        for run in place.copy.iter().flat_map(|copy| &copy.runs) {
+            let to = (place.range, place.offset + run.offset);
+            report.calls += run.pieces.len() as u64;
+            let path = host.copy_in(pool, to, &run.pieces, &mut self.contents)?;
+            report.path = report.path.max(path);
+            report.copied_bytes += run.bytes;
+        }
+        if place.policy == Policy::Zero {
+            let stream = host.stream_in()?;
+            let filled = pool.fill(place.range, place.offset, place.bytes, 0, stream);
+            self.contents.add(pool.events(), stream);
+            filled?;
+            report.calls += 1;
+            report.zeroed_bytes += place.bytes;
+        }
+        Ok(())
+    }
+}
+
+impl Resuming for Coming<'_> {
+    fn take(&mut self, change: &mut Change<'_>) -> Result<()> {
+        let (holder, account) = (self.region.holder(), self.region.account.id());
+        for place in self.places.values_mut() {
+            place.page = Some(change.take(place.bytes, holder, account)?);
+        }
+        Ok(())
+    }
+
+    fn restore(&mut self, change: &mut Change<'_>, report: &mut ResumeReport) -> Result<()> {
+        let all: Vec<u64> = self.places.keys().copied().collect();
+        for at in all {
+            let Some(Place { range, offset, bytes, page: Some(page), .. }) = self.places.get(&at) else {
+                continue;
+            };
+            change.map(*range, *offset, &[*page])?;
+            report.pages += 1;
+            report.bytes += *bytes;
+            self.fill(at, report)?;
+        }
+        Ok(())
+    }
+
+    fn contents(&self) -> Fence {
+        self.contents.clone()
+    }
+
+    fn finish(mut self: Box<Self>) {
+        self.finished = true;
+        let (region, host) = (self.region, self.region.device.host_pool());
+        let (generation, ranges) = {
+            let books = &mut *region.books.lock();
+            books.contents = std::mem::take(&mut self.contents);
+            for (at, place) in std::mem::take(&mut self.places) {
+                let Some(extent) = books.extents.get_mut(&at) else { continue };
+                (extent.page, extent.copy) = (place.page, place.copy);
+            }
+            if !region.options.read_only {
+                // It may be written from now on.
+                let all: Vec<_> = books.extents.keys().copied().collect();
+                books.written(&all, host);
+            }
+            // Also those that a pause announced and could not take away.
+            let moved = books.extents.iter().filter(|(_, extent)| extent.policy != Policy::Keep);
+            let ranges: Vec<_> = moved.map(|(at, extent)| (Address(*at), extent.bytes)).collect();
+            books.phase = Phase::Resident;
+            books.generation += u64::from(!ranges.is_empty());
+            (books.generation, ranges)
+        };
+        self.turn.back = Some(Phase::Resident);
+        if !ranges.is_empty() {
+            region.tell(generation, &ranges, false);
+        }
+        tracing::info!(region = region.id, tag = %region.tag, pages = ranges.len(), "region resumed");
+    }
+}
+
+impl Drop for Coming<'_> {
+    fn drop(&mut self) {
+        if self.finished {
+            return;
+        }
+        let books = &mut *self.region.books.lock();
+        for (at, place) in std::mem::take(&mut self.places) {
+            if let Some(extent) = books.extents.get_mut(&at) {
+                extent.copy = place.copy;
+            }
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! How long a region's pages are: plain code, no driver.
+//!
+//! A driver call costs the same for a page of 2 MiB and for one of 1 GiB, and pausing is a few calls a page. So pages are long; but
+//! what is not filled of the last one is waste. Hence pages grow with the region: an eighth of what it has, a power of two, so that pages
+//! of several regions stand in for each other; and a block that is longer has pages of its own, as long as it is.
+
+/// The longest page of a region, in bytes.
+pub(super) const LONGEST: u64 = 1 << 30;
+/// A page is no longer than this share of what the region has already.
+const SHARE: u64 = 8;
+
+/// What pages may be like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sizes {
+    /// What lengths are multiples of, in bytes.
+    pub(super) granularity: u64,
+    /// The length of every page; 0: as fits.
+    pub(super) fixed: u64,
+    /// The longest page, in bytes.
+    pub(super) longest: u64,
+}
+
+impl Sizes {
+    /// The pages that give a region which has `held` bytes at least `bytes` more.
+    pub(super) fn pages(self, bytes: u64, held: u64) -> Vec<u64> {
+        if self.fixed > 0 {
+            return vec![self.fixed; bytes.div_ceil(self.fixed) as usize];
+        }
+        let share = (held / SHARE).min(self.longest);
+        let grown = if share < self.granularity { self.granularity } else { 1 << share.ilog2() };
+        if bytes <= grown { vec![grown] } else { self.tight(bytes) }
+    }
+
+    /// As [`pages`](Self::pages), with as little more as can be.
+    pub(super) fn tight(self, bytes: u64) -> Vec<u64> {
+        if self.fixed > 0 {
+            return self.pages(bytes, 0);
+        }
+        let mut pages = vec![self.longest; (bytes / self.longest) as usize];
+        let rest = (bytes % self.longest).next_multiple_of(self.granularity);
+        pages.extend((rest > 0).then_some(rest));
+        pages
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const SIZES: Sizes = Sizes { granularity: 2 * MIB, fixed: 0, longest: LONGEST };
+
+    #[test]
+    fn many_small_blocks_and_one_large_one_take_few_pages() {
+        for tensors in [1_u64, 512, 8192] {
+            let each = (16 << 30) / tensors;
+            let (mut held, mut free, mut pages) = (0, 0, 0);
+            for _ in 0..tensors {
+                if free < each {
+                    let more = SIZES.pages(each - free, held);
+                    pages += more.len();
+                    held += more.iter().sum::<u64>();
+                    free += more.iter().sum::<u64>();
+                }
+                free -= each;
+            }
+            assert!(pages <= 100, "{tensors} tensors take {pages} pages");
+            assert!(held - (16 << 30) <= held / SHARE, "{tensors} tensors waste {} bytes", held - (16 << 30));
+        }
+    }
+
+    #[test]
+    fn pages_cover_what_is_asked_and_are_of_allowed_lengths() {
+        for bytes in [1, 512, 2 * MIB, 3 * MIB, LONGEST - 1, LONGEST + 1, 5 * LONGEST / 2] {
+            for held in [0, MIB, 100 * MIB, 64 * LONGEST] {
+                for fixed in [0, 32 * MIB] {
+                    let sizes = Sizes { fixed, ..SIZES };
+                    for pages in [sizes.pages(bytes, held), sizes.tight(bytes)] {
+                        assert!(pages.iter().sum::<u64>() >= bytes);
+                        assert!(
+                            pages.iter().all(|page| page % (2 * MIB) == 0 && *page <= LONGEST && *page > 0)
+                        );
+                        assert!(fixed == 0 || pages.iter().all(|page| *page == fixed));
+                    }
+                }
+            }
+        }
+    }
+}

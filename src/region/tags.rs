@@ -1,0 +1,230 @@
+//! Regions by tag: several step aside one after the other, and come back together or not at all.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Region, RegionOptions};
+use crate::device::Device;
+use crate::error::Result;
+use crate::pages::{Change, Fence, Pausable, PauseHooks, PauseReport, ResumeReport, Resuming};
+use crate::units::Stream;
+
+/// How long to sleep before memory is asked for again.
+const PAUSE: Duration = Duration::from_millis(2);
+/// How often memory is asked for again after the deadline because somebody gave some back.
+const TRIES: u32 = 8;
+
+/// The contents of one tag, on their way after a resume without waiting.
+#[derive(Clone, Debug)]
+pub struct Ready {
+    tag: String,
+    device: Arc<Device>,
+    contents: Fence,
+}
+
+impl Ready {
+    /// The tag.
+    #[must_use]
+    pub fn tag(&self) -> &str {
+        &self.tag
+    }
+
+    /// Whether they are there.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn done(&mut self) -> Result<bool> {
+        self.contents.done(self.device.pool().events())
+    }
+
+    /// Makes later work of a stream wait for them. Does not block.
+    ///
+    /// # Errors
+    /// [`Error::StreamCapturing`](crate::Error::StreamCapturing), or what the driver says.
+    pub fn before(&mut self, stream: Stream) -> Result<()> {
+        self.contents.before(self.device.pool().events(), stream)
+    }
+
+    /// Blocks the caller until they are there.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn wait(&mut self) -> Result<()> {
+        self.device.host_pool().wait(&mut self.contents)
+    }
+}
+
+impl Device {
+    /// A region: memory with a tag that can step aside. Several may have one tag.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPageSize`](crate::Error::InvalidPageSize) for a page size that the device cannot map.
+    pub fn region(self: &Arc<Self>, tag: &str, options: RegionOptions) -> Result<Arc<Region>> {
+        Region::new(self, tag, options)
+    }
+
+    /// Pauses what has one of these tags, one after the other; none: everything that can be paused. Behind the fence, which the
+    /// caller waits for here, and behind what the streams noted for blocks were given, pages go as their policy says. What was given
+    /// to the device by other streams and is not in the fence, the library cannot see; nothing more is submitted meanwhile.
+    ///
+    /// Goes on past failures and reports all of them: what failed stays, with its contents, and the next pause tries it again.
+    /// What is paused already stays so. The device's free pages go back to the driver too, and are not in the report.
+    ///
+    /// # Errors
+    /// [`Error::StreamCapturing`](crate::Error::StreamCapturing): a stream of the fence or of a block is being captured, and nothing more was paused;
+    /// [`Error::WrongState`](crate::Error::WrongState) in a hook of the same region; what the driver says of the fence. What was paused before stays so.
+    pub fn pause(self: &Arc<Self>, tags: &[&str], fence: Fence) -> Result<PauseReport> {
+        let start = Instant::now();
+        let mut report = PauseReport::default();
+        for pausable in self.pausables().tagged(tags) {
+            report.join(pausable.pause(fence.clone())?);
+        }
+        // Memory is wanted elsewhere: what nobody uses goes as well.
+        self.pool().release_free(u64::MAX);
+        report.micros = start.elapsed().as_micros() as u64;
+        Ok(report)
+    }
+
+    /// Resumes what has one of these tags, all of it or none; no tag: everything. Returns when the contents are there. While there
+    /// is no memory it asks again, at least once, until the deadline; the pool's reclaimers are asked as for any allocation.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) or [`Error::OverBudget`](crate::Error::OverBudget), or what the driver says: everything is paused as before, the host has the
+    /// contents, and the call can be repeated. [`Error::WrongState`](crate::Error::WrongState) in a hook.
+    pub fn resume(self: &Arc<Self>, tags: &[&str], deadline: Duration) -> Result<ResumeReport> {
+        let all = self.pausables().tagged(tags);
+        resume(self, &all.iter().map(|known| &**known).collect::<Vec<_>>(), deadline, true)
+    }
+
+    /// As [`resume`](Self::resume), but returns as soon as everything is mapped; the contents come behind an event for each tag, in the
+    /// order of the tags, so that the first can be used while others are copied. Where host memory is not registered, it waits
+    /// all the same.
+    ///
+    /// # Errors
+    /// Those of [`resume`](Self::resume). A copy that fails later is the driver's to tell, as for any work.
+    pub fn resume_async(
+        self: &Arc<Self>,
+        tags: &[&str],
+        deadline: Duration,
+    ) -> Result<(ResumeReport, Vec<Ready>)> {
+        let all = self.pausables().tagged(tags);
+        let mut names: Vec<&str> = tags.to_vec();
+        if names.is_empty() {
+            names = all.iter().map(|known| known.tag()).collect();
+        }
+        names.dedup();
+        let place = |known: &Arc<dyn Pausable>| names.iter().position(|name| *name == known.tag());
+        let mut ordered = all.clone();
+        ordered.sort_by_key(|known| place(known));
+        let mut contents: Vec<(usize, Fence)> = Vec::new();
+        let known: Vec<_> = ordered.iter().map(|known| &**known).collect();
+        let report = resume_into(self, &known, deadline, false, &mut contents)?;
+        let mut ready: Vec<Ready> = Vec::new();
+        for name in names {
+            let mut fence = Fence::default();
+            for (index, behind) in &contents {
+                if ordered[*index].tag() == name {
+                    fence.join(behind.clone());
+                }
+            }
+            if ready.iter().all(|known| known.tag != name) {
+                ready.push(Ready { tag: name.to_owned(), device: Arc::clone(self), contents: fence });
+            }
+        }
+        Ok((report, ready))
+    }
+
+    /// Tells `hooks` before memory with this tag goes and after it has come, as long as they live; an empty tag: of all.
+    pub fn add_pause_hooks(&self, tag: &str, hooks: &Arc<dyn PauseHooks>) {
+        self.pausables().add_hooks(tag, hooks);
+    }
+}
+
+/// Resumes all of these or none.
+pub(super) fn resume(
+    device: &Arc<Device>,
+    all: &[&dyn Pausable],
+    deadline: Duration,
+    wait: bool,
+) -> Result<ResumeReport> {
+    resume_into(device, all, deadline, wait, &mut Vec::new())
+}
+
+/// The same; and what is behind the contents of each, by its place.
+fn resume_into(
+    device: &Arc<Device>,
+    all: &[&dyn Pausable],
+    deadline: Duration,
+    wait: bool,
+    behind: &mut Vec<(usize, Fence)>,
+) -> Result<ResumeReport> {
+    let start = Instant::now();
+    let mut report = ResumeReport::default();
+    // Turns are taken in the order of numbers, so that two threads do not wait for each other.
+    let mut numbered: Vec<_> = all.iter().enumerate().collect();
+    numbered.sort_by_key(|(_, known)| known.id());
+    let mut coming: Vec<(usize, Box<dyn Resuming + '_>)> = Vec::new();
+    for (index, known) in numbered {
+        coming.extend(known.resuming()?.map(|resuming| (index, resuming)));
+    }
+    coming.sort_by_key(|(index, _)| *index);
+    report.regions = coming.len() as u64;
+    let pool = device.pool();
+    let mut change = take_all(device, &mut coming, deadline)?;
+    report.waited_micros = start.elapsed().as_micros() as u64;
+    let copying = Instant::now();
+    let mut restored =
+        coming.iter_mut().try_for_each(|(_, resuming)| resuming.restore(&mut change, &mut report));
+    if wait || restored.is_err() {
+        // Also after a failure: what is mapped is unmapped next, and nothing may write there then.
+        for (_, resuming) in &coming {
+            restored = device.host_pool().wait(&mut resuming.contents()).and(restored);
+        }
+        report.copy_micros = copying.elapsed().as_micros() as u64;
+    }
+    if let Err(error) = restored {
+        drop(change);
+        tracing::warn!(%error, "a resume failed and is undone");
+        return Err(error);
+    }
+    report.calls += change.commit().0.all;
+    for (index, resuming) in coming {
+        behind.push((index, resuming.contents()));
+        resuming.finish();
+    }
+    report.micros = start.elapsed().as_micros() as u64;
+    pool.check();
+    Ok(report)
+}
+
+/// Takes the pages of all, with patience until the deadline.
+fn take_all<'a>(
+    device: &'a Arc<Device>,
+    coming: &mut [(usize, Box<dyn Resuming + '_>)],
+    deadline: Duration,
+) -> Result<Change<'a>> {
+    let (pool, start) = (device.pool(), Instant::now());
+    let mut late = 0;
+    loop {
+        let mut change = Change::on(pool);
+        let error = match coming.iter_mut().try_for_each(|(_, resuming)| resuming.take(&mut change)) {
+            Ok(()) => return Ok(change),
+            Err(error) => error,
+        };
+        // What was taken goes back before anybody is asked.
+        drop(change);
+        if !error.is_out_of_memory() {
+            return Err(error);
+        }
+        let relieved = pool.relieve(error.requested_bytes());
+        let left = deadline.saturating_sub(start.elapsed());
+        if left.is_zero() {
+            late += 1;
+            if !relieved || late > TRIES {
+                return Err(error);
+            }
+        } else if !relieved {
+            std::thread::sleep(PAUSE.min(left));
+        }
+    }
+}

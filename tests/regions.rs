@@ -1,0 +1,686 @@
+//! Regions: blocks at fixed addresses whose pages go and come, against a naive twin, and case by case.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Barrier, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use vmmgraph::driver::HostDriver;
+use vmmgraph::pages::{CopyPath, Fence, Moved, PauseHooks};
+use vmmgraph::{Address, Device, Error, HostOptions, Policy, Region, RegionOptions, Result, Stream};
+use vmmgraph_testkit::{FaultyDriver, MIB, stream};
+
+const A: Stream = Stream::LEGACY;
+const NOW: Duration = Duration::ZERO;
+const POLICIES: [Policy; 4] = [Policy::Discard, Policy::Zero, Policy::Backup, Policy::Keep];
+
+struct Bench {
+    host: Arc<HostDriver>,
+    faulty: Arc<FaultyDriver>,
+    device: Arc<Device>,
+}
+
+fn bench() -> Bench {
+    bench_of(HostOptions::default())
+}
+
+fn bench_of(options: HostOptions) -> Bench {
+    let host = Arc::new(HostDriver::new(0, options).unwrap());
+    let faulty = FaultyDriver::new(host.clone());
+    Bench { device: Device::with_driver(faulty.clone()), host, faulty }
+}
+
+impl Bench {
+    fn region(&self, tag: &str, policy: Policy) -> Arc<Region> {
+        self.device.region(tag, RegionOptions { policy, ..RegionOptions::default() }).unwrap()
+    }
+
+    /// Everything goes, and nothing is left.
+    fn end(self) {
+        self.device.trim().unwrap();
+        assert_eq!(self.device.pool().audit_idle(), Ok(()));
+        drop(self.device);
+        assert_eq!((self.host.leftovers(), self.host.host_leftovers()), ([0; 4], [0; 2]));
+    }
+}
+
+/// Bytes of a block that differ with the place: a torn or exchanged copy shows.
+fn pattern(stamp: u64, at: Address, offset: u64) -> u64 {
+    (stamp << 48) ^ (at.0 + offset).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// Writes a block at its ends and at steps between. It is mapped memory of this process.
+fn write(at: Address, bytes: u64, stamp: u64) {
+    for offset in places(bytes) {
+        // SAFETY: a live block of a resident region of the host driver.
+        unsafe { ((at.0 + offset) as *mut u64).write_volatile(pattern(stamp, at, offset)) };
+    }
+}
+
+fn holds(at: Address, bytes: u64, stamp: u64) -> bool {
+    // SAFETY: as above.
+    places(bytes).all(
+        |offset| unsafe { ((at.0 + offset) as *const u64).read_volatile() } == pattern(stamp, at, offset),
+    )
+}
+
+fn is_zero(at: Address, bytes: u64) -> bool {
+    // SAFETY: as above.
+    places(bytes).all(|offset| unsafe { ((at.0 + offset) as *const u64).read_volatile() } == 0)
+}
+
+fn places(bytes: u64) -> impl Iterator<Item = u64> {
+    let rounded = bytes.next_multiple_of(512);
+    (0..rounded).step_by(32 << 10).chain([rounded - 8])
+}
+
+#[test]
+fn contents_go_and_come_as_the_policy_says_at_the_same_addresses() {
+    let bench = bench();
+    for page_bytes in [0, 4 * MIB] {
+        let options = RegionOptions { page_bytes, ..RegionOptions::default() };
+        let region = bench.device.region("all", options).unwrap();
+        let mut blocks = Vec::new();
+        for (number, bytes) in [600, 3 * MIB, 700, 20 * MIB + 1, 512, 5 * MIB].into_iter().enumerate() {
+            for policy in POLICIES {
+                let at = region.allocate_as(bytes, policy, A).unwrap();
+                write(at, bytes, number as u64 + 1);
+                blocks.push((at, bytes, policy, number as u64 + 1));
+            }
+        }
+        let before = region.stats();
+        assert_eq!((before.paused_bytes, before.generation, before.blocks), (0, 1, 24));
+        for round in 0..3 {
+            let report = region.pause(Fence::default()).unwrap();
+            assert_eq!(report.complete(), Ok(()));
+            assert_eq!((report.regions, report.left_bytes, report.clean_bytes), (1, 0, 0));
+            assert_eq!(report.bytes + report.kept_bytes, before.resident_bytes);
+            assert!(report.copied_bytes >= 28 * MIB && report.copied_bytes < 40 * MIB, "{report:?}");
+            assert_eq!(report.path, CopyPath::Registered);
+            let paused = region.stats();
+            assert!(paused.paused && paused.paused_bytes == report.bytes);
+            assert_eq!(paused.resident_bytes, report.kept_bytes);
+            let pool = bench.device.stats();
+            assert_eq!(pool.physical_bytes - pool.free_bytes, report.kept_bytes);
+            let (at, bytes, _, stamp) = blocks[14];
+            let mut word = [0; 8];
+            region.get_backup(at, 32 << 10, &mut word).unwrap();
+            assert_eq!(u64::from_le_bytes(word), pattern(stamp, at, 32 << 10), "{bytes}");
+            let back = region.resume(NOW).unwrap();
+            assert_eq!((back.bytes, back.copied_bytes), (report.bytes, report.copied_bytes));
+            assert_eq!(region.stats().generation, round + 2);
+            for (at, bytes, policy, stamp) in &blocks {
+                match policy {
+                    Policy::Backup | Policy::Keep => assert!(holds(*at, *bytes, *stamp), "{policy:?}"),
+                    Policy::Zero => assert!(is_zero(*at, *bytes)),
+                    Policy::Discard => {}
+                }
+                write(*at, *bytes, *stamp);
+            }
+        }
+        assert_eq!(region.stats().host_bytes, 0);
+    }
+    bench.end();
+}
+
+#[test]
+fn pausing_twice_and_resuming_what_is_there_do_nothing() {
+    let bench = bench();
+    let region = bench.region("weights", Policy::Backup);
+    let at = region.allocate(9 * MIB, A).unwrap();
+    write(at, 9 * MIB, 5);
+    assert_eq!(region.resume(NOW).unwrap().regions, 0);
+    assert_eq!(region.pause(Fence::default()).unwrap().regions, 1);
+    let again = region.pause(Fence::default()).unwrap();
+    assert_eq!((again.regions, again.bytes, again.calls), (0, 0, 0));
+    assert!(matches!(region.allocate(512, A), Err(Error::WrongState { found: "paused", .. })));
+    assert_eq!(region.resume(NOW).unwrap().regions, 1);
+    assert_eq!(region.resume(NOW).unwrap().regions, 0);
+    assert!(holds(at, 9 * MIB, 5));
+    drop(region);
+    bench.end();
+}
+
+#[test]
+fn blocks_are_freed_while_paused_and_their_pages_do_not_come_back() {
+    let bench = bench();
+    let region = bench.region("kv", Policy::Backup);
+    let blocks: Vec<_> = (0..4).map(|_| region.allocate(8 * MIB, A).unwrap()).collect();
+    blocks.iter().for_each(|at| write(*at, 8 * MIB, 7));
+    region.pause(Fence::default()).unwrap();
+    region.free(blocks[1]).unwrap();
+    region.free(blocks[3]).unwrap();
+    assert!(matches!(region.free(blocks[1]), Err(Error::ForeignPointer { .. } | Error::DoubleFree { .. })));
+    let back = region.resume(NOW).unwrap();
+    assert_eq!((back.bytes, region.stats().blocks), (16 * MIB, 2));
+    assert!(holds(blocks[0], 8 * MIB, 7) && holds(blocks[2], 8 * MIB, 7));
+    let new = region.allocate(8 * MIB, A).unwrap();
+    write(new, 8 * MIB, 8);
+    assert!(holds(blocks[0], 8 * MIB, 7) && holds(blocks[2], 8 * MIB, 7));
+    drop(region);
+    bench.end();
+}
+
+#[test]
+fn a_region_may_go_while_it_is_paused() {
+    let bench = bench();
+    let (one, other) = (bench.region("a", Policy::Backup), bench.region("b", Policy::Keep));
+    one.allocate(5 * MIB, A).unwrap();
+    other.allocate(5 * MIB, A).unwrap();
+    bench.device.pause(&[], Fence::default()).unwrap();
+    drop((one, other));
+    assert_eq!(bench.device.resume(&[], NOW).unwrap().regions, 0);
+    bench.end();
+}
+
+#[test]
+fn clean_regions_are_copied_once_and_what_is_written_again() {
+    let bench = bench();
+    for verify_clean in [false, true] {
+        let options = RegionOptions {
+            policy: Policy::Backup,
+            read_only: true,
+            verify_clean,
+            ..RegionOptions::default()
+        };
+        let region = bench.device.region("weights", options).unwrap();
+        let blocks: Vec<_> = (0..3).map(|_| region.allocate(16 * MIB, A).unwrap()).collect();
+        blocks.iter().for_each(|at| write(*at, 16 * MIB, 1));
+        let first = region.pause(Fence::default()).unwrap();
+        assert_eq!((first.copied_bytes, first.clean_bytes), (48 * MIB, 0));
+        region.resume(NOW).unwrap();
+        assert_eq!(region.stats().host_bytes, 48 * MIB);
+        let second = region.pause(Fence::default()).unwrap();
+        assert_eq!((second.copied_bytes, second.clean_bytes, second.stale_pages), (0, 48 * MIB, 0));
+        region.resume(NOW).unwrap();
+        write(blocks[1], 16 * MIB, 2);
+        region.mark_written(Some(blocks[1])).unwrap();
+        let third = region.pause(Fence::default()).unwrap();
+        assert_eq!((third.copied_bytes, third.clean_bytes), (16 * MIB, 32 * MIB));
+        region.resume(NOW).unwrap();
+        assert!(holds(blocks[0], 16 * MIB, 1) && holds(blocks[1], 16 * MIB, 2));
+        // Nobody says so: the debug option finds it, and keeps what was written.
+        write(blocks[2], 16 * MIB, 3);
+        let fourth = region.pause(Fence::default()).unwrap();
+        assert_eq!(fourth.stale_pages, u64::from(verify_clean));
+        region.resume(NOW).unwrap();
+        assert!(holds(blocks[2], 16 * MIB, if verify_clean { 3 } else { 1 }));
+        // A new block is not on the host yet.
+        let new = region.allocate(MIB, A).unwrap();
+        write(new, MIB, 4);
+        region.pause(Fence::default()).unwrap();
+        region.resume(NOW).unwrap();
+        assert!(holds(new, MIB, 4));
+    }
+    bench.end();
+}
+
+#[test]
+fn a_driver_that_refuses_registration_works_and_the_report_says_so() {
+    for refused in [1, u64::MAX] {
+        let bench = bench();
+        bench.faulty.refuse("host_register", refused == u64::MAX);
+        // One refusal: that of the contents' memory, so that the ring's buffers are registered.
+        bench.faulty.arm(&[]);
+        let region = bench.region("weights", Policy::Backup);
+        let blocks: Vec<_> =
+            [40 * MIB, 3 * MIB, 70 * MIB].map(|bytes| (region.allocate(bytes, A).unwrap(), bytes)).into();
+        blocks.iter().for_each(|(at, bytes)| write(*at, *bytes, 9));
+        if refused == 1 {
+            bench.faulty.arm(&[1]);
+        }
+        bench.device.host_pool().prepare(128 * MIB).unwrap();
+        bench.faulty.arm(&[]);
+        assert_eq!(bench.device.host_pool().stats().registered_bytes, 0);
+        for _ in 0..2 {
+            let report = region.pause(Fence::default()).unwrap();
+            let path = if refused == 1 { CopyPath::Ring } else { CopyPath::Pageable };
+            assert_eq!((report.complete(), report.path), (Ok(()), path));
+            assert_eq!(region.resume(NOW).unwrap().path, path);
+            assert!(blocks.iter().all(|(at, bytes)| holds(*at, *bytes, 9)));
+        }
+        drop(region);
+        // Granted now.
+        bench.faulty.refuse("host_register", false);
+        bench.device.host_pool().prepare(1).unwrap();
+        assert_eq!(bench.device.host_pool().stats().registered_bytes, 128 * MIB);
+        bench.end();
+    }
+}
+
+#[test]
+fn host_memory_is_bounded_prepared_and_given_back() {
+    let bench = bench();
+    let host = bench.device.host_pool();
+    host.set_limit(Some(32 * MIB));
+    assert!(matches!(host.prepare(64 * MIB), Err(Error::OutOfHostMemory { limit, .. }) if limit == 32 * MIB));
+    host.prepare(20 * MIB).unwrap();
+    assert_eq!((host.stats().held_bytes, host.stats().free_bytes), (20 * MIB, 20 * MIB));
+    assert_eq!(host.trim(), Ok(20 * MIB));
+    let region = bench.region("weights", Policy::Backup);
+    let blocks: Vec<_> = (0..4).map(|_| region.allocate(16 * MIB, A).unwrap()).collect();
+    blocks.iter().for_each(|at| write(*at, 16 * MIB, 3));
+    // What finds no room stays where it is; the rest goes, and the report says which.
+    let report = region.pause(Fence::default()).unwrap();
+    assert_eq!((report.bytes, report.left_bytes, report.failures.len()), (32 * MIB, 32 * MIB, 2));
+    assert!(matches!(report.complete(), Err(Error::OutOfHostMemory { .. })));
+    assert!(host.stats().held_bytes <= 32 * MIB);
+    assert_eq!(host.trim(), Ok(0));
+    host.set_limit(None);
+    let rest = region.pause(Fence::default()).unwrap();
+    assert_eq!((rest.regions, rest.bytes, rest.complete()), (0, 32 * MIB, Ok(())));
+    region.resume(NOW).unwrap();
+    assert!(blocks.iter().all(|at| holds(*at, 16 * MIB, 3)));
+    assert_eq!(host.trim(), Ok(64 * MIB));
+    drop(region);
+    bench.end();
+}
+
+#[test]
+fn a_resume_without_memory_is_a_value_waits_until_its_deadline_and_can_be_repeated() {
+    let bench = bench();
+    let (weights, kv) = (bench.region("weights", Policy::Backup), bench.region("kv", Policy::Discard));
+    let at = weights.allocate(40 * MIB, A).unwrap();
+    write(at, 40 * MIB, 6);
+    kv.allocate(40 * MIB, A).unwrap();
+    bench.device.pause(&[], Fence::default()).unwrap();
+    bench.device.set_budget(Some(60 * MIB));
+    // One of the two would fit: all or none.
+    let refused = bench.device.resume(&["weights", "kv"], NOW);
+    assert!(matches!(refused, Err(Error::OverBudget { .. })), "{refused:?}");
+    assert_eq!(bench.device.stats().physical_bytes, 0);
+    assert!(weights.stats().paused && kv.stats().paused);
+    let mut word = [0; 8];
+    weights.get_backup(at, 0, &mut word).unwrap();
+    assert_eq!(u64::from_le_bytes(word), pattern(6, at, 0));
+    let start = Instant::now();
+    assert!(bench.device.resume(&[], Duration::from_millis(40)).is_err());
+    assert!(start.elapsed() >= Duration::from_millis(40));
+    assert_eq!(bench.device.resume(&["weights"], NOW).unwrap().regions, 1);
+    assert!(holds(at, 40 * MIB, 6));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(Duration::from_millis(30));
+            bench.device.set_budget(None);
+        });
+        let report = bench.device.resume(&[], Duration::from_secs(30)).unwrap();
+        assert_eq!(report.regions, 1);
+        assert!(report.waited_micros > 5000, "{report:?}");
+    });
+    drop((weights, kv));
+    bench.end();
+}
+
+#[test]
+fn a_pause_in_a_capture_is_refused_and_breaks_nothing() {
+    let bench = bench();
+    let (captured, other) = (stream(0x40), stream(0x41));
+    let region = bench.region("weights", Policy::Backup);
+    let at = region.allocate(4 * MIB, other).unwrap();
+    write(at, 4 * MIB, 2);
+    bench.faulty.set_capturing(captured, true);
+    let mut fence = Fence::default();
+    fence.add(bench.device.pool().events(), captured);
+    assert!(matches!(region.pause(fence), Err(Error::StreamCapturing { .. })));
+    assert!(!region.stats().paused && holds(at, 4 * MIB, 2));
+    // A stream that is noted for a block counts by itself.
+    region.record_stream(at, captured).unwrap();
+    assert!(matches!(bench.device.pause(&[], Fence::default()), Err(Error::StreamCapturing { .. })));
+    assert!(!region.stats().paused);
+    bench.faulty.set_capturing(captured, false);
+    assert_eq!(region.pause(Fence::default()).unwrap().complete(), Ok(()));
+    assert_eq!(bench.faulty.broken_captures(), Vec::<String>::new());
+    // A resume touches no stream of the caller's.
+    bench.faulty.set_capturing(captured, true);
+    region.resume(NOW).unwrap();
+    bench.faulty.set_capturing(captured, false);
+    assert_eq!(bench.faulty.broken_captures(), Vec::<String>::new());
+    assert!(holds(at, 4 * MIB, 2));
+    drop(region);
+    bench.end();
+}
+
+#[test]
+fn a_pause_waits_for_its_fence() {
+    let bench = bench();
+    let region = bench.region("weights", Policy::Discard);
+    region.allocate(4 * MIB, A).unwrap();
+    bench.faulty.set_busy(true);
+    thread::scope(|scope| {
+        let pause = scope.spawn(|| region.pause(Fence::default()).unwrap());
+        thread::sleep(Duration::from_millis(30));
+        assert_eq!((region.stats().resident_bytes, pause.is_finished()), (4 * MIB, false));
+        bench.faulty.set_busy(false);
+        assert_eq!(pause.join().unwrap().bytes, 4 * MIB);
+    });
+    drop(region);
+    bench.end();
+}
+
+/// Notes what it is told, and does what only somebody without locks can.
+#[derive(Default)]
+struct Witness {
+    seen: Mutex<Vec<(bool, String, u64, u64)>>,
+    region: Mutex<Option<Arc<Region>>>,
+}
+
+impl Witness {
+    fn note(&self, moved: &Moved<'_>, gone: bool) {
+        let bytes = moved.ranges.iter().map(|(_, bytes)| bytes).sum();
+        self.seen.lock().unwrap().push((gone, moved.tag.to_owned(), moved.generation, bytes));
+        if let Some(region) = &*self.region.lock().unwrap() {
+            // No lock is held: this works, and what would wait for itself is an error.
+            let _ = (region.stats(), region.device().stats());
+            assert!(matches!(region.pause(Fence::default()), Err(Error::WrongState { .. })));
+            assert!(matches!(region.resume(NOW), Err(Error::WrongState { .. })));
+            if !gone {
+                // It is there again.
+                let at = region.allocate(512, A).unwrap();
+                region.free(at).unwrap();
+            }
+        }
+    }
+}
+
+impl PauseHooks for Witness {
+    fn before_unmap(&self, moved: &Moved<'_>) {
+        self.note(moved, true);
+    }
+    fn after_map(&self, moved: &Moved<'_>) {
+        self.note(moved, false);
+    }
+}
+
+#[test]
+fn hooks_hear_of_their_tag_with_a_generation_and_without_locks() {
+    let bench = bench();
+    let (weights, kv) = (bench.region("weights", Policy::Backup), bench.region("kv", Policy::Discard));
+    weights.allocate(6 * MIB, A).unwrap();
+    kv.allocate(2 * MIB, A).unwrap();
+    let (witness, all) = (Arc::new(Witness::default()), Arc::new(Witness::default()));
+    let as_hooks = |hooks: &Arc<Witness>| -> Arc<dyn PauseHooks> { hooks.clone() };
+    let (of_weights, of_all) = (as_hooks(&witness), as_hooks(&all));
+    bench.device.add_pause_hooks("weights", &of_weights);
+    bench.device.add_pause_hooks("", &of_all);
+    *witness.region.lock().unwrap() = Some(Arc::clone(&weights));
+    for _ in 0..2 {
+        bench.device.pause(&[], Fence::default()).unwrap();
+        bench.device.resume(&[], NOW).unwrap();
+    }
+    let weights_tag = || "weights".to_owned();
+    let expected = [(true, 1), (false, 2), (true, 2), (false, 3)]
+        .map(|(gone, generation)| (gone, weights_tag(), generation, 6 * MIB));
+    assert_eq!(*witness.seen.lock().unwrap(), expected);
+    assert_eq!(all.seen.lock().unwrap().len(), 8);
+    // Nobody is told who went.
+    *witness.region.lock().unwrap() = None;
+    drop((witness, of_weights));
+    bench.device.pause(&["weights"], Fence::default()).unwrap();
+    assert_eq!(all.seen.lock().unwrap().len(), 9);
+    drop((weights, kv));
+    bench.end();
+}
+
+#[test]
+fn tags_come_back_in_the_order_asked_for_each_behind_an_event_of_its_own() {
+    let bench = bench();
+    let (kv, weights) = (bench.region("kv", Policy::Zero), bench.region("weights", Policy::Backup));
+    let at = weights.allocate(6 * MIB, A).unwrap();
+    write(at, 6 * MIB, 4);
+    let zeros = kv.allocate(2 * MIB, A).unwrap();
+    write(zeros, 2 * MIB, 4);
+    bench.device.pause(&["kv", "weights"], Fence::default()).unwrap();
+    let (report, mut ready) = bench.device.resume_async(&["weights", "kv"], NOW).unwrap();
+    assert_eq!((report.regions, report.bytes, report.copy_micros), (2, 8 * MIB, 0));
+    assert_eq!(ready.iter().map(|ready| ready.tag()).collect::<Vec<_>>(), ["weights", "kv"]);
+    for ready in &mut ready {
+        ready.before(stream(0x30)).unwrap();
+        ready.wait().unwrap();
+        assert!(ready.done().unwrap());
+    }
+    weights.before(stream(0x31)).unwrap();
+    assert!(holds(at, 6 * MIB, 4) && is_zero(zeros, 2 * MIB));
+    drop((weights, kv, ready));
+    bench.end();
+}
+
+#[test]
+fn threads_pause_resume_allocate_and_free_at_once() {
+    let bench = bench();
+    let regions: Vec<_> =
+        [Policy::Backup, Policy::Discard, Policy::Backup].map(|policy| bench.region("shared", policy)).into();
+    let fixed: Vec<_> =
+        regions.iter().map(|region| region.allocate_as(5 * MIB, Policy::Backup, A).unwrap()).collect();
+    fixed.iter().for_each(|at| write(*at, 5 * MIB, 1));
+    let (barrier, allocated) = (Barrier::new(4), AtomicU64::new(0));
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                barrier.wait();
+                for _ in 0..30 {
+                    bench.device.pause(&["shared"], Fence::default()).unwrap().complete().unwrap();
+                    bench.device.resume(&["shared"], NOW).unwrap();
+                }
+            });
+        }
+        for thread in 0..2 {
+            let (regions, barrier, allocated) = (&regions, &barrier, &allocated);
+            scope.spawn(move || {
+                barrier.wait();
+                for round in 0..300 {
+                    let region = &regions[(round + thread) % 3];
+                    match region.allocate(((round as u64 % 7) + 1) * MIB / 2, A) {
+                        Ok(at) => {
+                            allocated.fetch_add(1, Relaxed);
+                            region.free(at).unwrap();
+                        }
+                        Err(Error::WrongState { .. }) => thread::yield_now(),
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            });
+        }
+    });
+    bench.device.resume(&[], NOW).unwrap();
+    assert!(fixed.iter().all(|at| holds(*at, 5 * MIB, 1)));
+    assert!(allocated.load(Relaxed) > 0);
+    assert_eq!(bench.device.pool().audit_idle(), Ok(()));
+    drop(regions);
+    bench.end();
+}
+
+#[test]
+fn a_budget_of_its_own_holds_and_what_stepped_aside_does_not_count() {
+    let bench = bench();
+    let budget =
+        |budget_bytes| RegionOptions { budget_bytes, policy: Policy::Backup, ..RegionOptions::default() };
+    let region = bench.device.region("weights", budget(Some(16 * MIB))).unwrap();
+    let at = region.allocate(10 * MIB, A).unwrap();
+    let refused = region.allocate(10 * MIB, A).unwrap_err();
+    assert!(
+        matches!(&refused, Error::OverBudget { account: Some(account), .. } if account.contains("weights")),
+        "{refused}"
+    );
+    region.allocate(6 * MIB, A).unwrap();
+    region.pause(Fence::default()).unwrap();
+    assert_eq!((region.stats().account.charged_bytes, region.stats().paused_bytes), (0, 16 * MIB));
+    region.resume(NOW).unwrap();
+    assert_eq!(region.stats().account.charged_bytes, 16 * MIB);
+    region.free(at).unwrap();
+    assert!(region.allocate(10 * MIB, A).is_ok());
+    drop(region);
+    bench.end();
+}
+
+#[test]
+fn what_is_wrong_is_an_error_with_its_numbers() {
+    let bench = bench();
+    let odd = RegionOptions { page_bytes: 3 * MIB, ..RegionOptions::default() };
+    assert!(matches!(bench.device.region("odd", odd), Err(Error::InvalidPageSize { .. })));
+    let region = bench.region("weights", Policy::Discard);
+    assert!(matches!(region.allocate(0, A), Err(Error::InvalidSize { .. })));
+    assert!(
+        matches!(region.allocate(1 << 45, A), Err(Error::OutOfMemory { requested, .. }) if requested == 1 << 45)
+    );
+    let at = region.allocate(100, A).unwrap();
+    for foreign in [at.plus(512), Address(64)] {
+        assert!(matches!(region.free(foreign), Err(Error::ForeignPointer { .. })));
+        assert!(matches!(region.record_stream(foreign, A), Err(Error::ForeignPointer { .. })));
+        assert!(matches!(region.mark_written(Some(foreign)), Err(Error::ForeignPointer { .. })));
+    }
+    let mut bytes = [0; 16];
+    assert!(matches!(region.get_backup(at, 0, &mut bytes), Err(Error::WrongState { found: "resident", .. })));
+    region.pause(Fence::default()).unwrap();
+    assert!(matches!(region.get_backup(at, 500, &mut bytes), Err(Error::InvalidSize { limit: 12, .. })));
+    assert!(matches!(region.get_backup(at, 0, &mut bytes), Err(Error::WrongState { what: "the block", .. })));
+    assert!(matches!(region.mark_written(None), Err(Error::WrongState { .. })));
+    drop(region);
+    bench.end();
+}
+
+#[test]
+fn many_blocks_lie_packed_on_few_pages() {
+    let bench = bench_of(HostOptions { memory_bytes: 64 << 30, ..HostOptions::default() });
+    for tensors in [1_u64, 64, 2048] {
+        let region = bench.region("weights", Policy::Discard);
+        for _ in 0..tensors {
+            region.allocate((8 << 30) / tensors, A).unwrap();
+        }
+        let stats = region.stats();
+        assert!(stats.pages <= 90, "{tensors} tensors: {} pages", stats.pages);
+        assert!(stats.resident_bytes <= 9 << 30);
+        let report = region.pause(Fence::default()).unwrap();
+        assert_eq!((report.pages, report.calls), (stats.pages, 2 * stats.pages));
+        assert!(region.resume(NOW).unwrap().calls <= 3 * stats.pages);
+    }
+    bench.end();
+}
+
+/// One step of the property test.
+#[derive(Clone, Debug)]
+enum Step {
+    Allocate(u64, usize),
+    Free(usize),
+    Write(usize),
+    Pause,
+    Resume,
+    Read(usize),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let sizes = prop_oneof![1_u64..5000, 1..3 * MIB, Just(2 * MIB), 3 * MIB..9 * MIB];
+    let step = prop_oneof![
+        5 => (sizes, 0_usize..4).prop_map(|(bytes, policy)| Step::Allocate(bytes, policy)),
+        3 => (0_usize..64).prop_map(Step::Free),
+        2 => (0_usize..64).prop_map(Step::Write),
+        2 => Just(Step::Pause),
+        2 => Just(Step::Resume),
+        1 => (0_usize..64).prop_map(Step::Read),
+    ];
+    prop::collection::vec(step, 1..60)
+}
+
+/// What the twin knows of a block: bytes, policy, and what it holds if that is known.
+type Known = (u64, Policy, Option<u64>);
+
+fn run(steps: Vec<Step>, read_only: bool, page_bytes: u64) -> Result<()> {
+    let bench = bench();
+    let options = RegionOptions { policy: Policy::Backup, read_only, page_bytes, ..RegionOptions::default() };
+    let region = bench.device.region("twin", options)?;
+    let mut blocks: BTreeMap<Address, Known> = BTreeMap::new();
+    let (mut paused, mut stamp) = (false, 0);
+    let nth = |blocks: &BTreeMap<Address, Known>, n: usize| {
+        (!blocks.is_empty())
+            .then(|| blocks.iter().nth(n % blocks.len()).map(|(at, known)| (*at, *known)))
+            .flatten()
+    };
+    for step in steps {
+        stamp += 1;
+        match step {
+            Step::Allocate(bytes, policy) => {
+                let result = region.allocate_as(bytes, POLICIES[policy], A);
+                if paused {
+                    assert!(matches!(result, Err(Error::WrongState { .. })));
+                    continue;
+                }
+                let (at, end) = (result?, |at: Address, bytes: u64| at.0 + bytes.next_multiple_of(512));
+                for (other, (size, ..)) in &blocks {
+                    assert!(end(at, bytes) <= other.0 || end(*other, *size) <= at.0, "two blocks at {at:?}");
+                }
+                write(at, bytes, stamp);
+                blocks.insert(at, (bytes, POLICIES[policy], Some(stamp)));
+            }
+            Step::Free(n) => {
+                if let Some((at, _)) = nth(&blocks, n) {
+                    region.free(at)?;
+                    blocks.remove(&at);
+                    assert!(region.free(at).is_err());
+                }
+            }
+            Step::Write(n) => {
+                if let Some((at, (bytes, policy, _))) = nth(&blocks, n).filter(|_| !paused) {
+                    write(at, bytes, stamp);
+                    region.mark_written(Some(at))?;
+                    blocks.insert(at, (bytes, policy, Some(stamp)));
+                }
+            }
+            Step::Pause => {
+                region.pause(Fence::default())?.complete()?;
+                paused = true;
+            }
+            Step::Resume => {
+                region.resume(NOW)?;
+                if std::mem::take(&mut paused) {
+                    for (at, (bytes, policy, holds_stamp)) in &mut blocks {
+                        match policy {
+                            Policy::Discard => *holds_stamp = None,
+                            Policy::Zero => {
+                                assert!(is_zero(*at, *bytes));
+                                *holds_stamp = None;
+                            }
+                            _ => {}
+                        }
+                    }
+                }
+            }
+            Step::Read(n) => {
+                if let Some((at, (bytes, policy, Some(stamp)))) = nth(&blocks, n)
+                    && paused
+                {
+                    let (last, mut word) = (bytes.next_multiple_of(512) - 8, [0; 8]);
+                    let result = region.get_backup(at, last, &mut word);
+                    assert_eq!(result.is_ok(), policy == Policy::Backup, "{result:?}");
+                    assert!(policy != Policy::Backup || u64::from_le_bytes(word) == pattern(stamp, at, last));
+                }
+            }
+        }
+        let there = |policy: Policy| !paused || policy == Policy::Keep;
+        for (at, (bytes, policy, stamp)) in &blocks {
+            if let Some(stamp) = stamp.filter(|_| there(*policy)) {
+                assert!(holds(*at, *bytes, stamp), "{at:?} of {bytes} bytes, {policy:?}");
+            }
+        }
+        let stats = region.stats();
+        assert_eq!((stats.blocks, stats.paused), (blocks.len() as u64, paused));
+        assert_eq!(
+            stats.live_bytes,
+            blocks.values().map(|(bytes, ..)| bytes.next_multiple_of(512)).sum::<u64>()
+        );
+        assert_eq!(stats.live_bytes + stats.free_bytes, stats.resident_bytes + stats.paused_bytes);
+        assert_eq!(stats.account.charged_bytes, stats.resident_bytes);
+        bench.device.pool().audit_idle()?;
+    }
+    drop(region);
+    bench.end();
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn a_region_does_what_a_table_of_blocks_does(steps in steps(), read_only: bool, fixed: bool) {
+        run(steps, read_only, if fixed { 4 * MIB } else { 0 }).unwrap();
+    }
+}
