@@ -7,6 +7,7 @@
 #include <string>
 #include <thread>
 #include <vector>
+#include <vmmgraph/region.hpp>
 
 #include "host.hpp"
 
@@ -90,6 +91,14 @@ int main(int argc, char** argv) {
         } catch (const vmmgraph::Error&) {
             last.armed = true;
         }
+    } else if (how == "paused") {
+        // One region that nobody ends, one that ends after main, both paused.
+        static const vmmgraph::Device device = vmmgraph::Device::open(host::device_options(2));
+        static vmmgraph::Region region(device, "weights", {vmmgraph::Policy::backup});
+        auto* const leaked = new vmmgraph::Region(device, "weights", {vmmgraph::Policy::backup});
+        host::fill(region.allocate(host::MiB), host::MiB, 1);
+        host::fill(leaked->allocate(host::MiB), host::MiB, 1);
+        vmmgraph::pause(device);
     } else if (how == "threads") {
         static thread_local vmmgraph::Space own = arena().open_space();
         use(own);

@@ -5,6 +5,7 @@ set(runtime "${LIBDIR}/libvmmgraph.so.${SOVERSION}" "${LIBDIR}/libvmmgraph.so.${
 set(development
   "${INCLUDEDIR}/vmmgraph/vmmgraph.h"
   "${INCLUDEDIR}/vmmgraph/dispatch.hpp"
+  "${INCLUDEDIR}/vmmgraph/region.hpp"
   "${INCLUDEDIR}/vmmgraph/plan.hpp"
   "${INCLUDEDIR}/vmmgraph/vmmgraph.hpp"
   "${LIBDIR}/cmake/VmmGraph/VmmGraphConfig.cmake"

@@ -1,0 +1,155 @@
+// Regions by the C++ interface, on the host driver.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+#include <vmmgraph/region.hpp>
+
+#include "host.hpp"
+
+namespace {
+
+using host::MiB;
+using vmmgraph::Device;
+using vmmgraph::Policy;
+using vmmgraph::Region;
+using namespace std::chrono_literals;
+
+Device open_device(int number) { return Device::open(host::device_options(number)); }
+
+TEST(Regions, StepAsideAndComeBackAtTheSameAddresses) {
+    const Device device = open_device(5);
+    Region weights(device, "weights", {Policy::backup});
+    Region kv(device, "kv");
+    void* const block = weights.allocate(3 * MiB);
+    void* const small = weights.allocate(1000);
+    void* const zeros = kv.allocate(MiB, nullptr, Policy::zero);
+    static_cast<void>(kv.allocate(2 * MiB));
+    host::fill(block, 3 * MiB, 7);
+    host::fill(small, 1000, 8);
+    host::fill(zeros, MiB, 9);
+    const auto before = device.stats().physical_bytes;
+
+    const auto gone = vmmgraph::pause(device, {"weights", "kv"});
+    EXPECT_EQ(gone.regions, 2U);
+    EXPECT_EQ(gone.bytes, before);
+    EXPECT_EQ(gone.failures, 0U);
+    EXPECT_EQ(gone.path, VMMGRAPH_COPY_REGISTERED);
+    EXPECT_EQ(device.stats().physical_bytes, 0U);
+    EXPECT_EQ(weights.stats().paused, 1U);
+    EXPECT_EQ(vmmgraph::pause(device).regions, 0U);
+    std::vector<unsigned char> bytes(1000);
+    weights.get_backup(small, 0, bytes.data(), bytes.size());
+    EXPECT_TRUE(host::holds(bytes.data(), bytes.size(), 8));
+    EXPECT_THROW(static_cast<void>(weights.allocate(512)), vmmgraph::Error);
+
+    const auto back = vmmgraph::resume(device, {}, 1s);
+    EXPECT_EQ(back.regions, 2U);
+    EXPECT_EQ(back.bytes, gone.bytes);
+    EXPECT_TRUE(host::holds(block, 3 * MiB, 7));
+    EXPECT_TRUE(host::holds(small, 1000, 8));
+    EXPECT_TRUE(host::holds(zeros, MiB, 0));
+    EXPECT_EQ(weights.stats().generation, 2U);
+    EXPECT_EQ(vmmgraph::resume(device).regions, 0U);
+    weights.free(block);
+    EXPECT_THROW(weights.free(block), vmmgraph::Error);
+}
+
+TEST(Regions, OneAtATimeBehindStreamsAndEvents) {
+    const Device device = open_device(5);
+    vmmgraph::RegionOptions options;
+    options.policy = Policy::backup;
+    options.read_only = true;
+    Region region(device, "weights", options);
+    void* const block = region.allocate(2 * MiB);
+    region.record_stream(block, reinterpret_cast<void*>(0x1230));
+    host::fill(block, 2 * MiB, 3);
+    EXPECT_EQ(region.pause({{nullptr, reinterpret_cast<void*>(0x1230)}, {}}).copied_bytes, 2 * MiB);
+    EXPECT_EQ(region.resume().copied_bytes, 2 * MiB);
+    EXPECT_EQ(region.pause().clean_bytes, 2 * MiB);
+    region.free(block);
+    const auto report = vmmgraph::resume_async(device, {"weights"});
+    EXPECT_EQ(report.bytes, 0U);
+    region.before(nullptr);
+    // An event that the driver does not have.
+    EXPECT_THROW(region.pause({{}, {reinterpret_cast<void*>(0x77770)}}), vmmgraph::Error);
+    EXPECT_EQ(region.stats().paused, 0U);
+}
+
+TEST(Regions, WithoutMemoryAResumeThrowsAndIsRepeated) {
+    Device device = open_device(5);
+    Region region(device, "weights", {Policy::backup});
+    void* const block = region.allocate(4 * MiB);
+    host::fill(block, 4 * MiB, 5);
+    region.pause();
+    device.set_budget(MiB);
+    EXPECT_THROW(vmmgraph::resume(device, {}, 20ms), vmmgraph::OutOfMemory);
+    EXPECT_EQ(region.stats().paused, 1U);
+    device.set_budget(0);
+    EXPECT_EQ(region.resume().bytes, 4 * MiB);
+    EXPECT_TRUE(host::holds(block, 4 * MiB, 5));
+}
+
+TEST(Regions, APauseThatFailsInPartSaysSo) {
+    const Device device = open_device(6);
+    Region region(device, "weights", {Policy::backup});
+    void* const block = region.allocate(4 * MiB);
+    host::fill(block, 4 * MiB, 6);
+    vmmgraph::trim_host(device);
+    vmmgraph::set_host_budget(device, 2 * MiB);
+    try {
+        region.pause();
+        FAIL() << "there was no room on the host";
+    } catch (const vmmgraph::PauseIncomplete& incomplete) {
+        EXPECT_EQ(incomplete.status(), VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY);
+        EXPECT_GT(incomplete.report().left_bytes, 0U);
+    }
+    vmmgraph::set_host_budget(device, 0);
+    vmmgraph::prepare_backup(device, 8 * MiB);
+    EXPECT_GE(vmmgraph::host_stats(device).held_bytes, 8 * MiB);
+    region.pause();
+    region.resume();
+    EXPECT_TRUE(host::holds(block, 4 * MiB, 6));
+    EXPECT_GE(vmmgraph::trim_host(device), 8 * MiB);
+}
+
+TEST(Regions, HooksHearOfTheirTagAndMayThrow) {
+    const Device device = open_device(5);
+    Region region(device, "kv");
+    static_cast<void>(region.allocate(MiB));
+    std::vector<std::pair<bool, std::uint64_t>> heard;
+    {
+        const vmmgraph::PauseHooks hooks(
+            device, "kv",
+            [&](const vmmgraph::Moved& moved) {
+                EXPECT_STREQ(moved.tag, "kv");
+                EXPECT_EQ(moved.range_count, 1U);
+                EXPECT_GE(moved.ranges[0].bytes, MiB);
+                heard.emplace_back(true, moved.generation);
+                throw std::runtime_error("lost");
+            },
+            [&](const vmmgraph::Moved& moved) { heard.emplace_back(false, moved.generation); });
+        region.pause();
+        region.resume();
+    }
+    region.pause();
+    region.resume();
+    EXPECT_EQ(heard, (std::vector<std::pair<bool, std::uint64_t>>{{true, 1}, {false, 2}}));
+}
+
+TEST(Regions, AreMovedAndMayGoWhilePaused) {
+    const Device device = open_device(5);
+    Region region(device, "weights", {Policy::backup});
+    static_cast<void>(region.allocate(MiB));
+    region.pause();
+    Region moved = std::move(region);
+    EXPECT_EQ(region.handle(), nullptr);  // NOLINT: moved from on purpose
+    EXPECT_EQ(moved.stats().paused, 1U);
+}
+
+}  // namespace
