@@ -14,7 +14,7 @@ build() {
   mkdir -p "$out/tests"
   cp -r tests/data "$out/tests/data"
   # The newest binary of each test, as cargo reports it.
-  binaries=$(cargo test --locked --release --no-run --test conformance --test gpu --message-format=json 2>/dev/null |
+  binaries=$(cargo test --locked --release --no-run --test conformance --test gpu --test gpu_regions --message-format=json 2>/dev/null |
     sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')
   for binary in $binaries; do
     name=$(basename "$binary" | sed 's/-[0-9a-f]*$//')
@@ -91,6 +91,7 @@ run() {
   begin
   row "driver conformance" "$out/conformance" --nocapture --test-threads=1
   row "library on the GPU" "$out/gpu" --include-ignored --nocapture --test-threads=1
+  row "regions on the GPU" "$out/gpu_regions" --include-ignored --nocapture --test-threads=1
   row "demo, cuda driver" "$out/demo" --data "$out/tests/data" --json "$out/demo-cuda.json"
   libtorch "captures through libtorch" torch_test
   trust

@@ -125,7 +125,7 @@ impl Region {
 
     /// Copies, while a second thread unmaps behind the copies.
     fn behind_copies(&self, all: Vec<Leaving>, report: &mut PauseReport) -> Vec<Left> {
-        let mut copied = all.into_iter().map(|page| {
+        let copied = all.into_iter().map(|page| {
             let copied = (!page.runs.is_empty()).then(|| self.copy(&page, report));
             (page, copied)
         });
@@ -140,7 +140,7 @@ impl Region {
             match std::thread::Builder::new().spawn_scoped::<_, Vec<Left>>(scope, second) {
                 Ok(second) => {
                     // The second thread takes everything until this end is dropped.
-                    let _ = copied.try_for_each(|page| to_second.send(page));
+                    copied.for_each(|page| drop(to_second.send(page)));
                     drop(to_second);
                     second.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
                 }

@@ -1,0 +1,198 @@
+//! Regions on a real GPU: contents, and how fast they step aside. Ignored in `cargo test`; `scripts/gpu.sh` runs them.
+//!
+//! `VMMGRAPH_REGION_GIB` says how much steps aside, 16 if it is not set.
+
+use std::ptr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cudarc::driver::sys;
+use vmmgraph::driver::CudaDriver;
+use vmmgraph::pages::{CopyPath, Fence};
+use vmmgraph::{Address, Device, Policy, Region, RegionOptions, Stream};
+use vmmgraph_testkit::MIB;
+
+const GIB: u64 = 1 << 30;
+const NOW: Duration = Duration::ZERO;
+
+fn ok(code: sys::CUresult) {
+    assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+}
+
+fn device() -> Arc<Device> {
+    // SAFETY: asks for a symbol that only the stand-in has.
+    let standin = unsafe { sys::culib().get::<unsafe extern "C" fn() -> u64>(b"standin_calls\0") }.is_ok();
+    assert!(!standin, "this is the stand-in, not a GPU");
+    Device::with_driver(Arc::new(CudaDriver::new(0).expect("a GPU")))
+}
+
+fn all_bytes() -> u64 {
+    std::env::var("VMMGRAPH_REGION_GIB").ok().and_then(|text| text.parse::<u64>().ok()).unwrap_or(16) * GIB
+}
+
+/// GiB a second of copies between 1 GiB of memory that the driver pinned and device memory: out, and in.
+fn link(bytes: u64) -> [f64; 2] {
+    let (mut context, mut stream, mut host, mut at) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut(), 0);
+    // SAFETY: out pointers on this stack; everything is given back below.
+    unsafe {
+        ok(sys::cuDevicePrimaryCtxRetain(&raw mut context, 0));
+        ok(sys::cuCtxPushCurrent_v2(context));
+        ok(sys::cuStreamCreate(&raw mut stream, 1));
+        ok(sys::cuMemHostAlloc(&raw mut host, GIB as usize, 1));
+        ok(sys::cuMemAlloc_v2(&raw mut at, GIB as usize));
+    }
+    let mut rates = [0.0; 2];
+    for (out, rate) in rates.iter_mut().enumerate() {
+        let start = Instant::now();
+        for _ in 0..bytes / GIB {
+            // SAFETY: both are 1 GiB long.
+            unsafe {
+                ok(if out == 0 {
+                    sys::cuMemcpyDtoHAsync_v2(host, at, GIB as usize, stream)
+                } else {
+                    sys::cuMemcpyHtoDAsync_v2(at, host, GIB as usize, stream)
+                });
+            }
+        }
+        // SAFETY: the stream is ours.
+        ok(unsafe { sys::cuStreamSynchronize(stream) });
+        *rate = (bytes / GIB) as f64 / start.elapsed().as_secs_f64();
+    }
+    // SAFETY: what was made above.
+    unsafe {
+        ok(sys::cuMemFree_v2(at));
+        ok(sys::cuMemFreeHost(host));
+        ok(sys::cuStreamDestroy_v2(stream));
+        ok(sys::cuCtxPopCurrent_v2(&raw mut context));
+        ok(sys::cuDevicePrimaryCtxRelease_v2(0));
+    }
+    rates
+}
+
+/// Tensors of a region, and the word that each holds.
+struct Tensors {
+    region: Arc<Region>,
+    blocks: Vec<(Address, u64, u32)>,
+}
+
+impl Tensors {
+    fn new(device: &Arc<Device>, options: RegionOptions, count: u64, bytes: u64) -> Self {
+        let region = device.region("tensors", options).unwrap();
+        let each = bytes / count;
+        let blocks = (0..count).map(|number| {
+            let at = region.allocate(each, Stream::LEGACY).unwrap();
+            // SAFETY: a live block of the region, which is resident.
+            unsafe { device.driver().fill(at, each, number as u32 + 7, Stream::LEGACY) }.unwrap();
+            (at, each, number as u32 + 7)
+        });
+        Self { blocks: blocks.collect(), region }
+    }
+
+    /// Looks at the ends of some blocks, and at pages between.
+    fn check(&self) {
+        let driver = self.region.device().driver();
+        for (at, bytes, word) in self.blocks.iter().step_by(self.blocks.len().div_ceil(64)) {
+            for offset in (0..*bytes).step_by((bytes / 16).next_multiple_of(512) as usize).chain([bytes - 4])
+            {
+                let mut found = [0; 4];
+                // SAFETY: inside a live block of a resident region.
+                unsafe { driver.read(at.plus(offset), &mut found) }.unwrap();
+                assert_eq!(u32::from_le_bytes(found), *word, "{at:?} + {offset:#x}");
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "SKIPPED: needs a GPU, scripts/gpu.sh runs it"]
+fn backup_goes_at_the_speed_of_the_link() {
+    let (device, bytes) = (device(), all_bytes());
+    let start = Instant::now();
+    device.host_pool().prepare(bytes + GIB).unwrap();
+    let prepared = (bytes + GIB) as f64 / GIB as f64 / start.elapsed().as_secs_f64();
+    let stats = device.host_pool().stats();
+    println!(
+        "RESULT prepare_backup: {prepared:.1} GiB/s, {} of {} bytes registered",
+        stats.registered_bytes, stats.held_bytes
+    );
+    let [out, back] = link(bytes);
+    println!("RESULT plain pinned copy: out {out:.1}, in {back:.1} GiB/s");
+    for count in [1, 512, 8192] {
+        for read_only in [false, true] {
+            let options = RegionOptions { policy: Policy::Backup, read_only, ..RegionOptions::default() };
+            let tensors = Tensors::new(&device, options, count, bytes);
+            for round in 0..3 {
+                let gone = tensors.region.pause(Fence::default()).unwrap();
+                assert_eq!((gone.complete(), gone.left_bytes), (Ok(()), 0));
+                assert!(gone.path <= CopyPath::Registered, "{gone:?}");
+                let come = tensors.region.resume(NOW).unwrap();
+                tensors.check();
+                let rate = |micros: u64| bytes as f64 / GIB as f64 / (micros as f64 / 1e6);
+                println!(
+                    "RESULT backup of {} GiB, {count} tensors, {} pages, clean {read_only}, round {round}: pause {:.2} ms \
+                     ({:.1} GiB/s, {:.2} of the link), resume {:.2} ms ({:.1} GiB/s, {:.2} of the link)",
+                    bytes / GIB,
+                    gone.pages,
+                    gone.micros as f64 / 1e3,
+                    rate(gone.micros),
+                    rate(gone.micros) / out,
+                    come.micros as f64 / 1e3,
+                    rate(come.micros),
+                    rate(come.micros) / back
+                );
+            }
+        }
+        device.trim().unwrap();
+    }
+}
+
+#[test]
+#[ignore = "SKIPPED: needs a GPU, scripts/gpu.sh runs it"]
+fn discarding_takes_milliseconds_and_the_memory_is_the_drivers() {
+    let (device, bytes) = (device(), all_bytes());
+    let before = device.driver().free_bytes().unwrap();
+    for count in [1, 512, 8192] {
+        let tensors = Tensors::new(&device, RegionOptions::default(), count, bytes);
+        for round in 0..3 {
+            let gone = device.pause(&["tensors"], Fence::default()).unwrap();
+            let left = before.saturating_sub(device.driver().free_bytes().unwrap());
+            let come = device.resume(&["tensors"], NOW).unwrap();
+            println!(
+                "RESULT discard of {} GiB, {count} tensors, {} pages, round {round}: pause {:.2} ms, resume {:.2} ms, {} MiB stay",
+                bytes / GIB,
+                gone.pages,
+                gone.micros as f64 / 1e3,
+                come.micros as f64 / 1e3,
+                left / MIB
+            );
+        }
+        drop(tensors);
+        device.trim().unwrap();
+    }
+}
+
+#[test]
+#[ignore = "SKIPPED: needs a GPU, scripts/gpu.sh runs it"]
+fn contents_serve_by_tag_while_others_are_copied() {
+    let device = device();
+    let options = RegionOptions { policy: Policy::Backup, ..RegionOptions::default() };
+    let (weights, kv) = (device.region("weights", options).unwrap(), device.region("kv", options).unwrap());
+    let mut blocks = Vec::new();
+    for (region, word) in [(&weights, 11_u32), (&kv, 12)] {
+        let at = region.allocate(GIB, Stream::LEGACY).unwrap();
+        // SAFETY: a live block of a resident region.
+        unsafe { device.driver().fill(at, GIB, word, Stream::LEGACY) }.unwrap();
+        blocks.push((at, word));
+    }
+    for _ in 0..20 {
+        device.pause(&[], Fence::default()).unwrap().complete().unwrap();
+        let (_, mut ready) = device.resume_async(&["weights", "kv"], NOW).unwrap();
+        for (ready, (at, word)) in ready.iter_mut().zip(&blocks) {
+            ready.wait().unwrap();
+            let mut found = [0; 4];
+            // SAFETY: a live block of a region whose contents are there.
+            unsafe { device.driver().read(at.plus(GIB - 4), &mut found) }.unwrap();
+            assert_eq!(u32::from_le_bytes(found), *word);
+        }
+    }
+}
