@@ -5,7 +5,11 @@ use std::sync::Arc;
 
 use shuttle::thread;
 use vmmgraph::driver::HostDriver;
-use vmmgraph::{Device, Error, HostOptions, Options, RetainPolicy, SharedVmmAllocator, SpaceStats, Stream};
+use vmmgraph::pages::Fence;
+use vmmgraph::{
+    Device, Error, HostOptions, Options, Policy, RegionOptions, RetainPolicy, SharedVmmAllocator, SpaceStats,
+    Stream,
+};
 use vmmgraph_testkit::stream;
 
 const KIB: u64 = 1 << 10;
@@ -390,4 +394,44 @@ fn replays_nested_in_opposite_order_never_hang_and_one_at_least_is_launched() {
         drop((a, b, second));
         end(&host, device, first);
     });
+}
+
+#[test]
+fn regions_step_aside_and_come_back_on_two_threads_beside_a_third_that_allocates() {
+    let model = || {
+        let (host, device, arena) = small();
+        let options = RegionOptions { policy: Policy::Backup, ..RegionOptions::default() };
+        let regions = ["weights", "kv"].map(|tag| device.region(tag, options).unwrap());
+        let blocks = regions.each_ref().map(|region| region.allocate(5 * KIB, stream(1)).unwrap());
+        for (number, block) in blocks.iter().enumerate() {
+            // SAFETY: a live block of the host driver, of at least eight bytes.
+            unsafe { (block.0 as *mut u64).write_volatile(number as u64 + 5) };
+        }
+        let movers = [["weights", "kv"], ["kv", "weights"]].map(|tags| {
+            let device = Arc::clone(&device);
+            thread::spawn(move || {
+                device.pause(&tags, Fence::default()).unwrap().complete().unwrap();
+                device.resume(&tags, std::time::Duration::ZERO).unwrap();
+            })
+        });
+        let allocator = {
+            let region = Arc::clone(&regions[0]);
+            thread::spawn(move || match region.allocate(9 * KIB, stream(2)) {
+                Ok(block) => region.free(block).unwrap(),
+                Err(error) => assert!(matches!(error, Error::WrongState { .. }), "{error}"),
+            })
+        };
+        movers.into_iter().chain([allocator]).for_each(|thread| thread.join().unwrap());
+        device.resume(&[], std::time::Duration::ZERO).unwrap();
+        for (number, block) in blocks.iter().enumerate() {
+            // SAFETY: as above; the region is resident.
+            assert_eq!(unsafe { (block.0 as *const u64).read_volatile() }, number as u64 + 5);
+        }
+        drop(regions);
+        end(&host, device, arena);
+        assert_eq!(host.host_leftovers(), [0; 2]);
+    };
+    // Fewer than others: each maps host memory.
+    shuttle::check_random(model, 400);
+    shuttle::check_pct(model, 400, 3);
 }
