@@ -1,12 +1,14 @@
 #include "collectives.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 #include <string_view>
-#include <vector>
 
 #include <c10/cuda/CUDAFunctions.h>
 #include <cuda.h>
 #include <dlfcn.h>
+
+#include "nodes.hpp"
 
 namespace vmmgraph::torch {
 namespace {
@@ -59,21 +61,9 @@ bool has_registered_collectives(cudaGraph_t graph) {
         return false;
     }
     static const Driver driver;
-    std::size_t count = 0;
-    if (cudaGraphGetNodes(graph, nullptr, &count) != cudaSuccess) {
-        return true;
-    }
-    std::vector<cudaGraphNode_t> nodes(count);
-    if (count > 0 && cudaGraphGetNodes(graph, nodes.data(), &count) != cudaSuccess) {
-        return true;
-    }
-    for (auto* const node : nodes) {
-        auto type = cudaGraphNodeTypeEmpty;
-        if (cudaGraphNodeGetType(node, &type) == cudaSuccess && type == cudaGraphNodeTypeKernel && driver.may_be_nccls(node)) {
-            return true;
-        }
-    }
-    return false;
+    const auto nodes = nodes_of(graph);
+    return !nodes || std::any_of(nodes->begin(), nodes->end(),
+                                 [](cudaGraphNode_t node) { return is(node, cudaGraphNodeTypeKernel) && driver.may_be_nccls(node); });
 }
 
 }  // namespace vmmgraph::torch

@@ -3,37 +3,27 @@
 #include <cstdint>
 #include <optional>
 #include <type_traits>
-#include <vector>
 
 #include <ATen/core/TensorBody.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include "nodes.hpp"
+
 namespace vmmgraph::torch {
 namespace {
-
-using Nodes = std::vector<cudaGraphNode_t>;
 
 // The neighbours of a node, by cudaGraphNodeGetDependencies or ...GetDependentNodes; nothing if an edge carries data. From CUDA 13 on
 // these have a place for that data.
 template <class Get>
 std::optional<Nodes> neighbours(Get get, cudaGraphNode_t node) {
-    const auto ask = [&](cudaGraphNode_t* to, std::size_t* count) {
+    return nodes_from([&](cudaGraphNode_t* to, std::size_t* count) {
         if constexpr (std::is_invocable_v<Get, cudaGraphNode_t, cudaGraphNode_t*, std::nullptr_t, std::size_t*>) {
             return get(node, to, nullptr, count);
         } else {
             return get(node, to, count);
         }
-    };
-    std::size_t count = 0;
-    if (ask(nullptr, &count) != cudaSuccess) {
-        return std::nullopt;
-    }
-    Nodes nodes(count);
-    if (count > 0 && ask(nodes.data(), &count) != cudaSuccess) {
-        return std::nullopt;
-    }
-    return nodes;
+    });
 }
 
 template <class Add>
@@ -43,23 +33,6 @@ cudaError_t add_edges(Add add, cudaGraph_t graph, const Nodes& from, const Nodes
     } else {
         return add(graph, from.data(), to.data(), from.size());
     }
-}
-
-Nodes nodes_of(cudaGraph_t graph) {
-    std::size_t count = 0;
-    if (cudaGraphGetNodes(graph, nullptr, &count) != cudaSuccess) {
-        return {};
-    }
-    Nodes nodes(count);
-    if (count > 0 && cudaGraphGetNodes(graph, nodes.data(), &count) != cudaSuccess) {
-        return {};
-    }
-    return nodes;
-}
-
-bool is(cudaGraphNode_t node, cudaGraphNodeType type) {
-    cudaGraphNodeType found = cudaGraphNodeTypeEmpty;
-    return cudaGraphNodeGetType(node, &found) == cudaSuccess && found == type;
 }
 
 // What a memset writes, as a tensor and its element.
@@ -124,8 +97,8 @@ bool replace(cudaGraph_t graph, cudaGraphNode_t memset, const c10::cuda::CUDAStr
     const auto kernels = nodes_of(captured);
     cudaKernelNodeParams kernel{};
     cudaGraphNode_t added = nullptr;
-    bool done = kernels.size() == 1 && is(kernels[0], cudaGraphNodeTypeKernel) &&
-                cudaGraphKernelNodeGetParams(kernels[0], &kernel) == cudaSuccess &&
+    bool done = kernels && kernels->size() == 1 && is(kernels->front(), cudaGraphNodeTypeKernel) &&
+                cudaGraphKernelNodeGetParams(kernels->front(), &kernel) == cudaSuccess &&
                 cudaGraphAddKernelNode(&added, graph, before->data(), before->size(), &kernel) == cudaSuccess;
     if (done && !behind->empty() && add_edges(&cudaGraphAddDependencies, graph, Nodes(behind->size(), added), *behind) != cudaSuccess) {
         static_cast<void>(cudaGraphDestroyNode(added));
@@ -134,7 +107,7 @@ bool replace(cudaGraph_t graph, cudaGraphNode_t memset, const c10::cuda::CUDAStr
     if (done) {
         // Parameters leave out the priority of the stream that it was captured on.
         cudaKernelNodeAttrValue priority{};
-        if (cudaGraphKernelNodeGetAttribute(kernels[0], cudaKernelNodeAttributePriority, &priority) == cudaSuccess) {
+        if (cudaGraphKernelNodeGetAttribute(kernels->front(), cudaKernelNodeAttributePriority, &priority) == cudaSuccess) {
             static_cast<void>(cudaGraphKernelNodeSetAttribute(added, cudaKernelNodeAttributePriority, &priority));
         }
         static_cast<void>(cudaGraphDestroyNode(memset));
@@ -149,7 +122,7 @@ std::size_t replace_memsets(cudaGraph_t graph, const c10::cuda::CUDAStream& stre
     std::size_t replaced = 0;
     try {
         const c10::cuda::CUDAStreamGuard guard(stream);
-        for (const auto node : nodes_of(graph)) {
+        for (const auto node : nodes_of(graph).value_or(Nodes())) {
             replaced += is(node, cudaGraphNodeTypeMemset) && replace(graph, node, stream) ? 1 : 0;
         }
     } catch (...) {

@@ -1,0 +1,37 @@
+// The nodes of a graph that was captured.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+
+namespace vmmgraph::torch {
+
+using Nodes = std::vector<cudaGraphNode_t>;
+
+// What `ask(to, count)` lists: first how many with null, then themselves. Nothing if it fails.
+template <class Ask>
+std::optional<Nodes> nodes_from(Ask&& ask) {
+    std::size_t count = 0;
+    if (ask(nullptr, &count) != cudaSuccess) {
+        return std::nullopt;
+    }
+    Nodes nodes(count);
+    if (count > 0 && ask(nodes.data(), &count) != cudaSuccess) {
+        return std::nullopt;
+    }
+    return nodes;
+}
+
+// Those of a graph; nothing if it does not tell.
+inline std::optional<Nodes> nodes_of(cudaGraph_t graph) {
+    return nodes_from([graph](cudaGraphNode_t* to, std::size_t* count) { return cudaGraphGetNodes(graph, to, count); });
+}
+
+inline bool is(cudaGraphNode_t node, cudaGraphNodeType type) {
+    auto found = cudaGraphNodeTypeEmpty;
+    return cudaGraphNodeGetType(node, &found) == cudaSuccess && found == type;
+}
+
+}  // namespace vmmgraph::torch
