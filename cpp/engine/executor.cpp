@@ -1,13 +1,14 @@
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <vmmgraph/engine.hpp>
 
+#include "../torch/on_device.hpp"
 #include "declare.hpp"
 #include "executor_state.hpp"
 
@@ -86,9 +87,9 @@ std::size_t GraphExecutor::warm_up() {
         std::shared_ptr<void> held;
         try {
             // Padding only; on a CPU the body runs on it.
-            c10::cuda::OptionalCUDAStreamGuard current;
+            std::optional<torch::OnStream> current;
             if (!state.on_cpu()) {
-                current.reset_stream(state.torch_stream(stream));
+                current.emplace(state.inputs.device(), stream);
             }
             held = state.enter(Work::capture);
             state.inputs.prepare(graph.bucket, {});
@@ -172,9 +173,9 @@ Ran GraphExecutor::launch(const std::function<void()>& eager, void* stream) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "launch() without a prepare() before it");
     }
     const auto step = *state.step;
-    c10::cuda::OptionalCUDAStreamGuard current;
+    std::optional<torch::OnStream> current;
     if (!state.on_cpu()) {
-        current.reset_stream(state.torch_stream(stream));
+        current.emplace(state.inputs.device(), stream);
     }
     auto ran = state.planned();
     if (ran.mode == Mode::eager) {

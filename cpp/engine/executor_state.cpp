@@ -6,14 +6,14 @@
 #include <utility>
 
 #include <ATen/core/TensorBody.h>
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/mm.h>
-#include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
+#include "../torch/on_device.hpp"
+#include "../torch/registry.hpp"
+#include "inputs_state.hpp"
+
 
 namespace vmmgraph::engine {
 namespace {
@@ -147,7 +147,7 @@ void GraphExecutor::State::give_up() {
 }
 
 void GraphExecutor::State::commit(const Graph& graph, const Step& current, void* stream) {
-    inputs.commit(stream);
+    inputs.state_->commit(stream);
     if (options.before_launch) {
         options.before_launch(graph.bucket, current);
     }
@@ -204,7 +204,7 @@ void GraphExecutor::State::run_ahead(const Graph& graph, const Step& current, vo
         return;
     }
     // Where the capture will be: libraries keep what they set up for each stream.
-    const c10::cuda::CUDAStreamGuard guard(torch_stream(options.capture_stream));
+    const torch::OnStream capturing(inputs.device(), options.capture_stream);
     streams.behind(stream, options.capture_stream);
     try {
         run();

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 #include <vmmgraph/engine.hpp>
 
@@ -90,13 +89,9 @@ struct GraphExecutor::State {
     // Gives back what decide() took.
     void give_up();
 
-    // As torch has it.
-    c10::cuda::CUDAStream torch_stream(void* stream) const {
-        return c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), inputs.device().index());
-    }
     // What the engine's guard returns.
     std::shared_ptr<void> enter(Work work) const { return options.guard ? options.guard(work) : nullptr; }
-    // The copy of inputs, and the engine's hook behind it.
+    // The copy of inputs, and the engine's hook behind it; `stream` is torch's current one.
     void commit(const Graph& graph, const Step& current, void* stream);
 
     // Destroys a graph; its memory goes behind the arena's replays.

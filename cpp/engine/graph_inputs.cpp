@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -97,40 +98,12 @@ void GraphInputs::prepare(const Key& bucket, c10::ArrayRef<NamedValue> values) {
 
 void GraphInputs::commit(void* stream) {
     auto& state = *state_;
-    auto& prepared = state.prepared;
-    if (!prepared.valid) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "commit() without a prepare() before it");
-    }
-    c10::cuda::OptionalCUDAStreamGuard guard;
+    std::optional<torch::OnStream> current;
     if (state.device.is_cuda()) {
-        const auto on = static_cast<cudaStream_t>(stream);
         // First, since the default stream is that of the current device.
-        if (c10::cuda::current_device() != state.device.index() || c10::cuda::getCurrentCUDAStream(state.device.index()).stream() != on) {
-            guard.reset_stream(c10::cuda::getStreamFromExternal(on, state.device.index()));
-        }
-        cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-        C10_CUDA_CHECK(cudaStreamIsCapturing(on, &status));
-        if (status != cudaStreamCaptureStatusNone) {
-            refuse(VMMGRAPH_ERROR_STREAM_CAPTURING, "inputs cannot be written on a stream under capture");
-        }
-        if (state.last_stream && *state.last_stream != stream) {
-            C10_CUDA_CHECK(cudaEventRecord(state.order, static_cast<cudaStream_t>(*state.last_stream)));
-            C10_CUDA_CHECK(cudaStreamWaitEvent(on, state.order, 0));
-        }
-        state.last_stream = stream;
+        current.emplace(state.device, stream);
     }
-    prepared.valid = false;
-    if (prepared.end > 0) {
-        state.staging->send(state.arena.mutable_data_ptr(), prepared.end, stream);
-        ++state.copies;
-    }
-    write(prepared.writes);
-    if (state.device.is_cuda()) {
-        state.hold(prepared.writes, stream);
-    }
-    prepared.writes.clear();
-    state.current = prepared.layout;
-    state.shapes.swap(prepared.shapes);
+    state.commit(stream);
 }
 
 void GraphInputs::select(const Key& bucket) {

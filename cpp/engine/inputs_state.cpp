@@ -182,6 +182,37 @@ DeviceWrite GraphInputs::State::write_of(const Layout& layout, std::size_t input
     return {step_sized(declared) && rows < place.size(0) ? place.narrow(0, 0, rows) : place, value.tensor_, declared.pad};
 }
 
+void GraphInputs::State::commit(void* stream) {
+    if (!prepared.valid) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "commit() without a prepare() before it");
+    }
+    if (device.is_cuda()) {
+        const auto on = static_cast<cudaStream_t>(stream);
+        cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+        C10_CUDA_CHECK(cudaStreamIsCapturing(on, &status));
+        if (status != cudaStreamCaptureStatusNone) {
+            refuse(VMMGRAPH_ERROR_STREAM_CAPTURING, "inputs cannot be written on a stream under capture");
+        }
+        if (last_stream && *last_stream != stream) {
+            C10_CUDA_CHECK(cudaEventRecord(order, static_cast<cudaStream_t>(*last_stream)));
+            C10_CUDA_CHECK(cudaStreamWaitEvent(on, order, 0));
+        }
+        last_stream = stream;
+    }
+    prepared.valid = false;
+    if (prepared.end > 0) {
+        staging->send(arena.mutable_data_ptr(), prepared.end, stream);
+        ++copies;
+    }
+    write(prepared.writes);
+    if (device.is_cuda()) {
+        hold(prepared.writes, stream);
+    }
+    prepared.writes.clear();
+    current = prepared.layout;
+    shapes.swap(prepared.shapes);
+}
+
 void GraphInputs::State::hold(std::vector<DeviceWrite>& writes, void* stream) {
     Held* free = nullptr;
     for (auto& one : held) {

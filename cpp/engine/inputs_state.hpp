@@ -108,6 +108,9 @@ struct GraphInputs::State {
     // A value of the device and where it goes.
     DeviceWrite write_of(const Layout& layout, std::size_t input, const Value& value) const;
 
+    // Brings what was prepared to the device, as GraphInputs::commit; `stream` is torch's current one.
+    void commit(void* stream);
+
     // Keeps the values of writes on `stream` until these are done, and lets those of earlier ones go that are.
     void hold(std::vector<DeviceWrite>& writes, void* stream);
 };

@@ -79,13 +79,12 @@ struct CapturedGraph::State {
     // Where it was replayed last.
     std::atomic<cudaStream_t> last_stream{nullptr};
 
-    c10::cuda::CUDAStreamGuard on(void* stream) const {
-        return c10::cuda::CUDAStreamGuard(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), device));
-    }
+    OnStream on(void* stream) const { return OnStream({c10::kCUDA, device}, stream); }
 
-    // Every piece in its order on torch's current stream, the guard's, and what is to run between them.
-    void launch(const c10::cuda::CUDAStreamGuard& guard, const std::function<void(std::size_t)>& between) {
-        last_stream.store(guard.current_stream().stream());
+    // Every piece in its order on torch's current stream, and what is to run between them.
+    void launch(const OnStream& current, const std::function<void(std::size_t)>& between) {
+        auto* const stream = current.stream().stream();
+        last_stream.store(stream);
         std::optional<Template::Lent> lent;
         if (graphs) {
             lent.emplace(*graphs);
@@ -95,15 +94,14 @@ struct CapturedGraph::State {
             graph->lend(lent->at(earlier.size()));
         }
         for (std::size_t piece = 0; piece < earlier.size(); ++piece) {
-            earlier[piece]->replay();
+            earlier[piece]->launch(stream);
             if (between) {
                 between(piece);
                 // It may have left another device or stream behind.
-                c10::cuda::set_device(device);
-                c10::cuda::setCurrentCUDAStream(guard.current_stream());
+                current.again();
             }
         }
-        graph->replay();
+        graph->launch(stream);
     }
 
     ~State() {

@@ -1,6 +1,7 @@
 // What differs between the torch releases this compiles against, told by what their headers have and never by their numbers.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -8,6 +9,7 @@
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
 #if __has_include(<ATen/cuda/MemPool.h>)
 #include <ATen/cuda/MemPool.h>
 #define VMMGRAPH_TORCH_ATEN_MEMPOOL true
@@ -129,6 +131,18 @@ struct GraphWithExec final : Base {
         }
     }
 
+    // Launches on a stream of its device, which is torch's current one. Torch's replay() asks for the device twice, for the state of its
+    // context and for that of the stream before it does so, for the sake of generators: a graph that draws no random numbers needs none
+    // of that.
+    void launch(cudaStream_t stream) {
+        const auto& draws = this->captured_generator_states_;
+        if (std::any_of(draws.begin(), draws.end(), [](const auto& state) { return state.second != 0; })) {
+            this->replay();
+        } else {
+            C10_CUDA_CHECK(cudaGraphLaunch(this->graph_exec_, stream));
+        }
+    }
+
     // After capture_end(), and nothing where torch has instantiated by then.
     cudaGraph_t graph() {
         if constexpr (lends) {
@@ -138,7 +152,7 @@ struct GraphWithExec final : Base {
         }
     }
 
-    // Makes replay(), which also takes care of random generators, launch an executable that stays the caller's.
+    // Makes launch() and replay() launch an executable that stays the caller's.
     void lend(cudaGraphExec_t exec) noexcept {
         if constexpr (lends) {
             this->graph_exec_ = exec;

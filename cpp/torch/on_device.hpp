@@ -1,10 +1,11 @@
-// What a thread's calls of the CUDA runtime depend on: its current device and its capture mode. Also where nothing may throw.
+// What a thread's calls of the CUDA runtime and of torch depend on: its current device, torch's current stream and its capture mode.
 #pragma once
 
 #include <optional>
 
 #include <c10/core/Device.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
 namespace vmmgraph::torch {
@@ -12,8 +13,8 @@ namespace vmmgraph::torch {
 // Makes a device the thread's current one while it lives; nothing for a CPU. The runtime makes a context on the current device at almost
 // any call, and the default stream is that device's.
 //
-// Costs one cudaGetDevice where the device is current already, unlike torch's guards, which ask the driver when they go. Where the device
-// cannot be made current, the driver is gone, and what is asked of it fails by itself.
+// Costs one cudaGetDevice where the device is current already, unlike torch's guards, which ask the driver when they go. Never throws: where
+// the device cannot be made current, the driver is gone, and what is asked of it fails by itself.
 class OnDevice {
 public:
     explicit OnDevice(c10::Device device) noexcept {
@@ -32,6 +33,56 @@ public:
 
 private:
     std::optional<c10::cuda::CUDAGuard> guard_;
+};
+
+// Makes a stream torch's current one, and its device the thread's, while it lives; afterwards both are again what they were, whatever ran
+// meanwhile. Throws what torch throws of a device that cannot be made current.
+//
+// One stands at the top of whatever is called for every step, and what is called below it relies on it. Where device and stream are
+// current already it costs one cudaGetDevice at its beginning and one at its end; torch's own guard asks the driver for the state of a
+// context besides.
+class OnStream {
+public:
+    OnStream(c10::Device device, void* stream) : before_(begin(device)), stream_(before_) {
+        // By the name that torch has for it, if it is the current one already.
+        if (const auto on = static_cast<cudaStream_t>(stream); before_.stream() != on) {
+            stream_ = c10::cuda::getStreamFromExternal(on, device.index());
+            c10::cuda::setCurrentCUDAStream(stream_);
+        }
+    }
+    OnStream(const OnStream&) = delete;
+    OnStream& operator=(const OnStream&) = delete;
+    ~OnStream() {
+        try {
+            c10::cuda::setCurrentCUDAStream(before_);
+            // If another device was current, torch's guard goes back to that one.
+            if (!other_) {
+                c10::cuda::set_device(before_.device_index());
+            }
+        } catch (...) {
+            static_cast<void>(cudaGetLastError());
+        }
+    }
+
+    // As torch has it.
+    [[nodiscard]] const c10::cuda::CUDAStream& stream() const noexcept { return stream_; }
+    // Makes both current again, where somebody else's code may have left others.
+    void again() const {
+        c10::cuda::set_device(stream_.device_index());
+        c10::cuda::setCurrentCUDAStream(stream_);
+    }
+
+private:
+    c10::cuda::CUDAStream begin(c10::Device device) {
+        if (c10::cuda::current_device() != device.index()) {
+            other_.emplace(device);
+        }
+        return c10::cuda::getCurrentCUDAStream(device.index());
+    }
+
+    std::optional<c10::cuda::CUDAGuard> other_;
+    c10::cuda::CUDAStream before_;
+    c10::cuda::CUDAStream stream_;
 };
 
 // Lets this thread destroy graphs, free memory and start libraries while it captures, on this device or another, which would break that

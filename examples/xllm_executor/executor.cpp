@@ -1,6 +1,8 @@
 #include "executor.hpp"
 
 #include <algorithm>
+#include <string_view>
+#include <utility>
 
 #include <c10/cuda/CUDAStream.h>
 
@@ -110,21 +112,25 @@ Step CudaGraphExecutorImpl::step_of(const at::Tensor& tokens, const ModelInputPa
 std::vector<NamedValue> CudaGraphExecutorImpl::values_of(const at::Tensor& tokens, const at::Tensor& positions,
                                                          const ModelInputParams& params) const {
     const auto& on_device = params.attention.device;
-    std::vector<NamedValue> values{{names::tokens, tokens},
-                                   {names::positions, positions},
-                                   {names::new_cache_slots, on_device.new_cache_slots},
-                                   {names::block_tables, on_device.block_tables},
-                                   // From the host, where they are planned from.
-                                   {names::q_seq_lens, params.attention.host.q_seq_lens},
-                                   {names::kv_seq_lens, params.attention.host.kv_seq_lens},
-                                   {names::paged_kv_indptr, on_device.paged_kv_indptr},
-                                   {names::paged_kv_indices, on_device.paged_kv_indices},
-                                   {names::paged_kv_last_page_len, on_device.paged_kv_last_page_len}};
+    // Called for every step: a list in braces would copy each tensor once more.
+    std::vector<NamedValue> values;
+    values.reserve(11);
+    const auto add = [&](std::string_view name, Value value) { values.push_back({name, std::move(value)}); };
+    add(names::tokens, tokens);
+    add(names::positions, positions);
+    add(names::new_cache_slots, on_device.new_cache_slots);
+    add(names::block_tables, on_device.block_tables);
+    // From the host, where they are planned from.
+    add(names::q_seq_lens, params.attention.host.q_seq_lens);
+    add(names::kv_seq_lens, params.attention.host.kv_seq_lens);
+    add(names::paged_kv_indptr, on_device.paged_kv_indptr);
+    add(names::paged_kv_indices, on_device.paged_kv_indices);
+    add(names::paged_kv_last_page_len, on_device.paged_kv_last_page_len);
     if (params.embedding.linear_state_indices.defined()) {
-        values.push_back({"linear_state_indices", params.embedding.linear_state_indices});
+        add("linear_state_indices", params.embedding.linear_state_indices);
     }
     if (params.embedding.input_embedding.defined()) {
-        values.push_back({names::embeddings, params.embedding.input_embedding});
+        add(names::embeddings, params.embedding.input_embedding);
     }
     return values;
 }

@@ -225,6 +225,8 @@ public:
     [[nodiscard]] c10::Device device() const noexcept;
 
 private:
+    // Makes the stream current once for a whole step.
+    friend class GraphExecutor;
     struct State;
     std::unique_ptr<State> state_;
 };
