@@ -26,6 +26,7 @@ namespace vmmgraph::torch {
 namespace {
 
 namespace caching = c10::cuda::CUDACachingAllocator;
+using Generators = std::vector<std::shared_ptr<const at::Generator>>;
 
 // Also if the capture is broken.
 bool is_capturing(cudaStream_t stream) {
@@ -43,12 +44,15 @@ bool holds_memory(compat::PoolId pool) {
     return false;
 }
 
-// Up to torch 2.12, a capture that was not ended in the orderly way leaves the generator in the state of a capture: random numbers
+// Up to torch 2.12, a capture that was not ended in the orderly way leaves its generators in the state of a capture: random numbers
 // fail from then on. An empty capture ends that.
-void reset_generator(const c10::cuda::CUDAStream& stream) noexcept {
+void reset_generators(const c10::cuda::CUDAStream& stream, const Generators& generators) noexcept {
     try {
         const c10::cuda::CUDAStreamGuard guard(stream);
-        at::cuda::CUDAGraph graph;
+        compat::GraphWithExec<at::cuda::CUDAGraph> graph;
+        for (const auto& generator : generators) {
+            graph.draw_from(*generator);
+        }
         graph.capture_begin(at::cuda::graph_pool_handle(), cudaStreamCaptureModeThreadLocal);
         // A node, since torch warns of an empty graph.
         static_cast<void>(cudaLaunchHostFunc(stream.stream(), [](void*) {}, nullptr));
@@ -56,6 +60,10 @@ void reset_generator(const c10::cuda::CUDAStream& stream) noexcept {
     } catch (...) {
         // The device is in no state to capture.
     }
+}
+
+bool draws_on_gpu(const std::shared_ptr<const at::Generator>& generator) {
+    return generator && generator->defined() && generator->device().is_cuda();
 }
 
 }  // namespace
@@ -158,14 +166,14 @@ void CapturedGraph::replay(void* stream) { replay(stream, {}); }
 
 void CapturedGraph::replay(void* stream, const std::function<void(std::size_t)>& between) {
     State& own = state();
-    const auto guard = own.on(stream);
-    own.space.replay(stream, [&] { own.launch(guard, between); });
+    const auto current = own.on(stream);
+    own.space.replay(stream, [&] { own.launch(current, between); });
 }
 
 Difference CapturedGraph::verify(void* stream, const std::vector<Output>& outputs) {
     State& own = state();
-    const auto guard = own.on(stream);
-    return own.space.verify(stream, outputs, [&] { own.launch(guard, {}); });
+    const auto current = own.on(stream);
+    return own.space.verify(stream, outputs, [&] { own.launch(current, {}); });
 }
 
 std::size_t CapturedGraph::pieces() const noexcept { return state_ ? state_->earlier.size() + 1 : 0; }
@@ -201,6 +209,7 @@ struct CaptureScope::State {
     Retain retain;
     // Null where graphs do not share.
     std::shared_ptr<ExecutablePool> executables;
+    Generators generators;
     c10::cuda::CUDAStream stream;
     compat::PoolId pool_id;
     std::unique_ptr<CapturedGraph::State> captured;
@@ -243,6 +252,9 @@ struct CaptureScope::State {
         std::optional<Announcement> announcement;
         if (route == Route::blocks) {
             announcement.emplace(captured->memory);
+        }
+        for (const auto& generator : generators) {
+            captured->graph->draw_from(*generator);
         }
         captured->graph->capture_begin(pool_id, cudaStreamCaptureModeThreadLocal);
         begun = true;
@@ -371,7 +383,7 @@ struct CaptureScope::State {
             // Nothing more can be done in a destructor; the next capture begins with its own space.
         }
         if (!ended) {
-            reset_generator(stream);
+            reset_generators(stream, generators);
         }
     }
 };
@@ -383,7 +395,15 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
     if (options.route == Route::mempool && options.retain == Retain::own_pages) {
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "the MemPool route shares its segments: it cannot give live blocks pages of their own");
     }
+    if (std::any_of(options.generators.begin(), options.generators.end(), [](const auto& one) { return !draws_on_gpu(one); })) {
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "a graph draws from generators of CUDA's only");
+    }
     const auto device = device_of(arena);
+    for (const auto& generator : options.generators) {
+        if (generator->device() != device) {
+            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "a generator is of " + generator->device().str() + ", the arena of " + device.str());
+        }
+    }
     require_release();
     offer_idle_pages();
     at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
@@ -414,6 +434,7 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
                            options.memset_kernels,
                            options.retain,
                            std::move(executables),
+                           options.generators,
                            torch_stream,
                            {0, 0},
                            std::move(captured),

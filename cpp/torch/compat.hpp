@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <ATen/core/CachingHostAllocator.h>
+#include <ATen/core/Generator.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
@@ -128,6 +129,13 @@ struct GraphWithExec final : Base {
             return this->raw_cuda_graph_exec();
         } else {
             return this->graph_exec_;
+        }
+    }
+
+    // Before capture_begin(): the capture may draw from this generator of CUDA's, too. From 2.14 on torch asks for none.
+    void draw_from(const at::Generator& generator) {
+        if constexpr (requires(Base& graph) { graph.register_generator_state(generator); }) {
+            this->register_generator_state(generator);
         }
     }
 

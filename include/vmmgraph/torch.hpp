@@ -23,6 +23,9 @@
 namespace c10::cuda::CUDACachingAllocator {
 class CUDAAllocator;
 }
+namespace at {
+struct Generator;
+}
 
 namespace vmmgraph::torch {
 
@@ -116,6 +119,10 @@ struct CaptureOptions {
     bool memset_kernels = true;
     // Where its executable comes from; null: ExecutablePool::of(arena).
     std::shared_ptr<ExecutablePool> executables = nullptr;
+    // What a body draws random numbers from besides torch's default generator of the device: every replay draws anew and moves them on, as
+    // it does that one. Each is of the arena's device, and none of another capture that is under way. Where torch finds them out by
+    // itself (2.14 and later), whether they are named makes no difference; before, to draw from one that is not is torch's own error.
+    std::vector<std::shared_ptr<const at::Generator>> generators{};
 };
 
 // Puts a forwarding allocator over the one torch has installed. It passes everything on, except what is allocated on a stream of a
@@ -188,8 +195,8 @@ private:
 // without end() abandons the capture and leaves torch and the arena usable.
 class VMMGRAPH_API CaptureScope {
 public:
-    // Throws Error: VMMGRAPH_ERROR_INVALID_ARGUMENT for the default stream, a stream or a pool of executables of another device than the
-    // arena's, an arena of the host driver, or own pages by the MemPool route, VMMGRAPH_ERROR_STREAM_CAPTURING for a stream under capture, and VMMGRAPH_ERROR_WRONG_STATE before install() (blocks route)
+    // Throws Error: VMMGRAPH_ERROR_INVALID_ARGUMENT for the default stream, a stream, a generator or a pool of executables of another device
+    // than the arena's, an arena of the host driver, or own pages by the MemPool route, VMMGRAPH_ERROR_STREAM_CAPTURING for a stream under capture, and VMMGRAPH_ERROR_WRONG_STATE before install() (blocks route)
     // or for what install() refuses. What torch throws passes.
     CaptureScope(SharedVmmAllocator& arena, void* stream, const CaptureOptions& options = {});
     CaptureScope(const CaptureScope&) = delete;

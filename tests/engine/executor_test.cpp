@@ -205,7 +205,7 @@ TEST(Executor, BothRoutesAndPoliciesRunPiecewise) {
     using vmmgraph::Retain;
     using vmmgraph::torch::Route;
     for (const vmmgraph::torch::CaptureOptions& capture : {vmmgraph::torch::CaptureOptions{Route::blocks, Retain::shared_pages},
-                                                          vmmgraph::torch::CaptureOptions{Route::mempool, Retain::inherit}}) {
+                                                           vmmgraph::torch::CaptureOptions{Route::mempool, Retain::inherit}}) {
         auto options = both();
         options.capture = capture;
         Small small(options);

@@ -7,6 +7,8 @@
 #include <thread>
 #include <vector>
 
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/Generator.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <gtest/gtest.h>
@@ -307,6 +309,23 @@ TEST(Capture, OverTheHostDriverIsRefusedAndLeavesTheArenaUsable) {
     EXPECT_EQ(status_of([&] { vmmgraph::torch::CaptureScope scope(other, &stream); }), VMMGRAPH_ERROR_INVALID_HANDLE);
     vmmgraph::torch::uninstall();
     EXPECT_NE(make_allocator(arena.open_space())->raw_alloc_with_stream(MiB, no_stream), nullptr);
+}
+
+TEST(Capture, AGeneratorOfAnotherKindIsRefused) {
+    SharedVmmAllocator arena(next_device(), shared());
+    int stream = 0;
+    for (const auto& generator : {std::shared_ptr<at::Generator>(), std::make_shared<at::Generator>(),
+                                  std::make_shared<at::Generator>(at::detail::createCPUGenerator())}) {
+        vmmgraph::torch::CaptureOptions options;
+        options.generators.push_back(generator);
+        try {
+            vmmgraph::torch::CaptureScope scope(arena, &stream, options);
+            ADD_FAILURE() << "was not refused";
+        } catch (const vmmgraph::Error& error) {
+            EXPECT_EQ(error.status(), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+            EXPECT_NE(std::string(error.what()).find("generators of CUDA's"), std::string::npos) << error.what();
+        }
+    }
 }
 
 TEST(KeptScope, IsOfItsThreadAndNests) {

@@ -76,7 +76,6 @@ private:
     vmmgraph::torch::CaptureScope scope_;
 };
 
-// Generators cannot be named to ours: a graph draws from torch's default one only.
 class Ours final : public Way {
 public:
     // By the blocks route graphs that can share one executable do.
@@ -92,8 +91,12 @@ public:
         }
     }
     void uninstall() override { vmmgraph::torch::uninstall(); }
-    std::unique_ptr<Capture> begin(const Stream& stream, const std::vector<at::Generator>&) override {
-        return std::make_unique<OurCapture>(arena_, stream, options_);
+    std::unique_ptr<Capture> begin(const Stream& stream, const std::vector<at::Generator>& generators) override {
+        auto options = options_;
+        for (const auto& generator : generators) {
+            options.generators.push_back(std::make_shared<at::Generator>(generator));
+        }
+        return std::make_unique<OurCapture>(arena_, stream, options);
     }
     std::size_t held() override {
         arena_.trim();
