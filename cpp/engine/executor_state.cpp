@@ -101,6 +101,7 @@ void GraphExecutor::State::decide(const Step& current) {
 void GraphExecutor::State::impose(const Step& current, const Decision& agreed) {
     const auto own = std::exchange(step, std::nullopt);
     const bool same = own && agreed.mode == decision.mode && agreed.bucket == decision.bucket;
+        dispatcher.imposed(slot);
     if (!same) {
         give_up();
         auto slot = dispatch::no_slot;

@@ -160,6 +160,8 @@ public:
     void evicted(Slot slot) { report(slot, VMMGRAPH_GRAPH_EVICTED); }
     // A failed bucket may be tried again.
     void forgive(Slot slot) { report(slot, VMMGRAPH_GRAPH_FORGIVEN); }
+    // A step runs by this graph, or with no_slot eagerly, because others decided so: counted beside what was decided for it here.
+    void imposed(Slot slot) { report(slot, VMMGRAPH_GRAPH_IMPOSED); }
 
     // The graph to drop first when room is needed, never `kept`; no_slot if there is none.
     [[nodiscard]] Slot least_recently_used(Slot kept = no_slot) const {

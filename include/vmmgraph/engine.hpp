@@ -173,7 +173,8 @@ public:
     Ran launch(const std::function<void()>& eager, void* stream);
 
     // For ranks that must run a step the same way: decide() on each, agree() on all decisions, prepare() with what was agreed, launch().
-    // What this executor would do with a step; plain data. Held for the prepare() of the same step. The counters count this decision.
+    // What this executor would do with a step; plain data. Held for the prepare() of the same step. The counters count this decision; one
+    // that is imposed instead counts beside it (ExecutorStats::imposed, and by mode in prometheus()).
     Decision decide(const Step& step);
     // What all ranks can do: the least of their modes, in the largest bucket of that mode; eagerly, if no bucket covers the others. Where a
     // rank would capture or decided otherwise, all say `capture`: those that have the graph make its eager runs too, which may hold

@@ -224,6 +224,10 @@
 // The capture did not come about: all is as before it, and its step is counted when it comes again.
 #define VMMGRAPH_GRAPH_ABANDONED 5
 
+// A step runs by this graph, or with UINT32_MAX for a slot eagerly, because others decided so: ranks that have to run it the same way.
+// Counted beside what was decided for it here; the graph counts as used.
+#define VMMGRAPH_GRAPH_IMPOSED 6
+
 // Written by the host before every step; travels with the other host inputs in one copy.
 #define VMMGRAPH_ROLE_HOST_INPUT 0
 
@@ -640,6 +644,10 @@ typedef struct vmmgraph_dispatcher_stats_t {
 typedef struct vmmgraph_extent_t {
   // VMMGRAPH_EXTENT_FIXED, _ALONG or _UP_TO.
   int32_t kind;
+  // Steps that ran as others decided (VMMGRAPH_GRAPH_IMPOSED), beside what was decided, and counted, for them here.
+  uint64_t imposed;
+  // Of those, the eager ones.
+  uint64_t imposed_eager;
   // Which of a key's extents, from 0; _ALONG only.
   int32_t axis;
   // The length or the factor.

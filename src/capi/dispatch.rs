@@ -76,6 +76,9 @@ pub const VMMGRAPH_GRAPH_EVICTED: i32 = 3;
 pub const VMMGRAPH_GRAPH_FORGIVEN: i32 = 4;
 /// The capture did not come about: all is as before it, and its step is counted when it comes again.
 pub const VMMGRAPH_GRAPH_ABANDONED: i32 = 5;
+/// A step runs by this graph, or with UINT32_MAX for a slot eagerly, because others decided so: ranks that have to run it the same way.
+/// Counted beside what was decided for it here; the graph counts as used.
+pub const VMMGRAPH_GRAPH_IMPOSED: i32 = 6;
 
 /// How a dispatcher decides. Zero everything, then set struct_size and what differs from the default; 0 is the default.
 #[repr(C)]
@@ -127,6 +130,10 @@ pub struct vmmgraph_dispatcher_stats_t {
     pub requested: u64,
     /// See `requested`.
     pub padding: u64,
+    /// Steps that ran as others decided (VMMGRAPH_GRAPH_IMPOSED), beside what was decided, and counted, for them here.
+    pub imposed: u64,
+    /// Of those, the eager ones.
+    pub imposed_eager: u64,
 }
 
 /// What to do with a step, and why.
@@ -286,13 +293,14 @@ pub extern "C" fn vmmgraph_dispatcher_report(
 ) -> vmmgraph_status_t {
     guard(|| {
         let dispatcher = get::<Dispatcher, _>(dispatcher)?;
-        let reports = [
+        let reports: [fn(&Dispatcher, Slot) -> crate::error::Result<()>; 7] = [
             Dispatcher::begin_capture,
             Dispatcher::captured,
             Dispatcher::capture_failed,
             Dispatcher::evicted,
             Dispatcher::forgive,
             Dispatcher::abandoned,
+            |dispatcher, slot| dispatcher.imposed((slot.0 != u32::MAX).then_some(slot)),
         ];
         Ok(pick("the event", event, &reports)?(&dispatcher, Slot(slot))?)
     })
@@ -340,6 +348,8 @@ pub unsafe extern "C" fn vmmgraph_dispatcher_stats(
             evictions: counters.events(Event::Evicted),
             requested: counters.requested(),
             padding: counters.padding(),
+            imposed: GraphMode::ALL.map(|mode| counters.imposed(mode)).iter().sum(),
+            imposed_eager: counters.imposed(GraphMode::Eager),
         });
         Ok(())
     })

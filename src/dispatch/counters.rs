@@ -89,6 +89,8 @@ pub struct Counters {
     requested: AtomicU64,
     padding: AtomicU64,
     events: [AtomicU64; 3],
+    /// By mode.
+    imposed: [AtomicU64; 3],
 }
 
 /// A metric of the text format with what it is.
@@ -108,6 +110,10 @@ const EVENTS: [Metric; 3] = [
 
 const DECISIONS: Metric =
     Metric { name: "vmmgraph_dispatch_steps_total", help: "Steps by how they ran and why." };
+const IMPOSED: Metric = Metric {
+    name: "vmmgraph_dispatch_imposed_steps_total",
+    help: "Steps that ran as others decided, by how they ran; beside what was decided for them here.",
+};
 const REQUESTED: Metric =
     Metric { name: "vmmgraph_dispatch_requested_weight_total", help: "Weight of the steps that graphs ran." };
 const PADDING: Metric = Metric {
@@ -129,6 +135,16 @@ impl Counters {
 
     pub(super) fn happened(&self, event: Event) {
         self.events[event as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn impose(&self, mode: GraphMode) {
+        self.imposed[mode as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Steps that ran so because others decided it, whatever was decided, and counted, here.
+    #[must_use]
+    pub fn imposed(&self, mode: GraphMode) -> u64 {
+        self.imposed[mode as usize].load(Ordering::Relaxed)
     }
 
     /// How often that happened to a graph.
@@ -170,10 +186,10 @@ impl Counters {
             }
         }
         let mut text = String::new();
+        let comma = if common.is_empty() { "" } else { "," };
         header(&mut text, &DECISIONS, "counter");
         for mode in GraphMode::ALL {
             for reason in Reason::ALL.into_iter().filter(|reason| mode.can_be(*reason)) {
-                let comma = if common.is_empty() { "" } else { "," };
                 let _ = writeln!(
                     text,
                     "{}{{{common}{comma}mode=\"{}\",reason=\"{}\"}} {}",
@@ -183,6 +199,11 @@ impl Counters {
                     self.steps(mode, reason)
                 );
             }
+        }
+        header(&mut text, &IMPOSED, "counter");
+        for mode in GraphMode::ALL {
+            let (name, mode, steps) = (IMPOSED.name, mode.name(), self.imposed(mode));
+            let _ = writeln!(text, "{name}{{{common}{comma}mode=\"{mode}\"}} {steps}");
         }
         let plain = if common.is_empty() { String::new() } else { format!("{{{common}}}") };
         let mut sample = |metric: &Metric, kind: &str, value: u64| {
@@ -295,15 +316,17 @@ mod tests {
         counters.count(GraphMode::Full, Reason::Padded, 13, 3);
         counters.count(GraphMode::Eager, Reason::TooLarge, 0, 0);
         counters.happened(Event::Evicted);
+        counters.impose(GraphMode::Eager);
         let text = counters.prometheus(&[("model", "a\\b\"c\nd")], 5);
         let line = r#"vmmgraph_dispatch_steps_total{model="a\\b\"c\nd",mode="full",reason="padded"} 1"#;
         assert!(text.lines().any(|found| found == line), "{text}");
         assert!(
             text.starts_with("# HELP vmmgraph_dispatch_steps_total Steps by how they ran and why.\n# TYPE ")
         );
-        assert_eq!(parse(&text).unwrap().len(), 2 * 4 + 8 + 2 + 3 + 1);
+        assert_eq!(parse(&text).unwrap().len(), 2 * 4 + 8 + 3 + 2 + 3 + 1);
         let plain = counters.prometheus(&[], 5);
-        assert_eq!(parse(&plain).unwrap().values().sum::<u64>(), 1 + 1 + 13 + 3 + 1 + 5);
+        assert_eq!(parse(&plain).unwrap().values().sum::<u64>(), 1 + 1 + 1 + 13 + 3 + 1 + 5);
+        assert!(plain.contains("\nvmmgraph_dispatch_imposed_steps_total{mode=\"eager\"} 1\n"), "{plain}");
         assert!(plain.contains("\nvmmgraph_dispatch_evictions_total 1\n"), "{plain}");
         assert!(plain.ends_with("\nvmmgraph_dispatch_graphs 5\n"), "{plain}");
     }
@@ -322,7 +345,7 @@ mod tests {
         ];
         for (_, labels) in parse(&Counters::default().prometheus(&labels, 0)).unwrap().keys() {
             assert_eq!(labels.get("ok").map(String::as_str), Some("1"));
-            assert!(labels.len() == 1 || labels.len() == 3);
+            assert!((1..=3).contains(&labels.len()));
         }
     }
 

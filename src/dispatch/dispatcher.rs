@@ -243,6 +243,23 @@ impl Dispatcher {
         }
     }
 
+    /// A step runs as others decided, ranks that have to run it the same way, and not as was decided here: by the graph of this slot,
+    /// or eagerly. Counted beside what was decided for it, if anything was; the graph counts as used.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for no slot.
+    pub fn imposed(&self, slot: Option<Slot>) -> Result<()> {
+        let mode = match slot {
+            Some(slot) => {
+                self.slots.impose(slot)?;
+                self.kind(slot).0
+            }
+            None => GraphMode::Eager,
+        };
+        self.counters.impose(mode);
+        Ok(())
+    }
+
     /// Takes a slot for a capture ahead of traffic; report as after [`Action::Capture`]. It is no step and counted as none.
     ///
     /// # Errors

@@ -102,6 +102,15 @@ impl Slots {
         }
     }
 
+    /// A step is run by this graph whatever was decided, if it is there; else it is going to be captured.
+    pub(super) fn impose(&self, slot: Slot) -> Result<()> {
+        self.place(slot)?;
+        if self.state(slot) == State::Ready {
+            self.use_now(slot);
+        }
+        Ok(())
+    }
+
     fn touch(&self, place: &Place) {
         place.used.store(self.clock.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
     }

@@ -120,6 +120,11 @@ TEST(Dispatch, ADispatcherIsMovedAndSaysWhatItDoes) {
     EXPECT_EQ(dispatcher.dispatch(Key::of(3), Phase::mixed, false).reason, Reason::not_capturable);
     EXPECT_EQ(dispatcher.least_recently_used(), decision.slot);
     EXPECT_EQ(dispatcher.least_recently_used(decision.slot), no_slot);
+    dispatcher.imposed(decision.slot);
+    dispatcher.imposed(no_slot);
+    EXPECT_EQ(dispatcher.stats().imposed, 2u);
+    EXPECT_EQ(dispatcher.stats().imposed_eager, 1u);
+    EXPECT_THROW(dispatcher.imposed(99), vmmgraph::Error);
     dispatcher.evicted(decision.slot);
     EXPECT_EQ(dispatcher.stats().graphs, 0u);
     EXPECT_EQ(dispatcher.stats().evictions, 1u);

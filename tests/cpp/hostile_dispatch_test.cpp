@@ -494,7 +494,7 @@ TEST_F(HostileDispatch, NumbersOutsideTheirDomain) {
     for (const std::int32_t wrong : {-1, 3, INT32_MAX, INT32_MIN}) {
         EXPECT_EQ(dispatch(1, wrong), VMMGRAPH_ERROR_INVALID_ARGUMENT);
         EXPECT_EQ(dispatch(1, VMMGRAPH_PHASE_DECODE, wrong), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-        EXPECT_EQ(vmmgraph_dispatcher_report(dispatcher, 0, wrong == 3 ? 6 : wrong), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        EXPECT_EQ(vmmgraph_dispatcher_report(dispatcher, 0, wrong == 3 ? 7 : wrong), VMMGRAPH_ERROR_INVALID_ARGUMENT);
         EXPECT_EQ(vmmgraph_dispatcher_steps(dispatcher, wrong == 3 ? VMMGRAPH_MODE_DEFAULT : wrong, 0, &steps),
                   VMMGRAPH_ERROR_INVALID_ARGUMENT);
         EXPECT_EQ(vmmgraph_dispatcher_steps(dispatcher, VMMGRAPH_MODE_FULL, wrong == 3 ? 12 : wrong, &steps),
@@ -508,6 +508,7 @@ TEST_F(HostileDispatch, NumbersOutsideTheirDomain) {
         EXPECT_EQ(vmmgraph_dispatcher_create(&given, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     }
     EXPECT_EQ(vmmgraph_dispatcher_report(dispatcher, UINT32_MAX, VMMGRAPH_GRAPH_BEGIN), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_dispatcher_report(dispatcher, UINT32_MAX - 1, VMMGRAPH_GRAPH_IMPOSED), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(vmmgraph_dispatcher_slot(dispatcher, SIZE_MAX, &decision), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     decision.struct_size = 0;
     EXPECT_EQ(dispatch(1), VMMGRAPH_ERROR_STRUCT_SIZE);

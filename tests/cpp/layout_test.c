@@ -91,6 +91,7 @@ NUMBER(VMMGRAPH_GRAPH_FAILED, 2);
 NUMBER(VMMGRAPH_GRAPH_EVICTED, 3);
 NUMBER(VMMGRAPH_GRAPH_FORGIVEN, 4);
 NUMBER(VMMGRAPH_GRAPH_ABANDONED, 5);
+NUMBER(VMMGRAPH_GRAPH_IMPOSED, 6);
 NUMBER(VMMGRAPH_ROLE_HOST_INPUT, 0);
 NUMBER(VMMGRAPH_ROLE_DEVICE_INPUT, 1);
 NUMBER(VMMGRAPH_ROLE_OUTPUT, 2);
@@ -293,7 +294,7 @@ FIELD(vmmgraph_dispatcher_options_t, modes, 64, 24);
 FIELD(vmmgraph_dispatcher_options_t, stand_in, 88, 4);
 FIELD(vmmgraph_dispatcher_options_t, reserved, 92, 4);
 
-SIZE(vmmgraph_dispatcher_stats_t, 56);
+SIZE(vmmgraph_dispatcher_stats_t, 72);
 FIELD(vmmgraph_dispatcher_stats_t, struct_size, 0, 8);
 FIELD(vmmgraph_dispatcher_stats_t, graphs, 8, 8);
 FIELD(vmmgraph_dispatcher_stats_t, captures, 16, 8);
@@ -302,6 +303,8 @@ FIELD(vmmgraph_dispatcher_stats_t, evictions, 32, 8);
 FIELD(vmmgraph_dispatcher_stats_t, requested, 40, 8);
 FIELD(vmmgraph_dispatcher_stats_t, padding, 48, 8);
 
+FIELD(vmmgraph_dispatcher_stats_t, imposed, 56, 8);
+FIELD(vmmgraph_dispatcher_stats_t, imposed_eager, 64, 8);
 SIZE(vmmgraph_decision_t, 48);
 FIELD(vmmgraph_decision_t, struct_size, 0, 8);
 FIELD(vmmgraph_decision_t, mode, 8, 4);

@@ -50,6 +50,10 @@ TEST(Ranks, DoTheLeastOfWhatAllCanDo) {
         }
     }
     EXPECT_EQ(a.executor->stats().graphs, 1u) << "what it decided for itself was given back";
+    EXPECT_EQ(a.executor->stats().imposed, 2u);
+    EXPECT_EQ(a.executor->stats().imposed_eager, 0u);
+    EXPECT_EQ(b.executor->stats().imposed, 0u) << "it did as it decided";
+    EXPECT_NE(a.executor->prometheus().find("imposed_steps_total{mode=\"piecewise\"} 2\n"), std::string::npos);
     EXPECT_TRUE(a.run(3, Phase::decode, ran, uniform_decode));
     EXPECT_EQ(ran.reason, Reason::captured);
 }
@@ -101,6 +105,8 @@ TEST(Ranks, CarryOutWhatWasAgreedOrThrow) {
     int eager = 0;
     EXPECT_EQ(small.executor->launch([&] { ++eager; }, stream()).reason, Reason::capture_failed);
     EXPECT_EQ(eager, 1);
+    EXPECT_EQ(small.executor->stats().imposed, 3u) << "two tries of a graph and an eager step";
+    EXPECT_EQ(small.executor->stats().imposed_eager, 1u);
 }
 
 // The eager runs of a capture may hold collectives, so a rank that has the graph takes part in them.

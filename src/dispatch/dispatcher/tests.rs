@@ -243,3 +243,31 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_decision_of_others_counts_beside_the_own_one_and_uses_the_graph() {
+    let dispatcher = dispatcher(DispatcherOptions::default());
+    let slots: Vec<Slot> = [1, 2]
+        .map(|tokens| match dispatcher.dispatch(&decode(tokens)).action {
+            Action::Capture(slot, _) => slot,
+            other => panic!("{other:?}"),
+        })
+        .into();
+    slots.iter().for_each(|slot| dispatcher.captured(*slot).unwrap());
+    assert_eq!(dispatcher.least_recently_used(None), Some(slots[0]));
+    // What was decided stays counted.
+    assert_eq!(dispatcher.dispatch(&decode(2)).reason, Reason::Hit);
+    dispatcher.imposed(Some(slots[0])).unwrap();
+    dispatcher.imposed(None).unwrap();
+    let counters = dispatcher.counters();
+    assert_eq!(counters.steps(GraphMode::Full, Reason::Hit), 1);
+    assert_eq!(GraphMode::ALL.map(|mode| counters.imposed(mode)), [1, 0, 1]);
+    assert_eq!(dispatcher.least_recently_used(None), Some(slots[1]), "the other one was used since");
+    assert_eq!((dispatcher.replays(slots[0]), dispatcher.replays(slots[1])), (2, 2));
+    // One that is not there is going to be captured.
+    let absent = dispatcher.slots().map(|(slot, ..)| slot).find(|slot| !slots.contains(slot)).unwrap();
+    dispatcher.imposed(Some(absent)).unwrap();
+    assert_eq!(dispatcher.replays(absent), 0);
+    assert!(matches!(dispatcher.imposed(Some(Slot(u32::MAX))), Err(Error::InvalidArgument { .. })));
+    assert_eq!(GraphMode::ALL.iter().map(|mode| counters.imposed(*mode)).sum::<u64>(), 3);
+}
