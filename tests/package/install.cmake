@@ -4,6 +4,9 @@ include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 set(runtime "${LIBDIR}/libvmmgraph.so.${SOVERSION}" "${LIBDIR}/libvmmgraph.so.${VERSION}")
 set(development
   "${INCLUDEDIR}/vmmgraph/vmmgraph.h"
+  "${INCLUDEDIR}/vmmgraph/arena.hpp"
+  "${INCLUDEDIR}/vmmgraph/base.hpp"
+  "${INCLUDEDIR}/vmmgraph/device.hpp"
   "${INCLUDEDIR}/vmmgraph/dispatch.hpp"
   "${INCLUDEDIR}/vmmgraph/region.hpp"
   "${INCLUDEDIR}/vmmgraph/plan.hpp"

@@ -1,0 +1,186 @@
+// What the C++17 headers have in common: failures, owners of handles, what is logged. Conventions as in vmmgraph.hpp.
+
+#ifndef VMMGRAPH_BASE_HPP
+#define VMMGRAPH_BASE_HPP
+
+#if __cplusplus < 201703L
+#error "VmmGraph's .hpp headers need C++17; vmmgraph.h needs C only"
+#endif
+#ifndef __cpp_exceptions
+#error "VmmGraph's .hpp headers need exceptions; vmmgraph.h does not"
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "vmmgraph.h"
+
+namespace vmmgraph {
+
+// The numbers behind a failure: status, driver_result, device, requested, available.
+using ErrorInfo = vmmgraph_error_info_t;
+
+// A call failed. `what()` is the library's message, with the value and the limit in it.
+class VMMGRAPH_API Error : public std::runtime_error {
+public:
+    // Callers only catch errors; the library's wrappers make them.
+    Error(const std::string& message, const ErrorInfo& info) : std::runtime_error(message), info_(info) {}
+
+    // One of the VMMGRAPH_ERROR numbers.
+    [[nodiscard]] vmmgraph_status_t status() const noexcept { return info_.status; }
+    // The numbers behind it; what does not apply is 0, the device -1.
+    [[nodiscard]] const ErrorInfo& info() const noexcept { return info_; }
+
+private:
+    ErrorInfo info_;
+};
+
+// Memory, budget, addresses or file descriptors ran out (statuses 200 to 203). Everything is as it was and stays usable.
+class VMMGRAPH_API OutOfMemory : public Error {
+public:
+    using Error::Error;
+};
+// How much is logged.
+enum class LogLevel : std::int32_t {
+    off = VMMGRAPH_LOG_OFF,
+    // A failure that could not be undone.
+    error = VMMGRAPH_LOG_ERROR,
+    // A failure that was undone, or memory that could not be given back.
+    warn = VMMGRAPH_LOG_WARN,
+    // Devices and arenas come and go.
+    info = VMMGRAPH_LOG_INFO,
+    // Captures, and what they used.
+    debug = VMMGRAPH_LOG_DEBUG,
+    trace = VMMGRAPH_LOG_TRACE,
+};
+
+namespace detail {
+
+template <class Struct>
+[[nodiscard]] Struct sized() noexcept {
+    Struct value{};
+    value.struct_size = sizeof(Struct);
+    return value;
+}
+
+// Text from a function that copies into (buffer, capacity, needed). It may grow between two calls.
+template <class Read>
+[[nodiscard]] std::string read_text(Read&& read) {
+    std::string text(255, '\0');
+    for (;;) {
+        std::size_t needed = 1;
+        read(text.data(), text.size() + 1, &needed);
+        const bool fits = needed <= text.size() + 1;
+        text.resize(needed - 1);
+        if (fits) {
+            return text;
+        }
+    }
+}
+
+[[noreturn]] inline void fail(vmmgraph_status_t status) {
+    auto info = sized<ErrorInfo>();
+    std::string message;
+    if (vmmgraph_last_error(&info) == VMMGRAPH_OK && info.status == status) {
+        message = read_text([](char* buffer, std::size_t capacity, std::size_t* needed) {
+            static_cast<void>(vmmgraph_last_error_message(buffer, capacity, needed));
+        });
+    } else {
+        // The thread is ending and keeps no details any more.
+        info = sized<ErrorInfo>();
+        info.status = status;
+        info.device = -1;
+    }
+    message = "vmmgraph: " + (message.empty() ? std::string(vmmgraph_status_name(status)) : message);
+    if (status >= VMMGRAPH_ERROR_OUT_OF_MEMORY && status <= VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS) {
+        throw OutOfMemory(message, info);
+    }
+    throw Error(message, info);
+}
+
+inline void check(vmmgraph_status_t status) {
+    if (status != VMMGRAPH_OK) {
+        fail(status);
+    }
+}
+
+// The library that was loaded may be another than the one whose header this was compiled with.
+inline void require_abi() {
+    const std::uint32_t loaded = vmmgraph_abi_version();
+    if (loaded == VMMGRAPH_ABI_VERSION) {
+        return;
+    }
+    auto info = sized<ErrorInfo>();
+    info.status = VMMGRAPH_ERROR_ABI_MISMATCH;
+    info.device = -1;
+    info.requested = VMMGRAPH_ABI_VERSION;
+    info.available = loaded;
+    throw Error("vmmgraph: compiled with the headers of ABI " + std::to_string(VMMGRAPH_ABI_VERSION) +
+                    ", but the library that is loaded is " + vmmgraph_version() + " with ABI " + std::to_string(loaded),
+                info);
+}
+
+// A handle with one owner.
+template <class Handle, vmmgraph_status_t (*Destroy)(Handle)>
+class Owned {
+public:
+    Owned() noexcept = default;
+    explicit Owned(Handle handle) noexcept : handle_(handle) {}
+    Owned(Owned&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+    Owned& operator=(Owned&& other) noexcept {
+        // In this order, moving to itself changes nothing.
+        const Handle taken = std::exchange(other.handle_, nullptr);
+        const Owned old(std::exchange(handle_, taken));
+        return *this;
+    }
+    Owned(const Owned&) = delete;
+    Owned& operator=(const Owned&) = delete;
+    ~Owned() {
+        if (handle_ != nullptr) {
+            // Nobody is left to tell; the library logs what it cannot give back and keeps it for the next trim.
+            static_cast<void>(Destroy(handle_));
+        }
+    }
+    [[nodiscard]] Handle get() const noexcept { return handle_; }
+
+private:
+    Handle handle_ = nullptr;
+};
+
+}  // namespace detail
+
+// The version of the library that is loaded, as "major.minor.patch". Static; never fails.
+[[nodiscard]] inline std::string_view version() noexcept { return vmmgraph_version(); }
+
+// Sends the library's log lines up to `max_level` to `sink` from now on; an empty function: to nobody. The sink may be called from
+// any thread, several at once, with no lock of the library's held: it may call all of it. What it throws is dropped, and what it
+// causes is not logged. Lines come before the call that causes them returns (vmmgraph_log_fn). The sink is destroyed when it was
+// replaced and nobody is inside it any more.
+inline void set_log_sink(std::function<void(LogLevel, std::string_view)> sink, LogLevel max_level = LogLevel::info) {
+    using Sink = std::function<void(LogLevel, std::string_view)>;
+    if (!sink) {
+        detail::check(vmmgraph_set_log_sink(nullptr, nullptr, nullptr, VMMGRAPH_LOG_OFF));
+        return;
+    }
+    const vmmgraph_log_fn write = [](std::int32_t level, const char* text, std::size_t length, void* user) noexcept {
+        try {
+            (*static_cast<Sink*>(user))(static_cast<LogLevel>(level), std::string_view(text, length));
+        } catch (...) {
+            // Logging fails for nobody.
+        }
+    };
+    const vmmgraph_drop_fn drop = [](void* user) noexcept { delete static_cast<Sink*>(user); };
+    auto owned = std::make_unique<Sink>(std::move(sink));
+    // The library owns it from here on.
+    detail::check(vmmgraph_set_log_sink(write, owned.release(), drop, static_cast<std::int32_t>(max_level)));
+}
+
+}  // namespace vmmgraph
+
+#endif  // VMMGRAPH_BASE_HPP

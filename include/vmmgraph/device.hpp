@@ -1,0 +1,121 @@
+// A device for C++17: its driver and its page pool. Conventions as in vmmgraph.hpp.
+
+#ifndef VMMGRAPH_DEVICE_HPP
+#define VMMGRAPH_DEVICE_HPP
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base.hpp"
+
+namespace vmmgraph {
+
+// What does not change about a device: driver, granularity, total bytes, name.
+using DeviceInfo = vmmgraph_device_info_t;
+// Exact counts of a device's page pool.
+using DeviceStats = vmmgraph_device_stats_t;
+
+// Which driver a device is opened with.
+enum class DriverChoice : std::int32_t {
+    // By the environment variable VMMGRAPH_DRIVER (cuda or host) if set; else a GPU if there is one; else the host.
+    automatic = VMMGRAPH_DRIVER_AUTO,
+    // CUDA, or an Error that says what is missing.
+    cuda = VMMGRAPH_DRIVER_CUDA,
+    // This machine's memory; addresses are ordinary pointers of this process.
+    host = VMMGRAPH_DRIVER_HOST,
+};
+
+// How to open a device. 0 is the default of every number.
+struct DeviceOptions {
+    DriverChoice driver = DriverChoice::automatic;
+    // The device's number with that driver.
+    int device = 0;
+    // Bytes of physical memory the device's page pool may hold; 0: no limit.
+    std::uint64_t budget_bytes = 0;
+    // Host driver: mapping granularity in bytes, a power of two; 0: 2 MiB.
+    std::uint64_t host_granularity_bytes = 0;
+    // Host driver: bytes of the device; 0: this machine's memory.
+    std::uint64_t host_memory_bytes = 0;
+};
+
+// A device: its driver and its page pool. Opening one again gives another handle to the same pool; the device closes when its
+// handles and arenas are gone.
+class Device {
+public:
+    // Opens a device. Throws if the driver lacks it, or if it is open with another host geometry.
+    [[nodiscard]] static Device open(const DeviceOptions& options = {}) {
+        detail::require_abi();
+        auto given = detail::sized<vmmgraph_device_options_t>();
+        given.driver = static_cast<std::int32_t>(options.driver);
+        given.device = options.device;
+        given.budget_bytes = options.budget_bytes;
+        given.host_granularity_bytes = options.host_granularity_bytes;
+        given.host_memory_bytes = options.host_memory_bytes;
+        vmmgraph_device_t handle = nullptr;
+        detail::check(vmmgraph_device_open(&given, &handle));
+        return Device(handle);
+    }
+
+    // What does not change about the device.
+    [[nodiscard]] DeviceInfo info() const {
+        auto info = detail::sized<DeviceInfo>();
+        detail::check(vmmgraph_device_info(handle(), &info));
+        return info;
+    }
+
+    // The counts of the page pool as they are now; every arena of the device draws from it.
+    [[nodiscard]] DeviceStats stats() const {
+        auto stats = detail::sized<DeviceStats>();
+        detail::check(vmmgraph_device_stats(handle(), &stats));
+        return stats;
+    }
+
+    // Limits the bytes of physical memory the page pool may hold; 0: no limit. Nothing is taken away.
+    void set_budget(std::uint64_t bytes) { detail::check(vmmgraph_device_set_budget(handle(), bytes)); }
+
+    // Gives the device's free pages back to the driver, after waiting for what the device still uses of spaces and blocks that are gone;
+    // their bytes. Tries again what the driver refused to take back earlier.
+    std::size_t trim() {
+        std::uint64_t released = 0;
+        detail::check(vmmgraph_device_trim(handle(), &released));
+        return static_cast<std::size_t>(released);
+    }
+
+    // The C handle, still owned by this object; null if moved from.
+    [[nodiscard]] vmmgraph_device_t handle() const noexcept { return handle_.get(); }
+
+private:
+    explicit Device(vmmgraph_device_t handle) noexcept : handle_(handle) {}
+
+    detail::Owned<vmmgraph_device_t, vmmgraph_device_close> handle_;
+};
+
+// Keeps replays of a device out while it lives, for engines that want none while they capture; nothing of the library needs it. Take
+// both locks by this class and ReplayLock on one thread, and end them there. Throws if this thread is in either already.
+class CaptureLock {
+public:
+    explicit CaptureLock(const Device& device) : device_(device.handle()) { detail::check(vmmgraph_device_begin_capture(device_)); }
+    CaptureLock(const CaptureLock&) = delete;
+    CaptureLock& operator=(const CaptureLock&) = delete;
+    ~CaptureLock() { static_cast<void>(vmmgraph_device_end_capture(device_)); }
+
+private:
+    vmmgraph_device_t device_;
+};
+
+// Keeps captures of a device out while it lives. Any number of threads may have one, each any number of times. Throws if this thread
+// has the CaptureLock.
+class ReplayLock {
+public:
+    explicit ReplayLock(const Device& device) : device_(device.handle()) { detail::check(vmmgraph_device_begin_replay(device_)); }
+    ReplayLock(const ReplayLock&) = delete;
+    ReplayLock& operator=(const ReplayLock&) = delete;
+    ~ReplayLock() { static_cast<void>(vmmgraph_device_end_replay(device_)); }
+
+private:
+    vmmgraph_device_t device_;
+};
+
+}  // namespace vmmgraph
+
+#endif  // VMMGRAPH_DEVICE_HPP
