@@ -13,7 +13,7 @@ use crate::pages::{Account, Holder, Limits, SharedSet};
 use crate::space::{Common, Heap, Phase, RetainPolicy, Space, Totals, disjoint};
 use crate::stats::{ArenaStats, Snapshot};
 use crate::sync::Mutex;
-use crate::units::{Address, BlockBytes, Geometry, Stream};
+use crate::units::{Address, BlockBytes, Geometry, Peers, Stream};
 
 const MIB: u64 = 1 << 20;
 
@@ -45,6 +45,9 @@ pub struct Options {
     /// Replays on another stream or thread than the first replay's are refused ([`Error::WrongState`]) and not ordered. For ranks that
     /// work together: the waits between streams that order an arena's replays can deadlock ranks that replay in different orders.
     pub serial: bool,
+    /// Other devices of the platform that may read and write the arena's pages; the arena's own counts for nothing. Every map costs
+    /// more for each, so only on request: for programs that use several devices in one process.
+    pub peers: Peers,
 }
 
 impl Default for Options {
@@ -60,6 +63,7 @@ impl Default for Options {
             reserve_bytes: 0,
             expected_bytes: 0,
             serial: false,
+            peers: Peers::NONE,
         }
     }
 }
@@ -108,7 +112,7 @@ impl SharedVmmAllocator {
     /// An arena without pages.
     ///
     /// # Errors
-    /// [`Error::InvalidPageSize`] for sizes that do not fit the device; what the driver says of reserving `reserve_bytes`.
+    /// [`Error::InvalidPageSize`] for sizes that do not fit the device; [`Error::InvalidArgument`] for a peer that cannot be one; what the driver says of reserving `reserve_bytes`.
     pub fn new(device: &Arc<Device>, options: &Options) -> Result<Self> {
         Self::in_account(device, options, None)
     }
@@ -120,12 +124,14 @@ impl SharedVmmAllocator {
     pub fn in_account(device: &Arc<Device>, options: &Options, above: Option<&Account>) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let peers = options.peers.without(Peers::one(device.driver().info().ordinal));
+        device.driver().capabilities().require_peers(peers)?;
         let geometry = options.geometry(device.driver().capabilities().granularity)?;
         let limits = Limits { most: options.budget_bytes, least: 0 };
         let account = device.account(&format!("arena {id}"), above, limits)?;
         let events = device.pool().events();
         let common = Common {
-            shared: SharedSet::new(device.pool(), id, account, geometry),
+            shared: SharedSet::new(device.pool(), id, account, geometry, peers),
             order: if options.serial { ReplayOrder::serial(events) } else { ReplayOrder::new(events) },
             heap: Heap::default(),
             retain: options.retain,

@@ -14,7 +14,7 @@ use crate::driver::{DriverChoice, Executable, Graph};
 use crate::error::{Error, Result};
 use crate::executables::{self, Limits};
 use crate::torch;
-use crate::units::{Address, Stream};
+use crate::units::{Address, Peers, Stream};
 
 #[allow(unreachable_pub, reason = "cxx makes the structs public")]
 #[cxx::bridge(namespace = "vmmgraph::bridge")]
@@ -29,6 +29,8 @@ mod ffi {
         fn idle_bytes(device: i32) -> u64;
         /// Gives back what nobody uses of a CUDA device, if it is open; bytes. Waits for the device no longer than so many milliseconds.
         fn give_back(device: i32, milliseconds: u64) -> u64;
+        /// Lets a second CUDA device use all pages of one, also of arenas to come; the status.
+        fn admit(device: i32, peer: i32) -> i32;
         /// The allocator of the space behind a C handle, whose blocks this keeps alive, and nothing else of it.
         fn torch_allocator(space: usize) -> Result<Box<VmmTorchAllocator>>;
         /// Allocates for a stream, as a kept block or not; the status, and the address in `block` if that is 0.
@@ -119,6 +121,11 @@ fn idle_bytes(device: i32) -> u64 {
 
 fn give_back(device: i32, milliseconds: u64) -> u64 {
     of_device(device, |device| device.give_back(Duration::from_millis(milliseconds)))
+}
+
+fn admit(device: i32, peer: i32) -> i32 {
+    let DriverChoice::Named(platform) = DriverChoice::CUDA else { return 0 };
+    guarded(|| (), || Device::admit_to(platform, device, Peers::one(peer)))
 }
 
 /// A number of a CUDA device; 0 if it is not open.

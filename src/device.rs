@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::gate::CaptureGate;
 use crate::pages::{Account, HostPool, Limits, PagePool, Pausables, PoolStats, Reclaimer, retry_orphans};
 use crate::sync::Mutex;
+use crate::units::Peers;
 
 /// One device of this process: its driver, and the one pool that all its physical pages come from.
 ///
@@ -30,6 +31,12 @@ fn opened() -> &'static Mutex<Opened> {
     OPENED.get_or_init(Mutex::default)
 }
 
+/// Who was admitted to the process-wide devices, open or not.
+fn admitted() -> &'static Mutex<HashMap<(&'static str, i32), Peers>> {
+    static ADMITTED: OnceLock<Mutex<HashMap<(&'static str, i32), Peers>>> = OnceLock::new();
+    ADMITTED.get_or_init(Mutex::default)
+}
+
 impl Device {
     /// A device over a driver of the caller's own, apart from the process-wide ones: for tests and other platforms.
     #[must_use]
@@ -48,6 +55,9 @@ impl Device {
         let driver = open(choice, ordinal, host)?;
         let platform = driver.info().platform;
         let device = Self::with_driver(driver);
+        // Nobody could say then whether they can be peers.
+        let peers = admitted().lock().get(&(platform, ordinal)).copied().unwrap_or_default();
+        device.admit(peers.among(device.driver().capabilities().peers))?;
         let mut opened = opened().lock();
         if let Some((known, options)) = opened.get(&(platform, ordinal))
             && let Some(known) = known.upgrade()
@@ -66,6 +76,32 @@ impl Device {
     #[cfg(feature = "bridge")]
     pub(crate) fn opened(platform: &'static str, ordinal: i32) -> Option<Arc<Self>> {
         opened().lock().get(&(platform, ordinal)).and_then(|(device, _)| device.upgrade())
+    }
+
+    /// Lets other devices of the platform read and write all pages of this one, those that are mapped already and all that will be. An
+    /// arena's own option ([`Options::peers`](crate::Options::peers)) costs the maps of that arena only.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a device that cannot, with nothing changed; what the driver says of a page that is mapped already:
+    /// then what is mapped later has them all the same.
+    pub fn admit(&self, peers: Peers) -> Result<()> {
+        if peers.is_empty() { Ok(()) } else { self.pool.admit(peers) }
+    }
+
+    /// As [`admit`](Self::admit), for the process-wide device of a platform: at once if it is open, else when it is opened.
+    #[cfg(feature = "bridge")]
+    pub(crate) fn admit_to(platform: &'static str, ordinal: i32, peers: Peers) -> Result<()> {
+        let device = Self::opened(platform, ordinal);
+        if let Some(device) = &device {
+            device.driver().capabilities().require_peers(peers)?;
+        }
+        {
+            let mut admitted = admitted().lock();
+            let known = admitted.entry((platform, ordinal)).or_default();
+            *known = known.and(peers);
+        }
+        // Also one that was opened meanwhile.
+        Self::opened(platform, ordinal).map_or(Ok(()), |device| device.admit(peers))
     }
 
     /// The page pool.

@@ -79,4 +79,4 @@ pub use region::{Policy, Ready, Region, RegionOptions, RegionStats};
 pub use space::{Block, Difference, POISON, Phase, RetainPolicy, SealReport, Space, SpaceStats};
 pub use stats::{ArenaStats, Snapshot};
 pub use torch::VmmTorchAllocator;
-pub use units::{Address, Stream};
+pub use units::{Address, Peers, Stream};

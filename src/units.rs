@@ -134,6 +134,62 @@ impl Geometry {
     }
 }
 
+/// Devices that may use another one's pages: numbers below 64 of its platform.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Peers(u64);
+
+impl Peers {
+    /// Nobody.
+    pub const NONE: Self = Self(0);
+
+    /// Device n for every bit n.
+    #[must_use]
+    pub const fn of_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    /// One device; nobody for a number that is none.
+    #[must_use]
+    pub fn one(device: i32) -> Self {
+        Self(u32::try_from(device).ok().and_then(|device| 1_u64.checked_shl(device)).unwrap_or(0))
+    }
+
+    /// These and those.
+    #[must_use]
+    pub fn and(self, more: Self) -> Self {
+        Self(self.0 | more.0)
+    }
+
+    /// These but those.
+    #[must_use]
+    pub fn without(self, some: Self) -> Self {
+        Self(self.0 & !some.0)
+    }
+
+    /// Those of these that are among those.
+    #[must_use]
+    pub fn among(self, those: Self) -> Self {
+        Self(self.0 & those.0)
+    }
+
+    /// Whether there is nobody.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// A bit for each.
+    #[must_use]
+    pub fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// Their numbers, in order.
+    pub fn iter(self) -> impl Iterator<Item = i32> {
+        (0..64).filter(move |device| self.0 >> device & 1 == 1)
+    }
+}
+
 #[cfg(test)]
 impl Stream {
     /// One of any number of streams that no driver ever sees.
@@ -156,6 +212,15 @@ mod tests {
                 matches!(BlockBytes::round_up(asked), Err(Error::InvalidSize { bytes, .. }) if bytes == asked)
             );
         }
+    }
+
+    #[test]
+    fn peers_are_a_set_of_numbers_below_64() {
+        let some = Peers::one(1).and(Peers::one(63));
+        assert_eq!(some.iter().collect::<Vec<_>>(), [1, 63]);
+        assert_eq!(some.without(Peers::one(63)), Peers::of_bits(2));
+        assert_eq!(some.among(Peers::of_bits(6)), Peers::of_bits(2));
+        assert!([-1, 64, i32::MAX].into_iter().all(|device| Peers::one(device).is_empty()));
     }
 
     #[test]

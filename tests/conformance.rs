@@ -247,7 +247,11 @@ impl Drop for Graph {
 }
 
 fn location() -> sys::CUmemLocation {
-    sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: 0 }
+    location_of(0)
+}
+
+fn location_of(device: i32) -> sys::CUmemLocation {
+    sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
 }
 
 fn device_memory() -> sys::CUmemAllocationProp {
@@ -297,8 +301,12 @@ fn try_map(at: u64, len: u64, offset: u64, page: u64) -> i32 {
 }
 
 fn try_set_access(at: u64, len: u64) -> i32 {
+    try_grant(at, len, 0)
+}
+
+fn try_grant(at: u64, len: u64, device: i32) -> i32 {
     let read_write = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    let access = sys::CUmemAccessDesc { location: location(), flags: read_write };
+    let access = sys::CUmemAccessDesc { location: location_of(device), flags: read_write };
     code!(cuMemSetAccess(at, len as usize, &raw const access, 1))
 }
 
@@ -318,8 +326,12 @@ fn unmap(at: u64, len: u64) {
 
 /// The access flags of a mapped address: 0 none, 3 read and write.
 fn access(at: u64) -> u64 {
+    access_of(0, at)
+}
+
+fn access_of(device: i32, at: u64) -> u64 {
     let mut flags = u64::MAX;
-    let asked = location();
+    let asked = location_of(device);
     ok!(cuMemGetAccess(&raw mut flags, &raw const asked, at));
     flags
 }
@@ -587,6 +599,31 @@ fn one_set_access_spans_several_mappings() {
     release(small);
     release(large);
     free_addresses(base, 4 * GRANULE);
+}
+
+/// Of two devices each is given access by itself: the other one's stays as it was, and both go with the mapping.
+#[test]
+fn a_second_device_is_given_access_beside_the_first() {
+    let _gpu = Gpu::open();
+    let (mut devices, mut can) = (0, 0);
+    ok!(cuDeviceGetCount(&raw mut devices));
+    if devices < 2 || code!(cuDeviceCanAccessPeer(&raw mut can, 1, 0)) != SUCCESS || can == 0 {
+        say("SKIPPED: needs two devices that reach each other's memory");
+        return;
+    }
+    let (page, base) = (create(GRANULE), reserve(GRANULE));
+    for order in [[0, 1], [1, 0]] {
+        assert_eq!(try_map(base, GRANULE, 0, page), SUCCESS);
+        assert_eq!([0, 1].map(|device| access_of(device, base)), [0, 0]);
+        assert_eq!(try_grant(base, GRANULE, order[0]), SUCCESS);
+        assert_eq!((access_of(order[0], base), access_of(order[1], base)), (3, 0));
+        assert_eq!(try_grant(base, GRANULE, order[1]), SUCCESS);
+        assert_eq!([0, 1].map(|device| access_of(device, base)), [3, 3]);
+        unmap(base, GRANULE);
+    }
+    assert_refused("access to what is not mapped", try_grant(base, GRANULE, 1));
+    release(page);
+    free_addresses(base, GRANULE);
 }
 
 // ---- lives of pages and addresses ----

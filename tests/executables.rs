@@ -70,7 +70,11 @@ impl Device {
         let base = driver.reserve(PAGE).unwrap();
         let page = driver.create(PAGE).unwrap();
         // SAFETY: reserved and created just now.
-        unsafe { driver.map(base, &[vmmgraph::driver::Whole { page, bytes: PAGE }]).unwrap() };
+        unsafe {
+            driver
+                .map(base, &[vmmgraph::driver::Whole { page, bytes: PAGE }], vmmgraph::units::Peers::NONE)
+                .unwrap()
+        };
         assert_eq!(executables(), 0);
         Self { driver, context, stream, page, base, _alone: alone }
     }

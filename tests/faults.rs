@@ -22,7 +22,7 @@ use cudarc::driver::sys::{self, culib};
 use vmmgraph::driver::{CudaDriver, HostDriver, SharedDriver};
 use vmmgraph::pages::Fence;
 use vmmgraph::{
-    Address, Device, Error, HostOptions, Options, Policy, RegionOptions, Result, RetainPolicy,
+    Address, Device, Error, HostOptions, Options, Peers, Policy, RegionOptions, Result, RetainPolicy,
     SharedVmmAllocator, Space, Stream,
 };
 use vmmgraph_testkit::{FaultyDriver, MIB, Stamps, stream};
@@ -627,6 +627,22 @@ fn come_back(run: &mut Run) -> Result<()> {
     run.step("trim host", || device.host_pool().trim()).map(drop)
 }
 
+/// Another device comes to an arena that lists it, and to one that does not.
+fn peers(run: &mut Run) -> Result<()> {
+    let listed = Options { peers: Peers::one(1), ..Options::default() };
+    for options in [listed, Options::default()] {
+        let arena = run.arena(&options)?;
+        let space = run.step("open", || arena.open_space())?;
+        let block = run.step("allocate", || space.allocate(20 * MIB, A))?;
+        let device = Arc::clone(&run.device);
+        run.step("admit", || device.admit(Peers::one(1)))?;
+        run.step("allocate", || space.allocate(40 * MIB, A))?;
+        run.step("free", || space.free(block))?;
+        run.step("seal", || space.seal())?;
+    }
+    Ok(())
+}
+
 type Scenario = fn(&mut Run) -> Result<()>;
 
 const SCENARIOS: &[(&str, Scenario)] = &[
@@ -641,6 +657,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("hopeless", hopeless),
     ("step aside", step_aside),
     ("come back", come_back),
+    ("peers", peers),
 ];
 
 /// What a scenario's sweep came to.

@@ -19,7 +19,7 @@ use vmmgraph::driver::{
     Timeline, Transfer, Whole,
 };
 use vmmgraph::{
-    Address, Device, Error, HostOptions, Options, Result, SharedVmmAllocator, Space, Stream,
+    Address, Device, Error, HostOptions, Options, Peers, Result, SharedVmmAllocator, Space, Stream,
     VmmTorchAllocator,
 };
 
@@ -130,9 +130,13 @@ unsafe impl Memory for Player {
         // SAFETY: the caller's promise.
         unsafe { self.host.release(page) }
     }
-    unsafe fn map(&self, at: Address, pages: &[Whole]) -> Result<(), NotMapped> {
+    unsafe fn map(&self, at: Address, pages: &[Whole], peers: Peers) -> Result<(), NotMapped> {
         // SAFETY: the caller's promise.
-        unsafe { self.host.map(at, pages) }
+        unsafe { self.host.map(at, pages, peers) }
+    }
+    unsafe fn grant(&self, at: Address, len: u64, peers: Peers) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.host.grant(at, len, peers) }
     }
     unsafe fn unmap(&self, at: Address, len: u64) -> Result<()> {
         let mut lines = self.lines.lock();

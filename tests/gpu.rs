@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
-use vmmgraph::driver::CudaDriver;
+use vmmgraph::driver::{CudaDriver, Transfer as _};
 use vmmgraph::{Address, driver::HostDriver};
-use vmmgraph::{Device, Error, HostOptions, Options, SharedVmmAllocator, Space, Stream};
+use vmmgraph::{Device, Error, HostOptions, Options, Peers, SharedVmmAllocator, Space, Stream};
 use vmmgraph_testkit::{Captured, MIB, Order, Stamps, Trace, capture, median, replay, shuffle};
 
 /// Tests that time things or look at free memory run one at a time.
@@ -302,4 +302,36 @@ fn costs_on_this_machine() {
             && same < Duration::from_micros(1)
             && other < Duration::from_micros(50)
     );
+}
+
+/// A second device writes to the pages of the first one, where an arena lists it and where it was admitted afterwards.
+#[test]
+#[ignore = "SKIPPED: needs two GPUs, scripts/gpu.sh runs it"]
+fn a_peer_reads_and_writes_what_is_mapped() {
+    const BYTES: u64 = 40 * MIB;
+    let _alone = alone();
+    let device = device();
+    if device.driver().capabilities().peers.without(Peers::one(1)) == device.driver().capabilities().peers {
+        println!("SKIPPED: needs two GPUs that reach each other's memory");
+        return;
+    }
+    let peer = CudaDriver::new(1).unwrap();
+    let listed = Options { peers: Peers::one(1), ..Options::default() };
+    let arenas =
+        [listed, Options::default()].map(|options| SharedVmmAllocator::new(&device, &options).unwrap());
+    let spaces = arenas.each_ref().map(|arena| arena.open_space().unwrap());
+    let blocks = spaces.each_ref().map(|space| space.allocate(BYTES, Stream::LEGACY).unwrap());
+    device.admit(Peers::one(1)).unwrap();
+    for (number, block) in blocks.into_iter().enumerate() {
+        let value = 0x00c0_ffee + number as u32;
+        let mut found = [[0; 4]; 2];
+        // SAFETY: live blocks that the second device has access to and nobody else uses; the reads come behind the fill, of which the
+        // first one is in its stream's order.
+        unsafe {
+            peer.fill(block, BYTES, value, Stream::LEGACY).unwrap();
+            peer.read(block.plus(BYTES - 4), &mut found[0]).unwrap();
+            device.driver().read(block, &mut found[1]).unwrap();
+        }
+        assert_eq!(found.map(u32::from_ne_bytes), [value; 2]);
+    }
 }

@@ -105,6 +105,12 @@ public:
         }
     }
 
+    // The device's arenas as well: torch asks once for each pair, before its first copy between them.
+    void enablePeerAccess(Device device, Device to) override {
+        Forwards::enablePeerAccess(device, to);
+        detail::check(bridge::admit(to, device));
+    }
+
     // The native allocator has a pool of the same id beside ours, in use as often, and the same filter: only so it knows that a capture is
     // under way, and asks no event of a capturing stream when something is freed. In that pool is what goes past us: a storage that was
     // made before install() and is resized in the capture.

@@ -64,6 +64,9 @@ struct ArenaOptions {
     // that is at most a forty-eighth of it, but no less than a small page and no more than 32 MiB; 0: not known, 16 MiB or the small
     // page's bytes, whichever is larger. Larger pages take fewer driver calls, smaller ones waste less where they end.
     std::uint64_t expected_bytes = 0;
+    // Other devices that may read and write the arena's pages, added up: 1 << n for device n, below 64; the arena's own counts for nothing.
+    // Every map costs more for each. For programs that use several devices in one process. Throws for a device without peer access.
+    std::uint64_t peers = 0;
 };
 
 // How to make an arena together with its device. 0 is the default of every number.
@@ -230,6 +233,7 @@ public:
         given.budget_bytes = options.arena_budget_bytes;
         given.reserve_bytes = options.reserve_bytes;
         given.expected_bytes = options.expected_bytes;
+        given.peers = options.peers;
         vmmgraph_arena_t handle = nullptr;
         detail::check(vmmgraph_arena_create(device.handle(), &given, &handle));
         handle_ = Owned(handle);

@@ -373,6 +373,9 @@
 // What shared pages are filled with: as floating-point numbers of any width a NaN, as an index far outside.
 #define POISON 4294967295
 
+// Devices that may use another one's pages: numbers below 64 of its platform.
+typedef struct Peers Peers;
+
 // A stream, by the driver's own handle (`CUstream` as an integer).
 //
 // The library hands it to the driver only. Not every handle is a stream: [`PER_THREAD`](Self::PER_THREAD) means another stream on
@@ -450,6 +453,9 @@ typedef struct vmmgraph_arena_options_t {
   // that is at most a forty-eighth of it, but no less than a small page and no more than 32 MiB; 0: not known, 16 MiB or the small
   // page's bytes, whichever is larger.
   uint64_t expected_bytes;
+  // Other devices of the platform that may read and write the arena's pages, added up: 1 << n for device n, below 64. Every map
+  // costs more for each. The arena's own counts for nothing; one without peer access is VMMGRAPH_ERROR_INVALID_ARGUMENT.
+  uint64_t peers;
 } vmmgraph_arena_options_t;
 
 // An arena: physical pages shared by graphs that never run at the same time. Calls with it are thread-safe.
@@ -638,16 +644,16 @@ typedef struct vmmgraph_dispatcher_stats_t {
   uint64_t requested;
   // See `requested`.
   uint64_t padding;
+  // Steps that ran as others decided (VMMGRAPH_GRAPH_IMPOSED), beside what was decided, and counted, for them here.
+  uint64_t imposed;
+  // Of those, the eager ones.
+  uint64_t imposed_eager;
 } vmmgraph_dispatcher_stats_t;
 
 // How long a dimension is. Never grows, so it has no struct_size.
 typedef struct vmmgraph_extent_t {
   // VMMGRAPH_EXTENT_FIXED, _ALONG or _UP_TO.
   int32_t kind;
-  // Steps that ran as others decided (VMMGRAPH_GRAPH_IMPOSED), beside what was decided, and counted, for them here.
-  uint64_t imposed;
-  // Of those, the eager ones.
-  uint64_t imposed_eager;
   // Which of a key's extents, from 0; _ALONG only.
   int32_t axis;
   // The length or the factor.
@@ -1096,6 +1102,8 @@ typedef struct vmmgraph_space_stats_t {
   // Mappings made so far.
   uint64_t maps;
 } vmmgraph_space_stats_t;
+
+
 
 
 

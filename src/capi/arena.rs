@@ -10,7 +10,7 @@ use super::sized::{OutStruct, options};
 use super::status::vmmgraph_status_t;
 use super::text::copy_text;
 use crate::error::Error;
-use crate::{Address, Device, Options, RetainPolicy, SharedVmmAllocator, Stream};
+use crate::{Address, Device, Options, Peers, RetainPolicy, SharedVmmAllocator, Stream};
 
 /// Never defined: a vmmgraph_arena_t is a key, not an address.
 pub struct vmmgraph_arena {
@@ -64,6 +64,9 @@ pub struct vmmgraph_arena_options_t {
     /// that is at most a forty-eighth of it, but no less than a small page and no more than 32 MiB; 0: not known, 16 MiB or the small
     /// page's bytes, whichever is larger.
     pub expected_bytes: u64,
+    /// Other devices of the platform that may read and write the arena's pages, added up: 1 << n for device n, below 64. Every map
+    /// costs more for each. The arena's own counts for nothing; one without peer access is VMMGRAPH_ERROR_INVALID_ARGUMENT.
+    pub peers: u64,
 }
 
 /// What an arena holds.
@@ -194,6 +197,7 @@ pub unsafe extern "C" fn vmmgraph_arena_create(
                 reserve_bytes: given.reserve_bytes,
                 expected_bytes: given.expected_bytes,
                 serial: given.flags & VMMGRAPH_ARENA_SERIAL != 0,
+                peers: Peers::of_bits(given.peers),
             },
             None => Options::default(),
         };

@@ -9,7 +9,7 @@ use crate::driver::{
     Timeline, Transfer, Whole,
 };
 use crate::error::Result;
-use crate::{Address, Device, HostOptions, Options, SharedVmmAllocator, Stream};
+use crate::{Address, Device, HostOptions, Options, Peers, SharedVmmAllocator, Stream};
 
 /// The host driver with a bug in `reserve`.
 #[derive(Debug)]
@@ -47,7 +47,8 @@ unsafe impl Memory for Buggy {
     forward! {
         free_addresses(base: Address, len: u64) -> Result<()>;
         release(page: PageHandle) -> Result<()>;
-        map(at: Address, pages: &[Whole]) -> Result<(), NotMapped>;
+        map(at: Address, pages: &[Whole], peers: Peers) -> Result<(), NotMapped>;
+        grant(at: Address, len: u64, peers: Peers) -> Result<()>;
         unmap(at: Address, len: u64) -> Result<()>;
     }
 }

@@ -22,7 +22,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::units::{Address, Stream};
+use crate::units::{Address, Peers, Stream};
 
 mod cuda;
 mod host;
@@ -78,6 +78,22 @@ pub struct Capabilities {
     /// Host memory can be registered, so that copies run at the link's speed and beside the caller. Where it can, the operating system
     /// may still refuse it.
     pub register_host: bool,
+    /// Other devices of the platform that can be given access to this one's pages.
+    pub peers: Peers,
+}
+
+impl Capabilities {
+    /// That all of these can be given access to the device's pages.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for the first that cannot.
+    pub fn require_peers(&self, peers: Peers) -> Result<()> {
+        let expected = "another device of the platform that can reach this one's memory (peer access)";
+        match peers.without(self.peers).iter().next() {
+            Some(device) => Err(Error::InvalidArgument { what: "a peer", value: device.into(), expected }),
+            None => Ok(()),
+        }
+    }
 }
 
 macro_rules! handle {
@@ -176,14 +192,24 @@ pub unsafe trait Memory {
     /// A page of this driver that was not released before.
     unsafe fn release(&self, page: PageHandle) -> Result<()>;
 
-    /// Puts pages behind reserved addresses, one behind the other from `at` on, readable and writable by the device.
+    /// Puts pages behind reserved addresses, one behind the other from `at` on, readable and writable by the device and these peers of
+    /// it, which are among its [`Capabilities::peers`].
     ///
     /// # Errors
     /// What the driver says, with the pages that are mapped all the same.
     ///
     /// # Safety
     /// The addresses are reserved, nothing is mapped there, and the pages are live and as long as said.
-    unsafe fn map(&self, at: Address, pages: &[Whole]) -> Result<(), NotMapped>;
+    unsafe fn map(&self, at: Address, pages: &[Whole], peers: Peers) -> Result<(), NotMapped>;
+
+    /// Lets peers read and write a range too, as [`map`](Self::map) does. The device may use it meanwhile.
+    ///
+    /// # Errors
+    /// What the driver says; also if somebody has unmapped the range since.
+    ///
+    /// # Safety
+    /// Whole mappings without a gap, or such as were there.
+    unsafe fn grant(&self, at: Address, len: u64, peers: Peers) -> Result<()>;
 
     /// Takes away all pages of a range.
     ///

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use super::{AccountId, Holder, PageId, PagePool, RangeId, Reservation};
 use crate::error::Result;
-use crate::units::Address;
+use crate::units::{Address, Peers};
 
 #[derive(Debug)]
 enum Step {
@@ -66,8 +66,8 @@ impl<'a> Change<'a> {
     ///
     /// # Errors
     /// [`Error::OutOfAddresses`](crate::Error::OutOfAddresses) or what the driver says.
-    pub fn reserve(&mut self, bytes: u64, tag: u64) -> Result<RangeId> {
-        let (id, base) = self.pool.reserve(bytes, tag)?;
+    pub fn reserve(&mut self, bytes: u64, tag: u64, peers: Peers) -> Result<RangeId> {
+        let (id, base) = self.pool.reserve(bytes, tag, peers)?;
         self.journal.push(Step::Reserved(id, base, bytes));
         self.calls.all += 1;
         Ok(id)

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{PageId, PagePool, RangeId};
 use crate::driver::Whole;
 use crate::error::{Error, Result};
-use crate::units::{Address, Stream};
+use crate::units::{Address, Peers, Stream};
 
 /// A range of addresses.
 #[derive(Debug)]
@@ -14,6 +14,8 @@ pub(super) struct Range {
     pub(super) len: u64,
     /// Whose it is, in the words of whoever reserved it.
     pub(super) tag: u64,
+    /// Who may use what is mapped there besides the device.
+    pub(super) peers: Peers,
     /// Offset to the page mapped there and its bytes.
     pub(super) mapped: BTreeMap<u64, (PageId, u64)>,
 }
@@ -35,11 +37,11 @@ fn gone(what: &'static str) -> Error {
 
 impl PagePool {
     /// Reserves addresses.
-    pub(super) fn reserve(&self, len: u64, tag: u64) -> Result<(RangeId, Address)> {
+    pub(super) fn reserve(&self, len: u64, tag: u64, peers: Peers) -> Result<(RangeId, Address)> {
         let base = self.driver().reserve(len)?;
         let mut state = self.lock();
         state.stats.reserved_bytes += len;
-        let id = state.ranges.insert(Range { base, len, tag, mapped: BTreeMap::new() });
+        let id = state.ranges.insert(Range { base, len, tag, peers, mapped: BTreeMap::new() });
         state.bases.insert(base.0, id);
         Ok((id, base))
     }
@@ -47,16 +49,17 @@ impl PagePool {
     /// Maps pages one behind the other, readable and writable; and how many bytes from `offset` on are mapped now, which after a
     /// failure may be some.
     pub(super) fn map(&self, range: RangeId, offset: u64, pages: &[PageId]) -> (Result<()>, u64) {
-        let (at, wholes) = match self.place(range, offset, pages) {
+        let (at, wholes, peers) = match self.place(range, offset, pages) {
             Ok(found) => found,
             Err(error) => return (Err(error), 0),
         };
         // SAFETY: the place is reserved and free, as was just seen, and its one user has its lock; the pages are pinned.
-        let (result, mapped) = match unsafe { self.driver().map(at, &wholes) } {
+        let (mut result, mapped) = match unsafe { self.driver().map(at, &wholes, peers) } {
             Ok(()) => (Ok(()), pages.len()),
             Err(not) => (Err(not.error), not.mapped),
         };
-        let state = &mut *self.lock();
+        let mut guard = self.lock();
+        let state = &mut *guard;
         let mut end = offset;
         for (id, whole) in pages.iter().zip(&wholes).take(mapped) {
             if let (Some(found), Some(page)) = (state.ranges.get_mut(range), state.pages.get_mut(*id)) {
@@ -69,11 +72,47 @@ impl PagePool {
             state.stats.mappings += 1;
             end += whole.bytes;
         }
+        let late = state.peers.without(peers);
+        drop(guard);
+        if result.is_ok() && !late.is_empty() {
+            // SAFETY: mapped just now.
+            result = unsafe { self.driver().grant(at, end - offset, late) };
+        }
         (result, end - offset)
     }
 
-    /// Where pages are to be mapped, and as what the driver knows them; refused unless that place is free.
-    fn place(&self, range: RangeId, offset: u64, pages: &[PageId]) -> Result<(Address, Vec<Whole>)> {
+    /// Lets other devices use all that is mapped on this one, now and from now on.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a device that cannot, with nothing changed. What the driver says of what is mapped already: what is
+    /// mapped from now on has them all the same.
+    pub(crate) fn admit(&self, peers: Peers) -> Result<()> {
+        let driver = self.driver();
+        driver.capabilities().require_peers(peers)?;
+        let there: Vec<_> = {
+            let mut state = self.lock();
+            state.peers = state.peers.and(peers);
+            let ranges = state.ranges.iter();
+            let of_range = |(id, range): (RangeId, &Range)| {
+                let base = range.base;
+                let each = range.mapped.iter().map(move |(at, (page, bytes))| (id, base, *at, *page, *bytes));
+                each.collect::<Vec<_>>()
+            };
+            ranges.flat_map(of_range).collect()
+        };
+        let mut result = Ok(());
+        for (range, base, offset, page, bytes) in there {
+            // SAFETY: it was one whole mapping; another thread may have taken it away since, which is an error and no matter.
+            let granted = unsafe { driver.grant(base.plus(offset), bytes, peers) };
+            if granted.is_err() && self.shows(range, offset, page) {
+                result = result.and(granted);
+            }
+        }
+        result
+    }
+
+    /// Where pages are to be mapped, as what the driver knows them, and who may use them; refused unless that place is free.
+    fn place(&self, range: RangeId, offset: u64, pages: &[PageId]) -> Result<(Address, Vec<Whole>, Peers)> {
         let state = self.lock();
         let found = state.ranges.get(range).ok_or(gone("a range"))?;
         let mut wholes = Vec::with_capacity(pages.len());
@@ -87,7 +126,7 @@ impl PagePool {
         if end > found.len || before.is_some_and(|(at, (_, bytes))| at + bytes > offset) {
             return Err(Error::Internal { what: format!("something is mapped at {offset:#x}") });
         }
-        Ok((found.base.plus(offset), wholes))
+        Ok((found.base.plus(offset), wholes, found.peers.and(state.peers)))
     }
 
     /// Takes away every mapping that begins in a part of a range, a run without gaps at a time. Pages that nobody maps or has pinned

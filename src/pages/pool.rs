@@ -17,7 +17,7 @@ use super::{AccountId, PageId, RangeId};
 use crate::driver::{PageHandle, SharedDriver};
 use crate::error::{Error, Result};
 use crate::sync::{Mutex, MutexGuard};
-use crate::units::Address;
+use crate::units::{Address, Peers};
 
 /// How often a page is asked for again while other threads give some back.
 const TRIES: u32 = 1000;
@@ -75,6 +75,8 @@ pub(super) struct State {
     /// Pages that nobody maps or has pinned, by size.
     pub(super) free: BTreeMap<u64, Vec<PageId>>,
     pub(super) ranges: SlotMap<RangeId, Range>,
+    /// Who may use what is mapped in all of them.
+    pub(super) peers: Peers,
     /// Every range by its base.
     pub(super) bases: BTreeMap<u64, RangeId>,
     pub(super) accounts: Accounts,
@@ -218,6 +220,7 @@ impl PagePool {
             pages: SlotMap::default(),
             free: BTreeMap::new(),
             ranges: SlotMap::default(),
+            peers: Peers::NONE,
             bases: BTreeMap::new(),
             accounts: Accounts::new(),
             tallies: HashMap::new(),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::{Account, Change, Class, Fence, Holder, PageId, PageNo, PagePool};
 use crate::error::Result;
 use crate::sync::Mutex;
-use crate::units::Geometry;
+use crate::units::{Geometry, Peers};
 
 /// Pages shared by graphs that never run at the same time.
 pub struct SharedSet {
@@ -18,6 +18,7 @@ pub struct SharedSet {
     arena: u64,
     account: Account,
     geometry: Geometry,
+    peers: Peers,
     numbers: Mutex<Numbers>,
 }
 
@@ -35,8 +36,14 @@ struct Numbers {
 impl SharedSet {
     /// An empty set for arena number `arena`, whose pages count toward an account.
     #[must_use]
-    pub fn new(pool: &Arc<PagePool>, arena: u64, account: Account, geometry: Geometry) -> Self {
-        Self { pool: Arc::clone(pool), arena, account, geometry, numbers: Mutex::default() }
+    pub fn new(pool: &Arc<PagePool>, arena: u64, account: Account, geometry: Geometry, peers: Peers) -> Self {
+        Self { pool: Arc::clone(pool), arena, account, geometry, peers, numbers: Mutex::default() }
+    }
+
+    /// Who may use the arena's pages besides its device.
+    #[must_use]
+    pub fn peers(&self) -> Peers {
+        self.peers
     }
 
     /// The device's pool.

@@ -13,7 +13,7 @@ use crate::driver::{
 };
 use crate::error::{Error, Result};
 use crate::sync::Mutex;
-use crate::units::{Address, Stream};
+use crate::units::{Address, Peers, Stream};
 
 mod falsified;
 
@@ -92,10 +92,15 @@ unsafe impl Memory for Faulty {
         // SAFETY: the caller's promise.
         unsafe { self.host.release(page) }
     }
-    unsafe fn map(&self, at: Address, pages: &[Whole]) -> Result<(), NotMapped> {
+    unsafe fn map(&self, at: Address, pages: &[Whole], peers: Peers) -> Result<(), NotMapped> {
         self.called("map").map_err(|error| NotMapped { error, mapped: 0 })?;
         // SAFETY: the caller's promise.
-        unsafe { self.host.map(at, pages) }
+        unsafe { self.host.map(at, pages, peers) }
+    }
+    unsafe fn grant(&self, at: Address, len: u64, peers: Peers) -> Result<()> {
+        self.called("grant")?;
+        // SAFETY: the caller's promise.
+        unsafe { self.host.grant(at, len, peers) }
     }
     unsafe fn unmap(&self, at: Address, len: u64) -> Result<()> {
         self.called("unmap")?;
@@ -379,7 +384,7 @@ impl World {
             let planted = |error: &Error| matches!(error, Error::Driver { code: 999, .. });
             let pages: Vec<PageId> = twin.pages.iter().map(|page| page.id).collect();
             match input.below(8) {
-                0 => match change.reserve(RANGE, 5) {
+                0 => match change.reserve(RANGE, 5, Peers::NONE) {
                     Ok(range) => twin.ranges.push(range),
                     Err(error) => failed = planted(&error),
                 },

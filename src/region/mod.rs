@@ -29,7 +29,7 @@ use crate::pages::{
     Resuming,
 };
 use crate::sync::{Monitor, Mutex, thread_token};
-use crate::units::{Address, BlockBytes, MAX_BYTES, Stream};
+use crate::units::{Address, BlockBytes, MAX_BYTES, Peers, Stream};
 
 mod books;
 mod packing;
@@ -262,7 +262,7 @@ impl Region {
         let all: u64 = pages.iter().sum();
         let (range, offset) = match at {
             Some(at) => at,
-            None => (change.reserve(RANGE.max(all).min(MAX_BYTES), self.id)?, 0),
+            None => (change.reserve(RANGE.max(all).min(MAX_BYTES), self.id, Peers::NONE)?, 0),
         };
         let mut taken = Vec::new();
         for bytes in pages {

@@ -122,7 +122,7 @@ mod tests {
     use crate::order::ReplayOrder;
     use crate::pages::{Change, Limits, SharedSet};
     use crate::sync::Mutex;
-    use crate::units::{Geometry, Stream};
+    use crate::units::{Geometry, Peers, Stream};
 
     const KIB: u64 = 1 << 10;
 
@@ -133,7 +133,7 @@ mod tests {
         let account = device.account("test", None, Limits::default()).unwrap();
         let geometry = Geometry::new(4096, 16 * KIB, 4096).unwrap();
         Arc::new(Common {
-            shared: SharedSet::new(device.pool(), 1, account, geometry),
+            shared: SharedSet::new(device.pool(), 1, account, geometry, Peers::NONE),
             order: ReplayOrder::new(device.pool().events()),
             heap: Heap::default(),
             retain: RetainPolicy::Retain,

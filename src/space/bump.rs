@@ -131,7 +131,9 @@ impl State {
                     let large = common.shared.geometry().large();
                     let bytes =
                         bump.next_range(self.ranges.last().map(Reservation::bytes), large, behind - from);
-                    let mapped = change.reserve(bytes, space).and_then(|range| change.map(range, 0, &pages));
+                    let mapped = change
+                        .reserve(bytes, space, common.shared.peers())
+                        .and_then(|range| change.map(range, 0, &pages));
                     if let Err(error) = mapped {
                         self.undo(change);
                         return Err(error);

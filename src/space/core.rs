@@ -250,7 +250,7 @@ impl State {
     /// Adds a range for what is placed next.
     pub(super) fn begin_range(&mut self, common: &Common, space: u64, bytes: u64) -> Result<()> {
         let mut change = Change::on(common.pool());
-        change.reserve(bytes, space)?;
+        change.reserve(bytes, space, common.shared.peers())?;
         let (calls, reserved) = change.commit();
         self.adopt(common, calls, reserved);
         Ok(())

@@ -105,7 +105,7 @@ impl Inner {
             return Ok((start, had + more));
         }
         let more = bytes.next_multiple_of(small);
-        let range = change.reserve(RANGE.max(more), 0)?;
+        let range = change.reserve(RANGE.max(more), 0, shared.peers())?;
         let page = change.take(more, holder, account)?;
         change.map(range, 0, &[page])?;
         let (_, reserved) = change.commit();

@@ -22,7 +22,8 @@ impl State {
         let mut change = Change::on(common.pool());
         let known = self.ranges.get(growth.range).map(|range| range.id());
         let mapped = (|| {
-            let range = known.map_or_else(|| change.reserve(growth.range_bytes, space), Ok)?;
+            let range =
+                known.map_or_else(|| change.reserve(growth.range_bytes, space, common.shared.peers()), Ok)?;
             let pages = growth.pages.iter().map(|no| common.shared.page(&mut change, *no));
             let pages = pages.collect::<Result<Vec<_>>>()?;
             change.map(range, growth.offset, &pages)

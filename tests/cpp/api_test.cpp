@@ -136,6 +136,13 @@ TEST(Options, ReachTheArena) {
     auto space = fitting.open_space();
     static_cast<void>(space.allocate(300 << 10));
     EXPECT_EQ(fitting.stats().physical_bytes, 3u * (128 << 10));
+
+    // The host driver has eight devices.
+    options = host::options();
+    options.peers = 0xff;
+    EXPECT_NE(SharedVmmAllocator(0, options).open_space().allocate(1 << 20), nullptr);
+    options.peers = 0x100;
+    EXPECT_EQ(status_of([&] { SharedVmmAllocator(0, options); }), VMMGRAPH_ERROR_INVALID_ARGUMENT);
 }
 
 TEST(Options, ASerialArenaRefusesOtherStreams) {

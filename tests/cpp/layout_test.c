@@ -158,7 +158,7 @@ FIELD(vmmgraph_device_stats_t, reservations, 104, 8);
 FIELD(vmmgraph_device_stats_t, pending, 112, 8);
 FIELD(vmmgraph_device_stats_t, pages_reused, 120, 8);
 
-SIZE(vmmgraph_arena_options_t, 56);
+SIZE(vmmgraph_arena_options_t, 64);
 FIELD(vmmgraph_arena_options_t, struct_size, 0, 8);
 FIELD(vmmgraph_arena_options_t, small_page_bytes, 8, 8);
 FIELD(vmmgraph_arena_options_t, large_page_bytes, 16, 8);
@@ -167,6 +167,7 @@ FIELD(vmmgraph_arena_options_t, flags, 28, 4);
 FIELD(vmmgraph_arena_options_t, budget_bytes, 32, 8);
 FIELD(vmmgraph_arena_options_t, reserve_bytes, 40, 8);
 FIELD(vmmgraph_arena_options_t, expected_bytes, 48, 8);
+FIELD(vmmgraph_arena_options_t, peers, 56, 8);
 
 SIZE(vmmgraph_arena_stats_t, 144);
 FIELD(vmmgraph_arena_stats_t, struct_size, 0, 8);
@@ -302,9 +303,9 @@ FIELD(vmmgraph_dispatcher_stats_t, failures, 24, 8);
 FIELD(vmmgraph_dispatcher_stats_t, evictions, 32, 8);
 FIELD(vmmgraph_dispatcher_stats_t, requested, 40, 8);
 FIELD(vmmgraph_dispatcher_stats_t, padding, 48, 8);
-
 FIELD(vmmgraph_dispatcher_stats_t, imposed, 56, 8);
 FIELD(vmmgraph_dispatcher_stats_t, imposed_eager, 64, 8);
+
 SIZE(vmmgraph_decision_t, 48);
 FIELD(vmmgraph_decision_t, struct_size, 0, 8);
 FIELD(vmmgraph_decision_t, mode, 8, 4);

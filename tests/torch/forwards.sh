@@ -72,7 +72,7 @@ self_test() {
     grep -q "$complaint" "$work/said" || { echo "another complaint than '$complaint':"; cat "$work/said"; return 1; }
   done <<'END'
 forwarding.hpp|/bool isHistoryEnabled()/d|not forwarded: .*::isHistoryEnabled()
-forwarding.hpp|s/void enablePeerAccess(Device device, Device to)/void enablePeerAccess(Device device, int to)/|not forwarded: .*::enablePeerAccess
+forwarding.hpp|s/void setMemoryFraction(double fraction, Device device)/void setMemoryFraction(double fraction, int device)/|not forwarded: .*::setMemoryFraction
 block_allocator.cpp|s/void releasePool(Device device, Pool pool) override/void poolIsOver(Device device, Pool pool)/|passed on.*::releasePool
 END
   echo "every spoilt copy was refused"

@@ -57,6 +57,7 @@ driver_functions! {
         cuDeviceGetName(*mut c_char, c_int, sys::CUdevice);
         cuDeviceGetAttribute(*mut c_int, c_int, sys::CUdevice);
         cuDeviceTotalMem_v2(*mut usize, sys::CUdevice);
+        cuDeviceCanAccessPeer(*mut c_int, sys::CUdevice, sys::CUdevice);
         cuDevicePrimaryCtxRetain(*mut sys::CUcontext, sys::CUdevice);
         cuDevicePrimaryCtxRelease_v2(sys::CUdevice);
         cuCtxGetCurrent(*mut sys::CUcontext);

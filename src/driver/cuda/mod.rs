@@ -14,7 +14,7 @@ use super::{
     StreamState, Timeline, Transfer, Whole,
 };
 use crate::error::{Error, Result};
-use crate::units::{Address, MAX_BYTES, Stream};
+use crate::units::{Address, MAX_BYTES, Peers, Stream};
 
 mod api;
 mod graphs;
@@ -113,6 +113,7 @@ impl CudaDriver {
         // SAFETY: both pointers are good; 0 is CU_MEM_ALLOC_GRANULARITY_MINIMUM.
         let code = unsafe { (api.cuMemGetAllocationGranularity)(&raw mut granularity, &raw const prop, 0) };
         check(api, "cuMemGetAllocationGranularity", code)?;
+        let peers = Self::peers_of(api, device, count)?;
         let mut context = ptr::null_mut();
         // SAFETY: the out pointer is good. Last, so that nothing after it can fail and lose the reference.
         let code = unsafe { (api.cuDevicePrimaryCtxRetain)(&raw mut context, device) };
@@ -129,8 +130,26 @@ impl CudaDriver {
             unmap_waits: false,
             descriptors_per_page: 0,
             register_host: true,
+            peers,
         };
         Ok(Self { api, info, capabilities, device, context })
+    }
+
+    /// The other devices that can use this one's memory.
+    fn peers_of(api: &Api, device: sys::CUdevice, count: i32) -> Result<Peers> {
+        let mut peers = Peers::NONE;
+        for ordinal in (0..count).filter(|ordinal| *ordinal != device) {
+            let (mut other, mut can) = (0, 0);
+            // SAFETY: the out pointer is good.
+            check(api, "cuDeviceGet", unsafe { (api.cuDeviceGet)(&raw mut other, ordinal) })?;
+            // SAFETY: as above, and both devices are there.
+            let code = unsafe { (api.cuDeviceCanAccessPeer)(&raw mut can, other, device) };
+            check(api, "cuDeviceCanAccessPeer", code)?;
+            if can != 0 {
+                peers = peers.and(Peers::one(ordinal));
+            }
+        }
+        Ok(peers)
     }
 
     /// Runs one driver call with our context current and capture restrictions off, and restores both.
@@ -231,6 +250,11 @@ fn allocation(ordinal: i32) -> sys::CUmemAllocationProp {
     }
 }
 
+fn access_by(ordinal: i32) -> sys::CUmemAccessDesc {
+    let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    sys::CUmemAccessDesc { location: location(ordinal), flags }
+}
+
 fn stream(stream: Stream) -> sys::CUstream {
     stream.raw() as sys::CUstream
 }
@@ -246,14 +270,18 @@ impl CudaDriver {
             .map_err(|error| self.out_of_memory(page.bytes, error))
     }
 
-    fn set_access(&self, at: Address, len: u64) -> Result<()> {
-        let access = sys::CUmemAccessDesc {
-            location: location(self.info.ordinal),
-            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        };
-        // SAFETY: the pointer is good and the range was mapped just now.
+    /// Makes a mapped range readable and writable by devices, ours or others.
+    fn set_access(&self, at: Address, len: u64, devices: impl Iterator<Item = i32>) -> Result<()> {
+        // As many as a set of peers can have, and ours; no allocation, since every map comes here.
+        let mut access = [access_by(self.info.ordinal); 65];
+        let mut count = 0;
+        for (place, device) in access.iter_mut().zip(devices) {
+            *place = access_by(device);
+            count += 1;
+        }
+        // SAFETY: the pointer is good for `count` of them; for a range that is not mapped any more the driver has an error.
         self.call("cuMemSetAccess", |api| unsafe {
-            (api.cuMemSetAccess)(at.0, len as usize, &raw const access, 1)
+            (api.cuMemSetAccess)(at.0, len as usize, access.as_ptr(), count)
         })
         .map_err(|error| self.out_of_memory(len, error))
     }
@@ -318,7 +346,7 @@ unsafe impl Memory for CudaDriver {
         self.give_back("cuMemRelease", |api| unsafe { (api.cuMemRelease)(page.0) })
     }
 
-    unsafe fn map(&self, at: Address, pages: &[Whole]) -> Result<(), NotMapped> {
+    unsafe fn map(&self, at: Address, pages: &[Whole], peers: Peers) -> Result<(), NotMapped> {
         let mut starts = Vec::with_capacity(pages.len());
         let mut end = at;
         let mut result = Ok(());
@@ -331,7 +359,8 @@ unsafe impl Memory for CudaDriver {
             end = end.plus(page.bytes);
         }
         if result.is_ok() && end != at {
-            result = self.set_access(at, end.0 - at.0);
+            let devices = std::iter::once(self.info.ordinal).chain(peers.iter());
+            result = self.set_access(at, end.0 - at.0, devices);
         }
         result.map_err(|error| {
             // Last first, so that what stays is a beginning of the range.
@@ -341,6 +370,10 @@ unsafe impl Memory for CudaDriver {
             });
             NotMapped { error, mapped: starts.len() - undone.count() }
         })
+    }
+
+    unsafe fn grant(&self, at: Address, len: u64, peers: Peers) -> Result<()> {
+        self.set_access(at, len, peers.iter())
     }
 
     unsafe fn unmap(&self, at: Address, len: u64) -> Result<()> {

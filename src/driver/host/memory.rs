@@ -43,6 +43,8 @@ struct Mapping {
     len: u64,
     page: u64,
     accessible: bool,
+    /// Other devices that may read and write it, a bit for each.
+    peers: u64,
 }
 
 #[derive(Default)]
@@ -235,7 +237,7 @@ impl Memory {
             )
         }
         .map_err(|_| Refusal::OutOfAddresses)?;
-        state.mappings.insert(at, Mapping { len, page: handle, accessible: false });
+        state.mappings.insert(at, Mapping { len, page: handle, accessible: false, peers: 0 });
         if let Some(page) = state.pages.get_mut(&handle) {
             page.mappings += 1;
         }
@@ -252,6 +254,20 @@ impl Memory {
             .map_err(|_| Refusal::OutOfAddresses)?;
         state.mappings.range_mut(at..end).for_each(|(_, m)| m.accessible = true);
         Ok(())
+    }
+
+    /// Lets other devices, a bit for each, read and write a range of whole, adjoining mappings too. They are all this process.
+    pub fn grant(&self, at: u64, len: u64, peers: u64) -> Result<(), Refusal> {
+        self.granular(&[at, len])?;
+        let mut state = self.state.lock();
+        let end = state.whole_mappings(at, len)?;
+        state.mappings.range_mut(at..end).for_each(|(_, m)| m.peers |= peers);
+        Ok(())
+    }
+
+    /// The other devices that may read and write what is mapped at an address, a bit for each.
+    pub fn granted(&self, at: u64) -> u64 {
+        self.state.lock().mapping_over(at).map_or(0, |(_, mapping)| mapping.peers)
     }
 
     /// Unmaps a range of whole, adjoining mappings.

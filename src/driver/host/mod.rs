@@ -16,7 +16,7 @@ use super::{
 };
 use crate::error::{Error, Result};
 use crate::sync::Mutex;
-use crate::units::{Address, MAX_BYTES, Stream};
+use crate::units::{Address, MAX_BYTES, Peers, Stream};
 
 #[allow(unreachable_pub, reason = "the stand-in libcuda.so compiles the same file as its own module")]
 mod memory;
@@ -107,6 +107,7 @@ impl HostDriver {
                 unmap_waits: false,
                 descriptors_per_page: 1,
                 register_host: true,
+                peers: Peers::of_bits((1 << DEVICES) - 1).without(Peers::one(ordinal)),
             },
             memory: Memory::new(granularity, memory_bytes),
             events: Mutex::default(),
@@ -125,6 +126,12 @@ impl HostDriver {
     pub fn host_leftovers(&self) -> [usize; 2] {
         let events = self.events.lock();
         [events.streams.len(), events.registered.len()]
+    }
+
+    /// The other devices that were given access to what is mapped at an address.
+    #[must_use]
+    pub fn peers_at(&self, at: Address) -> Peers {
+        Peers::of_bits(self.memory.granted(at.0))
     }
 
     fn refused(&self, call: &'static str, requested: u64, refusal: Refusal) -> Error {
@@ -215,11 +222,13 @@ unsafe impl super::Memory for HostDriver {
         self.memory.release(page.0).map_err(|r| self.refused("release", 0, r))
     }
 
-    unsafe fn map(&self, at: Address, pages: &[Whole]) -> Result<(), NotMapped> {
+    unsafe fn map(&self, at: Address, pages: &[Whole], peers: Peers) -> Result<(), NotMapped> {
         let mut end = at.0;
         for (index, Whole { page, bytes }) in pages.iter().enumerate() {
             let mapped = self.memory.map(end, *bytes, 0, page.0).and_then(|()| {
-                let access = self.memory.set_access(end, *bytes);
+                let access = self.memory.set_access(end, *bytes).and_then(|()| {
+                    if peers.is_empty() { Ok(()) } else { self.memory.grant(end, *bytes, peers.bits()) }
+                });
                 if access.is_err() {
                     // Its undoing cannot fail: it is one whole mapping.
                     let _ = self.memory.unmap(end, *bytes);
@@ -235,6 +244,10 @@ unsafe impl super::Memory for HostDriver {
             end += bytes;
         }
         Ok(())
+    }
+
+    unsafe fn grant(&self, at: Address, len: u64, peers: Peers) -> Result<()> {
+        self.memory.grant(at.0, len, peers.bits()).map_err(|r| self.refused("grant", len, r))
     }
 
     unsafe fn unmap(&self, at: Address, len: u64) -> Result<()> {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::{Faulty, HOLDERS, RANGE, UNIT};
 use crate::pages::pool::{Page, State};
 use crate::pages::{Account, AccountId, Change, Holder, Limits, PagePool, Reservation};
+use crate::units::Peers;
 
 /// A pool with a page of a tenant that shows at the beginning of a range, and a free one.
 struct Books {
@@ -18,7 +19,7 @@ impl Books {
         let pool = PagePool::new(Faulty::new());
         let tenant = Account::new(&pool, None, "the tenant".to_owned(), Limits::default()).unwrap();
         let mut change = Change::on(&pool);
-        let range = change.reserve(RANGE, 0).unwrap();
+        let range = change.reserve(RANGE, 0, Peers::NONE).unwrap();
         let page = change.take(UNIT, HOLDERS[2], tenant.id()).unwrap();
         change.take(2 * UNIT, HOLDERS[0], tenant.id()).unwrap();
         change.map(range, 0, &[page]).unwrap();

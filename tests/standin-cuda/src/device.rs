@@ -100,6 +100,16 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_in
     })
 }
 
+/// Whether a device can use another one's memory: all can.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceCanAccessPeer(can: *mut c_int, dev: c_int, peer: c_int) -> Code {
+    answer(|| {
+        let (asking, asked) = (device(dev)?.0, device(peer)?.0);
+        // SAFETY: the caller's contract.
+        unsafe { give(can, c_int::from(asking != asked)) }
+    })
+}
+
 /// Bytes of the device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: c_int) -> Code {

@@ -153,7 +153,8 @@ pub extern "C" fn cuMemUnmap(at: u64, size: usize) -> Code {
     })
 }
 
-/// Makes whole mappings readable and writable by their own device. Other devices' access is not modelled.
+/// Makes whole mappings readable and writable by their own device, by others, or both. Kernels of others are not modelled; who has
+/// access is.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemSetAccess(at: u64, size: usize, desc: *const AccessDesc, count: usize) -> Code {
     answer(|| {
@@ -163,12 +164,18 @@ pub unsafe extern "C" fn cuMemSetAccess(at: u64, size: usize, desc: *const Acces
             return Err(INVALID_VALUE);
         }
         // SAFETY: not null, and then `count` descriptions by the caller's contract.
-        for AccessDesc { location, flags } in unsafe { std::slice::from_raw_parts(desc, count) } {
-            if device(at_device(*location)?)?.0 != index || *flags != ACCESS_READ_WRITE {
+        let descriptions = unsafe { std::slice::from_raw_parts(desc, count) };
+        let (mut own, mut peers) = (false, 0);
+        for AccessDesc { location, flags } in descriptions {
+            let asked = device(at_device(*location)?)?.0;
+            if *flags != ACCESS_READ_WRITE {
                 return Err(NOT_SUPPORTED);
             }
+            own |= asked == index;
+            peers |= u64::from(asked != index) << asked;
         }
-        owner.memory.set_access(at, size as u64).map_err(refused)
+        owner.memory.grant(at, size as u64, peers).map_err(refused)?;
+        if own { owner.memory.set_access(at, size as u64).map_err(refused) } else { Ok(()) }
     })
 }
 
@@ -182,7 +189,8 @@ pub unsafe extern "C" fn cuMemGetAccess(flags: *mut u64, location: *const Locati
         let (index, owner) = device_at(at)?;
         // Holding the page for a moment tells a mapping without access from no mapping.
         let page = owner.memory.retain_at(at).map_err(refused)?;
-        let accessible = index == asked && owner.memory.accessible(at, 1);
+        let granted = owner.memory.granted(at) >> asked & 1 == 1;
+        let accessible = if index == asked { owner.memory.accessible(at, 1) } else { granted };
         owner.memory.release(page).map_err(refused)?;
         // SAFETY: the caller's contract.
         unsafe { give(flags, if accessible { u64::from(ACCESS_READ_WRITE) } else { 0 }) }

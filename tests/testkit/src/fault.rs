@@ -11,7 +11,7 @@ use vmmgraph::driver::{
     Capabilities, DeviceInfo, Driver, Event, Memory, NotMapped, PageHandle, SharedDriver, StreamState,
     Timeline, Transfer, Whole,
 };
-use vmmgraph::{Address, Error, Result, Stream};
+use vmmgraph::{Address, Error, Peers, Result, Stream};
 
 #[derive(Debug, Default)]
 struct Plan {
@@ -225,7 +225,7 @@ unsafe impl Memory for FaultyDriver {
         unsafe { self.inner.release(page) }
     }
 
-    unsafe fn map(&self, at: Address, pages: &[Whole]) -> Result<(), NotMapped> {
+    unsafe fn map(&self, at: Address, pages: &[Whole], peers: Peers) -> Result<(), NotMapped> {
         // One fault for each page, and one behind the last, where access is set.
         for number in 0..=pages.len() {
             if let Err(error) = self.called("map", format!(" {at:?} {number} of {}", pages.len())) {
@@ -233,7 +233,13 @@ unsafe impl Memory for FaultyDriver {
             }
         }
         // SAFETY: the caller's promise.
-        unsafe { self.inner.map(at, pages) }
+        unsafe { self.inner.map(at, pages, peers) }
+    }
+
+    unsafe fn grant(&self, at: Address, len: u64, peers: Peers) -> Result<()> {
+        self.called("grant", format!(" {at:?} {len}"))?;
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.grant(at, len, peers) }
     }
 
     unsafe fn unmap(&self, at: Address, len: u64) -> Result<()> {

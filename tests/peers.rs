@@ -1,0 +1,149 @@
+//! Other devices that may use a device's pages: whoever is listed has access to every page that is mapped, however it came there. On the
+//! stand-in, which has two devices, and on the host driver, which has eight.
+
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+use vmmgraph::driver::{CudaDriver, HostDriver};
+use vmmgraph::{Address, Device, Error, HostOptions, Options, Peers, SharedVmmAllocator, Space, Stream};
+use vmmgraph_testkit::{FaultyDriver, MIB};
+
+const READ_WRITE: u64 = 3;
+
+/// The access of a device to what is mapped at an address.
+fn access(device: i32, at: Address) -> u64 {
+    let mut flags = u64::MAX;
+    let location =
+        sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device };
+    // SAFETY: good pointers.
+    let code = unsafe { sys::cuMemGetAccess(ptr::from_mut(&mut flags).cast(), &raw const location, at.0) };
+    assert_eq!(code, sys::CUresult::CUDA_SUCCESS, "nothing is mapped at {at:?}");
+    flags
+}
+
+/// Where the pages of blocks begin and end: an address of every one that a block lies on.
+fn looks(blocks: &[(Address, u64)]) -> impl Iterator<Item = Address> {
+    blocks.iter().flat_map(|(at, bytes)| (0..*bytes).step_by(MIB as usize).map(|offset| at.plus(offset)))
+}
+
+/// A capture with all kinds of pages: slabs, windows of several pages, kept ones; some of it retained on pages of its own.
+fn capture(arena: &SharedVmmAllocator) -> (Arc<Space>, Vec<(Address, u64)>) {
+    let space = arena.open_space().unwrap();
+    let mut blocks = Vec::new();
+    for bytes in [4096, 40 * MIB, 100 * 1024, 24 * MIB, 5 * MIB] {
+        blocks.push((space.allocate(bytes, Stream::LEGACY).unwrap(), bytes));
+    }
+    blocks.push((space.allocate_kept(3000, Stream::LEGACY).unwrap(), 3000));
+    // The retained one shares its pages with a freed one, so that fillers and pages of its own take their place.
+    space.free(blocks[3].0).unwrap();
+    (space, blocks)
+}
+
+#[test]
+fn every_mapped_page_is_the_peers_too() {
+    let device = Device::with_driver(Arc::new(CudaDriver::new(0).unwrap()));
+    let options = Options { peers: Peers::one(0).and(Peers::one(1)), ..Options::default() };
+    let arena = SharedVmmAllocator::new(&device, &options).unwrap();
+    let alone = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let (space, blocks) = capture(&arena);
+    let (others, others_blocks) = capture(&alone);
+    for turn in ["captured", "sealed"] {
+        for at in looks(&blocks) {
+            assert_eq!((access(0, at), access(1, at)), (READ_WRITE, READ_WRITE), "{turn}: {at:?}");
+        }
+        for at in looks(&others_blocks) {
+            assert_eq!(
+                (access(0, at), access(1, at)),
+                (READ_WRITE, 0),
+                "{turn}: nobody asked for it: {at:?}"
+            );
+        }
+        if turn == "captured" {
+            space.seal().unwrap();
+            others.seal().unwrap();
+        }
+    }
+    let bump = arena.open_bump_space().unwrap();
+    let segment = bump.allocate(30 * MIB, Stream::LEGACY).unwrap();
+    assert!(looks(&[(segment, 30 * MIB)]).all(|at| access(1, at) == READ_WRITE));
+}
+
+#[test]
+fn a_peer_that_is_admitted_later_gets_what_is_there_and_what_comes() {
+    let device = Device::with_driver(Arc::new(CudaDriver::new(1).unwrap()));
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let (space, blocks) = capture(&arena);
+    assert!(looks(&blocks).all(|at| access(0, at) == 0));
+    device.admit(Peers::one(0)).unwrap();
+    assert!(looks(&blocks).all(|at| access(0, at) == READ_WRITE));
+    space.seal().unwrap();
+    let (_next, more) = capture(&arena);
+    assert!(looks(&blocks).chain(looks(&more)).all(|at| access(0, at) == READ_WRITE));
+}
+
+#[test]
+fn who_cannot_be_a_peer_is_refused_with_nothing_changed() {
+    let device = Device::with_driver(Arc::new(CudaDriver::new(0).unwrap()));
+    for (peers, first) in [(Peers::one(2), 2), (Peers::of_bits(u64::MAX), 2)] {
+        let options = Options { peers, ..Options::default() };
+        let refused = SharedVmmAllocator::new(&device, &options).map(drop).unwrap_err();
+        assert!(
+            matches!(refused, Error::InvalidArgument { what: "a peer", value, .. } if value == first),
+            "{refused}"
+        );
+        assert!(matches!(device.admit(peers), Err(Error::InvalidArgument { .. })));
+    }
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let (_space, blocks) = capture(&arena);
+    assert!(looks(&blocks).all(|at| access(1, at) == 0));
+}
+
+/// What a change undoes it maps again as it was, peers included; what the driver refuses leaves nothing behind.
+#[test]
+fn an_undone_seal_leaves_the_peers_their_access() {
+    let peers = Peers::one(3).and(Peers::one(7));
+    for failing in 1..200 {
+        let host = Arc::new(HostDriver::new(0, HostOptions::default()).unwrap());
+        let faulty = FaultyDriver::new(host.clone());
+        let device = Device::with_driver(faulty.clone());
+        let arena = SharedVmmAllocator::new(&device, &Options { peers, ..Options::default() }).unwrap();
+        let (space, blocks) = capture(&arena);
+        faulty.arm(&[failing]);
+        let sealed = space.seal().is_ok();
+        faulty.arm(&[]);
+        for at in looks(&blocks) {
+            assert_eq!(host.peers_at(at), peers, "{failing}: {at:?}");
+        }
+        if sealed {
+            assert!(failing > 3, "a seal takes more calls than that");
+            return;
+        }
+    }
+    panic!("the seal never came to its end");
+}
+
+/// The map under way read who may use it before, and the walk over what is mapped comes before it is listed.
+#[test]
+fn a_peer_that_is_admitted_while_pages_are_mapped_has_them_too() {
+    let host = Arc::new(HostDriver::new(0, HostOptions::default()).unwrap());
+    let faulty = FaultyDriver::new(host.clone());
+    let device = Device::with_driver(faulty.clone());
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let admitting = Arc::downgrade(&device);
+    faulty.set_hook(Some(Arc::new(move |call| {
+        if let ("map", Some(device)) = (call, admitting.upgrade()) {
+            device.admit(Peers::one(5)).unwrap();
+        }
+    })));
+    let space = arena.open_space().unwrap();
+    let block = space.allocate(24 * MIB, Stream::LEGACY).unwrap();
+    faulty.set_hook(None);
+    assert!(looks(&[(block, 24 * MIB)]).all(|at| host.peers_at(at) == Peers::one(5)));
+    // A grant that the driver refuses is said, and what is mapped later has the peer all the same.
+    faulty.arm(&[1]);
+    assert!(matches!(device.admit(Peers::one(6)), Err(Error::Driver { call: "grant", .. })));
+    faulty.arm(&[]);
+    let more = space.allocate(48 * MIB, Stream::LEGACY).unwrap();
+    assert!(looks(&[(more, 48 * MIB)]).all(|at| host.peers_at(at) == Peers::one(5).and(Peers::one(6))));
+}
