@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <string_view>
 #include <utility>
 
 #include <ATen/core/TensorBody.h>
@@ -10,10 +9,10 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/Exception.h>
+
 #include "../torch/on_device.hpp"
 #include "../torch/registry.hpp"
 #include "inputs_state.hpp"
-
 
 namespace vmmgraph::engine {
 namespace {
@@ -33,25 +32,15 @@ struct Failure {
     bool of_device = false;
 };
 
-// Whether a failure of torch's is that of a block of ours which a budget has no bytes for: it quotes what the library said.
-bool quotes_budget(const char* message) {
-    auto info = detail::sized<ErrorInfo>();
-    if (vmmgraph_last_error(&info) != VMMGRAPH_OK || info.status != VMMGRAPH_ERROR_OVER_BUDGET) {
-        return false;
-    }
-    const auto said = detail::read_text([](char* buffer, std::size_t capacity, std::size_t* needed) {
-        static_cast<void>(vmmgraph_last_error_message(buffer, capacity, needed));
-    });
-    return std::string_view(message).find(said) != std::string_view::npos;
-}
-
 Failure failure_of(const std::exception_ptr& thrown) {
     try {
         std::rethrow_exception(thrown);
     } catch (const OutOfMemory& error) {
         return {error.what(), true, error.status() != VMMGRAPH_ERROR_OVER_BUDGET};
+    } catch (const torch::registry::OutOfBlocks& error) {
+        return {error.what_without_backtrace(), true, error.status() != VMMGRAPH_ERROR_OVER_BUDGET};
     } catch (const c10::OutOfMemoryError& error) {
-        return {error.what_without_backtrace(), true, !quotes_budget(error.what_without_backtrace())};
+        return {error.what_without_backtrace(), true, true};
     } catch (const std::exception& error) {
         return {error.what()};
     } catch (...) {
@@ -101,7 +90,6 @@ void GraphExecutor::State::decide(const Step& current) {
 void GraphExecutor::State::impose(const Step& current, const Decision& agreed) {
     const auto own = std::exchange(step, std::nullopt);
     const bool same = own && agreed.mode == decision.mode && agreed.bucket == decision.bucket;
-        dispatcher.imposed(slot);
     if (!same) {
         give_up();
         auto slot = dispatch::no_slot;
@@ -113,6 +101,7 @@ void GraphExecutor::State::impose(const Step& current, const Decision& agreed) {
                    "the agreed decision needs a graph that this executor cannot have, of " + text_of(agreed.bucket));
         }
         decision = {agreed.mode, agreed.reason, false, slot, agreed.bucket};
+        dispatcher.imposed(slot);
         if (slot != dispatch::no_slot && !graphs[slot].there) {
             if (std::exchange(graphs[slot].failed, false)) {
                 dispatcher.forgive(slot);

@@ -165,8 +165,12 @@ void* allocate_block(const std::shared_ptr<Memory>& memory, c10::DeviceIndex dev
         const auto message = detail::read_text([](char* buffer, std::size_t capacity, std::size_t* needed) {
             static_cast<void>(vmmgraph_last_error_message(buffer, capacity, needed));
         });
-        TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", bytes, " bytes on device ",
-                         static_cast<int>(device), " for a graph capture: ", message);
+        auto info = detail::sized<ErrorInfo>();
+        static_cast<void>(vmmgraph_last_error(&info));
+        throw OutOfBlocks({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)},
+                          c10::str("CUDA out of memory. Tried to allocate ", bytes, " bytes on device ", static_cast<int>(device),
+                                   " for a graph capture: ", message),
+                          info);
     }
     auto& all = registry();
     try {

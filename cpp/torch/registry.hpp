@@ -5,9 +5,12 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <unordered_set>
+#include <utility>
 
 #include <c10/core/Device.h>
+#include <c10/util/Exception.h>
 #include <cuda_runtime_api.h>
 
 #include "compat.hpp"
@@ -43,7 +46,18 @@ bool drop_use(const PoolKey& pool);
 // The live blocks of a capture's pool; nothing if it is torch's.
 std::optional<std::unordered_set<void*>> live_blocks(const PoolKey& pool);
 
-// A block for torch, a kept one in a KeptScope of this thread; or torch's own out-of-memory error.
+// Torch's own out-of-memory error, for a block: with the library's numbers, which say what ran out.
+class OutOfBlocks final : public c10::OutOfMemoryError {
+public:
+    OutOfBlocks(c10::SourceLocation where, std::string message, const ErrorInfo& info)
+        : c10::OutOfMemoryError(where, std::move(message)), info_(info) {}
+    [[nodiscard]] vmmgraph_status_t status() const noexcept { return info_.status; }
+
+private:
+    ErrorInfo info_;
+};
+
+// A block for torch, a kept one in a KeptScope of this thread. Throws OutOfBlocks.
 void* allocate_block(const std::shared_ptr<Memory>& memory, c10::DeviceIndex device, std::size_t bytes, cudaStream_t stream);
 // Frees a block; whether it was one.
 bool release_block(void* pointer);

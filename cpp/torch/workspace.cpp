@@ -34,21 +34,29 @@ struct MapWithMutex {
 
 bool tables_are_there() { return &at::cuda::cublas_handle_stream_to_workspace != nullptr; }
 
-// Calls `use` with each table, which nobody else uses meanwhile.
+using Table = char& (*)();
+constexpr Table tables[] = {at::cuda::cublas_handle_stream_to_workspace, at::cuda::cublaslt_handle_stream_to_workspace};
+
+// Calls `use` with a table, which nobody else uses meanwhile; not for one that torch does not have.
+template <class Use>
+void in_table(Table table, Use&& use) {
+    if (table == nullptr) {
+        return;
+    }
+    if constexpr (compat::workspaces_have_mutex) {
+        auto& found = reinterpret_cast<MapWithMutex&>(table());
+        const std::unique_lock lock(found.mutex);
+        use(found.map);
+    } else {
+        use(reinterpret_cast<Map&>(table()));
+    }
+}
+
+// With each table.
 template <class Use>
 void in_tables(Use&& use) {
-    using Table = char& (*)();
-    for (const Table table : {Table{at::cuda::cublas_handle_stream_to_workspace}, Table{at::cuda::cublaslt_handle_stream_to_workspace}}) {
-        if (table == nullptr) {
-            continue;
-        }
-        if constexpr (compat::workspaces_have_mutex) {
-            auto& found = reinterpret_cast<MapWithMutex&>(table());
-            const std::unique_lock lock(found.mutex);
-            use(found.map);
-        } else {
-            use(reinterpret_cast<Map&>(table()));
-        }
+    for (const auto table : tables) {
+        in_table(table, use);
     }
 }
 
@@ -121,12 +129,9 @@ void Workspace::provide(const c10::cuda::CUDAStream& stream) {
     }
     // What torch made for us, and ours takes the place of; freed without a lock.
     c10::DataPtr replaced;
-    bool first = true;
-    in_tables([&](Map& table) {
+    // cuBLASLt's has none of this size.
+    in_table(tables[0], [&](Map& table) {
         const Key key{handle, stream.stream()};
-        if (!std::exchange(first, false)) {
-            return;
-        }
         const auto entry = table.find(key);
         if (memory_) {
             if (entry != table.end()) {

@@ -12,7 +12,7 @@ use super::placement::Placement;
 use super::{Common, Phase};
 use crate::error::{Error, Result};
 use crate::pages::{Calls, Change, Fence, Holder, Reservation};
-use crate::sync::Mutex;
+use crate::sync::{Mutex, MutexGuard};
 use crate::units::{Address, BlockBytes, Stream};
 
 /// How often an allocation or a seal asks for memory again after somebody gave some back.
@@ -66,25 +66,41 @@ impl Core {
     pub(crate) fn allocate(&self, size: u64, stream: Stream, kept: bool) -> Result<Address> {
         let bytes = BlockBytes::round_up(size)?;
         self.common.usable()?;
-        if !kept
-            && !self.common.trace_blocks
-            && let Some(address) = self.place_on_mapped(&mut self.state.lock(), bytes, stream)
-        {
+        if kept || self.common.trace_blocks {
+            return self.allocate_or_grow(bytes, stream, kept, None);
+        }
+        let mut state = self.state.lock();
+        if let Some(address) = self.place_on_mapped(&mut state, bytes, stream) {
             self.common.totals.allocated(bytes.get());
             return Ok(address);
         }
-        self.allocate_or_grow(bytes, stream, kept)
+        self.allocate_or_grow(bytes, stream, kept, Some(state))
     }
 
-    /// The way of an allocation that takes a driver call, a kept page or a backtrace.
+    /// The way of an allocation that takes a driver call, a kept page or a backtrace. `full` is a state that was found to have no place
+    /// for it, and whose lock was held since: it need not be asked again before something changes.
     #[cold]
-    fn allocate_or_grow(&self, bytes: BlockBytes, stream: Stream, kept: bool) -> Result<Address> {
+    fn allocate_or_grow(
+        &self,
+        bytes: BlockBytes,
+        stream: Stream,
+        kept: bool,
+        mut full: Option<MutexGuard<'_, State>>,
+    ) -> Result<Address> {
         let mut origin = self.common.trace_blocks.then(Origin::here);
         let result = self.relieved(|| {
-            let mut state = self.state.lock();
+            let (mut state, asked) = match full.take() {
+                Some(state) => (state, true),
+                None => (self.state.lock(), false),
+            };
             state.require(Phase::Open)?;
-            let address =
-                if kept { self.keep(&mut state, bytes)? } else { self.place(&mut state, bytes, stream)? };
+            let address = if kept {
+                self.keep(&mut state, bytes)?
+            } else if asked {
+                self.place_anew(&mut state, bytes, stream)?
+            } else {
+                self.place(&mut state, bytes, stream)?
+            };
             if let (Some(origins), Some(origin)) = (&mut state.origins, origin.take()) {
                 origins.insert(address, origin);
             }
@@ -118,6 +134,11 @@ impl Core {
         if let Some(address) = self.place_on_mapped(state, bytes, stream) {
             return Ok(address);
         }
+        self.place_anew(state, bytes, stream)
+    }
+
+    /// The address of a block for which something has to be mapped.
+    fn place_anew(&self, state: &mut State, bytes: BlockBytes, stream: Stream) -> Result<Address> {
         let place = self.grow(state, bytes, stream)?;
         Ok(self.placed(state, place, bytes))
     }
