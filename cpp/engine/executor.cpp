@@ -253,7 +253,8 @@ std::uint64_t GraphExecutor::unplanned() const {
 }
 
 std::string GraphExecutor::prometheus(const std::vector<std::pair<std::string, std::string>>& labels) const {
-    return state_->dispatcher.prometheus(labels);
+    const auto& pool = state_->options.capture.executables;
+    return state_->dispatcher.prometheus(labels) + (pool && !state_->on_cpu() ? pool->prometheus(labels) : "");
 }
 
 }  // namespace vmmgraph::engine

@@ -1,5 +1,6 @@
 #include "executables.hpp"
 
+#include <stdexcept>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -69,6 +70,19 @@ ExecutableStats ExecutablePool::stats() const {
             now.woken,
             now.ready,
             now.late};
+}
+
+std::string ExecutablePool::prometheus(const std::vector<std::pair<std::string, std::string>>& labels) const {
+    std::vector<rust::Str> texts;
+    try {
+        for (const auto& [name, value] : labels) {
+            texts.emplace_back(name);
+            texts.emplace_back(value);
+        }
+    } catch (const std::invalid_argument& error) {
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "a label is no UTF-8");
+    }
+    return std::string(bridge::executable_prometheus(*state_->pool, {texts.data(), texts.size()}));
 }
 
 Template::Template(std::shared_ptr<ExecutablePool> pool, const std::vector<cudaGraph_t>& graphs, bool own)

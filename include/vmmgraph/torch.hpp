@@ -100,6 +100,8 @@ public:
     // What is there already shrinks to them as graphs are replayed.
     void set_limits(const ExecutableLimits& limits);
     [[nodiscard]] ExecutableStats stats() const;
+    // The counts in Prometheus's text format, with these labels on every sample; `state` and `what` are the library's own.
+    [[nodiscard]] std::string prometheus(const std::vector<std::pair<std::string, std::string>>& labels = {}) const;
 
 private:
     friend class CapturedGraph;

@@ -1,9 +1,9 @@
 //! How often each decision was taken, readable while it happens.
 
-use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::dispatcher::GraphMode;
+use super::exposition::{Exposition, Kind, Metric};
 
 /// Why a step runs the way it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -93,12 +93,6 @@ pub struct Counters {
     imposed: [AtomicU64; 3],
 }
 
-/// A metric of the text format with what it is.
-struct Metric {
-    name: &'static str,
-    help: &'static str,
-}
-
 const GRAPHS: Metric =
     Metric { name: "vmmgraph_dispatch_graphs", help: "Graphs that are there or being captured." };
 /// In the order of [`Event`].
@@ -176,75 +170,25 @@ impl Counters {
     /// uses itself (`mode`, `reason`), is left out.
     #[must_use]
     pub fn prometheus(&self, labels: &[(&str, &str)], graphs: u32) -> String {
-        let mut common = String::new();
-        for (place, (name, value)) in labels.iter().enumerate() {
-            let again = labels[..place].iter().any(|(earlier, _)| earlier == name);
-            if is_label_name(name) && !again && !["mode", "reason"].contains(name) {
-                let comma = if common.is_empty() { "" } else { "," };
-                // Writing to a string cannot fail.
-                let _ = write!(common, "{comma}{name}=\"{}\"", Escaped(value));
-            }
-        }
-        let mut text = String::new();
-        let comma = if common.is_empty() { "" } else { "," };
-        header(&mut text, &DECISIONS, "counter");
+        let mut text = Exposition::new(labels, &["mode", "reason"]);
+        text.family(&DECISIONS, Kind::Counter);
         for mode in GraphMode::ALL {
             for reason in Reason::ALL.into_iter().filter(|reason| mode.can_be(*reason)) {
-                let _ = writeln!(
-                    text,
-                    "{}{{{common}{comma}mode=\"{}\",reason=\"{}\"}} {}",
-                    DECISIONS.name,
-                    mode.name(),
-                    reason.name(),
-                    self.steps(mode, reason)
-                );
+                let labels = [("mode", mode.name()), ("reason", reason.name())];
+                text.sample(&DECISIONS, &labels, self.steps(mode, reason));
             }
         }
-        header(&mut text, &IMPOSED, "counter");
+        text.family(&IMPOSED, Kind::Counter);
         for mode in GraphMode::ALL {
-            let (name, mode, steps) = (IMPOSED.name, mode.name(), self.imposed(mode));
-            let _ = writeln!(text, "{name}{{{common}{comma}mode=\"{mode}\"}} {steps}");
+            text.sample(&IMPOSED, &[("mode", mode.name())], self.imposed(mode));
         }
-        let plain = if common.is_empty() { String::new() } else { format!("{{{common}}}") };
-        let mut sample = |metric: &Metric, kind: &str, value: u64| {
-            header(&mut text, metric, kind);
-            let _ = writeln!(text, "{}{plain} {value}", metric.name);
-        };
-        sample(&REQUESTED, "counter", self.requested());
-        sample(&PADDING, "counter", self.padding());
+        text.single(&REQUESTED, Kind::Counter, self.requested());
+        text.single(&PADDING, Kind::Counter, self.padding());
         for (metric, events) in EVENTS.iter().zip(&self.events) {
-            sample(metric, "counter", events.load(Ordering::Relaxed));
+            text.single(metric, Kind::Counter, events.load(Ordering::Relaxed));
         }
-        sample(&GRAPHS, "gauge", graphs.into());
-        text
-    }
-}
-
-fn header(text: &mut String, metric: &Metric, kind: &str) {
-    let _ = writeln!(text, "# HELP {} {}\n# TYPE {} {kind}", metric.name, metric.help, metric.name);
-}
-
-fn is_label_name(name: &str) -> bool {
-    let mut letters = name.chars();
-    letters.next().is_some_and(|first| first.is_ascii_alphabetic() || first == '_')
-        && letters.all(|letter| letter.is_ascii_alphanumeric() || letter == '_')
-        && !name.starts_with("__")
-}
-
-/// A label's value with backslash, quote and line feed escaped.
-struct Escaped<'a>(&'a str);
-
-impl std::fmt::Display for Escaped<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for letter in self.0.chars() {
-            match letter {
-                '\\' => f.write_str("\\\\")?,
-                '"' => f.write_str("\\\"")?,
-                '\n' => f.write_str("\\n")?,
-                other => f.write_char(other)?,
-            }
-        }
-        Ok(())
+        text.single(&GRAPHS, Kind::Gauge, graphs.into());
+        text.finish()
     }
 }
 
@@ -254,6 +198,7 @@ mod tests {
 
     use proptest::prelude::*;
 
+    use super::super::exposition::is_label_name;
     use super::*;
 
     type Labels = BTreeMap<String, String>;

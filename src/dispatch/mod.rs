@@ -19,13 +19,14 @@
 //! | [`plan`](mod@plan) | the buckets that waste least |
 //! | [`dispatcher`] | replay, capture or eager, and why |
 //! | `slots` | which graphs are there, and which goes first |
-//! | [`counters`] | how often, as numbers and for Prometheus |
+//! | [`counters`], `exposition` | how often, as numbers and for Prometheus |
 //! | [`input`], [`layout`], [`pack`] | addresses of inputs and outputs; a step's bytes for one copy |
 
 pub mod bucket;
 pub mod budget;
 pub mod counters;
 pub mod dispatcher;
+pub(crate) mod exposition;
 pub mod histogram;
 pub mod input;
 pub mod key;

@@ -18,6 +18,7 @@ use crate::sync::Monitor;
 
 mod cost;
 mod kinds;
+mod metrics;
 mod policy;
 
 pub use cost::Size;

@@ -48,6 +48,8 @@ TEST(Ahead, OnOrdinaryTrafficFewStepsWaitForTheirExecutable) {
         EXPECT_EQ(small.executor->warm_up(), 32u);
         const auto before = small.executor->executables();
         EXPECT_EQ(before.awake, 8u);
+        const auto text = small.executor->prometheus({{"model", "small"}});
+        EXPECT_NE(text.find("\nvmmgraph_executable_graphs{model=\"small\",state=\"asleep\"} 24\n"), std::string::npos) << text;
         std::mt19937 random(17);
         Ran ran;
         int at = 40, wrong = 0;

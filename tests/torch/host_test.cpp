@@ -297,6 +297,8 @@ TEST(Capture, OverTheHostDriverIsRefusedAndLeavesTheArenaUsable) {
     vmmgraph::torch::install();
     int stream = 0;
     EXPECT_EQ(status_of([&] { vmmgraph::torch::CaptureScope scope(arena, nullptr); }), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(status_of([&] { const vmmgraph::torch::ExecutablePool pool(arena); }), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(status_of([&] { static_cast<void>(vmmgraph::torch::ExecutablePool::of(arena)); }), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     try {
         vmmgraph::torch::CaptureScope scope(arena, &stream);
         ADD_FAILURE() << "was not refused";

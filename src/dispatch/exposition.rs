@@ -1,0 +1,98 @@
+//! Prometheus's text exposition format, for counters and gauges.
+
+use std::fmt::Write as _;
+
+/// A metric with what it is.
+pub(crate) struct Metric {
+    pub(crate) name: &'static str,
+    pub(crate) help: &'static str,
+}
+
+/// How a metric moves.
+#[derive(Clone, Copy)]
+pub(crate) enum Kind {
+    /// It only grows; its name ends in `_total`.
+    Counter,
+    Gauge,
+}
+
+/// A text in that format, with the same labels on every sample.
+pub(crate) struct Exposition {
+    text: String,
+    /// As they stand between the braces.
+    common: String,
+}
+
+impl Exposition {
+    /// With these labels; one whose name the format does not allow, that comes twice, or that is among `reserved`, is left out.
+    pub(crate) fn new(labels: &[(&str, &str)], reserved: &[&str]) -> Self {
+        let mut common = String::new();
+        for (place, (name, value)) in labels.iter().enumerate() {
+            let again = labels[..place].iter().any(|(earlier, _)| earlier == name);
+            if is_label_name(name) && !again && !reserved.contains(name) {
+                push(&mut common, name, value);
+            }
+        }
+        Self { text: String::new(), common }
+    }
+
+    /// Says what the samples that follow are.
+    pub(crate) fn family(&mut self, metric: &Metric, kind: Kind) {
+        let kind = match kind {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+        };
+        let Metric { name, help } = metric;
+        // Writing to a string cannot fail.
+        let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    /// One sample of it, with labels of its own behind the common ones.
+    pub(crate) fn sample(&mut self, metric: &Metric, labels: &[(&str, &str)], value: u64) {
+        let mut all = self.common.clone();
+        labels.iter().for_each(|(name, value)| push(&mut all, name, value));
+        let labels = if all.is_empty() { all } else { format!("{{{all}}}") };
+        let _ = writeln!(self.text, "{}{labels} {value}", metric.name);
+    }
+
+    /// A metric of one sample.
+    pub(crate) fn single(&mut self, metric: &Metric, kind: Kind, value: u64) {
+        self.family(metric, kind);
+        self.sample(metric, &[], value);
+    }
+
+    /// The text.
+    pub(crate) fn finish(self) -> String {
+        self.text
+    }
+}
+
+fn push(labels: &mut String, name: &str, value: &str) {
+    let comma = if labels.is_empty() { "" } else { "," };
+    let _ = write!(labels, "{comma}{name}=\"{}\"", Escaped(value));
+}
+
+/// Whether the format allows a label of that name.
+pub(super) fn is_label_name(name: &str) -> bool {
+    let mut letters = name.chars();
+    letters.next().is_some_and(|first| first.is_ascii_alphabetic() || first == '_')
+        && letters.all(|letter| letter.is_ascii_alphanumeric() || letter == '_')
+        && !name.starts_with("__")
+}
+
+/// A label's value with backslash, quote and line feed escaped.
+struct Escaped<'a>(&'a str);
+
+impl std::fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for letter in self.0.chars() {
+            match letter {
+                '\\' => f.write_str("\\\\")?,
+                '"' => f.write_str("\\\"")?,
+                '\n' => f.write_str("\\n")?,
+                other => f.write_char(other)?,
+            }
+        }
+        Ok(())
+    }
+}
