@@ -306,6 +306,18 @@
 // Everything.
 #define VMMGRAPH_LOG_TRACE 5
 
+// Nothing was copied.
+#define VMMGRAPH_COPY_NONE 0
+
+// From and to registered host memory, at the link's speed.
+#define VMMGRAPH_COPY_REGISTERED 1
+
+// Registration was refused: over a ring of small registered buffers.
+#define VMMGRAPH_COPY_RING 2
+
+// Not even those: as the driver copies pageable memory.
+#define VMMGRAPH_COPY_PAGEABLE 3
+
 // The list of xLLM: 1, 2, 4, 8, then multiples of 16 up to the first that holds `max`.
 #define VMMGRAPH_SIZES_XLLM 0
 
@@ -345,18 +357,6 @@
 
 // For finding bugs: a pause copies all the same, and compares with what the host has. Costs the copy.
 #define VMMGRAPH_REGION_VERIFY_CLEAN 2
-
-// Nothing was copied.
-#define VMMGRAPH_COPY_NONE 0
-
-// From and to registered host memory, at the link's speed.
-#define VMMGRAPH_COPY_REGISTERED 1
-
-// Registration was refused: over a ring of small registered buffers.
-#define VMMGRAPH_COPY_RING 2
-
-// Not even those: as the driver copies pageable memory.
-#define VMMGRAPH_COPY_PAGEABLE 3
 
 // Being captured: blocks may be allocated.
 #define VMMGRAPH_SPACE_OPEN 0
@@ -650,6 +650,20 @@ typedef struct vmmgraph_dispatcher_stats_t {
   uint64_t imposed_eager;
 } vmmgraph_dispatcher_stats_t;
 
+// What the host pool of a device holds.
+typedef struct vmmgraph_host_stats_t {
+  // Set to sizeof(vmmgraph_host_stats_t) before the call.
+  size_t struct_size;
+  // Bytes held from the operating system.
+  uint64_t held_bytes;
+  // Those of them that are registered with the device.
+  uint64_t registered_bytes;
+  // Bytes that no contents are in.
+  uint64_t free_bytes;
+  // The most it may hold; 0: no limit.
+  uint64_t limit_bytes;
+} vmmgraph_host_stats_t;
+
 // How long a dimension is. Never grows, so it has no struct_size.
 typedef struct vmmgraph_extent_t {
   // VMMGRAPH_EXTENT_FIXED, _ALONG or _UP_TO.
@@ -773,6 +787,120 @@ typedef void (*vmmgraph_log_fn)(int32_t level, const char *text, size_t length, 
 // Called once with `user` when a sink is no longer in use.
 typedef void (*vmmgraph_drop_fn)(void *user);
 
+// A region: memory with a tag that can step aside. Calls with it are thread-safe.
+typedef struct vmmgraph_region *vmmgraph_region_t;
+
+// What must be over before memory steps aside. Zero everything, then set struct_size and what there is.
+typedef struct vmmgraph_fence_t {
+  // sizeof(vmmgraph_fence_t).
+  size_t struct_size;
+  // Streams: everything given to them so far.
+  void *const *streams;
+  // How many.
+  size_t stream_count;
+  // Events (CUevent or cudaEvent_t) that were recorded and stay until the call returns.
+  void *const *events;
+  // How many.
+  size_t event_count;
+} vmmgraph_fence_t;
+
+// What a pause did.
+typedef struct vmmgraph_pause_report_t {
+  // Set to sizeof(vmmgraph_pause_report_t) before the call.
+  size_t struct_size;
+  // Regions paused by this call; those that were before are not counted.
+  uint64_t regions;
+  // Pages that went.
+  uint64_t pages;
+  // Their bytes.
+  uint64_t bytes;
+  // Bytes copied to the host.
+  uint64_t copied_bytes;
+  // Bytes that were not copied, because the host has them from an earlier pause.
+  uint64_t clean_bytes;
+  // Bytes that stay by their policy.
+  uint64_t kept_bytes;
+  // Bytes that stay because something failed.
+  uint64_t left_bytes;
+  // Pages that were said to be unwritten and were not (VMMGRAPH_REGION_VERIFY_CLEAN).
+  uint64_t stale_pages;
+  // Calls to the driver.
+  uint64_t calls;
+  // Failures; the call returns the status of the first.
+  uint64_t failures;
+  // All of it, in microseconds.
+  uint64_t micros;
+  // From the first copy to the end of the last, in microseconds.
+  uint64_t copy_micros;
+  // Copied bytes in GiB a second of that time; 0: nothing was copied.
+  double copy_gib_per_second;
+  // One of VMMGRAPH_COPY_*.
+  int32_t path;
+  // 0.
+  int32_t reserved;
+} vmmgraph_pause_report_t;
+
+// What a resume did.
+typedef struct vmmgraph_resume_report_t {
+  // Set to sizeof(vmmgraph_resume_report_t) before the call.
+  size_t struct_size;
+  // Regions that came back by this call.
+  uint64_t regions;
+  // Pages that came.
+  uint64_t pages;
+  // Their bytes.
+  uint64_t bytes;
+  // Bytes copied from the host.
+  uint64_t copied_bytes;
+  // Bytes set to zero.
+  uint64_t zeroed_bytes;
+  // Calls to the driver.
+  uint64_t calls;
+  // All of it, in microseconds.
+  uint64_t micros;
+  // Of these, until the memory was had, in microseconds.
+  uint64_t waited_micros;
+  // From the first copy to the end of the last, in microseconds; 0: nobody waited for that.
+  uint64_t copy_micros;
+  // Copied bytes in GiB a second of that time.
+  double copy_gib_per_second;
+  // One of VMMGRAPH_COPY_*.
+  int32_t path;
+  // 0.
+  int32_t reserved;
+} vmmgraph_resume_report_t;
+
+// A stretch of device addresses. It never grows.
+typedef struct vmmgraph_range_t {
+  // Where it begins.
+  uint64_t address;
+  // Its bytes.
+  uint64_t bytes;
+} vmmgraph_range_t;
+
+// Memory that goes or has come.
+typedef struct vmmgraph_moved_t {
+  // sizeof(vmmgraph_moved_t) of the library.
+  size_t struct_size;
+  // The region's tag, zero-terminated.
+  const char *tag;
+  // The region's number, unique in the process.
+  uint64_t region;
+  // Counts the region's mappings.
+  uint64_t generation;
+  // The addresses, in order.
+  const struct vmmgraph_range_t *ranges;
+  // How many.
+  size_t range_count;
+} vmmgraph_moved_t;
+
+// Told that memory goes or has come; `moved` is valid during the call. Must not throw. No lock of the library's is held; pausing or
+// resuming the same region there is VMMGRAPH_ERROR_WRONG_STATE.
+typedef void (*vmmgraph_moved_fn)(const struct vmmgraph_moved_t *moved, void *user);
+
+// Hooks that are told when memory goes and comes, until they are destroyed.
+typedef struct vmmgraph_pause_hooks *vmmgraph_pause_hooks_t;
+
 // Streams and layers of an Ascend deployment, for the number of ACL graphs that it can hold by vLLM-Ascend's formula. Zero
 // everything, then set struct_size and what differs from the default; 0 is the default.
 typedef struct vmmgraph_acl_graph_streams_t {
@@ -891,9 +1019,6 @@ typedef struct vmmgraph_region_options_t {
   uint64_t page_bytes;
 } vmmgraph_region_options_t;
 
-// A region: memory with a tag that can step aside. Calls with it are thread-safe.
-typedef struct vmmgraph_region *vmmgraph_region_t;
-
 // What a region holds.
 typedef struct vmmgraph_region_stats_t {
   // Set to sizeof(vmmgraph_region_stats_t) before the call.
@@ -923,131 +1048,6 @@ typedef struct vmmgraph_region_stats_t {
   // Its byte budget; 0: none.
   uint64_t budget_bytes;
 } vmmgraph_region_stats_t;
-
-// What must be over before memory steps aside. Zero everything, then set struct_size and what there is.
-typedef struct vmmgraph_fence_t {
-  // sizeof(vmmgraph_fence_t).
-  size_t struct_size;
-  // Streams: everything given to them so far.
-  void *const *streams;
-  // How many.
-  size_t stream_count;
-  // Events (CUevent or cudaEvent_t) that were recorded and stay until the call returns.
-  void *const *events;
-  // How many.
-  size_t event_count;
-} vmmgraph_fence_t;
-
-// What a pause did.
-typedef struct vmmgraph_pause_report_t {
-  // Set to sizeof(vmmgraph_pause_report_t) before the call.
-  size_t struct_size;
-  // Regions paused by this call; those that were before are not counted.
-  uint64_t regions;
-  // Pages that went.
-  uint64_t pages;
-  // Their bytes.
-  uint64_t bytes;
-  // Bytes copied to the host.
-  uint64_t copied_bytes;
-  // Bytes that were not copied, because the host has them from an earlier pause.
-  uint64_t clean_bytes;
-  // Bytes that stay by their policy.
-  uint64_t kept_bytes;
-  // Bytes that stay because something failed.
-  uint64_t left_bytes;
-  // Pages that were said to be unwritten and were not (VMMGRAPH_REGION_VERIFY_CLEAN).
-  uint64_t stale_pages;
-  // Calls to the driver.
-  uint64_t calls;
-  // Failures; the call returns the status of the first.
-  uint64_t failures;
-  // All of it, in microseconds.
-  uint64_t micros;
-  // From the first copy to the end of the last, in microseconds.
-  uint64_t copy_micros;
-  // Copied bytes in GiB a second of that time; 0: nothing was copied.
-  double copy_gib_per_second;
-  // One of VMMGRAPH_COPY_*.
-  int32_t path;
-  // 0.
-  int32_t reserved;
-} vmmgraph_pause_report_t;
-
-// What a resume did.
-typedef struct vmmgraph_resume_report_t {
-  // Set to sizeof(vmmgraph_resume_report_t) before the call.
-  size_t struct_size;
-  // Regions that came back by this call.
-  uint64_t regions;
-  // Pages that came.
-  uint64_t pages;
-  // Their bytes.
-  uint64_t bytes;
-  // Bytes copied from the host.
-  uint64_t copied_bytes;
-  // Bytes set to zero.
-  uint64_t zeroed_bytes;
-  // Calls to the driver.
-  uint64_t calls;
-  // All of it, in microseconds.
-  uint64_t micros;
-  // Of these, until the memory was had, in microseconds.
-  uint64_t waited_micros;
-  // From the first copy to the end of the last, in microseconds; 0: nobody waited for that.
-  uint64_t copy_micros;
-  // Copied bytes in GiB a second of that time.
-  double copy_gib_per_second;
-  // One of VMMGRAPH_COPY_*.
-  int32_t path;
-  // 0.
-  int32_t reserved;
-} vmmgraph_resume_report_t;
-
-// What the host pool of a device holds.
-typedef struct vmmgraph_host_stats_t {
-  // Set to sizeof(vmmgraph_host_stats_t) before the call.
-  size_t struct_size;
-  // Bytes held from the operating system.
-  uint64_t held_bytes;
-  // Those of them that are registered with the device.
-  uint64_t registered_bytes;
-  // Bytes that no contents are in.
-  uint64_t free_bytes;
-  // The most it may hold; 0: no limit.
-  uint64_t limit_bytes;
-} vmmgraph_host_stats_t;
-
-// A stretch of device addresses. It never grows.
-typedef struct vmmgraph_range_t {
-  // Where it begins.
-  uint64_t address;
-  // Its bytes.
-  uint64_t bytes;
-} vmmgraph_range_t;
-
-// Memory that goes or has come.
-typedef struct vmmgraph_moved_t {
-  // sizeof(vmmgraph_moved_t) of the library.
-  size_t struct_size;
-  // The region's tag, zero-terminated.
-  const char *tag;
-  // The region's number, unique in the process.
-  uint64_t region;
-  // Counts the region's mappings.
-  uint64_t generation;
-  // The addresses, in order.
-  const struct vmmgraph_range_t *ranges;
-  // How many.
-  size_t range_count;
-} vmmgraph_moved_t;
-
-// Told that memory goes or has come; `moved` is valid during the call. Must not throw. No lock of the library's is held; pausing or
-// resuming the same region there is VMMGRAPH_ERROR_WRONG_STATE.
-typedef void (*vmmgraph_moved_fn)(const struct vmmgraph_moved_t *moved, void *user);
-
-// Hooks that are told when memory goes and comes, until they are destroyed.
-typedef struct vmmgraph_pause_hooks *vmmgraph_pause_hooks_t;
 
 // What a capture used.
 typedef struct vmmgraph_seal_report_t {
@@ -1330,6 +1330,29 @@ vmmgraph_status_t vmmgraph_dispatcher_prometheus(vmmgraph_dispatcher_t dispatche
                                                  size_t capacity,
                                                  size_t *needed);
 
+// Makes sure that the device's host pool holds `bytes` at least, in use or not: mapped, faulted in, and registered where that is
+// granted, so that a pause need not do it.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_device_prepare_backup(vmmgraph_device_t device,
+                                                 uint64_t bytes);
+
+// Limits the bytes that the device's host pool may hold; 0: no limit. Nothing is taken away.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_device_set_host_budget(vmmgraph_device_t device, uint64_t bytes);
+
+// Gives back to the operating system what no contents are in. `released` (may be null) receives the bytes.
+//
+// Arguments:
+// `released` is null or writable.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_device_trim_host(vmmgraph_device_t device, uint64_t *released);
+
+// What the device's host pool holds now.
+//
+// Arguments:
+// `stats` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_device_host_stats(vmmgraph_device_t device,
+                                             struct vmmgraph_host_stats_t *stats);
+
 // Lays inputs and outputs out for every bucket, each at a multiple of `alignment` bytes (a power of two from 256 to 2 MiB; 0: 512).
 //
 // Arguments:
@@ -1418,6 +1441,83 @@ vmmgraph_status_t vmmgraph_set_log_sink(vmmgraph_log_fn sink,
                                         void *user,
                                         vmmgraph_drop_fn drop,
                                         int32_t max_level);
+
+// As vmmgraph_device_pause, for one region.
+//
+// Arguments:
+// As vmmgraph_device_pause.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_region_pause(vmmgraph_region_t region,
+                                        const struct vmmgraph_fence_t *fence,
+                                        struct vmmgraph_pause_report_t *report);
+
+// As vmmgraph_device_resume, for one region.
+//
+// Arguments:
+// As vmmgraph_device_resume.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_region_resume(vmmgraph_region_t region,
+                                         uint64_t deadline_micros,
+                                         struct vmmgraph_resume_report_t *report);
+
+// Pauses the regions with one of these tags; none: all regions. Waits for the fence (null: nothing) and for what was given to the
+// streams noted for their blocks; then pages go as their policy says. The caller submits nothing that uses them meanwhile.
+//
+// Goes on past failures: then the status is that of the first, `report` (may be null) is written all the same, what failed stays with
+// its contents, and the next pause tries it again. What is paused already stays so. While a stream of the fence or of a block is
+// being captured, it is VMMGRAPH_ERROR_STREAM_CAPTURING and nothing more is paused. The device's free pages go back to the driver too.
+//
+// Arguments:
+// `tags` is null or points to `tag_count` zero-terminated strings; `fence` is null or points to a struct whose struct_size is set, with
+// as many streams and recorded events as it says; `report` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_device_pause(vmmgraph_device_t device,
+                                        const char *const *tags,
+                                        size_t tag_count,
+                                        const struct vmmgraph_fence_t *fence,
+                                        struct vmmgraph_pause_report_t *report);
+
+// Resumes the regions with one of these tags, all or none; no tag: all regions. Returns when the contents are there. While there is no
+// memory it asks again until the deadline, in microseconds from now; 0: as an allocation does. On failure everything is paused as
+// before, the host has the contents, and the call can be repeated. What is there already stays. `report` may be null.
+//
+// Arguments:
+// `tags` and `report` as in vmmgraph_device_pause.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_device_resume(vmmgraph_device_t device,
+                                         const char *const *tags,
+                                         size_t tag_count,
+                                         uint64_t deadline_micros,
+                                         struct vmmgraph_resume_report_t *report);
+
+// As vmmgraph_device_resume, but returns as soon as everything is mapped. The contents are copied in the order of the tags; a stream
+// that needs a region's waits for them by vmmgraph_region_before.
+//
+// Arguments:
+// As vmmgraph_device_resume.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_device_resume_async(vmmgraph_device_t device,
+                                               const char *const *tags,
+                                               size_t tag_count,
+                                               uint64_t deadline_micros,
+                                               struct vmmgraph_resume_report_t *report);
+
+// Calls `before_unmap` when memory with this tag is not used any more and is unmapped next, and `after_map` when it is there again, on
+// other pages; an empty tag: of all regions. Either may be null. For registrations that hold pages: NCCL's, RDMA's.
+//
+// Arguments:
+// `tag` is null or a zero-terminated string; the functions may be called with `user` from any thread until vmmgraph_pause_hooks_destroy
+// and the pauses and resumes that were under way then have returned; `hooks` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_device_add_pause_hooks(vmmgraph_device_t device,
+                                                  const char *tag,
+                                                  vmmgraph_moved_fn before_unmap,
+                                                  vmmgraph_moved_fn after_map,
+                                                  void *user,
+                                                  vmmgraph_pause_hooks_t *hooks);
+
+// The hooks are called no more, but by pauses and resumes that are under way.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_pause_hooks_destroy(vmmgraph_pause_hooks_t hooks);
 
 // The sizes of a VMMGRAPH_SIZES list up to `max`, at most 2^20, ascending. Writes at most `capacity` of them and how many there are.
 //
@@ -1538,106 +1638,6 @@ vmmgraph_status_t vmmgraph_region_set_budget(vmmgraph_region_t region,
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_region_stats(vmmgraph_region_t region,
                                         struct vmmgraph_region_stats_t *stats);
-
-// As vmmgraph_device_pause, for one region.
-//
-// Arguments:
-// As vmmgraph_device_pause.
-VMMGRAPH_API
-vmmgraph_status_t vmmgraph_region_pause(vmmgraph_region_t region,
-                                        const struct vmmgraph_fence_t *fence,
-                                        struct vmmgraph_pause_report_t *report);
-
-// As vmmgraph_device_resume, for one region.
-//
-// Arguments:
-// As vmmgraph_device_resume.
-VMMGRAPH_API
-vmmgraph_status_t vmmgraph_region_resume(vmmgraph_region_t region,
-                                         uint64_t deadline_micros,
-                                         struct vmmgraph_resume_report_t *report);
-
-// Pauses the regions with one of these tags; none: all regions. Waits for the fence (null: nothing) and for what was given to the
-// streams noted for their blocks; then pages go as their policy says. The caller submits nothing that uses them meanwhile.
-//
-// Goes on past failures: then the status is that of the first, `report` (may be null) is written all the same, what failed stays with
-// its contents, and the next pause tries it again. What is paused already stays so. While a stream of the fence or of a block is
-// being captured, it is VMMGRAPH_ERROR_STREAM_CAPTURING and nothing more is paused. The device's free pages go back to the driver too.
-//
-// Arguments:
-// `tags` is null or points to `tag_count` zero-terminated strings; `fence` is null or points to a struct whose struct_size is set, with
-// as many streams and recorded events as it says; `report` is null or points to a struct whose struct_size is set.
-VMMGRAPH_API
-vmmgraph_status_t vmmgraph_device_pause(vmmgraph_device_t device,
-                                        const char *const *tags,
-                                        size_t tag_count,
-                                        const struct vmmgraph_fence_t *fence,
-                                        struct vmmgraph_pause_report_t *report);
-
-// Resumes the regions with one of these tags, all or none; no tag: all regions. Returns when the contents are there. While there is no
-// memory it asks again until the deadline, in microseconds from now; 0: as an allocation does. On failure everything is paused as
-// before, the host has the contents, and the call can be repeated. What is there already stays. `report` may be null.
-//
-// Arguments:
-// `tags` and `report` as in vmmgraph_device_pause.
-VMMGRAPH_API
-vmmgraph_status_t vmmgraph_device_resume(vmmgraph_device_t device,
-                                         const char *const *tags,
-                                         size_t tag_count,
-                                         uint64_t deadline_micros,
-                                         struct vmmgraph_resume_report_t *report);
-
-// As vmmgraph_device_resume, but returns as soon as everything is mapped. The contents are copied in the order of the tags; a stream
-// that needs a region's waits for them by vmmgraph_region_before.
-//
-// Arguments:
-// As vmmgraph_device_resume.
-VMMGRAPH_API
-vmmgraph_status_t vmmgraph_device_resume_async(vmmgraph_device_t device,
-                                               const char *const *tags,
-                                               size_t tag_count,
-                                               uint64_t deadline_micros,
-                                               struct vmmgraph_resume_report_t *report);
-
-// Makes sure that the device's host pool holds `bytes` at least, in use or not: mapped, faulted in, and registered where that is
-// granted, so that a pause need not do it.
-VMMGRAPH_API
-vmmgraph_status_t vmmgraph_device_prepare_backup(vmmgraph_device_t device,
-                                                 uint64_t bytes);
-
-// Limits the bytes that the device's host pool may hold; 0: no limit. Nothing is taken away.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_device_set_host_budget(vmmgraph_device_t device, uint64_t bytes);
-
-// Gives back to the operating system what no contents are in. `released` (may be null) receives the bytes.
-//
-// Arguments:
-// `released` is null or writable.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_device_trim_host(vmmgraph_device_t device, uint64_t *released);
-
-// What the device's host pool holds now.
-//
-// Arguments:
-// `stats` is null or points to a struct whose struct_size is set.
-VMMGRAPH_API
-vmmgraph_status_t vmmgraph_device_host_stats(vmmgraph_device_t device,
-                                             struct vmmgraph_host_stats_t *stats);
-
-// Calls `before_unmap` when memory with this tag is not used any more and is unmapped next, and `after_map` when it is there again, on
-// other pages; an empty tag: of all regions. Either may be null. For registrations that hold pages: NCCL's, RDMA's.
-//
-// Arguments:
-// `tag` is null or a zero-terminated string; the functions may be called with `user` from any thread until vmmgraph_pause_hooks_destroy
-// and the pauses and resumes that were under way then have returned; `hooks` is null or writable.
-VMMGRAPH_API
-vmmgraph_status_t vmmgraph_device_add_pause_hooks(vmmgraph_device_t device,
-                                                  const char *tag,
-                                                  vmmgraph_moved_fn before_unmap,
-                                                  vmmgraph_moved_fn after_map,
-                                                  void *user,
-                                                  vmmgraph_pause_hooks_t *hooks);
-
-// The hooks are called no more, but by pauses and resumes that are under way.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_pause_hooks_destroy(vmmgraph_pause_hooks_t hooks);
 
 // Opens a space for a capture. The arena's pages stay while the space does, also after the arena is destroyed. Replays so far are
 // marked, so that their stream may be captured; whatever state that stream is in, this does not fail because of it.

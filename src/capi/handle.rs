@@ -10,7 +10,7 @@ use slotmap::{DefaultKey, Key, KeyData, SlotMap};
 
 use super::guard::Failure;
 use super::inputs::PlannedInputs;
-use super::region::Hooks;
+use super::pause::Hooks;
 use super::status::VMMGRAPH_ERROR_INVALID_HANDLE;
 use crate::dispatch::Dispatcher;
 use crate::error::Error;

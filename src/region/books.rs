@@ -1,6 +1,7 @@
 //! What a region knows of itself: its pages' places, its blocks, what waits. Bookkeeping; the driver is asked elsewhere.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::Policy;
 use super::packing::Packing;
@@ -8,7 +9,6 @@ use crate::error::{Error, Result};
 use crate::pages::{Events, Fence, HostPiece, HostPool, PageId, PagePool, RangeId, Remains, Reservation};
 use crate::sync::thread_token;
 use crate::units::{Address, Stream};
-use std::sync::Arc;
 
 /// Live bytes that are closer than this are copied together with what is between them.
 const NEAR: u64 = 64 << 10;

@@ -1,9 +1,9 @@
 //! Regions: memory that steps aside and comes back at the same addresses.
 //!
 //! ```text
-//!   Region            allocate, free, who uses what                     mod.rs
+//!   Region            allocate, free, who uses what                     mod.rs  options.rs
 //!   tags              several at a time, by tag, all or nothing         tags.rs
-//!   pause  resume     one region's pages out and in                     pause.rs  resume.rs
+//!   pause  resume     one region's pages out and in                     pause.rs  resume.rs  turn.rs
 //!   books             pages' places, blocks, what waits                 books.rs      plain code
 //!   packing  sizes    where a block goes, how long a page is            packing.rs  sizes.rs      plain code
 //! ```
@@ -25,95 +25,33 @@ use std::time::Duration;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::pages::{
-    Account, AccountStats, Change, Fence, Holder, HookGuard, Limits, Pausable, PauseReport, ResumeReport,
-    Resuming,
+    Account, Change, Fence, Holder, Limits, PageId, Pausable, PauseReport, RangeId, Reservation,
+    ResumeReport, Resuming,
 };
-use crate::sync::{Monitor, Mutex, thread_token};
+use crate::sync::{Monitor, Mutex};
 use crate::units::{Address, BlockBytes, MAX_BYTES, Peers, Stream};
 
 mod books;
+mod options;
 mod packing;
 mod pause;
 mod resume;
 mod sizes;
 mod tags;
+mod turn;
 
 use books::{Books, Phase};
+pub use options::{Policy, RegionOptions, RegionStats};
 use sizes::{LONGEST, Sizes};
 pub use tags::Ready;
 
 /// Addresses that are reserved at a time, in bytes, or as many as a block needs.
 const RANGE: u64 = 16 << 30;
+/// Pages that were mapped behind one another, and their bytes.
+type Mapped = Vec<(PageId, u64)>;
+
 /// How often an allocation asks for memory again after somebody gave some back.
 const TRIES: u32 = 8;
-
-/// What becomes of memory when it steps aside.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Policy {
-    /// The contents are lost: what comes back holds anything.
-    #[default]
-    Discard,
-    /// What comes back is zero.
-    Zero,
-    /// The contents go to host memory and come back.
-    Backup,
-    /// The memory stays.
-    Keep,
-}
-
-impl Policy {
-    const COUNT: usize = 4;
-
-    fn index(self) -> usize {
-        self as usize
-    }
-}
-
-/// What a region is made like.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RegionOptions {
-    /// What becomes of its blocks, but for those that say otherwise.
-    pub policy: Policy,
-    /// The most bytes of physical memory it may hold; `None`: no limit but those above.
-    pub budget_bytes: Option<u64>,
-    /// Bytes of every page, a multiple of the device's granularity, for regions whose pages others shall borrow; 0: as fits, up to
-    /// 1 GiB.
-    pub page_bytes: u64,
-    /// Its blocks are written once, before the first pause: the host keeps what it copied then, and later pauses copy nothing. What is
-    /// written later all the same is to be said by [`Region::mark_written`].
-    pub read_only: bool,
-    /// For finding bugs: a pause copies all the same, and compares with what the host has. Costs the copy.
-    pub verify_clean: bool,
-}
-
-/// What a region holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RegionStats {
-    /// The region's number, unique in the process.
-    pub id: u64,
-    /// Whether it is paused.
-    pub paused: bool,
-    /// Counts its mappings, from 1 on.
-    pub generation: u64,
-    /// Bytes of pages that are there.
-    pub resident_bytes: u64,
-    /// Bytes of pages that stepped aside.
-    pub paused_bytes: u64,
-    /// Bytes of contents on the host.
-    pub host_bytes: u64,
-    /// Pages, there or not.
-    pub pages: u64,
-    /// Live blocks, and their bytes.
-    pub blocks: u64,
-    /// Bytes of live blocks.
-    pub live_bytes: u64,
-    /// Bytes of places that no block has.
-    pub free_bytes: u64,
-    /// Bytes of addresses.
-    pub reserved_bytes: u64,
-    /// What counts toward its budget.
-    pub account: AccountStats,
-}
 
 /// Memory with a tag that can step aside: blocks at fixed addresses, whose pages go and come.
 ///
@@ -252,12 +190,7 @@ impl Region {
     }
 
     /// Maps new pages at a place, or at the beginning of a new range.
-    #[allow(clippy::type_complexity, reason = "pages with their bytes, and at most one range")]
-    fn map(
-        &self,
-        at: Option<(crate::pages::RangeId, u64)>,
-        pages: &[u64],
-    ) -> Result<(Vec<(crate::pages::PageId, u64)>, Vec<crate::pages::Reservation>)> {
+    fn map(&self, at: Option<(RangeId, u64)>, pages: &[u64]) -> Result<(Mapped, Vec<Reservation>)> {
         let mut change = Change::on(self.device.pool());
         let all: u64 = pages.iter().sum();
         let (range, offset) = match at {
@@ -404,42 +337,6 @@ impl Region {
             reserved_bytes: books.reserved(),
             account: self.account.stats(),
         }
-    }
-
-    /// Waits until nobody moves its pages, and keeps others from it.
-    fn take_turn(&self) -> Result<Turn<'_>> {
-        let me = thread_token();
-        self.turn.wait_for(|thread| {
-            if *thread == 0 {
-                *thread = me;
-                return Some(Ok(()));
-            }
-            if *thread == me {
-                let (expected, found) = ("at rest", "being paused or resumed by this thread");
-                return Some(Err(Error::WrongState { what: "the region", expected, found }));
-            }
-            HookGuard::refuse().err().map(Err)
-        })?;
-        Ok(Turn { region: self, back: None })
-    }
-}
-
-/// The right to move a region's pages. Where it ends, the region is as `back` says, if that says something.
-struct Turn<'a> {
-    region: &'a Region,
-    back: Option<Phase>,
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        {
-            let mut books = self.region.books.lock();
-            if let Some(back) = self.back {
-                books.phase = back;
-            }
-            books.settle(self.region.device.pool(), self.region.device.host_pool());
-        }
-        self.region.turn.change(|thread| *thread = 0);
     }
 }
 

@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 
 use super::books::{HostCopy, Phase};
-use super::{Policy, Region, Turn};
+use super::turn::Turn;
+use super::{Policy, Region};
 use crate::error::Result;
 use crate::pages::{Change, Fence, PageId, RangeId, ResumeReport, Resuming};
 use crate::units::Address;
