@@ -565,34 +565,44 @@ fn close(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
+/// Repeats a step until it succeeds: whatever failed before, also in the middle of an undoing, must not stand in its way for ever.
+fn insist<T>(run: &mut Run, what: &str, mut step: impl FnMut() -> Result<T>) -> Result<T> {
+    for _ in 0..2 {
+        if let Ok(done) = run.step(what, &mut step) {
+            return Ok(done);
+        }
+    }
+    Ok(run.step(what, step).unwrap_or_else(|error| panic!("{what} fails again and again: {error}")))
+}
+
 /// A region of every policy steps aside and comes back, twice, the second time without a copy where it was said to be clean, and goes
 /// while it is paused. Whatever fails, the contents are there after the next resume that succeeds.
 fn step_aside(run: &mut Run) -> Result<()> {
     let (device, other) = (Arc::clone(&run.device), run.injector.stream());
     let stamps = Stamps::new(device.driver(), other);
     let options = RegionOptions { policy: Policy::Backup, read_only: true, ..RegionOptions::default() };
-    let region = run.step("region", || device.region("weights", options))?;
+    let region = insist(run, "region", || device.region("weights", options))?;
     let mut blocks = Vec::new();
     let mut number = 0;
     for (bytes, policy) in
         [(5, Policy::Backup), (3, Policy::Keep), (1, Policy::Zero), (4, Policy::Discard), (7, Policy::Backup)]
     {
-        let block = run.step("allocate", || region.allocate_as(bytes * MIB, policy, other))?;
+        let block = insist(run, "allocate", || region.allocate_as(bytes * MIB, policy, other))?;
         number += 1;
-        run.step("write", || stamps.write(block, bytes * MIB, number))?;
+        insist(run, "write", || stamps.write(block, bytes * MIB, number))?;
         blocks.push((block, bytes * MIB, policy, number));
     }
     for round in 0..2 {
         let pause = || device.pause(&["weights"], Fence::default())?.complete();
-        run.step("pause", pause)?;
+        insist(run, "pause", pause)?;
         if round == 1 {
-            run.step("free", || region.free(blocks[0].0))?;
+            insist(run, "free", || region.free(blocks[0].0))?;
             blocks.remove(0);
         }
-        run.step("resume", || device.resume(&["weights"], Duration::ZERO))?;
+        insist(run, "resume", || device.resume(&["weights"], Duration::ZERO))?;
         for (block, bytes, policy, stamp) in &blocks {
             if matches!(policy, Policy::Backup | Policy::Keep) {
-                let holds = run.step("read", || stamps.holds(*block, *bytes, *stamp))?;
+                let holds = insist(run, "read", || stamps.holds(*block, *bytes, *stamp))?;
                 assert!(holds, "{policy:?} block {stamp} was lost");
             }
         }
@@ -600,7 +610,7 @@ fn step_aside(run: &mut Run) -> Result<()> {
             region.mark_written(Some(blocks[0].0))?;
         }
     }
-    run.step("trim host", || device.host_pool().trim())?;
+    insist(run, "trim host", || device.host_pool().trim())?;
     let _ = device.pause(&[], Fence::default());
     Ok(())
 }
@@ -611,20 +621,20 @@ fn come_back(run: &mut Run) -> Result<()> {
     let stamps = Stamps::new(device.driver(), other);
     let region = |tag, policy| device.region(tag, RegionOptions { policy, ..RegionOptions::default() });
     let (weights, kv) = (region("weights", Policy::Backup)?, region("kv", Policy::Zero)?);
-    let block = run.step("allocate", || weights.allocate(6 * MIB, other))?;
-    run.step("allocate", || kv.allocate(2 * MIB, other))?;
-    run.step("write", || stamps.write(block, 6 * MIB, 3))?;
-    run.step("prepare", || device.host_pool().prepare(8 * MIB))?;
-    run.step("pause", || device.pause(&[], Fence::default())?.complete())?;
+    let block = insist(run, "allocate", || weights.allocate(6 * MIB, other))?;
+    insist(run, "allocate", || kv.allocate(2 * MIB, other))?;
+    insist(run, "write", || stamps.write(block, 6 * MIB, 3))?;
+    insist(run, "prepare", || device.host_pool().prepare(8 * MIB))?;
+    insist(run, "pause", || device.pause(&[], Fence::default())?.complete())?;
     run.injector.keep_busy(4);
-    let resumed = run.step("resume", || device.resume_async(&["kv", "weights"], Duration::ZERO))?;
+    let resumed = insist(run, "resume", || device.resume_async(&["kv", "weights"], Duration::ZERO))?;
     for mut ready in resumed.1 {
-        run.step("order", || ready.before(other))?;
-        run.step("wait", || ready.wait())?;
+        insist(run, "order", || ready.before(other))?;
+        insist(run, "wait", || ready.wait())?;
     }
     assert_eq!((weights.stats().paused, kv.stats().paused), (false, false));
-    assert!(run.step("read", || stamps.holds(block, 6 * MIB, 3))?, "the contents were lost");
-    run.step("trim host", || device.host_pool().trim()).map(drop)
+    assert!(insist(run, "read", || stamps.holds(block, 6 * MIB, 3))?, "the contents were lost");
+    insist(run, "trim host", || device.host_pool().trim()).map(drop)
 }
 
 /// Another device comes to an arena that lists it, and to one that does not.

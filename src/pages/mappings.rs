@@ -210,7 +210,7 @@ impl PagePool {
     }
 
     /// Those that begin in a part of it.
-    pub(super) fn mapped_in(&self, range: RangeId, offset: u64, len: u64) -> Vec<Mapping> {
+    pub(crate) fn mapped_in(&self, range: RangeId, offset: u64, len: u64) -> Vec<Mapping> {
         let state = self.lock();
         let part = offset..offset.saturating_add(len);
         let entries = state.ranges.get(range).into_iter().flat_map(|range| range.mapped.range(part.clone()));

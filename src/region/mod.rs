@@ -168,8 +168,9 @@ impl Region {
         let held = books.bytes_of(policy);
         let tail = books.tail(policy);
         let room = |need: u64| {
-            let last = books.last_range();
-            last.filter(|(_, _, range)| range - books.end >= need)
+            let last = books.last_range().filter(|(_, _, range)| range - books.end >= need);
+            // What a failed undoing left there goes with its range.
+            last.filter(|(range, ..)| self.device.pool().mapped_in(*range, books.end, u64::MAX).is_empty())
         };
         for tight in [false, true] {
             let cut = |more| if tight { self.sizes.tight(more) } else { self.sizes.pages(more, held) };

@@ -4,12 +4,13 @@
 //! itself. The host's bytes are let go when all is there.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::books::{HostCopy, Phase};
 use super::turn::Turn;
 use super::{Policy, Region};
 use crate::error::Result;
-use crate::pages::{Change, Fence, PageId, RangeId, ResumeReport, Resuming};
+use crate::pages::{Change, Fence, PageId, PagePool, RangeId, ResumeReport, Resuming};
 use crate::units::Address;
 
 /// A place whose page is to come.
@@ -79,10 +80,22 @@ impl Coming<'_> {
     }
 }
 
+/// Takes away what is still mapped at a place because undoing an earlier resume failed as well.
+fn clear(pool: &Arc<PagePool>, place: &Place) -> Result<()> {
+    if pool.mapped_in(place.range, place.offset, place.bytes).is_empty() {
+        return Ok(());
+    }
+    let mut change = Change::on(pool);
+    change.unmap(place.range, place.offset, place.bytes)?;
+    change.commit();
+    Ok(())
+}
+
 impl Resuming for Coming<'_> {
     fn take(&mut self, change: &mut Change<'_>) -> Result<()> {
         let (holder, account) = (self.region.holder(), self.region.account.id());
         for place in self.places.values_mut() {
+            clear(change.pool(), place)?;
             place.page = Some(change.take(place.bytes, holder, account)?);
         }
         Ok(())
