@@ -112,6 +112,8 @@ Options options_of(bool graph) {
     Options options;
     options.enable_graph = graph;
     options.max_seqs_per_batch = has_gpu() ? 64 : 12;
+    // Fewer than an engine would have, so that graphs lend theirs all the time.
+    options.graph.executables = {2, 0};
     return options;
 }
 
@@ -148,6 +150,10 @@ TEST(XllmExecutor, DecodesTokenForTokenAsEager) {
     EXPECT_EQ(first.wrong + outcome.wrong, 0u);
     EXPECT_EQ(executor.unplanned(), 0u);
     EXPECT_EQ(outcome.by_mode[VMMGRAPH_MODE_EAGER], 0u);
+    if (has_gpu() && vmmgraph::torch::ExecutablePool::shared() && !engine_tests::shortened()) {
+        EXPECT_GT(executor.executables().updated, 10u);
+        EXPECT_LT(executor.executables().awake, there);
+    }
     EXPECT_EQ(executor.stats().captures, there);
     EXPECT_EQ(graphs.arena ? graphs.arena->mapped_size() : 0, arena_bytes) << "memory is flat after the largest shape";
     if (!engine_tests::shortened()) {
