@@ -62,19 +62,6 @@ mod ffi {
         /// The same in Prometheus's text format; labels are names and values in turn.
         fn executable_prometheus(pool: &ExecutablePool, labels: &[&str]) -> String;
         /// No graphs yet.
-        fn executable_prometheus(pool: &ExecutablePool, labels: &[&str]) -> String {
-            let mut text = String::new();
-            let pairs: Vec<_> = labels.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
-            guarded(
-                || pool.0.close(),
-                || {
-                    text = pool.0.stats().prometheus(&pairs);
-                    Ok(())
-                },
-            );
-            text
-        }
-
         fn no_template() -> Box<GraphTemplate>;
         /// Takes graphs (each a cudaGraph_t) into the pool; the status. They outlive the template.
         fn add_graphs(
@@ -265,6 +252,19 @@ fn executable_stats(pool: &ExecutablePool) -> ffi::ExecutableStats {
         ready: counts.ready,
         late: counts.late,
     }
+}
+
+fn executable_prometheus(pool: &ExecutablePool, labels: &[&str]) -> String {
+    let mut text = String::new();
+    let pairs: Vec<_> = labels.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
+    guarded(
+        || pool.0.close(),
+        || {
+            text = pool.0.stats().prometheus(&pairs);
+            Ok(())
+        },
+    );
+    text
 }
 
 fn no_template() -> Box<GraphTemplate> {
