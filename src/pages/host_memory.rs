@@ -17,6 +17,8 @@ const SHARE: usize = 4 << 20;
 const TRIES: u32 = 3;
 /// The smallest page of the machine.
 const FRAME: usize = 4096;
+/// A huge page of the machine: a five-hundredth of the faults, and of the pages that a registration pins.
+const HUGE: usize = 2 << 20;
 
 /// Mapped host memory. Dropping it ends its registration and gives it back; the device does not use it then.
 pub(super) struct HostMemory {
@@ -30,10 +32,21 @@ impl HostMemory {
     /// Maps memory and faults it in. Not registered yet.
     pub(super) fn new(driver: &SharedDriver, bytes: usize) -> Result<Self> {
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // Where huge pages can lie: what is too much goes back at once.
+        let all = bytes + if bytes >= HUGE { HUGE } else { 0 };
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nobody else's memory.
-        let base = unsafe { mmap_anonymous(ptr::null_mut(), bytes, prot, flags) }
+        let found = unsafe { mmap_anonymous(ptr::null_mut(), all, prot, flags) }
             .map_err(|_| Error::OutOfHostMemory { requested: bytes as u64, held: 0, limit: 0 })?
             as usize;
+        let base = if bytes >= HUGE { found.next_multiple_of(HUGE) } else { found };
+        for (at, bytes) in [(found, base - found), (base + bytes, found + all - base - bytes)] {
+            // SAFETY: a part of the mapping that nobody knows yet. If it stays it is addresses only.
+            if bytes > 0 && unsafe { munmap(at as *mut c_void, bytes) }.is_err() {
+                tracing::debug!(bytes, "addresses stay with the process");
+            }
+        }
+        // SAFETY: as above. Where the machine has no huge pages to give, small ones do.
+        let _ = unsafe { madvise(base as *mut c_void, bytes, Advice::LinuxHugepage) };
         let memory = Self { driver: SharedDriver::clone(driver), base, bytes, registered: false };
         in_shares(bytes, |start, len| fault_in(base + start, len));
         Ok(memory)
@@ -111,11 +124,12 @@ fn fault_in(at: usize, bytes: usize) {
     }
 }
 
-/// Calls `work` for parts of `bytes`, by several threads if that is worth it; parts are multiples of a frame but for the last.
+/// Calls `work` for parts of `bytes`, by several threads if that is worth it; parts are multiples of a huge page but for the last.
 pub(super) fn in_shares(bytes: usize, work: impl Fn(usize, usize) + Sync) {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS);
     let shares = (bytes / SHARE).clamp(1, threads);
-    let share = bytes.div_ceil(shares).next_multiple_of(FRAME);
+    // No two threads fault in one huge page.
+    let share = bytes.div_ceil(shares).next_multiple_of(HUGE);
     let work = &work;
     std::thread::scope(|scope| {
         for start in (share..bytes).step_by(share) {
