@@ -102,8 +102,17 @@ std::size_t GraphExecutor::warm_up() {
     }
     // The smallest first: decoding is what waits for nobody.
     for (auto slot = state.order.rbegin(); slot != state.order.rend(); ++slot) {
-        if (auto& graph = state.graphs[*slot]; graph.captured && !graph.captured->wake()) {
-            break;
+        auto& graph = state.graphs[*slot];
+        try {
+            if (graph.captured && !graph.captured->wake()) {
+                break;
+            }
+        } catch (const Error& error) {
+            if (state.options.on_failure == OnFailure::throws) {
+                throw;
+            }
+            state.last_failure = "graph of " + text_of(graph.bucket) + ": " + error.what();
+            state.forget(*slot);
         }
     }
     return stats().graphs;

@@ -241,6 +241,10 @@ bool GraphExecutor::State::capture(Slot slot, const Step& current, void* stream,
                 ran_ahead = true;
             }
             record(graph, current);
+            if (may_evict && graph.captured) {
+                // For the replay that follows: what cannot be instantiated is a failed capture too.
+                static_cast<void>(graph.captured->wake());
+            }
             graph.there = true;
             dispatcher.captured(slot);
             return true;

@@ -335,7 +335,8 @@ pub unsafe trait Transfer {
 pub struct GraphShape {
     /// How many nodes it has.
     pub nodes: u64,
-    /// Graphs that may be updated into one another have the same number: kinds of nodes and the edges between them. Not all that have it can.
+    /// Graphs that may be updated into one another have the same number: kinds of nodes, the edges between them, and what of a node an update
+    /// leaves as it was. Not all that have it can.
     pub topology: u64,
     /// The same for graphs whose kernels are the same functions, between which an update is cheapest.
     pub functions: u64,

@@ -86,9 +86,14 @@ TEST_F(Failures, AGraphThatCannotBeInstantiatedLeavesEverythingUsable) {
                     scope.next_piece();
                 }
                 ASSERT_EQ(cudaMemsetAsync(nothing, 0, 4096, static_cast<cudaStream_t>(raw())), cudaSuccess);
-                static_cast<void>(scope.end());
+                auto graph = scope.end();
+                // Up to torch 2.7 the capture ends with it; from then on it is made when it is first needed, and every time.
+                EXPECT_THROW(static_cast<void>(graph.wake()), vmmgraph::Error);
+                EXPECT_THROW(static_cast<void>(graph.exec()), vmmgraph::Error);
+                EXPECT_FALSE(graph.awake());
+                graph.replay(raw());
             };
-            EXPECT_THROW(body(), c10::Error) << "route " << static_cast<int>(route) << ", second piece " << second_piece;
+            EXPECT_ANY_THROW(body()) << "route " << static_cast<int>(route) << ", second piece " << second_piece;
         }
         expect_usable(arena, model, options);
     }

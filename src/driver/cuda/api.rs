@@ -93,17 +93,21 @@ driver_functions! {
 }
 
 driver_functions! {
-    /// Those for graphs; a driver before CUDA 12.0 lacks one of them.
+    /// Those for graphs; a driver before CUDA 12.3 lacks one of them.
     GraphApi {
         cuGraphGetNodes(sys::CUgraph, *mut sys::CUgraphNode, *mut usize);
         cuGraphNodeGetType(sys::CUgraphNode, *mut c_int);
-        cuGraphGetEdges(sys::CUgraph, *mut sys::CUgraphNode, *mut sys::CUgraphNode, *mut usize);
+        cuGraphGetEdges_v2(sys::CUgraph, *mut sys::CUgraphNode, *mut sys::CUgraphNode, *mut EdgeData, *mut usize);
+        cuGraphKernelNodeGetAttribute(sys::CUgraphNode, c_int, *mut [u64; 8]);
         cuGraphKernelNodeGetParams_v2(sys::CUgraphNode, *mut sys::CUDA_KERNEL_NODE_PARAMS);
         cuGraphInstantiateWithFlags(*mut sys::CUgraphExec, sys::CUgraph, c_ulonglong);
         cuGraphExecUpdate_v2(sys::CUgraphExec, sys::CUgraph, *mut UpdateResult);
         cuGraphExecDestroy(sys::CUgraphExec);
     }
 }
+
+/// `CUgraphEdgeData`: ports, kind, and what is reserved.
+pub(super) type EdgeData = [u8; 8];
 
 /// `CUgraphExecUpdateResultInfo`, whose first field is an enum that the driver may extend.
 #[repr(C)]

@@ -121,10 +121,11 @@ pub unsafe extern "C" fn cuGraphNodeGetType(node: *mut c_void, out: *mut c_int) 
 
 /// Writes how many edges there are: one between any two nodes that follow one another, as all work here is in a line.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuGraphGetEdges(
+pub unsafe extern "C" fn cuGraphGetEdges_v2(
     graph: *mut c_void,
     from: *mut *mut c_void,
     to: *mut *mut c_void,
+    data: *mut [u8; 8],
     count: *mut usize,
 ) -> Code {
     answer(|| {
@@ -133,12 +134,13 @@ pub unsafe extern "C" fn cuGraphGetEdges(
             return Err(INVALID_VALUE);
         }
         let edges = nodes.len().saturating_sub(1);
-        if !from.is_null() && !to.is_null() {
+        if !from.is_null() && !to.is_null() && !data.is_null() {
             // SAFETY: not null, and then readable by the caller's contract.
             let room = unsafe { *count };
             for place in 0..edges.min(room) {
-                // SAFETY: room for so many in both by the caller's contract.
+                // SAFETY: room for so many in all three by the caller's contract.
                 unsafe {
+                    data.add(place).write([0; 8]);
                     from.add(place).write(node_name(graph, place));
                     to.add(place).write(node_name(graph, place + 1));
                 }
@@ -179,6 +181,16 @@ pub unsafe extern "C" fn cuGraphExecUpdate_v2(
         *before = nodes;
         Ok(())
     })
+}
+
+/// Refuses: no node is a kernel here.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGraphKernelNodeGetAttribute(
+    _node: *mut c_void,
+    _attribute: c_int,
+    _value: *mut c_void,
+) -> Code {
+    INVALID_VALUE
 }
 
 /// Refuses: no node is a kernel here.

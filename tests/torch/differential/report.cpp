@@ -120,6 +120,9 @@ std::string describe_exception() {
     }
     try {
         throw;
+    } catch (const c10::OutOfMemoryError& error) {
+        // By the type that programs catch: ours is one that has numbers besides.
+        return "c10::OutOfMemoryError: " + normalised(error.what());
     } catch (const std::exception& error) {
         return kind + ": " + normalised(error.what());
     } catch (...) {
