@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include <cxxabi.h>
+#include <c10/util/Exception.h>
 #include <unistd.h>
 
 #include "harness.hpp"
