@@ -7,7 +7,8 @@ set(_config_build_dir "${PROJECT_BINARY_DIR}/config")
 install(TARGETS vmmgraph EXPORT VmmGraphTargets
   LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT runtime NAMELINK_COMPONENT development)
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/vmmgraph" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT development
-  FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp" PATTERN "torch.hpp" EXCLUDE PATTERN "engine.hpp" EXCLUDE PATTERN "inputs.hpp" EXCLUDE)
+  FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp" PATTERN "torch.hpp" EXCLUDE PATTERN "engine.hpp" EXCLUDE PATTERN "inputs.hpp" EXCLUDE
+  PATTERN "memory_saver.h" EXCLUDE)
 install(EXPORT VmmGraphTargets NAMESPACE VmmGraph:: DESTINATION "${_config_dir}" COMPONENT development)
 if(VMMGRAPH_TORCH)
   install(TARGETS vmmgraph_torch EXPORT VmmGraphTorchTargets
@@ -16,6 +17,12 @@ if(VMMGRAPH_TORCH)
       "${PROJECT_SOURCE_DIR}/include/vmmgraph/engine.hpp"
     DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/vmmgraph" COMPONENT development)
   install(EXPORT VmmGraphTorchTargets NAMESPACE VmmGraph:: DESTINATION "${_config_dir}" COMPONENT development)
+endif()
+if(VMMGRAPH_MEMORY_SAVER)
+  install(TARGETS vmmgraph_memory_saver EXPORT VmmGraphTargets
+    LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT runtime)
+  install(FILES "${PROJECT_SOURCE_DIR}/include/vmmgraph/memory_saver.h"
+    DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/vmmgraph" COMPONENT development)
 endif()
 if(VMMGRAPH_STATIC)
   install(FILES "${VMMGRAPH_ARCHIVE}" DESTINATION "${CMAKE_INSTALL_LIBDIR}" RENAME libvmmgraph.a COMPONENT development)

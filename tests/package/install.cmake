@@ -17,6 +17,10 @@ set(development
   "${LIBDIR}/cmake/VmmGraph/VmmGraphTargets-*.cmake"
   "${LIBDIR}/libvmmgraph.so"
   "${LIBDIR}/pkgconfig/vmmgraph.pc")
+if(MEMORY_SAVER_INSTALLED)
+  list(APPEND runtime "${LIBDIR}/libvmmgraph_memory_saver.so")
+  list(APPEND development "${INCLUDEDIR}/vmmgraph/memory_saver.h")
+endif()
 if(STATIC_INSTALLED)
   list(APPEND development "${LIBDIR}/libvmmgraph.a")
 endif()
@@ -48,4 +52,17 @@ foreach(line "SONAME.*\\[libvmmgraph\\.so\\.${SOVERSION}\\]" "R(UN)?PATH.*\\[\\$
 endforeach()
 if(output MATCHES "libstdc\\+\\+|libcuda|libasan")
   message(SEND_ERROR "the library needs more than it should:\n${output}")
+endif()
+
+if(MEMORY_SAVER_INSTALLED)
+  # It has no libcuda and no CUDA runtime of its own, and finds the one core beside it.
+  run("${READELF}" -d "${PREFIX}/${LIBDIR}/libvmmgraph_memory_saver.so")
+  foreach(line "NEEDED.*\\[libvmmgraph\\.so\\.${SOVERSION}\\]" "R(UN)?PATH.*\\[\\$ORIGIN\\]" "NODELETE" "NOW")
+    if(NOT output MATCHES "${line}")
+      message(SEND_ERROR "no ${line} in the dynamic section:\n${output}")
+    endif()
+  endforeach()
+  if(output MATCHES "libcuda")
+    message(SEND_ERROR "the memory saver needs more than it should:\n${output}")
+  endif()
 endif()

@@ -1,0 +1,29 @@
+# libvmmgraph_memory_saver.so: torch_memory_saver's C names over the regions of libvmmgraph.so, with cudaMalloc and cudaFree in it, which is
+# why it is a library of its own. No CUDA is needed to build it. One file without a version, since LD_PRELOAD names it.
+set(_saver_map "${PROJECT_SOURCE_DIR}/cmake/vmmgraph_memory_saver.map")
+add_library(vmmgraph_memory_saver SHARED
+  cpp/memory_saver/blocks.cpp cpp/memory_saver/entrypoints.cpp cpp/memory_saver/errors.cpp cpp/memory_saver/forks.cpp
+  cpp/memory_saver/runtime.cpp cpp/memory_saver/saver.cpp cpp/memory_saver/settings.cpp)
+add_library(VmmGraph::memory_saver ALIAS vmmgraph_memory_saver)
+target_link_libraries(vmmgraph_memory_saver PRIVATE vmmgraph ${CMAKE_DL_LIBS})
+target_include_directories(vmmgraph_memory_saver INTERFACE
+  "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>"
+  "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>")
+target_compile_options(vmmgraph_memory_saver PRIVATE -Wall -Wextra $<$<BOOL:${VMMGRAPH_WERROR}>:-Werror>)
+target_link_options(vmmgraph_memory_saver PRIVATE
+  "LINKER:--version-script=${_saver_map}" LINKER:--no-undefined
+  # Threads and blocks may outlive a dlclose.
+  LINKER:-z,nodelete,-z,now,-z,relro)
+set_target_properties(vmmgraph_memory_saver PROPERTIES
+  CXX_STANDARD 17
+  CXX_STANDARD_REQUIRED ON
+  CXX_EXTENSIONS OFF
+  LINK_DEPENDS "${_saver_map}"
+  CXX_VISIBILITY_PRESET hidden
+  VISIBILITY_INLINES_HIDDEN ON
+  BUILD_RPATH "$ORIGIN"
+  INSTALL_RPATH "$ORIGIN"
+  # It brings libvmmgraph.so with it.
+  INTERFACE_VMMGRAPH_FLAVOUR shared
+  COMPATIBLE_INTERFACE_STRING VMMGRAPH_FLAVOUR
+  EXPORT_NAME memory_saver)

@@ -1,0 +1,179 @@
+// The C names: those of memory_saver.h, and the runtime's two that are put before the runtime's own.
+#include <vmmgraph/memory_saver.h>
+
+#include "errors.hpp"
+#include "runtime.hpp"
+#include "saver.hpp"
+#include "settings.hpp"
+
+namespace {
+
+using namespace vmmgraph::memory_saver;
+
+int no_runtime() noexcept { return fail(symbol_not_found, "the program has no shared CUDA runtime"); }
+
+// null and "" stand for all tags.
+const char* chosen(const char* tag) noexcept { return tag != nullptr && *tag == '\0' ? nullptr : tag; }
+
+// A change of this thread's settings.
+template <class Change>
+void change(Change&& change) noexcept {
+    guarded([&] {
+        change(Settings::own());
+        return static_cast<int>(success);
+    });
+}
+
+template <class Value, class Get>
+Value ask(Value otherwise, Get&& get) noexcept {
+    guarded([&] {
+        otherwise = get(Settings::own());
+        return static_cast<int>(success);
+    });
+    return otherwise;
+}
+
+}  // namespace
+
+extern "C" {
+
+VMMGRAPH_API int cudaMalloc(void** ptr, size_t bytes) {
+    return guarded([&]() -> int {
+        const Runtime* const runtime = Runtime::find();
+        if (runtime == nullptr) {
+            return no_runtime();
+        }
+        const Settings& settings = Settings::own();
+        if (ptr == nullptr || bytes == 0 || !settings.interesting) {
+            return runtime->malloc(ptr, bytes);
+        }
+        int device = 0;
+        if (const int code = runtime->get_device(&device); code != success) {
+            return fail(code, "there is no current device: cudaError_t %d", code);
+        }
+        const int code = Saver::instance().allocate(ptr, bytes, device, settings);
+        if (code == out_of_memory) {
+            runtime->set_out_of_memory();
+        }
+        return code;
+    });
+}
+
+VMMGRAPH_API int cudaFree(void* ptr) {
+    return guarded([&]() -> int {
+        if (ptr != nullptr) {
+            if (const auto freed = Saver::instance().free(ptr); freed.has_value()) {
+                return *freed;
+            }
+        }
+        const Runtime* const runtime = Runtime::find();
+        return runtime == nullptr ? no_runtime() : runtime->free(ptr);
+    });
+}
+
+void tms_set_interesting_region(bool interesting) {
+    change([&](Settings& own) { own.interesting = interesting; });
+}
+
+bool tms_get_interesting_region(void) {
+    return ask(false, [](const Settings& own) { return own.interesting; });
+}
+
+void tms_set_current_tag(const char* tag) {
+    if (tag == nullptr) {
+        fail_aloud(invalid_value, "tms_set_current_tag: the tag is null");
+        return;
+    }
+    change([&](Settings& own) { own.tag = tag_named(tag); });
+}
+
+const char* tms_get_current_tag(void) {
+    return ask("default", [](const Settings& own) { return own.tag->c_str(); });
+}
+
+void tms_set_enable_cpu_backup(bool enable) {
+    change([&](Settings& own) { own.backup = enable; });
+}
+
+bool tms_get_enable_cpu_backup(void) {
+    return ask(false, [](const Settings& own) { return own.backup; });
+}
+
+void tms_set_cpu_backup_backend(const char* backend) {
+    const char* const known = backend_named(backend);
+    if (known == nullptr) {
+        fail_aloud(invalid_value, "tms_set_cpu_backup_backend: %s is neither pinned nor mmap", backend == nullptr ? "null" : backend);
+        return;
+    }
+    change([&](Settings& own) { own.backend = known; });
+}
+
+const char* tms_get_cpu_backup_backend(void) {
+    return ask("pinned", [](const Settings& own) { return own.backend; });
+}
+
+void tms_set_enable_disk_backup(bool enable) {
+    if (enable) {
+        fail_aloud(not_supported, "tms_set_enable_disk_backup: there is no backup on disk");
+    }
+}
+
+bool tms_get_enable_disk_backup(void) { return false; }
+
+void tms_set_disk_backup_dir(const char*) {}
+
+int tms_pause(const char* tag) {
+    return guarded([&] { return Saver::instance().pause(chosen(tag)); });
+}
+
+int tms_resume(const char* tag) {
+    return guarded([&] { return Saver::instance().resume(chosen(tag)); });
+}
+
+uint8_t* tms_get_cpu_backup_pointer(const uint8_t* ptr, uint64_t bytes) {
+    uint8_t* found = nullptr;
+    guarded([&] {
+        found = Saver::instance().backup(ptr, bytes);
+        return static_cast<int>(success);
+    });
+    return found;
+}
+
+void tms_set_retain_cpu_backup(bool retain) { retain_backups().store(retain); }
+
+bool tms_get_retain_cpu_backup(void) { return retain_backups().load(); }
+
+void set_memory_margin_bytes(uint64_t bytes) { margin_bytes.store(bytes); }
+
+void* tms_torch_malloc(ssize_t bytes, int device, void*) {
+    void* block = nullptr;
+    guarded([&]() -> int {
+        const Settings& settings = Settings::own();
+        if (!settings.interesting) {
+            return fail(illegal_state, "tms_torch_malloc: the thread is in no interesting region");
+        }
+        if (bytes < 0 || device < 0) {
+            return fail(invalid_value, "tms_torch_malloc: %zd bytes on device %d", bytes, device);
+        }
+        // Nothing to have, and no failure.
+        return bytes == 0 ? static_cast<int>(success) : Saver::instance().allocate(&block, static_cast<size_t>(bytes), device, settings);
+    });
+    return block;
+}
+
+void tms_torch_free(void* ptr, ssize_t, int, void*) {
+    if (ptr == nullptr) {
+        return;
+    }
+    guarded([&]() -> int {
+        const auto freed = Saver::instance().free(ptr);
+        if (!freed.has_value()) {
+            return fail_aloud(invalid_value, "tms_torch_free: %p is no block of a region", ptr);
+        }
+        return *freed == success ? *freed : fail_aloud(*freed, "tms_torch_free: %p is not freed: cudaError_t %d", ptr, *freed);
+    });
+}
+
+int tms_last_error(const char** message) { return take_last(message); }
+
+}  // extern "C"

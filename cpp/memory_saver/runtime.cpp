@@ -1,0 +1,148 @@
+#include "runtime.hpp"
+
+#include <dlfcn.h>
+#include <link.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "errors.hpp"
+
+namespace vmmgraph::memory_saver {
+
+namespace {
+
+template <class Function>
+bool look_up(void* where, const char* name, Function& function) {
+    function = reinterpret_cast<Function>(dlsym(where, name));
+    return function != nullptr;
+}
+
+bool load(void* where, Runtime& runtime) {
+    return look_up(where, "cudaMalloc", runtime.malloc) && look_up(where, "cudaFree", runtime.free) &&
+           look_up(where, "cudaGetDevice", runtime.get_device) && look_up(where, "cudaSetDevice", runtime.set_device) &&
+           look_up(where, "cudaMemGetInfo", runtime.mem_get_info) && look_up(where, "cudaDeviceSynchronize", runtime.device_synchronize) &&
+           look_up(where, "cudaStreamIsCapturing", runtime.stream_is_capturing) &&
+           look_up(where, "cudaGetLastError", runtime.get_last_error);
+}
+
+int note_runtime(dl_phdr_info* info, std::size_t, void* into) {
+    const char* const slash = std::strrchr(info->dlpi_name, '/');
+    const char* const name = slash == nullptr ? info->dlpi_name : slash + 1;
+    if (std::strncmp(name, "libcudart", 9) == 0) {
+        try {
+            static_cast<std::vector<std::string>*>(into)->emplace_back(info->dlpi_name);
+        } catch (...) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+// The runtime behind this library in the order of loading; else one that was loaded for a library only, as Python's are.
+bool load_any(Runtime& runtime) {
+    if (load(RTLD_NEXT, runtime)) {
+        return true;
+    }
+    std::vector<std::string> loaded;
+    dl_iterate_phdr(note_runtime, &loaded);
+    for (const std::string& path : loaded) {
+        // Not closed: it has to stay.
+        void* const library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+        if (library != nullptr && load(library, runtime)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// A device is current while this lives.
+class OnDevice {
+public:
+    OnDevice(const Runtime& runtime, int device) noexcept : runtime_(runtime), code_(runtime.get_device(&before_)) {
+        if (code_ == success && before_ != device) {
+            code_ = runtime.set_device(device);
+            moved_ = code_ == success;
+        }
+    }
+    ~OnDevice() {
+        if (moved_) {
+            static_cast<void>(runtime_.set_device(before_));
+        }
+    }
+    OnDevice(const OnDevice&) = delete;
+    OnDevice& operator=(const OnDevice&) = delete;
+
+    [[nodiscard]] int code() const noexcept { return code_; }
+
+private:
+    const Runtime& runtime_;
+    int before_ = 0;
+    int code_;
+    bool moved_ = false;
+};
+
+}  // namespace
+
+const Runtime* Runtime::find() noexcept {
+    // Kept for ever, and made by whoever comes first: a cudaMalloc may run before and after this library's own static objects live.
+    static std::atomic<const Runtime*> known{nullptr};
+    if (const Runtime* const found = known.load(std::memory_order_acquire); found != nullptr) {
+        return found;
+    }
+    try {
+        auto* const found = new Runtime{};
+        if (!load_any(*found)) {
+            delete found;
+            return nullptr;
+        }
+        const Runtime* expected = nullptr;
+        if (!known.compare_exchange_strong(expected, found, std::memory_order_acq_rel)) {
+            delete found;
+            return expected;
+        }
+        return found;
+    } catch (...) {
+        return nullptr;
+    }
+}
+
+int Runtime::wait_for(int device) const noexcept {
+    const OnDevice there(*this, device);
+    int code = there.code();
+    int status = 0;
+    if (code == success) {
+        // The default stream knows of captures on blocking streams, and asking it harms none.
+        code = stream_is_capturing(nullptr, &status);
+    }
+    if (code == success && status == 0) {
+        code = device_synchronize();
+    }
+    if (code != success) {
+        // Ours, not the program's.
+        static_cast<void>(get_last_error());
+    }
+    return code == capture_implicit || status != 0 ? static_cast<int>(capturing) : code;
+}
+
+int Runtime::free_bytes(int device, std::size_t* bytes) const noexcept {
+    const OnDevice there(*this, device);
+    std::size_t total = 0;
+    const int code = there.code() == success ? mem_get_info(bytes, &total) : there.code();
+    if (code != success) {
+        static_cast<void>(get_last_error());
+    }
+    return code;
+}
+
+void Runtime::set_out_of_memory() const noexcept {
+    void* none = nullptr;
+    if (malloc(&none, std::size_t{1} << 60) == success) {
+        static_cast<void>(free(none));
+    }
+}
+
+}  // namespace vmmgraph::memory_saver

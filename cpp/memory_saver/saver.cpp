@@ -1,0 +1,255 @@
+#include "saver.hpp"
+
+#include <cstdlib>
+#include <mutex>
+#include <new>
+
+#include "errors.hpp"
+#include "forks.hpp"
+#include "runtime.hpp"
+
+namespace vmmgraph::memory_saver {
+
+namespace {
+
+int refuse_in_child() noexcept {
+    return fail(not_initialized, "this process was forked from one that uses regions; CUDA does not work here");
+}
+
+// Waits for a device. A program whose runtime is not to be found (a static one) has to have waited itself.
+int wait_for(int ordinal) noexcept {
+    const Runtime* const runtime = Runtime::find();
+    const int code = runtime == nullptr ? static_cast<int>(success) : runtime->wait_for(ordinal);
+    if (code == capturing) {
+        return fail(code, "device %d: a stream is being captured", ordinal);
+    }
+    return code == success ? code : fail(code, "device %d cannot be waited for: cudaError_t %d", ordinal, code);
+}
+
+bool within_margin(int ordinal, std::size_t bytes, int* code) noexcept {
+    const std::uint64_t margin = margin_bytes.load(std::memory_order_relaxed);
+    const Runtime* const runtime = margin == 0 ? nullptr : Runtime::find();
+    if (runtime == nullptr) {
+        return true;
+    }
+    std::size_t free = 0;
+    *code = runtime->free_bytes(ordinal, &free);
+    if (*code != success) {
+        fail(*code, "device %d does not say what is free: cudaError_t %d", ordinal, *code);
+        return false;
+    }
+    if (bytes <= free && margin <= free - bytes) {
+        return true;
+    }
+    *code = fail(out_of_memory, "%zu bytes would leave less than the margin of %llu: %zu are free", bytes,
+                 static_cast<unsigned long long>(margin), free);
+    return false;
+}
+
+vmmgraph_region_stats_t stats_of(vmmgraph_region_t region) noexcept {
+    vmmgraph_region_stats_t stats{};
+    stats.struct_size = sizeof stats;
+    static_cast<void>(vmmgraph_region_stats(region, &stats));
+    return stats;
+}
+
+}  // namespace
+
+Saver& Saver::instance() {
+    static Saver& saver = *new Saver;
+    return saver;
+}
+
+int Saver::open(int ordinal, vmmgraph_device_t* device) {
+    if (const auto known = blocks_.device(ordinal); known.has_value()) {
+        *device = *known;
+        return success;
+    }
+    vmmgraph_device_options_t options{};
+    options.struct_size = sizeof options;
+    // This machine's memory is no answer to cudaMalloc, unless somebody asks for it by name.
+    options.driver = std::getenv("VMMGRAPH_DRIVER") == nullptr ? VMMGRAPH_DRIVER_CUDA : VMMGRAPH_DRIVER_AUTO;
+    options.device = ordinal;
+    if (const int code = fail_with(vmmgraph_device_open(&options, device)); code != success) {
+        return code;
+    }
+    if (const vmmgraph_device_t spare = blocks_.add_device(ordinal, *device); spare != nullptr) {
+        *device = *blocks_.device(ordinal);
+        static_cast<void>(vmmgraph_device_close(spare));
+    }
+    return success;
+}
+
+int Saver::make_home(int ordinal, const std::string* tag, Home** home) {
+    Home made{nullptr, nullptr, ordinal, tag};
+    if (const int code = open(ordinal, &made.device); code != success) {
+        return code;
+    }
+    if (const int code = fail_with(vmmgraph_region_create(made.device, tag->c_str(), nullptr, &made.region)); code != success) {
+        return code;
+    }
+    try {
+        *home = blocks_.add_home(made);
+    } catch (...) {
+        static_cast<void>(vmmgraph_region_destroy(made.region));
+        throw;
+    }
+    return success;
+}
+
+int Saver::keep(void** at, void* block, std::size_t bytes, Home* home, bool backup) {
+    try {
+        blocks_.add(block, Block{bytes, home, backup, {}});
+    } catch (...) {
+        static_cast<void>(vmmgraph_region_free(home->region, block));
+        throw;
+    }
+    *at = block;
+    return success;
+}
+
+int Saver::allocate(void** at, std::size_t bytes, int ordinal, const Settings& settings) {
+    if (in_child()) {
+        return refuse_in_child();
+    }
+    note_use();
+    if (int code = success; !within_margin(ordinal, bytes, &code)) {
+        return code;
+    }
+    const std::int32_t policy = settings.backup ? VMMGRAPH_POLICY_BACKUP : VMMGRAPH_POLICY_DISCARD;
+    void* block = nullptr;
+    // The default stream stands for all: a free and a pause wait for the device.
+    const auto try_in = [&](const Home* home) { return vmmgraph_region_allocate(home->region, bytes, policy, nullptr, &block); };
+    const auto homes = blocks_.homes(ordinal, settings.tag);
+    for (Home* home : homes) {
+        const vmmgraph_status_t status = try_in(home);
+        if (status == VMMGRAPH_OK) {
+            return keep(at, block, bytes, home, settings.backup);
+        }
+        // Paused, perhaps since a moment ago.
+        if (status != VMMGRAPH_ERROR_WRONG_STATE) {
+            return fail_with(status);
+        }
+    }
+    // All are paused, and the new memory shall be there at once: it needs a region of its own. One without blocks serves again, or
+    // there would be more with each cycle.
+    for (Home* home : homes) {
+        if (blocks_.is_empty(home) && vmmgraph_region_resume(home->region, 0, nullptr) == VMMGRAPH_OK && try_in(home) == VMMGRAPH_OK) {
+            return keep(at, block, bytes, home, settings.backup);
+        }
+    }
+    Home* home = nullptr;
+    if (const int code = make_home(ordinal, settings.tag, &home); code != success) {
+        return code;
+    }
+    const int code = fail_with(try_in(home));
+    return code == success ? keep(at, block, bytes, home, settings.backup) : code;
+}
+
+std::optional<int> Saver::free(void* at) {
+    const Home* const home = in_child() ? nullptr : blocks_.home_at(at);
+    if (home == nullptr) {
+        return std::nullopt;
+    }
+    if (const int code = wait_for(home->ordinal); code != success) {
+        return code;
+    }
+    // Out of the books first: the address may be another block's as soon as it is free.
+    auto block = blocks_.take(at);
+    if (!block) {
+        return std::nullopt;
+    }
+    if (const int code = fail_with(vmmgraph_region_free(home->region, at)); code != success) {
+        blocks_.put_back(std::move(block));
+        return code;
+    }
+    // Who frees memory wants it to be there for others: the region looks what is over by now, and free pages go to the driver.
+    static_cast<void>(wait_for(home->ordinal));
+    static_cast<void>(stats_of(home->region));
+    static_cast<void>(vmmgraph_device_trim(home->device, nullptr));
+    return success;
+}
+
+int Saver::pause(const char* tag) {
+    if (in_child()) {
+        return refuse_in_child();
+    }
+    int first = success;
+    for (const Selection& here : blocks_.select(tag)) {
+        int code = wait_for(here.ordinal);
+        if (code == success) {
+            code = fail_with(vmmgraph_device_pause(here.device, here.tags.data(), here.tags.size(), nullptr, nullptr));
+        }
+        first = first == success ? code : first;
+    }
+    return first;
+}
+
+int Saver::resume(const char* tag) {
+    if (in_child()) {
+        return refuse_in_child();
+    }
+    int first = success;
+    for (const Selection& here : blocks_.select(tag)) {
+        const int code = fail_with(vmmgraph_device_resume(here.device, here.tags.data(), here.tags.size(), 0, nullptr));
+        if (code == success && !retain_backups().load(std::memory_order_relaxed)) {
+            blocks_.drop_copies(here);
+        }
+        first = first == success ? code : first;
+    }
+    return first;
+}
+
+std::uint8_t* Saver::backup(const std::uint8_t* at, std::uint64_t bytes) {
+    if (in_child()) {
+        static_cast<void>(refuse_in_child());
+        return nullptr;
+    }
+    const auto none = [&](const char* why) -> std::uint8_t* {
+        fail(invalid_value, "%llu bytes at %p %s", static_cast<unsigned long long>(bytes), static_cast<const void*>(at), why);
+        return nullptr;
+    };
+    constexpr const char* foreign = "are in no block of a region";
+    const Home* const home = blocks_.home_around(at, bytes);
+    if (home == nullptr) {
+        return none(foreign);
+    }
+    const auto stats = stats_of(home->region);
+    // Held over the copy: a free beside it would take the block away.
+    const std::lock_guard lock(tables());
+    auto* const found = blocks_.find(at, bytes);
+    if (found == nullptr || found->second.home != home) {
+        return none(foreign);
+    }
+    auto& [start, block] = *found;
+    const std::uint64_t offset = reinterpret_cast<std::uintptr_t>(at) - start;
+    const auto known = block.copies.find({offset, bytes});
+    if (stats.paused == 0) {
+        return known == block.copies.end() ? nullptr : known->second.bytes.get();
+    }
+    if (!block.backup) {
+        return none("were paused without a backup");
+    }
+    if (known != block.copies.end() && known->second.generation == stats.generation) {
+        return known->second.bytes.get();
+    }
+    HostCopy copy;
+    if (known != block.copies.end()) {
+        // The same place for the same bytes: somebody may have kept the pointer.
+        copy.bytes = std::move(known->second.bytes);
+    } else {
+        copy.bytes.reset(new std::uint8_t[bytes == 0 ? 1 : bytes]);
+    }
+    std::uint8_t* const into = copy.bytes.get();
+    void* const first = reinterpret_cast<void*>(start);
+    const int code = fail_with(vmmgraph_region_get_backup(home->region, first, offset, into, bytes));
+    copy.generation = code == success ? stats.generation : 0;
+    if (known != block.copies.end()) {
+        known->second = std::move(copy);
+    } else if (code == success) {
+        block.copies.emplace(std::pair(offset, bytes), std::move(copy));
+    }
+    return code == success ? into : nullptr;
+}
+
+}  // namespace vmmgraph::memory_saver

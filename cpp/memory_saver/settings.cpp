@@ -1,0 +1,89 @@
+#include "settings.hpp"
+
+#include <cstdlib>
+#include <cstring>
+#include <initializer_list>
+#include <mutex>
+#include <set>
+
+#include "errors.hpp"
+#include "forks.hpp"
+
+namespace vmmgraph::memory_saver {
+
+namespace {
+
+thread_local Settings settings{};
+
+bool is_one_of(const char* text, std::initializer_list<const char*> words) noexcept {
+    for (const char* word : words) {
+        if (std::strcmp(text, word) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool flag(const char* name) noexcept {
+    const char* const text = std::getenv(name);
+    if (text == nullptr || is_one_of(text, {"", "0", "false", "FALSE", "False", "no", "NO"})) {
+        return false;
+    }
+    if (!is_one_of(text, {"1", "true", "TRUE", "True", "yes", "YES"})) {
+        fail_aloud(invalid_value, "%s=%s is neither true nor false; taken for false", name, text);
+        return false;
+    }
+    return true;
+}
+
+const char* initial_backend() noexcept {
+    const char* const text = std::getenv("TMS_INIT_CPU_BACKUP_BACKEND");
+    if (text == nullptr || *text == '\0') {
+        return "pinned";
+    }
+    const char* const known = backend_named(text);
+    if (known == nullptr) {
+        fail_aloud(invalid_value, "TMS_INIT_CPU_BACKUP_BACKEND=%s is neither pinned nor mmap", text);
+        return "pinned";
+    }
+    return known;
+}
+
+}  // namespace
+
+Settings& Settings::own() {
+    if (settings.tag == nullptr) {
+        // Words about the environment once, not for each thread.
+        static const Settings initial = [] {
+            if (flag("TMS_INIT_ENABLE_DISK_BACKUP")) {
+                fail_aloud(not_supported, "TMS_INIT_ENABLE_DISK_BACKUP: there is no backup on disk");
+            }
+            return Settings{flag("TMS_INIT_ENABLE"), flag("TMS_INIT_ENABLE_CPU_BACKUP"), tag_named("default"), initial_backend()};
+        }();
+        settings = initial;
+    }
+    return settings;
+}
+
+const std::string* tag_named(const char* name) {
+    // Never destroyed: what points to a tag may outlive every static object.
+    static auto& tags = *new std::set<std::string>;
+    const std::lock_guard lock(tables());
+    return &*tags.emplace(name).first;
+}
+
+const char* backend_named(const char* name) noexcept {
+    for (const char* known : {"pinned", "mmap"}) {
+        if (name != nullptr && std::strcmp(name, known) == 0) {
+            return known;
+        }
+    }
+    return nullptr;
+}
+
+std::atomic<bool>& retain_backups() noexcept {
+    static std::atomic<bool> retain{flag("TMS_RETAIN_CPU_BACKUP")};
+    return retain;
+}
+
+}  // namespace vmmgraph::memory_saver

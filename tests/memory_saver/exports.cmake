@@ -1,0 +1,21 @@
+# cmake -D HEADER=memory_saver.h -D LIBRARY=libvmmgraph_memory_saver.so -D NM=nm -P exports.cmake
+#
+# The library exports what the header declares, the runtime's two, and nothing else.
+cmake_minimum_required(VERSION 3.24)
+file(READ "${HEADER}" header)
+string(REGEX REPLACE "//[^\n]*" "" header "${header}")
+string(REGEX MATCHALL "(tms|set_memory)_[a-z_]+\\(" declared "${header}")
+list(TRANSFORM declared REPLACE "\\($" "")
+list(APPEND declared cudaMalloc cudaFree)
+list(SORT declared)
+list(LENGTH declared count)
+if(NOT count EQUAL 22)
+  message(FATAL_ERROR "${count} functions in ${HEADER}: ${declared}")
+endif()
+execute_process(COMMAND "${NM}" -D --defined-only --format=posix "${LIBRARY}" OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
+string(REGEX MATCHALL "[^\n]+" exported "${symbols}")
+list(TRANSFORM exported REPLACE " .*" "")
+list(SORT exported)
+if(NOT exported STREQUAL declared)
+  message(FATAL_ERROR "exported:\n ${exported}\nand declared:\n ${declared}")
+endif()
