@@ -23,8 +23,9 @@ build() {
   cargo build --locked --release -p vmmgraph-demo
   strip -o "$out/demo" target/release/vmmgraph-demo
   cmake -S . -B build/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TESTS=ON >/dev/null
-  cmake --build build/cmake --target vmmgraph driver_test
+  cmake --build build/cmake --target vmmgraph driver_test vmmgraph_memory_saver
   cp -P build/cmake/libvmmgraph.so* build/cmake/tests/cpp/driver_test "$out/"
+  cp build/cmake/libvmmgraph_memory_saver.so tests/memory_saver/gpu.py "$out/"
   torch=$(echo "$PWD"/.venv/lib/python3*/site-packages/torch)
   cmake -S . -B build/torch -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TORCH=ON -DVMMGRAPH_TORCH_ROOT="$torch" \
     -DVMMGRAPH_TESTS=ON -DVMMGRAPH_EXAMPLES=OFF >/dev/null
@@ -98,6 +99,7 @@ run() {
   libtorch "shared executables" executables_test
   libtorch "as torch's own captures" differential_test
   libtorch "persistent inputs and executor" engine_test
+  row "memory saver under torch" python3 "$out/gpu.py" "$out/libvmmgraph_memory_saver.so"
   row "C++ over the shared library" env LD_LIBRARY_PATH="$PWD/$out" "$out/driver_test" cuda
   end
 }
