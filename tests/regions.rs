@@ -343,6 +343,22 @@ fn a_pause_in_a_capture_is_refused_and_breaks_nothing() {
 }
 
 #[test]
+fn statistics_give_up_the_pages_of_blocks_that_the_device_is_done_with() {
+    let bench = bench();
+    let region = bench.region("weights", Policy::Discard);
+    let block = region.allocate(3 * MIB, A).unwrap();
+    bench.faulty.set_busy(true);
+    region.free(block).unwrap();
+    assert!(region.stats().resident_bytes >= 3 * MIB, "the device may still use them");
+    bench.faulty.set_busy(false);
+    assert_eq!(region.stats().resident_bytes, 0);
+    bench.device.trim().unwrap();
+    assert_eq!(bench.device.stats().physical_bytes, 0);
+    drop(region);
+    bench.end();
+}
+
+#[test]
 fn a_pause_waits_for_its_fence() {
     let bench = bench();
     let region = bench.region("weights", Policy::Discard);

@@ -1631,7 +1631,7 @@ VMMGRAPH_API
 vmmgraph_status_t vmmgraph_region_set_budget(vmmgraph_region_t region,
                                              uint64_t bytes);
 
-// What the region holds now.
+// What the region holds now. Pages go on which nothing is left, if what freed blocks waited for is over by now.
 //
 // Arguments:
 // `stats` is null or points to a struct whose struct_size is set.

@@ -239,7 +239,7 @@ pub extern "C" fn vmmgraph_region_set_budget(region: vmmgraph_region_t, bytes: u
     })
 }
 
-/// What the region holds now.
+/// What the region holds now. Pages go on which nothing is left, if what freed blocks waited for is over by now.
 ///
 /// # Safety
 /// `stats` is null or points to a struct whose struct_size is set.

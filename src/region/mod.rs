@@ -314,10 +314,11 @@ impl Region {
         self.account.set_limits(Limits { most: bytes, least: 0 });
     }
 
-    /// What it holds now.
+    /// What it holds now. Pages go on which nothing is left, if what freed blocks waited for is over by now.
     #[must_use]
     pub fn stats(&self) -> RegionStats {
-        let books = self.books.lock();
+        let mut books = self.books.lock();
+        books.settle(self.device.pool(), self.device.host_pool());
         let (live_bytes, free_bytes) = books.usage();
         let bytes = |there: bool| {
             let extents = books.extents.values().filter(|extent| extent.page.is_some() == there);
