@@ -55,6 +55,12 @@ protected:
 
     std::uint64_t physical(int device = 0) { return devices[static_cast<std::size_t>(device)].stats().physical_bytes; }
 
+    static int current() {
+        int device = -1;
+        EXPECT_EQ(cudaGetDevice(&device), 0);
+        return device;
+    }
+
     std::string last_words() {
         const char* text = nullptr;
         tms.tms_last_error(&text);
@@ -191,16 +197,15 @@ TEST_F(Preload, MemoryIsOnTheCurrentDeviceAndFreedFromAnother) {
     void* const here = allocate(4 * MiB);
     const auto waits = fake_waits(1);
     ASSERT_EQ(tms.tms_pause(tag.c_str()), 0) << "on both";
+    EXPECT_EQ(current(), 0) << "the caller's device is as it was";
     EXPECT_GT(fake_waits(1), waits);
     EXPECT_EQ(physical(1), before);
     ASSERT_EQ(tms.tms_resume(tag.c_str()), 0);
     EXPECT_TRUE(holds(there, 4 * MiB, 9));
     EXPECT_EQ(cudaFree(there), 0);
+    EXPECT_EQ(current(), 0);
     EXPECT_EQ(physical(1), before);
     EXPECT_EQ(cudaFree(here), 0);
-    int current = -1;
-    EXPECT_EQ(cudaGetDevice(&current), 0);
-    EXPECT_EQ(current, 0) << "the caller's device is as it was";
 }
 
 TEST_F(Preload, OutOfMemoryIsAValueAndTheRuntimesLastError) {
