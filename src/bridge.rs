@@ -8,11 +8,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::capi::{GuardedDrop, arena_of, guarded, space_of, stream_of, vmmgraph_arena_t, vmmgraph_space_t};
+use crate::capi::{
+    GuardedDrop, arena_of, guarded, policy_of, region_of, space_of, stream_of, vmmgraph_arena_t,
+    vmmgraph_region_t, vmmgraph_space_t,
+};
 use crate::device::Device;
 use crate::driver::{DriverChoice, Executable, Graph};
 use crate::error::{Error, Result};
 use crate::executables::{self, Limits};
+use crate::region::Region;
 use crate::torch;
 use crate::units::{Address, Peers, Stream};
 
@@ -47,6 +51,26 @@ mod ffi {
         fn contains(allocator: &VmmTorchAllocator, address: usize) -> bool;
         /// Notes that a second stream uses a block; the status.
         fn record_stream(allocator: &VmmTorchAllocator, block: usize, stream: usize) -> i32;
+
+        /// A region, as C++ holds it for the tensors in it.
+        type TorchRegion;
+
+        /// The region behind a C handle, which this keeps alive.
+        fn torch_region(region: usize) -> Result<Box<TorchRegion>>;
+        /// The CUDA number of its device; -1 if another driver opened it.
+        fn cuda_device_of(region: &TorchRegion) -> i32;
+        /// Allocates for a stream, by a policy of `VMMGRAPH_POLICY_*`; the status, and the address in `block` if that is 0.
+        fn allocate_in_region(
+            region: &TorchRegion,
+            bytes: usize,
+            policy: i32,
+            stream: usize,
+            block: &mut usize,
+        ) -> i32;
+        /// Frees a block that the default stream and another one may still read; the status.
+        fn release_to_region(region: &TorchRegion, block: usize, stream: usize) -> i32;
+        /// Notes that a stream uses a block; the status.
+        fn record_stream_in_region(region: &TorchRegion, block: usize, stream: usize) -> i32;
 
         /// A pool of executables, as C++ holds it.
         type ExecutablePool;
@@ -112,9 +136,13 @@ mod ffi {
 struct VmmTorchAllocator(GuardedDrop<torch::VmmTorchAllocator>);
 
 fn cuda_device(arena: usize) -> Result<i32> {
-    let arena = arena_of(arena as vmmgraph_arena_t)?;
-    let info = arena.device().driver().info();
-    Ok(if DriverChoice::Named(info.platform) == DriverChoice::CUDA { info.ordinal } else { -1 })
+    Ok(cuda_number(arena_of(arena as vmmgraph_arena_t)?.device()))
+}
+
+/// The CUDA number of a device; -1 if another driver opened it.
+fn cuda_number(device: &Device) -> i32 {
+    let info = device.driver().info();
+    if DriverChoice::Named(info.platform) == DriverChoice::CUDA { info.ordinal } else { -1 }
 }
 
 fn idle_bytes(device: i32) -> u64 {
@@ -169,14 +197,17 @@ fn release(allocator: &VmmTorchAllocator, block: usize, stream: usize) -> i32 {
     guarded(
         || allocator.0.close_arena(),
         || {
-            let current = stream_of(stream as *mut _);
-            let readers = [Stream::LEGACY, current];
-            let readers = if current == Stream::LEGACY { &readers[..1] } else { &readers };
-            let freed = allocator.0.free(Address(block as u64), readers);
+            let readers = [Stream::LEGACY, stream_of(stream as *mut _)];
+            let freed = allocator.0.free(Address(block as u64), different(&readers));
             // Torch frees in destructors, where nobody looks at a status.
             freed.inspect_err(|error| tracing::warn!(%error, "torch freed something that is not ours"))
         },
     )
+}
+
+/// Two streams, or the one that both are.
+fn different(streams: &[Stream; 2]) -> &[Stream] {
+    if streams[0] == streams[1] { &streams[..1] } else { streams }
 }
 
 fn contains(allocator: &VmmTorchAllocator, address: usize) -> bool {
@@ -196,6 +227,55 @@ fn record_stream(allocator: &VmmTorchAllocator, block: usize, stream: usize) -> 
         || allocator.0.close_arena(),
         || allocator.0.record_stream(Address(block as u64), stream_of(stream as *mut _)),
     )
+}
+
+/// The last tensor takes a region along whose handle is gone, so its end is a call too.
+struct TorchRegion(GuardedDrop<Arc<Region>>);
+
+fn torch_region(region: usize) -> Result<Box<TorchRegion>> {
+    Ok(Box::new(TorchRegion(GuardedDrop::new(region_of(region as vmmgraph_region_t)?))))
+}
+
+fn cuda_device_of(region: &TorchRegion) -> i32 {
+    cuda_number(region.0.device())
+}
+
+fn allocate_in_region(
+    region: &TorchRegion,
+    bytes: usize,
+    policy: i32,
+    stream: usize,
+    block: &mut usize,
+) -> i32 {
+    guarded(
+        || (),
+        || {
+            let (bytes, stream) = (bytes as u64, stream_of(stream as *mut _));
+            let at = match policy_of(policy)? {
+                Some(policy) => region.0.allocate_as(bytes, policy, stream),
+                None => region.0.allocate(bytes, stream),
+            }?;
+            *block = at.0 as usize;
+            Ok(())
+        },
+    )
+}
+
+fn release_to_region(region: &TorchRegion, block: usize, stream: usize) -> i32 {
+    guarded(
+        || (),
+        || {
+            let (at, readers) = (Address(block as u64), [Stream::LEGACY, stream_of(stream as *mut _)]);
+            // A program may drop a tensor right after work that reads it: torch's own memory stays mapped, and so must this.
+            let noted = different(&readers).iter().try_for_each(|reader| region.0.record_stream(at, *reader));
+            let freed = noted.and_then(|()| region.0.free(at));
+            freed.inspect_err(|error| tracing::warn!(%error, "torch freed something that is not ours"))
+        },
+    )
+}
+
+fn record_stream_in_region(region: &TorchRegion, block: usize, stream: usize) -> i32 {
+    guarded(|| (), || region.0.record_stream(Address(block as u64), stream_of(stream as *mut _)))
 }
 
 /// Its end destroys executables, which is a call too.

@@ -375,6 +375,46 @@ fn a_pause_waits_for_its_fence() {
     bench.end();
 }
 
+#[test]
+fn an_allocation_waits_for_freed_blocks_before_it_fails() {
+    let bench = bench();
+    let options = RegionOptions { budget_bytes: Some(4 * MIB), ..RegionOptions::default() };
+    let region = bench.device.region("kv", options).unwrap();
+    let first = region.allocate(4 * MIB, A).unwrap();
+    bench.faulty.set_busy(true);
+    region.free(first).unwrap();
+    thread::scope(|scope| {
+        let second = scope.spawn(|| region.allocate(4 * MIB, stream(1)));
+        thread::sleep(Duration::from_millis(30));
+        assert!(!second.is_finished());
+        bench.faulty.set_busy(false);
+        region.free(second.join().unwrap().unwrap()).unwrap();
+    });
+    drop(region);
+    bench.end();
+}
+
+#[test]
+fn pages_of_freed_blocks_are_there_for_others_that_ask() {
+    let bench = bench();
+    let (kv, weights) = (bench.region("kv", Policy::Discard), bench.region("weights", Policy::Discard));
+    bench.device.set_budget(Some(64 * MIB));
+    let first = kv.allocate(48 * MIB, A).unwrap();
+    bench.faulty.set_busy(true);
+    kv.free(first).unwrap();
+    bench.faulty.set_busy(false);
+    assert!(kv.stats().resident_bytes >= 48 * MIB, "nobody has looked yet");
+    let second = weights.allocate(48 * MIB, A).unwrap();
+    assert_eq!(kv.stats().resident_bytes, 0);
+    bench.faulty.set_busy(true);
+    weights.free(second).unwrap();
+    bench.faulty.set_busy(false);
+    assert!(bench.device.give_back(NOW) >= 48 * MIB);
+    assert_eq!(bench.device.stats().physical_bytes, 0);
+    drop((kv, weights));
+    bench.end();
+}
+
 /// Notes what it is told, and does what only somebody without locks can.
 #[derive(Default)]
 struct Witness {

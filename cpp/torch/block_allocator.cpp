@@ -11,6 +11,7 @@
 
 #include "forwarding.hpp"
 #include "guards.hpp"
+#include "region_scope.hpp"
 #include "registry.hpp"
 #include "short_of_memory.hpp"
 
@@ -30,14 +31,24 @@ void delete_any(void* pointer) {
     }
 }
 
-// The memory of the capture that the thread's current stream takes part in, if any.
+// Where a storage of this thread belongs: to the capture that the stream takes part in, else to a region, else to torch.
 struct Here {
     c10::DeviceIndex device = c10::cuda::current_device();
     cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device).stream();
     std::shared_ptr<Memory> memory = registry::memory_of(device, stream);
+    const ActiveRegion* region = memory ? nullptr : region_for(device, stream);
+
+    [[nodiscard]] bool ours() const { return memory || region != nullptr; }
+    // Null if it is torch's.
+    [[nodiscard]] void* allocate(std::size_t bytes) const {
+        if (memory) {
+            return registry::allocate_block(memory, device, bytes, stream);
+        }
+        return region != nullptr ? allocate_in(*region, bytes, stream) : nullptr;
+    }
 };
 
-// Forwards to the native allocator, except for what belongs to a capture of ours.
+// Forwards to the native allocator, except for what belongs to a capture of ours or to a region.
 //
 // The base is torch's concrete allocator and not the abstract one, so that a virtual function that a later torch adds does not
 // break the build. A template for the reason that Forwarding is one: what is declared without `override` is virtual, and has a
@@ -54,8 +65,8 @@ public:
 
     c10::DataPtr allocate(std::size_t bytes) override {
         if (bytes > 0) {
-            if (const Here here; here.memory) {
-                void* const block = registry::allocate_block(here.memory, here.device, bytes, here.stream);
+            const Here here;
+            if (void* const block = here.allocate(bytes)) {
                 return {block, block, &delete_any, c10::Device(c10::DeviceType::CUDA, here.device)};
             }
         }
@@ -67,15 +78,14 @@ public:
     }
     // What torch compares a tensor's deleter with, to see whether it is one of its own: the native one, but where raw_allocate() gives a
     // block.
-    c10::DeleterFnPtr raw_deleter() const override { return Here().memory ? &delete_any : Forwards::raw_deleter(); }
+    c10::DeleterFnPtr raw_deleter() const override { return Here().ours() ? &delete_any : Forwards::raw_deleter(); }
     void* raw_alloc(std::size_t bytes) override {
         return raw_alloc_with_stream(bytes, c10::cuda::getCurrentCUDAStream(c10::cuda::current_device()).stream());
     }
     void* raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) override {
         if (bytes > 0) {
-            const auto device = c10::cuda::current_device();
-            if (const auto memory = registry::memory_of(device, stream)) {
-                return registry::allocate_block(memory, device, bytes, stream);
+            if (void* const block = Here{c10::cuda::current_device(), stream}.allocate(bytes)) {
+                return block;
             }
         }
         return with_idle_pages([&] { return Forwards::raw_alloc_with_stream(bytes, stream); });
@@ -83,8 +93,8 @@ public:
     void raw_delete(void* pointer) override { delete_any(pointer); }
     using Forwards::recordStream;
     void recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) override {
-        if (const auto memory = registry::owner_of(data.get())) {
-            return memory->record_stream(data.get(), stream.stream());
+        if (const auto owner = registry::owner_of(data.get())) {
+            return owner->record_stream(data.get(), stream.stream());
         }
         Forwards::recordStream(data, stream);
     }
@@ -92,7 +102,7 @@ public:
         return registry::owner_of(pointer, size) ? pointer : Forwards::getBaseAllocation(pointer, size);
     }
     caching::ShareableHandle shareIpcHandle(void* pointer) override {
-        TORCH_CHECK(!registry::owner_of(pointer), "vmmgraph: memory of a graph capture cannot be shared with another process");
+        TORCH_CHECK(!registry::owner_of(pointer), "vmmgraph: memory of a graph capture or a region cannot be shared with another process");
         return Forwards::shareIpcHandle(pointer);
     }
     // No history is kept of blocks.

@@ -9,6 +9,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/version.h>
 #include <vmmgraph/torch.hpp>
+#include <vmmgraph/torch_region.hpp>
 
 #include "block_allocator.hpp"
 #include "collectives.hpp"
@@ -27,12 +28,6 @@ namespace {
 
 namespace caching = c10::cuda::CUDACachingAllocator;
 using Generators = std::vector<std::shared_ptr<const at::Generator>>;
-
-// Also if the capture is broken.
-bool is_capturing(cudaStream_t stream) {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    return cudaStreamIsCapturing(stream, &status) == cudaSuccess && status != cudaStreamCaptureStatusNone;
-}
 
 // Whether torch took memory for the pool, from wherever.
 bool holds_memory(compat::PoolId pool) {
@@ -445,6 +440,8 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
     // This thread may capture on another device: what torch allocates and makes at the beginning of a capture would break that one, and
     // torch ends the process when it cannot register a generator.
     const Relaxed relaxed;
+    // What the capture needs for itself would step aside with a region.
+    const DisableScope torchs_own;
     bury();
     try {
         state_->begin();
@@ -460,6 +457,7 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
 CaptureScope::~CaptureScope() {
     if (state_ && state_->under_way) {
         const Relaxed relaxed;
+        const DisableScope torchs_own;
         state_->abandon_capture();
         state_->leave();
     }
@@ -470,6 +468,7 @@ void CaptureScope::next_piece() {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "the capture has ended already");
     }
     const Relaxed relaxed;
+    const DisableScope torchs_own;
     state_->next_piece();
 }
 
@@ -499,6 +498,7 @@ CapturedGraph CaptureScope::end() {
     }
     // As at the beginning: this thread may capture on another device.
     const Relaxed relaxed;
+    const DisableScope torchs_own;
     // If this throws, the destructor abandons the capture.
     state_->end();
     state_->finish();

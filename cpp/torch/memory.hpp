@@ -5,15 +5,14 @@
 #include <memory>
 #include <stdexcept>
 
-#include <c10/cuda/CUDAStream.h>
-
+#include "block_owner.hpp"
 #include "rust/cxx.h"
 #include "vmmgraph/src/bridge.rs.h"
 #include <vmmgraph/vmmgraph.hpp>
 
 namespace vmmgraph::torch {
 
-class Memory {
+class Memory final : public BlockOwner {
 public:
     explicit Memory(const Space& space) try : allocator_(bridge::torch_allocator(reinterpret_cast<std::size_t>(space.handle()))) {
     } catch (const rust::Error& error) {
@@ -28,30 +27,22 @@ public:
     void* allocate(std::size_t bytes, void* stream, bool kept) {
         std::size_t block = 0;
         const auto status = bridge::allocate(*allocator_, bytes, reinterpret_cast<std::size_t>(stream), kept, block);
-        if ((status >= VMMGRAPH_ERROR_OUT_OF_MEMORY && status <= VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS) ||
-            status == VMMGRAPH_ERROR_INVALID_SIZE) {
+        if (is_out_of_memory(status)) {
             return nullptr;
         }
         detail::check(status);
         return reinterpret_cast<void*>(block);
     }
 
-    // Never throws: torch frees in destructors. What is refused is logged. If the capture is over, the default stream and torch's current
-    // one on the device (none: -1) may still read the block: programs drop tensors right after such work, and torch's own memory stays mapped.
-    vmmgraph_status_t release(void* block, c10::DeviceIndex device) noexcept {
-        cudaStream_t current = nullptr;
-        try {
-            current = device < 0 ? nullptr : c10::cuda::getCurrentCUDAStream(device).stream();
-        } catch (...) {
-            // Torch is going down, with all its streams.
-        }
-        return bridge::release(*allocator_, reinterpret_cast<std::size_t>(block), reinterpret_cast<std::size_t>(current));
+    // What the streams may still read matters if the capture is over.
+    vmmgraph_status_t release(void* block, c10::DeviceIndex device) noexcept override {
+        return bridge::release(*allocator_, reinterpret_cast<std::size_t>(block), reinterpret_cast<std::size_t>(current_stream(device)));
     }
 
     // Whether the address lies in the space, in a live block or not.
     [[nodiscard]] bool contains(const void* address) const { return bridge::contains(*allocator_, reinterpret_cast<std::size_t>(address)); }
 
-    void record_stream(void* block, void* stream) {
+    void record_stream(void* block, void* stream) override {
         detail::check(bridge::record_stream(*allocator_, reinterpret_cast<std::size_t>(block), reinterpret_cast<std::size_t>(stream)));
     }
 

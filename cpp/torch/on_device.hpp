@@ -1,4 +1,5 @@
-// What a thread's calls of the CUDA runtime and of torch depend on: its current device, torch's current stream and its capture mode.
+// What a thread's calls of the CUDA runtime and of torch depend on: its current device, torch's current stream, its capture mode, and
+// captures.
 #pragma once
 
 #include <optional>
@@ -34,6 +35,17 @@ public:
 private:
     std::optional<c10::cuda::CUDAGuard> guard_;
 };
+
+// Whether a stream is under capture, also if the capture is broken. The default stream is not while others are.
+inline bool is_capturing(cudaStream_t stream) noexcept {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    if (cudaStreamIsCapturing(stream, &status) == cudaSuccess) {
+        return status != cudaStreamCaptureStatusNone;
+    }
+    // Torch checks for errors at its next launch.
+    static_cast<void>(cudaGetLastError());
+    return false;
+}
 
 // Makes a stream torch's current one, and its device the thread's, while it lives; afterwards both are again what they were, whatever ran
 // meanwhile. Throws what torch throws of a device that cannot be made current.

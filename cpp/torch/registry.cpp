@@ -28,7 +28,7 @@ namespace vmmgraph::torch::registry {
 namespace {
 
 struct Block {
-    std::shared_ptr<Memory> memory;
+    std::shared_ptr<BlockOwner> owner;
     std::size_t bytes;
     c10::DeviceIndex device;
 };
@@ -152,35 +152,43 @@ std::optional<std::unordered_set<void*>> live_blocks(const PoolKey& pool) {
     }
     std::unordered_set<void*> live;
     for (const auto& [address, block] : all.blocks) {
-        if (block.memory.get() == use->memory) {
+        if (block.owner.get() == use->memory) {
             live.insert(const_cast<void*>(address));
         }
     }
     return live;
 }
 
-void* allocate_block(const std::shared_ptr<Memory>& memory, c10::DeviceIndex device, std::size_t bytes, cudaStream_t stream) {
-    void* const block = memory->allocate(bytes, stream, KeptScope::active());
-    if (block == nullptr) {
-        const auto message = detail::read_text([](char* buffer, std::size_t capacity, std::size_t* needed) {
-            static_cast<void>(vmmgraph_last_error_message(buffer, capacity, needed));
-        });
-        auto info = detail::sized<ErrorInfo>();
-        static_cast<void>(vmmgraph_last_error(&info));
-        throw OutOfBlocks({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)},
-                          c10::str("CUDA out of memory. Tried to allocate ", bytes, " bytes on device ", static_cast<int>(device),
-                                   " for a graph capture: ", message),
-                          info);
-    }
+void out_of_memory(std::size_t bytes, c10::DeviceIndex device, const char* what) {
+    const auto message = detail::read_text([](char* buffer, std::size_t capacity, std::size_t* needed) {
+        static_cast<void>(vmmgraph_last_error_message(buffer, capacity, needed));
+    });
+    auto info = detail::sized<ErrorInfo>();
+    static_cast<void>(vmmgraph_last_error(&info));
+    throw OutOfBlocks(
+        {__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)},
+        c10::str("CUDA out of memory. Tried to allocate ", bytes, " bytes on device ", static_cast<int>(device), " ", what, ": ", message),
+        info);
+}
+
+void adopt(void* block, std::shared_ptr<BlockOwner> owner, std::size_t bytes, c10::DeviceIndex device) {
     auto& all = registry();
     try {
         const std::lock_guard lock(all.mutex);
-        all.blocks.insert_or_assign(block, Block{memory, bytes, device});
+        all.blocks.insert_or_assign(block, Block{owner, bytes, device});
     } catch (...) {
-        static_cast<void>(memory->release(block, device));
+        static_cast<void>(owner->release(block, device));
         throw;
     }
     all.blocks_alive.fetch_add(1, std::memory_order_release);
+}
+
+void* allocate_block(const std::shared_ptr<Memory>& memory, c10::DeviceIndex device, std::size_t bytes, cudaStream_t stream) {
+    void* const block = memory->allocate(bytes, stream, KeptScope::active());
+    if (block == nullptr) {
+        out_of_memory(bytes, device, "for a graph capture");
+    }
+    adopt(block, memory, bytes, device);
     return block;
 }
 
@@ -189,7 +197,7 @@ bool release_block(void* pointer) {
     if (all.blocks_alive.load(std::memory_order_acquire) == 0) {
         return false;
     }
-    std::shared_ptr<Memory> memory;
+    std::shared_ptr<BlockOwner> owner;
     c10::DeviceIndex device = 0;
     {
         const std::lock_guard lock(all.mutex);
@@ -197,17 +205,17 @@ bool release_block(void* pointer) {
         if (found == all.blocks.end()) {
             return false;
         }
-        memory = std::move(found->second.memory);
+        owner = std::move(found->second.owner);
         device = found->second.device;
         all.blocks.erase(found);
     }
     all.blocks_alive.fetch_sub(1, std::memory_order_release);
-    // Outside the lock: the last reference tears the space down.
-    static_cast<void>(memory->release(pointer, device));
+    // Outside the lock: the last reference tears the space or the region down.
+    static_cast<void>(owner->release(pointer, device));
     return true;
 }
 
-std::shared_ptr<Memory> owner_of(const void* pointer, std::size_t* bytes) {
+std::shared_ptr<BlockOwner> owner_of(const void* pointer, std::size_t* bytes) {
     auto& all = registry();
     if (pointer == nullptr || all.blocks_alive.load(std::memory_order_acquire) == 0) {
         return nullptr;
@@ -220,7 +228,7 @@ std::shared_ptr<Memory> owner_of(const void* pointer, std::size_t* bytes) {
     if (bytes != nullptr) {
         *bytes = found->second.bytes;
     }
-    return found->second.memory;
+    return found->second.owner;
 }
 
 }  // namespace vmmgraph::torch::registry

@@ -13,6 +13,7 @@
 #include <c10/util/Exception.h>
 #include <cuda_runtime_api.h>
 
+#include "block_owner.hpp"
 #include "compat.hpp"
 #include "memory.hpp"
 
@@ -57,11 +58,15 @@ private:
     ErrorInfo info_;
 };
 
+// Throws it, with what the memory was for ("for a graph capture").
+[[noreturn]] void out_of_memory(std::size_t bytes, c10::DeviceIndex device, const char* what);
+// Notes a block that torch gets; if that fails, it is freed.
+void adopt(void* block, std::shared_ptr<BlockOwner> owner, std::size_t bytes, c10::DeviceIndex device);
 // A block for torch, a kept one in a KeptScope of this thread. Throws OutOfBlocks.
 void* allocate_block(const std::shared_ptr<Memory>& memory, c10::DeviceIndex device, std::size_t bytes, cudaStream_t stream);
 // Frees a block; whether it was one.
 bool release_block(void* pointer);
-// The memory of a live block, and its size if asked for; null for everything else.
-std::shared_ptr<Memory> owner_of(const void* pointer, std::size_t* bytes = nullptr);
+// Whom a live block belongs to, and its size if asked for; null for everything else.
+std::shared_ptr<BlockOwner> owner_of(const void* pointer, std::size_t* bytes = nullptr);
 
 }  // namespace vmmgraph::torch::registry

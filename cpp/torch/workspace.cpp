@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "on_device.hpp"
+#include "region_memory.hpp"
 #include "registry.hpp"
 
 namespace at::cuda {
@@ -159,6 +160,8 @@ struct WorkspaceTable::Saved {
 
 WorkspaceTable::WorkspaceTable(Workspace& workspace, const c10::cuda::CUDAStream& stream)
     : stream_(stream), saved_(std::make_unique<Saved>()) {
+    // A graph must not bake in what steps aside.
+    forget_region_workspaces();
     if (tables_are_there()) {
         in_tables([this](Map& table) { saved_->tables.push_back(take(table, stream_.stream())); });
     } else {
@@ -224,6 +227,30 @@ void WorkspaceTable::restore() {
         brought.push_back(take(table, stream_.stream()));
         table.merge(*before++);
     });
+}
+
+void forget_region_workspaces() noexcept {
+    try {
+        if (!tables_are_there()) {
+            at::cuda::clearCublasWorkspaces();
+            return;
+        }
+        // Freed when no lock of torch's is held.
+        std::vector<c10::DataPtr> in_regions;
+        in_tables([&](Map& table) {
+            for (auto entry = table.begin(); entry != table.end();) {
+                const auto owner = registry::owner_of(entry->second.get());
+                if (dynamic_cast<const RegionMemory*>(owner.get()) != nullptr) {
+                    in_regions.push_back(std::move(entry->second));
+                    entry = table.erase(entry);
+                } else {
+                    ++entry;
+                }
+            }
+        });
+    } catch (...) {
+        // Out of host memory: what is left goes at the next end of a scope.
+    }
 }
 
 }  // namespace vmmgraph::torch

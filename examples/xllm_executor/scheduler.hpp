@@ -24,6 +24,12 @@ public:
     [[nodiscard]] const std::vector<std::int64_t>& rows() const noexcept { return rows_; }
     // The sequences' next tokens, in the step's order; those that are done leave.
     void take(const std::vector<std::int64_t>& tokens);
+    // The cache has lost its contents: the next step computes those of all running sequences again.
+    void lose_cache() noexcept {
+        for (auto& sequence : running_) {
+            sequence.in_cache = 0;
+        }
+    }
     // All tokens of the step's n-th sequence so far.
     [[nodiscard]] const std::vector<std::int32_t>& tokens_of(std::size_t n) const { return running_[n].tokens; }
     [[nodiscard]] std::size_t joined() const noexcept { return joined_; }

@@ -117,6 +117,12 @@ pub(crate) fn arena_of(arena: super::vmmgraph_arena_t) -> crate::error::Result<A
     object_of(arena)
 }
 
+/// The region behind a handle, for the bridge.
+#[cfg(feature = "bridge")]
+pub(crate) fn region_of(region: super::vmmgraph_region_t) -> crate::error::Result<Arc<Region>> {
+    object_of(region)
+}
+
 #[cfg(feature = "bridge")]
 fn object_of<T: Handled, P>(handle: *mut P) -> crate::error::Result<Arc<T>> {
     get(handle).map_err(|_| Error::InvalidArgument {

@@ -50,7 +50,9 @@ pub(crate) use arena::stream_of;
 #[cfg(feature = "bridge")]
 pub(crate) use guard::{GuardedDrop, guarded};
 #[cfg(feature = "bridge")]
-pub(crate) use handle::{arena_of, space_of};
+pub(crate) use handle::{arena_of, region_of, space_of};
+#[cfg(feature = "bridge")]
+pub(crate) use region::policy_of;
 
 /// Version of the C ABI: calls, structs and numbers of the same ABI version work together.
 pub const VMMGRAPH_ABI_VERSION: u32 = 1;

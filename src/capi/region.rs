@@ -89,6 +89,14 @@ pub struct vmmgraph_region_stats_t {
 const POLICIES: [Option<Policy>; 5] =
     [None, Some(Policy::Discard), Some(Policy::Zero), Some(Policy::Backup), Some(Policy::Keep)];
 
+/// The policy that C calls so, for the bridge; `None`: the region's.
+#[cfg(feature = "bridge")]
+pub(crate) fn policy_of(number: i32) -> crate::error::Result<Option<Policy>> {
+    pick("policy", number, &POLICIES).map_err(|failure| match failure {
+        Failure::Error(error) | Failure::Status(_, error) => error,
+    })
+}
+
 pub(super) fn limit(bytes: u64) -> Option<u64> {
     (bytes > 0).then_some(bytes)
 }

@@ -6,6 +6,7 @@
 use std::cell::Cell;
 use std::fmt;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use super::host_pool::CopyPath;
 use super::{Change, Fence};
@@ -136,6 +137,13 @@ pub trait Pausable: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`Error::WrongState`] if the call comes from a hook and would wait for itself.
     fn resuming(&self) -> Result<Option<Box<dyn Resuming + '_>>>;
+
+    /// Gives up what it has and nobody uses, after waiting for streams no longer than `limit`; its bytes.
+    fn give_up(&self, limit: Duration) -> u64 {
+        // Nothing, for what keeps nothing so.
+        let _ = limit;
+        0
+    }
 }
 
 /// Memory on its way back. Dropped before it is [finished](Self::finish), it stays paused.

@@ -201,6 +201,15 @@ impl Books {
         Ok(())
     }
 
+    /// What is behind everything that freed blocks wait for; `None`: none waits.
+    pub(super) fn freed(&self) -> Option<Fence> {
+        let fences = self.waiting.iter().map(|(fence, ..)| fence.clone());
+        fences.reduce(|mut all, fence| {
+            all.join(fence);
+            all
+        })
+    }
+
     /// What is behind everything that the users of all blocks were given.
     pub(super) fn users(&mut self, events: &Arc<Events>) -> Fence {
         let mut all: Vec<_> = self.blocks.values().flat_map(|block| block.users.iter().copied()).collect();
@@ -319,6 +328,11 @@ impl Books {
     pub(super) fn usage(&self) -> (u64, u64) {
         let live = self.blocks.values().map(|block| block.bytes).sum();
         (live, self.packings.iter().map(Packing::bytes).sum())
+    }
+
+    /// Bytes of pages that are there.
+    pub(super) fn resident(&self) -> u64 {
+        self.extents.values().filter(|extent| extent.page.is_some()).map(|extent| extent.bytes).sum()
     }
 
     /// Bytes of addresses.

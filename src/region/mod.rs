@@ -4,6 +4,7 @@
 //!   Region            allocate, free, who uses what                     mod.rs  options.rs
 //!   tags              several at a time, by tag, all or nothing         tags.rs
 //!   pause  resume     one region's pages out and in                     pause.rs  resume.rs  turn.rs
+//!   relief            what freed blocks leave, when memory is short     relief.rs
 //!   books             pages' places, blocks, what waits                 books.rs      plain code
 //!   packing  sizes    where a block goes, how long a page is            packing.rs  sizes.rs      plain code
 //! ```
@@ -25,7 +26,7 @@ use std::time::Duration;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::pages::{
-    Account, Change, Fence, Holder, Limits, PageId, Pausable, PauseReport, RangeId, Reservation,
+    Account, Change, Fence, Holder, Limits, PageId, Pausable, PauseReport, RangeId, Reclaimer, Reservation,
     ResumeReport, Resuming,
 };
 use crate::sync::{Monitor, Mutex};
@@ -35,6 +36,7 @@ mod books;
 mod options;
 mod packing;
 mod pause;
+mod relief;
 mod resume;
 mod sizes;
 mod tags;
@@ -42,6 +44,7 @@ mod turn;
 
 use books::{Books, Phase};
 pub use options::{Policy, RegionOptions, RegionStats};
+use relief::PATIENCE;
 use sizes::{LONGEST, Sizes};
 pub use tags::Ready;
 
@@ -96,6 +99,8 @@ impl Region {
         });
         let weak = Arc::downgrade(&region);
         device.pausables().add(weak);
+        let reclaimer: Arc<dyn Reclaimer> = region.clone();
+        device.add_reclaimer(&reclaimer);
         tracing::info!(region = id, tag, policy = ?options.policy, "region created");
         Ok(region)
     }
@@ -132,7 +137,8 @@ impl Region {
                 result => return result,
             };
             tries += 1;
-            if !pool.relieve(error.requested_bytes()) {
+            let outwaited = self.outwait(PATIENCE);
+            if !pool.relieve(error.requested_bytes()) && !outwaited {
                 return Err(error);
             }
         }
@@ -357,6 +363,10 @@ impl Pausable for Region {
 
     fn resuming(&self) -> Result<Option<Box<dyn Resuming + '_>>> {
         self.coming_back()
+    }
+
+    fn give_up(&self, limit: Duration) -> u64 {
+        self.give_up_freed(limit)
     }
 }
 

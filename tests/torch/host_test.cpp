@@ -14,6 +14,7 @@
 #include <gtest/gtest.h>
 #include <torch/version.h>
 #include <vmmgraph/torch.hpp>
+#include <vmmgraph/torch_region.hpp>
 
 #include "../cpp/host.hpp"
 
@@ -358,6 +359,30 @@ TEST(KeptScope, LeavesSegmentsAlone) {
     EXPECT_EQ(arena.stats().kept_bytes, 0u);
     allocator->raw_delete(segment);
     EXPECT_EQ(allocator->raw_alloc_with_stream(2 * MiB, no_stream), segment) << "its bytes serve again";
+}
+
+TEST(RegionScope, IsRefusedWhereTorchCannotUseTheRegion) {
+    using vmmgraph::torch::RegionScope;
+    const auto device = vmmgraph::Device::open(host::device_options(next_device()));
+    vmmgraph::Region region(device, "weights");
+    vmmgraph::torch::install();
+    try {
+        const RegionScope scope(region);
+        ADD_FAILURE() << "was not refused";
+    } catch (const vmmgraph::Error& error) {
+        EXPECT_EQ(error.status(), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        EXPECT_NE(std::string(error.what()).find("host driver"), std::string::npos) << error.what();
+    }
+    EXPECT_FALSE(RegionScope::active());
+    const auto taken = std::move(region);
+    EXPECT_EQ(status_of([&] { const RegionScope scope(region); }), VMMGRAPH_ERROR_INVALID_HANDLE);
+    {
+        const vmmgraph::torch::DisableScope disabled;
+        EXPECT_FALSE(RegionScope::active());
+    }
+    EXPECT_FALSE(RegionScope::active());
+    vmmgraph::torch::uninstall();
+    EXPECT_EQ(taken.stats().blocks, 0u);
 }
 
 TEST(BuiltFor, NamesTheTorchOfTheHeaders) { EXPECT_STREQ(vmmgraph::torch::built_for(), TORCH_VERSION); }

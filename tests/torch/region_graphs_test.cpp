@@ -1,0 +1,196 @@
+// Captures inside a scope, and graphs over memory that steps aside between their replays, or during them, on a GPU.
+//
+// VMMGRAPH_REGION_CYCLES says how many times it does (200; with fewer, memory is measured but not judged).
+#include "regions.hpp"
+
+#include <malloc.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <string>
+
+namespace torch_tests {
+namespace {
+
+using namespace std::chrono_literals;
+
+// MiB of the device and of this process.
+struct Held {
+    double device = 0;
+    double host = 0;
+
+    static Held now() {
+        std::size_t free = 0, total = 0;
+        C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+        malloc_trim(0);
+        long pages = 0, resident = 0;
+        std::ifstream("/proc/self/statm") >> pages >> resident;
+        return {static_cast<double>(total - free) / MiB, static_cast<double>(resident) * static_cast<double>(sysconf(_SC_PAGESIZE)) / MiB};
+    }
+};
+
+// Also random numbers, whose seed torch keeps on the device, and products, whose workspace it keeps.
+TEST_F(Regions, CapturesInsideAScopeAreTheArenas) {
+    Region region(*device_, "scratch");
+    SharedVmmAllocator arena(0);
+    const auto a = at::randn({512, 512}, half());
+    const c10::cuda::CUDAStreamGuard guard(*stream_);
+    cudaDeviceSynchronize();
+    at::Tensor inside, product, random;
+    std::optional<CapturedGraph> graph;
+    {
+        const RegionScope scope(region);
+        inside = at::ones({1000}, whole());
+        // A workspace that is the region's for now, and must not be the graph's.
+        static_cast<void>(at::mm(a, a));
+        graph.emplace(capture(arena, raw(), [&] {
+            product = at::mm(at::mm(a, a), a);
+            random = at::rand({1000}, a.options().dtype(at::kFloat));
+        }));
+        EXPECT_EQ(region.stats().blocks, 1U) << "the capture has something in the region";
+        static_cast<void>(at::mm(a, a));
+    }
+    EXPECT_EQ(region.stats().blocks, 1U) << "torch keeps something in the region";
+    const auto expected = at::mm(at::mm(a, a), a);
+    region.pause(fence());
+    for (int i = 0; i < 3; ++i) {
+        graph->replay(raw());
+        const auto first = random.clone();
+        EXPECT_TRUE(at::equal(product, expected));
+        graph->replay(raw());
+        EXPECT_FALSE(at::equal(random, first));
+        // The workspace of eager products did not step aside.
+        EXPECT_TRUE(at::equal(at::mm(at::mm(a, a), a), expected));
+    }
+    cudaDeviceSynchronize();
+    region.resume();
+}
+
+// A graph reads weights and a cache, of which the one comes back as it was and the other is made again.
+TEST_F(Regions, GraphsOverThemSurviveHundredsOfCyclesBitForBit) {
+    const long cycles = setting("VMMGRAPH_REGION_CYCLES", 200);
+    Region weights(*device_, "weights", {Policy::backup});
+    Region kv(*device_, "kv");
+    std::optional<Model> model;
+    at::Tensor cache;
+    const auto make_cache = [&] { cache.copy_(at::arange(cache.numel(), cache.options()).remainder_(17).view_as(cache)); };
+    {
+        const RegionScope scope(weights);
+        model.emplace();
+    }
+    {
+        const RegionScope scope(kv);
+        cache = at::empty({64, 2048}, half());
+    }
+    make_cache();
+    SharedVmmAllocator arena(0);
+    std::vector<Shape> shapes;
+    cudaDeviceSynchronize();
+    for (const int batch : {1, 7, 16, 64}) {
+        auto input = at::randn({batch, 2048}, half());
+        at::Tensor output;
+        cudaDeviceSynchronize();
+        auto graph = capture(arena, raw(), [&] { output = (*model)(input + cache.narrow(0, 0, batch)); });
+        graph.replay(raw());
+        cudaDeviceSynchronize();
+        shapes.push_back({input, output.clone(), output, std::move(graph)});
+    }
+    std::mt19937 random(13);
+    int wrong = 0;
+    Held before{};
+    std::uint64_t host_before = 0;
+    const c10::cuda::CUDAStreamGuard guard(*stream_);
+    for (long cycle = 0; cycle < cycles; ++cycle) {
+        if (cycle == cycles / 4) {
+            cudaDeviceSynchronize();
+            device_->trim();
+            before = Held::now();
+            host_before = vmmgraph::host_stats(*device_).held_bytes;
+        }
+        const auto pick = random() % 4;
+        std::vector<std::string> tags;
+        for (const auto* const tag : {"weights", "kv"}) {
+            if (pick == 3 || (pick == 1 && *tag == 'w') || (pick == 2 && *tag == 'k')) {
+                tags.emplace_back(tag);
+            }
+        }
+        if (!tags.empty()) {
+            for (auto& shape : shapes) {
+                shape.graph.replay(raw());
+            }
+            EXPECT_EQ(vmmgraph::pause(*device_, tags, fence()).regions, tags.size());
+            // Somebody else's for now: the same pages, with other contents.
+            Region other(*device_, "other");
+            void* const block = other.allocate(128 * MiB, raw());
+            ASSERT_EQ(cudaMemsetAsync(block, 0xff, 128 * MiB, stream_->stream()), cudaSuccess);
+            other.free(block);
+        }
+        if (random() % 2 == 0) {
+            std::reverse(tags.begin(), tags.end());
+        }
+        for (const auto& tag : tags) {
+            vmmgraph::resume(*device_, {tag}, 1s);
+        }
+        if (pick >= 2) {
+            make_cache();
+        }
+        for (auto& shape : shapes) {
+            shape.output.zero_();
+            shape.graph.replay(raw());
+            wrong += !same(shape);
+        }
+    }
+    cudaDeviceSynchronize();
+    device_->trim();
+    const auto after = Held::now();
+    EXPECT_EQ(wrong, 0);
+    std::printf("RESULT regions: %ld cycles, %d wrong, %.1f MiB of the device and %.1f MiB resident more\n", cycles, wrong,
+                after.device - before.device, after.host - before.host);
+    if (cycles >= 200) {
+        EXPECT_EQ(vmmgraph::host_stats(*device_).held_bytes, host_before);
+        EXPECT_LE(after.device - before.device, 4);
+        EXPECT_LE(after.host - before.host, 16);
+    }
+}
+
+// Of three arenas, since the replays of one wait for each other.
+TEST_F(Regions, APauseWaitsForReplaysOnThreeStreams) {
+    Region weights(*device_, "weights", {Policy::backup});
+    std::optional<Model> model;
+    {
+        const RegionScope scope(weights);
+        model.emplace(8);
+    }
+    std::vector<SharedVmmAllocator> arenas;
+    arenas.reserve(3);
+    std::vector<Shape> shapes;
+    PauseFence three;
+    for (int i = 0; i < 3; ++i) {
+        stream_ = c10::cuda::getStreamFromPool();
+        three.streams.push_back(raw());
+        arenas.emplace_back(0);
+        auto made = this->shapes(arenas.back(), *model, {8 << i});
+        shapes.push_back(std::move(made.front()));
+    }
+    for (int round = 0; round < 10; ++round) {
+        for (int replay = 0; replay < 20; ++replay) {
+            for (std::size_t i = 0; i < shapes.size(); ++i) {
+                shapes[i].graph.replay(three.streams[i]);
+            }
+        }
+        const auto gone = vmmgraph::pause(*device_, {"weights"}, three);
+        EXPECT_GT(gone.copied_bytes, 0U);
+        for (void* const stream : three.streams) {
+            EXPECT_EQ(cudaStreamQuery(static_cast<cudaStream_t>(stream)), cudaSuccess) << "it was unmapped under a replay";
+        }
+        vmmgraph::resume(*device_, {"weights"}, 1s);
+        for (const auto& shape : shapes) {
+            EXPECT_TRUE(same(shape)) << round;
+        }
+    }
+}
+
+}  // namespace
+}  // namespace torch_tests
