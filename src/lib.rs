@@ -39,6 +39,7 @@
 //!   dispatch            beside them: which graph runs a step, budgets, inputs (no driver)
 //!   stats               snapshots
 //!   space   region      blocks, slabs, kept blocks, seal, life; memory that steps aside
+//!   elastic             beside them: memory that grows and shrinks, KV caches, which blocks to use
 //!   executables         beside them: which captured graphs have an executable
 //!   order   device      replay order; the root that everything alive holds
 //!   pages               page pool, accounts, changes, fences, numbered pages
@@ -56,6 +57,7 @@ pub mod capi;
 mod device;
 pub mod dispatch;
 pub mod driver;
+mod elastic;
 mod error;
 pub mod executables;
 mod gate;
@@ -71,6 +73,9 @@ pub mod units;
 pub use arena::{Options, SharedVmmAllocator};
 pub use device::Device;
 pub use driver::{DriverChoice, HostOptions};
+pub use elastic::{Ahead, Ask, BlockPool, Candidate, PreCommit, Watermarks};
+pub use elastic::{Committed, ElasticBuffer, ElasticObserver, ElasticOptions, ElasticStats, Pending, Shown};
+pub use elastic::{KvCache, KvLayout, KvOptions, KvStats, LimitChange};
 pub use error::{Error, Result};
 pub use executables::{ExecutablePool, ExecutableStats, GraphTemplate};
 pub use gate::CaptureGate;

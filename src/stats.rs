@@ -97,6 +97,7 @@ impl fmt::Display for Snapshot {
                 Holder::Retained { arena, space } => write!(f, "  arena {arena}, space {space}, retained")?,
                 Holder::Kept { arena } => write!(f, "  arena {arena}, kept")?,
                 Holder::Region { region } => write!(f, "  region {region}")?,
+                Holder::Elastic { buffer } => write!(f, "  elastic buffer {buffer}")?,
                 Holder::Free => write!(f, "  free")?,
                 Holder::Leaving => write!(f, "  refused by the driver")?,
             }

@@ -85,3 +85,16 @@ pub(crate) fn thread_token() -> u64 {
 pub(crate) fn thread_token() -> u64 {
     usize::from(shuttle::current::me()) as u64 + 1
 }
+
+/// Starts a thread of the library, which nobody waits for; whether the system gave one.
+#[cfg(not(feature = "shuttle"))]
+pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> bool {
+    std::thread::Builder::new().name(name.to_owned()).spawn(work).is_ok()
+}
+
+/// The same, on a thread that shuttle interleaves.
+#[cfg(feature = "shuttle")]
+pub(crate) fn spawn(_name: &str, work: impl FnOnce() + Send + 'static) -> bool {
+    drop(shuttle::thread::spawn(work));
+    true
+}

@@ -14,7 +14,7 @@ const LAYERS: &[&[&str]] = &[
     &["pages"],
     &["order", "device"],
     // They do not name each other.
-    &["space", "region", "executables"],
+    &["space", "region", "elastic", "executables"],
     &["stats"],
     &["arena", "torch"],
     &["capi"],

@@ -34,6 +34,11 @@ pub enum Holder {
         /// The region's number.
         region: u64,
     },
+    /// An elastic buffer or cache: it alone maps the page.
+    Elastic {
+        /// The buffer's number.
+        buffer: u64,
+    },
     /// The device: whoever asks next gets it.
     Free,
     /// Nobody: the driver would not take it back, and is asked again.

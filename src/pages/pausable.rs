@@ -257,7 +257,7 @@ thread_local! {
 pub(crate) struct HookGuard(());
 
 impl HookGuard {
-    fn enter() -> Self {
+    pub(crate) fn enter() -> Self {
         INSIDE.with(|inside| inside.set(inside.get() + 1));
         Self(())
     }

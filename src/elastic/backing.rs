@@ -1,0 +1,415 @@
+//! Ranges of addresses, and the pages behind them: the driver's part of everything elastic.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::books::{Books, Plan, Run, Tally};
+use super::observer::{Observers, Shown};
+use super::worker::{Worker, refuse_waiting};
+use super::{Committed, ElasticObserver, ElasticOptions, ElasticStats, Pending};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::pages::{Account, Change, Fence, Holder, Limits, Reclaimer, Remains, Reservation};
+use crate::sync::Monitor;
+use crate::units::{Address, MAX_BYTES, Peers, Stream};
+
+/// How often a commit asks for memory again after somebody gave some back.
+const TRIES: u32 = 8;
+/// How long somebody who is short of memory waits for fences of what was decommitted.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// The longest page that nobody asked for, in bytes: what an arena's large pages are by default.
+const LONGEST: u64 = 16 << 20;
+/// How many pages a range has at least, if nobody says how long they are and the granularity allows it.
+const PAGES: u64 = 64;
+
+/// Ranges of addresses with pages behind parts of them.
+///
+/// Thread-safe. When it goes, everything is unmapped, behind the fences of what was decommitted.
+pub(super) struct Backing {
+    id: u64,
+    name: String,
+    page: u64,
+    ranges: Vec<Reservation>,
+    account: Account,
+    books: Monitor<Books>,
+    observers: Observers,
+    worker: Worker,
+    device: Arc<Device>,
+}
+
+impl Backing {
+    /// One range for each length in bytes, which are rounded up to pages; nothing is mapped.
+    pub(super) fn new(
+        device: &Arc<Device>,
+        lengths: &[u64],
+        options: &ElasticOptions<'_>,
+    ) -> Result<Arc<Self>> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let page = page_bytes(device, lengths, options.page_bytes)?;
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = options.name.to_owned();
+        let limits = Limits { most: options.budget_bytes, least: options.least_bytes };
+        let account = device.account(&format!("elastic buffer {id} {name:?}"), options.account, limits)?;
+        let mut change = Change::on(device.pool());
+        for bytes in lengths {
+            if *bytes == 0 || *bytes > MAX_BYTES {
+                return Err(Error::InvalidSize {
+                    what: "an elastic buffer",
+                    bytes: *bytes,
+                    limit: MAX_BYTES,
+                });
+            }
+            change.reserve(bytes.next_multiple_of(page), id, Peers::NONE)?;
+        }
+        let (_, ranges) = change.commit();
+        let (books, observers, worker) = (Monitor::default(), Observers::default(), Worker::default());
+        let device = Arc::clone(device);
+        let backing = Arc::new(Self { id, name, page, ranges, account, books, observers, worker, device });
+        let reclaimer: Arc<dyn Reclaimer> = backing.clone();
+        backing.device.add_reclaimer(&reclaimer);
+        tracing::info!(
+            buffer = id,
+            name = backing.name,
+            page,
+            ranges = lengths.len(),
+            "elastic memory reserved"
+        );
+        Ok(backing)
+    }
+
+    pub(super) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    pub(super) fn account(&self) -> &Account {
+        &self.account
+    }
+
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(super) fn page(&self) -> u64 {
+        self.page
+    }
+
+    pub(super) fn base(&self, range: usize) -> Option<Address> {
+        self.ranges.get(range).map(Reservation::base)
+    }
+
+    pub(super) fn worker(&self) -> &Worker {
+        &self.worker
+    }
+
+    pub(super) fn observe(&self, observer: &Arc<dyn ElasticObserver>) {
+        self.observers.add(observer);
+    }
+
+    /// Commits all of these or none; after a failure, also the bytes that were missing. Waits for those whom other threads are moving.
+    pub(super) fn try_commit(&self, runs: &[Run]) -> Result<Committed, (Error, u64)> {
+        self.carry_out(self.mark(runs).map_err(|error| (error, 0))?)
+    }
+
+    /// Does something again as long as somebody gives memory up for it, who is asked with no lock and no turn held.
+    pub(super) fn patiently<R>(&self, mut work: impl FnMut() -> Result<R, (Error, u64)>) -> Result<R> {
+        let mut tries = 0;
+        loop {
+            let (error, missing) = match work() {
+                Ok(done) => return Ok(done),
+                Err(refused) => refused,
+            };
+            tries += 1;
+            if !error.is_out_of_memory() || tries > TRIES || !self.device.pool().relieve(missing) {
+                return Err(error);
+            }
+        }
+    }
+
+    /// Commits on a thread of the library, and nobody is asked to give up memory for it.
+    pub(super) fn commit_async(self: &Arc<Self>, runs: Vec<Run>) -> Pending {
+        let (there, marked) = (Arc::clone(self), runs.clone());
+        let mark = || self.books.change(|books| (!books.moving(&marked)).then(|| books.begin(&marked)));
+        self.worker.push(mark, move |plan| {
+            let plan = plan.map_or_else(|| there.mark(&runs), Ok)?;
+            there.carry_out(plan).map_err(|(error, _)| error)
+        })
+    }
+
+    /// Marks what is to be mapped, once nobody moves any of it.
+    fn mark(&self, runs: &[Run]) -> Result<Plan> {
+        self.when_at_rest(runs, |books| books.begin(runs))
+    }
+
+    fn when_at_rest<R>(&self, runs: &[Run], mut then: impl FnMut(&mut Books) -> R) -> Result<R> {
+        let now = self.books.wait_for(|books| Some((!books.moving(runs)).then(|| then(books))));
+        if let Some(result) = now {
+            return Ok(result);
+        }
+        refuse_waiting()?;
+        Ok(self.books.wait_for(|books| (!books.moving(runs)).then(|| then(books))))
+    }
+
+    /// Maps what a plan says, in one change; after a failure, also how many bytes were missing.
+    fn carry_out(&self, plan: Plan) -> Result<Committed, (Error, u64)> {
+        let marked = Marks { backing: self, plan: Some(plan) };
+        let Some(plan) = &marked.plan else { return Ok(Committed::default()) };
+        // Behind the marks: what is wanted again is not unmapped first.
+        self.settle();
+        let mut done = Committed { revived: plan.revived_pages(), ..Committed::default() };
+        let mut change = Change::on(self.device.pool());
+        let mut missing = plan.absent_pages() * self.page;
+        for run in &plan.absent {
+            self.map(&mut change, *run, &mut missing).map_err(|error| (error, missing))?;
+        }
+        let calls = change.commit().0;
+        (done.pages, done.bytes) = (calls.maps, calls.mapped_bytes);
+        // A page that is mapped costs two calls, one that is created a third.
+        done.created = calls.all - 2 * calls.maps;
+        self.tell(&plan.absent, false);
+        marked.finish(&done);
+        self.device.pool().check();
+        Ok(done)
+    }
+
+    fn map(&self, change: &mut Change<'_>, run: Run, missing: &mut u64) -> Result<()> {
+        let Some(range) = self.ranges.get(run.range) else {
+            return Err(Error::Internal { what: "an elastic buffer lacks a range".to_owned() });
+        };
+        let holder = Holder::Elastic { buffer: self.id };
+        let mut pages = Vec::new();
+        for _ in run.first..run.end {
+            pages.push(change.take(self.page, holder, self.account.id())?);
+            *missing -= self.page;
+        }
+        change.map(range.id(), run.first * self.page, &pages)
+    }
+
+    /// Decommits what is there of these, behind a fence; the bytes. Waits for those whom other threads are moving, not for the fence.
+    pub(super) fn decommit(&self, runs: &[Run], fence: &Fence) -> Result<u64> {
+        let pages = self.when_at_rest(runs, |books| books.leave(runs, fence.clone()))?;
+        self.settle();
+        Ok(pages * self.page)
+    }
+
+    /// Unmaps what was decommitted and is not in use any more; the bytes.
+    pub(super) fn settle(&self) -> u64 {
+        let events = self.device.pool().events();
+        let going = self.read(|books| books.take_done(events));
+        if going.is_empty() {
+            return 0;
+        }
+        let leaving = Leaving { backing: self, runs: going };
+        self.tell(&leaving.runs, true);
+        let mut remains = Remains::default();
+        for run in &leaving.runs {
+            if let Some(range) = self.ranges.get(run.range) {
+                remains.add_part(range.id(), run.first * self.page, run.pages() * self.page);
+            }
+        }
+        self.device.pool().finish(Fence::default(), remains);
+        leaving.end() * self.page
+    }
+
+    /// Whether a page is mapped, by the pool's books.
+    fn is_mapped(&self, (range, page): (usize, u64)) -> bool {
+        let found = self.ranges.get(range);
+        found.is_some_and(|range| range.gap(page * self.page, (page + 1) * self.page).is_none())
+    }
+
+    fn tell(&self, runs: &[Run], gone: bool) {
+        let at = |run: &Run| {
+            let base = self.base(run.range)?;
+            Some((base.plus(run.first * self.page), run.pages() * self.page))
+        };
+        let ranges: Vec<_> = runs.iter().filter_map(at).collect();
+        self.observers.tell(&Shown { name: &self.name, buffer: self.id, ranges: &ranges }, gone);
+    }
+
+    /// Makes later work of a stream wait for what may still use pages that were committed again.
+    pub(super) fn before(&self, stream: Stream) -> Result<()> {
+        let mut earlier = self.read(|books| books.earlier.clone());
+        earlier.before(self.device.pool().events(), stream)
+    }
+
+    /// Which of these are there.
+    pub(super) fn here(&self, runs: &[Run]) -> Vec<Run> {
+        self.read(|books| books.here(runs))
+    }
+
+    fn read<R>(&self, read: impl FnOnce(&mut Books) -> R) -> R {
+        let mut read = Some(read);
+        self.books.wait_for(|books| read.take().map(|read| read(books)))
+    }
+
+    pub(super) fn stats(&self) -> ElasticStats {
+        let (Tally { here, coming, leaving }, counts) = self.read(|books| (books.tally(), books.counts));
+        ElasticStats {
+            id: self.id,
+            page_bytes: self.page,
+            reserved_bytes: self.ranges.iter().map(Reservation::bytes).sum(),
+            committed_bytes: here * self.page,
+            peak_committed_bytes: counts.most_here * self.page,
+            coming_bytes: coming * self.page,
+            leaving_bytes: leaving * self.page,
+            commits: counts.commits,
+            refused: counts.refused,
+            decommits: counts.decommits,
+            pages_mapped: counts.mapped,
+            pages_created: counts.created,
+            pages_revived: counts.revived,
+            pages_unmapped: counts.unmapped,
+            account: self.account.stats(),
+        }
+    }
+
+    /// Whether its books, the pool's, and the account's agree, while no call is under way.
+    pub(super) fn audit(&self) -> Result<()> {
+        self.device.pool().audit()?;
+        let stats = self.stats();
+        let (held, _) = self.device.pool().held(Holder::Elastic { buffer: self.id });
+        let known = stats.committed_bytes + stats.leaving_bytes;
+        let equal = [
+            ("bytes held", held, "bytes known of", known),
+            ("bytes charged", stats.account.charged_bytes, "bytes held", held),
+            (
+                "pages mapped",
+                stats.pages_mapped * self.page,
+                "there and unmapped",
+                held + stats.pages_unmapped * self.page,
+            ),
+        ];
+        for (left, one, right, other) in equal {
+            if one != other || stats.coming_bytes != 0 {
+                let what = format!("elastic buffer {}: {one} {left}, {other} {right}", self.id);
+                return Err(Error::Internal { what });
+            }
+        }
+        let unmapped = |run: &Run| run.places().find(|place| !self.is_mapped(*place));
+        match self.read(|books| books.all()).iter().find_map(unmapped) {
+            None => Ok(()),
+            Some(place) => Err(Error::Internal {
+                what: format!("elastic buffer {}: page {place:?} is not mapped", self.id),
+            }),
+        }
+    }
+}
+
+/// Bytes of a page: what is asked for, or what fits the longest range.
+fn page_bytes(device: &Device, lengths: &[u64], asked: u64) -> Result<u64> {
+    let capabilities = device.driver().capabilities();
+    let granularity = capabilities.granularity;
+    if !asked.is_multiple_of(granularity) || asked > capabilities.largest_page {
+        return Err(Error::InvalidPageSize { what: "elastic page", bytes: asked, granularity });
+    }
+    if asked > 0 {
+        return Ok(asked);
+    }
+    let longest = lengths.iter().copied().max().unwrap_or(0);
+    let mut page = granularity;
+    while page * 2 <= LONGEST.min(capabilities.largest_page) && page * 2 * PAGES <= longest {
+        page *= 2;
+    }
+    Ok(page)
+}
+
+/// Pages that are coming; unless they came, all is as before.
+struct Marks<'a> {
+    backing: &'a Backing,
+    plan: Option<Plan>,
+}
+
+impl Marks<'_> {
+    fn finish(mut self, done: &Committed) {
+        let Some(plan) = self.plan.take() else { return };
+        self.backing.books.change(|books| {
+            books.finish(plan);
+            books.counts.mapped += done.pages;
+            books.counts.created += done.created;
+        });
+    }
+}
+
+impl Drop for Marks<'_> {
+    fn drop(&mut self) {
+        let Some(plan) = self.plan.take() else { return };
+        let backing = self.backing;
+        let kept =
+            plan.absent.iter().flat_map(|run| run.places()).filter(|at| backing.is_mapped(*at)).count();
+        backing.books.change(|books| {
+            books.abort(plan, |place| backing.is_mapped(place));
+            // What could not be undone was mapped.
+            books.counts.mapped += kept as u64;
+        });
+    }
+}
+
+/// Pages that are going.
+struct Leaving<'a> {
+    backing: &'a Backing,
+    runs: Vec<Run>,
+}
+
+impl Leaving<'_> {
+    /// How many went.
+    fn end(mut self) -> u64 {
+        self.note()
+    }
+
+    fn note(&mut self) -> u64 {
+        let (backing, runs) = (self.backing, std::mem::take(&mut self.runs));
+        backing.books.change(|books| {
+            let gone = books.unmapped(&runs, |place| backing.is_mapped(place));
+            books.counts.unmapped += gone;
+            gone
+        })
+    }
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.note();
+    }
+}
+
+impl Reclaimer for Backing {
+    /// Unmaps what was decommitted; waits for its fences if that is not enough. What is committed stays.
+    fn reclaim(&self, bytes: u64) -> u64 {
+        let mut given = self.settle();
+        if given < bytes {
+            let start = Instant::now();
+            for mut fence in self.read(|books| books.fences()) {
+                // What cannot be waited for stays.
+                let _ = fence.block(self.device.pool().events(), PATIENCE.saturating_sub(start.elapsed()));
+            }
+            given += self.settle();
+        }
+        given
+    }
+
+    /// Nobody misses what was decommitted.
+    fn cost(&self) -> u64 {
+        0
+    }
+}
+
+impl Drop for Backing {
+    fn drop(&mut self) {
+        self.worker.end();
+        let all = self.read(|books| books.all());
+        self.tell(&all, true);
+        let (mut fence, mut remains) = (Fence::default(), Remains::default());
+        self.read(|books| books.fences()).into_iter().for_each(|waiting| fence.join(waiting));
+        self.ranges.drain(..).for_each(|range| remains.join(range.leave()));
+        let pool = self.device.pool();
+        pool.finish(fence, remains);
+        pool.check();
+    }
+}
+
+impl fmt::Debug for Backing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Backing").field("id", &self.id).field("name", &self.name).finish_non_exhaustive()
+    }
+}

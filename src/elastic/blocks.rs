@@ -1,0 +1,387 @@
+//! Which blocks of a cache to use, so that whole pages come free. Bookkeeping over numbers; memory is somebody else's.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+
+/// Where a page stands among those with room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Room {
+    /// Not backed, full, or beyond the limit.
+    None,
+    /// Some blocks are used, and so many can be had.
+    Partial(u64),
+    /// None is used, and so many can be had.
+    Empty(u64),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Page {
+    backed: bool,
+    used: u64,
+    room: Room,
+}
+
+/// A page that would come free, and what is on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Its number.
+    pub page: u64,
+    /// The blocks in use on it.
+    pub blocks: Vec<u64>,
+}
+
+/// What an engine is asked to vacate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// Pages, those that cost it least first, as many as are needed.
+    pub pages: Vec<Candidate>,
+    /// Bytes that are wanted.
+    pub bytes: u64,
+    /// Bytes that there would be, those of pages that are empty already included.
+    pub there: u64,
+    /// Until when, in the caller's own units.
+    pub by: u64,
+}
+
+/// The blocks of a cache: which are used, and which to use next. Blocks that share pages are one *page* here, `blocks_a_page` behind one
+/// another; a page is backed or not, as the caller commits and decommits it.
+///
+/// New blocks go to the page with the least room that has enough, so that other pages run empty; pages without any used block come
+/// last. There being no block is a miss and not an error.
+#[derive(Clone, Debug)]
+pub struct BlockPool {
+    blocks: u64,
+    a_page: u64,
+    block_bytes: u64,
+    limit: u64,
+    pages: Vec<Page>,
+    /// A bit for each block.
+    used: Vec<u64>,
+    in_use: u64,
+    /// Room and number of pages of which some is used.
+    partial: BTreeSet<(u64, usize)>,
+    /// Pages of which none is used.
+    empty: BTreeSet<usize>,
+    /// Blocks that can be had, reserved ones included.
+    free: u64,
+    reserved: u64,
+}
+
+impl BlockPool {
+    /// So many blocks, none backed; `block_bytes` is a block's of all planes.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for zeros, and for more than 2^32 blocks.
+    pub fn new(blocks: u64, blocks_a_page: u64, block_bytes: u64) -> Result<Self> {
+        let most = 1 << 32;
+        for (what, value) in [
+            ("the number of blocks", blocks),
+            ("blocks a page", blocks_a_page),
+            ("bytes a block", block_bytes),
+        ] {
+            if value == 0 || (what != "bytes a block" && value > most) {
+                return Err(Error::InvalidArgument { what, value: value.into(), expected: "from 1 to 2^32" });
+            }
+        }
+        let page = Page { backed: false, used: 0, room: Room::None };
+        Ok(Self {
+            blocks,
+            a_page: blocks_a_page,
+            block_bytes,
+            limit: blocks,
+            pages: vec![page; blocks.div_ceil(blocks_a_page) as usize],
+            used: vec![0; blocks.div_ceil(64) as usize],
+            in_use: 0,
+            partial: BTreeSet::new(),
+            empty: BTreeSet::new(),
+            free: 0,
+            reserved: 0,
+        })
+    }
+
+    /// Blocks in use.
+    #[must_use]
+    pub fn in_use(&self) -> u64 {
+        self.in_use
+    }
+
+    /// Blocks that [`allocate`](Self::allocate) could hand out now: backed, unused, below the limit and not reserved.
+    #[must_use]
+    pub fn available(&self) -> u64 {
+        self.free.saturating_sub(self.reserved)
+    }
+
+    /// Blocks set aside.
+    #[must_use]
+    pub fn reserved(&self) -> u64 {
+        self.reserved
+    }
+
+    /// The blocks of a page.
+    #[must_use]
+    pub fn blocks_of(&self, page: u64) -> Range<u64> {
+        let start = page.saturating_mul(self.a_page).min(self.blocks);
+        start..start.saturating_add(self.a_page).min(self.blocks)
+    }
+
+    /// Whether a block is in use.
+    #[must_use]
+    pub fn is_used(&self, block: u64) -> bool {
+        self.used.get((block / 64) as usize).is_some_and(|word| word >> (block % 64) & 1 == 1)
+    }
+
+    /// Pages have memory now: those that these blocks cover.
+    pub fn back(&mut self, blocks: &Range<u64>) {
+        self.set_backed(blocks, true);
+    }
+
+    /// Pages have none any more: those that these blocks cover and on which none is used; how many reserved blocks that costs. What is
+    /// [surplus](Self::surplus) costs none.
+    pub fn unback(&mut self, blocks: &Range<u64>) -> u64 {
+        self.set_backed(blocks, false);
+        self.cut()
+    }
+
+    /// No more is reserved than there is; how many blocks were.
+    fn cut(&mut self) -> u64 {
+        let lost = self.reserved.saturating_sub(self.free);
+        self.reserved -= lost;
+        lost
+    }
+
+    fn set_backed(&mut self, blocks: &Range<u64>, backed: bool) {
+        let end = if blocks.end >= self.blocks { self.pages.len() as u64 } else { blocks.end / self.a_page };
+        for index in blocks.start.div_ceil(self.a_page)..end {
+            if let Some(page) = self.pages.get_mut(index as usize)
+                && (backed || page.used == 0)
+            {
+                page.backed = backed;
+                self.index(index as usize);
+            }
+        }
+    }
+
+    /// Puts a page where it belongs now.
+    fn index(&mut self, index: usize) {
+        let blocks = self.blocks_of(index as u64);
+        let below = blocks.start..blocks.end.min(self.limit);
+        let room = below.filter(|block| !self.is_used(*block)).count() as u64;
+        let Some(page) = self.pages.get_mut(index) else { return };
+        match page.room {
+            Room::None => {}
+            Room::Partial(room) => {
+                self.partial.remove(&(room, index));
+                self.free -= room;
+            }
+            Room::Empty(room) => {
+                self.empty.remove(&index);
+                self.free -= room;
+            }
+        }
+        page.room = match (page.backed && room > 0, page.used) {
+            (false, _) => Room::None,
+            (true, 0) => Room::Empty(room),
+            (true, _) => Room::Partial(room),
+        };
+        match page.room {
+            Room::None => {}
+            Room::Partial(_) => {
+                self.partial.insert((room, index));
+                self.free += room;
+            }
+            Room::Empty(_) => {
+                self.empty.insert(index);
+                self.free += room;
+            }
+        }
+    }
+
+    /// Hands out so many blocks, or none.
+    pub fn allocate(&mut self, count: u64) -> Option<Vec<u64>> {
+        (count <= self.available()).then(|| self.take(count))
+    }
+
+    /// Sets so many blocks aside for [`allocate_reserved`](Self::allocate_reserved); whether there were.
+    pub fn reserve(&mut self, count: u64) -> bool {
+        let there = count <= self.available();
+        if there {
+            self.reserved += count;
+        }
+        there
+    }
+
+    /// Gives up so many reserved blocks, or as many as there are.
+    pub fn unreserve(&mut self, count: u64) {
+        self.reserved = self.reserved.saturating_sub(count);
+    }
+
+    /// Hands out so many of the reserved blocks, or none.
+    pub fn allocate_reserved(&mut self, count: u64) -> Option<Vec<u64>> {
+        if count > self.reserved {
+            return None;
+        }
+        self.reserved -= count;
+        Some(self.take(count))
+    }
+
+    /// So many blocks, which there are.
+    fn take(&mut self, count: u64) -> Vec<u64> {
+        let mut taken = Vec::with_capacity(count as usize);
+        while (taken.len() as u64) < count {
+            let left = count - taken.len() as u64;
+            // The tightest that holds the rest; else the one that holds most of it; else one that is empty, so that the end runs empty.
+            let tight = self.partial.range((left, 0)..).next();
+            let found = tight.or(self.partial.last()).map(|(_, index)| *index);
+            let Some(index) = found.or(self.empty.first().copied()) else { break };
+            let blocks = self.blocks_of(index as u64);
+            let mut more = 0;
+            for block in blocks.start..blocks.end.min(self.limit) {
+                if more < left && !self.is_used(block) {
+                    self.mark(block, true);
+                    taken.push(block);
+                    more += 1;
+                }
+            }
+            if let Some(page) = self.pages.get_mut(index) {
+                page.used += more;
+            }
+            self.index(index);
+        }
+        self.in_use += taken.len() as u64;
+        taken
+    }
+
+    fn mark(&mut self, block: u64, used: bool) {
+        if let Some(word) = self.used.get_mut((block / 64) as usize) {
+            let bit = 1 << (block % 64);
+            if used { *word |= bit } else { *word &= !bit }
+        }
+    }
+
+    /// Blocks are not used any more; the pages that came empty by that, in order. Their memory may be given back: see
+    /// [`surplus`](Self::surplus).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a block that is not in use, or is named twice, with nothing changed.
+    pub fn free(&mut self, blocks: &[u64]) -> Result<Vec<u64>> {
+        for (count, block) in blocks.iter().enumerate() {
+            if !self.is_used(*block) {
+                for block in blocks.iter().take(count) {
+                    self.mark(*block, true);
+                }
+                let (value, expected) = (i128::from(*block), "a block in use, named once");
+                return Err(Error::InvalidArgument { what: "a block to free", value, expected });
+            }
+            self.mark(*block, false);
+        }
+        self.in_use -= blocks.len() as u64;
+        let mut touched = BTreeSet::new();
+        for block in blocks {
+            let index = (block / self.a_page) as usize;
+            if let Some(page) = self.pages.get_mut(index) {
+                page.used -= 1;
+            }
+            touched.insert(index);
+        }
+        touched.iter().for_each(|index| self.index(*index));
+        let empty =
+            touched.into_iter().filter(|index| self.pages.get(*index).is_some_and(|page| page.used == 0));
+        Ok(empty.map(|index| index as u64).collect())
+    }
+
+    /// Only blocks below `blocks` are handed out from now on; how many reserved ones that costs. Used ones stay used.
+    pub fn set_limit(&mut self, blocks: u64) -> u64 {
+        let (old, new) = (self.limit, blocks.min(self.blocks));
+        self.limit = new;
+        let (low, high) = (old.min(new), old.max(new));
+        for index in low / self.a_page..high.div_ceil(self.a_page) {
+            self.index(index as usize);
+        }
+        self.cut()
+    }
+
+    /// What is to be backed so that `count` blocks are available: ranges of blocks in whole pages, the lowest first. `None`: the limit
+    /// leaves too few.
+    #[must_use]
+    pub fn shortfall(&self, count: u64) -> Option<Vec<Range<u64>>> {
+        let mut missing = count.saturating_sub(self.available());
+        let mut found = Vec::new();
+        for (index, page) in self.pages.iter().enumerate() {
+            if missing == 0 {
+                break;
+            }
+            let blocks = self.blocks_of(index as u64);
+            let room = blocks.end.min(self.limit).saturating_sub(blocks.start);
+            if !page.backed && room > 0 {
+                missing = missing.saturating_sub(room);
+                join(&mut found, blocks);
+            }
+        }
+        (missing == 0).then_some(found)
+    }
+
+    /// Backed pages on which nothing is used: those beyond the limit, and the highest others as long as `keep` blocks and the reserved
+    /// ones are free without them. As ranges of blocks in whole pages, in order.
+    #[must_use]
+    pub fn surplus(&self, keep: u64) -> Vec<Range<u64>> {
+        let mut spare = self.available().saturating_sub(keep);
+        let mut going = BTreeSet::new();
+        for (index, page) in self.pages.iter().enumerate().rev() {
+            if !page.backed || page.used > 0 {
+                continue;
+            }
+            let room = if let Room::Empty(room) = page.room { room } else { 0 };
+            if room <= spare {
+                spare -= room;
+                going.insert(index as u64);
+            }
+        }
+        let mut found = Vec::new();
+        going.into_iter().for_each(|page| join(&mut found, self.blocks_of(page)));
+        found
+    }
+
+    /// What the engine is to vacate so that `bytes` of memory can be given back until `by`: pages all of whose used blocks it calls
+    /// `evictable`, those beyond the limit first, then those with the fewest used blocks. It frees what it can of them, and
+    /// [`free`](Self::free) says which pages came empty.
+    #[must_use]
+    pub fn ask(&self, bytes: u64, by: u64, evictable: impl Fn(u64) -> bool) -> Ask {
+        let bytes_of = |page: u64| {
+            let blocks = self.blocks_of(page);
+            (blocks.end - blocks.start) * self.block_bytes
+        };
+        let backed = || self.pages.iter().enumerate().filter(|(_, page)| page.backed);
+        let mut there: u64 =
+            backed().filter(|(_, page)| page.used == 0).map(|(index, _)| bytes_of(index as u64)).sum();
+        let mut order: Vec<_> = backed().filter(|(_, page)| page.used > 0).collect();
+        order.sort_by_key(|(index, page)| {
+            (self.blocks_of(*index as u64).start < self.limit, page.used, *index)
+        });
+        let mut pages = Vec::new();
+        for (index, _) in order {
+            if there >= bytes {
+                break;
+            }
+            let page = index as u64;
+            let blocks: Vec<u64> = self.blocks_of(page).filter(|block| self.is_used(*block)).collect();
+            if blocks.iter().all(|block| evictable(*block)) {
+                there += bytes_of(page);
+                pages.push(Candidate { page, blocks });
+            }
+        }
+        Ask { pages, bytes, there, by }
+    }
+}
+
+/// Adds a range behind the others, to the last one if it touches that.
+fn join(ranges: &mut Vec<Range<u64>>, more: Range<u64>) {
+    match ranges.last_mut() {
+        Some(last) if last.end == more.start => last.end = more.end,
+        _ => ranges.push(more),
+    }
+}
+
+#[cfg(test)]
+mod tests;

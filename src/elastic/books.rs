@@ -1,0 +1,324 @@
+//! What an elastic buffer knows of its pages: which are there, coming, or to go. Bookkeeping; the driver is asked elsewhere, but for
+//! whether a fence is over.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::pages::{Events, Fence};
+
+/// A page's place: the number of its range, and of the page in it.
+pub(super) type Place = (usize, u64);
+
+/// Pages of one range, behind one another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    pub(super) range: usize,
+    /// The first page.
+    pub(super) first: u64,
+    /// Behind the last page.
+    pub(super) end: u64,
+}
+
+impl Run {
+    pub(super) fn pages(&self) -> u64 {
+        self.end - self.first
+    }
+
+    pub(super) fn places(self) -> impl Iterator<Item = Place> {
+        (self.first..self.end).map(move |page| (self.range, page))
+    }
+}
+
+/// Places, in order, as runs.
+pub(super) fn runs_of(places: impl IntoIterator<Item = Place>) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for (range, page) in places {
+        match runs.last_mut() {
+            Some(run) if run.range == range && run.end == page => run.end += 1,
+            _ => runs.push(Run { range, first: page, end: page + 1 }),
+        }
+    }
+    runs
+}
+
+/// What is known of a page. One that is not listed has no memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Slot {
+    /// Somebody is mapping it.
+    Coming,
+    Here,
+    /// Decommitted; mapped as long as this batch's fence is not over.
+    Leaving(u64),
+    /// Somebody is unmapping it.
+    Going,
+}
+
+/// Pages that were decommitted together.
+#[derive(Debug)]
+struct Batch {
+    fence: Fence,
+    pages: BTreeSet<Place>,
+}
+
+/// What a commit is to do. Its pages are `Coming` until it is over.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    /// What has no memory.
+    pub(super) absent: Vec<Run>,
+    /// What was decommitted and is still mapped: it stays.
+    revived: Vec<(u64, Fence, Vec<Place>)>,
+}
+
+impl Plan {
+    pub(super) fn absent_pages(&self) -> u64 {
+        self.absent.iter().map(Run::pages).sum()
+    }
+
+    pub(super) fn revived_pages(&self) -> u64 {
+        self.revived.iter().map(|(.., pages)| pages.len() as u64).sum()
+    }
+}
+
+/// How many pages there are of each kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tally {
+    pub(super) here: u64,
+    pub(super) coming: u64,
+    /// Decommitted and not unmapped yet.
+    pub(super) leaving: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Books {
+    slots: BTreeMap<Place, Slot>,
+    batches: BTreeMap<u64, Batch>,
+    next: u64,
+    tally: Tally,
+    /// What may still use pages that were committed again before their fence was over.
+    pub(super) earlier: Fence,
+    pub(super) counts: Counts,
+}
+
+/// Counts since the buffer was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) commits: u64,
+    pub(super) refused: u64,
+    pub(super) decommits: u64,
+    pub(super) mapped: u64,
+    pub(super) created: u64,
+    pub(super) revived: u64,
+    pub(super) unmapped: u64,
+    pub(super) most_here: u64,
+}
+
+impl Books {
+    pub(super) fn tally(&self) -> Tally {
+        self.tally
+    }
+
+    fn set(&mut self, place: Place, slot: Option<Slot>) {
+        let old = match slot {
+            Some(slot) => self.slots.insert(place, slot),
+            None => self.slots.remove(&place),
+        };
+        if let Some(old) = old {
+            *self.count(old) -= 1;
+        }
+        if let Some(slot) = slot {
+            *self.count(slot) += 1;
+        }
+    }
+
+    fn count(&mut self, slot: Slot) -> &mut u64 {
+        match slot {
+            Slot::Coming => &mut self.tally.coming,
+            Slot::Here => &mut self.tally.here,
+            Slot::Leaving(_) | Slot::Going => &mut self.tally.leaving,
+        }
+    }
+
+    fn slots_in(&self, run: Run) -> impl Iterator<Item = (Place, Slot)> {
+        let found = self.slots.range((run.range, run.first)..(run.range, run.end));
+        found.map(|(place, slot)| (*place, *slot))
+    }
+
+    /// Whether somebody is mapping or unmapping any of these.
+    pub(super) fn moving(&self, runs: &[Run]) -> bool {
+        let mut all = runs.iter().flat_map(|run| self.slots_in(*run));
+        all.any(|(_, slot)| matches!(slot, Slot::Coming | Slot::Going))
+    }
+
+    /// Which of these are there.
+    pub(super) fn here(&self, runs: &[Run]) -> Vec<Run> {
+        let all = runs.iter().flat_map(|run| self.slots_in(*run));
+        runs_of(all.filter(|(_, slot)| *slot == Slot::Here).map(|(place, _)| place))
+    }
+
+    /// Begins to commit these, of which none is [moving](Self::moving).
+    pub(super) fn begin(&mut self, runs: &[Run]) -> Plan {
+        let mut absent = BTreeSet::new();
+        let mut revived: BTreeMap<u64, Vec<Place>> = BTreeMap::new();
+        for place in runs.iter().flat_map(|run| run.places()) {
+            match self.slots.get(&place) {
+                None => {
+                    absent.insert(place);
+                }
+                Some(Slot::Leaving(batch)) => revived.entry(*batch).or_default().push(place),
+                Some(_) => {}
+            }
+        }
+        let mut plan = Plan { absent: runs_of(absent.iter().copied()), revived: Vec::new() };
+        for (number, places) in revived {
+            let Some(batch) = self.batches.get_mut(&number) else { continue };
+            places.iter().for_each(|place| {
+                batch.pages.remove(place);
+            });
+            plan.revived.push((number, batch.fence.clone(), places));
+        }
+        let coming = plan.revived.iter().flat_map(|(.., places)| places.iter().copied());
+        for place in absent.into_iter().chain(coming.collect::<Vec<_>>()) {
+            self.set(place, Some(Slot::Coming));
+        }
+        self.batches.retain(|_, batch| !batch.pages.is_empty());
+        plan
+    }
+
+    /// It was carried out.
+    pub(super) fn finish(&mut self, plan: Plan) {
+        self.counts.revived += plan.revived_pages();
+        for place in plan.absent.iter().flat_map(|run| run.places()) {
+            self.set(place, Some(Slot::Here));
+        }
+        for (_, fence, places) in plan.revived {
+            self.earlier.join(fence);
+            places.into_iter().for_each(|place| self.set(place, Some(Slot::Here)));
+        }
+        self.counts.commits += 1;
+        self.counts.most_here = self.counts.most_here.max(self.tally.here);
+    }
+
+    /// It was not: everything is as before. `mapped` says of a page that is coming whether the driver would not undo that.
+    pub(super) fn abort(&mut self, plan: Plan, mapped: impl Fn(Place) -> bool) {
+        self.counts.refused += 1;
+        self.unmapped(&plan.absent, &mapped);
+        for (number, fence, places) in plan.revived {
+            for place in &places {
+                self.set(*place, Some(Slot::Leaving(number)));
+            }
+            let batch = self.batches.entry(number).or_insert(Batch { fence, pages: BTreeSet::new() });
+            batch.pages.extend(places);
+        }
+    }
+
+    /// Decommits what is there of these, of which none is [moving](Self::moving); how many pages that were.
+    pub(super) fn leave(&mut self, runs: &[Run], fence: Fence) -> u64 {
+        let pages: BTreeSet<Place> = self.here(runs).iter().flat_map(|run| run.places()).collect();
+        let count = pages.len() as u64;
+        if count > 0 {
+            self.counts.decommits += 1;
+            self.add_batch(fence, pages);
+        }
+        count
+    }
+
+    fn add_batch(&mut self, fence: Fence, pages: BTreeSet<Place>) {
+        let number = self.next;
+        self.next += 1;
+        pages.iter().for_each(|place| self.set(*place, Some(Slot::Leaving(number))));
+        self.batches.insert(number, Batch { fence, pages });
+    }
+
+    /// Those whose fence is over, to be unmapped.
+    pub(super) fn take_done(&mut self, events: &Arc<Events>) -> Vec<Run> {
+        // Forgets what is over.
+        let _ = self.earlier.done(events);
+        let mut done = BTreeSet::new();
+        self.batches.retain(|_, batch| {
+            let over = batch.fence.done(events).unwrap_or(false);
+            if over {
+                done.append(&mut batch.pages);
+            }
+            !over
+        });
+        done.iter().for_each(|place| self.set(*place, Some(Slot::Going)));
+        runs_of(done)
+    }
+
+    /// These were to be unmapped. What is `mapped` all the same, because the driver refused, is tried again; how many pages went.
+    pub(super) fn unmapped(&mut self, runs: &[Run], mapped: impl Fn(Place) -> bool) -> u64 {
+        let (mut left, mut gone) = (BTreeSet::new(), 0);
+        for place in runs.iter().flat_map(|run| run.places()) {
+            if mapped(place) {
+                left.insert(place);
+            } else {
+                self.set(place, None);
+                gone += 1;
+            }
+        }
+        if !left.is_empty() {
+            self.add_batch(Fence::default(), left);
+        }
+        gone
+    }
+
+    /// What decommitted pages wait for.
+    pub(super) fn fences(&self) -> Vec<Fence> {
+        self.batches.values().map(|batch| batch.fence.clone()).collect()
+    }
+
+    /// All that is mapped, and nobody is at work on any.
+    pub(super) fn all(&self) -> Vec<Run> {
+        runs_of(self.slots.keys().copied())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: Run = Run { range: 0, first: 0, end: 8 };
+
+    fn run(first: u64, end: u64) -> Run {
+        Run { range: 0, first, end }
+    }
+
+    #[test]
+    fn a_commit_marks_what_is_absent_and_comes_back_whole_or_not_at_all() {
+        let mut books = Books::default();
+        let plan = books.begin(&[run(2, 5)]);
+        assert_eq!((plan.absent.clone(), plan.absent_pages()), (vec![run(2, 5)], 3));
+        assert!(books.moving(&[ALL]) && !books.moving(&[run(5, 8), run(0, 2)]));
+        books.abort(plan, |_| false);
+        assert_eq!((books.tally(), books.all()), (Tally::default(), Vec::new()));
+        let plan = books.begin(&[run(2, 5)]);
+        books.finish(plan);
+        // Only the rest is to be done, in two runs.
+        let plan = books.begin(&[ALL]);
+        assert_eq!(plan.absent, [run(0, 2), run(5, 8)]);
+        books.finish(plan);
+        assert_eq!(books.tally(), Tally { here: 8, coming: 0, leaving: 0 });
+        assert_eq!((books.counts.commits, books.counts.refused, books.counts.most_here), (2, 1, 8));
+    }
+
+    #[test]
+    fn a_page_that_is_committed_again_before_it_went_stays_and_what_the_driver_kept_is_tried_again() {
+        let mut books = Books::default();
+        let plan = books.begin(&[run(0, 4)]);
+        books.finish(plan);
+        assert_eq!(books.leave(&[ALL], Fence::default()), 4);
+        assert_eq!((books.leave(&[ALL], Fence::default()), books.tally().leaving), (0, 4));
+        let plan = books.begin(&[run(1, 3)]);
+        assert_eq!((plan.absent_pages(), plan.revived_pages()), (0, 2));
+        books.abort(plan, |_| false);
+        assert_eq!(books.tally(), Tally { here: 0, coming: 0, leaving: 4 });
+        let plan = books.begin(&[run(1, 3)]);
+        books.finish(plan);
+        assert_eq!(books.tally(), Tally { here: 2, coming: 0, leaving: 2 });
+        // A commit whose undoing failed at one page.
+        let plan = books.begin(&[run(4, 6)]);
+        books.abort(plan, |place| place == (0, 5));
+        assert_eq!(books.tally(), Tally { here: 2, coming: 0, leaving: 3 });
+        assert_eq!(books.all(), [run(0, 4), run(5, 6)]);
+    }
+}
