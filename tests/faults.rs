@@ -22,8 +22,8 @@ use cudarc::driver::sys::{self, culib};
 use vmmgraph::driver::{CudaDriver, HostDriver, SharedDriver};
 use vmmgraph::pages::Fence;
 use vmmgraph::{
-    Address, Device, Error, HostOptions, Options, Peers, Policy, RegionOptions, Result, RetainPolicy,
-    SharedVmmAllocator, Space, Stream,
+    Address, Device, ElasticOptions, Error, HostOptions, KvLayout, KvOptions, Options, Peers, Policy,
+    RegionOptions, Result, RetainPolicy, SharedVmmAllocator, Space, Stream,
 };
 use vmmgraph_testkit::{FaultyDriver, MIB, Stamps, stream};
 
@@ -89,10 +89,12 @@ impl Injector for Host {
     }
 }
 
-/// The functions of the door by its source, less those that cannot fail, and `write`, which only tests call.
+/// The functions of the door by its source, less those that cannot fail, those for graphs, which fail in tests/executables.rs, and
+/// `write`, which only tests call.
 fn driver_functions() -> Vec<String> {
     let text = include_str!("../src/driver/mod.rs");
-    let functions = text.split("pub unsafe trait Memory").nth(1).unwrap().split(" fn ").skip(1);
+    let text = text.split("pub unsafe trait Memory").nth(1).unwrap();
+    let functions = text.split("pub unsafe trait Graphs").next().unwrap().split(" fn ").skip(1);
     let names = functions.map(|rest| rest.split('(').next().unwrap().to_owned());
     names.filter(|name| !["info", "capabilities", "write"].contains(&name.as_str())).collect()
 }
@@ -653,6 +655,50 @@ fn peers(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
+/// A buffer is committed, ahead too, and decommitted behind a fence that is not over, while an arena takes what came free.
+fn elastic(run: &mut Run) -> Result<()> {
+    let (device, other) = (Arc::clone(&run.device), run.injector.stream());
+    let stamps = Stamps::new(device.driver(), other);
+    let options = ElasticOptions { name: "kv", page_bytes: 4 * MIB, ..ElasticOptions::default() };
+    let buffer = run.step("reserve", || device.elastic_buffer(64 * MIB, &options))?;
+    run.step("commit", || buffer.commit(0..10 * MIB))?;
+    run.step("write", || stamps.write(buffer.base(), 4 * MIB, 7))?;
+    let ahead = || buffer.commit_async(20 * MIB..30 * MIB)?.wait();
+    run.step("commit ahead", ahead)?;
+    run.step("commit more", || buffer.commit(6 * MIB..24 * MIB))?;
+    run.injector.keep_busy(2);
+    let mut fence = Fence::default();
+    fence.add(device.pool().events(), other);
+    run.step("decommit", || buffer.decommit(8 * MIB..64 * MIB, &fence))?;
+    run.step("commit again", || buffer.commit(8 * MIB..12 * MIB))?;
+    run.step("order", || buffer.before(other))?;
+    buffer.settle();
+    run.balance("settle");
+    let arena = run.arena(&Options { large_page_bytes: 4 * MIB, ..Options::default() })?;
+    let space = run.step("open", || arena.open_space())?;
+    run.step("allocate", || space.allocate(8 * MIB, A))?;
+    assert!(run.step("read", || stamps.holds(buffer.base(), 4 * MIB, 7))?, "the contents were lost");
+    run.step("audit", || buffer.audit())?;
+    run.step("decommit all", || buffer.decommit(0..64 * MIB, &Fence::default())).map(drop)
+}
+
+/// A cache of three planes grows in all of them or in none, shrinks around a busy block, and has a hole filled.
+fn cache(run: &mut Run) -> Result<()> {
+    let device = Arc::clone(&run.device);
+    let memory = ElasticOptions { name: "kv", page_bytes: 2 * MIB, ..ElasticOptions::default() };
+    let options =
+        KvOptions { planes: &[MIB, 3 * MIB, 512 << 10], blocks_most: 40, layout: KvLayout::ByPlane, memory };
+    let cache = run.step("reserve", || device.kv_cache(&options))?;
+    run.step("grow", || cache.grow_to(3))?;
+    run.step("grow ahead", || cache.grow_async(6)?.wait())?;
+    run.step("audit", || cache.audit())?;
+    run.step("shrink", || cache.shrink_to(2, &[4..5], &Fence::default()))?;
+    run.step("fill a hole", || cache.commit(2..4))?;
+    run.step("release", || cache.release(0..5, &Fence::default()))?;
+    run.step("grow again", || cache.grow_to(2))?;
+    run.step("audit", || cache.audit())
+}
+
 type Scenario = fn(&mut Run) -> Result<()>;
 
 const SCENARIOS: &[(&str, Scenario)] = &[
@@ -668,6 +714,8 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("step aside", step_aside),
     ("come back", come_back),
     ("peers", peers),
+    ("elastic", elastic),
+    ("cache", cache),
 ];
 
 /// What a scenario's sweep came to.
