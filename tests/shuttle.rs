@@ -7,8 +7,8 @@ use shuttle::thread;
 use vmmgraph::driver::HostDriver;
 use vmmgraph::pages::Fence;
 use vmmgraph::{
-    Device, Error, HostOptions, Options, Policy, RegionOptions, RetainPolicy, SharedVmmAllocator, SpaceStats,
-    Stream,
+    Device, ElasticOptions, Error, HostOptions, KvLayout, KvOptions, Options, Policy, RegionOptions,
+    RetainPolicy, SharedVmmAllocator, SpaceStats, Stream,
 };
 use vmmgraph_testkit::stream;
 
@@ -434,4 +434,71 @@ fn regions_step_aside_and_come_back_on_two_threads_beside_a_third_that_allocates
     // Fewer than others: each maps host memory.
     shuttle::check_random(model, 400);
     shuttle::check_pct(model, 400, 3);
+}
+
+#[test]
+fn elastic_memory_comes_ahead_beside_threads_that_commit_and_decommit_the_same() {
+    let model = || {
+        let (host, device, arena) = small();
+        let options = ElasticOptions { name: "kv", page_bytes: 4096, ..ElasticOptions::default() };
+        let buffer = Arc::new(device.elastic_buffer(8 * 4096, &options).unwrap());
+        let ahead = buffer.commit_async(0..4 * 4096).unwrap();
+        let threads = [0, 2].map(|page| {
+            let buffer = Arc::clone(&buffer);
+            thread::spawn(move || {
+                buffer.commit(page * 4096..(page + 4) * 4096).unwrap();
+                let late = buffer.commit_async((page + 1) * 4096..(page + 6) * 4096).unwrap();
+                buffer.decommit(page * 4096..(page + 2) * 4096, &Fence::default()).unwrap();
+                late.wait().unwrap();
+                // Pages of this thread's own: nobody else decommits them.
+                if page == 2 {
+                    buffer.commit(6 * 4096..8 * 4096).unwrap();
+                    // SAFETY: committed, and decommitted by nobody.
+                    unsafe { ((buffer.base().0 + 7 * 4096) as *mut u64).write_volatile(7) };
+                }
+            })
+        });
+        ahead.wait().unwrap();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(buffer.audit(), Ok(()));
+        // SAFETY: as above.
+        assert_eq!(unsafe { ((buffer.base().0 + 7 * 4096) as *const u64).read_volatile() }, 7);
+        drop(buffer);
+        end(&host, device, arena);
+    };
+    shuttle::check_random(model, 1000);
+    shuttle::check_pct(model, 1000, 3);
+}
+
+#[test]
+fn a_cache_grows_on_one_thread_while_another_releases_and_lowers_the_limit() {
+    let model = || {
+        let (host, device, arena) = small();
+        let memory = ElasticOptions { name: "kv", page_bytes: 4096, ..ElasticOptions::default() };
+        let options = KvOptions { planes: &[1024, 4096], blocks_most: 16, layout: KvLayout::ByPlane, memory };
+        let cache = device.kv_cache(&options).unwrap();
+        cache.grow_to(4).unwrap();
+        let ahead = cache.grow_async(8).unwrap();
+        let other = {
+            let cache = Arc::clone(&cache);
+            thread::spawn(move || {
+                cache.release(1..3, &Fence::default()).unwrap();
+                cache.set_limit(6, 1);
+                cache.commit(1..3).unwrap();
+            })
+        };
+        // The limit may fall first: a value.
+        assert!(ahead.wait().map_or_else(|error| error.is_out_of_memory(), |_| true));
+        other.join().unwrap();
+        for beyond in cache.beyond() {
+            cache.release(beyond, &Fence::default()).unwrap();
+        }
+        let backed: u64 = cache.backed().iter().map(|range| range.end - range.start).sum();
+        assert!((4..=6).contains(&backed) && cache.stats().blocks <= 6, "{backed}");
+        assert_eq!(cache.audit(), Ok(()));
+        drop(cache);
+        end(&host, device, arena);
+    };
+    shuttle::check_random(model, 1000);
+    shuttle::check_pct(model, 1000, 3);
 }
