@@ -1,6 +1,8 @@
 //! Elastic buffers and KV caches: memory that comes and goes behind addresses that stay, against naive twins with every driver call
 //! failing once, and case by case.
 
+#![allow(clippy::single_range_in_vec_init, reason = "one span of many, not its numbers")]
+
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -292,10 +294,13 @@ fn threads_commit_and_decommit_at_once() {
     bench.end();
 }
 
+/// Whether memory was to go, and which.
+type Seen = (bool, Vec<(Address, u64)>);
+
 /// Notes what it is told, and calls back.
 #[derive(Default)]
 struct Witness {
-    seen: Mutex<Vec<(bool, Vec<(Address, u64)>)>>,
+    seen: Mutex<Vec<Seen>>,
     buffer: Mutex<Option<Arc<ElasticBuffer>>>,
 }
 
@@ -435,10 +440,10 @@ fn addresses_of_planes_and_blocks_are_computable() {
     let by_plane = cache(&bench.device, KvLayout::ByPlane, &[512, 1536], 1000);
     let by_block = cache(&bench.device, KvLayout::ByBlock, &[512, 1536], 1000);
     for (cache, strides) in [(&by_plane, [512, 1536]), (&by_block, [2048, 2048])] {
-        for plane in 0..2 {
+        for (plane, stride) in strides.into_iter().enumerate() {
             let base = cache.address(plane, 0).unwrap();
-            assert_eq!(cache.stride(plane), Some(strides[plane]));
-            assert_eq!(cache.address(plane, 999), Some(base.plus(999 * strides[plane])));
+            assert_eq!(cache.stride(plane), Some(stride));
+            assert_eq!(cache.address(plane, 999), Some(base.plus(999 * stride)));
         }
         assert_eq!((cache.address(0, 1000), cache.address(2, 0), cache.stride(2)), (None, None, None));
     }

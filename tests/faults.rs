@@ -8,6 +8,8 @@
 //! it captures, replays, frees, trims or drops, and whatever the first thread has half done then must not harm it. No call of its
 //! own fails, so all it does succeeds. Where it has to wait for a lock of the first thread, that goes on after a moment.
 
+#![allow(clippy::single_range_in_vec_init, reason = "one span of many, not its numbers")]
+
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
 use std::ops::Range;

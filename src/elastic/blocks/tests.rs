@@ -1,5 +1,7 @@
 //! The pool of blocks against a naive twin, a set of numbers that knows no pages; and case by case.
 
+#![allow(clippy::single_range_in_vec_init, reason = "one span of many, not its numbers")]
+
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
