@@ -4,7 +4,7 @@
 //! and some KiB a node (docs/performance.md). So the graphs of a pool share a bounded number of them: hot graphs keep theirs, the others
 //! wake by an update of one of equal topology (`cudaGraphExecUpdate`) or, where there is none, by making one anew.
 //!
-//! [`policy`] decides and keeps the books; this file carries it out. No call to the driver is made under the lock, and none of them waits
+//! `policy` decides and keeps the books; this file carries it out. No call to the driver is made under the lock, and none of them waits
 //! for the device: launches that are under way go on as they were (CUDA programming guide, "graph update").
 
 use std::sync::Arc;
