@@ -252,9 +252,9 @@ impl GraphTemplate {
         self.pool.books.change(|books| books.policy.keep(self.member));
     }
 
-    /// Calls `give` with the place and the executable of each graph, which are its own until [`leave`](Self::leave), to be launched. Where it has none, they
-    /// are updated from those of the graph of its kind that was used longest ago, or made: in host time, a microsecond a node at most, and
-    /// about ten where they are made (docs/performance.md).
+    /// Calls `give` with the place and the executable of each graph, which are its own until [`leave`](Self::leave), to be launched. Where
+    /// it has none, they are updated from those of the graph of its kind that was used longest ago, or made. With the launch behind it an
+    /// update took half a microsecond to two of host time a node, and making four to seven (H200, docs/performance.md).
     ///
     /// # Errors
     /// What the driver says, out of memory among it; the template and the pool are as usable as before.
