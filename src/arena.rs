@@ -2,15 +2,17 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::order::ReplayOrder;
-use crate::pages::{Account, Holder, Limits, SharedSet};
-use crate::space::{Common, Heap, Phase, RetainPolicy, Space, Totals, disjoint};
+use crate::pages::{
+    Account, Fence, Holder, Limits, Pausable, PauseReport, ResumeReport, SharedSet, next_number, resume,
+};
+use crate::space::{Common, Heap, Phase, Presence, RetainPolicy, Space, Totals, disjoint};
 use crate::stats::{ArenaStats, Snapshot};
 use crate::sync::Mutex;
 use crate::units::{Address, BlockBytes, Geometry, Peers, Stream};
@@ -18,7 +20,7 @@ use crate::units::{Address, BlockBytes, Geometry, Peers, Stream};
 const MIB: u64 = 1 << 20;
 
 /// What an arena is made like. The defaults are measured (docs/performance.md).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Bytes of a small page; 0: 2 MiB or the device's granularity, whichever is larger.
     pub small_page_bytes: u64,
@@ -48,6 +50,9 @@ pub struct Options {
     /// Other devices of the platform that may read and write the arena's pages; the arena's own counts for nothing. Every map costs
     /// more for each, so only on request: for programs that use several devices in one process.
     pub peers: Peers,
+    /// What [`Device::pause`](crate::Device::pause) and [`Device::resume`](crate::Device::resume) find the arena by, as regions; several may have
+    /// one. Empty: only when they are asked for everything, and by [`SharedVmmAllocator::pause`].
+    pub tag: String,
 }
 
 impl Default for Options {
@@ -64,6 +69,7 @@ impl Default for Options {
             expected_bytes: 0,
             serial: false,
             peers: Peers::NONE,
+            tag: String::new(),
         }
     }
 }
@@ -122,8 +128,7 @@ impl SharedVmmAllocator {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn in_account(device: &Arc<Device>, options: &Options, above: Option<&Account>) -> Result<Self> {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let id = next_number();
         let peers = options.peers.without(Peers::one(device.driver().info().ordinal));
         device.driver().capabilities().require_peers(peers)?;
         let geometry = options.geometry(device.driver().capabilities().granularity)?;
@@ -134,16 +139,21 @@ impl SharedVmmAllocator {
             shared: SharedSet::new(device.pool(), id, account, geometry, peers),
             order: if options.serial { ReplayOrder::serial(events) } else { ReplayOrder::new(events) },
             heap: Heap::default(),
+            presence: Presence::default(),
+            tag: options.tag.clone(),
             retain: options.retain,
             poison: options.poison || asked_for("VMMGRAPH_POISON"),
             trace_blocks: options.trace_blocks || asked_for("VMMGRAPH_TRACE_BLOCKS"),
             closed: AtomicBool::new(false),
             totals: Totals::default(),
             spaces: Mutex::default(),
+            retired: Mutex::default(),
             device: Arc::clone(device),
         };
-        let arena =
-            Self { common: Arc::new(common), reserve_bytes: options.reserve_bytes, serial: Mutex::default() };
+        let common = Arc::new(common);
+        let weak = Arc::downgrade(&common);
+        device.pausables().add(weak);
+        let arena = Self { common, reserve_bytes: options.reserve_bytes, serial: Mutex::default() };
         if options.reserve_bytes > 0 {
             let first = arena.open_serial()?;
             arena.serial.lock().current = Some(first);
@@ -168,10 +178,10 @@ impl SharedVmmAllocator {
     /// them, so that the stream of the last replay may be captured, if it is not being captured already.
     ///
     /// # Errors
-    /// [`Error::Closed`]; [`Error::WrongState`] inside a launch of this arena.
+    /// [`Error::Closed`]; [`Error::WrongState`] inside a launch of this arena, and while it is paused.
     pub fn open_space(&self) -> Result<Arc<Space>> {
         self.prepare()?;
-        Ok(Space::open(&self.common))
+        Space::open(&self.common)
     }
 
     /// Opens a bump space for a capture: its blocks lie behind one another and none of their addresses serves twice. For the
@@ -223,6 +233,36 @@ impl SharedVmmAllocator {
         let released = pool.trim();
         self.common.shared.forget();
         released
+    }
+
+    /// Gives all of the arena's memory back to the driver; its addresses stay, and graphs over them stay instantiated. Bytes of retained
+    /// and kept blocks go to the host and come back with [`resume`](Self::resume); what shared pages hold is undefined between replays
+    /// and is lost, as is that of blocks which [`RetainPolicy::Share`] and bump spaces leave on such pages. Behind the fence, the
+    /// arena's replays and what the streams [noted](Space::record_stream) for blocks were given, which the caller waits for here;
+    /// other work that uses the arena's blocks the caller puts in the fence.
+    ///
+    /// While it is paused, replays and new spaces are [`Error::WrongState`]; blocks may be freed, spaces and the arena dropped. Goes on past
+    /// failures and reports them all: what failed keeps its memory, and the next pause tries it again. Paused already: nothing.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] as long as a space is open (the current one of the published design is, until it is sealed), inside a
+    /// launch of this arena and in a hook of it; [`Error::StreamCapturing`] if a stream it waits for is being captured; [`Error::Closed`]; what the
+    /// driver says of the fence. Nothing has changed then.
+    pub fn pause(&self, fence: Fence) -> Result<PauseReport> {
+        self.usable()?;
+        self.common.step_aside(fence)
+    }
+
+    /// Brings the memory back, to the same addresses; returns when the contents are there. While there is no memory it asks again, at
+    /// least once, until the deadline; the pool's reclaimers are asked as for any allocation. Resident: nothing.
+    ///
+    /// # Errors
+    /// Out of memory or budget, or what the driver says: the arena is paused as before, the host has the contents, and the call can be
+    /// repeated. [`Error::WrongState`] in a hook; [`Error::Closed`].
+    pub fn resume(&self, deadline: Duration) -> Result<ResumeReport> {
+        self.usable()?;
+        let device = self.device();
+        resume(device.pool(), device.host_pool(), &[&*self.common as &dyn Pausable], deadline)
     }
 
     /// Limits the bytes of physical memory that the arena's pages take: shared ones, those of its spaces, and those of kept blocks;
@@ -313,6 +353,7 @@ impl SharedVmmAllocator {
             high_water_bytes: self.high_water_mark(),
             spaces: common.spaces.lock().len() as u64,
             replays: common.order.replays(),
+            paused: common.presence.paused(),
         }
     }
 }

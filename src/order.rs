@@ -38,11 +38,22 @@ pub struct ReplayOrder {
     /// first and records then; whoever leaves a turn sets it back: so a launch during which a mark was taken is not covered by it.
     on: AtomicU64,
     last: Mutex<Last>,
+    /// What stands before every replay; written by whoever shut it.
+    gate: AtomicU64,
+    /// Behind what a resume copies, where the gate says so.
+    contents: Mutex<Fence>,
     /// Launches so far; written by whoever has the turn.
     replays: AtomicU64,
     /// In a serial order, whose first replay says where all others have to be.
     only: Option<Mutex<Option<Place>>>,
 }
+
+/// Nothing.
+const OPEN: u64 = 0;
+/// The first replay waits for contents that are still copied.
+const BEHIND: u64 = 1;
+/// The arena is paused: none is launched.
+const SHUT: u64 = 2;
 
 /// A stream, and the thread that launches there.
 type Place = (Stream, u64);
@@ -72,7 +83,9 @@ impl ReplayOrder {
     pub fn new(events: &Arc<Events>) -> Self {
         let (turn, last) = (Turn::default(), Mutex::default());
         let replays = AtomicU64::new(0);
-        Self { events: Arc::clone(events), turn, on: AtomicU64::new(MARKED), last, replays, only: None }
+        let (gate, contents) = (AtomicU64::new(OPEN), Mutex::default());
+        let on = AtomicU64::new(MARKED);
+        Self { events: Arc::clone(events), turn, on, last, gate, contents, replays, only: None }
     }
 
     /// As [`new`](Self::new), but replays on another stream or thread than the first one's are refused.
@@ -94,14 +107,44 @@ impl ReplayOrder {
     /// # Errors
     /// What the driver says; [`Error::StreamCapturing`] if `stream` is being captured, or using it would break a capture, or if that
     /// is so of the stream of the last replay, which was not [marked](Self::mark) before; [`Error::WrongState`] if this would wait for
-    /// itself, or in a [serial](Self::serial) order for another stream or thread. `launch` has not been called then, and no capture was touched.
+    /// itself, while the arena is paused, or in a [serial](Self::serial) order for another stream or thread. `launch` has not been called then, and no capture was touched.
     pub fn replay<T>(&self, stream: Stream, launch: impl FnOnce() -> T) -> Result<T> {
         self.turn.take()?;
         let mut entered = Entered { order: self, stream: None };
+        let gate = self.gate.load(Ordering::SeqCst);
+        if gate == SHUT {
+            return Err(Error::WrongState { what: "the arena", expected: "resident", found: "paused" });
+        }
         self.order(stream)?;
+        if gate == BEHIND {
+            self.contents.lock().before(&self.events, stream)?;
+            // All later ones are in order behind this one, whatever becomes of its launch.
+            self.gate.store(OPEN, Ordering::SeqCst);
+        }
         entered.stream = Some(stream);
         self.replays.store(self.replays() + 1, Ordering::Relaxed);
         Ok(launch())
+    }
+
+    /// Does something between two replays.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] if this would wait for itself.
+    pub(crate) fn between<T>(&self, work: impl FnOnce() -> T) -> Result<T> {
+        self.turn.take()?;
+        let _given_back = Entered { order: self, stream: None };
+        Ok(work())
+    }
+
+    /// From now on every replay is refused. [Between](Self::between) two replays.
+    pub(crate) fn shut(&self) {
+        self.gate.store(SHUT, Ordering::SeqCst);
+    }
+
+    /// Replays are launched again, behind a fence.
+    pub(crate) fn reopen(&self, contents: Fence) {
+        *self.contents.lock() = contents;
+        self.gate.store(BEHIND, Ordering::SeqCst);
     }
 
     /// Orders everything so far before the end of `stream`. The caller has the turn.

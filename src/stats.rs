@@ -38,6 +38,8 @@ pub struct ArenaStats {
     pub spaces: u64,
     /// Replays that were launched.
     pub replays: u64,
+    /// Whether it is paused: then it holds no bytes but those that could not go.
+    pub paused: bool,
 }
 
 /// An arena and the device under it.

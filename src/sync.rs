@@ -64,6 +64,14 @@ impl<T> Monitor<T> {
     }
 }
 
+/// Lets another thread go on.
+pub(crate) fn yield_now() {
+    #[cfg(not(feature = "shuttle"))]
+    std::thread::yield_now();
+    #[cfg(feature = "shuttle")]
+    shuttle::thread::yield_now();
+}
+
 /// A number of the calling thread; never 0, and never given to another thread, also after this one has ended.
 #[cfg(not(feature = "shuttle"))]
 pub(crate) fn thread_token() -> u64 {

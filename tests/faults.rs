@@ -641,6 +641,57 @@ fn come_back(run: &mut Run) -> Result<()> {
     insist(run, "trim host", || device.host_pool().trim()).map(drop)
 }
 
+/// An arena with retained and kept blocks steps aside and comes back, twice, by its tag; in between blocks are freed and a space goes
+/// while it is paused. Not told to the second thread, which would be refused.
+fn arena_aside(run: &mut Run) -> Result<()> {
+    let (device, other) = (Arc::clone(&run.device), run.injector.stream());
+    let stamps = Stamps::new(device.driver(), other);
+    let options = Options { tag: "graphs".to_owned(), ..Options::default() };
+    let arena = Arc::new(run.step("create", || SharedVmmAllocator::new(&device, &options))?);
+    run.arena = Arc::downgrade(&arena);
+    let (mut spaces, mut blocks) = (Vec::new(), Vec::new());
+    for number in 1..=2 {
+        let space = run.step("open", || arena.open_space())?;
+        let passing = run.step("allocate", || space.allocate(20 * MIB, other))?;
+        for bytes in [4000, 3 * MIB] {
+            blocks.push((number, run.step("allocate", || space.allocate(bytes, other))?, bytes));
+        }
+        blocks.push((number, run.step("allocate kept", || space.allocate_kept(5000, other))?, 5000));
+        space.free(passing)?;
+        run.step("seal", || space.seal())?;
+        let mine = blocks.iter().filter(|(of, ..)| *of == number);
+        let write = || mine.clone().try_for_each(|(of, at, bytes)| stamps.write(*at, *bytes, *of));
+        run.step("replay", || space.replay(other, write)?)?;
+        spaces.push(space);
+    }
+    for round in 0..2 {
+        run.step("pause", || device.pause(&["graphs"], Fence::default())?.complete())?;
+        assert!(space_is_shut(&spaces[0], other));
+        if round == 1 {
+            let (_, block, _) = blocks.remove(1);
+            run.step("free", || spaces[0].free(block))?;
+            drop(spaces.pop());
+            blocks.retain(|(of, ..)| *of == 1);
+            run.balance("drop a space");
+        }
+        run.step("resume", || device.resume(&["graphs"], Duration::ZERO))?;
+        for (of, at, bytes) in &blocks {
+            assert!(run.step("read", || stamps.holds(*at, *bytes, *of))?, "a block of {of} was lost");
+        }
+        run.step("replay", || spaces[0].replay(other, || ()))?;
+    }
+    run.step("trim host", || device.host_pool().trim())?;
+    let _ = arena.pause(Fence::default());
+    Ok(())
+}
+
+/// A replay is refused without a launch.
+fn space_is_shut(space: &Space, stream: Stream) -> bool {
+    let mut launched = false;
+    let refused = space.replay(stream, || launched = true);
+    matches!(refused, Err(Error::WrongState { found: "paused", .. })) && !launched
+}
+
 /// Another device comes to an arena that lists it, and to one that does not.
 fn peers(run: &mut Run) -> Result<()> {
     let listed = Options { peers: Peers::one(1), ..Options::default() };
@@ -715,6 +766,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("hopeless", hopeless),
     ("step aside", step_aside),
     ("come back", come_back),
+    ("arena aside", arena_aside),
     ("peers", peers),
     ("elastic", elastic),
     ("cache", cache),

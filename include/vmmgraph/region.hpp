@@ -200,8 +200,8 @@ private:
     detail::Owned<vmmgraph_region_t, vmmgraph_region_destroy> handle_;
 };
 
-// Pauses the regions with one of these tags; none: all. Waits for the fence and for what was given to the streams noted for their
-// blocks; then pages go as their policy says. Throws PauseIncomplete if something failed, after the rest; Error if it was refused, as
+// Pauses the regions and arenas with one of these tags; none: all. Waits for the fence and for what was given to the streams noted for
+// their blocks; then pages go as their policy says, and an arena's as below. Throws PauseIncomplete if something failed, after the rest; Error if it was refused, as
 // in a capture. What is paused already stays so.
 inline PauseReport pause(const Device& device, const std::vector<std::string>& tags = {}, const PauseFence& fence = {}) {
     const auto names = detail::to_c(tags);
@@ -210,13 +210,29 @@ inline PauseReport pause(const Device& device, const std::vector<std::string>& t
         [&](PauseReport* report) { return vmmgraph_device_pause(device.handle(), names.data(), names.size(), &given, report); });
 }
 
-// Resumes the regions with one of these tags, all or none; no tag: all. Returns when the contents are there. While there is no memory it
+// Resumes the regions and arenas with one of these tags, all or none; no tag: all. Returns when the contents are there. While there is no memory it
 // asks again until the deadline. Throws OutOfMemory then: everything is paused as before, the host has the contents, and the call can be
 // repeated.
 inline ResumeReport resume(const Device& device, const std::vector<std::string>& tags = {}, std::chrono::microseconds deadline = {}) {
     const auto names = detail::to_c(tags);
     auto report = detail::sized<ResumeReport>();
     detail::check(vmmgraph_device_resume(device.handle(), names.data(), names.size(), detail::to_c(deadline), &report));
+    return report;
+}
+
+// Gives all of an arena's memory back to the driver; addresses stay, and graphs over them stay instantiated. Bytes of retained and kept
+// blocks go to the host and come back with resume(); what lies on shared pages is lost, as it is between replays. Waits for the fence,
+// the arena's replays and what was given to the streams noted for blocks. Until then replays and new spaces throw; blocks may be freed,
+// spaces and the arena destroyed. Throws as above, and while a space is open.
+inline PauseReport pause(SharedVmmAllocator& arena, const PauseFence& fence = {}) {
+    const vmmgraph_fence_t given = detail::to_c(fence);
+    return detail::pause_with([&](PauseReport* report) { return vmmgraph_arena_pause(arena.handle(), &given, report); });
+}
+
+// Brings an arena's memory back, to the same addresses; throws as above, and can be repeated then.
+inline ResumeReport resume(SharedVmmAllocator& arena, std::chrono::microseconds deadline = {}) {
+    auto report = detail::sized<ResumeReport>();
+    detail::check(vmmgraph_arena_resume(arena.handle(), detail::to_c(deadline), &report));
     return report;
 }
 

@@ -456,6 +456,9 @@ typedef struct vmmgraph_arena_options_t {
   // Other devices of the platform that may read and write the arena's pages, added up: 1 << n for device n, below 64. Every map
   // costs more for each. The arena's own counts for nothing; one without peer access is VMMGRAPH_ERROR_INVALID_ARGUMENT.
   uint64_t peers;
+  // What vmmgraph_device_pause and vmmgraph_device_resume find the arena by, zero-terminated; null: only when they are asked for
+  // everything.
+  const char *tag;
 } vmmgraph_arena_options_t;
 
 // An arena: physical pages shared by graphs that never run at the same time. Calls with it are thread-safe.
@@ -499,7 +502,89 @@ typedef struct vmmgraph_arena_stats_t {
   uint64_t budget_bytes;
   // Replays that were launched.
   uint64_t replays;
+  // 1 if it is paused, else 0.
+  uint64_t paused;
 } vmmgraph_arena_stats_t;
+
+// What must be over before memory steps aside. Zero everything, then set struct_size and what there is.
+typedef struct vmmgraph_fence_t {
+  // sizeof(vmmgraph_fence_t).
+  size_t struct_size;
+  // Streams: everything given to them so far.
+  void *const *streams;
+  // How many.
+  size_t stream_count;
+  // Events (CUevent or cudaEvent_t) that were recorded and stay until the call returns.
+  void *const *events;
+  // How many.
+  size_t event_count;
+} vmmgraph_fence_t;
+
+// What a pause did.
+typedef struct vmmgraph_pause_report_t {
+  // Set to sizeof(vmmgraph_pause_report_t) before the call.
+  size_t struct_size;
+  // Regions and arenas paused by this call; those that were before are not counted.
+  uint64_t regions;
+  // Pages that went.
+  uint64_t pages;
+  // Their bytes.
+  uint64_t bytes;
+  // Bytes copied to the host.
+  uint64_t copied_bytes;
+  // Bytes that were not copied, because the host has them from an earlier pause.
+  uint64_t clean_bytes;
+  // Bytes that stay by their policy.
+  uint64_t kept_bytes;
+  // Bytes that stay because something failed.
+  uint64_t left_bytes;
+  // Pages that were said to be unwritten and were not (VMMGRAPH_REGION_VERIFY_CLEAN).
+  uint64_t stale_pages;
+  // Calls to the driver.
+  uint64_t calls;
+  // Failures; the call returns the status of the first.
+  uint64_t failures;
+  // All of it, in microseconds.
+  uint64_t micros;
+  // From the first copy to the end of the last, in microseconds.
+  uint64_t copy_micros;
+  // Copied bytes in GiB a second of that time; 0: nothing was copied.
+  double copy_gib_per_second;
+  // One of VMMGRAPH_COPY_*.
+  int32_t path;
+  // 0.
+  int32_t reserved;
+} vmmgraph_pause_report_t;
+
+// What a resume did.
+typedef struct vmmgraph_resume_report_t {
+  // Set to sizeof(vmmgraph_resume_report_t) before the call.
+  size_t struct_size;
+  // Regions and arenas that came back by this call.
+  uint64_t regions;
+  // Pages that came.
+  uint64_t pages;
+  // Their bytes.
+  uint64_t bytes;
+  // Bytes copied from the host.
+  uint64_t copied_bytes;
+  // Bytes set to zero.
+  uint64_t zeroed_bytes;
+  // Calls to the driver.
+  uint64_t calls;
+  // All of it, in microseconds.
+  uint64_t micros;
+  // Of these, until the memory was had, in microseconds.
+  uint64_t waited_micros;
+  // From the first copy to the end of the last, in microseconds; 0: nobody waited for that.
+  uint64_t copy_micros;
+  // Copied bytes in GiB a second of that time.
+  double copy_gib_per_second;
+  // One of VMMGRAPH_COPY_*.
+  int32_t path;
+  // 0.
+  int32_t reserved;
+} vmmgraph_resume_report_t;
 
 // How to open a device. Zero everything, then set struct_size and what differs from the default; 0 is the default.
 typedef struct vmmgraph_device_options_t {
@@ -790,86 +875,6 @@ typedef void (*vmmgraph_drop_fn)(void *user);
 // A region: memory with a tag that can step aside. Calls with it are thread-safe.
 typedef struct vmmgraph_region *vmmgraph_region_t;
 
-// What must be over before memory steps aside. Zero everything, then set struct_size and what there is.
-typedef struct vmmgraph_fence_t {
-  // sizeof(vmmgraph_fence_t).
-  size_t struct_size;
-  // Streams: everything given to them so far.
-  void *const *streams;
-  // How many.
-  size_t stream_count;
-  // Events (CUevent or cudaEvent_t) that were recorded and stay until the call returns.
-  void *const *events;
-  // How many.
-  size_t event_count;
-} vmmgraph_fence_t;
-
-// What a pause did.
-typedef struct vmmgraph_pause_report_t {
-  // Set to sizeof(vmmgraph_pause_report_t) before the call.
-  size_t struct_size;
-  // Regions paused by this call; those that were before are not counted.
-  uint64_t regions;
-  // Pages that went.
-  uint64_t pages;
-  // Their bytes.
-  uint64_t bytes;
-  // Bytes copied to the host.
-  uint64_t copied_bytes;
-  // Bytes that were not copied, because the host has them from an earlier pause.
-  uint64_t clean_bytes;
-  // Bytes that stay by their policy.
-  uint64_t kept_bytes;
-  // Bytes that stay because something failed.
-  uint64_t left_bytes;
-  // Pages that were said to be unwritten and were not (VMMGRAPH_REGION_VERIFY_CLEAN).
-  uint64_t stale_pages;
-  // Calls to the driver.
-  uint64_t calls;
-  // Failures; the call returns the status of the first.
-  uint64_t failures;
-  // All of it, in microseconds.
-  uint64_t micros;
-  // From the first copy to the end of the last, in microseconds.
-  uint64_t copy_micros;
-  // Copied bytes in GiB a second of that time; 0: nothing was copied.
-  double copy_gib_per_second;
-  // One of VMMGRAPH_COPY_*.
-  int32_t path;
-  // 0.
-  int32_t reserved;
-} vmmgraph_pause_report_t;
-
-// What a resume did.
-typedef struct vmmgraph_resume_report_t {
-  // Set to sizeof(vmmgraph_resume_report_t) before the call.
-  size_t struct_size;
-  // Regions that came back by this call.
-  uint64_t regions;
-  // Pages that came.
-  uint64_t pages;
-  // Their bytes.
-  uint64_t bytes;
-  // Bytes copied from the host.
-  uint64_t copied_bytes;
-  // Bytes set to zero.
-  uint64_t zeroed_bytes;
-  // Calls to the driver.
-  uint64_t calls;
-  // All of it, in microseconds.
-  uint64_t micros;
-  // Of these, until the memory was had, in microseconds.
-  uint64_t waited_micros;
-  // From the first copy to the end of the last, in microseconds; 0: nobody waited for that.
-  uint64_t copy_micros;
-  // Copied bytes in GiB a second of that time.
-  double copy_gib_per_second;
-  // One of VMMGRAPH_COPY_*.
-  int32_t path;
-  // 0.
-  int32_t reserved;
-} vmmgraph_resume_report_t;
-
 // A stretch of device addresses. It never grows.
 typedef struct vmmgraph_range_t {
   // Where it begins.
@@ -884,9 +889,9 @@ typedef struct vmmgraph_moved_t {
   size_t struct_size;
   // The region's tag, zero-terminated.
   const char *tag;
-  // The region's number, unique in the process.
+  // The region's number, or the arena's, unique in the process.
   uint64_t region;
-  // Counts the region's mappings.
+  // Counts its mappings.
   uint64_t generation;
   // The addresses, in order.
   const struct vmmgraph_range_t *ranges;
@@ -1143,7 +1148,8 @@ vmmgraph_status_t vmmgraph_last_error_message(char *buffer,
 // Makes an arena on a device. `options` may be null. The arena keeps the device open.
 //
 // Arguments:
-// `options` is null or points to a struct whose struct_size is set; `arena` is null or writable.
+// `options` is null or points to a struct whose struct_size is set, its tag null or a zero-terminated string; `arena` is null or
+// writable.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_create(vmmgraph_device_t device,
                                         const struct vmmgraph_arena_options_t *options,
@@ -1208,6 +1214,33 @@ vmmgraph_status_t vmmgraph_arena_allocate(vmmgraph_arena_t arena,
 
 // Frees a block of the current space or of one before it.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_deallocate(vmmgraph_arena_t arena, void *block);
+
+// Gives all of the arena's memory back to the driver; addresses stay, and graphs over them stay instantiated. Bytes of retained and kept
+// blocks go to the host and come back with vmmgraph_arena_resume; what lies on shared pages is lost, as it is between replays. Waits for
+// the fence (null: nothing), the arena's replays and what was given to the streams noted for blocks.
+//
+// While it is paused, replays and new spaces are VMMGRAPH_ERROR_WRONG_STATE; blocks may be freed, spaces and the arena destroyed. Goes on
+// past failures as vmmgraph_device_pause does, and so for arenas with a tag or no tags asked for. While a space is open, or inside a launch
+// of the arena, it is VMMGRAPH_ERROR_WRONG_STATE; while a stream it waits for is being captured, VMMGRAPH_ERROR_STREAM_CAPTURING; nothing has
+// changed then. `report` may be null.
+//
+// Arguments:
+// `fence` and `report` as in vmmgraph_device_pause.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_arena_pause(vmmgraph_arena_t arena,
+                                       const struct vmmgraph_fence_t *fence,
+                                       struct vmmgraph_pause_report_t *report);
+
+// Brings the arena's memory back, to the same addresses, and returns when the contents are there. While there is no memory it asks again
+// until the deadline, in microseconds from now; 0: as an allocation does. On failure the arena is paused as before, the host has the
+// contents, and the call can be repeated. `report` may be null.
+//
+// Arguments:
+// `report` as in vmmgraph_device_pause.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_arena_resume(vmmgraph_arena_t arena,
+                                        uint64_t deadline_micros,
+                                        struct vmmgraph_resume_report_t *report);
 
 // Opens a device. Opening one again gives another handle to the same page pool. `options` may be null.
 //
@@ -1460,12 +1493,12 @@ vmmgraph_status_t vmmgraph_region_resume(vmmgraph_region_t region,
                                          uint64_t deadline_micros,
                                          struct vmmgraph_resume_report_t *report);
 
-// Pauses the regions with one of these tags; none: all regions. Waits for the fence (null: nothing) and for what was given to the
+// Pauses the regions and arenas with one of these tags; none: all of the device. Waits for the fence (null: nothing) and for what was given to the
 // streams noted for their blocks; then pages go as their policy says. The caller submits nothing that uses them meanwhile.
 //
 // Goes on past failures: then the status is that of the first, `report` (may be null) is written all the same, what failed stays with
 // its contents, and the next pause tries it again. What is paused already stays so. While a stream of the fence or of a block is
-// being captured, it is VMMGRAPH_ERROR_STREAM_CAPTURING and nothing more is paused. The device's free pages go back to the driver too.
+// being captured, it is VMMGRAPH_ERROR_STREAM_CAPTURING and nothing more is paused; while an arena has an open space, VMMGRAPH_ERROR_WRONG_STATE. The device's free pages go back to the driver too.
 //
 // Arguments:
 // `tags` is null or points to `tag_count` zero-terminated strings; `fence` is null or points to a struct whose struct_size is set, with
@@ -1477,7 +1510,7 @@ vmmgraph_status_t vmmgraph_device_pause(vmmgraph_device_t device,
                                         const struct vmmgraph_fence_t *fence,
                                         struct vmmgraph_pause_report_t *report);
 
-// Resumes the regions with one of these tags, all or none; no tag: all regions. Returns when the contents are there. While there is no
+// Resumes the regions and arenas with one of these tags, all or none; no tag: all of the device. Returns when the contents are there. While there is no
 // memory it asks again until the deadline, in microseconds from now; 0: as an allocation does. On failure everything is paused as
 // before, the host has the contents, and the call can be repeated. What is there already stays. `report` may be null.
 //

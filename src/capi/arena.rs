@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::device::vmmgraph_device_t;
 use super::guard::{Failure, guard, guard_closing, out};
 use super::handle::{get, register, remove};
+use super::region::text;
 use super::sized::{OutStruct, options};
 use super::status::vmmgraph_status_t;
 use super::text::copy_text;
@@ -67,6 +68,9 @@ pub struct vmmgraph_arena_options_t {
     /// Other devices of the platform that may read and write the arena's pages, added up: 1 << n for device n, below 64. Every map
     /// costs more for each. The arena's own counts for nothing; one without peer access is VMMGRAPH_ERROR_INVALID_ARGUMENT.
     pub peers: u64,
+    /// What vmmgraph_device_pause and vmmgraph_device_resume find the arena by, zero-terminated; null: only when they are asked for
+    /// everything.
+    pub tag: *const c_char,
 }
 
 /// What an arena holds.
@@ -109,6 +113,8 @@ pub struct vmmgraph_arena_stats_t {
     pub budget_bytes: u64,
     /// Replays that were launched.
     pub replays: u64,
+    /// 1 if it is paused, else 0.
+    pub paused: u64,
 }
 
 pub(super) fn policy(retain: i32) -> Result<Option<RetainPolicy>, Failure> {
@@ -175,7 +181,8 @@ pub(super) fn with(
 /// Makes an arena on a device. `options` may be null. The arena keeps the device open.
 ///
 /// # Safety
-/// `options` is null or points to a struct whose struct_size is set; `arena` is null or writable.
+/// `options` is null or points to a struct whose struct_size is set, its tag null or a zero-terminated string; `arena` is null or
+/// writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_arena_create(
     device: vmmgraph_device_t,
@@ -198,6 +205,8 @@ pub unsafe extern "C" fn vmmgraph_arena_create(
                 expected_bytes: given.expected_bytes,
                 serial: given.flags & VMMGRAPH_ARENA_SERIAL != 0,
                 peers: Peers::of_bits(given.peers),
+                // SAFETY: the caller's contract.
+                tag: if given.tag.is_null() { String::new() } else { unsafe { text(given.tag, "tag") }? },
             },
             None => Options::default(),
         };
@@ -282,6 +291,7 @@ pub unsafe extern "C" fn vmmgraph_arena_stats(
             charged_bytes: now.account.charged_bytes,
             budget_bytes: now.account.most_bytes.unwrap_or(0),
             replays: now.replays,
+            paused: u64::from(now.paused),
         });
         Ok(())
     })

@@ -9,6 +9,7 @@
 #[rustfmt::skip]
 mod status;
 mod arena;
+mod aside;
 mod device;
 mod dispatch;
 mod host;
@@ -29,6 +30,7 @@ mod sized;
 mod text;
 
 pub use arena::*;
+pub use aside::*;
 pub use device::*;
 pub use dispatch::*;
 pub use gate::*;

@@ -54,7 +54,7 @@ pub struct vmmgraph_fence_t {
 pub struct vmmgraph_pause_report_t {
     /// Set to sizeof(vmmgraph_pause_report_t) before the call.
     pub struct_size: usize,
-    /// Regions paused by this call; those that were before are not counted.
+    /// Regions and arenas paused by this call; those that were before are not counted.
     pub regions: u64,
     /// Pages that went.
     pub pages: u64,
@@ -92,7 +92,7 @@ pub struct vmmgraph_pause_report_t {
 pub struct vmmgraph_resume_report_t {
     /// Set to sizeof(vmmgraph_resume_report_t) before the call.
     pub struct_size: usize,
-    /// Regions that came back by this call.
+    /// Regions and arenas that came back by this call.
     pub regions: u64,
     /// Pages that came.
     pub pages: u64,
@@ -136,9 +136,9 @@ pub struct vmmgraph_moved_t {
     pub struct_size: usize,
     /// The region's tag, zero-terminated.
     pub tag: *const c_char,
-    /// The region's number, unique in the process.
+    /// The region's number, or the arena's, unique in the process.
     pub region: u64,
-    /// Counts the region's mappings.
+    /// Counts its mappings.
     pub generation: u64,
     /// The addresses, in order.
     pub ranges: *const vmmgraph_range_t,
@@ -172,7 +172,7 @@ unsafe fn tags_of(tags: *const *const c_char, count: usize) -> Result<Vec<String
 ///
 /// # Safety
 /// As vmmgraph_device_pause asks.
-unsafe fn fence_of(device: &Device, fence: *const vmmgraph_fence_t) -> Result<Fence, Failure> {
+pub(super) unsafe fn fence_of(device: &Device, fence: *const vmmgraph_fence_t) -> Result<Fence, Failure> {
     let mut made = Fence::default();
     // SAFETY: the caller's contract.
     let given = unsafe { options(fence) }?;
@@ -195,7 +195,7 @@ unsafe fn fence_of(device: &Device, fence: *const vmmgraph_fence_t) -> Result<Fe
 ///
 /// # Safety
 /// The pointer is null or points to a struct whose struct_size is set.
-unsafe fn wanted<T: Copy>(report: *mut T) -> Result<Option<OutStruct<T>>, Failure> {
+pub(super) unsafe fn wanted<T: Copy>(report: *mut T) -> Result<Option<OutStruct<T>>, Failure> {
     if report.is_null() {
         return Ok(None);
     }
@@ -203,7 +203,7 @@ unsafe fn wanted<T: Copy>(report: *mut T) -> Result<Option<OutStruct<T>>, Failur
     unsafe { OutStruct::new(report, "report") }.map(Some)
 }
 
-fn write_pause(to: Option<&OutStruct<vmmgraph_pause_report_t>>, report: &PauseReport) {
+pub(super) fn write_pause(to: Option<&OutStruct<vmmgraph_pause_report_t>>, report: &PauseReport) {
     let Some(to) = to else { return };
     to.write(vmmgraph_pause_report_t {
         struct_size: to.struct_size,
@@ -225,7 +225,7 @@ fn write_pause(to: Option<&OutStruct<vmmgraph_pause_report_t>>, report: &PauseRe
     });
 }
 
-fn write_resume(to: Option<&OutStruct<vmmgraph_resume_report_t>>, report: &ResumeReport) {
+pub(super) fn write_resume(to: Option<&OutStruct<vmmgraph_resume_report_t>>, report: &ResumeReport) {
     let Some(to) = to else { return };
     to.write(vmmgraph_resume_report_t {
         struct_size: to.struct_size,
@@ -283,12 +283,12 @@ pub unsafe extern "C" fn vmmgraph_region_resume(
     })
 }
 
-/// Pauses the regions with one of these tags; none: all regions. Waits for the fence (null: nothing) and for what was given to the
+/// Pauses the regions and arenas with one of these tags; none: all of the device. Waits for the fence (null: nothing) and for what was given to the
 /// streams noted for their blocks; then pages go as their policy says. The caller submits nothing that uses them meanwhile.
 ///
 /// Goes on past failures: then the status is that of the first, `report` (may be null) is written all the same, what failed stays with
 /// its contents, and the next pause tries it again. What is paused already stays so. While a stream of the fence or of a block is
-/// being captured, it is VMMGRAPH_ERROR_STREAM_CAPTURING and nothing more is paused. The device's free pages go back to the driver too.
+/// being captured, it is VMMGRAPH_ERROR_STREAM_CAPTURING and nothing more is paused; while an arena has an open space, VMMGRAPH_ERROR_WRONG_STATE. The device's free pages go back to the driver too.
 ///
 /// # Safety
 /// `tags` is null or points to `tag_count` zero-terminated strings; `fence` is null or points to a struct whose struct_size is set, with
@@ -313,7 +313,7 @@ pub unsafe extern "C" fn vmmgraph_device_pause(
     })
 }
 
-/// Resumes the regions with one of these tags, all or none; no tag: all regions. Returns when the contents are there. While there is no
+/// Resumes the regions and arenas with one of these tags, all or none; no tag: all of the device. Returns when the contents are there. While there is no
 /// memory it asks again until the deadline, in microseconds from now; 0: as an allocation does. On failure everything is paused as
 /// before, the host has the contents, and the call can be repeated. What is there already stays. `report` may be null.
 ///

@@ -139,9 +139,10 @@ impl Drop for Unmarked {
 
 /// Refuses to wait inside an observer or a hook: whoever is waited for may wait for that.
 pub(super) fn refuse_waiting() -> Result<()> {
-    HookGuard::refuse().map_err(|_| {
+    const WHAT: &str = "the elastic memory";
+    HookGuard::refuse(WHAT).map_err(|_| {
         let (expected, found) =
             ("at rest, or the call not made from an observer", "being committed or decommitted");
-        Error::WrongState { what: "the elastic memory", expected, found }
+        Error::WrongState { what: WHAT, expected, found }
     })
 }

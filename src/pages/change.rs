@@ -8,6 +8,7 @@
 //! | map | unmap |
 //! | unmap | map again what was there, which stays pinned until the commit |
 //! | hand over | hand back, if it is still there |
+//! | come back | step aside |
 //!
 //! Nothing is given away before the commit, so undoing never meets a stranger. An inverse that the driver refuses leaves the pool's
 //! books true; the object it belonged to is broken, and its teardown tries again.
@@ -27,6 +28,7 @@ enum Step {
     Mapped(RangeId, u64, u64),
     Unmapped(RangeId, Vec<(u64, PageId)>),
     HandedOver { page: PageId, from: Holder, to: Holder },
+    CameBack(PageId),
 }
 
 /// Calls to the driver that a change made, undone ones left out.
@@ -134,6 +136,21 @@ impl<'a> Change<'a> {
         done
     }
 
+    /// Gives an absent page the memory of another one that was taken for it, and maps it wherever it shows. `None`: it went or came
+    /// half-way, and has its memory. Its ranges are [held](PagePool::hold).
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) fn come_back(&mut self, page: PageId, memory: Option<PageId>) -> Result<()> {
+        // Also if it fails half-way.
+        self.journal.push(Step::CameBack(page));
+        let (result, (maps, bytes)) = self.pool.come_back(page, memory);
+        self.calls.all += 2 * maps;
+        self.calls.maps += maps;
+        self.calls.mapped_bytes += bytes;
+        result
+    }
+
     /// It is done: returns the calls it made, and the ranges it reserved, in order.
     pub fn commit(mut self) -> (Calls, Vec<Reservation>) {
         let mut reserved = Vec::new();
@@ -144,7 +161,7 @@ impl<'a> Change<'a> {
                 }
                 Step::Taken { page, .. } | Step::Relied(page) => self.pool.unpin(page),
                 Step::Unmapped(_, before) => before.iter().for_each(|(_, page)| self.pool.unpin(*page)),
-                Step::Mapped(..) | Step::HandedOver { .. } => {}
+                Step::Mapped(..) | Step::HandedOver { .. } | Step::CameBack(_) => {}
             }
         }
         (self.calls, reserved)
@@ -203,6 +220,8 @@ impl<'a> Change<'a> {
                 before.iter().for_each(|(_, page)| self.pool.unpin(*page));
                 result?;
             }
+            // What the driver does not take back then waits with the pool.
+            Step::CameBack(page) => drop(self.pool.step_aside(page)?),
             Step::HandedOver { page, from, to } => {
                 self.pool.hand_over(page, to, from, false);
             }

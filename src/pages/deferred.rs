@@ -57,7 +57,9 @@ impl PagePool {
             return;
         }
         match fence.done(self.events()) {
-            Ok(true) => self.tear_down(remains),
+            Ok(true) => {
+                self.tear_down_or_keep(remains);
+            }
             other => {
                 if let Err(error) = other {
                     tracing::warn!(%error, "whether something is still in use cannot be found out; asked again later");
@@ -65,6 +67,20 @@ impl PagePool {
                 self.lock().deferred.push(Deferred { fence, remains });
             }
         }
+    }
+
+    /// Tears something down, unless pages that show there go or come just now: then whoever moves them does it next.
+    fn tear_down_or_keep(&self, remains: Remains) -> bool {
+        let parts = remains.parts.iter().map(|(range, ..)| *range);
+        let ranges: Vec<RangeId> = remains.ranges.iter().copied().chain(parts).collect();
+        let begun = self.begin_teardown(&ranges);
+        if begun {
+            self.tear_down(remains);
+            self.end_teardown(&ranges);
+        } else {
+            self.lock().deferred.push(Deferred { fence: Fence::default(), remains });
+        }
+        begun
     }
 
     fn tear_down(&self, remains: Remains) {
@@ -93,8 +109,10 @@ impl PagePool {
             if over { &mut done } else { &mut not }.push(item);
         }
         self.lock().deferred.extend(not);
-        let any = !done.is_empty();
-        done.into_iter().for_each(|item| self.tear_down(item.remains));
+        let mut any = false;
+        for item in done {
+            any |= self.tear_down_or_keep(item.remains);
+        }
         any
     }
 

@@ -45,6 +45,16 @@ pub enum Holder {
     Leaving,
 }
 
+impl Holder {
+    /// The arena whose it is, directly or as one of its spaces'.
+    pub(super) fn arena(self) -> Option<u64> {
+        match self {
+            Self::Shared { arena } | Self::Retained { arena, .. } | Self::Kept { arena } => Some(arena),
+            Self::Region { .. } | Self::Elastic { .. } | Self::Free | Self::Leaving => None,
+        }
+    }
+}
+
 /// What one holder has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tally {
@@ -82,7 +92,8 @@ impl PagePool {
 
     /// Whether the books balance, whatever other threads are doing: every count is the sum of what it counts, every page has one
     /// holder and is in its account, every mapping is listed at its page and at its range and overlaps no other, and every free
-    /// page is mapped nowhere, not relied on, and on the list of its size. Walks everything.
+    /// page is mapped nowhere, not relied on, and on the list of its size. Absent pages count for nothing but themselves. Walks
+    /// everything.
     ///
     /// # Errors
     /// [`Error::Internal`] names the first thing that disagrees, and with what.
@@ -101,6 +112,10 @@ impl PagePool {
         self.audit()?;
         let state = self.lock();
         let pins: u64 = state.pages.values().map(|page| u64::from(page.pins)).sum();
+        let at_work = state.ranges.values().find(|range| range.held || range.leaving > 0);
+        if let Some(range) = at_work {
+            return wrong(format!("the range at {:?} is being torn down, or its pages move", range.base));
+        }
         if pins != 0 || state.creating != 0 || state.releasing != (0, 0) {
             let (creating, releasing) = (state.creating, state.releasing);
             return wrong(format!(
@@ -128,15 +143,22 @@ impl PagePool {
 impl State {
     fn audit_counts(&self) -> Result<()> {
         let stats = &self.stats;
-        let bytes: u64 = self.pages.values().map(|page| page.bytes).sum();
-        let mappings: u64 = self.ranges.values().map(|range| range.mapped.len() as u64).sum();
+        let there = || self.pages.values().filter(|page| page.handle.is_some());
+        let bytes: u64 = there().map(|page| page.bytes).sum();
+        let away: u64 = self.pages.values().map(|page| page.away.len() as u64).sum();
+        let shown: u64 = self.ranges.values().map(|range| range.mapped.len() as u64).sum();
+        let mappings = shown.saturating_sub(away);
+        let all: u64 = self.pages.values().map(|page| page.bytes).sum();
         let reserved: u64 = self.ranges.values().map(|range| range.len).sum();
         let own = |holder: &Holder| matches!(holder, Holder::Retained { .. } | Holder::Kept { .. });
-        let retained: u64 = self.pages.values().filter(|page| own(&page.holder)).map(|page| page.bytes).sum();
-        let pages = self.pages.len() as u64 + self.releasing.0 + stats.pages_released;
+        let retained: u64 = there().filter(|page| own(&page.holder)).map(|page| page.bytes).sum();
+        let absent = self.pages.len() as u64 - there().count() as u64;
+        let pages = self.pages.len() as u64 - absent + self.releasing.0 + stats.pages_released;
         let equal = [
             ("pages created", stats.pages_created, "held and given back", pages),
             ("bytes counted", stats.physical_bytes, "bytes held", bytes),
+            ("absent pages counted", self.absent.0, "absent", absent),
+            ("absent bytes counted", self.absent.1, "bytes absent", all - bytes),
             ("mappings counted", stats.mappings, "mappings there", mappings),
             ("mappings made", stats.maps, "there and taken away", mappings + stats.unmaps),
             ("bytes of addresses counted", stats.reserved_bytes, "bytes reserved", reserved),
@@ -156,11 +178,17 @@ impl State {
         let mut free: BTreeMap<u64, BTreeSet<super::PageId>> = BTreeMap::new();
         for (id, page) in &self.pages {
             let tally = tallies.entry(page.holder).or_default();
-            tally.pages += 1;
-            tally.bytes += page.bytes;
-            tally.mappings += page.mappings.len() as u64;
+            let (pages, bytes, mappings) = page.weight();
+            tally.pages += pages as u64;
+            tally.bytes += bytes as u64;
+            tally.mappings += mappings as u64;
             if let Some(account) = page.account {
-                *accounts.entry(account).or_insert(0) += page.bytes;
+                *accounts.entry(account).or_insert(0) += bytes as u64;
+            }
+            let idle = matches!(page.holder, Holder::Free | Holder::Leaving);
+            let all_away = page.away == page.mappings;
+            if !page.away.is_subset(&page.mappings) || page.handle.is_none() && (idle || !all_away) {
+                return wrong(format!("{id:?} of {:?} is absent and mapped", page.holder));
             }
             if page.account.is_none() != matches!(page.holder, Holder::Free | Holder::Leaving) {
                 return wrong(format!("{id:?} of {:?} is in account {:?}", page.holder, page.account));
@@ -174,6 +202,7 @@ impl State {
                 return wrong(format!("{id:?} of {:?} is mapped nowhere", page.holder));
             }
         }
+        tallies.retain(|_, tally| *tally != Tally::default());
         for (holder, found) in &tallies {
             let counted = self.tallies.get(holder).copied().unwrap_or_default();
             if counted != *found {
@@ -215,7 +244,7 @@ impl State {
                 end = at + bytes;
             }
         }
-        let listed: u64 = self.pages.values().map(|page| page.mappings.len() as u64).sum();
+        let listed: u64 = self.pages.values().map(|page| page.weight().2 as u64).sum();
         if listed != self.stats.mappings {
             return wrong(format!("{listed} mappings listed at pages, {} at ranges", self.stats.mappings));
         }

@@ -18,6 +18,10 @@ pub(super) struct Range {
     pub(super) peers: Peers,
     /// Offset to the page mapped there and its bytes.
     pub(super) mapped: BTreeMap<u64, (PageId, u64)>,
+    /// Teardowns under way in it.
+    pub(super) leaving: u32,
+    /// Pages that show in it go or come: nothing of it is torn down meanwhile.
+    pub(super) held: bool,
 }
 
 /// A mapping: where in its range, which page, and its bytes.
@@ -41,7 +45,8 @@ impl PagePool {
         let base = self.driver().reserve(len)?;
         let mut state = self.lock();
         state.stats.reserved_bytes += len;
-        let id = state.ranges.insert(Range { base, len, tag, peers, mapped: BTreeMap::new() });
+        let mapped = BTreeMap::new();
+        let id = state.ranges.insert(Range { base, len, tag, peers, mapped, leaving: 0, held: false });
         state.bases.insert(base.0, id);
         Ok((id, base))
     }
@@ -95,7 +100,8 @@ impl PagePool {
             let ranges = state.ranges.iter();
             let of_range = |(id, range): (RangeId, &Range)| {
                 let base = range.base;
-                let each = range.mapped.iter().map(move |(at, (page, bytes))| (id, base, *at, *page, *bytes));
+                let there = range.mapped.iter().filter(|(at, (page, _))| !state.is_away(*page, id, **at));
+                let each = there.map(move |(at, (page, bytes))| (id, base, *at, *page, *bytes));
                 each.collect::<Vec<_>>()
             };
             ranges.flat_map(of_range).collect()
@@ -104,7 +110,8 @@ impl PagePool {
         for (range, base, offset, page, bytes) in there {
             // SAFETY: it was one whole mapping; another thread may have taken it away since, which is an error and no matter.
             let granted = unsafe { driver.grant(base.plus(offset), bytes, peers) };
-            if granted.is_err() && self.shows(range, offset, page) {
+            let there = || self.shows(range, offset, page) && !self.lock().is_away(page, range, offset);
+            if granted.is_err() && there() {
                 result = result.and(granted);
             }
         }
@@ -119,7 +126,7 @@ impl PagePool {
         let mut end = offset;
         for id in pages {
             let page = state.pages.get(*id).ok_or(gone("a page"))?;
-            wholes.push(Whole { page: page.handle, bytes: page.bytes });
+            wholes.push(Whole { page: page.handle.ok_or(gone("a page's memory"))?, bytes: page.bytes });
             end += page.bytes;
         }
         let before = found.mapped.range(..end).next_back();
@@ -130,42 +137,47 @@ impl PagePool {
     }
 
     /// Takes away every mapping that begins in a part of a range, a run without gaps at a time. Pages that nobody maps or has pinned
-    /// then are free.
+    /// then are free. Where a page is away there is nothing to ask of the driver.
     ///
     /// # Errors
     /// What the driver says; the runs before that are unmapped.
     pub(super) fn unmap(&self, range: RangeId, offset: u64, len: u64) -> Result<()> {
         loop {
-            let (at, from, to) = {
+            let (at, from, to, away) = {
                 let state = self.lock();
                 let Some(found) = state.ranges.get(range) else { return Ok(()) };
-                let mut run: Option<(u64, u64)> = None;
-                for (at, (_, bytes)) in found.mapped.range(offset..offset.saturating_add(len)) {
+                let mut run: Option<(u64, u64, bool)> = None;
+                for (at, (page, bytes)) in found.mapped.range(offset..offset.saturating_add(len)) {
+                    let away = state.is_away(*page, range, *at);
                     match &mut run {
-                        None => run = Some((*at, at + bytes)),
-                        Some((_, end)) if *end == *at => *end += bytes,
+                        None => run = Some((*at, at + bytes, away)),
+                        Some((_, end, same)) if *end == *at && *same == away => *end += bytes,
                         Some(_) => break,
                     }
                 }
-                let Some((from, to)) = run else { return Ok(()) };
-                (found.base.plus(from), from, to)
+                let Some((from, to, away)) = run else { return Ok(()) };
+                (found.base.plus(from), from, to, away)
             };
-            // SAFETY: whole mappings without a gap; whoever asks has waited for the device.
-            unsafe { self.driver().unmap(at, to - from) }?;
+            if !away {
+                // SAFETY: whole mappings without a gap; whoever asks has waited for the device.
+                unsafe { self.driver().unmap(at, to - from) }?;
+            }
             let state = &mut *self.lock();
             while let Some(found) = state.ranges.get_mut(range)
                 && let Some((at, (id, _))) =
                     found.mapped.range(from..to).next().map(|(at, entry)| (*at, *entry))
             {
                 found.mapped.remove(&at);
+                let mut counted = true;
                 if let Some(page) = state.pages.get_mut(id) {
                     page.mappings.remove(&(range, at));
+                    counted = !page.away.remove(&(range, at));
                     let holder = page.holder;
-                    state.count(holder, 0, 0, -1);
+                    state.count(holder, 0, 0, -i64::from(counted));
                     state.settle(id);
                 }
-                state.stats.unmaps += 1;
-                state.stats.mappings -= 1;
+                state.stats.unmaps += u64::from(counted);
+                state.stats.mappings -= u64::from(counted);
             }
         }
     }
@@ -175,7 +187,13 @@ impl PagePool {
     /// # Errors
     /// What the driver says; the range is kept for another try.
     pub(super) fn close(&self, range: RangeId) -> Result<()> {
+        if !self.begin_teardown(&[range]) {
+            // Its pages go or come just now.
+            self.lock().stuck.push(range);
+            return Ok(());
+        }
         let closed = self.try_close(range);
+        self.end_teardown(&[range]);
         if closed.is_err() {
             self.lock().stuck.push(range);
         }
@@ -261,13 +279,17 @@ impl PagePool {
     /// The address of an offset of a range, all of whose next `len` bytes are mapped.
     ///
     /// # Errors
-    /// [`Error::Internal`] if something is not mapped.
+    /// [`Error::Internal`] if something is not mapped, or a page is away.
     pub(super) fn mapped_at(&self, range: RangeId, offset: u64, len: u64) -> Result<Address> {
-        let base = self.lock().ranges.get(range).map(|range| range.base).ok_or(gone("a range"))?;
-        if self.gap(range, offset, offset + len).is_some() {
+        let gap = self.gap(range, offset, offset + len);
+        let state = self.lock();
+        let found = state.ranges.get(range).ok_or(gone("a range"))?;
+        let first = found.mapped.range(..=offset).next_back().map_or(offset, |(at, _)| *at);
+        let mut pages = found.mapped.range(first..offset + len);
+        if gap.is_some() || pages.any(|(at, (page, _))| state.is_away(*page, range, *at)) {
             return Err(gone("a mapping"));
         }
-        Ok(base.plus(offset))
+        Ok(found.base.plus(offset))
     }
 
     /// Copies device bytes to the host; returns when they are there.

@@ -7,10 +7,11 @@
 //!   PagePool (one a device)       pages, mappings, free lists, accounts                          pool.rs  mappings.rs
 //!      accounts                   a tree of budgets                                              account.rs
 //!      ledger                     who holds what; the audit                                      ledger.rs
+//!      absent                     pages that keep their place and have no memory                 absent.rs
 //!      deferred                   what waits for a fence, and what the driver refused            deferred.rs
 //!      reclaimers                 who is asked when memory is short                              reclaim.rs
-//!   HostPool                      host memory for contents, and copies of it                     host_pool.rs  copier.rs
-//!   Pausable                      what can step aside, found by tag                              pausable.rs
+//!   HostPool                      host memory for contents, and copies of it                     host_pool.rs  copier.rs  copies.rs
+//!   Pausable                      what can step aside, found by tag; the way back                pausable.rs  resume.rs
 //!   Fence, Mark                   points in streams' work                                        fence.rs
 //! ```
 //!
@@ -20,9 +21,11 @@
 //!
 //! The pool's lock is a leaf: it is never held across the driver, a reclaimer or a log line.
 
+mod absent;
 mod account;
 mod change;
 mod copier;
+mod copies;
 mod deferred;
 mod fence;
 mod host_memory;
@@ -33,23 +36,27 @@ mod pausable;
 mod pool;
 mod reclaim;
 mod reservation;
+mod resume;
 mod shared;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use absent::{Hold, Standing};
 pub use account::{Account, AccountStats, Limits};
 pub use change::{Calls, Change};
+pub(crate) use copies::{Copied, HostCopy, behind_copies};
 pub use deferred::Remains;
 pub(crate) use deferred::retry_orphans;
 pub use fence::{Events, Fence, Mark, Promise};
 pub use host_pool::{CopyPath, HostPiece, HostPool, HostStats};
 pub use ledger::{Holder, Holding};
 pub use mappings::Mapping;
-pub(crate) use pausable::{HookGuard, Pausables};
+pub(crate) use pausable::{HookGuard, MoveTurn, Pausables, next_number};
 pub use pausable::{Moved, Pausable, PauseHooks, PauseReport, ResumeReport, Resuming};
 pub use pool::{PagePool, PoolStats};
 pub use reclaim::Reclaimer;
 pub use reservation::Reservation;
+pub(crate) use resume::{resume, resume_into};
 pub use shared::SharedSet;
 
 slotmap::new_key_type! {

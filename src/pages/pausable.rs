@@ -5,13 +5,14 @@
 
 use std::cell::Cell;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::host_pool::CopyPath;
 use super::{Change, Fence};
 use crate::error::{Error, Result};
-use crate::sync::Mutex;
+use crate::sync::{Monitor, Mutex, thread_token};
 use crate::units::Address;
 
 /// Bytes of a GiB.
@@ -20,7 +21,7 @@ const GIB: f64 = (1_u64 << 30) as f64;
 /// What a pause did.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PauseReport {
-    /// Regions that were paused by this call; those that were before are not counted.
+    /// Regions and arenas that were paused by this call; those that were before are not counted.
     pub regions: u64,
     /// Pages that went.
     pub pages: u64,
@@ -51,7 +52,7 @@ pub struct PauseReport {
 /// What a resume did.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ResumeReport {
-    /// Regions that came back by this call; those that were there are not counted.
+    /// Regions and arenas that came back by this call; those that were there are not counted.
     pub regions: u64,
     /// Pages that came.
     pub pages: u64,
@@ -118,9 +119,15 @@ impl ResumeReport {
     }
 }
 
+/// A number that nothing else in the process has that can step aside: a region or an arena.
+pub(crate) fn next_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
 /// Memory that can step aside.
 pub trait Pausable: Send + Sync + fmt::Debug {
-    /// What it is found by.
+    /// What it is found by; empty: by nothing but being all.
     fn tag(&self) -> &str;
 
     /// Its number, unique in the process: several are taken in the order of these.
@@ -172,9 +179,9 @@ pub trait Resuming {
 pub struct Moved<'a> {
     /// Its tag.
     pub tag: &'a str,
-    /// The region's number.
+    /// The region's number, or the arena's.
     pub region: u64,
-    /// Counts the mappings of the region from 1 on: what was registered under one generation is not there under another.
+    /// Counts the mappings of the region or arena from 1 on: what was registered under one generation is not there under another.
     pub generation: u64,
     /// The addresses and their bytes, in order.
     pub ranges: &'a [(Address, u64)],
@@ -208,7 +215,7 @@ impl Pausables {
         all.push(pausable);
     }
 
-    /// Those with one of these tags, in the order of their numbers; no tag: all.
+    /// Those with one of these tags, in the order of their numbers; no tags: all.
     pub(crate) fn tagged(&self, tags: &[&str]) -> Vec<Arc<dyn Pausable>> {
         let all: Vec<_> = self.all.lock().iter().filter_map(Weak::upgrade).collect();
         let mut found: Vec<_> =
@@ -263,12 +270,73 @@ impl HookGuard {
     }
 
     /// Refuses what would wait, inside a hook: whoever is waited for may wait for this one.
-    pub(crate) fn refuse() -> Result<()> {
+    pub(crate) fn refuse(what: &'static str) -> Result<()> {
         if INSIDE.with(Cell::get) == 0 {
             return Ok(());
         }
         let expected = "at rest, or the call not made from a hook";
-        Err(Error::WrongState { what: "the region", expected, found: "being paused or resumed" })
+        Err(Error::WrongState { what, expected, found: "being paused or resumed" })
+    }
+}
+
+fn moving_itself(what: &'static str) -> Error {
+    let (expected, found) = ("at rest", "being paused or resumed by this thread");
+    Error::WrongState { what, expected, found }
+}
+
+/// Whose turn it is to move the pages of something that can step aside.
+#[derive(Debug, Default)]
+pub(crate) struct MoveTurn(Monitor<u64>);
+
+impl MoveTurn {
+    /// Waits until nobody moves the pages of `what`, and keeps others from it until [`give`](Self::give).
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] if this thread moves them, or if it would wait inside a hook.
+    pub(crate) fn take(&self, what: &'static str) -> Result<()> {
+        let me = thread_token();
+        self.0.wait_for(|thread| {
+            if *thread == 0 {
+                *thread = me;
+                return Some(Ok(()));
+            }
+            if *thread == me {
+                return Some(Err(moving_itself(what)));
+            }
+            HookGuard::refuse(what).err().map(Err)
+        })
+    }
+
+    /// As [`take`](Self::take), but `false` where it would wait.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] if this thread moves them.
+    pub(crate) fn try_take(&self, what: &'static str) -> Result<bool> {
+        let me = thread_token();
+        self.0.wait_for(|thread| {
+            let free = *thread == 0;
+            if *thread == me {
+                return Some(Err(moving_itself(what)));
+            }
+            if free {
+                *thread = me;
+            }
+            Some(Ok(free))
+        })
+    }
+
+    /// Waits until nobody moves the pages of `what`.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take).
+    pub(crate) fn wait(&self, what: &'static str) -> Result<()> {
+        self.take(what)?;
+        self.give();
+        Ok(())
+    }
+
+    pub(crate) fn give(&self) {
+        self.0.change(|thread| *thread = 0);
     }
 }
 

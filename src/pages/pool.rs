@@ -24,15 +24,32 @@ const TRIES: u32 = 1000;
 
 #[derive(Debug)]
 pub(super) struct Page {
-    pub(super) handle: PageHandle,
+    /// `None`: it is absent, see [`absent`](super::absent). Holder, account and mappings stay.
+    pub(super) handle: Option<PageHandle>,
     pub(super) bytes: u64,
     pub(super) holder: Holder,
     /// Whose budget it counts toward; `None` if it is free, or the driver would not take it back.
     pub(super) account: Option<AccountId>,
     /// Where it shows.
     pub(super) mappings: BTreeSet<(RangeId, u64)>,
+    /// Those of them that the driver does not have: all while it is absent, some where it went or came half-way.
+    pub(super) away: BTreeSet<(RangeId, u64)>,
     /// Changes under way that rely on it.
     pub(super) pins: u32,
+}
+
+impl Page {
+    /// A page that shows nowhere yet.
+    fn new(handle: PageHandle, bytes: u64, holder: Holder, account: Option<AccountId>, pins: u32) -> Self {
+        let (mappings, away) = (BTreeSet::new(), BTreeSet::new());
+        Self { handle: Some(handle), bytes, holder, account, mappings, away, pins }
+    }
+
+    /// What it counts for: pages, bytes and mappings that the driver has.
+    pub(super) fn weight(&self) -> (i64, i64, i64) {
+        let mappings = (self.mappings.len() - self.away.len()) as i64;
+        if self.handle.is_some() { (1, self.bytes as i64, mappings) } else { (0, 0, mappings) }
+    }
 }
 
 /// Exact counts of one device's pages and driver calls since the device was opened.
@@ -48,6 +65,8 @@ pub struct PoolStats {
     pub free_bytes: u64,
     /// The byte budget; `None`: none.
     pub budget_bytes: Option<u64>,
+    /// Bytes of pages that stepped aside: they have a holder and addresses, and no memory.
+    pub absent_bytes: u64,
     /// Pages held now.
     pub pages: u64,
     /// Pages created so far.
@@ -86,6 +105,8 @@ pub(super) struct State {
     pub(super) refused_bytes: u64,
     /// Pages that the driver would not take back.
     pub(super) refused: Vec<PageId>,
+    /// Pages that are absent, and their bytes.
+    pub(super) absent: (u64, u64),
     /// Ranges whose teardown it refused.
     pub(super) stuck: Vec<RangeId>,
     pub(super) deferred: Vec<Deferred>,
@@ -123,30 +144,32 @@ impl State {
 
     /// What depends on holder and account, added.
     fn begin(&mut self, page: &Page) {
+        let (pages, bytes, mappings) = page.weight();
         match (page.holder, page.account) {
             (Holder::Free, _) => self.free_bytes += page.bytes,
             (Holder::Leaving, _) => self.refused_bytes += page.bytes,
             (_, Some(account)) => {
                 self.accounts.join(account);
-                self.accounts.change(account, page.bytes as i64, 0);
+                self.accounts.change(account, bytes, 0);
             }
             (_, None) => {}
         }
-        self.count(page.holder, 1, page.bytes as i64, page.mappings.len() as i64);
+        self.count(page.holder, pages, bytes, mappings);
     }
 
     /// The same, taken away.
-    fn end(&mut self, page: &Page) {
+    pub(super) fn end(&mut self, page: &Page) {
+        let (pages, bytes, mappings) = page.weight();
         match (page.holder, page.account) {
             (Holder::Free, _) => self.free_bytes -= page.bytes,
             (Holder::Leaving, _) => self.refused_bytes -= page.bytes,
             (_, Some(account)) => {
-                self.accounts.change(account, -(page.bytes as i64), 0);
+                self.accounts.change(account, -bytes, 0);
                 self.accounts.leave(account);
             }
             (_, None) => {}
         }
-        self.count(page.holder, -1, -(page.bytes as i64), -(page.mappings.len() as i64));
+        self.count(page.holder, -pages, -bytes, -mappings);
     }
 
     /// Changes what a holder has.
@@ -166,7 +189,11 @@ impl State {
     /// Takes a page off the books.
     fn remove(&mut self, id: PageId) -> Option<Page> {
         let page = self.pages.remove(id)?;
-        self.stats.physical_bytes -= page.bytes;
+        if page.handle.is_some() {
+            self.stats.physical_bytes -= page.bytes;
+        } else {
+            self.absent = (self.absent.0 - 1, self.absent.1 - page.bytes);
+        }
         self.end(&page);
         Some(page)
     }
@@ -187,7 +214,10 @@ impl State {
             return;
         }
         let bytes = page.bytes;
-        if let Some(id) = self.rename(id, Holder::Free, None) {
+        if page.handle.is_none() {
+            // Nothing of it is left.
+            self.remove(id);
+        } else if let Some(id) = self.rename(id, Holder::Free, None) {
             self.free.entry(bytes).or_default().push(id);
         }
     }
@@ -227,6 +257,7 @@ impl PagePool {
             free_bytes: 0,
             refused_bytes: 0,
             refused: Vec::new(),
+            absent: (0, 0),
             stuck: Vec::new(),
             deferred: Vec::new(),
             creating: 0,
@@ -313,8 +344,7 @@ impl PagePool {
         state.accounts.change(account, 0, -(bytes as i64));
         let entered = created.map(|handle| {
             state.stats.pages_created += 1;
-            let account = Some(account);
-            (state.enter(Page { handle, bytes, holder, account, mappings: BTreeSet::new(), pins: 1 }), true)
+            (state.enter(Page::new(handle, bytes, holder, Some(account), 1)), true)
         });
         state.accounts.leave(account);
         entered
@@ -364,10 +394,10 @@ impl PagePool {
             return None;
         }
         page.holder = to;
-        let (bytes, mappings) = (page.bytes, page.mappings.len() as i64);
-        state.count(from, -1, -(bytes as i64), -mappings);
-        state.count(to, 1, bytes as i64, mappings);
-        Some(bytes)
+        let (size, (pages, bytes, mappings)) = (page.bytes, page.weight());
+        state.count(from, -pages, -bytes, -mappings);
+        state.count(to, pages, bytes, mappings);
+        Some(size)
     }
 
     /// Who holds a page; `None`: it is gone, or was free in between.
@@ -410,16 +440,20 @@ impl PagePool {
 
     /// Gives a page that is off the books back; whether the driver took it. If not, it is kept for another try.
     fn release(&self, page: Page) -> bool {
+        page.handle.is_none_or(|handle| self.release_handle(handle, page.bytes))
+    }
+
+    /// As [`release`](Self::release), for the memory of a page; it counts as being released.
+    pub(super) fn release_handle(&self, handle: PageHandle, bytes: u64) -> bool {
         // SAFETY: a page of this driver that nobody maps; it is off the books, so that nobody else releases it.
-        let result = unsafe { self.driver.release(page.handle) };
+        let result = unsafe { self.driver.release(handle) };
         let mut state = self.lock();
-        state.releasing = (state.releasing.0 - 1, state.releasing.1 - page.bytes);
+        state.releasing = (state.releasing.0 - 1, state.releasing.1 - bytes);
         let Err(error) = result else {
             state.stats.pages_released += 1;
             return true;
         };
-        let bytes = page.bytes;
-        let id = state.enter(Page { holder: Holder::Leaving, account: None, ..page });
+        let id = state.enter(Page::new(handle, bytes, Holder::Leaving, None, 0));
         state.refused.push(id);
         drop(state);
         tracing::warn!(%error, bytes, "the driver did not take a page back; kept for another try");
@@ -447,7 +481,8 @@ impl PagePool {
         PoolStats {
             free_bytes: state.free_bytes,
             budget_bytes: state.accounts.stats(state.accounts.root()).most_bytes,
-            pages: state.pages.len() as u64,
+            absent_bytes: state.absent.1,
+            pages: state.pages.len() as u64 - state.absent.0,
             reservations: state.ranges.len() as u64,
             pending: (state.refused.len() + state.stuck.len() + state.deferred.len()) as u64,
             ..state.stats
@@ -469,7 +504,9 @@ impl State {
     fn leave(&mut self, id: PageId) -> Option<Page> {
         let page = self.remove(id)?;
         // Before the driver is asked: once it has the memory back, another thread may create a page of it.
-        self.releasing = (self.releasing.0 + 1, self.releasing.1 + page.bytes);
+        if page.handle.is_some() {
+            self.releasing = (self.releasing.0 + 1, self.releasing.1 + page.bytes);
+        }
         Some(page)
     }
 }

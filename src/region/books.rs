@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::Policy;
 use super::packing::Packing;
 use crate::error::{Error, Result};
-use crate::pages::{Events, Fence, HostPiece, HostPool, PageId, PagePool, RangeId, Remains, Reservation};
+use crate::pages::{Events, Fence, HostCopy, HostPool, PageId, PagePool, RangeId, Remains, Reservation};
 use crate::sync::thread_token;
 use crate::units::{Address, Stream};
 
@@ -30,33 +30,6 @@ impl Phase {
             Self::Paused => "paused",
             Self::Resuming => "being resumed",
         }
-    }
-}
-
-/// Live bytes of a page and where they wait on the host.
-#[derive(Debug)]
-pub(super) struct Run {
-    /// From the page's beginning.
-    pub(super) offset: u64,
-    pub(super) bytes: u64,
-    pub(super) pieces: Vec<HostPiece>,
-}
-
-/// What the host has of a page.
-#[derive(Debug, Default)]
-pub(super) struct HostCopy {
-    pub(super) runs: Vec<Run>,
-    /// Of all runs, where that is wanted.
-    pub(super) sum: u64,
-}
-
-impl HostCopy {
-    pub(super) fn bytes(&self) -> u64 {
-        self.runs.iter().map(|run| run.bytes).sum()
-    }
-
-    pub(super) fn give(self, host: &HostPool, fence: &Fence) {
-        self.runs.into_iter().for_each(|run| host.give(run.pieces, fence.clone()));
     }
 }
 

@@ -20,16 +20,15 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::pages::{
-    Account, Change, Fence, Holder, Limits, PageId, Pausable, PauseReport, RangeId, Reclaimer, Reservation,
-    ResumeReport, Resuming,
+    Account, Change, Fence, Holder, HostCopy, Limits, MoveTurn, PageId, Pausable, PauseReport, RangeId,
+    Reclaimer, Reservation, ResumeReport, Resuming, next_number, resume,
 };
-use crate::sync::{Monitor, Mutex};
+use crate::sync::Mutex;
 use crate::units::{Address, BlockBytes, MAX_BYTES, Peers, Stream};
 
 mod books;
@@ -66,8 +65,7 @@ pub struct Region {
     sizes: Sizes,
     account: Account,
     books: Mutex<Books>,
-    /// The thread that moves its pages; 0: none.
-    turn: Monitor<u64>,
+    turn: MoveTurn,
     device: Arc<Device>,
 }
 
@@ -77,7 +75,6 @@ impl Region {
     /// # Errors
     /// [`Error::InvalidPageSize`] for a page size that the device cannot map.
     pub fn new(device: &Arc<Device>, tag: &str, options: RegionOptions) -> Result<Arc<Self>> {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
         let capabilities = device.driver().capabilities();
         let (granularity, fixed) = (capabilities.granularity, options.page_bytes);
         let longest = LONGEST.min(capabilities.largest_page) / granularity * granularity;
@@ -85,7 +82,7 @@ impl Region {
         if !fixed.is_multiple_of(granularity) || fixed > capabilities.largest_page {
             return Err(Error::InvalidPageSize { what: "region page", bytes: fixed, granularity });
         }
-        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let id = next_number();
         let limits = Limits { most: options.budget_bytes, least: 0 };
         let region = Arc::new(Self {
             id,
@@ -94,7 +91,7 @@ impl Region {
             sizes: Sizes { granularity, fixed, longest },
             account: device.account(&format!("region {id} {tag:?}"), None, limits)?,
             books: Mutex::new(Books::new()),
-            turn: Monitor::default(),
+            turn: MoveTurn::default(),
             device: Arc::clone(device),
         });
         let weak = Arc::downgrade(&region);
@@ -312,7 +309,7 @@ impl Region {
     /// # Errors
     /// Those of [`Device::resume`].
     pub fn resume(&self, deadline: Duration) -> Result<ResumeReport> {
-        tags::resume(&self.device, &[self as &dyn Pausable], deadline, true)
+        resume(self.device.pool(), self.device.host_pool(), &[self as &dyn Pausable], deadline)
     }
 
     /// Limits the bytes of physical memory it may hold; `None`: no limit but those above. Nothing is taken away.
@@ -337,7 +334,7 @@ impl Region {
             generation: books.generation,
             resident_bytes: bytes(true),
             paused_bytes: bytes(false),
-            host_bytes: copies.map(books::HostCopy::bytes).sum(),
+            host_bytes: copies.map(HostCopy::bytes).sum(),
             pages: books.extents.len() as u64,
             blocks: books.blocks.len() as u64,
             live_bytes,

@@ -3,13 +3,12 @@
 //! Copies are given to one stream, a page at a time; a second thread unmaps a page and gives it back as soon as its copy is over, while
 //! the next ones are copied. What fails stays where it is, and the rest goes on.
 
-use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use super::books::{HostCopy, Phase, Run};
+use super::books::Phase;
 use super::{Policy, Region};
 use crate::error::{Error, Result};
-use crate::pages::{Change, Fence, Moved, PauseReport, RangeId};
+use crate::pages::{Change, Copied, Fence, HostCopy, Moved, PauseReport, RangeId, behind_copies};
 use crate::units::Address;
 
 /// A page that is to go.
@@ -22,12 +21,6 @@ struct Leaving {
     runs: Vec<(u64, u64)>,
     /// Bytes that the host has already, and their sum.
     clean: Option<(u64, u64)>,
-}
-
-/// Its contents on the way to the host.
-struct Copied {
-    copy: HostCopy,
-    done: Fence,
 }
 
 /// What became of a page.
@@ -114,60 +107,18 @@ impl Region {
         }
         let start = Instant::now();
         let left = if copies > 0 {
-            self.behind_copies(all, report)
+            let (pool, host) = (self.device.pool(), self.device.host_pool());
+            let copy = |page: &Leaving| {
+                let at = (page.range, page.offset);
+                (!page.runs.is_empty()).then(|| host.save(pool, at, &page.runs, report))
+            };
+            behind_copies(all, copy, |page, copied| self.finish(page, copied))
         } else {
             all.into_iter().map(|page| self.finish(page, None)).collect()
         };
         let last = left.iter().filter_map(|page| page.copied).max();
         report.copy_micros = last.map_or(0, |last| last.duration_since(start).as_micros() as u64);
         self.note(left, report);
-    }
-
-    /// Copies, while a second thread unmaps behind the copies.
-    fn behind_copies(&self, all: Vec<Leaving>, report: &mut PauseReport) -> Vec<Left> {
-        let copied = all.into_iter().map(|page| {
-            let copied = (!page.runs.is_empty()).then(|| self.copy(&page, report));
-            (page, copied)
-        });
-        // Shuttle knows its own threads only.
-        if cfg!(feature = "shuttle") {
-            let copied: Vec<_> = copied.collect();
-            return copied.into_iter().map(|(page, copied)| self.finish(page, copied)).collect();
-        }
-        let (to_second, pages) = channel::<(Leaving, Option<Result<Copied>>)>();
-        std::thread::scope(|scope| {
-            let second = move || pages.into_iter().map(|(page, copied)| self.finish(page, copied)).collect();
-            match std::thread::Builder::new().spawn_scoped::<_, Vec<Left>>(scope, second) {
-                Ok(second) => {
-                    // The second thread takes everything until this end is dropped.
-                    copied.for_each(|page| drop(to_second.send(page)));
-                    drop(to_second);
-                    second.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-                }
-                Err(_) => copied.map(|(page, copied)| self.finish(page, copied)).collect(),
-            }
-        })
-    }
-
-    /// Gives the copies of one page to the stream.
-    fn copy(&self, page: &Leaving, report: &mut PauseReport) -> Result<Copied> {
-        let (pool, host) = (self.device.pool(), self.device.host_pool());
-        let (mut copy, mut done) = (HostCopy::default(), Fence::default());
-        let copied = page.runs.iter().try_for_each(|(offset, bytes)| {
-            let pieces = host.take(*bytes)?;
-            report.calls += pieces.len() as u64;
-            let copied = host.copy_out(pool, (page.range, page.offset + offset), &pieces, &mut done);
-            copy.runs.push(Run { offset: *offset, bytes: *bytes, pieces });
-            report.path = report.path.max(copied?);
-            Ok(())
-        });
-        match copied {
-            Ok(()) => Ok(Copied { copy, done }),
-            Err(error) => {
-                copy.give(host, &done);
-                Err(error)
-            }
-        }
     }
 
     /// Unmaps one page, once its copy is over, and gives it back.
@@ -180,13 +131,14 @@ impl Region {
                 left.failure = Some(error);
                 return left;
             }
-            Some(Ok(Copied { mut copy, mut done })) => {
-                if let Err(error) = host.wait(&mut done) {
-                    // Somebody may still write there.
-                    copy.give(host, &done);
-                    left.failure = Some(error);
-                    return left;
-                }
+            Some(Ok(copied)) => {
+                let mut copy = match host.saved(copied) {
+                    Ok(copy) => copy,
+                    Err(error) => {
+                        left.failure = Some(error);
+                        return left;
+                    }
+                };
                 left.copied = Some(Instant::now());
                 if self.options.verify_clean {
                     let sums = copy.runs.iter().map(|run| host.checksum(&run.pieces));

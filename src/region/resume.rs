@@ -6,11 +6,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::books::{HostCopy, Phase};
+use super::books::Phase;
 use super::turn::Turn;
 use super::{Policy, Region};
 use crate::error::Result;
-use crate::pages::{Change, Fence, PageId, PagePool, RangeId, ResumeReport, Resuming};
+use crate::pages::{Change, Fence, HostCopy, PageId, PagePool, RangeId, ResumeReport, Resuming};
 use crate::units::Address;
 
 /// A place whose page is to come.
@@ -61,12 +61,8 @@ impl Coming<'_> {
         let device = &self.region.device;
         let (pool, host) = (device.pool(), device.host_pool());
         let Some(place) = self.places.get(&at) else { return Ok(()) };
-        for run in place.copy.iter().flat_map(|copy| &copy.runs) {
-            let to = (place.range, place.offset + run.offset);
-            report.calls += run.pieces.len() as u64;
-            let path = host.copy_in(pool, to, &run.pieces, &mut self.contents)?;
-            report.path = report.path.max(path);
-            report.copied_bytes += run.bytes;
+        if let Some(copy) = &place.copy {
+            host.load(pool, (place.range, place.offset), copy, &mut self.contents, report)?;
         }
         if place.policy == Policy::Zero {
             let stream = host.stream_in()?;

@@ -1,4 +1,4 @@
-//! Regions by tag: several step aside one after the other, and come back together or not at all.
+//! Regions and arenas by tag: several step aside one after the other, and come back together or not at all.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,13 +6,8 @@ use std::time::{Duration, Instant};
 use super::{Region, RegionOptions};
 use crate::device::Device;
 use crate::error::Result;
-use crate::pages::{Change, Fence, Pausable, PauseHooks, PauseReport, ResumeReport, Resuming};
+use crate::pages::{Fence, Pausable, PauseHooks, PauseReport, ResumeReport, resume, resume_into};
 use crate::units::Stream;
-
-/// How long to sleep before memory is asked for again.
-const PAUSE: Duration = Duration::from_millis(2);
-/// How often memory is asked for again after the deadline because somebody gave some back.
-const TRIES: u32 = 8;
 
 /// The contents of one tag, on their way after a resume without waiting.
 #[derive(Clone, Debug)]
@@ -64,7 +59,8 @@ impl Device {
     }
 
     /// Pauses what has one of these tags, one after the other; none: everything that can be paused. Behind the fence, which the
-    /// caller waits for here, and behind what the streams noted for blocks were given, pages go as their policy says. What was given
+    /// caller waits for here, and behind what the streams noted for blocks were given, pages go as their policy says; an arena's
+    /// shared ones as they are, and those of retained and kept blocks with a backup. What was given
     /// to the device by other streams and is not in the fence, the library cannot see; nothing more is submitted meanwhile.
     ///
     /// Goes on past failures and reports all of them: what failed stays, with its contents, and the next pause tries it again.
@@ -72,7 +68,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::StreamCapturing`](crate::Error::StreamCapturing): a stream of the fence or of a block is being captured, and nothing more was paused;
-    /// [`Error::WrongState`](crate::Error::WrongState) in a hook of the same region; what the driver says of the fence. What was paused before stays so.
+    /// [`Error::WrongState`](crate::Error::WrongState) for an arena with an open space, and in a hook of the same region; what the driver says of the fence. What was paused before stays so.
     pub fn pause(self: &Arc<Self>, tags: &[&str], fence: Fence) -> Result<PauseReport> {
         let start = Instant::now();
         let mut report = PauseReport::default();
@@ -94,7 +90,8 @@ impl Device {
     /// contents, and the call can be repeated. [`Error::WrongState`](crate::Error::WrongState) in a hook.
     pub fn resume(self: &Arc<Self>, tags: &[&str], deadline: Duration) -> Result<ResumeReport> {
         let all = self.pausables().tagged(tags);
-        resume(self, &all.iter().map(|known| &**known).collect::<Vec<_>>(), deadline, true)
+        let all: Vec<_> = all.iter().map(|known| &**known).collect();
+        resume(self.pool(), self.host_pool(), &all, deadline)
     }
 
     /// As [`resume`](Self::resume), but returns as soon as everything is mapped; the contents come behind an event for each tag, in the
@@ -119,7 +116,7 @@ impl Device {
         ordered.sort_by_key(|known| place(known));
         let mut contents: Vec<(usize, Fence)> = Vec::new();
         let known: Vec<_> = ordered.iter().map(|known| &**known).collect();
-        let report = resume_into(self, &known, deadline, false, &mut contents)?;
+        let report = resume_into(self.pool(), self.host_pool(), &known, deadline, false, &mut contents)?;
         let mut ready: Vec<Ready> = Vec::new();
         for name in names {
             let mut fence = Fence::default();
@@ -138,94 +135,5 @@ impl Device {
     /// Tells `hooks` before memory with this tag goes and after it has come, as long as they live; an empty tag: of all.
     pub fn add_pause_hooks(&self, tag: &str, hooks: &Arc<dyn PauseHooks>) {
         self.pausables().add_hooks(tag, hooks);
-    }
-}
-
-/// Resumes all of these or none.
-pub(super) fn resume(
-    device: &Arc<Device>,
-    all: &[&dyn Pausable],
-    deadline: Duration,
-    wait: bool,
-) -> Result<ResumeReport> {
-    resume_into(device, all, deadline, wait, &mut Vec::new())
-}
-
-/// The same; and what is behind the contents of each, by its place.
-fn resume_into(
-    device: &Arc<Device>,
-    all: &[&dyn Pausable],
-    deadline: Duration,
-    wait: bool,
-    behind: &mut Vec<(usize, Fence)>,
-) -> Result<ResumeReport> {
-    let start = Instant::now();
-    let mut report = ResumeReport::default();
-    // Turns are taken in the order of numbers, so that two threads do not wait for each other.
-    let mut numbered: Vec<_> = all.iter().enumerate().collect();
-    numbered.sort_by_key(|(_, known)| known.id());
-    let mut coming: Vec<(usize, Box<dyn Resuming + '_>)> = Vec::new();
-    for (index, known) in numbered {
-        coming.extend(known.resuming()?.map(|resuming| (index, resuming)));
-    }
-    coming.sort_by_key(|(index, _)| *index);
-    report.regions = coming.len() as u64;
-    let pool = device.pool();
-    let mut change = take_all(device, &mut coming, deadline)?;
-    report.waited_micros = start.elapsed().as_micros() as u64;
-    let copying = Instant::now();
-    let mut restored =
-        coming.iter_mut().try_for_each(|(_, resuming)| resuming.restore(&mut change, &mut report));
-    if wait || restored.is_err() {
-        // Also after a failure: what is mapped is unmapped next, and nothing may write there then.
-        for (_, resuming) in &coming {
-            restored = device.host_pool().wait(&mut resuming.contents()).and(restored);
-        }
-        report.copy_micros = copying.elapsed().as_micros() as u64;
-    }
-    if let Err(error) = restored {
-        drop(change);
-        tracing::warn!(%error, "a resume failed and is undone");
-        return Err(error);
-    }
-    report.calls += change.commit().0.all;
-    for (index, resuming) in coming {
-        behind.push((index, resuming.contents()));
-        resuming.finish();
-    }
-    report.micros = start.elapsed().as_micros() as u64;
-    pool.check();
-    Ok(report)
-}
-
-/// Takes the pages of all, with patience until the deadline.
-fn take_all<'a>(
-    device: &'a Arc<Device>,
-    coming: &mut [(usize, Box<dyn Resuming + '_>)],
-    deadline: Duration,
-) -> Result<Change<'a>> {
-    let (pool, start) = (device.pool(), Instant::now());
-    let mut late = 0;
-    loop {
-        let mut change = Change::on(pool);
-        let error = match coming.iter_mut().try_for_each(|(_, resuming)| resuming.take(&mut change)) {
-            Ok(()) => return Ok(change),
-            Err(error) => error,
-        };
-        // What was taken goes back before anybody is asked.
-        drop(change);
-        if !error.is_out_of_memory() {
-            return Err(error);
-        }
-        let relieved = pool.relieve(error.requested_bytes());
-        let left = deadline.saturating_sub(start.elapsed());
-        if left.is_zero() {
-            late += 1;
-            if !relieved || late > TRIES {
-                return Err(error);
-            }
-        } else if !relieved {
-            std::thread::sleep(PAUSE.min(left));
-        }
     }
 }

@@ -2,25 +2,12 @@
 
 use super::Region;
 use super::books::Phase;
-use crate::error::{Error, Result};
-use crate::pages::HookGuard;
-use crate::sync::thread_token;
+use crate::error::Result;
 
 impl Region {
     /// Waits until nobody moves its pages, and keeps others from it.
     pub(super) fn take_turn(&self) -> Result<Turn<'_>> {
-        let me = thread_token();
-        self.turn.wait_for(|thread| {
-            if *thread == 0 {
-                *thread = me;
-                return Some(Ok(()));
-            }
-            if *thread == me {
-                let (expected, found) = ("at rest", "being paused or resumed by this thread");
-                return Some(Err(Error::WrongState { what: "the region", expected, found }));
-            }
-            HookGuard::refuse().err().map(Err)
-        })?;
+        self.turn.take("the region")?;
         Ok(Turn { region: self, back: None })
     }
 }
@@ -40,6 +27,6 @@ impl Drop for Turn<'_> {
             }
             books.settle(self.region.device.pool(), self.region.device.host_pool());
         }
-        self.region.turn.change(|thread| *thread = 0);
+        self.region.turn.give();
     }
 }

@@ -115,7 +115,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
 
-    use super::super::{Common, Heap, RetainPolicy, Totals};
+    use super::super::{Common, Heap, Presence, RetainPolicy, Totals};
     use super::*;
     use crate::device::Device;
     use crate::driver::{HostDriver, HostOptions};
@@ -136,12 +136,15 @@ mod tests {
             shared: SharedSet::new(device.pool(), 1, account, geometry, Peers::NONE),
             order: ReplayOrder::new(device.pool().events()),
             heap: Heap::default(),
+            presence: Presence::default(),
+            tag: String::new(),
             retain: RetainPolicy::Retain,
             poison: false,
             trace_blocks: false,
             closed: AtomicBool::new(false),
             totals: Totals::default(),
             spaces: Mutex::default(),
+            retired: Mutex::default(),
             device,
         })
     }
@@ -166,7 +169,7 @@ mod tests {
     #[test]
     fn two_blocks_on_one_page_are_found_and_named() {
         let common = common();
-        let space = Space::open(&common);
+        let space = Space::open(&common).unwrap();
         let [first, second] = [0, 0].map(|_| space.allocate(16 * KIB, Stream::LEGACY).unwrap());
         assert_eq!(space.audit(), Ok(()));
         alias(&space, first, second);
@@ -181,7 +184,7 @@ mod tests {
     #[test]
     fn a_retained_page_that_another_space_shows_is_found() {
         let common = common();
-        let [first, second] = [0, 0].map(|_| Space::open(&common));
+        let [first, second] = [0, 0].map(|_| Space::open(&common).unwrap());
         for space in [&first, &second] {
             space.allocate(16 * KIB, Stream::LEGACY).unwrap();
         }

@@ -9,6 +9,7 @@ use super::block::{Origin, Origins};
 use super::kept::KeptBlocks;
 use super::layout::{NotLive, Place, Usage};
 use super::placement::Placement;
+use super::presence::Opened;
 use super::{Common, Phase};
 use crate::error::{Error, Result};
 use crate::pages::{Calls, Change, Fence, Holder, Reservation};
@@ -21,6 +22,8 @@ const TRIES: u32 = 8;
 /// What changes under a space's lock.
 pub(super) struct State {
     pub(super) phase: Phase,
+    /// As long as it is not sealed.
+    pub(super) opened: Option<Opened>,
     pub(super) placement: Placement,
     /// The placement's ranges, under the same indices.
     pub(super) ranges: Vec<Reservation>,

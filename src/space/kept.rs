@@ -228,6 +228,12 @@ impl KeptBlocks {
         }
     }
 
+    /// Behind what the users of freed ones were given.
+    pub(super) fn readers(&self, fence: &mut Fence) {
+        let freed = self.blocks.values().filter_map(|kept| kept.freed.clone());
+        freed.for_each(|behind| fence.join(behind));
+    }
+
     /// The live ones: address, bytes, and which block of the space it was.
     pub(super) fn live(&self) -> impl Iterator<Item = (Address, u64, u64)> {
         let live = self.blocks.iter().filter(|(_, kept)| kept.freed.is_none());

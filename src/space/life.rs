@@ -36,6 +36,15 @@ impl Core {
         state.kept.settle(self.common.pool());
     }
 
+    /// Behind what everybody was given who is known to use its blocks, or used those that were freed since the seal.
+    pub(super) fn users(&self) -> Fence {
+        let state = &*self.state.lock();
+        let mut fence = state.readers.clone();
+        state.users.iter().for_each(|(_, stream)| fence.add(self.common.pool().events(), *stream));
+        state.kept.readers(&mut fence);
+        fence
+    }
+
     /// A block was freed after the seal: its pages are for others, those apart that other blocks still cover.
     pub(super) fn give_back(&self, state: &mut State, freed: Place, address: Address, bytes: u64) {
         let users = self.behind_users(state, address);
@@ -80,6 +89,7 @@ impl Core {
             state.placement.seal();
         }
         state.phase = Phase::Retired;
+        state.opened = None;
         let mut remains = Remains::default();
         let mut unmapped = 0;
         for (number, range) in state.ranges.iter().enumerate() {
@@ -113,6 +123,7 @@ impl Drop for Space {
         self.core.common.spaces.lock().remove(&self.core.id);
         // If nobody holds a block, the core goes now, and all of it at once.
         if Arc::strong_count(&self.core) > 1 {
+            self.core.common.retired.lock().insert(self.core.id, Arc::downgrade(&self.core));
             self.core.retire();
         }
     }
@@ -121,6 +132,7 @@ impl Drop for Space {
 impl Drop for Core {
     fn drop(&mut self) {
         let common = &self.common;
+        common.retired.lock().remove(&self.id);
         let state = self.state.get_mut();
         let (usage, kept) = (state.usage(), state.kept.usage());
         if state.ranges.is_empty() && kept.allocations == 0 {
@@ -142,6 +154,7 @@ impl Drop for Core {
         let kept = state.kept.take(true, &mut fence);
         common.heap.free_all(common.pool(), kept, &fence);
         common.shared.forget();
+        common.presence.forget(common.pool(), common.device.host_pool());
         common.pool().check();
     }
 }

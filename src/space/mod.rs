@@ -20,6 +20,7 @@ use crate::pages::{Fence, PagePool, Reservation, SharedSet};
 use crate::sync::Mutex;
 use crate::units::{Address, Stream};
 
+mod aside;
 mod audit;
 mod block;
 mod bump;
@@ -30,6 +31,7 @@ mod life;
 mod page_table;
 mod placement;
 mod poison;
+mod presence;
 mod recency;
 mod seal;
 mod sealed;
@@ -45,6 +47,7 @@ pub(crate) use kept::Heap;
 use kept::KeptBlocks;
 use layout::Layout;
 use placement::Placement;
+pub(crate) use presence::Presence;
 
 pub use block::Block;
 pub use poison::{Difference, POISON};
@@ -56,6 +59,10 @@ pub(crate) struct Common {
     pub(crate) shared: SharedSet,
     pub(crate) order: ReplayOrder,
     pub(crate) heap: Heap,
+    /// Whether the pages are there.
+    pub(crate) presence: Presence,
+    /// What the arena is found by when memory is to step aside; empty: by nothing.
+    pub(crate) tag: String,
     pub(crate) retain: RetainPolicy,
     /// Shared pages are filled before every replay.
     pub(crate) poison: bool,
@@ -66,6 +73,8 @@ pub(crate) struct Common {
     pub(crate) totals: Totals,
     /// Every space that is still there, by number.
     pub(crate) spaces: Mutex<HashMap<u64, Weak<Space>>>,
+    /// What blocks hold whose space is gone, by its number.
+    pub(crate) retired: Mutex<HashMap<u64, Weak<Core>>>,
     /// Last, so that it closes when all above is gone.
     pub(crate) device: Arc<Device>,
 }
@@ -83,6 +92,10 @@ impl Common {
 impl Drop for Common {
     /// The arena and its spaces are gone; free pages wait for nobody.
     fn drop(&mut self) {
+        let (copies, contents) = self
+            .presence
+            .with(|aside| (std::mem::take(&mut aside.copies), std::mem::take(&mut aside.contents)));
+        copies.into_values().for_each(|copy| copy.give(self.device.host_pool(), &contents));
         self.heap.end(self.pool());
         self.pool().finish_done();
         self.pool().release_free(u64::MAX);
@@ -188,7 +201,10 @@ pub struct Space {
 
 impl Space {
     /// A new stitched space of the arena, without addresses yet.
-    pub(crate) fn open(common: &Arc<Common>) -> Arc<Self> {
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] while the arena is paused.
+    pub(crate) fn open(common: &Arc<Common>) -> Result<Arc<Self>> {
         let layout = Layout::new(common.shared.geometry());
         Self::with(common, Placement::Stitched(layout))
     }
@@ -196,20 +212,22 @@ impl Space {
     /// A new bump space of the arena; with `reserve` bytes, those are reserved at once.
     ///
     /// # Errors
-    /// What the driver says of reserving.
+    /// [`Error::WrongState`] while the arena is paused; what the driver says of reserving.
     pub(crate) fn open_bump(common: &Arc<Common>, reserve: u64) -> Result<Arc<Self>> {
-        let space = Self::with(common, Placement::Bump(Bump::new(reserve)));
+        let space = Self::with(common, Placement::Bump(Bump::new(reserve)))?;
         if reserve > 0 {
             space.core.state.lock().begin_range(common, space.core.id, reserve)?;
         }
         Ok(space)
     }
 
-    fn with(common: &Arc<Common>, placement: Placement) -> Arc<Self> {
+    fn with(common: &Arc<Common>, placement: Placement) -> Result<Arc<Self>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
+        let opened = Some(common.presence.open()?);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let state = State {
             phase: Phase::Open,
+            opened,
             placement,
             ranges: Vec::new(),
             kept: KeptBlocks::default(),
@@ -222,7 +240,7 @@ impl Space {
         let core = Core { id, common: Arc::clone(common), state: Mutex::new(state) };
         let space = Arc::new(Self { core: Arc::new(core) });
         common.spaces.lock().insert(id, Arc::downgrade(&space));
-        space
+        Ok(space)
     }
 
     /// What its blocks hold.
@@ -308,7 +326,8 @@ impl Space {
     /// replay or a mark in this arena is refused, as is a replay in another arena that would wait for this one in the end.
     ///
     /// # Errors
-    /// [`Error::WrongState`] unless the space is sealed; those of [`ReplayOrder::replay`]. `launch` was not called then.
+    /// [`Error::WrongState`] unless the space is sealed, and while the arena is paused; those of [`ReplayOrder::replay`]. `launch` was
+    /// not called then.
     pub fn replay<T>(&self, stream: Stream, launch: impl FnOnce() -> T) -> Result<T> {
         self.core.common.usable()?;
         self.core.state.lock().require(Phase::Sealed)?;

@@ -121,6 +121,7 @@ impl Core {
         let parked = state.usage();
         state.placement.seal();
         state.phase = Phase::Sealed;
+        state.opened = None;
         state.ranges.shrink_to_fit();
         let usage = state.usage();
         self.common.totals.freed(parked.blocks - usage.blocks, parked.bytes - usage.bytes);

@@ -83,6 +83,8 @@ std::vector<Call> arena_calls(vmmgraph_arena_t arena) {
     return {
         {"arena_trim", [=] { return vmmgraph_arena_trim(arena, nullptr); }},
         {"arena_mark", [=] { return vmmgraph_arena_mark(arena); }},
+        {"arena_pause", [=] { return vmmgraph_arena_pause(arena, nullptr, nullptr); }},
+        {"arena_resume", [=] { return vmmgraph_arena_resume(arena, 0, nullptr); }},
         {"arena_set_budget", [=] { return vmmgraph_arena_set_budget(arena, 0); }},
         {"arena_stats",
          [=] {

@@ -158,7 +158,7 @@ FIELD(vmmgraph_device_stats_t, reservations, 104, 8);
 FIELD(vmmgraph_device_stats_t, pending, 112, 8);
 FIELD(vmmgraph_device_stats_t, pages_reused, 120, 8);
 
-SIZE(vmmgraph_arena_options_t, 64);
+SIZE(vmmgraph_arena_options_t, 72);
 FIELD(vmmgraph_arena_options_t, struct_size, 0, 8);
 FIELD(vmmgraph_arena_options_t, small_page_bytes, 8, 8);
 FIELD(vmmgraph_arena_options_t, large_page_bytes, 16, 8);
@@ -168,8 +168,9 @@ FIELD(vmmgraph_arena_options_t, budget_bytes, 32, 8);
 FIELD(vmmgraph_arena_options_t, reserve_bytes, 40, 8);
 FIELD(vmmgraph_arena_options_t, expected_bytes, 48, 8);
 FIELD(vmmgraph_arena_options_t, peers, 56, 8);
+FIELD(vmmgraph_arena_options_t, tag, 64, 8);
 
-SIZE(vmmgraph_arena_stats_t, 144);
+SIZE(vmmgraph_arena_stats_t, 152);
 FIELD(vmmgraph_arena_stats_t, struct_size, 0, 8);
 FIELD(vmmgraph_arena_stats_t, physical_bytes, 8, 8);
 FIELD(vmmgraph_arena_stats_t, shared_bytes, 16, 8);
@@ -188,6 +189,7 @@ FIELD(vmmgraph_arena_stats_t, closed, 112, 8);
 FIELD(vmmgraph_arena_stats_t, charged_bytes, 120, 8);
 FIELD(vmmgraph_arena_stats_t, budget_bytes, 128, 8);
 FIELD(vmmgraph_arena_stats_t, replays, 136, 8);
+FIELD(vmmgraph_arena_stats_t, paused, 144, 8);
 
 SIZE(vmmgraph_seal_report_t, 88);
 FIELD(vmmgraph_seal_report_t, struct_size, 0, 8);

@@ -118,6 +118,46 @@ TEST(Regions, APauseThatFailsInPartSaysSo) {
     EXPECT_GE(vmmgraph::trim_host(device), 8 * MiB);
 }
 
+TEST(Arenas, StepAsideAndTheirGraphsAreLaunchedAgain) {
+    const Device device = open_device(5);
+    vmmgraph::ArenaOptions options;
+    options.tag = "graphs";
+    vmmgraph::SharedVmmAllocator arena(device, options);
+    auto space = arena.open_space();
+    void* const passing = space.allocate(20 * MiB);
+    void* const output = space.allocate(3 * MiB);
+    void* const kept = space.allocate_kept(1000);
+    space.free(passing);
+    EXPECT_THROW(vmmgraph::pause(arena), vmmgraph::Error) << "a space is open";
+    static_cast<void>(space.seal());
+    const auto launch = [&] {
+        host::fill(passing, 20 * MiB, 1);
+        host::fill(output, 3 * MiB, 2);
+        host::fill(kept, 1000, 3);
+    };
+    space.replay(nullptr, launch);
+    const auto held = arena.stats().physical_bytes;
+
+    const auto gone = vmmgraph::pause(device, {"graphs"});
+    EXPECT_EQ(gone.regions, 1U);
+    EXPECT_EQ(gone.bytes, held);
+    EXPECT_EQ(arena.stats().paused, 1U);
+    EXPECT_EQ(device.stats().physical_bytes, 0U);
+    EXPECT_EQ(vmmgraph::pause(arena).regions, 0U);
+    bool launched = false;
+    EXPECT_THROW(space.replay(nullptr, [&] { launched = true; }), vmmgraph::Error);
+    EXPECT_FALSE(launched);
+    EXPECT_THROW(static_cast<void>(arena.open_space()), vmmgraph::Error);
+
+    EXPECT_EQ(vmmgraph::resume(arena, 1s).bytes, gone.bytes);
+    EXPECT_EQ(arena.stats().paused, 0U);
+    EXPECT_TRUE(host::holds(output, 3 * MiB, 2));
+    EXPECT_TRUE(host::holds(kept, 1000, 3));
+    space.replay(nullptr, launch);
+    vmmgraph::pause(arena);
+    space.free(output);
+}
+
 TEST(Regions, HooksHearOfTheirTagAndMayThrow) {
     const Device device = open_device(5);
     Region region(device, "kv");

@@ -47,6 +47,14 @@ fn every_miscount_is_found_and_named() {
         ("pages created", |state, _| state.stats.pages_created += 1),
         ("pages created", |state, _| state.stats.pages_released += 1),
         ("bytes counted", |state, _| state.stats.physical_bytes += 1),
+        ("absent pages counted", |state, _| state.absent.0 += 1),
+        ("absent bytes counted", |state, _| state.absent.1 += 512),
+        ("is absent and mapped", |state, _| {
+            let range = state.ranges.keys().next().unwrap();
+            held(state).away.insert((range, UNIT));
+            state.stats.mappings -= 1;
+            state.stats.unmaps += 1;
+        }),
         ("mappings counted", |state, _| state.stats.mappings += 1),
         ("mappings made", |state, _| state.stats.maps += 1),
         ("mappings made", |state, _| state.stats.unmaps += 1),
@@ -99,6 +107,8 @@ fn what_is_under_way_is_named_when_nothing_should_be() {
     let plants: &[(&str, Plant)] = &[
         ("1 pins", |state| held(state).pins = 1),
         ("(0, 512) being released", |state| state.releasing = (0, 512)),
+        ("or its pages move", |state| state.ranges.values_mut().for_each(|range| range.held = true)),
+        ("being torn down", |state| state.ranges.values_mut().for_each(|range| range.leaving = 1)),
     ];
     for (named, plant) in plants {
         let books = Books::new();

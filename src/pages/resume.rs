@@ -1,0 +1,107 @@
+//! The way back of everything that can step aside: several come back together or not at all.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Change, Fence, HostPool, PagePool, Pausable, ResumeReport, Resuming};
+use crate::error::Result;
+
+/// How long to sleep before memory is asked for again.
+const PAUSE: Duration = Duration::from_millis(2);
+/// How often memory is asked for again after the deadline because somebody gave some back.
+const TRIES: u32 = 8;
+
+/// Resumes all of these or none, and returns when the contents are there.
+///
+/// # Errors
+/// No memory, also after the deadline, or what the driver says: everything is paused as before.
+pub(crate) fn resume(
+    pool: &Arc<PagePool>,
+    host: &HostPool,
+    all: &[&dyn Pausable],
+    deadline: Duration,
+) -> Result<ResumeReport> {
+    resume_into(pool, host, all, deadline, true, &mut Vec::new())
+}
+
+/// The same, with `wait` or without; and what is behind the contents of each, by its place.
+///
+/// # Errors
+/// As [`resume`].
+pub(crate) fn resume_into(
+    pool: &Arc<PagePool>,
+    host: &HostPool,
+    all: &[&dyn Pausable],
+    deadline: Duration,
+    wait: bool,
+    behind: &mut Vec<(usize, Fence)>,
+) -> Result<ResumeReport> {
+    let start = Instant::now();
+    let mut report = ResumeReport::default();
+    // Turns are taken in the order of numbers, so that two threads do not wait for each other.
+    let mut numbered: Vec<_> = all.iter().enumerate().collect();
+    numbered.sort_by_key(|(_, known)| known.id());
+    let mut coming: Vec<(usize, Box<dyn Resuming + '_>)> = Vec::new();
+    for (index, known) in numbered {
+        coming.extend(known.resuming()?.map(|resuming| (index, resuming)));
+    }
+    coming.sort_by_key(|(index, _)| *index);
+    report.regions = coming.len() as u64;
+    let mut change = take_all(pool, &mut coming, deadline)?;
+    report.waited_micros = start.elapsed().as_micros() as u64;
+    let copying = Instant::now();
+    let mut restored =
+        coming.iter_mut().try_for_each(|(_, resuming)| resuming.restore(&mut change, &mut report));
+    if wait || restored.is_err() {
+        // Also after a failure: what is mapped is unmapped next, and nothing may write there then.
+        for (_, resuming) in &coming {
+            restored = host.wait(&mut resuming.contents()).and(restored);
+        }
+        report.copy_micros = copying.elapsed().as_micros() as u64;
+    }
+    if let Err(error) = restored {
+        drop(change);
+        tracing::warn!(%error, "a resume failed and is undone");
+        return Err(error);
+    }
+    report.calls += change.commit().0.all;
+    for (index, resuming) in coming {
+        behind.push((index, resuming.contents()));
+        resuming.finish();
+    }
+    report.micros = start.elapsed().as_micros() as u64;
+    pool.check();
+    Ok(report)
+}
+
+/// Takes the pages of all, with patience until the deadline.
+fn take_all<'a>(
+    pool: &'a Arc<PagePool>,
+    coming: &mut [(usize, Box<dyn Resuming + '_>)],
+    deadline: Duration,
+) -> Result<Change<'a>> {
+    let start = Instant::now();
+    let mut late = 0;
+    loop {
+        let mut change = Change::on(pool);
+        let error = match coming.iter_mut().try_for_each(|(_, resuming)| resuming.take(&mut change)) {
+            Ok(()) => return Ok(change),
+            Err(error) => error,
+        };
+        // What was taken goes back before anybody is asked.
+        drop(change);
+        if !error.is_out_of_memory() {
+            return Err(error);
+        }
+        let relieved = pool.relieve(error.requested_bytes());
+        let left = deadline.saturating_sub(start.elapsed());
+        if left.is_zero() {
+            late += 1;
+            if !relieved || late > TRIES {
+                return Err(error);
+            }
+        } else if !relieved {
+            std::thread::sleep(PAUSE.min(left));
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! An arena steps aside and comes back. Spaces, their blocks and the shared set know nothing of that: their pages become
+//! *absent*, which keeps every address (`pages/absent.rs`).
+//!
+//! ```text
+//!   pause    no space open; from here on no replay -> fence, replays, streams noted for blocks -> before_unmap -> pages of retained and
+//!            kept blocks are copied to the host, all pages unmapped and given to the driver, those behind their copies
+//!   resume   memory for every page that is absent -> mapped wherever they show, copies in behind that -> after_map -> replays again
+//! ```
+//!
+//! What is shared between graphs holds nothing that counts between replays, so it is not copied. Pages are copied as a whole.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::presence::Stage;
+use super::{Common, Core};
+use crate::error::{Error, Result};
+use crate::pages::{
+    Change, Copied, Fence, Hold, Holder, HostCopy, Moved, PageId, Pausable, PauseReport, ResumeReport,
+    Resuming, Standing, behind_copies,
+};
+
+/// What became of a page that was to go.
+struct Left {
+    page: Standing,
+    /// What the host has of it since.
+    copy: Option<HostCopy>,
+    copied: Option<Instant>,
+    /// The calls made, and whether the driver took its memory; or why it stays.
+    gone: Result<(u64, bool)>,
+}
+
+/// The right to move an arena's pages. Where it ends, the arena is as `back` says.
+struct Turn<'a> {
+    common: &'a Common,
+    back: Stage,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let contents = self.common.presence.with(|aside| {
+            aside.stage = self.back;
+            aside.contents.clone()
+        });
+        if self.back == Stage::Resident {
+            self.common.order.reopen(contents);
+        }
+        self.common.presence.turn.give();
+    }
+}
+
+impl Common {
+    fn number(&self) -> u64 {
+        self.shared.arena()
+    }
+
+    /// Gives all pages back, those that can go. See [`SharedVmmAllocator::pause`](crate::SharedVmmAllocator::pause).
+    pub(crate) fn step_aside(&self, fence: Fence) -> Result<PauseReport> {
+        let start = Instant::now();
+        let mut report = PauseReport::default();
+        let Some(mut turn) = self.begin_pause()? else { return Ok(report) };
+        report.regions = u64::from(turn.back == Stage::Resident);
+        self.wait_for_users(fence)?;
+        let pool = self.pool();
+        // What nobody needs any more need not be copied.
+        self.shared.settle_returning();
+        self.heap.settle(pool);
+        let hold = pool.hold(self.number());
+        let all: Vec<Standing> =
+            pool.standing(self.number()).into_iter().filter(|page| page.present).collect();
+        if !all.is_empty() {
+            self.tell(true);
+            self.move_out(all, &mut report);
+        }
+        turn.back = Stage::Paused;
+        drop(hold);
+        drop(turn);
+        report.micros = start.elapsed().as_micros() as u64;
+        let (bytes, copied, failures) = (report.bytes, report.copied_bytes, report.failures.len());
+        tracing::info!(
+            arena = self.number(),
+            bytes,
+            copied,
+            failures,
+            micros = report.micros,
+            "arena paused"
+        );
+        pool.check();
+        Ok(report)
+    }
+
+    /// Takes the turn and keeps replays out; `None`: it is paused, all of it.
+    fn begin_pause(&self) -> Result<Option<Turn<'_>>> {
+        loop {
+            // Between two replays; who waits for the turn below holds none of the order's, so that no circle of waits is closed.
+            let begun = self.order.between(|| self.try_begin_pause())??;
+            if let Some(begun) = begun {
+                return Ok(begun);
+            }
+            self.presence.turn.wait("the arena")?;
+        }
+    }
+
+    /// `None`: somebody else has the turn.
+    #[expect(clippy::option_option, reason = "the turn may be another's, and there may be nothing to do")]
+    fn try_begin_pause(&self) -> Result<Option<Option<Turn<'_>>>> {
+        if !self.presence.turn.try_take("the arena")? {
+            return Ok(None);
+        }
+        let was = self.presence.with(|aside| {
+            if aside.stage == Stage::Resident && aside.open > 0 {
+                let (expected, found) = ("without a space that is being captured", "with one");
+                return Err(Error::WrongState { what: "the arena", expected, found });
+            }
+            let was = aside.stage;
+            aside.stage = Stage::Pausing;
+            Ok(was)
+        });
+        let was = match was {
+            Ok(was) => was,
+            Err(error) => {
+                self.presence.turn.give();
+                return Err(error);
+            }
+        };
+        let turn = Turn { common: self, back: was };
+        if was == Stage::Paused && !self.pool().standing(self.number()).iter().any(|page| page.present) {
+            return Ok(Some(None));
+        }
+        self.order.shut();
+        Ok(Some(Some(turn)))
+    }
+
+    /// Waits for what the caller says, the replays, and what the streams noted for blocks were given.
+    fn wait_for_users(&self, mut fence: Fence) -> Result<()> {
+        fence.join(self.order.fence());
+        fence.join(self.presence.with(|aside| aside.contents.clone()));
+        for core in self.cores() {
+            fence.join(core.users());
+        }
+        fence.block(self.pool().events(), Duration::MAX).map(drop)
+    }
+
+    /// Of every space that is there, and of those whose graph is gone and whose blocks are not.
+    fn cores(&self) -> Vec<Arc<Core>> {
+        let spaces: Vec<_> = self.spaces.lock().values().filter_map(std::sync::Weak::upgrade).collect();
+        let mut cores: Vec<_> = spaces.iter().map(|space| Arc::clone(space.core())).collect();
+        cores.extend(self.retired.lock().values().filter_map(std::sync::Weak::upgrade));
+        cores
+    }
+
+    /// Tells the hooks.
+    fn tell(&self, gone: bool) {
+        let ranges = self.pool().addresses(self.number());
+        let returns = self.presence.with(|aside| aside.returns);
+        let moved = Moved { tag: &self.tag, region: self.number(), generation: returns + 1, ranges: &ranges };
+        self.device.pausables().tell(&moved, gone);
+    }
+
+    fn move_out(&self, all: Vec<Standing>, report: &mut PauseReport) {
+        let (pool, host) = (self.pool(), self.device.host_pool());
+        // What the host has from a try before is as good: nothing was replayed since.
+        let known: HashMap<PageId, u64> = self
+            .presence
+            .with(|aside| aside.copies.iter().map(|(page, copy)| (*page, copy.bytes())).collect());
+        let counts = |page: &Standing| matches!(page.holder, Holder::Retained { .. } | Holder::Kept { .. });
+        let copies = |page: &Standing| counts(page) && !known.contains_key(&page.page);
+        report.clean_bytes = all.iter().filter_map(|page| known.get(&page.page)).sum();
+        let bytes: u64 = all.iter().filter(|page| copies(page)).map(|page| page.bytes).sum();
+        if bytes > 0
+            && let Err(error) = host.make_room(bytes)
+        {
+            // Then as much as there is room for; each page that finds none says so.
+            tracing::warn!(%error, bytes, "the host has no room for all contents");
+        }
+        let start = Instant::now();
+        let left: Vec<Left> = if bytes > 0 {
+            let copy =
+                |page: &Standing| copies(page).then(|| host.save(pool, page.at, &[(0, page.bytes)], report));
+            behind_copies(all, copy, |page, copied| self.finish_page(page, copied))
+        } else {
+            all.into_iter().map(|page| self.finish_page(page, None)).collect()
+        };
+        let last = left.iter().filter_map(|page| page.copied).max();
+        report.copy_micros = last.map_or(0, |last| last.duration_since(start).as_micros() as u64);
+        for Left { page, copy, gone, .. } in left {
+            report.copied_bytes += copy.as_ref().map_or(0, HostCopy::bytes);
+            if let Some(copy) = copy {
+                self.presence.with(|aside| aside.copies.insert(page.page, copy));
+            }
+            match gone {
+                Ok((calls, taken)) => {
+                    report.calls += calls;
+                    report.pages += 1;
+                    report.bytes += page.bytes;
+                    if !taken {
+                        let name = "a page was refused; it is given back by a later trim".to_owned();
+                        report.failures.push(Error::Driver { call: "release", code: -1, name });
+                    }
+                }
+                Err(error) => {
+                    report.left_bytes += page.bytes;
+                    report.failures.push(error);
+                }
+            }
+        }
+    }
+
+    /// Unmaps one page, once its copy is over, and gives its memory back.
+    fn finish_page(&self, page: Standing, copied: Option<Result<Copied>>) -> Left {
+        let copy = match copied.map(|copied| copied.and_then(|copied| self.device.host_pool().saved(copied)))
+        {
+            None => None,
+            Some(Ok(copy)) => Some(copy),
+            Some(Err(error)) => return Left { page, copy: None, copied: None, gone: Err(error) },
+        };
+        let copied = copy.is_some().then(Instant::now);
+        let gone = self.pool().step_aside(page.page);
+        Left { page, copy, copied, gone }
+    }
+}
+
+/// An arena on its way back.
+struct Coming<'a> {
+    common: &'a Common,
+    /// Every page that is not wholly there or whose contents the host has, and what was taken for it.
+    pages: Vec<(Standing, Option<PageId>)>,
+    copies: HashMap<PageId, HostCopy>,
+    contents: Fence,
+    finished: bool,
+    hold: Option<Hold<'a>>,
+    /// Last, so that it ends when everything is written down.
+    turn: Turn<'a>,
+}
+
+impl Resuming for Coming<'_> {
+    fn take(&mut self, change: &mut Change<'_>) -> Result<()> {
+        let account = self.common.shared.account().id();
+        for (page, memory) in &mut self.pages {
+            *memory =
+                if page.present { None } else { Some(change.take(page.bytes, page.holder, account)?) };
+        }
+        Ok(())
+    }
+
+    fn restore(&mut self, change: &mut Change<'_>, report: &mut ResumeReport) -> Result<()> {
+        let (pool, host) = (self.common.pool(), self.common.device.host_pool());
+        for (page, memory) in &self.pages {
+            change.come_back(page.page, *memory)?;
+            report.pages += 1;
+            report.bytes += page.bytes;
+            if let Some(copy) = self.copies.get(&page.page) {
+                host.load(pool, page.at, copy, &mut self.contents, report)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn contents(&self) -> Fence {
+        self.contents.clone()
+    }
+
+    fn finish(mut self: Box<Self>) {
+        self.finished = true;
+        let (common, host) = (self.common, self.common.device.host_pool());
+        let copies = std::mem::take(&mut self.copies);
+        copies.into_values().for_each(|copy| copy.give(host, &self.contents));
+        self.hold = None;
+        let contents = std::mem::take(&mut self.contents);
+        common.presence.with(|aside| {
+            aside.contents = contents;
+            aside.returns += 1;
+        });
+        // Before the first replay: registrations are made again.
+        common.tell(false);
+        self.turn.back = Stage::Resident;
+        tracing::info!(arena = common.number(), pages = self.pages.len(), "arena resumed");
+    }
+}
+
+impl Drop for Coming<'_> {
+    fn drop(&mut self) {
+        if !self.finished {
+            let copies = std::mem::take(&mut self.copies);
+            self.common.presence.with(|aside| aside.copies = copies);
+        }
+    }
+}
+
+impl Pausable for Common {
+    fn tag(&self) -> &str {
+        &self.tag
+    }
+
+    fn id(&self) -> u64 {
+        self.number()
+    }
+
+    fn pause(&self, fence: Fence) -> Result<PauseReport> {
+        // Of an arena that a caught bug closed nothing is trusted; it only waits for its end.
+        if self.usable().is_err() { Ok(PauseReport::default()) } else { self.step_aside(fence) }
+    }
+
+    fn resuming(&self) -> Result<Option<Box<dyn Resuming + '_>>> {
+        if self.usable().is_err() {
+            return Ok(None);
+        }
+        self.presence.turn.take("the arena")?;
+        let paused = self.presence.with(|aside| {
+            let paused = aside.stage == Stage::Paused;
+            if paused {
+                aside.stage = Stage::Resuming;
+            }
+            paused.then(|| std::mem::take(&mut aside.copies))
+        });
+        let Some(copies) = paused else {
+            self.presence.turn.give();
+            return Ok(None);
+        };
+        let turn = Turn { common: self, back: Stage::Paused };
+        let hold = self.pool().hold(self.number());
+        let standing = self.pool().standing(self.number()).into_iter();
+        // A page that could not be unmapped again when a resume was undone is all there, but its contents may not be.
+        let unsure = |page: &Standing| page.away || copies.contains_key(&page.page);
+        let pages = standing.filter(unsure).map(|page| (page, None)).collect();
+        let contents = Fence::default();
+        let hold = Some(hold);
+        Ok(Some(Box::new(Coming { common: self, pages, copies, contents, finished: false, hold, turn })))
+    }
+}
