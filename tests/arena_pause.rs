@@ -429,10 +429,13 @@ fn a_replay_after_a_resume_without_waiting_waits_for_the_contents() {
     bench.end();
 }
 
+/// Whether memory went, of whom, which generation, and where.
+type Told = (bool, u64, u64, Vec<(Address, u64)>);
+
 /// Counts, and tries what a hook may not do.
 struct Hooks {
     arena: Mutex<Option<Arc<SharedVmmAllocator>>>,
-    told: Mutex<Vec<(bool, u64, u64, Vec<(Address, u64)>)>>,
+    told: Mutex<Vec<Told>>,
 }
 
 impl Hooks {

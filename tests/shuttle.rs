@@ -502,3 +502,58 @@ fn a_cache_grows_on_one_thread_while_another_releases_and_lowers_the_limit() {
     shuttle::check_random(model, 1000);
     shuttle::check_pct(model, 1000, 3);
 }
+
+#[test]
+fn an_arena_is_paused_beside_replays_captures_and_ends() {
+    let model = || {
+        let (host, device, arena) = small();
+        let space = arena.open_space().unwrap();
+        let kept = space.allocate(6 * KIB, Stream::LEGACY).unwrap();
+        let going = space.allocate(5 * KIB, Stream::LEGACY).unwrap();
+        space.seal().unwrap();
+        // SAFETY: a live block of the host driver, of at least eight bytes.
+        space.replay(Stream::LEGACY, || unsafe { (kept.0 as *mut u64).write_volatile(0x5a5a) }).unwrap();
+        let mover = {
+            let arena = Arc::clone(&arena);
+            thread::spawn(move || {
+                let paused = arena.pause(Fence::default());
+                assert!(matches!(paused, Ok(_) | Err(Error::WrongState { .. })), "{paused:?}");
+                arena.resume(std::time::Duration::ZERO).unwrap();
+            })
+        };
+        let replayer = {
+            let (space, arena) = (Arc::clone(&space), Arc::clone(&arena));
+            thread::spawn(move || {
+                // SAFETY: as above; a launch finds the memory there.
+                let read = || unsafe { (kept.0 as *const u64).read_volatile() };
+                match space.replay(stream(1), read) {
+                    Ok(found) => assert_eq!(found, 0x5a5a),
+                    Err(error) => assert!(matches!(error, Error::WrongState { .. }), "{error}"),
+                }
+                space.free(going).unwrap();
+                arena
+                    .pause(Fence::default())
+                    .map_or_else(|_| (), |report| assert_eq!(report.complete(), Ok(())));
+            })
+        };
+        let capturer = {
+            let arena = Arc::clone(&arena);
+            thread::spawn(move || {
+                let Ok(space) = arena.open_space() else { return };
+                space.allocate(9 * KIB, stream(2)).unwrap();
+                space.seal().unwrap();
+            })
+        };
+        for thread in [mover, replayer, capturer] {
+            thread.join().unwrap();
+        }
+        arena.resume(std::time::Duration::ZERO).unwrap();
+        // SAFETY: as above.
+        assert_eq!(unsafe { (kept.0 as *const u64).read_volatile() }, 0x5a5a);
+        assert_eq!((arena.audit(), device.pool().audit_idle()), (Ok(()), Ok(())));
+        drop(space);
+        end(&host, device, arena);
+    };
+    shuttle::check_random(model, 300);
+    shuttle::check_pct(model, 300, 3);
+}
