@@ -553,10 +553,10 @@ fn pauses_replays_captures_and_ends_on_many_threads() {
         scope.spawn(|| {
             // Also where an assertion fails: the others wait for it.
             let _stopped = Stop(&stop);
-            let enough = |of: &AtomicU64| of.load(Relaxed) > 30;
+            let enough = |of: &AtomicU64| of.load(Relaxed) > 10;
             let start = Instant::now();
             while !(enough(&launches) && enough(&reads) && enough(&pauses)) {
-                assert!(start.elapsed() < Duration::from_secs(120), "{launches:?} {reads:?} {pauses:?}");
+                assert!(start.elapsed() < Duration::from_secs(300), "{launches:?} {reads:?} {pauses:?}");
                 let graph = shared.lock().unwrap();
                 let read = || {
                     inside.store(true, Relaxed);
