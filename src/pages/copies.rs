@@ -36,6 +36,11 @@ impl HostCopy {
         self.runs.iter().map(|run| run.bytes).sum()
     }
 
+    /// Adds what the host has of the bytes behind this page's, which has `page` of them.
+    pub(crate) fn append(&mut self, next: HostCopy, page: u64) {
+        self.runs.extend(next.runs.into_iter().map(|run| Run { offset: page + run.offset, ..run }));
+    }
+
     pub(crate) fn give(self, host: &HostPool, fence: &Fence) {
         self.runs.into_iter().for_each(|run| host.give(run.pieces, fence.clone()));
     }

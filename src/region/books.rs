@@ -194,6 +194,29 @@ impl Books {
         fence
     }
 
+    /// Makes one place of neighbours whose pages are gone, as far as `join` lets their lengths and what their policy holds: pages come back
+    /// as few, whatever they grew from.
+    pub(super) fn join_places(&mut self, join: impl Fn([u64; 2], u64) -> bool) {
+        let held = Policy::ALL.map(|policy| self.bytes_of(policy));
+        let mut joined: BTreeMap<u64, Extent> = BTreeMap::new();
+        for (at, extent) in std::mem::take(&mut self.extents) {
+            if let Some(mut last) = joined.last_entry() {
+                let (start, before) = (*last.key(), last.get_mut());
+                let neighbours = start + before.bytes == at && before.range == extent.range;
+                let alike = before.policy == extent.policy && before.page.is_none() && extent.page.is_none();
+                if neighbours && alike && join([before.bytes, extent.bytes], held[extent.policy.index()]) {
+                    if let Some(copy) = extent.copy {
+                        before.copy.get_or_insert_default().append(copy, before.bytes);
+                    }
+                    before.bytes += extent.bytes;
+                    continue;
+                }
+            }
+            joined.insert(at, extent);
+        }
+        self.extents = joined;
+    }
+
     /// The live bytes of a page, by offset; what is near is one.
     pub(super) fn runs(&self, at: u64, bytes: u64) -> Vec<(u64, u64)> {
         let (start, end) = (Address(at), Address(at + bytes));

@@ -17,7 +17,8 @@ pub enum Policy {
 }
 
 impl Policy {
-    pub(super) const COUNT: usize = 4;
+    pub(super) const ALL: [Self; 4] = [Self::Discard, Self::Zero, Self::Backup, Self::Keep];
+    pub(super) const COUNT: usize = Self::ALL.len();
 
     pub(super) fn index(self) -> usize {
         self as usize

@@ -44,6 +44,10 @@ impl Region {
         }
         turn.back = Some(Phase::Paused);
         books.phase = Phase::Resuming;
+        if !self.options.verify_clean {
+            // The sums that this compares are those of pages as they were.
+            books.join_places(|bytes, held| self.sizes.join(bytes, held));
+        }
         let gone = books.extents.iter_mut().filter(|(_, extent)| extent.page.is_none());
         let places = gone.map(|(at, extent)| {
             let (range, offset, bytes, policy) = (extent.range, extent.offset, extent.bytes, extent.policy);

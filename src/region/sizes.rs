@@ -26,9 +26,20 @@ impl Sizes {
         if self.fixed > 0 {
             return vec![self.fixed; bytes.div_ceil(self.fixed) as usize];
         }
-        let share = (held / SHARE).min(self.longest);
-        let grown = if share < self.granularity { self.granularity } else { 1 << share.ilog2() };
+        let grown = self.grown(held);
         if bytes <= grown { vec![grown] } else { self.tight(bytes) }
+    }
+
+    /// The longest page that a region which has `held` bytes shares among blocks: also what pages are joined to when they come back, so
+    /// that a region which grew from small pages is a few calls afterwards.
+    fn grown(self, held: u64) -> u64 {
+        let share = (held / SHARE).min(self.longest);
+        if share < self.granularity { self.granularity } else { 1 << share.ilog2() }
+    }
+
+    /// Whether neighbouring places of these lengths may become one page of a region that has `held` bytes.
+    pub(super) fn join(self, bytes: [u64; 2], held: u64) -> bool {
+        self.fixed == 0 && bytes[0] + bytes[1] <= self.grown(held)
     }
 
     /// As [`pages`](Self::pages), with as little more as can be.
@@ -67,6 +78,15 @@ mod tests {
             assert!(pages <= 100, "{tensors} tensors take {pages} pages");
             assert!(held - (16 << 30) <= held / SHARE, "{tensors} tensors waste {} bytes", held - (16 << 30));
         }
+    }
+
+    #[test]
+    fn places_are_joined_to_what_the_region_would_take_and_never_where_lengths_are_fixed() {
+        assert!(SIZES.join([2 * MIB, 6 * MIB], 64 * MIB));
+        assert!(!SIZES.join([2 * MIB, 8 * MIB], 64 * MIB));
+        assert!(SIZES.join([LONGEST / 2; 2], 64 * LONGEST));
+        assert!(!SIZES.join([LONGEST; 2], 64 * LONGEST));
+        assert!(!Sizes { fixed: 2 * MIB, ..SIZES }.join([2 * MIB; 2], 64 * LONGEST));
     }
 
     #[test]

@@ -68,7 +68,7 @@ TEST_F(Regions, CapturesInsideAScopeAreTheArenas) {
     region.resume();
 }
 
-// A graph reads weights and a cache, of which the one comes back as it was and the other is made again.
+// A graph reads weights and a cache, of which the one comes back as it was and the other is made again; what graphs share steps aside too.
 TEST_F(Regions, GraphsOverThemSurviveHundredsOfCyclesBitForBit) {
     const long cycles = setting("VMMGRAPH_REGION_CYCLES", 200);
     Region weights(*device_, "weights", {Policy::backup});
@@ -85,7 +85,9 @@ TEST_F(Regions, GraphsOverThemSurviveHundredsOfCyclesBitForBit) {
         cache = at::empty({64, 2048}, half());
     }
     make_cache();
-    SharedVmmAllocator arena(0);
+    vmmgraph::ArenaOptions arena_options;
+    arena_options.tag = "graphs";
+    SharedVmmAllocator arena(*device_, arena_options);
     std::vector<Shape> shapes;
     cudaDeviceSynchronize();
     for (const int batch : {1, 7, 16, 64}) {
@@ -109,18 +111,23 @@ TEST_F(Regions, GraphsOverThemSurviveHundredsOfCyclesBitForBit) {
             before = Held::now();
             host_before = vmmgraph::host_stats(*device_).held_bytes;
         }
-        const auto pick = random() % 4;
+        const auto pick = random() % 8;
         std::vector<std::string> tags;
-        for (const auto* const tag : {"weights", "kv"}) {
-            if (pick == 3 || (pick == 1 && *tag == 'w') || (pick == 2 && *tag == 'k')) {
+        for (const auto& [tag, bit] : {std::pair{"weights", 1U}, {"kv", 2U}, {"graphs", 4U}}) {
+            if ((pick & bit) != 0) {
                 tags.emplace_back(tag);
             }
         }
+        bool kept = true;
         if (!tags.empty()) {
             for (auto& shape : shapes) {
                 shape.graph.replay(raw());
             }
             EXPECT_EQ(vmmgraph::pause(*device_, tags, fence()).regions, tags.size());
+            if ((pick & 4U) != 0) {
+                EXPECT_EQ(arena.mapped_size(), 0U);
+                EXPECT_THROW(shapes[0].graph.replay(raw()), vmmgraph::Error);
+            }
             // Somebody else's for now: the same pages, with other contents.
             Region other(*device_, "other");
             void* const block = other.allocate(128 * MiB, raw());
@@ -133,7 +140,12 @@ TEST_F(Regions, GraphsOverThemSurviveHundredsOfCyclesBitForBit) {
         for (const auto& tag : tags) {
             vmmgraph::resume(*device_, {tag}, 1s);
         }
-        if (pick >= 2) {
+        // The outputs, which outlive their captures, are as the last replays left them.
+        for (auto& shape : shapes) {
+            kept &= same(shape);
+        }
+        EXPECT_TRUE(kept) << cycle;
+        if ((pick & 2U) != 0) {
             make_cache();
         }
         for (auto& shape : shapes) {
