@@ -2,6 +2,8 @@
 //!
 //! `VMMGRAPH_REGION_GIB` says how much steps aside, 16 if it is not set.
 
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
 use std::ptr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -69,6 +71,49 @@ fn link(bytes: u64) -> [f64; 2] {
     rates
 }
 
+/// Milliseconds that the driver alone takes to unmap and release so many bytes of pages of 1 GiB that were written: what no pause is faster than.
+fn driver_alone(bytes: u64) -> f64 {
+    let (mut context, mut base) = (ptr::null_mut(), 0);
+    let mut pages = Vec::new();
+    // SAFETY: out pointers on this stack; what is made is given back below. The structs are plain data.
+    unsafe {
+        ok(sys::cuDevicePrimaryCtxRetain(&raw mut context, 0));
+        ok(sys::cuCtxPushCurrent_v2(context));
+        ok(sys::cuMemAddressReserve(&raw mut base, bytes as usize, 0, 0, 0));
+        let mut made: sys::CUmemAllocationProp = std::mem::zeroed();
+        made.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        made.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        let mut access: sys::CUmemAccessDesc = std::mem::zeroed();
+        access.location = made.location;
+        access.flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        for offset in (0..bytes).step_by(GIB as usize) {
+            let mut page = 0;
+            ok(sys::cuMemCreate(&raw mut page, GIB as usize, &raw const made, 0));
+            ok(sys::cuMemMap(base + offset, GIB as usize, 0, page, 0));
+            ok(sys::cuMemSetAccess(base + offset, GIB as usize, &raw const access, 1));
+            pages.push((base + offset, page));
+        }
+        ok(sys::cuMemsetD8_v2(base, 1, bytes as usize));
+        ok(sys::cuCtxSynchronize());
+    }
+    let start = Instant::now();
+    for (at, page) in pages {
+        // SAFETY: made above, used by nobody any more.
+        unsafe {
+            ok(sys::cuMemUnmap(at, GIB as usize));
+            ok(sys::cuMemRelease(page));
+        }
+    }
+    let took = start.elapsed().as_secs_f64() * 1e3;
+    // SAFETY: reserved above, with nothing mapped.
+    unsafe {
+        ok(sys::cuMemAddressFree(base, bytes as usize));
+        ok(sys::cuCtxPopCurrent_v2(&raw mut context));
+        ok(sys::cuDevicePrimaryCtxRelease_v2(0));
+    }
+    took
+}
+
 /// Tensors of a region, and the word that each holds.
 struct Tensors {
     region: Arc<Region>,
@@ -118,6 +163,7 @@ fn backup_goes_at_the_speed_of_the_link() {
     let [out, back] = link(bytes);
     println!("RESULT plain pinned copy: out {out:.1}, in {back:.1} GiB/s");
     for count in [1, 512, 8192] {
+        println!("RESULT the driver alone gives {} GiB back in {:.2} ms", bytes / GIB, driver_alone(bytes));
         for read_only in [false, true] {
             let options = RegionOptions { policy: Policy::Backup, read_only, ..RegionOptions::default() };
             let tensors = Tensors::new(&device, options, count, bytes);
@@ -152,6 +198,7 @@ fn discarding_takes_milliseconds_and_the_memory_is_the_drivers() {
     let (device, bytes) = (device(), all_bytes());
     let before = device.driver().free_bytes().unwrap();
     for count in [1, 512, 8192] {
+        println!("RESULT the driver alone gives {} GiB back in {:.2} ms", bytes / GIB, driver_alone(bytes));
         let tensors = Tensors::new(&device, RegionOptions::default(), count, bytes);
         for round in 0..3 {
             let gone = device.pause(&["tensors"], Fence::default()).unwrap();
@@ -195,4 +242,80 @@ fn contents_serve_by_tag_while_others_are_copied() {
             assert_eq!(u32::from_le_bytes(found), *word);
         }
     }
+}
+
+/// Takes what is free, says so, and keeps it until its input ends: another process, for
+/// `another_process_takes_the_memory_meanwhile`.
+#[test]
+#[ignore = "SKIPPED: needs a GPU, and is another test's second process"]
+fn hog() {
+    if std::env::var_os("VMMGRAPH_HOG").is_none() {
+        return;
+    }
+    let (mut context, mut free, mut total) = (ptr::null_mut(), 0, 0);
+    // SAFETY: out pointers on this stack; what is taken goes with the process.
+    unsafe {
+        ok(sys::cuInit(0));
+        ok(sys::cuDevicePrimaryCtxRetain(&raw mut context, 0));
+        ok(sys::cuCtxPushCurrent_v2(context));
+        ok(sys::cuMemGetInfo_v2(&raw mut free, &raw mut total));
+    }
+    let mut taken = Vec::new();
+    let mut piece = 8 * GIB as usize;
+    while piece >= 64 * MIB as usize {
+        let mut at = 0;
+        // SAFETY: as above.
+        match unsafe { sys::cuMemAlloc_v2(&raw mut at, piece) } {
+            sys::CUresult::CUDA_SUCCESS => {
+                // SAFETY: just allocated.
+                ok(unsafe { sys::cuMemsetD8_v2(at, 0xff, piece) });
+                taken.push(at);
+            }
+            _ => piece /= 2,
+        }
+    }
+    // SAFETY: nothing is passed.
+    ok(unsafe { sys::cuCtxSynchronize() });
+    println!("TAKEN {} pieces of {free} bytes", taken.len());
+    std::io::stdout().flush().unwrap();
+    let _ = std::io::stdin().lock().read_line(&mut String::new());
+}
+
+#[test]
+#[ignore = "SKIPPED: needs a GPU, scripts/gpu.sh runs it"]
+fn another_process_takes_the_memory_meanwhile() {
+    let device = device();
+    let options = RegionOptions { policy: Policy::Backup, ..RegionOptions::default() };
+    let tensors = Tensors::new(&device, options, 64, all_bytes());
+    device.pause(&[], Fence::default()).unwrap().complete().unwrap();
+    let mut other = Command::new(std::env::current_exe().unwrap())
+        .args(["hog", "--exact", "--ignored", "--nocapture"])
+        .env("VMMGRAPH_HOG", "1")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(other.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line.contains("TAKEN")));
+    // Without a deadline, and with one that is too short: values, and everything is as it was.
+    let error = device.resume(&[], NOW).unwrap_err();
+    assert!(error.is_out_of_memory(), "{error}");
+    let start = Instant::now();
+    let error = device.resume(&[], Duration::from_millis(300)).unwrap_err();
+    assert!(error.is_out_of_memory() && start.elapsed() >= Duration::from_millis(300), "{error}");
+    assert!(tensors.region.stats().paused);
+    // The other one ends while this one waits.
+    let stdin = other.stdin.take().unwrap();
+    let ends = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        drop(stdin);
+    });
+    let come = device.resume(&[], Duration::from_secs(60)).unwrap();
+    ends.join().unwrap();
+    assert!(other.wait().unwrap().success());
+    tensors.check();
+    println!(
+        "RESULT another process had the memory: 2 resumes refused, the third waited {:.0} ms, contents right",
+        come.waited_micros as f64 / 1e3
+    );
 }

@@ -236,13 +236,45 @@ inline ResumeReport resume(SharedVmmAllocator& arena, std::chrono::microseconds 
     return report;
 }
 
-// As resume(), but returns as soon as everything is mapped. The contents are copied in the order of the tags; a stream that needs a
-// region's waits for them by Region::before.
-inline ResumeReport resume_async(const Device& device, const std::vector<std::string>& tags = {}, std::chrono::microseconds deadline = {}) {
+// The contents of one tag, on their way after resume_async().
+class Ready {
+public:
+    // Whether they are there.
+    [[nodiscard]] bool done() const {
+        std::int32_t done = 0;
+        detail::check(vmmgraph_ready_done(ready_.get(), &done));
+        return done != 0;
+    }
+    // Makes later work of a stream (a cudaStream_t) wait for them. Does not block. Throws for a stream under capture.
+    void before(void* stream) const { detail::check(vmmgraph_ready_before(ready_.get(), stream)); }
+    // Blocks until they are there.
+    void wait() const { detail::check(vmmgraph_ready_wait(ready_.get())); }
+
+private:
+    friend struct Resumed resume_async(const Device&, const std::vector<std::string>&, std::chrono::microseconds);
+    explicit Ready(vmmgraph_ready_t ready) noexcept : ready_(ready) {}
+    detail::Owned<vmmgraph_ready_t, vmmgraph_ready_destroy> ready_;
+};
+
+// What resume_async() did, and the contents of each tag, in the order of the tags.
+struct Resumed {
+    ResumeReport report;
+    std::vector<Ready> ready;
+};
+
+// As resume(), but returns as soon as everything is mapped. The contents are copied in the order of the tags; a stream that needs some
+// waits for them by Ready::before or Region::before.
+inline Resumed resume_async(const Device& device, const std::vector<std::string>& tags = {}, std::chrono::microseconds deadline = {}) {
     const auto names = detail::to_c(tags);
-    auto report = detail::sized<ResumeReport>();
-    detail::check(vmmgraph_device_resume_async(device.handle(), names.data(), names.size(), detail::to_c(deadline), &report));
-    return report;
+    std::vector<vmmgraph_ready_t> handles(tags.size());
+    Resumed resumed{detail::sized<ResumeReport>(), {}};
+    resumed.ready.reserve(tags.size());
+    detail::check(vmmgraph_device_resume_async(device.handle(), names.data(), names.size(), detail::to_c(deadline),
+                                               handles.empty() ? nullptr : handles.data(), &resumed.report));
+    for (auto* const handle : handles) {
+        resumed.ready.push_back(Ready(handle));
+    }
+    return resumed;
 }
 
 // Makes sure that the device's host pool holds `bytes` at least, so that a pause need not map and register memory.

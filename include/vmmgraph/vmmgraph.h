@@ -401,6 +401,9 @@ typedef struct vmmgraph_input_plan vmmgraph_input_plan;
 // Never defined: a vmmgraph_pause_hooks_t is a key, not an address.
 typedef struct vmmgraph_pause_hooks vmmgraph_pause_hooks;
 
+// Never defined: a vmmgraph_ready_t is a key, not an address.
+typedef struct vmmgraph_ready vmmgraph_ready;
+
 // Never defined: a vmmgraph_region_t is a key, not an address.
 typedef struct vmmgraph_region vmmgraph_region;
 
@@ -874,6 +877,9 @@ typedef void (*vmmgraph_drop_fn)(void *user);
 
 // A region: memory with a tag that can step aside. Calls with it are thread-safe.
 typedef struct vmmgraph_region *vmmgraph_region_t;
+
+// The contents of one tag on their way after vmmgraph_device_resume_async, until it is destroyed. Calls with it are thread-safe.
+typedef struct vmmgraph_ready *vmmgraph_ready_t;
 
 // A stretch of device addresses. It never grows.
 typedef struct vmmgraph_range_t {
@@ -1523,16 +1529,18 @@ vmmgraph_status_t vmmgraph_device_resume(vmmgraph_device_t device,
                                          uint64_t deadline_micros,
                                          struct vmmgraph_resume_report_t *report);
 
-// As vmmgraph_device_resume, but returns as soon as everything is mapped. The contents are copied in the order of the tags; a stream
-// that needs a region's waits for them by vmmgraph_region_before.
+// As vmmgraph_device_resume, but returns as soon as everything is mapped. The contents are copied in the order of the tags; `ready` (may be
+// null) receives a handle for the contents of each, which the caller destroys. A stream that needs a region's contents waits for
+// them by vmmgraph_ready_before or vmmgraph_region_before.
 //
 // Arguments:
-// As vmmgraph_device_resume.
+// As vmmgraph_device_resume; `ready` is null or points to `tag_count` handles.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_resume_async(vmmgraph_device_t device,
                                                const char *const *tags,
                                                size_t tag_count,
                                                uint64_t deadline_micros,
+                                               vmmgraph_ready_t *ready,
                                                struct vmmgraph_resume_report_t *report);
 
 // Calls `before_unmap` when memory with this tag is not used any more and is unmapped next, and `after_map` when it is there again, on
@@ -1601,6 +1609,24 @@ vmmgraph_status_t vmmgraph_plan_evaluate(const struct vmmgraph_key_t *buckets,
                                          const uint64_t *steps,
                                          size_t shape_count,
                                          struct vmmgraph_waste_t *waste);
+
+// Whether the contents are there: 1, or 0.
+//
+// Arguments:
+// `done` is null or writable.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_ready_done(vmmgraph_ready_t ready, int32_t *done);
+
+// Makes later work of a stream (CUstream or cudaStream_t) wait for the contents. Does not block. VMMGRAPH_ERROR_STREAM_CAPTURING while
+// the stream is being captured.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_ready_before(vmmgraph_ready_t ready,
+                                        void *stream);
+
+// Blocks the caller until the contents are there.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_ready_wait(vmmgraph_ready_t ready);
+
+// Forgets the handle; the contents come all the same.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_ready_destroy(vmmgraph_ready_t ready);
 
 // Makes a region on a device, found by `tag`; several may have one tag. `options` may be null. The region keeps the device open.
 //

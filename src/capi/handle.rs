@@ -11,6 +11,7 @@ use slotmap::{DefaultKey, Key, KeyData, SlotMap};
 use super::guard::Failure;
 use super::inputs::PlannedInputs;
 use super::pause::Hooks;
+use super::ready::Shared as Ready;
 use super::status::VMMGRAPH_ERROR_INVALID_HANDLE;
 use crate::dispatch::Dispatcher;
 use crate::error::Error;
@@ -24,6 +25,7 @@ enum Object {
     Inputs(Arc<PlannedInputs>),
     Region(Arc<Region>),
     Hooks(Arc<Hooks>),
+    Ready(Arc<Ready>),
 }
 
 /// An object that C knows by handle.
@@ -61,6 +63,7 @@ handled! {
     Inputs: PlannedInputs, "an input plan handle";
     Region: Region, "a region handle";
     Hooks: Hooks, "a pause hooks handle";
+    Ready: Ready, "a handle of contents on their way";
 }
 
 type Table = RwLock<SlotMap<DefaultKey, ObjectBox>>;

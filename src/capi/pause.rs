@@ -8,6 +8,7 @@ use super::arena::stream_of;
 use super::device::vmmgraph_device_t;
 use super::guard::{Failure, guard, items, not_null, out};
 use super::handle::{get, register, remove};
+use super::ready::{hand_out, vmmgraph_ready_t};
 use super::region::{text, vmmgraph_region_t};
 use super::sized::{OutStruct, options};
 use super::status::vmmgraph_status_t;
@@ -337,17 +338,19 @@ pub unsafe extern "C" fn vmmgraph_device_resume(
     })
 }
 
-/// As vmmgraph_device_resume, but returns as soon as everything is mapped. The contents are copied in the order of the tags; a stream
-/// that needs a region's waits for them by vmmgraph_region_before.
+/// As vmmgraph_device_resume, but returns as soon as everything is mapped. The contents are copied in the order of the tags; `ready` (may be
+/// null) receives a handle for the contents of each, which the caller destroys. A stream that needs a region's contents waits for
+/// them by vmmgraph_ready_before or vmmgraph_region_before.
 ///
 /// # Safety
-/// As vmmgraph_device_resume.
+/// As vmmgraph_device_resume; `ready` is null or points to `tag_count` handles.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_resume_async(
     device: vmmgraph_device_t,
     tags: *const *const c_char,
     tag_count: usize,
     deadline_micros: u64,
+    ready: *mut vmmgraph_ready_t,
     report: *mut vmmgraph_resume_report_t,
 ) -> vmmgraph_status_t {
     guard(|| {
@@ -355,8 +358,10 @@ pub unsafe extern "C" fn vmmgraph_device_resume_async(
         // SAFETY: the caller's contract.
         let (tags, to) = unsafe { (tags_of(tags, tag_count)?, wanted(report)?) };
         let tags: Vec<&str> = tags.iter().map(String::as_str).collect();
-        let (report, _) = device.resume_async(&tags, Duration::from_micros(deadline_micros))?;
-        write_resume(to.as_ref(), &report);
+        let (done, coming) = device.resume_async(&tags, Duration::from_micros(deadline_micros))?;
+        // SAFETY: the caller's contract.
+        unsafe { hand_out(&coming, &tags, ready) };
+        write_resume(to.as_ref(), &done);
         Ok(())
     })
 }

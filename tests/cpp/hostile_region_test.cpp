@@ -85,7 +85,7 @@ std::vector<Call> device_calls(vmmgraph_device_t device) {
          }},
         {"pause", [=] { return vmmgraph_device_pause(device, nullptr, 0, nullptr, nullptr); }},
         {"resume", [=] { return vmmgraph_device_resume(device, nullptr, 0, 0, nullptr); }},
-        {"resume_async", [=] { return vmmgraph_device_resume_async(device, nullptr, 0, 0, nullptr); }},
+        {"resume_async", [=] { return vmmgraph_device_resume_async(device, nullptr, 0, 0, nullptr, nullptr); }},
         {"prepare_backup", [=] { return vmmgraph_device_prepare_backup(device, 0); }},
         {"set_host_budget", [=] { return vmmgraph_device_set_host_budget(device, 0); }},
         {"trim_host", [=] { return vmmgraph_device_trim_host(device, nullptr); }},
@@ -112,6 +112,12 @@ TEST_F(HostileRegion, HandlesThatAreNone) {
             EXPECT_EQ(call(), VMMGRAPH_ERROR_INVALID_HANDLE) << name;
         }
         EXPECT_EQ(vmmgraph_pause_hooks_destroy(garbage<vmmgraph_pause_hooks_t>(value)), VMMGRAPH_ERROR_INVALID_HANDLE);
+        const auto ready = garbage<vmmgraph_ready_t>(value);
+        std::int32_t done = 0;
+        EXPECT_EQ(vmmgraph_ready_done(ready, &done), VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_ready_before(ready, nullptr), VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_ready_wait(ready), VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_ready_destroy(ready), VMMGRAPH_ERROR_INVALID_HANDLE);
     }
     for (const auto& [name, call] : device_calls(garbage<vmmgraph_device_t>(reinterpret_cast<std::uint64_t>(destroyed)))) {
         EXPECT_EQ(call(), VMMGRAPH_ERROR_INVALID_HANDLE) << name;

@@ -73,12 +73,42 @@ TEST(Regions, OneAtATimeBehindStreamsAndEvents) {
     EXPECT_EQ(region.resume().copied_bytes, 2 * MiB);
     EXPECT_EQ(region.pause().clean_bytes, 2 * MiB);
     region.free(block);
-    const auto report = vmmgraph::resume_async(device, {"weights"});
-    EXPECT_EQ(report.bytes, 0U);
+    EXPECT_EQ(vmmgraph::resume_async(device, {"weights"}).report.bytes, 0U);
     region.before(nullptr);
     // An event that the driver does not have.
     EXPECT_THROW(region.pause({{}, {reinterpret_cast<void*>(0x77770)}}), vmmgraph::Error);
     EXPECT_EQ(region.stats().paused, 0U);
+}
+
+TEST(Regions, ContentsOfEachTagAreKnownByThemselves) {
+    const Device device = open_device(5);
+    Region weights(device, "weights", {Policy::backup});
+    Region kv(device, "kv", {Policy::backup});
+    void* const first = weights.allocate(2 * MiB);
+    void* const second = kv.allocate(2 * MiB);
+    host::fill(first, 2 * MiB, 6);
+    host::fill(second, 2 * MiB, 7);
+    vmmgraph::pause(device);
+    auto resumed = vmmgraph::resume_async(device, {"kv", "weights", "kv", "nobody"});
+    EXPECT_EQ(resumed.report.bytes, 4 * MiB);
+    ASSERT_EQ(resumed.ready.size(), 4U);
+    for (const auto& ready : resumed.ready) {
+        ready.wait();
+        EXPECT_TRUE(ready.done());
+        ready.before(nullptr);
+    }
+    EXPECT_TRUE(host::holds(first, 2 * MiB, 6) && host::holds(second, 2 * MiB, 7));
+    // Handles are of their kind, and gone once they are destroyed.
+    vmmgraph_ready_t ready = nullptr;
+    const char* const tag = "kv";
+    ASSERT_EQ(vmmgraph_device_resume_async(device.handle(), &tag, 1, 0, &ready, nullptr), VMMGRAPH_OK);
+    std::int32_t done = -1;
+    EXPECT_EQ(vmmgraph_ready_done(ready, &done), VMMGRAPH_OK);
+    EXPECT_EQ(done, 1);
+    EXPECT_EQ(vmmgraph_ready_done(ready, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_ready_destroy(ready), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_ready_wait(ready), VMMGRAPH_ERROR_INVALID_HANDLE);
+    EXPECT_EQ(vmmgraph_ready_before(nullptr, nullptr), VMMGRAPH_ERROR_INVALID_HANDLE);
 }
 
 TEST(Regions, WithoutMemoryAResumeThrowsAndIsRepeated) {

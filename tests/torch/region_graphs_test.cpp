@@ -167,6 +167,63 @@ TEST_F(Regions, GraphsOverThemSurviveHundredsOfCyclesBitForBit) {
     }
 }
 
+// What is left of everything that stepped aside: executables, which no page holds, and the workspace of the arena's cuBLAS, which is torch's memory.
+TEST_F(Regions, WhatStaysOfEverythingThatIsPausedIsExecutables) {
+    std::vector<at::Tensor> inputs;
+    for (const int batch : {1, 7, 16, 64}) {
+        inputs.push_back(at::randn({batch, 2048}, half()));
+    }
+    {
+        // What the driver, cuBLAS and torch keep once they were used; the driver's own memory of executables among it.
+        Model model(1);
+        SharedVmmAllocator warm(*device_);
+        auto shapes = this->shapes(warm, model, {1, 64}, {}, true);
+        wrong(shapes);
+    }
+    const auto used = [this] {
+        cudaDeviceSynchronize();
+        device_->trim();
+        c10::cuda::CUDACachingAllocator::emptyCache();
+        return Held::now().device;
+    };
+    const double before = used();
+    Region weights(*device_, "weights", {Policy::backup});
+    SharedVmmAllocator arena(*device_);
+    std::optional<Model> model;
+    {
+        const RegionScope scope(weights);
+        model.emplace(6);
+    }
+    cudaDeviceSynchronize();
+    std::vector<CapturedGraph> graphs;
+    std::vector<at::Tensor> outputs;
+    double executables = 0;
+    for (const auto& input : inputs) {
+        graphs.push_back(capture(arena, raw(), [&] { outputs.push_back((*model)(input)); }));
+        graphs.back().replay(raw());
+        executables += static_cast<double>(graphs.back().executable_bytes()) / MiB;
+    }
+    std::vector<at::Tensor> expected;
+    cudaDeviceSynchronize();
+    for (const auto& output : outputs) {
+        expected.push_back(output.cpu());
+    }
+    const double resident = used();
+    vmmgraph::pause(*device_, {}, fence());
+    const double paused = used();
+    std::printf("RESULT everything paused: %.1f MiB of the device more than before, of %.1f; executables take %.1f\n", paused - before,
+                resident - before, executables);
+    constexpr double workspace = 32;
+    EXPECT_LE(paused - before, executables + workspace + 2);
+    vmmgraph::resume(*device_, {}, 1s);
+    for (std::size_t i = 0; i < graphs.size(); ++i) {
+        EXPECT_TRUE(at::equal(outputs[i].cpu(), expected[i]));
+        graphs[i].replay(raw());
+        cudaDeviceSynchronize();
+        EXPECT_TRUE(at::equal(outputs[i].cpu(), expected[i]));
+    }
+}
+
 // Of three arenas, since the replays of one wait for each other.
 TEST_F(Regions, APauseWaitsForReplaysOnThreeStreams) {
     Region weights(*device_, "weights", {Policy::backup});
