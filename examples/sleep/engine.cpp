@@ -18,6 +18,12 @@ vmmgraph::RegionOptions for_weights() {
     return options;
 }
 
+vmmgraph::ArenaOptions for_arena(const std::string& tag) {
+    vmmgraph::ArenaOptions options;
+    options.tag = tag;
+    return options;
+}
+
 xllm_example::Options for_graphs() {
     auto options = xllm_example::Options();
     options.max_seqs_per_batch = most_sequences;
@@ -41,7 +47,7 @@ Engine::Engine(const vmmgraph::Device& device, const ModelArgs& args, const std:
       kv_(device, kv_tag_, {vmmgraph::Policy::discard}),
       model_(in(weights_, [&] { return xllm_example::Decoder(args); })),
       caches_(in(kv_, [&] { return model_.make_caches(); })),
-      arena_(std::make_shared<vmmgraph::SharedVmmAllocator>(device)),
+      arena_(std::make_shared<vmmgraph::SharedVmmAllocator>(device, for_arena(kv_tag_))),
       executor_(model_, arena_, for_graphs()) {
     graphs_ = executor_.warm_up(caches_);
     restart();
@@ -61,6 +67,7 @@ std::vector<std::int64_t> Engine::step() {
 }
 
 vmmgraph::PauseReport Engine::sleep() {
+    // The graphs' pages go with the cache's; the graphs stay as they are.
     const auto report = vmmgraph::pause(device_, {weights_tag_, kv_tag_}, {{c10::cuda::getCurrentCUDAStream().stream()}, {}});
     scheduler_->lose_cache();
     // What torch keeps for later is no use to others either.

@@ -27,11 +27,11 @@ public:
     // A step of all running sequences, on torch's current stream: their next tokens.
     [[nodiscard]] std::vector<std::int64_t> step();
 
-    // Gives the memory of weights and cache away, behind what the stream was given. No step until both have come back.
+    // Gives the memory of weights, cache and graphs away, behind what the stream was given. No step until both have come back.
     vmmgraph::PauseReport sleep();
     // The weights as they were. They may be used, or replaced, while the cache is not there yet.
     vmmgraph::ResumeReport wake_weights(std::chrono::microseconds deadline);
-    // The cache, empty: the next step fills it again from the sequences' tokens, as after a preemption.
+    // The graphs' memory, and the cache, empty: the next step fills it again from the sequences' tokens, as after a preemption.
     vmmgraph::ResumeReport wake_cache(std::chrono::microseconds deadline);
 
     [[nodiscard]] std::uint64_t weight_bytes() const { return weights_.stats().live_bytes; }
