@@ -5,12 +5,13 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
 use proptest::prelude::*;
 use vmmgraph::driver::{CudaDriver, HostDriver, SharedDriver};
-use vmmgraph::pages::{Fence, Limits};
+use vmmgraph::pages::{Fence, Limits, Reclaimer};
 use vmmgraph::{
     Address, BlockPool, Device, ElasticBuffer, ElasticObserver, ElasticOptions, Error, HostOptions, KvCache,
     KvLayout, KvOptions, LimitChange, Options, Result, SharedVmmAllocator, Shown, Stream,
@@ -119,6 +120,110 @@ fn contents_survive_growth_and_addresses_stay() {
         );
         assert_eq!((stats.pages_mapped, stats.pages_unmapped, stats.account.charged_bytes), (9, 3, 24 * MIB));
     });
+}
+
+#[test]
+fn an_event_may_be_destroyed_right_after_a_fence_followed_it() {
+    let bench = bench();
+    let buffer = bench.buffer(8 * MIB);
+    buffer.commit(0..8 * MIB).unwrap();
+    let (driver, events) = (bench.device.driver(), bench.device.pool().events());
+    let recorded = || {
+        let event = driver.event_create().unwrap();
+        // SAFETY: an event of this driver, and streams are numbers to it.
+        unsafe { driver.event_record(event, stream(0x50)) }.unwrap();
+        event
+    };
+    // SAFETY, here and below: an event of this driver that is there.
+    let follow = |event| unsafe { events.follow(event) };
+    let destroy = |event| unsafe { driver.event_destroy(event) }.unwrap();
+    let over = recorded();
+    assert!(follow(over).unwrap().is_none());
+    bench.faulty.set_busy(true);
+    for call in ["event_query", "stream_create", "event_wait", "event_record"] {
+        bench.faulty.refuse(call, true);
+        assert!(follow(over).is_err(), "{call}");
+        bench.faulty.refuse(call, false);
+    }
+    let event = recorded();
+    let mut fence = Fence::default();
+    fence.add_mark(follow(event).unwrap().unwrap());
+    destroy(event);
+    destroy(over);
+    assert_eq!((buffer.decommit(0..8 * MIB, &fence), buffer.settle()), (Ok(8 * MIB), 0));
+    drop(fence);
+    bench.faulty.set_busy(false);
+    assert_eq!((buffer.settle(), buffer.stats().leaving_bytes), (8 * MIB, 0));
+    drop(buffer);
+    bench.end();
+}
+
+#[test]
+fn what_was_asked_for_ahead_does_not_undo_a_shrink() {
+    let bench = bench();
+    let options =
+        KvOptions { planes: &[MIB, MIB], blocks_most: 64, memory: pages_of(2 * MIB), ..KvOptions::default() };
+    let cache = bench.device.kv_cache(&options).unwrap();
+    cache.grow_to(4).unwrap();
+    // The thread is held up before its job, between its calls, and behind them: every time, somebody shrinks meanwhile.
+    for call in 1..=12 {
+        let (shrinker, count) = (Arc::clone(&cache), AtomicU64::new(0));
+        bench.faulty.set_hook(Some(Arc::new(move |_: &str| {
+            if count.fetch_add(1, Ordering::SeqCst) + 1 == call {
+                shrinker.shrink_to(6, &[], &now()).unwrap();
+            }
+        })));
+        let pending = cache.commit_async(2..40).unwrap();
+        let done = pending.wait().unwrap();
+        bench.faulty.set_hook(None);
+        assert!(done.pages > 0);
+        cache.settle();
+        assert_eq!((cache.stats().blocks, cache.backed()), (6, vec![0..6]), "call {call}");
+        assert_eq!(cache.audit(), Ok(()));
+        cache.shrink_to(4, &[], &now()).unwrap();
+        // A shrink that was there first is none of its business.
+        cache.commit_async(0..8).unwrap().wait().unwrap();
+        assert_eq!(cache.stats().blocks, 8);
+        cache.shrink_to(4, &[], &now()).unwrap();
+    }
+    drop(cache);
+    bench.end();
+}
+
+/// Somebody who could give memory up, and counts how often he is asked.
+struct Asked(AtomicU64);
+
+impl Reclaimer for Asked {
+    fn reclaim(&self, _bytes: u64) -> u64 {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        1
+    }
+    fn cost(&self) -> u64 {
+        1
+    }
+}
+
+#[test]
+fn a_block_beyond_the_limit_is_a_miss_that_asks_nobody_and_waits_for_nothing() {
+    let bench = bench();
+    let options =
+        KvOptions { planes: &[2 * MIB], blocks_most: 64, memory: pages_of(2 * MIB), ..KvOptions::default() };
+    let cache = bench.device.kv_cache(&options).unwrap();
+    let asked = Arc::new(Asked(AtomicU64::new(0)));
+    let reclaimer: Arc<dyn Reclaimer> = asked.clone();
+    bench.device.add_reclaimer(&reclaimer);
+    cache.grow_to(4).unwrap();
+    assert_eq!(cache.set_limit(4, 1), LimitChange::Applied);
+    assert!(matches!(cache.grow_to(5), Err(Error::OverBudget { .. })));
+    assert_eq!(asked.0.load(Ordering::SeqCst), 0);
+    // Where it is memory that is short, they are asked.
+    cache.set_limit(64, 2);
+    bench.device.set_budget(Some(8 * MIB));
+    assert!(matches!(cache.grow_to(5), Err(Error::OverBudget { .. })));
+    assert!(asked.0.load(Ordering::SeqCst) > 0);
+    bench.device.set_budget(None);
+    drop(cache);
+    bench.end();
 }
 
 #[test]

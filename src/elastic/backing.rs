@@ -15,6 +15,10 @@ use crate::pages::{Account, Change, Fence, Holder, Limits, Reclaimer, Remains, R
 use crate::sync::Monitor;
 use crate::units::{Address, MAX_BYTES, Peers, Stream};
 
+mod moving;
+
+use moving::{Leaving, Marks};
+
 /// How often a commit asks for memory again after somebody gave some back.
 const TRIES: u32 = 8;
 /// How long somebody who is short of memory waits for fences of what was decommitted.
@@ -23,6 +27,19 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const LONGEST: u64 = 16 << 20;
 /// How many pages a range has at least, if nobody says how long they are and the granularity allows it.
 const PAGES: u64 = 64;
+
+/// Why a commit failed, with everything as it was.
+pub(super) struct Refused {
+    pub(super) error: Error,
+    /// Bytes that were missing, if it is of use that others give memory up.
+    missing: Option<u64>,
+}
+
+impl From<Error> for Refused {
+    fn from(error: Error) -> Self {
+        Self { error, missing: None }
+    }
+}
 
 /// Ranges of addresses with pages behind parts of them.
 ///
@@ -107,22 +124,24 @@ impl Backing {
         self.observers.add(observer);
     }
 
-    /// Commits all of these or none; after a failure, also the bytes that were missing. Waits for those whom other threads are moving.
-    pub(super) fn try_commit(&self, runs: &[Run]) -> Result<Committed, (Error, u64)> {
-        self.carry_out(self.mark(runs).map_err(|error| (error, 0))?)
+    /// Commits all of these or none. Waits for those whom other threads are moving.
+    pub(super) fn try_commit(&self, runs: &[Run]) -> Result<Committed, Refused> {
+        self.carry_out(self.mark(runs)?)
     }
 
     /// Does something again as long as somebody gives memory up for it, who is asked with no lock and no turn held.
-    pub(super) fn patiently<R>(&self, mut work: impl FnMut() -> Result<R, (Error, u64)>) -> Result<R> {
+    pub(super) fn patiently<R>(&self, mut work: impl FnMut() -> Result<R, Refused>) -> Result<R> {
         let mut tries = 0;
         loop {
-            let (error, missing) = match work() {
+            let Refused { error, missing } = match work() {
                 Ok(done) => return Ok(done),
                 Err(refused) => refused,
             };
             tries += 1;
-            if !error.is_out_of_memory() || tries > TRIES || !self.device.pool().relieve(missing) {
-                return Err(error);
+            match missing {
+                Some(bytes)
+                    if error.is_out_of_memory() && tries <= TRIES && self.device.pool().relieve(bytes) => {}
+                _ => return Err(error),
             }
         }
     }
@@ -133,7 +152,7 @@ impl Backing {
         let mark = || self.books.change(|books| (!books.moving(&marked)).then(|| books.begin(&marked)));
         self.worker.push(mark, move |plan| {
             let plan = plan.map_or_else(|| there.mark(&runs), Ok)?;
-            there.carry_out(plan).map_err(|(error, _)| error)
+            there.carry_out(plan).map_err(|refused| refused.error)
         })
     }
 
@@ -151,8 +170,8 @@ impl Backing {
         Ok(self.books.wait_for(|books| (!books.moving(runs)).then(|| then(books))))
     }
 
-    /// Maps what a plan says, in one change; after a failure, also how many bytes were missing.
-    fn carry_out(&self, plan: Plan) -> Result<Committed, (Error, u64)> {
+    /// Maps what a plan says, in one change.
+    fn carry_out(&self, plan: Plan) -> Result<Committed, Refused> {
         let marked = Marks { backing: self, plan: Some(plan) };
         let Some(plan) = &marked.plan else { return Ok(Committed::default()) };
         // Behind the marks: what is wanted again is not unmapped first.
@@ -161,7 +180,8 @@ impl Backing {
         let mut change = Change::on(self.device.pool());
         let mut missing = plan.absent_pages() * self.page;
         for run in &plan.absent {
-            self.map(&mut change, *run, &mut missing).map_err(|error| (error, missing))?;
+            self.map(&mut change, *run, &mut missing)
+                .map_err(|error| Refused { error, missing: Some(missing) })?;
         }
         let calls = change.commit().0;
         (done.pages, done.bytes) = (calls.maps, calls.mapped_bytes);
@@ -312,65 +332,6 @@ fn page_bytes(device: &Device, lengths: &[u64], asked: u64) -> Result<u64> {
         page *= 2;
     }
     Ok(page)
-}
-
-/// Pages that are coming; unless they came, all is as before.
-struct Marks<'a> {
-    backing: &'a Backing,
-    plan: Option<Plan>,
-}
-
-impl Marks<'_> {
-    fn finish(mut self, done: &Committed) {
-        let Some(plan) = self.plan.take() else { return };
-        self.backing.books.change(|books| {
-            books.finish(plan);
-            books.counts.mapped += done.pages;
-            books.counts.created += done.created;
-        });
-    }
-}
-
-impl Drop for Marks<'_> {
-    fn drop(&mut self) {
-        let Some(plan) = self.plan.take() else { return };
-        let backing = self.backing;
-        let kept =
-            plan.absent.iter().flat_map(|run| run.places()).filter(|at| backing.is_mapped(*at)).count();
-        backing.books.change(|books| {
-            books.abort(plan, |place| backing.is_mapped(place));
-            // What could not be undone was mapped.
-            books.counts.mapped += kept as u64;
-        });
-    }
-}
-
-/// Pages that are going.
-struct Leaving<'a> {
-    backing: &'a Backing,
-    runs: Vec<Run>,
-}
-
-impl Leaving<'_> {
-    /// How many went.
-    fn end(mut self) -> u64 {
-        self.note()
-    }
-
-    fn note(&mut self) -> u64 {
-        let (backing, runs) = (self.backing, std::mem::take(&mut self.runs));
-        backing.books.change(|books| {
-            let gone = books.unmapped(&runs, |place| backing.is_mapped(place));
-            books.counts.unmapped += gone;
-            gone
-        })
-    }
-}
-
-impl Drop for Leaving<'_> {
-    fn drop(&mut self) {
-        self.note();
-    }
 }
 
 impl Reclaimer for Backing {

@@ -101,6 +101,18 @@ impl BlockPool {
         })
     }
 
+    /// Blocks there are, backed or not.
+    #[must_use]
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// Blocks below this are handed out.
+    #[must_use]
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
     /// Blocks in use.
     #[must_use]
     pub fn in_use(&self) -> u64 {
@@ -130,6 +142,33 @@ impl BlockPool {
     #[must_use]
     pub fn is_used(&self, block: u64) -> bool {
         self.used.get((block / 64) as usize).is_some_and(|word| word >> (block % 64) & 1 == 1)
+    }
+
+    /// Blocks of a range that are in use, as ranges in order: those beyond a new limit are what
+    /// [`shrink_to`](crate::KvCache::shrink_to) is to leave.
+    #[must_use]
+    pub fn used(&self, blocks: &Range<u64>) -> Vec<Range<u64>> {
+        let mut found = Vec::new();
+        for block in blocks.start..blocks.end.min(self.blocks) {
+            if self.is_used(block) {
+                join(&mut found, block..block + 1);
+            }
+        }
+        found
+    }
+
+    /// Bytes of backed pages on which nothing is used.
+    #[must_use]
+    pub fn empty_bytes(&self) -> u64 {
+        let empty = |(index, page): (usize, &Page)| {
+            if page.backed && page.used == 0 { self.bytes_of(index as u64) } else { 0 }
+        };
+        self.pages.iter().enumerate().map(empty).sum()
+    }
+
+    fn bytes_of(&self, page: u64) -> u64 {
+        let blocks = self.blocks_of(page);
+        (blocks.end - blocks.start) * self.block_bytes
     }
 
     /// Pages have memory now: those that these blocks cover.
@@ -348,14 +387,9 @@ impl BlockPool {
     /// [`free`](Self::free) says which pages came empty.
     #[must_use]
     pub fn ask(&self, bytes: u64, by: u64, evictable: impl Fn(u64) -> bool) -> Ask {
-        let bytes_of = |page: u64| {
-            let blocks = self.blocks_of(page);
-            (blocks.end - blocks.start) * self.block_bytes
-        };
-        let backed = || self.pages.iter().enumerate().filter(|(_, page)| page.backed);
-        let mut there: u64 =
-            backed().filter(|(_, page)| page.used == 0).map(|(index, _)| bytes_of(index as u64)).sum();
-        let mut order: Vec<_> = backed().filter(|(_, page)| page.used > 0).collect();
+        let mut there = self.empty_bytes();
+        let backed = self.pages.iter().enumerate().filter(|(_, page)| page.backed);
+        let mut order: Vec<_> = backed.filter(|(_, page)| page.used > 0).collect();
         order.sort_by_key(|(index, page)| {
             (self.blocks_of(*index as u64).start < self.limit, page.used, *index)
         });
@@ -367,7 +401,7 @@ impl BlockPool {
             let page = index as u64;
             let blocks: Vec<u64> = self.blocks_of(page).filter(|block| self.is_used(*block)).collect();
             if blocks.iter().all(|block| evictable(*block)) {
-                there += bytes_of(page);
+                there += self.bytes_of(page);
                 pages.push(Candidate { page, blocks });
             }
         }

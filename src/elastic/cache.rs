@@ -1,21 +1,25 @@
 //! A KV cache: planes that grow and shrink together, by ranges of blocks.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::backing::Backing;
+use super::backing::{Backing, Refused};
 use super::books::{Place, Run, runs_of};
 use super::planes::{KvLayout, Shape};
-use super::spans::Spans;
 use super::worker::refuse_waiting;
 use super::{Committed, ElasticObserver, ElasticOptions, ElasticStats, Pending};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::pages::{Account, Events, Fence};
+use crate::pages::{Account, Fence};
 use crate::sync::{Monitor, Mutex};
 use crate::units::{Address, Stream};
+
+mod books;
+
+pub use books::LimitChange;
+use books::{Books, count};
 
 /// What a cache is made like.
 #[derive(Clone, Copy, Debug, Default)]
@@ -28,19 +32,6 @@ pub struct KvOptions<'a> {
     pub layout: KvLayout,
     /// Name, pages, budget.
     pub memory: ElasticOptions<'a>,
-}
-
-/// What became of a limit that was set from outside.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LimitChange {
-    /// It holds, and no block beyond it has memory.
-    Applied,
-    /// It holds for all that is granted from now on; blocks beyond it have memory until they are released.
-    Deferred,
-    /// A later revision is known: ignored.
-    Stale,
-    /// This revision said something else before: ignored.
-    Conflict,
 }
 
 /// What a cache has.
@@ -62,19 +53,6 @@ pub struct KvStats {
     pub block_bytes: u64,
     /// Its memory.
     pub memory: ElasticStats,
-}
-
-#[derive(Debug)]
-struct Books {
-    blocks: u64,
-    limit: u64,
-    revision: Option<u64>,
-    /// Those that have memory in all planes.
-    backed: Spans,
-    /// What was released and is to go.
-    released: Vec<(Range<u64>, Fence)>,
-    /// Pages that stay for a block that is backed, and what may still use released blocks on them.
-    shared: BTreeMap<Place, Fence>,
 }
 
 /// Planes of blocks over elastic memory: addresses for the most blocks there may ever be, pages for those that are backed.
@@ -99,14 +77,7 @@ impl Device {
         let shape = Shape::new(options.layout, options.planes, options.blocks_most)?;
         let backing = Backing::new(self, &shape.lengths(), &options.memory)?;
         let shape = shape.with_pages(backing.page());
-        let books = Mutex::new(Books {
-            blocks: 0,
-            limit: options.blocks_most,
-            revision: None,
-            backed: Spans::default(),
-            released: Vec::new(),
-            shared: BTreeMap::new(),
-        });
+        let books = Mutex::new(Books::new(options.blocks_most));
         Ok(Arc::new(KvCache { backing, shape, books, turn: Monitor::default() }))
     }
 }
@@ -189,40 +160,41 @@ impl KvCache {
     /// [`Error::InvalidArgument`] beyond the cache's end. [`Error::WrongState`] in an observer, if others are at work.
     pub fn commit(&self, blocks: Range<u64>) -> Result<Committed> {
         self.check(&blocks)?;
-        self.backing.patiently(|| self.try_commit(&blocks))
+        self.backing.patiently(|| self.try_commit(&blocks, None))
     }
 
-    /// As [`commit`](Self::commit), on a thread of the library. Nobody is asked to give memory up for it.
+    /// As [`commit`](Self::commit), on a thread of the library. Nobody is asked to give memory up for it. Its order with other calls is that
+    /// of its beginning there; but what a [`shrink_to`](Self::shrink_to) or a limit took away meanwhile it does not bring back.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] beyond the cache's end; all others come by the result.
     pub fn commit_async(self: &Arc<Self>, blocks: Range<u64>) -> Result<Pending> {
         self.check(&blocks)?;
         let there = Arc::clone(self);
-        let work = move |_: Option<()>| there.try_commit(&blocks).map_err(|(error, _)| error);
+        let number = self.books.lock().begin_ahead();
+        let work = move |_: Option<()>| {
+            let done = there.try_commit(&blocks, Some(number)).map_err(|refused| refused.error);
+            there.books.lock().end_ahead(number);
+            done
+        };
         Ok(self.backing.worker().push(|| None, work))
     }
 
-    fn try_commit(&self, blocks: &Range<u64>) -> Result<Committed, (Error, u64)> {
-        let _turn = self.take_turn().map_err(|error| (error, 0))?;
+    /// Commits, ahead of need if that has a number.
+    fn try_commit(&self, blocks: &Range<u64>, ahead: Option<u64>) -> Result<Committed, Refused> {
+        let _turn = self.take_turn()?;
         // What was released before this call and is wanted again is not taken for backed.
         self.let_go_now();
         let missing = {
             let books = self.books.lock();
             if blocks.end > books.limit {
-                return Err((self.beyond_limit(&books, blocks.end), 0));
+                return Err(self.beyond_limit(&books, blocks.end).into());
             }
-            books.backed.missing(blocks)
+            books.backed.missing(&(blocks.start..blocks.end.min(books.cap(ahead))))
         };
         let runs: Vec<Run> = missing.iter().flat_map(|span| self.shape.pages(span)).collect();
         let done = self.backing.try_commit(&runs)?;
-        let books = &mut *self.books.lock();
-        books.backed.insert(blocks);
-        books.blocks = books.blocks.max(blocks.end.min(books.limit));
-        // Somebody may have lowered the limit meanwhile: nobody has used these.
-        for span in missing.into_iter().filter(|span| span.end > books.limit) {
-            books.released.push((span.start.max(books.limit)..span.end, Fence::default()));
-        }
+        self.books.lock().came(blocks.end, &missing, ahead);
         Ok(done)
     }
 
@@ -243,22 +215,8 @@ impl KvCache {
     /// # Errors
     /// [`Error::InvalidArgument`] beyond the cache's end.
     pub fn shrink_to(&self, blocks: u64, busy: &[Range<u64>], fence: &Fence) -> Result<u64> {
-        let most = self.shape.most();
         self.check(&(0..blocks))?;
-        let left = {
-            let books = &mut *self.books.lock();
-            books.blocks = books.blocks.min(blocks);
-            let mut going = Spans::default();
-            going.insert(&(blocks..most));
-            busy.iter().for_each(|range| going.remove(range));
-            let spans: Vec<_> =
-                books.backed.within(&(blocks..most)).iter().flat_map(|span| going.within(span)).collect();
-            let beyond: u64 =
-                books.backed.within(&(blocks..most)).iter().map(|span| span.end - span.start).sum();
-            let leaving: u64 = spans.iter().map(|span| span.end - span.start).sum();
-            books.released.extend(spans.into_iter().map(|span| (span, fence.clone())));
-            beyond - leaving
-        };
+        let left = self.books.lock().shrink(blocks, busy, fence);
         self.let_go();
         Ok(left)
     }
@@ -278,24 +236,13 @@ impl KvCache {
     /// Sets the most blocks from outside: nothing beyond is granted from now on. Revisions grow; one that is not the latest is ignored.
     /// More than there are addresses for is as many as there are.
     pub fn set_limit(&self, blocks: u64, revision: u64) -> LimitChange {
-        let books = &mut *self.books.lock();
-        let blocks = blocks.min(self.shape.most());
-        match books.revision {
-            Some(known) if revision < known => return LimitChange::Stale,
-            Some(known) if revision == known && blocks != books.limit => return LimitChange::Conflict,
-            _ => {}
-        }
-        (books.limit, books.revision) = (blocks, Some(revision));
-        books.blocks = books.blocks.min(blocks);
-        let beyond = !books.backed.within(&(blocks..self.shape.most())).is_empty();
-        if beyond { LimitChange::Deferred } else { LimitChange::Applied }
+        self.books.lock().set_limit(blocks, revision)
     }
 
     /// Blocks that have memory beyond what the cache may be used with: they are to be released.
     #[must_use]
     pub fn beyond(&self) -> Vec<Range<u64>> {
-        let books = self.books.lock();
-        books.backed.within(&(books.blocks..self.shape.most()))
+        self.books.lock().beyond()
     }
 
     /// Blocks that have memory.
@@ -328,14 +275,13 @@ impl KvCache {
     pub fn stats(&self) -> KvStats {
         let memory = self.backing.stats();
         let books = self.books.lock();
-        let beyond = books.backed.within(&(books.blocks..self.shape.most()));
         KvStats {
             blocks: books.blocks,
             limit_blocks: books.limit,
             revision: books.revision,
             most_blocks: self.shape.most(),
             backed_blocks: books.backed.count(),
-            beyond_blocks: beyond.iter().map(|span| span.end - span.start).sum(),
+            beyond_blocks: count(&books.beyond()),
             block_bytes: self.shape.block(),
             memory,
         }
@@ -407,50 +353,6 @@ impl KvCache {
                 tracing::error!(%error, "released blocks keep their memory");
             }
         }
-    }
-}
-
-impl Books {
-    /// Blocks are not backed any more: the pages that nobody needs now, and what may still use them.
-    fn unback(
-        &mut self,
-        shape: &Shape,
-        events: &Arc<Events>,
-        blocks: &Range<u64>,
-        fence: &Fence,
-    ) -> (Vec<Run>, Fence) {
-        let spans = self.backed.within(blocks);
-        self.backed.remove(blocks);
-        let (mut going, mut behind) = (Vec::new(), fence.clone());
-        for mut run in spans.iter().flat_map(|span| shape.pages(span)) {
-            // Only the pages at the ends can have other blocks.
-            if self.keeps(shape, (run.range, run.first), events, fence) {
-                run.first += 1;
-            }
-            if run.first < run.end && self.keeps(shape, (run.range, run.end - 1), events, fence) {
-                run.end -= 1;
-            }
-            let places: Vec<Place> = self
-                .shared
-                .range((run.range, run.first)..(run.range, run.end))
-                .map(|(place, _)| *place)
-                .collect();
-            places.iter().filter_map(|place| self.shared.remove(place)).for_each(|fence| behind.join(fence));
-            going.push(run);
-        }
-        (going, behind)
-    }
-
-    /// Whether a page stays because of a backed block, behind a fence for those that it does not stay for.
-    fn keeps(&mut self, shape: &Shape, place: Place, events: &Arc<Events>, fence: &Fence) -> bool {
-        let kept = !self.backed.within(&shape.blocks_on(place.0, place.1)).is_empty();
-        if kept {
-            let shared = self.shared.entry(place).or_default();
-            shared.join(fence.clone());
-            // Forgets what is over, so that a page with one block that stays does not gather fences.
-            let _ = shared.done(events);
-        }
-        kept
     }
 }
 

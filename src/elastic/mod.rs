@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!   ElasticBuffer     commit, decommit behind a fence, ahead on a thread         buffer.rs
-//!   KvCache           planes that grow and shrink together by blocks             cache.rs  planes.rs
+//!   KvCache           planes that grow and shrink together by blocks             cache.rs  cache/books.rs  planes.rs
 //!   BlockPool         which blocks to use, so that pages come free               blocks.rs      plain code
 //!   PreCommit         when to commit ahead and when to give back                 ahead.rs       plain code
-//!   backing           ranges of addresses, and the pages behind them             backing.rs  observer.rs
+//!   backing           ranges of addresses, and the pages behind them             backing.rs  backing/moving.rs  observer.rs
 //!   books  worker     which page is there, coming, to go; the thread             books.rs       plain code;  worker.rs
 //! ```
 //!

@@ -52,6 +52,28 @@ impl Events {
         Ok(mark)
     }
 
+    /// A mark behind an event of the caller's, which need not stay; `None`: that is over.
+    ///
+    /// # Errors
+    /// What the driver says, of an event of a capture among others.
+    ///
+    /// # Safety
+    /// An event of the device, recorded before, that is there during the call.
+    pub unsafe fn follow(self: &Arc<Self>, event: Event) -> Result<Option<Mark>> {
+        // SAFETY: the caller's contract.
+        if unsafe { self.driver.event_query(event) }? {
+            return Ok(None);
+        }
+        let stream = self.driver.stream_create()?;
+        // SAFETY: the caller's event; a stream of ours, which nobody captures.
+        let mark = unsafe { self.driver.event_wait(event, stream) }.and_then(|()| self.record(stream));
+        // SAFETY: nobody else has it. What was given to it is still done.
+        if let Err(error) = unsafe { self.driver.stream_destroy(stream) } {
+            tracing::warn!(%error, "the driver would not destroy a stream");
+        }
+        mark.map(Some)
+    }
+
     /// Destroys the events that are not in use.
     fn destroy(&self, keep: usize) -> Result<()> {
         let surplus = {

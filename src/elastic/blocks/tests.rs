@@ -224,6 +224,10 @@ proptest! {
             prop_assert_eq!(pool.reserved(), reserved);
             let now = available(&used, &backed, limit, reserved);
             prop_assert_eq!(pool.available(), now);
+            let listed: Vec<u64> = pool.used(&(3..blocks + 9)).into_iter().flatten().collect();
+            prop_assert_eq!(listed, used.range(3..).copied().collect::<Vec<_>>());
+            let empty = backed.iter().map(|page| pool.blocks_of(*page)).filter(|on| used.range(on.clone()).next().is_none());
+            prop_assert_eq!(pool.empty_bytes(), 3 * empty.map(|on| on.end - on.start).sum::<u64>());
             // What it asks to be backed is enough, and what it would give back leaves what is to be kept.
             if let Some(missing) = pool.shortfall(now + 5) {
                 let mut more = pool.clone();

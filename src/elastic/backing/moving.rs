@@ -1,0 +1,65 @@
+//! Pages while somebody moves them: whatever happens, the books say in the end what is mapped.
+
+use super::super::Committed;
+use super::super::books::{Plan, Run};
+use super::Backing;
+
+/// Pages that are coming; unless they came, all is as before.
+pub(super) struct Marks<'a> {
+    pub(super) backing: &'a Backing,
+    pub(super) plan: Option<Plan>,
+}
+
+impl Marks<'_> {
+    /// They came.
+    pub(super) fn finish(mut self, done: &Committed) {
+        let Some(plan) = self.plan.take() else { return };
+        self.backing.books.change(|books| {
+            books.finish(plan);
+            books.counts.mapped += done.pages;
+            books.counts.created += done.created;
+        });
+    }
+}
+
+impl Drop for Marks<'_> {
+    fn drop(&mut self) {
+        let Some(plan) = self.plan.take() else { return };
+        let backing = self.backing;
+        let kept =
+            plan.absent.iter().flat_map(|run| run.places()).filter(|at| backing.is_mapped(*at)).count();
+        backing.books.change(|books| {
+            books.abort(plan, |place| backing.is_mapped(place));
+            // What could not be undone was mapped.
+            books.counts.mapped += kept as u64;
+        });
+    }
+}
+
+/// Pages that are going.
+pub(super) struct Leaving<'a> {
+    pub(super) backing: &'a Backing,
+    pub(super) runs: Vec<Run>,
+}
+
+impl Leaving<'_> {
+    /// How many went.
+    pub(super) fn end(mut self) -> u64 {
+        self.note()
+    }
+
+    fn note(&mut self) -> u64 {
+        let (backing, runs) = (self.backing, std::mem::take(&mut self.runs));
+        backing.books.change(|books| {
+            let gone = books.unmapped(&runs, |place| backing.is_mapped(place));
+            books.counts.unmapped += gone;
+            gone
+        })
+    }
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.note();
+    }
+}
