@@ -43,6 +43,17 @@ fn space(arena: vmmgraph_arena_t) -> vmmgraph_space_t {
     space
 }
 
+/// Two planes of blocks of 1 MiB, 100 blocks at most, pages of 2 MiB.
+fn kv_cache(device: vmmgraph_device_t) -> vmmgraph_kv_cache_t {
+    let planes = [1u64 << 20; 2];
+    let mut options: vmmgraph_kv_options_t = unsafe { zeroed() };
+    options.struct_size = size_of::<vmmgraph_kv_options_t>();
+    (options.planes, options.plane_count, options.blocks_most) = (planes.as_ptr(), 2, 100);
+    let mut cache = null_mut();
+    assert_eq!(unsafe { vmmgraph_kv_cache_create(device, &raw const options, &raw mut cache) }, VMMGRAPH_OK);
+    cache
+}
+
 fn allocate(space: vmmgraph_space_t, bytes: u64) -> (i32, *mut c_void) {
     let mut block = null_mut();
     (unsafe { vmmgraph_space_allocate(space, bytes, null_mut(), &raw mut block) }, block)
@@ -318,6 +329,25 @@ fn structs_are_filled_as_far_as_they_go_and_the_library_knows() {
             vmmgraph_dispatch(dispatcher, &raw const key, 0, 1, out)
         });
         vmmgraph_dispatcher_destroy(dispatcher);
+        let (mut buffer, mut pool, cache) = (null_mut(), null_mut(), kv_cache(device));
+        assert_eq!(vmmgraph_elastic_buffer_create(device, 64 << 20, null(), &raw mut buffer), VMMGRAPH_OK);
+        assert_eq!(vmmgraph_block_pool_create(8, 2, 1, &raw mut pool), VMMGRAPH_OK);
+        let commit = |out| {
+            let done = vmmgraph_elastic_buffer_commit(buffer, 0, 1, out);
+            // Free pages, so that the next one does the same.
+            vmmgraph_elastic_buffer_decommit(buffer, 0, 64 << 20, null(), null_mut());
+            done
+        };
+        assert_eq!(commit(null_mut()), VMMGRAPH_OK);
+        fills::<vmmgraph_committed_t>("committed", commit);
+        fills::<vmmgraph_elastic_stats_t>("elastic stats", |out| vmmgraph_elastic_buffer_stats(buffer, out));
+        fills::<vmmgraph_elastic_stats_t>("a cache's memory", |out| vmmgraph_kv_cache_memory(cache, out));
+        fills::<vmmgraph_kv_stats_t>("kv stats", |out| vmmgraph_kv_cache_stats(cache, out));
+        fills::<vmmgraph_kv_plane_t>("kv plane", |out| vmmgraph_kv_cache_plane(cache, 0, out));
+        fills::<vmmgraph_block_pool_stats_t>("block pool stats", |out| vmmgraph_block_pool_stats(pool, out));
+        vmmgraph_block_pool_destroy(pool);
+        vmmgraph_kv_cache_destroy(cache);
+        vmmgraph_elastic_buffer_destroy(buffer);
     }
     vmmgraph_arena_destroy(arena);
     vmmgraph_device_close(device);
@@ -542,6 +572,69 @@ fn a_life_cycle_with_its_numbers() {
     assert_eq!(short[7], 0);
     vmmgraph_space_destroy(space);
     vmmgraph_arena_destroy(arena);
+    vmmgraph_device_close(device);
+}
+
+#[test]
+fn a_cache_grows_and_shrinks_with_its_numbers() {
+    let device = device(3);
+    let cache = kv_cache(device);
+    let stats = || {
+        let mut stats: vmmgraph_kv_stats_t = unsafe { zeroed() };
+        stats.struct_size = size_of::<vmmgraph_kv_stats_t>();
+        assert_eq!(unsafe { vmmgraph_kv_cache_stats(cache, &raw mut stats) }, VMMGRAPH_OK);
+        stats
+    };
+    let mut done: vmmgraph_committed_t = unsafe { zeroed() };
+    done.struct_size = size_of::<vmmgraph_committed_t>();
+    assert_eq!(unsafe { vmmgraph_kv_cache_grow_to(cache, 9, &raw mut done) }, VMMGRAPH_OK);
+    assert_eq!((done.pages, done.bytes, done.created, done.revived), (10, 20 << 20, 10, 0));
+    let mut pending = null_mut();
+    assert_eq!(unsafe { vmmgraph_kv_cache_commit_async(cache, 20, 30, &raw mut pending) }, VMMGRAPH_OK);
+    assert_eq!(unsafe { vmmgraph_pending_wait(pending, &raw mut done) }, VMMGRAPH_OK);
+    assert_eq!((done.pages, vmmgraph_pending_destroy(pending)), (10, VMMGRAPH_OK));
+    let now = stats();
+    assert_eq!((now.planes, now.blocks, now.backed_blocks, now.blocks_a_page), (2, 30, 19, 2));
+
+    let busy = [vmmgraph_block_range_t { first: 22, end: 23 }, vmmgraph_block_range_t { first: 0, end: 1 }];
+    let mut left = 0;
+    assert_eq!(
+        unsafe { vmmgraph_kv_cache_shrink_to(cache, 5, busy.as_ptr(), 2, null(), &raw mut left) },
+        VMMGRAPH_OK
+    );
+    let now = stats();
+    assert_eq!((left, now.blocks, now.backed_blocks, now.beyond_blocks), (1, 5, 6, 1));
+    let (mut ranges, mut count) = ([vmmgraph_block_range_t { first: 7, end: 7 }; 3], 0);
+    assert_eq!(
+        unsafe { vmmgraph_kv_cache_backed(cache, ranges.as_mut_ptr(), 1, &raw mut count) },
+        VMMGRAPH_OK
+    );
+    // As many as there is room for.
+    assert_eq!((count, ranges[0].first, ranges[0].end, ranges[1].first), (2, 0, 5, 7));
+    assert_eq!(unsafe { vmmgraph_kv_cache_release(cache, 22, 23, null()) }, VMMGRAPH_OK);
+
+    let mut change = -1;
+    for (blocks, revision, became) in [
+        (40, 2, VMMGRAPH_LIMIT_APPLIED),
+        (3, 1, VMMGRAPH_LIMIT_STALE),
+        (3, 2, VMMGRAPH_LIMIT_CONFLICT),
+        (3, 3, VMMGRAPH_LIMIT_DEFERRED),
+    ] {
+        let status = unsafe { vmmgraph_kv_cache_set_limit(cache, blocks, revision, &raw mut change) };
+        assert_eq!((status, change), (VMMGRAPH_OK, became));
+    }
+    assert_eq!(
+        unsafe { vmmgraph_kv_cache_grow_to(cache, 4, null_mut()) },
+        VMMGRAPH_ERROR_OVER_BUDGET,
+        "{}",
+        message()
+    );
+    assert!(message().contains("block limit"), "{}", message());
+    assert_eq!(unsafe { vmmgraph_kv_cache_grow_to(cache, 101, null_mut()) }, VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    assert!(message().contains("101"), "{}", message());
+    assert_eq!(last().requested, 101);
+    assert_eq!(vmmgraph_kv_cache_destroy(cache), VMMGRAPH_OK);
+    assert_eq!(vmmgraph_kv_cache_destroy(cache), VMMGRAPH_ERROR_INVALID_HANDLE);
     vmmgraph_device_close(device);
 }
 

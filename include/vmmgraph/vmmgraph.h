@@ -140,6 +140,15 @@
 // together: the waits between streams that order an arena's replays can deadlock ranks that replay in different orders.
 #define VMMGRAPH_ARENA_SERIAL 4
 
+// Nothing is to be done.
+#define VMMGRAPH_AHEAD_NOTHING 0
+
+// So many more blocks are to be committed.
+#define VMMGRAPH_AHEAD_COMMIT 1
+
+// The memory of so many free blocks is to be given back.
+#define VMMGRAPH_AHEAD_GIVE_BACK 2
+
 // Choose by VMMGRAPH_DRIVER (cuda or host) if set; else a GPU if there is one; else the host.
 #define VMMGRAPH_DRIVER_AUTO 0
 
@@ -288,6 +297,24 @@
 // Any float of 8 bits.
 #define VMMGRAPH_DTYPE_F8 10
 
+// Each plane has addresses of its own, its blocks behind one another.
+#define VMMGRAPH_KV_BY_PLANE 0
+
+// One range of addresses, block after block, in each the planes behind one another: a range of blocks takes the fewest mappings.
+#define VMMGRAPH_KV_BY_BLOCK 1
+
+// The limit holds, and no block beyond it has memory.
+#define VMMGRAPH_LIMIT_APPLIED 0
+
+// It holds for all that is granted from now on; blocks beyond it have memory until they are released.
+#define VMMGRAPH_LIMIT_DEFERRED 1
+
+// A later revision is known: ignored.
+#define VMMGRAPH_LIMIT_STALE 2
+
+// This revision said something else before: ignored.
+#define VMMGRAPH_LIMIT_CONFLICT 3
+
 // Nothing is logged.
 #define VMMGRAPH_LOG_OFF 0
 
@@ -389,17 +416,35 @@ typedef struct Stream Stream;
 // Never defined: a vmmgraph_arena_t is a key, not an address.
 typedef struct vmmgraph_arena vmmgraph_arena;
 
+// Never defined: a vmmgraph_block_pool_t is a key, not an address.
+typedef struct vmmgraph_block_pool vmmgraph_block_pool;
+
 // Never defined: a vmmgraph_device_t is a key, not an address.
 typedef struct vmmgraph_device vmmgraph_device;
 
 // Never defined: a vmmgraph_dispatcher_t is a key, not an address.
 typedef struct vmmgraph_dispatcher vmmgraph_dispatcher;
 
+// Never defined: a vmmgraph_elastic_buffer_t is a key, not an address.
+typedef struct vmmgraph_elastic_buffer vmmgraph_elastic_buffer;
+
+// Never defined: a vmmgraph_elastic_observer_t is a key, not an address.
+typedef struct vmmgraph_elastic_observer vmmgraph_elastic_observer;
+
 // Never defined: a vmmgraph_input_plan_t is a key, not an address.
 typedef struct vmmgraph_input_plan vmmgraph_input_plan;
 
+// Never defined: a vmmgraph_kv_cache_t is a key, not an address.
+typedef struct vmmgraph_kv_cache vmmgraph_kv_cache;
+
 // Never defined: a vmmgraph_pause_hooks_t is a key, not an address.
 typedef struct vmmgraph_pause_hooks vmmgraph_pause_hooks;
+
+// Never defined: a vmmgraph_pending_t is a key, not an address.
+typedef struct vmmgraph_pending vmmgraph_pending;
+
+// Never defined: a vmmgraph_pre_commit_t is a key, not an address.
+typedef struct vmmgraph_pre_commit vmmgraph_pre_commit;
 
 // Never defined: a vmmgraph_ready_t is a key, not an address.
 typedef struct vmmgraph_ready vmmgraph_ready;
@@ -589,6 +634,71 @@ typedef struct vmmgraph_resume_report_t {
   int32_t reserved;
 } vmmgraph_resume_report_t;
 
+// Which blocks of a cache are used, and which to use next. It holds no memory. Calls with it are thread-safe.
+typedef struct vmmgraph_block_pool *vmmgraph_block_pool_t;
+
+// Blocks from one number to below another. It never grows.
+typedef struct vmmgraph_block_range_t {
+  // The first.
+  uint64_t first;
+  // Behind the last.
+  uint64_t end;
+} vmmgraph_block_range_t;
+
+// Whether the engine could give a block in use up: 0 or not. Must not throw. No lock of the library's is held.
+typedef int32_t (*vmmgraph_evictable_fn)(uint64_t block, void *user);
+
+// A page that would come free, and the blocks in use on it. It never grows.
+typedef struct vmmgraph_candidate_t {
+  // Its number.
+  uint64_t page;
+  // The blocks in use on it.
+  const uint64_t *blocks;
+  // How many.
+  size_t block_count;
+} vmmgraph_candidate_t;
+
+// What an engine is asked to vacate.
+typedef struct vmmgraph_ask_t {
+  // sizeof(vmmgraph_ask_t) of the library.
+  size_t struct_size;
+  // Pages, those that cost it least first, as many as are needed.
+  const struct vmmgraph_candidate_t *pages;
+  // How many.
+  size_t page_count;
+  // Bytes that are wanted.
+  uint64_t bytes;
+  // Bytes that there would be, those of pages that are empty already included.
+  uint64_t there;
+  // Until when, in the caller's own units.
+  uint64_t by;
+} vmmgraph_ask_t;
+
+// Asks the engine to vacate pages: it frees what it can of their blocks by vmmgraph_block_pool_free, there or soon. `ask` is valid during
+// the call. Must not throw. No lock of the library's is held.
+typedef void (*vmmgraph_evict_fn)(const struct vmmgraph_ask_t *ask, void *user);
+
+// What a block pool has.
+typedef struct vmmgraph_block_pool_stats_t {
+  // Set to sizeof(vmmgraph_block_pool_stats_t) before the call.
+  size_t struct_size;
+  // Blocks there are, backed or not.
+  uint64_t blocks;
+  // Blocks below this are handed out.
+  uint64_t limit_blocks;
+  // Blocks in use.
+  uint64_t in_use;
+  // Blocks that could be handed out now: backed, unused, below the limit and not reserved.
+  uint64_t available;
+  // Blocks set aside.
+  uint64_t reserved;
+  // Bytes of backed pages on which nothing is used.
+  uint64_t empty_bytes;
+} vmmgraph_block_pool_stats_t;
+
+// When to commit ahead of need, and when to give back. It has no clock and no thread. Calls with it are thread-safe.
+typedef struct vmmgraph_pre_commit *vmmgraph_pre_commit_t;
+
 // How to open a device. Zero everything, then set struct_size and what differs from the default; 0 is the default.
 typedef struct vmmgraph_device_options_t {
   // sizeof(vmmgraph_device_options_t).
@@ -738,6 +848,108 @@ typedef struct vmmgraph_dispatcher_stats_t {
   uint64_t imposed_eager;
 } vmmgraph_dispatcher_stats_t;
 
+// How to make elastic memory. Zero everything, then set struct_size and what differs from the default; 0 is the default.
+typedef struct vmmgraph_elastic_options_t {
+  // sizeof(vmmgraph_elastic_options_t).
+  size_t struct_size;
+  // Its name in messages, zero-terminated; null: none.
+  const char *name;
+  // Bytes of every page, a multiple of the device's granularity; 0: about a sixty-fourth of the longest range of addresses, 16 MiB
+  // at most. Calls cost per page and not per byte, and memory comes and goes by the page.
+  uint64_t page_bytes;
+  // The most bytes of physical memory it may hold; 0: no limit but the device's.
+  uint64_t budget_bytes;
+  // Bytes that it is sure to get, out of the device's budget.
+  uint64_t least_bytes;
+} vmmgraph_elastic_options_t;
+
+// Addresses for the most that something may ever be, and pages for what is used of it. Calls with it are thread-safe.
+typedef struct vmmgraph_elastic_buffer *vmmgraph_elastic_buffer_t;
+
+// What a commit did. Pages that were there already are not counted.
+typedef struct vmmgraph_committed_t {
+  // Set to sizeof(vmmgraph_committed_t) before the call.
+  size_t struct_size;
+  // Bytes that were mapped.
+  uint64_t bytes;
+  // Pages that were mapped.
+  uint64_t pages;
+  // Of these, created by the driver. The others were free ones of the device.
+  uint64_t created;
+  // Pages that were decommitted before and had not gone yet: they stay, without a call, and earlier work may still use them.
+  uint64_t revived;
+} vmmgraph_committed_t;
+
+// A commit under way on a thread of the library. Calls with it are thread-safe.
+typedef struct vmmgraph_pending *vmmgraph_pending_t;
+
+// A stretch of device addresses. It never grows.
+typedef struct vmmgraph_range_t {
+  // Where it begins.
+  uint64_t address;
+  // Its bytes.
+  uint64_t bytes;
+} vmmgraph_range_t;
+
+// What elastic memory holds, and what it did since it was made.
+typedef struct vmmgraph_elastic_stats_t {
+  // Set to sizeof(vmmgraph_elastic_stats_t) before the call.
+  size_t struct_size;
+  // Its number, unique in the process.
+  uint64_t id;
+  // Bytes of a page.
+  uint64_t page_bytes;
+  // Bytes of addresses.
+  uint64_t reserved_bytes;
+  // Bytes that are there to be used.
+  uint64_t committed_bytes;
+  // The most there ever were.
+  uint64_t peak_committed_bytes;
+  // Bytes that commits under way are mapping.
+  uint64_t coming_bytes;
+  // Bytes that were decommitted and are still mapped: their fence is not over, or nobody has looked since.
+  uint64_t leaving_bytes;
+  // Commits that succeeded, also those with nothing to do.
+  uint64_t commits;
+  // Attempts of commits that failed and were undone.
+  uint64_t refused;
+  // Decommits of anything that was there.
+  uint64_t decommits;
+  // Pages mapped.
+  uint64_t pages_mapped;
+  // Of these, created by the driver.
+  uint64_t pages_created;
+  // Pages that were committed again before they went.
+  uint64_t pages_revived;
+  // Pages unmapped.
+  uint64_t pages_unmapped;
+  // Bytes that count toward its budget.
+  uint64_t charged_bytes;
+  // Its byte budget; 0: none.
+  uint64_t budget_bytes;
+} vmmgraph_elastic_stats_t;
+
+// Elastic memory that has come or goes.
+typedef struct vmmgraph_shown_t {
+  // sizeof(vmmgraph_shown_t) of the library.
+  size_t struct_size;
+  // The name of the buffer or cache, zero-terminated.
+  const char *name;
+  // Its number, as in its statistics.
+  uint64_t buffer;
+  // The addresses, in order.
+  const struct vmmgraph_range_t *ranges;
+  // How many.
+  size_t range_count;
+} vmmgraph_shown_t;
+
+// Told that elastic memory has come or goes; `shown` is valid during the call. Must not throw. No lock of the library's is held; what
+// would wait there for pages that another thread moves is VMMGRAPH_ERROR_WRONG_STATE.
+typedef void (*vmmgraph_shown_fn)(const struct vmmgraph_shown_t *shown, void *user);
+
+// Functions that are told when elastic memory comes and goes, until it is destroyed.
+typedef struct vmmgraph_elastic_observer *vmmgraph_elastic_observer_t;
+
 // What the host pool of a device holds.
 typedef struct vmmgraph_host_stats_t {
   // Set to sizeof(vmmgraph_host_stats_t) before the call.
@@ -863,6 +1075,65 @@ typedef struct vmmgraph_difference_t {
   uint64_t offset;
 } vmmgraph_difference_t;
 
+// How to make a KV cache. Zero everything, then set struct_size, the planes and blocks_most, and what differs from the default.
+typedef struct vmmgraph_kv_options_t {
+  // sizeof(vmmgraph_kv_options_t).
+  size_t struct_size;
+  // Bytes of a block in each plane: a layer's keys, a layer's values. Any number of planes, each of any bytes.
+  const uint64_t *planes;
+  // How many planes.
+  size_t plane_count;
+  // The most blocks it may ever have: addresses for them are reserved.
+  uint64_t blocks_most;
+  // Name, pages, budget; null: the default.
+  const struct vmmgraph_elastic_options_t *memory;
+  // VMMGRAPH_KV_BY_PLANE or _BY_BLOCK.
+  int32_t layout;
+  // 0.
+  int32_t reserved;
+} vmmgraph_kv_options_t;
+
+// A KV cache: planes of blocks over elastic memory. Calls with it are thread-safe.
+typedef struct vmmgraph_kv_cache *vmmgraph_kv_cache_t;
+
+// Where a plane lies.
+typedef struct vmmgraph_kv_plane_t {
+  // Set to sizeof(vmmgraph_kv_plane_t) before the call.
+  size_t struct_size;
+  // Where its block 0 lies, backed or not.
+  uint64_t address;
+  // Bytes from one block to the next.
+  uint64_t stride_bytes;
+  // Bytes of a block.
+  uint64_t block_bytes;
+} vmmgraph_kv_plane_t;
+
+// What a KV cache has. Its memory's statistics are those of vmmgraph_kv_cache_memory.
+typedef struct vmmgraph_kv_stats_t {
+  // Set to sizeof(vmmgraph_kv_stats_t) before the call.
+  size_t struct_size;
+  // Planes.
+  uint64_t planes;
+  // Blocks that it may be used with now: numbers below this, where they are backed.
+  uint64_t blocks;
+  // The most that was set from outside, or that there are addresses for.
+  uint64_t limit_blocks;
+  // The revision of that.
+  uint64_t revision;
+  // 1 if any was set, else 0.
+  uint64_t limited;
+  // The most there are addresses for.
+  uint64_t most_blocks;
+  // Blocks that have memory.
+  uint64_t backed_blocks;
+  // Of these, beyond `blocks`: they go as they are released.
+  uint64_t beyond_blocks;
+  // Bytes of a block of all planes.
+  uint64_t block_bytes;
+  // How many blocks behind one another share pages, the first of them a multiple of this: what a block pool is to know.
+  uint64_t blocks_a_page;
+} vmmgraph_kv_stats_t;
+
 // Receives one line of text: `length` bytes of UTF-8, not zero-terminated, valid during the call. May be called from any thread, by
 // several at once; must not throw. No lock of the library's is held: a sink may call every function, vmmgraph_set_log_sink too,
 // but what it causes is not logged, and its failures are not kept for vmmgraph_last_error.
@@ -880,14 +1151,6 @@ typedef struct vmmgraph_region *vmmgraph_region_t;
 
 // The contents of one tag on their way after vmmgraph_device_resume_async, until it is destroyed. Calls with it are thread-safe.
 typedef struct vmmgraph_ready *vmmgraph_ready_t;
-
-// A stretch of device addresses. It never grows.
-typedef struct vmmgraph_range_t {
-  // Where it begins.
-  uint64_t address;
-  // Its bytes.
-  uint64_t bytes;
-} vmmgraph_range_t;
 
 // Memory that goes or has come.
 typedef struct vmmgraph_moved_t {
@@ -1248,6 +1511,183 @@ vmmgraph_status_t vmmgraph_arena_resume(vmmgraph_arena_t arena,
                                         uint64_t deadline_micros,
                                         struct vmmgraph_resume_report_t *report);
 
+// Makes a pool of so many blocks, none backed, of which `blocks_a_page` behind one another share pages; `block_bytes` is a block's of all
+// planes: numbers that vmmgraph_kv_cache_stats has.
+//
+// Arguments:
+// `pool` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_block_pool_create(uint64_t blocks,
+                                             uint64_t blocks_a_page,
+                                             uint64_t block_bytes,
+                                             vmmgraph_block_pool_t *pool);
+
+// Ends a handle, and with it the pool.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_block_pool_destroy(vmmgraph_block_pool_t pool);
+
+// The pages that these blocks cover have memory now.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_block_pool_back(vmmgraph_block_pool_t pool,
+                                           uint64_t first,
+                                           uint64_t end);
+
+// The pages that these blocks cover, and on which none is used, have no memory any more. To be said before the memory goes. `lost`, which
+// may be null, is how many reserved blocks that costs.
+//
+// Arguments:
+// `lost` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_block_pool_unback(vmmgraph_block_pool_t pool,
+                                             uint64_t first,
+                                             uint64_t end,
+                                             uint64_t *lost);
+
+// Hands out `count` blocks (`there` is 1), or none (0): a miss is no error. New blocks go to the page with the least room that has
+// enough, so that other pages run empty.
+//
+// Arguments:
+// `blocks` points to `count` writable numbers; `there` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_block_pool_allocate(vmmgraph_block_pool_t pool,
+                                               uint64_t count,
+                                               uint64_t *blocks,
+                                               int32_t *there);
+
+// Sets `count` blocks aside for vmmgraph_block_pool_allocate_reserved; `there` is 1 if there were, else 0.
+//
+// Arguments:
+// `there` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_block_pool_reserve(vmmgraph_block_pool_t pool,
+                                              uint64_t count,
+                                              int32_t *there);
+
+// Gives up so many reserved blocks, or as many as there are.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_block_pool_unreserve(vmmgraph_block_pool_t pool, uint64_t count);
+
+// As vmmgraph_block_pool_allocate, of the reserved blocks.
+//
+// Arguments:
+// As vmmgraph_block_pool_allocate.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_block_pool_allocate_reserved(vmmgraph_block_pool_t pool,
+                                                        uint64_t count,
+                                                        uint64_t *blocks,
+                                                        int32_t *there);
+
+// Blocks are not used any more. `emptied`, which may be null, is how many pages came empty by that: vmmgraph_block_pool_surplus says which
+// memory may be given back. A block that is not in use, or is named twice, is VMMGRAPH_ERROR_INVALID_ARGUMENT, with nothing changed.
+//
+// Arguments:
+// `blocks` points to `count` numbers; `emptied` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_block_pool_free(vmmgraph_block_pool_t pool,
+                                           const uint64_t *blocks,
+                                           size_t count,
+                                           uint64_t *emptied);
+
+// Only blocks below `blocks` are handed out from now on. Used ones stay used. `lost`, which may be null, is how many reserved ones that
+// costs.
+//
+// Arguments:
+// `lost` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_block_pool_set_limit(vmmgraph_block_pool_t pool,
+                                                uint64_t blocks,
+                                                uint64_t *lost);
+
+// The blocks from `first` to below `end` that are in use, in order: those beyond a new limit are what vmmgraph_kv_cache_shrink_to is to
+// leave. Writes at most `capacity` ranges, and how many there are.
+//
+// Arguments:
+// `ranges` points to `capacity` writable ranges, or `capacity` is 0; `range_count` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_block_pool_used(vmmgraph_block_pool_t pool,
+                                           uint64_t first,
+                                           uint64_t end,
+                                           struct vmmgraph_block_range_t *ranges,
+                                           size_t capacity,
+                                           size_t *range_count);
+
+// What is to be backed so that `count` blocks are available: ranges in whole pages, the lowest first. `there` is 1, or 0 if the limit
+// leaves too few: then there are no ranges. Writes at most `capacity` ranges, and how many there are.
+//
+// Arguments:
+// As vmmgraph_block_pool_used; `there` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_block_pool_shortfall(vmmgraph_block_pool_t pool,
+                                                uint64_t count,
+                                                struct vmmgraph_block_range_t *ranges,
+                                                size_t capacity,
+                                                size_t *range_count,
+                                                int32_t *there);
+
+// Backed pages on which nothing is used: those beyond the limit, and the highest others as long as `keep` blocks and the reserved ones
+// are free without them. Ranges in whole pages, in order: for vmmgraph_block_pool_unback, then vmmgraph_kv_cache_release. Writes at most
+// `capacity` ranges, and how many there are.
+//
+// Arguments:
+// As vmmgraph_block_pool_used.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_block_pool_surplus(vmmgraph_block_pool_t pool,
+                                              uint64_t keep,
+                                              struct vmmgraph_block_range_t *ranges,
+                                              size_t capacity,
+                                              size_t *range_count);
+
+// Asks the engine to vacate pages so that `bytes` bytes can be given back until `by`, in units of its own: pages all of whose used blocks
+// it calls `evictable` (null: all are), those beyond the limit first, then those with the fewest used blocks. `evict` is called once, unless
+// no page is to be had or needed, and frees what it can. `empty_bytes`, which may be null, is what is empty afterwards. Blocks may come
+// and go on other threads meanwhile, so the engine looks at what it still has of those that it is asked for.
+//
+// Arguments:
+// The functions may be called so, with `user`, on this thread; `empty_bytes` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_block_pool_ask(vmmgraph_block_pool_t pool,
+                                          uint64_t bytes,
+                                          uint64_t by,
+                                          vmmgraph_evictable_fn evictable,
+                                          vmmgraph_evict_fn evict,
+                                          void *user,
+                                          uint64_t *empty_bytes);
+
+// What the pool has now.
+//
+// Arguments:
+// `stats` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_block_pool_stats(vmmgraph_block_pool_t pool,
+                                            struct vmmgraph_block_pool_stats_t *stats);
+
+// Makes a policy: with fewer than `low` free blocks, as many are committed as make `high`; what is beyond that is given back once there was
+// too much for `residence` steps. Demand that was seen lately is added to both marks for `lead` steps, which is how long a commit may take.
+//
+// Arguments:
+// `policy` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_pre_commit_create(uint64_t low,
+                                             uint64_t high,
+                                             uint64_t lead,
+                                             uint64_t residence,
+                                             vmmgraph_pre_commit_t *policy);
+
+// Ends a handle, and with it the policy.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_pre_commit_destroy(vmmgraph_pre_commit_t policy);
+
+// What to do before step number `step`, which never falls: `free` blocks are backed and unused, `coming` are being committed, and `granted`
+// were handed out since the last call. `action` is one of VMMGRAPH_AHEAD_*, for `blocks` blocks.
+//
+// Arguments:
+// `action` and `blocks` are null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_pre_commit_step(vmmgraph_pre_commit_t policy,
+                                           uint64_t step,
+                                           uint64_t free,
+                                           uint64_t coming,
+                                           uint64_t granted,
+                                           int32_t *action,
+                                           uint64_t *blocks);
+
 // Opens a device. Opening one again gives another handle to the same page pool. `options` may be null.
 //
 // Arguments:
@@ -1369,6 +1809,134 @@ vmmgraph_status_t vmmgraph_dispatcher_prometheus(vmmgraph_dispatcher_t dispatche
                                                  size_t capacity,
                                                  size_t *needed);
 
+// Reserves `bytes` of addresses, without memory yet. `options` may be null. The buffer keeps the device open.
+//
+// Arguments:
+// `options` is null or points to a struct whose struct_size is set; `buffer` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_elastic_buffer_create(vmmgraph_device_t device,
+                                                 uint64_t bytes,
+                                                 const struct vmmgraph_elastic_options_t *options,
+                                                 vmmgraph_elastic_buffer_t *buffer);
+
+// Ends a handle, and with it the buffer. Before that, everything is decommitted behind a fence, or the device is done with it.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_elastic_buffer_destroy(vmmgraph_elastic_buffer_t buffer);
+
+// The first address, which never changes. What is not committed has no memory: a device that uses it faults.
+//
+// Arguments:
+// `base` is null or writable.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_elastic_buffer_base(vmmgraph_elastic_buffer_t buffer, void **base);
+
+// Makes every byte from `offset` on usable: maps those of its pages, rounded outward, that are not there. All of them or none. Free
+// pages of the device are taken first; before there is no memory, others are asked to give some back. Contents of pages that come are
+// anything. Pages that a decommit has not let go yet stay: work on other streams than those of its fence is to wait for
+// vmmgraph_elastic_buffer_before. Out of memory leaves everything as it was. `done` may be null.
+//
+// Arguments:
+// `done` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_elastic_buffer_commit(vmmgraph_elastic_buffer_t buffer,
+                                                 uint64_t offset,
+                                                 uint64_t bytes,
+                                                 struct vmmgraph_committed_t *done);
+
+// As vmmgraph_elastic_buffer_commit, on a thread of the library. Nobody is asked to give memory up for it. What becomes of it is said by
+// vmmgraph_pending_wait; `pending` is to be destroyed, and may be null: then nobody is told.
+//
+// Arguments:
+// `pending` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_elastic_buffer_commit_async(vmmgraph_elastic_buffer_t buffer,
+                                                       uint64_t offset,
+                                                       uint64_t bytes,
+                                                       vmmgraph_pending_t *pending);
+
+// Gives back the pages of `bytes` bytes from `offset` on, rounded inward. They are not to be used from now on, and go behind `fence`
+// (null: at once); nobody waits for the device. Until they went they count toward the budget. Its events need to be there during the call
+// only. `gone`, which may be null, is the bytes of what was there.
+//
+// Arguments:
+// `fence` is null or points to a struct whose struct_size is set, with as many streams and recorded events as it says; `gone` is null
+// or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_elastic_buffer_decommit(vmmgraph_elastic_buffer_t buffer,
+                                                   uint64_t offset,
+                                                   uint64_t bytes,
+                                                   const struct vmmgraph_fence_t *fence,
+                                                   uint64_t *gone);
+
+// Unmaps what was decommitted and is no longer in use. Does not wait. `gone`, which may be null, is the bytes.
+//
+// Arguments:
+// `gone` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_elastic_buffer_settle(vmmgraph_elastic_buffer_t buffer,
+                                                 uint64_t *gone);
+
+// Makes later work of a stream wait for what may still use pages that were committed again before they went. Does not block.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_elastic_buffer_before(vmmgraph_elastic_buffer_t buffer,
+                                                 void *stream);
+
+// Limits the bytes of physical memory that the buffer may hold; 0: no limit but the device's. Nothing is taken away.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_elastic_buffer_set_budget(vmmgraph_elastic_buffer_t buffer,
+                                                     uint64_t bytes);
+
+// The parts that are committed, in order, in whole pages. Writes at most `capacity` of them, and how many there are.
+//
+// Arguments:
+// `ranges` points to `capacity` writable ranges, or `capacity` is 0; `count` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_elastic_buffer_committed(vmmgraph_elastic_buffer_t buffer,
+                                                    struct vmmgraph_range_t *ranges,
+                                                    size_t capacity,
+                                                    size_t *count);
+
+// What the buffer holds now.
+//
+// Arguments:
+// `stats` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_elastic_buffer_stats(vmmgraph_elastic_buffer_t buffer,
+                                                struct vmmgraph_elastic_stats_t *stats);
+
+// Calls `after_map` when memory of the buffer is there, before the commit returns, and `before_unmap` when it is not used any more and is
+// unmapped next. Either may be null. For registrations that hold pages: RDMA's, for one.
+//
+// Arguments:
+// The functions may be called with `user` from any thread until vmmgraph_elastic_observer_destroy and the calls that were under way then
+// have returned; `observer` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_elastic_buffer_observe(vmmgraph_elastic_buffer_t buffer,
+                                                  vmmgraph_shown_fn after_map,
+                                                  vmmgraph_shown_fn before_unmap,
+                                                  void *user,
+                                                  vmmgraph_elastic_observer_t *observer);
+
+// The functions are called no more, but by calls that are under way.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_elastic_observer_destroy(vmmgraph_elastic_observer_t observer);
+
+// Whether a commit is over: 1, else 0.
+//
+// Arguments:
+// `over` is null or writable.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_pending_done(vmmgraph_pending_t pending, int32_t *over);
+
+// Blocks until a commit is over; its status is the commit's. Waits for the driver's calls only, never for work of the device. May be
+// called again. `done` may be null.
+//
+// Arguments:
+// `done` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_pending_wait(vmmgraph_pending_t pending,
+                                        struct vmmgraph_committed_t *done);
+
+// Ends a handle; the commit goes on.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_pending_destroy(vmmgraph_pending_t pending);
+
 // Makes sure that the device's host pool holds `bytes` at least, in use or not: mapped, faulted in, and registered where that is
 // granted, so that a pause need not do it.
 VMMGRAPH_API
@@ -1469,6 +2037,167 @@ vmmgraph_status_t vmmgraph_space_verify(vmmgraph_space_t space,
                                         vmmgraph_launch_fn launch,
                                         void *user,
                                         struct vmmgraph_difference_t *difference);
+
+// Reserves addresses for the most blocks of all planes, without memory yet. The cache keeps the device open.
+//
+// Arguments:
+// `options` is null or points to a struct whose struct_size is set, with as many planes as it says, and whose memory is null or points to
+// such a struct; `cache` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_kv_cache_create(vmmgraph_device_t device,
+                                           const struct vmmgraph_kv_options_t *options,
+                                           vmmgraph_kv_cache_t *cache);
+
+// Ends a handle, and with it the cache, once commits under way on the library's thread are over. Before that, everything is released
+// behind a fence, or the device is done with it.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_kv_cache_destroy(vmmgraph_kv_cache_t cache);
+
+// Where a plane lies. It never changes, so graphs captured over it stay valid however the cache grows and shrinks; what is not backed has
+// no memory, and a device that uses it faults.
+//
+// Arguments:
+// `place` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_kv_cache_plane(vmmgraph_kv_cache_t cache,
+                                          size_t plane,
+                                          struct vmmgraph_kv_plane_t *place);
+
+// Backs the blocks below `blocks` in all planes, or in none, and lets the cache be used with so many. What is backed stays as it is.
+// Fewer than it has: nothing is taken away. Otherwise as vmmgraph_kv_cache_commit.
+//
+// Arguments:
+// `done` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_kv_cache_grow_to(vmmgraph_kv_cache_t cache,
+                                            uint64_t blocks,
+                                            struct vmmgraph_committed_t *done);
+
+// Backs the blocks from `first` to below `end` in all planes, or in none; if it ends beyond what the cache could be used with, it now can
+// be with those. Contents of what comes are anything; blocks that were released and had not gone yet keep theirs, and work on other
+// streams than those of their fence is to wait for vmmgraph_kv_cache_before. Before there is no memory, others are asked to give some
+// back. Out of memory, or VMMGRAPH_ERROR_OVER_BUDGET beyond the limit, leaves everything as it was. `done` may be null.
+//
+// Arguments:
+// `done` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_kv_cache_commit(vmmgraph_kv_cache_t cache,
+                                           uint64_t first,
+                                           uint64_t end,
+                                           struct vmmgraph_committed_t *done);
+
+// As vmmgraph_kv_cache_commit, on a thread of the library. Nobody is asked to give memory up for it. Its order with other calls is that of
+// its beginning there; but what a shrink took away meanwhile it does not bring back. What becomes of it is said by
+// vmmgraph_pending_wait; `pending` is to be destroyed, and may be null: then nobody is told.
+//
+// Arguments:
+// `pending` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_kv_cache_commit_async(vmmgraph_kv_cache_t cache,
+                                                 uint64_t first,
+                                                 uint64_t end,
+                                                 vmmgraph_pending_t *pending);
+
+// Lets the cache be used with so many blocks at most, from now on. Blocks beyond that which are in none of the `busy` ranges go behind
+// `fence` (null: at once); the busy ones keep their memory until vmmgraph_kv_cache_release. `left`, which may be null, is how many those
+// are. Nobody waits for the device. The fence's events need to be there during the call only.
+//
+// Arguments:
+// `busy` points to `busy_count` ranges, or that is 0; `fence` is null or points to a struct whose struct_size is set, with as many
+// streams and recorded events as it says; `left` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_kv_cache_shrink_to(vmmgraph_kv_cache_t cache,
+                                              uint64_t blocks,
+                                              const struct vmmgraph_block_range_t *busy,
+                                              size_t busy_count,
+                                              const struct vmmgraph_fence_t *fence,
+                                              uint64_t *left);
+
+// Blocks are not used any more, wherever they are: their pages go behind `fence` (null: at once) once no other block on them is backed.
+// Does not wait; while another thread grows the cache, they go when it is done. Blocks that have no memory are left out.
+//
+// Arguments:
+// `fence` as in vmmgraph_kv_cache_shrink_to.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_kv_cache_release(vmmgraph_kv_cache_t cache,
+                                            uint64_t first,
+                                            uint64_t end,
+                                            const struct vmmgraph_fence_t *fence);
+
+// Sets the most blocks from outside: nothing beyond is granted from now on. Revisions grow; one that is not the latest is ignored. More
+// than there are addresses for is as many as there are. `change`, which may be null, is one of VMMGRAPH_LIMIT_APPLIED, _DEFERRED,
+// _STALE, _CONFLICT.
+//
+// Arguments:
+// `change` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_kv_cache_set_limit(vmmgraph_kv_cache_t cache,
+                                              uint64_t blocks,
+                                              uint64_t revision,
+                                              int32_t *change);
+
+// Blocks that have memory, in order. Writes at most `capacity` ranges, and how many there are.
+//
+// Arguments:
+// `ranges` points to `capacity` writable ranges, or `capacity` is 0; `count` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_kv_cache_backed(vmmgraph_kv_cache_t cache,
+                                           struct vmmgraph_block_range_t *ranges,
+                                           size_t capacity,
+                                           size_t *count);
+
+// Blocks that have memory beyond what the cache may be used with: they are to be released. As vmmgraph_kv_cache_backed.
+//
+// Arguments:
+// As vmmgraph_kv_cache_backed.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_kv_cache_beyond(vmmgraph_kv_cache_t cache,
+                                           struct vmmgraph_block_range_t *ranges,
+                                           size_t capacity,
+                                           size_t *count);
+
+// Unmaps what was released and is no longer in use. Does not wait. `gone`, which may be null, is the bytes.
+//
+// Arguments:
+// `gone` is null or writable.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_kv_cache_settle(vmmgraph_kv_cache_t cache, uint64_t *gone);
+
+// Makes later work of a stream wait for what may still use blocks that were backed again before they went. Does not block.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_kv_cache_before(vmmgraph_kv_cache_t cache,
+                                           void *stream);
+
+// Limits the bytes of physical memory that the cache may hold; 0: no limit but the device's. Nothing is taken away.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_kv_cache_set_budget(vmmgraph_kv_cache_t cache,
+                                               uint64_t bytes);
+
+// What the cache has now.
+//
+// Arguments:
+// `stats` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_kv_cache_stats(vmmgraph_kv_cache_t cache,
+                                          struct vmmgraph_kv_stats_t *stats);
+
+// What the cache's memory holds now.
+//
+// Arguments:
+// `stats` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_kv_cache_memory(vmmgraph_kv_cache_t cache,
+                                           struct vmmgraph_elastic_stats_t *stats);
+
+// As vmmgraph_elastic_buffer_observe, of a cache's memory.
+//
+// Arguments:
+// As vmmgraph_elastic_buffer_observe.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_kv_cache_observe(vmmgraph_kv_cache_t cache,
+                                            vmmgraph_shown_fn after_map,
+                                            vmmgraph_shown_fn before_unmap,
+                                            void *user,
+                                            vmmgraph_elastic_observer_t *observer);
 
 // Sends log lines up to `max_level` to `sink` from now on; null: to nobody, or to stderr if VMMGRAPH_LOG says so. The sink
 // before is dropped once nobody is inside it.

@@ -8,6 +8,8 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::RwLock;
 use slotmap::{DefaultKey, Key, KeyData, SlotMap};
 
+use super::blocks::{Policy, Pool};
+use super::elastic::Observer;
 use super::guard::Failure;
 use super::inputs::PlannedInputs;
 use super::pause::Hooks;
@@ -15,7 +17,7 @@ use super::ready::Shared as Ready;
 use super::status::VMMGRAPH_ERROR_INVALID_HANDLE;
 use crate::dispatch::Dispatcher;
 use crate::error::Error;
-use crate::{Device, Region, SharedVmmAllocator, Space};
+use crate::{Device, ElasticBuffer, KvCache, Pending, Region, SharedVmmAllocator, Space};
 
 enum Object {
     Device(Arc<Device>),
@@ -26,6 +28,12 @@ enum Object {
     Region(Arc<Region>),
     Hooks(Arc<Hooks>),
     Ready(Arc<Ready>),
+    Elastic(Arc<ElasticBuffer>),
+    Cache(Arc<KvCache>),
+    Pending(Arc<Pending>),
+    Observer(Arc<Observer>),
+    Pool(Arc<Pool>),
+    Policy(Arc<Policy>),
 }
 
 /// An object that C knows by handle.
@@ -64,6 +72,12 @@ handled! {
     Region: Region, "a region handle";
     Hooks: Hooks, "a pause hooks handle";
     Ready: Ready, "a handle of contents on their way";
+    Elastic: ElasticBuffer, "an elastic buffer handle";
+    Cache: KvCache, "a KV cache handle";
+    Pending: Pending, "a pending commit's handle";
+    Observer: Observer, "an elastic observer handle";
+    Pool: Pool, "a block pool handle";
+    Policy: Policy, "a pre-commit handle";
 }
 
 type Table = RwLock<SlotMap<DefaultKey, ObjectBox>>;

@@ -69,6 +69,15 @@ NUMBER(VMMGRAPH_COPY_NONE, 0);
 NUMBER(VMMGRAPH_COPY_REGISTERED, 1);
 NUMBER(VMMGRAPH_COPY_RING, 2);
 NUMBER(VMMGRAPH_COPY_PAGEABLE, 3);
+NUMBER(VMMGRAPH_AHEAD_NOTHING, 0);
+NUMBER(VMMGRAPH_AHEAD_COMMIT, 1);
+NUMBER(VMMGRAPH_AHEAD_GIVE_BACK, 2);
+NUMBER(VMMGRAPH_KV_BY_PLANE, 0);
+NUMBER(VMMGRAPH_KV_BY_BLOCK, 1);
+NUMBER(VMMGRAPH_LIMIT_APPLIED, 0);
+NUMBER(VMMGRAPH_LIMIT_DEFERRED, 1);
+NUMBER(VMMGRAPH_LIMIT_STALE, 2);
+NUMBER(VMMGRAPH_LIMIT_CONFLICT, 3);
 NUMBER(VMMGRAPH_LIMITED_BY_NOTHING, 0);
 NUMBER(VMMGRAPH_LIMITED_BY_GRAPHS, 1);
 NUMBER(VMMGRAPH_LIMITED_BY_STREAMS, 2);
@@ -437,12 +446,112 @@ FIELD(vmmgraph_moved_t, generation, 24, 8);
 FIELD(vmmgraph_moved_t, ranges, 32, 8);
 FIELD(vmmgraph_moved_t, range_count, 40, 8);
 
+SIZE(vmmgraph_block_range_t, 16);
+FIELD(vmmgraph_block_range_t, first, 0, 8);
+FIELD(vmmgraph_block_range_t, end, 8, 8);
+
+SIZE(vmmgraph_candidate_t, 24);
+FIELD(vmmgraph_candidate_t, page, 0, 8);
+FIELD(vmmgraph_candidate_t, blocks, 8, 8);
+FIELD(vmmgraph_candidate_t, block_count, 16, 8);
+
+SIZE(vmmgraph_ask_t, 48);
+FIELD(vmmgraph_ask_t, struct_size, 0, 8);
+FIELD(vmmgraph_ask_t, pages, 8, 8);
+FIELD(vmmgraph_ask_t, page_count, 16, 8);
+FIELD(vmmgraph_ask_t, bytes, 24, 8);
+FIELD(vmmgraph_ask_t, there, 32, 8);
+FIELD(vmmgraph_ask_t, by, 40, 8);
+
+SIZE(vmmgraph_block_pool_stats_t, 56);
+FIELD(vmmgraph_block_pool_stats_t, struct_size, 0, 8);
+FIELD(vmmgraph_block_pool_stats_t, blocks, 8, 8);
+FIELD(vmmgraph_block_pool_stats_t, limit_blocks, 16, 8);
+FIELD(vmmgraph_block_pool_stats_t, in_use, 24, 8);
+FIELD(vmmgraph_block_pool_stats_t, available, 32, 8);
+FIELD(vmmgraph_block_pool_stats_t, reserved, 40, 8);
+FIELD(vmmgraph_block_pool_stats_t, empty_bytes, 48, 8);
+
+SIZE(vmmgraph_elastic_options_t, 40);
+FIELD(vmmgraph_elastic_options_t, struct_size, 0, 8);
+FIELD(vmmgraph_elastic_options_t, name, 8, 8);
+FIELD(vmmgraph_elastic_options_t, page_bytes, 16, 8);
+FIELD(vmmgraph_elastic_options_t, budget_bytes, 24, 8);
+FIELD(vmmgraph_elastic_options_t, least_bytes, 32, 8);
+
+SIZE(vmmgraph_committed_t, 40);
+FIELD(vmmgraph_committed_t, struct_size, 0, 8);
+FIELD(vmmgraph_committed_t, bytes, 8, 8);
+FIELD(vmmgraph_committed_t, pages, 16, 8);
+FIELD(vmmgraph_committed_t, created, 24, 8);
+FIELD(vmmgraph_committed_t, revived, 32, 8);
+
+SIZE(vmmgraph_elastic_stats_t, 136);
+FIELD(vmmgraph_elastic_stats_t, struct_size, 0, 8);
+FIELD(vmmgraph_elastic_stats_t, id, 8, 8);
+FIELD(vmmgraph_elastic_stats_t, page_bytes, 16, 8);
+FIELD(vmmgraph_elastic_stats_t, reserved_bytes, 24, 8);
+FIELD(vmmgraph_elastic_stats_t, committed_bytes, 32, 8);
+FIELD(vmmgraph_elastic_stats_t, peak_committed_bytes, 40, 8);
+FIELD(vmmgraph_elastic_stats_t, coming_bytes, 48, 8);
+FIELD(vmmgraph_elastic_stats_t, leaving_bytes, 56, 8);
+FIELD(vmmgraph_elastic_stats_t, commits, 64, 8);
+FIELD(vmmgraph_elastic_stats_t, refused, 72, 8);
+FIELD(vmmgraph_elastic_stats_t, decommits, 80, 8);
+FIELD(vmmgraph_elastic_stats_t, pages_mapped, 88, 8);
+FIELD(vmmgraph_elastic_stats_t, pages_created, 96, 8);
+FIELD(vmmgraph_elastic_stats_t, pages_revived, 104, 8);
+FIELD(vmmgraph_elastic_stats_t, pages_unmapped, 112, 8);
+FIELD(vmmgraph_elastic_stats_t, charged_bytes, 120, 8);
+FIELD(vmmgraph_elastic_stats_t, budget_bytes, 128, 8);
+
+SIZE(vmmgraph_shown_t, 40);
+FIELD(vmmgraph_shown_t, struct_size, 0, 8);
+FIELD(vmmgraph_shown_t, name, 8, 8);
+FIELD(vmmgraph_shown_t, buffer, 16, 8);
+FIELD(vmmgraph_shown_t, ranges, 24, 8);
+FIELD(vmmgraph_shown_t, range_count, 32, 8);
+
+SIZE(vmmgraph_kv_options_t, 48);
+FIELD(vmmgraph_kv_options_t, struct_size, 0, 8);
+FIELD(vmmgraph_kv_options_t, planes, 8, 8);
+FIELD(vmmgraph_kv_options_t, plane_count, 16, 8);
+FIELD(vmmgraph_kv_options_t, blocks_most, 24, 8);
+FIELD(vmmgraph_kv_options_t, memory, 32, 8);
+FIELD(vmmgraph_kv_options_t, layout, 40, 4);
+FIELD(vmmgraph_kv_options_t, reserved, 44, 4);
+
+SIZE(vmmgraph_kv_plane_t, 32);
+FIELD(vmmgraph_kv_plane_t, struct_size, 0, 8);
+FIELD(vmmgraph_kv_plane_t, address, 8, 8);
+FIELD(vmmgraph_kv_plane_t, stride_bytes, 16, 8);
+FIELD(vmmgraph_kv_plane_t, block_bytes, 24, 8);
+
+SIZE(vmmgraph_kv_stats_t, 88);
+FIELD(vmmgraph_kv_stats_t, struct_size, 0, 8);
+FIELD(vmmgraph_kv_stats_t, planes, 8, 8);
+FIELD(vmmgraph_kv_stats_t, blocks, 16, 8);
+FIELD(vmmgraph_kv_stats_t, limit_blocks, 24, 8);
+FIELD(vmmgraph_kv_stats_t, revision, 32, 8);
+FIELD(vmmgraph_kv_stats_t, limited, 40, 8);
+FIELD(vmmgraph_kv_stats_t, most_blocks, 48, 8);
+FIELD(vmmgraph_kv_stats_t, backed_blocks, 56, 8);
+FIELD(vmmgraph_kv_stats_t, beyond_blocks, 64, 8);
+FIELD(vmmgraph_kv_stats_t, block_bytes, 72, 8);
+FIELD(vmmgraph_kv_stats_t, blocks_a_page, 80, 8);
+
 SIZE(vmmgraph_status_t, 4);
 SIZE(vmmgraph_device_t, 8);
 SIZE(vmmgraph_arena_t, 8);
 SIZE(vmmgraph_space_t, 8);
 SIZE(vmmgraph_region_t, 8);
 SIZE(vmmgraph_pause_hooks_t, 8);
+SIZE(vmmgraph_elastic_buffer_t, 8);
+SIZE(vmmgraph_kv_cache_t, 8);
+SIZE(vmmgraph_pending_t, 8);
+SIZE(vmmgraph_elastic_observer_t, 8);
+SIZE(vmmgraph_block_pool_t, 8);
+SIZE(vmmgraph_pre_commit_t, 8);
 SIZE(vmmgraph_dispatcher_t, 8);
 SIZE(vmmgraph_input_plan_t, 8);
 _Static_assert(_Generic((vmmgraph_status_t)0, int32_t: 1, default: 0), "statuses are int32_t");

@@ -9,6 +9,8 @@ set(development
   "${INCLUDEDIR}/vmmgraph/device.hpp"
   "${INCLUDEDIR}/vmmgraph/dispatch.hpp"
   "${INCLUDEDIR}/vmmgraph/region.hpp"
+  "${INCLUDEDIR}/vmmgraph/elastic.hpp"
+  "${INCLUDEDIR}/vmmgraph/blocks.hpp"
   "${INCLUDEDIR}/vmmgraph/plan.hpp"
   "${INCLUDEDIR}/vmmgraph/vmmgraph.hpp"
   "${LIBDIR}/cmake/VmmGraph/VmmGraphConfig.cmake"

@@ -1,0 +1,346 @@
+// Elastic memory by the C++ interface, on the host driver.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+#include <vmmgraph/blocks.hpp>
+#include <vmmgraph/elastic.hpp>
+
+#include "host.hpp"
+
+namespace {
+
+using host::MiB;
+using vmmgraph::BlockPool;
+using vmmgraph::Device;
+using vmmgraph::ElasticBuffer;
+using vmmgraph::KvCache;
+using vmmgraph::KvLayout;
+using vmmgraph::LimitChange;
+
+constexpr std::uint64_t KiB = 1 << 10;
+
+Device open_device() { return Device::open(host::device_options(2)); }
+
+vmmgraph::ElasticOptions pages_of(std::uint64_t bytes) {
+    vmmgraph::ElasticOptions options;
+    options.name = "kv";
+    options.page_bytes = bytes;
+    return options;
+}
+
+// Every block of a cache holds bytes of its own, in every plane.
+struct Written {
+    explicit Written(const KvCache& cache) {
+        for (std::size_t plane = 0; plane < cache.stats().planes; ++plane) {
+            planes.push_back(cache.plane(plane));
+        }
+    }
+
+    void* at(std::size_t plane, std::uint64_t block) const {
+        return reinterpret_cast<void*>(planes[plane].address + block * planes[plane].stride_bytes);
+    }
+    void write(std::uint64_t block, int stamp) const {
+        for (std::size_t plane = 0; plane < planes.size(); ++plane) {
+            host::fill(at(plane, block), planes[plane].block_bytes, stamp + static_cast<int>(plane));
+        }
+    }
+    bool holds(std::uint64_t block, int stamp) const {
+        for (std::size_t plane = 0; plane < planes.size(); ++plane) {
+            if (!host::holds(at(plane, block), planes[plane].block_bytes, (stamp + static_cast<int>(plane)) & 0xff)) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    std::vector<vmmgraph::KvPlace> planes;
+};
+
+TEST(Elastic, ABufferGrowsAndShrinksAndItsAddressesStay) {
+    const Device device = open_device();
+    ElasticBuffer buffer(device, 8 * MiB, pages_of(64 * KiB));
+    auto* const base = static_cast<char*>(buffer.base());
+    EXPECT_EQ(buffer.stats().committed_bytes, 0U);
+    auto done = buffer.commit(100 * KiB, MiB);
+    EXPECT_EQ(done.bytes, MiB + 64 * KiB);
+    EXPECT_EQ(done.pages, 17U);
+    host::fill(base + 64 * KiB, MiB, 3);
+    EXPECT_EQ(buffer.commit_async(4 * MiB, MiB).wait().pages, 16U);
+    host::fill(base + 4 * MiB, MiB, 4);
+    const auto parts = buffer.committed();
+    ASSERT_EQ(parts.size(), 2U);
+    EXPECT_EQ(parts[1].address, reinterpret_cast<std::uint64_t>(base) + 4 * MiB);
+    EXPECT_EQ(parts[1].bytes, MiB);
+    // Inward.
+    EXPECT_EQ(buffer.decommit(4 * MiB + 1, MiB - 1), MiB - 64 * KiB);
+    EXPECT_EQ(buffer.settle(), 0U);
+    EXPECT_TRUE(host::holds(base + 64 * KiB, MiB, 3));
+    EXPECT_TRUE(host::holds(base + 4 * MiB, 64 * KiB, 4));
+    EXPECT_EQ(buffer.base(), base);
+    buffer.before(nullptr);
+    // What went is the device's, and comes back without a page being made.
+    done = buffer.commit(4 * MiB, MiB);
+    EXPECT_EQ(done.pages, 15U);
+    EXPECT_EQ(done.created, 0U);
+    const auto stats = buffer.stats();
+    EXPECT_EQ(stats.committed_bytes, 2 * MiB + 64 * KiB);
+    EXPECT_EQ(stats.charged_bytes, stats.committed_bytes);
+    EXPECT_EQ(stats.page_bytes, 64 * KiB);
+}
+
+TEST(Elastic, MoreThan16PartsAreAllTold) {
+    const Device device = open_device();
+    ElasticBuffer buffer(device, 8 * MiB, pages_of(64 * KiB));
+    for (std::uint64_t page = 0; page < 120; page += 3) {
+        buffer.commit(page * 64 * KiB, 1);
+    }
+    EXPECT_EQ(buffer.committed().size(), 40U);
+}
+
+TEST(Elastic, OutOfMemoryLeavesEverythingAndABudgetIsOne) {
+    Device device = open_device();
+    ElasticBuffer buffer(device, 8 * MiB, pages_of(64 * KiB));
+    buffer.commit(0, MiB);
+    device.set_budget(2 * MiB);
+    EXPECT_THROW(buffer.commit(0, 4 * MiB), vmmgraph::OutOfMemory);
+    EXPECT_THROW(static_cast<void>(buffer.commit_async(0, 4 * MiB).wait()), vmmgraph::OutOfMemory);
+    EXPECT_EQ(buffer.stats().committed_bytes, MiB);
+    EXPECT_EQ(buffer.stats().refused, 2U);
+    device.set_budget(0);
+    buffer.set_budget(MiB + 64 * KiB);
+    try {
+        buffer.commit(0, 2 * MiB);
+        FAIL() << "beyond the budget";
+    } catch (const vmmgraph::OutOfMemory& error) {
+        EXPECT_EQ(error.status(), VMMGRAPH_ERROR_OVER_BUDGET);
+    }
+    buffer.commit(MiB, 64 * KiB);
+    buffer.set_budget(0);
+    buffer.commit(0, 2 * MiB);
+}
+
+TEST(Elastic, ObserversSeeMemoryComeAndGoAndMayThrow) {
+    const Device device = open_device();
+    ElasticBuffer buffer(device, MiB, pages_of(64 * KiB));
+    KvCache cache(device, {{64 * KiB, 64 * KiB}, 4, KvLayout::by_plane, pages_of(64 * KiB)});
+    std::vector<std::pair<bool, std::size_t>> heard;
+    {
+        const auto came = [&](const vmmgraph::Shown& shown) {
+            EXPECT_STREQ(shown.name, "kv");
+            heard.emplace_back(true, shown.range_count);
+            throw std::runtime_error("lost");
+        };
+        const auto goes = [&](const vmmgraph::Shown& shown) { heard.emplace_back(false, shown.range_count); };
+        const vmmgraph::ElasticObserver one(buffer, came, goes);
+        const vmmgraph::ElasticObserver two(cache, came, {});
+        buffer.commit(0, 128 * KiB);
+        buffer.decommit(0, 128 * KiB);
+        cache.grow_to(2);
+        cache.shrink_to(0);
+    }
+    buffer.commit(0, 128 * KiB);
+    EXPECT_EQ(heard, (std::vector<std::pair<bool, std::size_t>>{{true, 1}, {false, 1}, {true, 2}}));
+}
+
+class Caches : public testing::TestWithParam<KvLayout> {};
+
+TEST_P(Caches, GrowAndShrinkAroundLiveBlocks) {
+    const Device device = open_device();
+    KvCache cache(device, {{16 * KiB, 48 * KiB, 32 * KiB}, 60, GetParam(), pages_of(64 * KiB)});
+    const Written written(cache);
+    EXPECT_EQ(cache.plane(1).block_bytes, 48 * KiB);
+    EXPECT_EQ(cache.plane(1).stride_bytes, GetParam() == KvLayout::by_plane ? 48 * KiB : 96 * KiB);
+    EXPECT_THROW(static_cast<void>(cache.plane(3)), vmmgraph::Error);
+    cache.grow_to(10);
+    cache.grow_async(40).wait();
+    for (std::uint64_t block = 0; block < 40; ++block) {
+        written.write(block, static_cast<int>(block));
+    }
+    EXPECT_EQ(cache.stats().blocks, 40U);
+    EXPECT_EQ(cache.shrink_to(20, {{25, 27}, {39, 40}}, {{nullptr}, {}}), 3U);
+    EXPECT_EQ(cache.stats().beyond_blocks, 3U);
+    const auto beyond = cache.beyond();
+    ASSERT_EQ(beyond.size(), 2U);
+    EXPECT_EQ(std::pair(beyond[0].first, beyond[0].end), std::pair(std::uint64_t{25}, std::uint64_t{27}));
+    for (const std::uint64_t block : {0, 19, 25, 26, 39}) {
+        EXPECT_TRUE(written.holds(block, static_cast<int>(block))) << block;
+    }
+    cache.release({25, 27});
+    cache.release({39, 40});
+    EXPECT_EQ(cache.beyond().size(), 0U);
+    EXPECT_EQ(cache.backed().size(), 1U);
+    cache.grow_to(60);
+    for (std::uint64_t block = 0; block < 20; ++block) {
+        EXPECT_TRUE(written.holds(block, static_cast<int>(block))) << block;
+    }
+    cache.before(nullptr);
+    cache.release({0, 60});
+    cache.settle();
+    EXPECT_EQ(cache.memory().committed_bytes, 0U);
+    EXPECT_EQ(cache.memory().charged_bytes, 0U);
+}
+
+TEST_P(Caches, LimitsFromOutsideHaveRevisions) {
+    const Device device = open_device();
+    KvCache cache(device, {{64 * KiB}, 60, GetParam(), pages_of(64 * KiB)});
+    cache.grow_to(30);
+    EXPECT_EQ(cache.set_limit(40, 5), LimitChange::applied);
+    EXPECT_EQ(cache.set_limit(10, 4), LimitChange::stale);
+    EXPECT_EQ(cache.set_limit(10, 5), LimitChange::conflict);
+    EXPECT_EQ(cache.set_limit(40, 5), LimitChange::applied);
+    EXPECT_THROW(cache.grow_to(41), vmmgraph::OutOfMemory);
+    EXPECT_EQ(cache.set_limit(10, 6), LimitChange::deferred);
+    EXPECT_EQ(cache.stats().blocks, 10U);
+    EXPECT_EQ(cache.stats().beyond_blocks, 20U);
+    EXPECT_EQ(cache.stats().revision, 6U);
+    cache.release({10, 30});
+    EXPECT_EQ(cache.set_limit(10, 6), LimitChange::applied);
+    cache.set_budget(64 * KiB);
+    EXPECT_EQ(cache.set_limit(1000, 7), LimitChange::applied);
+    EXPECT_EQ(cache.stats().limit_blocks, 60U);
+    EXPECT_THROW(cache.commit({10, 12}), vmmgraph::OutOfMemory);
+}
+
+// The blocks of whole pages around these.
+std::vector<vmmgraph::BlockRange> rounded(std::vector<vmmgraph::BlockRange> ranges, std::uint64_t a_page) {
+    for (auto& range : ranges) {
+        range = {range.first / a_page * a_page, (range.end + a_page - 1) / a_page * a_page};
+    }
+    return ranges;
+}
+
+// A cache and a pool over it do for 1,000 steps what a map from blocks to stamps does.
+TEST_P(Caches, APoolAndItsCacheDoWhatAMapDoes) {
+    const Device device = open_device();
+    KvCache cache(device, {{16 * KiB, 16 * KiB}, 64, GetParam(), pages_of(64 * KiB)});
+    const Written written(cache);
+    BlockPool pool(cache);
+    std::map<std::uint64_t, int> twin;
+    std::mt19937 random(5);
+    for (int step = 0; step < 1000; ++step) {
+        const std::size_t count = 1 + random() % 6;
+        if (random() % 2 == 0) {
+            auto blocks = pool.allocate(count);
+            if (!blocks) {
+                if (const auto missing = pool.shortfall(count)) {
+                    for (const auto range : *missing) {
+                        cache.commit(range);
+                        pool.back(range);
+                    }
+                    blocks = pool.allocate(count);
+                    ASSERT_TRUE(blocks);
+                }
+            }
+            if (blocks) {
+                for (const auto block : *blocks) {
+                    ASSERT_TRUE(twin.emplace(block, step & 0x7f).second);
+                    written.write(block, step & 0x7f);
+                }
+            }
+        } else if (!twin.empty()) {
+            std::vector<std::uint64_t> gone;
+            for (std::size_t i = 0; i < count && !twin.empty(); ++i) {
+                auto at = twin.begin();
+                std::advance(at, static_cast<std::ptrdiff_t>(random() % twin.size()));
+                ASSERT_TRUE(written.holds(at->first, at->second)) << step;
+                gone.push_back(at->first);
+                twin.erase(at);
+            }
+            pool.free(gone);
+        }
+        if (random() % 8 == 0) {
+            for (const auto range : pool.surplus(random() % 8)) {
+                ASSERT_EQ(pool.unback(range), 0U);
+                cache.release(range);
+            }
+        }
+        if (random() % 50 == 0) {
+            // A limit in whole pages: what is not used beyond it goes, page by page as the pool sees them.
+            const std::uint64_t limit = 32 + 8 * (random() % 5);
+            pool.set_limit(limit);
+            for (const auto range : pool.surplus(~std::uint64_t{0})) {
+                ASSERT_GE(range.first, limit);
+                pool.unback(range);
+            }
+            cache.shrink_to(limit, rounded(pool.used({limit, 64}), cache.stats().blocks_a_page));
+            pool.set_limit(64);
+        }
+    }
+    for (const auto& [block, stamp] : twin) {
+        EXPECT_TRUE(written.holds(block, stamp)) << block;
+    }
+    EXPECT_EQ(pool.stats().in_use, twin.size());
+}
+
+INSTANTIATE_TEST_SUITE_P(Elastic, Caches, testing::Values(KvLayout::by_plane, KvLayout::by_block),
+                         [](const auto& info) { return info.param == KvLayout::by_plane ? "ByPlane" : "ByBlock"; });
+
+TEST(Elastic, APoolReservesAndMissesAndAsks) {
+    BlockPool pool(40, 4, 1000);
+    EXPECT_FALSE(pool.allocate(1));
+    pool.back({0, 20});
+    EXPECT_TRUE(pool.reserve(15));
+    EXPECT_FALSE(pool.allocate(6));
+    EXPECT_TRUE(pool.allocate_reserved(15));
+    EXPECT_FALSE(pool.allocate_reserved(1));
+    const auto five = pool.allocate(5);
+    ASSERT_TRUE(five);
+    EXPECT_FALSE(pool.allocate(1));
+    EXPECT_EQ(pool.shortfall(3)->size(), 1U);
+    pool.set_limit(20);
+    EXPECT_FALSE(pool.shortfall(3));
+    pool.free({(*five)[0]});
+    EXPECT_TRUE(pool.reserve(1));
+    pool.unreserve(1);
+    EXPECT_EQ(pool.stats().available, 1U);
+    EXPECT_EQ(pool.used({0, 40}).size(), 2U);
+    EXPECT_THROW(pool.free({(*five)[0]}), vmmgraph::Error);
+
+    std::uint64_t asked = 0;
+    const auto empty = pool.ask(
+        7000, 3, [](std::uint64_t block) { return block < 12; },
+        [&](const vmmgraph::EvictionRequest& request) {
+            EXPECT_EQ(request.by, 3U);
+            asked = request.page_count;
+            for (std::size_t i = 0; i < request.page_count; ++i) {
+                const auto& page = request.pages[i];
+                pool.free({page.blocks, page.blocks + page.block_count});
+            }
+        });
+    EXPECT_EQ(asked, 2U);
+    EXPECT_EQ(empty, 8000U);
+    EXPECT_EQ(pool.surplus(0).size(), 1U);
+    EXPECT_THROW(pool.ask(100'000, 0, {}, [](const auto&) { throw std::runtime_error("the engine's"); }), std::runtime_error);
+    EXPECT_THROW(pool.ask(100'000, 0, [](std::uint64_t) -> bool { throw std::logic_error("the engine's"); }, {}), std::logic_error);
+}
+
+TEST(Elastic, WatermarksSayWhen) {
+    vmmgraph::PreCommit ahead({4, 8}, 2, 3);
+    using vmmgraph::Ahead;
+    EXPECT_EQ(ahead.step(0, 2, 0, 0), std::pair(Ahead::commit, std::uint64_t{6}));
+    EXPECT_EQ(ahead.step(1, 2, 6, 0), std::pair(Ahead::nothing, std::uint64_t{0}));
+    EXPECT_EQ(ahead.step(2, 12, 0, 0), std::pair(Ahead::nothing, std::uint64_t{0}));
+    EXPECT_EQ(ahead.step(5, 12, 0, 0), std::pair(Ahead::give_back, std::uint64_t{4}));
+    EXPECT_THROW(vmmgraph::PreCommit({2, 1}, 0, 0), vmmgraph::Error);
+}
+
+TEST(Elastic, HandlesMove) {
+    const Device device = open_device();
+    ElasticBuffer buffer(device, MiB);
+    ElasticBuffer moved = std::move(buffer);
+    EXPECT_EQ(buffer.handle(), nullptr);             // NOLINT: moved from on purpose
+    EXPECT_THROW(buffer.settle(), vmmgraph::Error);  // NOLINT
+    moved.commit(0, MiB);
+    auto pending = moved.commit_async(0, MiB);
+    auto other = std::move(pending);
+    other.wait();
+    EXPECT_TRUE(other.done());
+}
+
+}  // namespace

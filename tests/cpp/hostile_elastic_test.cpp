@@ -1,0 +1,505 @@
+// The functions of elastic memory in the C interface: everything a caller can do wrong with them.
+#include <gtest/gtest.h>
+#include <vmmgraph/vmmgraph.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "hostile.hpp"
+
+namespace {
+
+constexpr std::uint64_t KiB = 1 << 10;
+constexpr std::uint64_t MiB = 1 << 20;
+
+using Call = std::pair<std::string, std::function<vmmgraph_status_t()>>;
+
+class HostileElastic : public testing::Test {
+protected:
+    vmmgraph_device_t device = nullptr;
+    vmmgraph_elastic_buffer_t buffer = nullptr;
+    vmmgraph_kv_cache_t cache = nullptr;
+    vmmgraph_block_pool_t pool = nullptr;
+    vmmgraph_pre_commit_t policy = nullptr;
+
+    void SetUp() override {
+        auto options = sized<vmmgraph_device_options_t>();
+        options.driver = VMMGRAPH_DRIVER_HOST;
+        options.device = 7;
+        options.host_granularity_bytes = 4096;
+        options.host_memory_bytes = 64 * MiB;
+        ASSERT_EQ(vmmgraph_device_open(&options, &device), VMMGRAPH_OK);
+        auto memory = sized<vmmgraph_elastic_options_t>();
+        memory.name = "kv";
+        memory.page_bytes = 64 * KiB;
+        ASSERT_EQ(vmmgraph_elastic_buffer_create(device, 16 * MiB, &memory, &buffer), VMMGRAPH_OK);
+        const std::uint64_t planes[] = {16 * KiB, 16 * KiB};
+        auto given = sized<vmmgraph_kv_options_t>();
+        given.planes = planes;
+        given.plane_count = 2;
+        given.blocks_most = 100;
+        given.memory = &memory;
+        ASSERT_EQ(vmmgraph_kv_cache_create(device, &given, &cache), VMMGRAPH_OK);
+        ASSERT_EQ(vmmgraph_block_pool_create(100, 4, 32 * KiB, &pool), VMMGRAPH_OK);
+        ASSERT_EQ(vmmgraph_pre_commit_create(4, 8, 1, 2, &policy), VMMGRAPH_OK);
+    }
+
+    void TearDown() override {
+        if (buffer != nullptr) {
+            ASSERT_EQ(vmmgraph_elastic_buffer_destroy(buffer), VMMGRAPH_OK);
+            ASSERT_EQ(vmmgraph_kv_cache_destroy(cache), VMMGRAPH_OK);
+            ASSERT_EQ(vmmgraph_block_pool_destroy(pool), VMMGRAPH_OK);
+            ASSERT_EQ(vmmgraph_pre_commit_destroy(policy), VMMGRAPH_OK);
+        }
+        ASSERT_EQ(vmmgraph_device_trim(device, nullptr), VMMGRAPH_OK);
+        auto stats = sized<vmmgraph_device_stats_t>();
+        ASSERT_EQ(vmmgraph_device_stats(device, &stats), VMMGRAPH_OK);
+        EXPECT_EQ(stats.physical_bytes, 0U);
+        EXPECT_EQ(stats.reserved_bytes, 0U);
+        ASSERT_EQ(vmmgraph_device_close(device), VMMGRAPH_OK);
+    }
+};
+
+void end(vmmgraph_pending_t pending) {
+    if (pending != nullptr) {
+        static_cast<void>(vmmgraph_pending_wait(pending, nullptr));
+        EXPECT_EQ(vmmgraph_pending_destroy(pending), VMMGRAPH_OK);
+    }
+}
+
+std::vector<Call> buffer_calls(vmmgraph_elastic_buffer_t buffer) {
+    return {
+        {"base",
+         [=] {
+             void* base = nullptr;
+             return vmmgraph_elastic_buffer_base(buffer, &base);
+         }},
+        {"commit", [=] { return vmmgraph_elastic_buffer_commit(buffer, 0, MiB, nullptr); }},
+        {"commit_async",
+         [=] {
+             vmmgraph_pending_t pending = nullptr;
+             const auto status = vmmgraph_elastic_buffer_commit_async(buffer, MiB, MiB, &pending);
+             end(pending);
+             return status;
+         }},
+        {"decommit", [=] { return vmmgraph_elastic_buffer_decommit(buffer, 0, 2 * MiB, nullptr, nullptr); }},
+        {"settle", [=] { return vmmgraph_elastic_buffer_settle(buffer, nullptr); }},
+        {"before", [=] { return vmmgraph_elastic_buffer_before(buffer, nullptr); }},
+        {"set_budget", [=] { return vmmgraph_elastic_buffer_set_budget(buffer, 0); }},
+        {"committed",
+         [=] {
+             std::size_t count = 0;
+             return vmmgraph_elastic_buffer_committed(buffer, nullptr, 0, &count);
+         }},
+        {"stats",
+         [=] {
+             auto stats = sized<vmmgraph_elastic_stats_t>();
+             return vmmgraph_elastic_buffer_stats(buffer, &stats);
+         }},
+        {"observe",
+         [=] {
+             vmmgraph_elastic_observer_t observer = nullptr;
+             const auto status = vmmgraph_elastic_buffer_observe(buffer, nullptr, nullptr, nullptr, &observer);
+             if (observer != nullptr) {
+                 EXPECT_EQ(vmmgraph_elastic_observer_destroy(observer), VMMGRAPH_OK);
+             }
+             return status;
+         }},
+        {"destroy", [=] { return vmmgraph_elastic_buffer_destroy(buffer); }},
+    };
+}
+
+std::vector<Call> cache_calls(vmmgraph_kv_cache_t cache) {
+    return {
+        {"plane",
+         [=] {
+             auto place = sized<vmmgraph_kv_plane_t>();
+             return vmmgraph_kv_cache_plane(cache, 1, &place);
+         }},
+        {"grow_to", [=] { return vmmgraph_kv_cache_grow_to(cache, 10, nullptr); }},
+        {"commit", [=] { return vmmgraph_kv_cache_commit(cache, 20, 30, nullptr); }},
+        {"commit_async",
+         [=] {
+             vmmgraph_pending_t pending = nullptr;
+             const auto status = vmmgraph_kv_cache_commit_async(cache, 5, 15, &pending);
+             end(pending);
+             return status;
+         }},
+        {"shrink_to", [=] { return vmmgraph_kv_cache_shrink_to(cache, 7, nullptr, 0, nullptr, nullptr); }},
+        {"release", [=] { return vmmgraph_kv_cache_release(cache, 3, 9, nullptr); }},
+        {"set_limit", [=] { return vmmgraph_kv_cache_set_limit(cache, 100, 1, nullptr); }},
+        {"backed",
+         [=] {
+             std::size_t count = 0;
+             return vmmgraph_kv_cache_backed(cache, nullptr, 0, &count);
+         }},
+        {"beyond",
+         [=] {
+             std::size_t count = 0;
+             return vmmgraph_kv_cache_beyond(cache, nullptr, 0, &count);
+         }},
+        {"settle", [=] { return vmmgraph_kv_cache_settle(cache, nullptr); }},
+        {"before", [=] { return vmmgraph_kv_cache_before(cache, nullptr); }},
+        {"set_budget", [=] { return vmmgraph_kv_cache_set_budget(cache, 0); }},
+        {"stats",
+         [=] {
+             auto stats = sized<vmmgraph_kv_stats_t>();
+             return vmmgraph_kv_cache_stats(cache, &stats);
+         }},
+        {"memory",
+         [=] {
+             auto stats = sized<vmmgraph_elastic_stats_t>();
+             return vmmgraph_kv_cache_memory(cache, &stats);
+         }},
+        {"observe",
+         [=] {
+             vmmgraph_elastic_observer_t observer = nullptr;
+             const auto status = vmmgraph_kv_cache_observe(cache, nullptr, nullptr, nullptr, &observer);
+             if (observer != nullptr) {
+                 EXPECT_EQ(vmmgraph_elastic_observer_destroy(observer), VMMGRAPH_OK);
+             }
+             return status;
+         }},
+        {"destroy", [=] { return vmmgraph_kv_cache_destroy(cache); }},
+    };
+}
+
+std::vector<Call> pool_calls(vmmgraph_block_pool_t pool) {
+    return {
+        {"back", [=] { return vmmgraph_block_pool_back(pool, 0, 40); }},
+        {"unback", [=] { return vmmgraph_block_pool_unback(pool, 20, 40, nullptr); }},
+        {"allocate",
+         [=] {
+             std::uint64_t block = 0;
+             std::int32_t there = 0;
+             const auto status = vmmgraph_block_pool_allocate(pool, 1, &block, &there);
+             return there != 0 ? vmmgraph_block_pool_free(pool, &block, 1, nullptr) : status;
+         }},
+        {"reserve",
+         [=] {
+             std::int32_t there = 0;
+             return vmmgraph_block_pool_reserve(pool, 2, &there);
+         }},
+        {"unreserve", [=] { return vmmgraph_block_pool_unreserve(pool, 1); }},
+        {"allocate_reserved",
+         [=] {
+             std::uint64_t block = 0;
+             std::int32_t there = 0;
+             const auto status = vmmgraph_block_pool_allocate_reserved(pool, 1, &block, &there);
+             return there != 0 ? vmmgraph_block_pool_free(pool, &block, 1, nullptr) : status;
+         }},
+        {"free", [=] { return vmmgraph_block_pool_free(pool, nullptr, 0, nullptr); }},
+        {"set_limit", [=] { return vmmgraph_block_pool_set_limit(pool, 60, nullptr); }},
+        {"used",
+         [=] {
+             std::size_t count = 0;
+             return vmmgraph_block_pool_used(pool, 0, ~std::uint64_t{0}, nullptr, 0, &count);
+         }},
+        {"shortfall",
+         [=] {
+             std::size_t count = 0;
+             std::int32_t there = 0;
+             return vmmgraph_block_pool_shortfall(pool, 50, nullptr, 0, &count, &there);
+         }},
+        {"surplus",
+         [=] {
+             std::size_t count = 0;
+             return vmmgraph_block_pool_surplus(pool, 0, nullptr, 0, &count);
+         }},
+        {"ask", [=] { return vmmgraph_block_pool_ask(pool, MiB, 0, nullptr, [](const vmmgraph_ask_t*, void*) {}, nullptr, nullptr); }},
+        {"stats",
+         [=] {
+             auto stats = sized<vmmgraph_block_pool_stats_t>();
+             return vmmgraph_block_pool_stats(pool, &stats);
+         }},
+        {"destroy", [=] { return vmmgraph_block_pool_destroy(pool); }},
+    };
+}
+
+TEST_F(HostileElastic, HandlesThatAreNone) {
+    const auto destroyed = buffer;
+    ASSERT_EQ(vmmgraph_elastic_buffer_destroy(buffer), VMMGRAPH_OK);
+    ASSERT_EQ(vmmgraph_kv_cache_destroy(cache), VMMGRAPH_OK);
+    ASSERT_EQ(vmmgraph_block_pool_destroy(pool), VMMGRAPH_OK);
+    ASSERT_EQ(vmmgraph_pre_commit_destroy(policy), VMMGRAPH_OK);
+    buffer = nullptr;
+    for (const std::uint64_t value : {std::uint64_t{0}, std::uint64_t{1}, ~std::uint64_t{0}, reinterpret_cast<std::uint64_t>(destroyed),
+                                      reinterpret_cast<std::uint64_t>(device)}) {
+        for (const auto& [name, call] : buffer_calls(garbage<vmmgraph_elastic_buffer_t>(value))) {
+            EXPECT_EQ(call(), VMMGRAPH_ERROR_INVALID_HANDLE) << name;
+        }
+        for (const auto& [name, call] : cache_calls(garbage<vmmgraph_kv_cache_t>(value))) {
+            EXPECT_EQ(call(), VMMGRAPH_ERROR_INVALID_HANDLE) << name;
+        }
+        for (const auto& [name, call] : pool_calls(garbage<vmmgraph_block_pool_t>(value))) {
+            // Freeing nothing asks for the pool all the same.
+            EXPECT_EQ(call(), VMMGRAPH_ERROR_INVALID_HANDLE) << name;
+        }
+        std::int32_t number = 0;
+        std::uint64_t blocks = 0;
+        const auto none = garbage<vmmgraph_pre_commit_t>(value);
+        EXPECT_EQ(vmmgraph_pre_commit_step(none, 0, 0, 0, 0, &number, &blocks), VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_pre_commit_destroy(none), VMMGRAPH_ERROR_INVALID_HANDLE);
+        const auto pending = garbage<vmmgraph_pending_t>(value);
+        EXPECT_EQ(vmmgraph_pending_done(pending, &number), VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_pending_wait(pending, nullptr), VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_pending_destroy(pending), VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_elastic_observer_destroy(garbage<vmmgraph_elastic_observer_t>(value)), VMMGRAPH_ERROR_INVALID_HANDLE);
+    }
+    vmmgraph_kv_cache_t made = nullptr;
+    auto given = sized<vmmgraph_kv_options_t>();
+    EXPECT_EQ(vmmgraph_elastic_buffer_create(garbage<vmmgraph_device_t>(8), MiB, nullptr, &buffer), VMMGRAPH_ERROR_INVALID_HANDLE);
+    EXPECT_EQ(vmmgraph_kv_cache_create(garbage<vmmgraph_device_t>(8), &given, &made), VMMGRAPH_ERROR_INVALID_HANDLE);
+}
+
+TEST_F(HostileElastic, NullAndNonsenseOfBuffers) {
+    vmmgraph_elastic_buffer_t made = nullptr;
+    EXPECT_EQ(vmmgraph_elastic_buffer_create(device, MiB, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_elastic_buffer_create(device, 0, nullptr, &made), VMMGRAPH_ERROR_INVALID_SIZE);
+    EXPECT_EQ(vmmgraph_elastic_buffer_create(device, ~std::uint64_t{0}, nullptr, &made), VMMGRAPH_ERROR_INVALID_SIZE);
+    auto options = sized<vmmgraph_elastic_options_t>();
+    options.page_bytes = 1000;
+    EXPECT_EQ(vmmgraph_elastic_buffer_create(device, MiB, &options, &made), VMMGRAPH_ERROR_INVALID_SIZE);
+    EXPECT_NE(last_message().find("1000"), std::string::npos);
+    options.struct_size = 4;
+    EXPECT_EQ(vmmgraph_elastic_buffer_create(device, MiB, &options, &made), VMMGRAPH_ERROR_STRUCT_SIZE);
+    EXPECT_EQ(made, nullptr);
+
+    EXPECT_EQ(vmmgraph_elastic_buffer_base(buffer, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_elastic_buffer_stats(buffer, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_elastic_buffer_committed(buffer, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_elastic_buffer_observe(buffer, nullptr, nullptr, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    const std::uint64_t huge = ~std::uint64_t{0};
+    for (const auto& [offset, bytes] :
+         {std::pair{std::uint64_t{0}, 16 * MiB + 1}, {16 * MiB, std::uint64_t{1}}, {huge, huge}, {std::uint64_t{1}, huge}}) {
+        EXPECT_EQ(vmmgraph_elastic_buffer_commit(buffer, offset, bytes, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        vmmgraph_pending_t pending = nullptr;
+        EXPECT_EQ(vmmgraph_elastic_buffer_commit_async(buffer, offset, bytes, &pending), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        EXPECT_EQ(pending, nullptr);
+        EXPECT_EQ(vmmgraph_elastic_buffer_decommit(buffer, offset, bytes, nullptr, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    }
+    auto done = sized<vmmgraph_committed_t>();
+    done.struct_size = 8;
+    EXPECT_EQ(vmmgraph_elastic_buffer_commit(buffer, 0, MiB, &done), VMMGRAPH_ERROR_STRUCT_SIZE);
+    auto fence = sized<vmmgraph_fence_t>();
+    fence.stream_count = 1;
+    EXPECT_EQ(vmmgraph_elastic_buffer_decommit(buffer, 0, MiB, &fence, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    void* events[] = {nullptr};
+    fence = sized<vmmgraph_fence_t>();
+    fence.events = events;
+    fence.event_count = 1;
+    EXPECT_EQ(vmmgraph_elastic_buffer_decommit(buffer, 0, MiB, &fence, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    // An event that the driver does not have.
+    events[0] = garbage<void*>(0x77770);
+    ASSERT_EQ(vmmgraph_elastic_buffer_commit(buffer, 0, MiB, nullptr), VMMGRAPH_OK);
+    EXPECT_NE(vmmgraph_elastic_buffer_decommit(buffer, 0, MiB, &fence, nullptr), VMMGRAPH_OK);
+    auto stats = sized<vmmgraph_elastic_stats_t>();
+    ASSERT_EQ(vmmgraph_elastic_buffer_stats(buffer, &stats), VMMGRAPH_OK);
+    EXPECT_EQ(stats.committed_bytes, MiB);
+    EXPECT_EQ(stats.leaving_bytes, 0U);
+}
+
+TEST_F(HostileElastic, NullAndNonsenseOfCaches) {
+    vmmgraph_kv_cache_t made = nullptr;
+    const std::uint64_t planes[] = {4096, 0};
+    auto options = sized<vmmgraph_kv_options_t>();
+    EXPECT_EQ(vmmgraph_kv_cache_create(device, nullptr, &made), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_kv_cache_create(device, &options, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_kv_cache_create(device, &options, &made), VMMGRAPH_ERROR_INVALID_SIZE);
+    options.plane_count = 1;
+    options.blocks_most = 10;
+    EXPECT_EQ(vmmgraph_kv_cache_create(device, &options, &made), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    options.planes = planes;
+    options.layout = 2;
+    EXPECT_EQ(vmmgraph_kv_cache_create(device, &options, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    options.layout = VMMGRAPH_KV_BY_BLOCK;
+    options.plane_count = 2;
+    EXPECT_EQ(vmmgraph_kv_cache_create(device, &options, &made), VMMGRAPH_ERROR_INVALID_SIZE);
+    options.plane_count = 1;
+    options.blocks_most = ~std::uint64_t{0};
+    EXPECT_EQ(vmmgraph_kv_cache_create(device, &options, &made), VMMGRAPH_ERROR_INVALID_SIZE);
+    EXPECT_EQ(made, nullptr);
+
+    auto place = sized<vmmgraph_kv_plane_t>();
+    EXPECT_EQ(vmmgraph_kv_cache_plane(cache, 2, &place), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_kv_cache_plane(cache, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_kv_cache_stats(cache, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_kv_cache_memory(cache, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_kv_cache_backed(cache, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_kv_cache_beyond(cache, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_kv_cache_observe(cache, nullptr, nullptr, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    for (const auto& [first, end] : {std::pair{0, 101}, {7, 6}}) {
+        const auto from = static_cast<std::uint64_t>(first), to = static_cast<std::uint64_t>(end);
+        EXPECT_EQ(vmmgraph_kv_cache_commit(cache, from, to, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        EXPECT_EQ(vmmgraph_kv_cache_commit_async(cache, from, to, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        EXPECT_EQ(vmmgraph_kv_cache_release(cache, from, to, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    }
+    EXPECT_EQ(vmmgraph_kv_cache_grow_to(cache, 101, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_kv_cache_shrink_to(cache, 101, nullptr, 0, nullptr, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_kv_cache_shrink_to(cache, 1, nullptr, 1, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    // Ranges that are none are nobody's: nothing stays for them.
+    ASSERT_EQ(vmmgraph_kv_cache_grow_to(cache, 50, nullptr), VMMGRAPH_OK);
+    const vmmgraph_block_range_t backwards[] = {{40, 30}, {~std::uint64_t{0}, 0}, {200, 300}};
+    std::uint64_t left = 77;
+    EXPECT_EQ(vmmgraph_kv_cache_shrink_to(cache, 10, backwards, 3, nullptr, &left), VMMGRAPH_OK);
+    EXPECT_EQ(left, 0U);
+    auto stats = sized<vmmgraph_kv_stats_t>();
+    stats.struct_size = 16;
+    stats.blocks = 99;
+    ASSERT_EQ(vmmgraph_kv_cache_stats(cache, &stats), VMMGRAPH_OK);
+    EXPECT_EQ(stats.planes, 2U);
+    EXPECT_EQ(stats.blocks, 99U);
+}
+
+TEST_F(HostileElastic, NullAndNonsenseOfPoolsAndPolicies) {
+    vmmgraph_block_pool_t made = nullptr;
+    EXPECT_EQ(vmmgraph_block_pool_create(10, 1, 1, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_block_pool_create(0, 1, 1, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_block_pool_create(10, 0, 1, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_block_pool_create(10, 1, 0, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_block_pool_create(~std::uint64_t{0}, 1, 1, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    std::uint64_t blocks[4] = {0};
+    std::int32_t there = 7;
+    EXPECT_EQ(vmmgraph_block_pool_allocate(pool, 4, nullptr, &there), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_block_pool_allocate(pool, 4, blocks, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_block_pool_allocate(pool, ~std::uint64_t{0}, blocks, &there), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_block_pool_allocate_reserved(pool, 4, nullptr, &there), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_block_pool_reserve(pool, 4, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(there, 7);
+    // Nothing is backed: a miss.
+    EXPECT_EQ(vmmgraph_block_pool_allocate(pool, 4, blocks, &there), VMMGRAPH_OK);
+    EXPECT_EQ(there, 0);
+    ASSERT_EQ(vmmgraph_block_pool_back(pool, 0, 100), VMMGRAPH_OK);
+    // Ranges beyond the end, and backwards.
+    EXPECT_EQ(vmmgraph_block_pool_back(pool, ~std::uint64_t{0}, ~std::uint64_t{0}), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_block_pool_unback(pool, 50, 20, nullptr), VMMGRAPH_OK);
+    ASSERT_EQ(vmmgraph_block_pool_allocate(pool, 4, blocks, &there), VMMGRAPH_OK);
+    ASSERT_EQ(there, 1);
+    const std::uint64_t twice[] = {blocks[0], blocks[1], blocks[0]};
+    EXPECT_EQ(vmmgraph_block_pool_free(pool, twice, 3, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    const std::uint64_t foreign[] = {blocks[0], ~std::uint64_t{0}};
+    EXPECT_EQ(vmmgraph_block_pool_free(pool, foreign, 2, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_block_pool_free(pool, nullptr, 2, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_block_pool_free(pool, blocks, 4, nullptr), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_block_pool_ask(pool, 1, 0, nullptr, nullptr, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_block_pool_shortfall(pool, 1, nullptr, 0, nullptr, &there), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    std::size_t count = 0;
+    EXPECT_EQ(vmmgraph_block_pool_shortfall(pool, 1, nullptr, 0, &count, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_block_pool_surplus(pool, 0, nullptr, 3, &count), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_block_pool_used(pool, 0, 100, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_block_pool_stats(pool, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+
+    vmmgraph_pre_commit_t other = nullptr;
+    EXPECT_EQ(vmmgraph_pre_commit_create(2, 1, 0, 0, &other), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_pre_commit_create(1, 2, 0, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_pre_commit_step(policy, 0, 0, 0, 0, nullptr, blocks), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_pre_commit_step(policy, 0, 0, 0, 0, &there, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    const std::uint64_t huge = ~std::uint64_t{0};
+    EXPECT_EQ(vmmgraph_pre_commit_step(policy, huge, huge, huge, huge, &there, blocks), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_pre_commit_step(policy, 0, 0, 0, huge, &there, blocks), VMMGRAPH_OK);
+}
+
+struct Called {
+    vmmgraph_elastic_buffer_t buffer = nullptr;
+    std::atomic<int> times{0};
+};
+
+void call_back(const vmmgraph_shown_t* shown, void* user) {
+    auto* const called = static_cast<Called*>(user);
+    ++called->times;
+    EXPECT_STREQ(shown->name, "kv");
+    // Pages that are being moved at this moment, by whoever called.
+    EXPECT_EQ(vmmgraph_elastic_buffer_commit(called->buffer, 0, MiB, nullptr), VMMGRAPH_ERROR_WRONG_STATE);
+    EXPECT_EQ(vmmgraph_elastic_buffer_decommit(called->buffer, 0, MiB, nullptr, nullptr), VMMGRAPH_ERROR_WRONG_STATE);
+    auto stats = sized<vmmgraph_elastic_stats_t>();
+    EXPECT_EQ(vmmgraph_elastic_buffer_stats(called->buffer, &stats), VMMGRAPH_OK);
+}
+
+TEST_F(HostileElastic, ObserversThatCallBackAreToldSo) {
+    Called called;
+    called.buffer = buffer;
+    vmmgraph_elastic_observer_t observer = nullptr;
+    ASSERT_EQ(vmmgraph_elastic_buffer_observe(buffer, call_back, call_back, &called, &observer), VMMGRAPH_OK);
+    ASSERT_EQ(vmmgraph_elastic_buffer_commit(buffer, 0, MiB, nullptr), VMMGRAPH_OK);
+    std::uint64_t gone = 0;
+    ASSERT_EQ(vmmgraph_elastic_buffer_decommit(buffer, 0, MiB, nullptr, &gone), VMMGRAPH_OK);
+    EXPECT_EQ(gone, MiB);
+    EXPECT_EQ(called.times, 2);
+    ASSERT_EQ(vmmgraph_elastic_observer_destroy(observer), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_elastic_observer_destroy(observer), VMMGRAPH_ERROR_INVALID_HANDLE);
+    ASSERT_EQ(vmmgraph_elastic_buffer_commit(buffer, 0, MiB, nullptr), VMMGRAPH_OK);
+    EXPECT_EQ(called.times, 2);
+}
+
+TEST_F(HostileElastic, AnEngineThatIsAskedMayCallEverything) {
+    ASSERT_EQ(vmmgraph_block_pool_back(pool, 0, 100), VMMGRAPH_OK);
+    std::vector<std::uint64_t> blocks(100);
+    std::int32_t there = 0;
+    ASSERT_EQ(vmmgraph_block_pool_allocate(pool, 100, blocks.data(), &there), VMMGRAPH_OK);
+    const auto may = [](std::uint64_t block, void* user) {
+        auto stats = sized<vmmgraph_block_pool_stats_t>();
+        EXPECT_EQ(vmmgraph_block_pool_stats(static_cast<vmmgraph_block_pool_t>(user), &stats), VMMGRAPH_OK);
+        return std::int32_t{block >= 8};
+    };
+    const auto vacate = [](const vmmgraph_ask_t* ask, void* user) {
+        EXPECT_EQ(ask->bytes, 200 * KiB);
+        EXPECT_EQ(ask->by, 12U);
+        EXPECT_EQ(ask->page_count, 2U);
+        for (std::size_t i = 0; i < ask->page_count; ++i) {
+            EXPECT_GE(ask->pages[i].page, 2U);
+            EXPECT_EQ(vmmgraph_block_pool_free(static_cast<vmmgraph_block_pool_t>(user), ask->pages[i].blocks, ask->pages[i].block_count,
+                                               nullptr),
+                      VMMGRAPH_OK);
+        }
+    };
+    std::uint64_t empty = 0;
+    ASSERT_EQ(vmmgraph_block_pool_ask(pool, 200 * KiB, 12, may, vacate, pool, &empty), VMMGRAPH_OK);
+    EXPECT_EQ(empty, 2 * 4 * 32 * KiB);
+}
+
+TEST_F(HostileElastic, AHandleMayGoWhileItsCommitIsUnderWay) {
+    vmmgraph_pending_t pending = nullptr;
+    ASSERT_EQ(vmmgraph_kv_cache_commit_async(cache, 0, 100, &pending), VMMGRAPH_OK);
+    ASSERT_EQ(vmmgraph_kv_cache_destroy(cache), VMMGRAPH_OK);
+    auto done = sized<vmmgraph_committed_t>();
+    ASSERT_EQ(vmmgraph_pending_wait(pending, &done), VMMGRAPH_OK);
+    EXPECT_EQ(done.bytes, 2 * 25 * 64 * KiB);
+    ASSERT_EQ(vmmgraph_pending_wait(pending, nullptr), VMMGRAPH_OK);
+    std::int32_t over = 0;
+    ASSERT_EQ(vmmgraph_pending_done(pending, &over), VMMGRAPH_OK);
+    EXPECT_EQ(over, 1);
+    EXPECT_EQ(vmmgraph_pending_done(pending, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    ASSERT_EQ(vmmgraph_pending_destroy(pending), VMMGRAPH_OK);
+    const std::uint64_t plane = 4096;
+    auto given = sized<vmmgraph_kv_options_t>();
+    given.planes = &plane;
+    given.plane_count = 1;
+    given.blocks_most = 10;
+    ASSERT_EQ(vmmgraph_kv_cache_create(device, &given, &cache), VMMGRAPH_OK);
+}
+
+TEST_F(HostileElastic, ManyThreadsOnOneHandle) {
+    std::vector<std::thread> threads;
+    std::atomic<int> bad{0};
+    for (int thread = 0; thread < 6; ++thread) {
+        threads.emplace_back([&, thread] {
+            for (int round = 0; round < 100; ++round) {
+                const auto calls = thread % 3 == 0 ? buffer_calls(buffer) : thread % 3 == 1 ? cache_calls(cache) : pool_calls(pool);
+                const auto& call = calls[static_cast<std::size_t>(thread * 7 + round) % (calls.size() - 1)];
+                const auto status = call.second();
+                bad += status == VMMGRAPH_OK || status == VMMGRAPH_ERROR_OVER_BUDGET ? 0 : 1;
+            }
+        });
+    }
+    for (auto& thread : threads) {
+        thread.join();
+    }
+    EXPECT_EQ(bad, 0);
+}
+
+}  // namespace
