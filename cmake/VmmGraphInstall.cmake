@@ -7,13 +7,14 @@ set(_config_build_dir "${PROJECT_BINARY_DIR}/config")
 install(TARGETS vmmgraph EXPORT VmmGraphTargets
   LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT runtime NAMELINK_COMPONENT development)
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/vmmgraph" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT development
-  FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp" PATTERN "torch.hpp" EXCLUDE PATTERN "torch_region.hpp" EXCLUDE PATTERN "engine.hpp" EXCLUDE
+  FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp" PATTERN "torch.hpp" EXCLUDE PATTERN "torch_region.hpp" EXCLUDE PATTERN "torch_elastic.hpp" EXCLUDE PATTERN "engine.hpp" EXCLUDE
   PATTERN "inputs.hpp" EXCLUDE PATTERN "memory_saver.h" EXCLUDE)
 install(EXPORT VmmGraphTargets NAMESPACE VmmGraph:: DESTINATION "${_config_dir}" COMPONENT development)
 if(VMMGRAPH_TORCH)
   install(TARGETS vmmgraph_torch EXPORT VmmGraphTorchTargets
     LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT runtime NAMELINK_COMPONENT development)
   install(FILES "${PROJECT_SOURCE_DIR}/include/vmmgraph/torch.hpp" "${PROJECT_SOURCE_DIR}/include/vmmgraph/torch_region.hpp"
+      "${PROJECT_SOURCE_DIR}/include/vmmgraph/torch_elastic.hpp"
       "${PROJECT_SOURCE_DIR}/include/vmmgraph/inputs.hpp"
       "${PROJECT_SOURCE_DIR}/include/vmmgraph/engine.hpp"
     DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/vmmgraph" COMPONENT development)

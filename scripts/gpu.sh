@@ -29,13 +29,14 @@ build() {
   torch=$(echo "$PWD"/.venv/lib/python3*/site-packages/torch)
   cmake -S . -B build/torch -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TORCH=ON -DVMMGRAPH_TORCH_ROOT="$torch" \
     -DVMMGRAPH_TESTS=ON -DVMMGRAPH_EXAMPLES=OFF >/dev/null
-  cmake --build build/torch --target vmmgraph_torch torch_test trust_test executables_test regions_test differential_test engine_test \
+  cmake --build build/torch --target vmmgraph_torch torch_test trust_test executables_test regions_test elastic_test differential_test engine_test \
     sleep_example
   strip -o "$out/libvmmgraph_torch.so.0.1" build/torch/libvmmgraph_torch.so.0.1.0
   strip -o "$out/torch_test" build/torch/tests/torch/torch_test
   strip -o "$out/trust_test" build/torch/tests/torch/trust_test
   strip -o "$out/executables_test" build/torch/tests/torch/executables_test
   strip -o "$out/regions_test" build/torch/tests/torch/regions_test
+  strip -o "$out/elastic_test" build/torch/tests/torch/elastic_test
   strip -o "$out/differential_test" build/torch/tests/torch/differential/differential_test
   strip -o "$out/engine_test" build/torch/tests/engine/engine_test
   strip -o "$out/sleep_example" build/torch/tests/engine/sleep_example
@@ -101,6 +102,7 @@ run() {
   trust
   libtorch "shared executables" executables_test
   libtorch "tensors in regions" regions_test
+  libtorch "KV caches as tensors" elastic_test
   libtorch "as torch's own captures" differential_test
   libtorch "persistent inputs and executor" engine_test
   row "memory saver under torch" python3 "$out/gpu.py" "$out/libvmmgraph_memory_saver.so"

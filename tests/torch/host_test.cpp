@@ -14,6 +14,7 @@
 #include <gtest/gtest.h>
 #include <torch/version.h>
 #include <vmmgraph/torch.hpp>
+#include <vmmgraph/torch_elastic.hpp>
 #include <vmmgraph/torch_region.hpp>
 
 #include "../cpp/host.hpp"
@@ -386,5 +387,77 @@ TEST(RegionScope, IsRefusedWhereTorchCannotUseTheRegion) {
 }
 
 TEST(BuiltFor, NamesTheTorchOfTheHeaders) { EXPECT_STREQ(vmmgraph::torch::built_for(), TORCH_VERSION); }
+
+// Over the host driver they are on the CPU.
+TEST(KvTensors, ArePlanesThatGrowWhereTheyAreAndOwnTheirCache) {
+    using vmmgraph::KvLayout;
+    using vmmgraph::torch::KvPlane;
+    for (const auto layout : {KvLayout::by_plane, KvLayout::by_block}) {
+        const auto device = vmmgraph::Device::open(host::device_options(next_device()));
+        const auto before = device.stats().physical_bytes;
+        at::Tensor view;
+        {
+            vmmgraph::torch::KvTensorOptions options{{KvPlane{{4, 2, 8}, at::kFloat}, KvPlane{{4, 3}, at::kLong}, KvPlane{{}, at::kDouble}},
+                                                     10'000,
+                                                     layout,
+                                                     {"kv", 64 << 10, 0, 0}};
+            vmmgraph::torch::KvTensors kv(device, options);
+            ASSERT_EQ(kv.planes().size(), 3U);
+            EXPECT_EQ(kv.planes()[0].sizes(), (at::IntArrayRef{10'000, 4, 2, 8}));
+            EXPECT_EQ(kv.planes()[1].scalar_type(), at::kLong);
+            EXPECT_EQ(kv.planes()[2].sizes(), (at::IntArrayRef{10'000}));
+            EXPECT_TRUE(kv.planes()[0][9'999].is_contiguous());
+            EXPECT_EQ(kv.planes()[0].is_contiguous(), layout == KvLayout::by_plane);
+            EXPECT_EQ(device.stats().physical_bytes, before);
+            auto* const at = kv.planes()[0].data_ptr();
+            kv.grow_to(100);
+            for (const auto& plane : kv.planes()) {
+                plane.narrow(0, 0, 100).fill_(3);
+            }
+            EXPECT_EQ(kv.cache().grow_async(2'000).wait().revived, 0U);
+            kv.before(nullptr);
+            kv.record_stream(nullptr);
+            for (const auto& plane : kv.planes()) {
+                plane.narrow(0, 100, 1'900).fill_(4);
+                EXPECT_EQ(plane.narrow(0, 0, 2'000).sum().to(at::kLong).item<std::int64_t>(), (100 * 3 + 1'900 * 4) * plane[0].numel());
+            }
+            EXPECT_EQ(kv.planes()[0].data_ptr(), at);
+            EXPECT_EQ(kv.cache().shrink_to(50, {{1'000, 1'001}}), 1U);
+            EXPECT_EQ(kv.planes()[0][1'000].sum().item<float>(), 4 * 64);
+            EXPECT_EQ(kv.planes()[0][49].sum().item<float>(), 3 * 64);
+            EXPECT_EQ(status_of([&] { kv.grow_to(10'001); }), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+            kv.cache().set_budget(64 << 10);
+            EXPECT_EQ(status_of([&] { kv.grow_to(10'000); }), VMMGRAPH_ERROR_OVER_BUDGET);
+            auto moved = std::move(kv);
+            EXPECT_EQ(moved.planes().size(), 3U);
+            view = moved.planes()[1].narrow(0, 10, 20).select(1, 2);
+        }
+        EXPECT_GT(device.stats().physical_bytes, before);
+        EXPECT_EQ(view.sum().item<std::int64_t>(), 3 * 60);
+        // The last one, by another thread.
+        std::thread([&] { view.reset(); }).join();
+        EXPECT_EQ(device.stats().mappings, 0U);
+    }
+}
+
+TEST(KvTensors, RefuseWhatIsNoPlane) {
+    using vmmgraph::torch::KvPlane;
+    using vmmgraph::torch::KvTensors;
+    const auto device = vmmgraph::Device::open(host::device_options(next_device()));
+    const auto make = [&](std::vector<KvPlane> planes, std::uint64_t blocks, vmmgraph::KvLayout layout = vmmgraph::KvLayout::by_plane) {
+        return status_of([&] { const KvTensors kv(device, {std::move(planes), blocks, layout, {}}); });
+    };
+    EXPECT_EQ(make({}, 10), VMMGRAPH_ERROR_INVALID_SIZE);
+    EXPECT_EQ(make({KvPlane{{4}, at::kByte}}, 0), VMMGRAPH_ERROR_INVALID_SIZE);
+    EXPECT_EQ(make({KvPlane{{4, 0}, at::kByte}}, 10), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(make({KvPlane{{-4}, at::kByte}}, 10), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(make({KvPlane{{std::int64_t{1} << 60, std::int64_t{1} << 60}, at::kByte}}, 10), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(make({KvPlane{{1 << 30, 1 << 10}, at::kByte}}, ~std::uint64_t{0}), VMMGRAPH_ERROR_INVALID_SIZE);
+    // Bytes before floats, in one block.
+    const std::vector<KvPlane> unaligned{{{3}, at::kByte}, {{4}, at::kFloat}};
+    EXPECT_EQ(make(unaligned, 10, vmmgraph::KvLayout::by_block), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(make(unaligned, 10), VMMGRAPH_OK);
+    EXPECT_EQ(device.stats().reserved_bytes, 0U);
+}
 
 }  // namespace
