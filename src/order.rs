@@ -44,6 +44,8 @@ pub struct ReplayOrder {
     contents: Mutex<Fence>,
     /// Launches so far; written by whoever has the turn.
     replays: AtomicU64,
+    /// The stream of a turn that [`enter`](Self::enter) took, until [`leave`](Self::leave).
+    entered: Mutex<Option<Stream>>,
     /// In a serial order, whose first replay says where all others have to be.
     only: Option<Mutex<Option<Place>>>,
 }
@@ -84,8 +86,8 @@ impl ReplayOrder {
         let (turn, last) = (Turn::default(), Mutex::default());
         let replays = AtomicU64::new(0);
         let (gate, contents) = (AtomicU64::new(OPEN), Mutex::default());
-        let on = AtomicU64::new(MARKED);
-        Self { events: Arc::clone(events), turn, on, last, gate, contents, replays, only: None }
+        let (on, entered) = (AtomicU64::new(MARKED), Mutex::default());
+        Self { events: Arc::clone(events), turn, on, last, gate, contents, replays, entered, only: None }
     }
 
     /// As [`new`](Self::new), but replays on another stream or thread than the first one's are refused.
@@ -109,6 +111,38 @@ impl ReplayOrder {
     /// is so of the stream of the last replay, which was not [marked](Self::mark) before; [`Error::WrongState`] if this would wait for
     /// itself, while the arena is paused, or in a [serial](Self::serial) order for another stream or thread. `launch` has not been called then, and no capture was touched.
     pub fn replay<T>(&self, stream: Stream, launch: impl FnOnce() -> T) -> Result<T> {
+        let _entered = self.begin(stream)?;
+        Ok(launch())
+    }
+
+    /// [`replay`](Self::replay) for whoever cannot launch from a callback: until this thread calls [`leave`](Self::leave), which it must,
+    /// every other replay of the arena waits.
+    ///
+    /// # Errors
+    /// As [`replay`](Self::replay); there is nothing to leave then.
+    pub fn enter(&self, stream: Stream) -> Result<()> {
+        let entered = self.begin(stream)?;
+        *self.entered.lock() = Some(stream);
+        // Its end is `leave`'s.
+        std::mem::forget(entered);
+        Ok(())
+    }
+
+    /// Ends what [`enter`](Self::enter) began: the graph has been given to the stream, or failed to be.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] if this thread has not entered.
+    pub fn leave(&self) -> Result<()> {
+        let stream =
+            if self.turn.check().is_err() { self.entered.lock().take() } else { None }.ok_or_else(|| {
+                let expected = "entered on this thread before";
+                Error::WrongState { what: "a replay", expected, found: "left" }
+            })?;
+        drop(Entered { order: self, stream: Some(stream) });
+        Ok(())
+    }
+
+    fn begin(&self, stream: Stream) -> Result<Entered<'_>> {
         self.turn.take()?;
         let mut entered = Entered { order: self, stream: None };
         let gate = self.gate.load(Ordering::SeqCst);
@@ -123,7 +157,7 @@ impl ReplayOrder {
         }
         entered.stream = Some(stream);
         self.replays.store(self.replays() + 1, Ordering::Relaxed);
-        Ok(launch())
+        Ok(entered)
     }
 
     /// Does something between two replays.

@@ -135,6 +135,8 @@ fn a_handle_that_is_none_is_refused_by_every_function() {
                 vmmgraph_space_wait(space),
                 vmmgraph_space_seal(space, VMMGRAPH_RETAIN_DEFAULT, null_mut()),
                 vmmgraph_space_replay(space, null_mut(), Some(count), null_mut()),
+                vmmgraph_space_enter(space, null_mut()),
+                vmmgraph_space_leave(space),
                 vmmgraph_space_live_blocks(space, null_mut(), 0, &raw mut n),
                 vmmgraph_space_blocks_json(space, null_mut(), 0, null_mut()),
                 vmmgraph_space_stats(space, &raw mut stats),

@@ -161,6 +161,65 @@ fn launches_of_many_threads_never_overlap() {
     });
 }
 
+#[test]
+fn entering_and_leaving_is_a_replay_in_two_calls() {
+    let (driver, arena) = logged();
+    let (space, other) = (sealed(&arena), sealed(&arena));
+    let refused = |result| assert!(matches!(result, Err(Error::WrongState { .. })));
+    refused(space.leave());
+    refused(arena.open_space().unwrap().enter(A));
+    assert_eq!(arena.stats().replays, 0);
+
+    space.replay(A, || ()).unwrap();
+    let _ = driver.take_log();
+    space.enter(B).unwrap();
+    assert_eq!(
+        driver.take_log(),
+        ["event_create", "event_record Event(1) Stream(160)", "event_wait Event(1) Stream(176)"]
+    );
+    // It is this thread's turn: what waits for it would wait for itself.
+    refused(other.enter(B));
+    refused(other.replay(B, || ()));
+    refused(arena.mark());
+    std::thread::scope(|scope| {
+        let late = scope.spawn(|| other.replay(B, || std::thread::current().id()).unwrap());
+        // It is the turn of the thread that entered, and nobody else can end it.
+        scope.spawn(|| refused(space.leave())).join().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert!(!late.is_finished(), "a replay overtook one that was entered");
+        // By any space of the arena, since the turn is the arena's.
+        other.leave().unwrap();
+        assert_ne!(late.join().unwrap(), std::thread::current().id());
+    });
+    refused(space.leave());
+    // A callback's turn ends with the callback.
+    space.replay(B, || refused(space.leave())).unwrap();
+    assert_eq!(arena.stats().replays, 4);
+    space.replay(A, || ()).unwrap();
+    assert_eq!(arena.stats().replays, 5);
+}
+
+#[test]
+fn entered_replays_of_many_threads_never_overlap() {
+    let (_, arena) = logged();
+    let spaces = [sealed(&arena), sealed(&arena), sealed(&arena)];
+    let inside = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for (thread, space) in spaces.iter().enumerate() {
+            let inside = &inside;
+            scope.spawn(move || {
+                for turn in 0..2_000 {
+                    space.enter(stream((thread as u64 + turn) % 4)).unwrap();
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two launches at once");
+                    std::hint::spin_loop();
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    space.leave().unwrap();
+                }
+            });
+        }
+    });
+}
+
 /// On the stand-in, with a real capture under way.
 #[test]
 fn a_stream_being_captured_is_never_touched() {

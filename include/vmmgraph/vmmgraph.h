@@ -2518,6 +2518,14 @@ vmmgraph_status_t vmmgraph_space_replay(vmmgraph_space_t space,
                                         vmmgraph_launch_fn launch,
                                         void *user);
 
+// vmmgraph_space_replay for whoever cannot launch from a callback, as a language with a lock of its own: what this thread gives to `stream`
+// until it calls vmmgraph_space_leave is in order after every earlier replay of the arena. Until then other replays of the arena wait, so
+// leave whatever happens. On failure there is nothing to leave. As the other one beyond that.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_space_enter(vmmgraph_space_t space, void *stream);
+
+// Ends what vmmgraph_space_enter began on this thread. VMMGRAPH_ERROR_WRONG_STATE if it has not entered.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_space_leave(vmmgraph_space_t space);
+
 // The blocks that are live now, in address order: after the seal, those that were retained and not freed since. Copies at most
 // `capacity` pointers and writes how many there are to `count`. `blocks` may be null if capacity is 0.
 //

@@ -279,6 +279,20 @@ pub unsafe extern "C" fn vmmgraph_space_replay(
     })
 }
 
+/// vmmgraph_space_replay for whoever cannot launch from a callback, as a language with a lock of its own: what this thread gives to `stream`
+/// until it calls vmmgraph_space_leave is in order after every earlier replay of the arena. Until then other replays of the arena wait, so
+/// leave whatever happens. On failure there is nothing to leave. As the other one beyond that.
+#[unsafe(no_mangle)]
+pub extern "C" fn vmmgraph_space_enter(space: vmmgraph_space_t, stream: *mut c_void) -> vmmgraph_status_t {
+    with(space, |space| Ok(space.enter(stream_of(stream))?))
+}
+
+/// Ends what vmmgraph_space_enter began on this thread. VMMGRAPH_ERROR_WRONG_STATE if it has not entered.
+#[unsafe(no_mangle)]
+pub extern "C" fn vmmgraph_space_leave(space: vmmgraph_space_t) -> vmmgraph_status_t {
+    with(space, |space| Ok(space.leave()?))
+}
+
 /// The blocks that are live now, in address order: after the seal, those that were retained and not freed since. Copies at most
 /// `capacity` pointers and writes how many there are to `count`. `blocks` may be null if capacity is 0.
 ///

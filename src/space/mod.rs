@@ -337,6 +337,32 @@ impl Space {
         self.core.common.order.replay(stream, launch)
     }
 
+    /// [`replay`](Self::replay) for whoever cannot launch from a callback: what this thread gives to `stream` until it calls
+    /// [`leave`](Self::leave), which it must whatever happens, is in order. Until then other replays of the arena wait.
+    ///
+    /// # Errors
+    /// As [`replay`](Self::replay); there is nothing to leave then.
+    pub fn enter(&self, stream: Stream) -> Result<()> {
+        self.core.common.usable()?;
+        self.core.state.lock().require(Phase::Sealed)?;
+        self.core.common.order.enter(stream)?;
+        if self.core.common.poison {
+            return self.fill_shared(POISON, stream).inspect_err(|_| {
+                // Entered just above.
+                let _ = self.leave();
+            });
+        }
+        Ok(())
+    }
+
+    /// Ends what [`enter`](Self::enter) began, of this space or another one of the arena, also if nothing was launched.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] if this thread has not entered.
+    pub fn leave(&self) -> Result<()> {
+        self.core.common.order.leave()
+    }
+
     /// Blocks the caller until the replays of the arena that were launched so far are done, this space's among them: afterwards what its
     /// graph reads and writes may go. Dropping the space does not wait.
     ///

@@ -82,16 +82,17 @@ impl Space {
         stream: Stream,
         launch: impl FnOnce() -> T,
     ) -> Result<T> {
-        let common = &self.core().common;
-        let shared = self.shared_pages();
-        common.order.replay(stream, || {
-            let state = self.core().state.lock();
-            for (range, offset, bytes) in shared {
-                state.ranges[range].fill(offset, bytes, pattern, stream)?;
-            }
-            drop(state);
+        self.core().common.order.replay(stream, || {
+            self.fill_shared(pattern, stream)?;
             Ok(launch())
         })?
+    }
+
+    /// Fills the shared pages of this space, in order on the stream; within a turn of the order.
+    pub(super) fn fill_shared(&self, pattern: u32, stream: Stream) -> Result<()> {
+        let shared = self.shared_pages();
+        let state = self.core().state.lock();
+        shared.iter().try_for_each(|(range, offset, bytes)| state.ranges[*range].fill(*offset, *bytes, pattern, stream))
     }
 
     /// Where each shared page of this space shows, once: range, offset and bytes.

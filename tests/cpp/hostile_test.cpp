@@ -132,6 +132,8 @@ std::vector<Call> space_calls(vmmgraph_space_t space) {
         {"space_wait", [=] { return vmmgraph_space_wait(space); }},
         {"space_seal", [=] { return vmmgraph_space_seal(space, VMMGRAPH_RETAIN_DEFAULT, nullptr); }},
         {"space_replay", [=] { return vmmgraph_space_replay(space, nullptr, nothing, nullptr); }},
+        {"space_enter", [=] { return vmmgraph_space_enter(space, nullptr); }},
+        {"space_leave", [=] { return vmmgraph_space_leave(space); }},
         {"space_live_blocks",
          [=] {
              std::size_t count = 0;
