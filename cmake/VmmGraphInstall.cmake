@@ -6,18 +6,17 @@ set(_config_build_dir "${PROJECT_BINARY_DIR}/config")
 
 install(TARGETS vmmgraph EXPORT VmmGraphTargets
   LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT runtime NAMELINK_COMPONENT development)
+# What needs torch goes with its library, and the memory saver's with that.
+set(_torch_headers torch.hpp torch_region.hpp torch_elastic.hpp torch_c.h engine.hpp inputs.hpp)
+list(TRANSFORM _torch_headers REPLACE "(.+)" "PATTERN;\\1;EXCLUDE" OUTPUT_VARIABLE _without_torch)
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/vmmgraph" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT development
-  FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp" PATTERN "torch.hpp" EXCLUDE PATTERN "torch_region.hpp" EXCLUDE PATTERN "torch_elastic.hpp" EXCLUDE PATTERN "engine.hpp" EXCLUDE
-  PATTERN "inputs.hpp" EXCLUDE PATTERN "memory_saver.h" EXCLUDE)
+  FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp" ${_without_torch} PATTERN "memory_saver.h" EXCLUDE)
 install(EXPORT VmmGraphTargets NAMESPACE VmmGraph:: DESTINATION "${_config_dir}" COMPONENT development)
 if(VMMGRAPH_TORCH)
   install(TARGETS vmmgraph_torch EXPORT VmmGraphTorchTargets
     LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT runtime NAMELINK_COMPONENT development)
-  install(FILES "${PROJECT_SOURCE_DIR}/include/vmmgraph/torch.hpp" "${PROJECT_SOURCE_DIR}/include/vmmgraph/torch_region.hpp"
-      "${PROJECT_SOURCE_DIR}/include/vmmgraph/torch_elastic.hpp"
-      "${PROJECT_SOURCE_DIR}/include/vmmgraph/inputs.hpp"
-      "${PROJECT_SOURCE_DIR}/include/vmmgraph/engine.hpp"
-    DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/vmmgraph" COMPONENT development)
+  list(TRANSFORM _torch_headers PREPEND "${PROJECT_SOURCE_DIR}/include/vmmgraph/")
+  install(FILES ${_torch_headers} DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/vmmgraph" COMPONENT development)
   install(EXPORT VmmGraphTorchTargets NAMESPACE VmmGraph:: DESTINATION "${_config_dir}" COMPONENT development)
 endif()
 if(VMMGRAPH_MEMORY_SAVER)

@@ -124,11 +124,19 @@ public:
     // The native allocator has a pool of the same id beside ours, in use as often, and the same filter: only so it knows that a capture is
     // under way, and asks no event of a capturing stream when something is freed. In that pool is what goes past us: a storage that was
     // made before install() and is resized in the capture.
+    //
+    // A program may end the pool within its capture and begin it again, with a filter of its own, to have something of another pool in
+    // between (vLLM's symmetric memory): that is the same capture, and the same use of the pool.
     void beginAllocateToPool(Device device, Pool pool, std::function<bool(cudaStream_t)> filter) override {
-        TORCH_CHECK(announced || !ours(device, pool), "vmmgraph: a capture's pool cannot be allocated to a second time");
+        const auto paused = announced ? nullptr : registry::paused_memory({device, pool});
+        TORCH_CHECK(announced || paused || !ours(device, pool), "vmmgraph: a capture's pool cannot be allocated to a second time");
         Forwards::beginAllocateToPool(device, pool, filter);
         if (announced) {
             registry::begin_capture({device, pool}, std::move(filter), std::exchange(announced, nullptr));
+        } else if (paused) {
+            registry::resume_capture({device, pool}, std::move(filter), paused);
+            // The native allocator counted it again, and torch releases the pool once.
+            Forwards::releasePool(device, pool);
         }
     }
     void endAllocateToPool(Device device, Pool pool) override {
@@ -215,8 +223,8 @@ std::atomic<CUDAAllocator*> installed_allocator{nullptr};
 
 }  // namespace
 
-Announcement::Announcement(std::shared_ptr<Memory> memory) { announced = std::move(memory); }
-Announcement::~Announcement() { announced = nullptr; }
+void announce(std::shared_ptr<Memory> memory) { announced = std::move(memory); }
+bool withdraw() noexcept { return std::exchange(announced, nullptr) != nullptr; }
 
 bool abandon(c10::DeviceIndex device, compat::PoolId pool) {
     if (registry::end_capture({device, pool})) {
@@ -228,6 +236,21 @@ bool abandon(c10::DeviceIndex device, compat::PoolId pool) {
         released = true;
     }
     return released;
+}
+
+bool abandon_one(c10::DeviceIndex device, compat::PoolId pool, const Memory* memory) {
+    // Ended by the program itself, the native allocator's was, too.
+    const bool paused = registry::paused_memory({device, pool}).get() == memory;
+    if (registry::end_capture({device, pool})) {
+        registry::native()->endAllocateToPool(device, pool);
+    } else if (!paused) {
+        return false;
+    }
+    registry::forget_capture(memory);
+    if (registry::drop_use({device, pool})) {
+        registry::native()->releasePool(device, pool);
+    }
+    return true;
 }
 
 bool installed() noexcept {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 
 #include <c10/core/Device.h>
 
@@ -10,17 +11,24 @@
 
 namespace vmmgraph::torch {
 
-// Announces that the next pool this thread begins to allocate to is the capture of `memory`; taken back when it goes.
+// Announces that the next pool this thread begins to allocate to is the capture of `memory`.
+void announce(std::shared_ptr<Memory> memory);
+// Takes that back; whether no pool had begun.
+bool withdraw() noexcept;
+
+// The same, taken back when it goes.
 class Announcement {
 public:
-    explicit Announcement(std::shared_ptr<Memory> memory);
+    explicit Announcement(std::shared_ptr<Memory> memory) { announce(std::move(memory)); }
     Announcement(const Announcement&) = delete;
     Announcement& operator=(const Announcement&) = delete;
-    ~Announcement();
+    ~Announcement() { static_cast<void>(withdraw()); }
 };
 
 // Forgets a capture that was begun and will not end, here and in the native allocator; whether torch had not released its pool. The
 // capture's graph must still exist: until here other threads may ask its filter.
 bool abandon(c10::DeviceIndex device, compat::PoolId pool);
+// The same for one of several captures into one pool, which stays the others': whether it had been begun and torch had not ended it.
+bool abandon_one(c10::DeviceIndex device, compat::PoolId pool, const Memory* memory);
 
 }  // namespace vmmgraph::torch

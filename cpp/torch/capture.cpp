@@ -15,6 +15,7 @@
 #include "collectives.hpp"
 #include "compat.hpp"
 #include "executables.hpp"
+#include "failed.hpp"
 #include "guards.hpp"
 #include "memsets.hpp"
 #include "on_device.hpp"
@@ -27,7 +28,6 @@ namespace vmmgraph::torch {
 namespace {
 
 namespace caching = c10::cuda::CUDACachingAllocator;
-using Generators = std::vector<std::shared_ptr<const at::Generator>>;
 
 // Whether torch took memory for the pool, from wherever.
 bool holds_memory(compat::PoolId pool) {
@@ -37,24 +37,6 @@ bool holds_memory(compat::PoolId pool) {
         }
     }
     return false;
-}
-
-// Up to torch 2.12, a capture that was not ended in the orderly way leaves its generators in the state of a capture: random numbers
-// fail from then on. An empty capture ends that.
-void reset_generators(const c10::cuda::CUDAStream& stream, const Generators& generators) noexcept {
-    try {
-        const c10::cuda::CUDAStreamGuard guard(stream);
-        compat::GraphWithExec<at::cuda::CUDAGraph> graph;
-        for (const auto& generator : generators) {
-            graph.draw_from(*generator);
-        }
-        graph.capture_begin(at::cuda::graph_pool_handle(), cudaStreamCaptureModeThreadLocal);
-        // A node, since torch warns of an empty graph.
-        static_cast<void>(cudaLaunchHostFunc(stream.stream(), [](void*) {}, nullptr));
-        graph.capture_end();
-    } catch (...) {
-        // The device is in no state to capture.
-    }
 }
 
 bool draws_on_gpu(const std::shared_ptr<const at::Generator>& generator) {
@@ -219,6 +201,7 @@ struct CaptureScope::State {
     bool collectives = false;
 
     void leave() noexcept {
+        registry::forget_capture(captured->memory.get());
         under_way.reset();
         context.reset();
         guard.reset();
@@ -346,15 +329,7 @@ struct CaptureScope::State {
             }
         }
         if (!ended) {
-            cudaGraph_t partial = nullptr;
-            if (is_capturing(stream.stream())) {
-                static_cast<void>(cudaStreamEndCapture(stream.stream(), &partial));
-            }
-            if (partial != nullptr) {
-                static_cast<void>(cudaGraphDestroy(partial));
-            }
-            // Torch checks for a sticky error at its next allocation.
-            static_cast<void>(cudaGetLastError());
+            end_by_hand(stream.stream());
         }
         try {
             graph->reset();

@@ -170,6 +170,59 @@ struct GraphWithExec final : Base {
 };
 using Graph = GraphWithExec<at::cuda::CUDAGraph>;
 
+// A graph of torch's that somebody else made: what GraphWithExec does with one of ours.
+template <class Base>
+struct GraphOfOthers : Base {
+    // Whether one that was made with keep_graph=True can be lent executables.
+    static constexpr bool lends = GraphWithExec<Base>::lends;
+
+    // Whether the graph is what its owner says: its pool, and the cudaGraph_t that it keeps, null where it keeps none.
+    static bool is(Base& graph, const decltype(at::cuda::graph_pool_handle())& pool, cudaGraph_t raw) {
+        return graph.*(&GraphOfOthers::mempool_id_) == pool && (raw == nullptr || graph.*(&GraphOfOthers::graph_) == raw);
+    }
+
+    // As torch's replay(), and with less work where no random numbers are drawn; `exec` is launched where it is not null, and stays the
+    // caller's. The graph's device is the current one, and the stream torch's current one.
+    static void launch(Base& graph, cudaGraphExec_t exec, cudaStream_t stream) {
+        const auto& draws = graph.*(&GraphOfOthers::captured_generator_states_);
+        const bool random = std::any_of(draws.begin(), draws.end(), [](const auto& state) { return state.second != 0; });
+        if (exec == nullptr || !lends) {
+            graph.replay();
+        } else if (!random) {
+            C10_CUDA_CHECK(cudaGraphLaunch(exec, stream));
+        } else {
+            const Lent lent(graph, exec);
+            graph.replay();
+        }
+    }
+
+private:
+    // Torch destroys and launches what it has: so it has ours during a launch only.
+    struct Lent {
+        Lent(Base& graph, cudaGraphExec_t exec) : graph(graph) {
+            graph.*(&GraphOfOthers::graph_exec_) = exec;
+            graph.*(&GraphOfOthers::has_graph_exec_) = true;
+        }
+        Lent(const Lent&) = delete;
+        Lent& operator=(const Lent&) = delete;
+        ~Lent() {
+            graph.*(&GraphOfOthers::graph_exec_) = nullptr;
+            graph.*(&GraphOfOthers::has_graph_exec_) = false;
+        }
+        Base& graph;
+    };
+};
+
+// How often torch's allocator has a pool in use; 0 where a release does not tell.
+template <class Allocator, class Id>
+int uses_of_pool(Allocator& allocator, c10::DeviceIndex device, const Id& pool) {
+    if constexpr (requires { allocator.getPoolUseCount(device, pool); }) {
+        return allocator.getPoolUseCount(device, pool);
+    } else {
+        return 0;
+    }
+}
+
 // Ends and releases the pool of pinned memory that a capture begins with the id of its own (2.11 and later), for a capture that torch
 // does not clean up.
 template <class Host = at::HostAllocator>

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
@@ -39,6 +40,12 @@ struct Capture {
     std::shared_ptr<Memory> memory;
 };
 
+// A capture whose pool ended before the capture did, or whose end nobody has told us yet.
+struct Paused {
+    PoolKey pool;
+    std::shared_ptr<Memory> memory;
+};
+
 // Only compared: the capture's graph, which uses the pool, owns the memory too.
 struct PoolUse {
     PoolKey pool;
@@ -49,6 +56,7 @@ struct Registry {
     std::mutex mutex;
     std::unordered_map<const void*, Block> blocks;
     std::vector<Capture> captures;
+    std::vector<Paused> paused;
     std::vector<PoolUse> uses;
     // Read without the mutex, so that allocations outside captures cost one load.
     std::atomic<std::size_t> captures_under_way{0};
@@ -80,6 +88,32 @@ void begin_capture(const PoolKey& pool, std::function<bool(cudaStream_t)> filter
     all.captures_under_way.fetch_add(1, std::memory_order_release);
 }
 
+void resume_capture(const PoolKey& pool, std::function<bool(cudaStream_t)> filter, const std::shared_ptr<Memory>& memory) {
+    auto& all = registry();
+    const std::lock_guard lock(all.mutex);
+    all.captures.push_back({pool, std::move(filter), memory});
+    std::erase_if(all.paused, [&](const Paused& one) { return one.pool == pool && one.memory == memory; });
+    all.captures_under_way.fetch_add(1, std::memory_order_release);
+}
+
+std::shared_ptr<Memory> paused_memory(const PoolKey& pool) {
+    auto& all = registry();
+    const std::lock_guard lock(all.mutex);
+    const auto found = std::find_if(all.paused.rbegin(), all.paused.rend(), [&](const Paused& one) { return one.pool == pool; });
+    return found == all.paused.rend() ? nullptr : found->memory;
+}
+
+void forget_capture(const Memory* memory) noexcept {
+    auto& all = registry();
+    // The last reference tears the space down, outside the lock.
+    std::vector<Paused> over;
+    const std::lock_guard lock(all.mutex);
+    const auto end =
+        std::stable_partition(all.paused.begin(), all.paused.end(), [&](const Paused& one) { return one.memory.get() != memory; });
+    std::move(end, all.paused.end(), std::back_inserter(over));
+    all.paused.erase(end, all.paused.end());
+}
+
 bool end_capture(const PoolKey& pool) {
     auto& all = registry();
     Capture ended{};
@@ -93,6 +127,7 @@ bool end_capture(const PoolKey& pool) {
         // Moved out, so that the filter (and what it captured) dies outside the lock.
         ended = std::move(*found);
         all.captures.erase(found);
+        all.paused.push_back({pool, ended.memory});
     }
     all.captures_under_way.fetch_sub(1, std::memory_order_release);
     return true;

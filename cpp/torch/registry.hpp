@@ -32,8 +32,15 @@ void set_native(compat::CUDAAllocator* native);
 
 // A capture begins: its filter tells which streams take part. The pool is in use until it is released.
 void begin_capture(const PoolKey& pool, std::function<bool(cudaStream_t)> filter, std::shared_ptr<Memory> memory);
-// Whether it was under way.
+// Whether it was under way. It may go on: programs end a capture's pool and begin it again to allocate elsewhere in between, and only
+// forget_capture() says that they did not.
 bool end_capture(const PoolKey& pool);
+// The memory of a capture whose pool ended and that may go on; null if there is none.
+std::shared_ptr<Memory> paused_memory(const PoolKey& pool);
+// As begin_capture, for one that goes on: the pool is in use already.
+void resume_capture(const PoolKey& pool, std::function<bool(cudaStream_t)> filter, const std::shared_ptr<Memory>& memory);
+// It is over.
+void forget_capture(const Memory* memory) noexcept;
 // How many are. Costs one load.
 std::size_t captures_under_way();
 // The memory of the capture the stream takes part in, by torch's own filter: helper threads and forked streams count too.

@@ -242,6 +242,11 @@ public:
         handle_ = Owned(handle);
     }
 
+    // Takes over an arena's C handle, which the object destroys from now on.
+    [[nodiscard]] static SharedVmmAllocator adopt(vmmgraph_arena_t handle) noexcept { return SharedVmmAllocator(Owned(handle)); }
+    // Gives the C handle up to the caller, who destroys it; the object is one that was moved from.
+    [[nodiscard]] vmmgraph_arena_t release() noexcept { return handle_.release(); }
+
     // Opens a space for a capture. No memory is taken before its first block. If replays came since the last mark, this marks them,
     // so that the stream of the last replay may be captured; whatever that stream's state is, it does not fail because of it.
     [[nodiscard]] Space open_space() {
@@ -330,6 +335,7 @@ public:
 
 private:
     using Owned = detail::Owned<vmmgraph_arena_t, vmmgraph_arena_destroy>;
+    explicit SharedVmmAllocator(Owned handle) noexcept : handle_(std::move(handle)) {}
 
     Owned handle_;
 };

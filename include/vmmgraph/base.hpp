@@ -148,6 +148,7 @@ public:
         }
     }
     [[nodiscard]] Handle get() const noexcept { return handle_; }
+    [[nodiscard]] Handle release() noexcept { return std::exchange(handle_, nullptr); }
 
 private:
     Handle handle_ = nullptr;

@@ -1,5 +1,11 @@
-# libvmmgraph_torch.so exports the functions of vmmgraph.h, and of vmmgraph::torch only the documented ones; nothing of cxx or Rust.
+# libvmmgraph_torch.so exports the functions of vmmgraph.h and torch_c.h, and of vmmgraph::torch only the documented ones; nothing of cxx or Rust.
 include("${CMAKE_CURRENT_LIST_DIR}/../cpp/declared.cmake")
+set(declared_in_both "${declared}")
+set(HEADER "${TORCH_HEADER}")
+set(DECLARED_LEAST 15)
+include("${CMAKE_CURRENT_LIST_DIR}/../cpp/declared.cmake")
+list(APPEND declared ${declared_in_both})
+list(SORT declared)
 execute_process(COMMAND "${NM}" -D --defined-only -C "${LIBRARY}" OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
 string(REGEX MATCHALL "[^\n]+" lines "${symbols}")
 set(found "")

@@ -1,0 +1,310 @@
+#include "shape.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <string>
+#include <utility>
+
+#include <ATen/Context.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
+
+#include "block_allocator.hpp"
+#include "collectives.hpp"
+#include "failed.hpp"
+#include "guards.hpp"
+#include "memsets.hpp"
+#include "registry.hpp"
+#include "short_of_memory.hpp"
+
+namespace vmmgraph::torch {
+namespace {
+
+namespace caching = c10::cuda::CUDACachingAllocator;
+using Others = compat::GraphOfOthers<at::cuda::CUDAGraph>;
+
+// What live blocks hold while a seal changes the pages under them: on the device if it has room, else in host memory.
+class Contents {
+public:
+    Contents(const std::vector<void*>& blocks, cudaStream_t stream) : stream_(stream) {
+        std::size_t total = 0;
+        for (void* const block : blocks) {
+            std::size_t bytes = 0;
+            if (registry::owner_of(block, &bytes)) {
+                parts_.push_back({static_cast<char*>(block), total, bytes});
+                total += bytes;
+            }
+        }
+        if (total > 0 && cudaMalloc(&device_, total) != cudaSuccess) {
+            static_cast<void>(cudaGetLastError());
+            device_ = nullptr;
+            host_.resize(total);
+        }
+        copy(false);
+    }
+    Contents(const Contents&) = delete;
+    Contents& operator=(const Contents&) = delete;
+    ~Contents() {
+        if (device_ != nullptr) {
+            static_cast<void>(cudaFree(device_));
+        }
+    }
+
+    void put_back() { copy(true); }
+
+private:
+    struct Part {
+        char* block;
+        std::size_t offset;
+        std::size_t bytes;
+    };
+
+    void copy(bool back) {
+        if (parts_.empty()) {
+            return;
+        }
+        char* const kept = device_ != nullptr ? static_cast<char*>(device_) : host_.data();
+        for (const auto& part : parts_) {
+            C10_CUDA_CHECK(cudaMemcpyAsync(back ? part.block : kept + part.offset, back ? kept + part.offset : part.block, part.bytes,
+                                           cudaMemcpyDefault, stream_));
+        }
+        C10_CUDA_CHECK(cudaStreamSynchronize(stream_));
+    }
+
+    cudaStream_t stream_;
+    std::vector<Part> parts_;
+    void* device_ = nullptr;
+    std::vector<char> host_;
+};
+
+}  // namespace
+
+Shape::UnderWay::UnderWay(c10::DeviceIndex device, const c10::cuda::CUDAStream& stream, Workspace& workspace)
+    : stream(stream), counted(device), workspaces(workspace, stream) {}
+
+Shape::Shape(SharedVmmAllocator& arena)
+    : device_(device_of(arena).index()),
+      space_(arena.open_space()),
+      memory_(std::make_shared<Memory>(space_)),
+      workspace_(Workspace::of(arena)),
+      pool_(ExecutablePool::shared() ? ExecutablePool::of(arena) : nullptr) {}
+
+Shape::~Shape() {
+    const OnDevice current({c10::kCUDA, device_});
+    const Relaxed relaxed;
+    // Whoever replayed last may not be done; then nobody else gets the workspaces it uses.
+    if (auto* const last = last_stream_.load(); last != nullptr) {
+        try {
+            const auto stream = c10::cuda::getStreamFromExternal(last, device_);
+            workspace_->record_stream(stream);
+            for (const auto& kept : kept_workspaces_) {
+                caching::recordStream(*kept, stream);
+            }
+        } catch (...) {
+            // Torch has lost them.
+        }
+    }
+    registry::forget_capture(memory_.get());
+    if (template_) {
+        template_->close();
+    }
+}
+
+c10::cuda::CUDAStream Shape::stream() const { return c10::cuda::getCurrentCUDAStream(device_); }
+
+void Shape::begin(const compat::PoolId& pool) {
+    require_release();
+    offer_idle_pages();
+    at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
+    if (!installed()) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "vmmgraph_torch_install() comes before a capture");
+    }
+    const auto stream = this->stream();
+    if (stream.stream() == nullptr) {
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "the default stream cannot be captured");
+    }
+    const std::lock_guard lock(mutex_);
+    if (sealed_ || under_way_) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               sealed_ ? "the shape is sealed: open another one for another capture" : "a capture into this shape is under way");
+    }
+    if (registry::uses_of({device_, pool}) == 0 && compat::uses_of_pool(*registry::native(), device_, pool) > 0) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "the pool is torch's own: a MemPool, or one that graphs were captured into before");
+    }
+    const OnDevice current({c10::kCUDA, device_});
+    if (is_capturing(stream.stream())) {
+        refuse(VMMGRAPH_ERROR_STREAM_CAPTURING, "the stream is under capture already");
+    }
+    // As for a CaptureScope: what torch makes at the beginning of a capture breaks no other one, and steps aside with no region.
+    std::optional<Relaxed> relaxed(std::in_place);
+    std::optional<DisableScope> torchs_own(std::in_place);
+    under_way_ = std::make_unique<UnderWay>(device_, stream, *workspace_);
+    // They end with begun(), and this thread's mode is Relaxed until then.
+    relaxed.reset();
+    torchs_own.reset();
+    under_way_->relaxed.emplace();
+    under_way_->torchs_own.emplace();
+    announce(memory_);
+}
+
+void Shape::begun() {
+    const bool ignored = withdraw();
+    const std::lock_guard lock(mutex_);
+    if (!under_way_) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "no capture into this shape is under way");
+    }
+    under_way_->torchs_own.reset();
+    under_way_->relaxed.reset();
+    if (ignored) {
+        under_way_.reset();
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "torch began the capture without asking the allocator that stands over its own: another one was "
+               "installed over it, or the graph is none of torch's");
+    }
+}
+
+ForeignPiece Shape::end(const ForeignGraph& graph) {
+    const Relaxed relaxed;
+    const DisableScope torchs_own;
+    const OnDevice current({c10::kCUDA, device_});
+    const std::lock_guard lock(mutex_);
+    if (!under_way_) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "no capture into this shape is under way");
+    }
+    registry::forget_capture(memory_.get());
+    const auto under_way = std::move(under_way_);
+    auto kept = under_way->workspaces.end(*memory_);
+    std::move(kept.begin(), kept.end(), std::back_inserter(kept_workspaces_));
+
+    ForeignPiece piece{pieces_.size(), 0, graph.graph != nullptr && Others::is(*graph.graph, graph.pool, graph.raw), false};
+    if (graph.raw != nullptr) {
+        collectives_ = collectives_ || has_registered_collectives(graph.raw);
+        if (graph.memset_kernels) {
+            piece.memset_kernels = replace_memsets(graph.raw, under_way->stream);
+        }
+    }
+    piece.lent = piece.replayable && graph.lend && graph.raw != nullptr && pool_ != nullptr;
+    pieces_.push_back({piece.replayable ? graph.graph : nullptr, piece.lent ? graph.raw : nullptr});
+    return piece;
+}
+
+void Shape::abandon(const compat::PoolId& pool) noexcept {
+    static_cast<void>(withdraw());
+    const Relaxed relaxed;
+    const OnDevice current({c10::kCUDA, device_});
+    const std::lock_guard lock(mutex_);
+    if (!under_way_) {
+        return;
+    }
+    const auto under_way = std::move(under_way_);
+    try {
+        const DisableScope torchs_own;
+        end_by_hand(under_way->stream.stream());
+        const bool unended = abandon_one(device_, pool, memory_.get());
+        if (unended) {
+            compat::abandon_host_pool(pool);
+        }
+        registry::forget_capture(memory_.get());
+        static_cast<void>(under_way->workspaces.end(*memory_));
+        reset_generators(under_way->stream, {});
+    } catch (...) {
+        // Nothing more can be done; the next capture begins with its own space.
+    }
+}
+
+Retain Shape::policy(Retain asked) const { return asked == Retain::inherit ? static_cast<Retain>(space_.stats().retain) : asked; }
+
+SealReport Shape::seal_keeping_contents(Retain retain) {
+    if (retain == Retain::own_pages && collectives_) {
+        // What NCCL has registered keeps its page.
+        return space_.seal(Retain::in_place);
+    }
+    const auto blocks = retain == Retain::own_pages ? space_.live_blocks() : std::vector<void*>();
+    const auto stream = this->stream();
+    if (blocks.empty() || is_capturing(stream.stream())) {
+        return space_.seal(retain);
+    }
+    Contents contents(blocks, stream.stream());
+    const auto report = space_.seal(retain);
+    contents.put_back();
+    return report;
+}
+
+SealReport Shape::seal(Retain retain) {
+    const Relaxed relaxed;
+    const OnDevice current({c10::kCUDA, device_});
+    const std::lock_guard lock(mutex_);
+    if (under_way_) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "a capture into this shape is under way");
+    }
+    if (!sealed_) {
+        sealed_ = seal_keeping_contents(policy(retain));
+    }
+    return *sealed_;
+}
+
+const Shape::Piece& Shape::replayable(std::size_t piece) const {
+    if (piece >= pieces_.size() || pieces_[piece].graph == nullptr) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "piece " + std::to_string(piece) + " of " + std::to_string(pieces_.size()) +
+                                               " is not replayed here: its owner does that, or it is gone");
+    }
+    return pieces_[piece];
+}
+
+Template& Shape::executables() {
+    if (!template_) {
+        std::vector<cudaGraph_t> graphs;
+        for (auto& piece : pieces_) {
+            if (piece.lends != nullptr) {
+                piece.place = graphs.size();
+                graphs.push_back(piece.lends);
+            }
+        }
+        template_ = std::make_unique<Template>(pool_, graphs, collectives_);
+    }
+    return *template_;
+}
+
+void Shape::launch(std::size_t number, const c10::cuda::CUDAStream& stream) {
+    const std::lock_guard lock(mutex_);
+    const auto& piece = replayable(number);
+    last_stream_.store(stream.stream());
+    if (piece.lends == nullptr) {
+        return Others::launch(*piece.graph, nullptr, stream.stream());
+    }
+    const Template::Lent lent(executables());
+    Others::launch(*piece.graph, lent.at(piece.place), stream.stream());
+}
+
+void Shape::replay(std::size_t piece) {
+    const OnDevice current({c10::kCUDA, device_});
+    const auto stream = this->stream();
+    space_.replay(stream.stream(), [&] { launch(piece, stream); });
+}
+
+Difference Shape::verify(std::size_t piece, const std::vector<Output>& outputs) {
+    const OnDevice current({c10::kCUDA, device_});
+    const auto stream = this->stream();
+    return space_.verify(stream.stream(), outputs, [&] { launch(piece, stream); });
+}
+
+void Shape::drop(std::size_t number, bool keep) {
+    const Relaxed relaxed;
+    const std::lock_guard lock(mutex_);
+    if (number >= pieces_.size()) {
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "there is no piece " + std::to_string(number) + ", the shape has " + std::to_string(pieces_.size()));
+    }
+    auto& piece = pieces_[number];
+    // The others are a set of their own from now on.
+    if (piece.lends != nullptr && template_) {
+        template_->close();
+        template_.reset();
+    }
+    piece.lends = nullptr;
+    if (!keep) {
+        piece.graph = nullptr;
+    }
+}
+
+}  // namespace vmmgraph::torch

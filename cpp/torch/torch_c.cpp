@@ -1,0 +1,284 @@
+// The C functions of torch_c.h: handles to shapes, and errors as statuses.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <string>
+#include <unordered_map>
+
+#include <c10/util/Exception.h>
+#include <torch/version.h>
+#include <vmmgraph/torch.hpp>
+#include <vmmgraph/torch_c.h>
+
+#include "guards.hpp"
+#include "shape.hpp"
+
+namespace vmmgraph::torch {
+namespace {
+
+// Why this thread's last call failed.
+std::string& message() {
+    thread_local std::string text;
+    return text;
+}
+
+vmmgraph_status_t failed(vmmgraph_status_t status, const char* why) noexcept {
+    try {
+        message() = why;
+    } catch (...) {
+        // Out of host memory: the status has to do.
+    }
+    return status;
+}
+
+// Nothing leaves but a status.
+template <class Body>
+vmmgraph_status_t guarded(Body&& body) noexcept {
+    try {
+        message().clear();
+        body();
+        return VMMGRAPH_OK;
+    } catch (const Error& error) {
+        return failed(error.status(), error.what());
+    } catch (const c10::OutOfMemoryError& error) {
+        return failed(VMMGRAPH_ERROR_OUT_OF_MEMORY, error.what_without_backtrace());
+    } catch (const c10::Error& error) {
+        return failed(VMMGRAPH_ERROR_DRIVER, error.what_without_backtrace());
+    } catch (const std::bad_alloc&) {
+        return failed(VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY, "vmmgraph: out of host memory");
+    } catch (const std::exception& error) {
+        return failed(VMMGRAPH_ERROR_INTERNAL, error.what());
+    } catch (...) {
+        return failed(VMMGRAPH_ERROR_INTERNAL, "vmmgraph: an unknown exception");
+    }
+}
+
+template <class T>
+T& required(T* pointer, const char* name) {
+    if (pointer == nullptr) {
+        refuse(VMMGRAPH_ERROR_NULL_ARGUMENT, std::string(name) + " is null");
+    }
+    return *pointer;
+}
+
+// A struct of the caller's that is at least as long as ours: these are as old as the functions.
+template <class T>
+T& sized(T* given, const char* name) {
+    if (const auto size = required(given, name).struct_size; size < sizeof(T) || size > 4096 || size % 8 != 0) {
+        refuse(VMMGRAPH_ERROR_STRUCT_SIZE, std::string(name) + ": struct_size is " + std::to_string(size) + ", and the struct has " +
+                                               std::to_string(sizeof(T)) + " bytes");
+    }
+    return *given;
+}
+
+// Shapes by key; keys are never used twice.
+class Shapes {
+public:
+    // Never destroyed: programs close what they have in destructors.
+    static Shapes& all() {
+        static auto* const shapes = new Shapes;
+        return *shapes;
+    }
+
+    vmmgraph_torch_shape_t add(std::shared_ptr<Shape> shape) {
+        const std::lock_guard lock(mutex_);
+        next_ += 16;
+        shapes_.emplace(next_, std::move(shape));
+        return reinterpret_cast<vmmgraph_torch_shape_t>(next_);
+    }
+    std::shared_ptr<Shape> find(vmmgraph_torch_shape_t handle) {
+        const std::lock_guard lock(mutex_);
+        const auto found = shapes_.find(reinterpret_cast<std::uintptr_t>(handle));
+        if (found == shapes_.end()) {
+            refuse(VMMGRAPH_ERROR_INVALID_HANDLE, "the shape was closed, or never was one");
+        }
+        return found->second;
+    }
+    // To be dropped without the lock.
+    std::shared_ptr<Shape> remove(vmmgraph_torch_shape_t handle) {
+        auto shape = find(handle);
+        const std::lock_guard lock(mutex_);
+        if (shapes_.erase(reinterpret_cast<std::uintptr_t>(handle)) == 0) {
+            refuse(VMMGRAPH_ERROR_INVALID_HANDLE, "the shape was closed");
+        }
+        return shape;
+    }
+
+private:
+    std::mutex mutex_;
+    std::uintptr_t next_ = 0x76000000;
+    std::unordered_map<std::uintptr_t, std::shared_ptr<Shape>> shapes_;
+};
+
+template <class Use>
+vmmgraph_status_t with(vmmgraph_torch_shape_t handle, Use&& use) noexcept {
+    return guarded([&] { use(*Shapes::all().find(handle)); });
+}
+
+// An arena of the caller's as C++ has it.
+class Borrowed {
+public:
+    explicit Borrowed(vmmgraph_arena_t handle) : arena_(SharedVmmAllocator::adopt(handle)) {}
+    Borrowed(const Borrowed&) = delete;
+    Borrowed& operator=(const Borrowed&) = delete;
+    ~Borrowed() { static_cast<void>(arena_.release()); }
+    SharedVmmAllocator& operator*() { return arena_; }
+
+private:
+    SharedVmmAllocator arena_;
+};
+
+// What is not there in this release.
+std::shared_ptr<ExecutablePool> executables_of(vmmgraph_arena_t handle) {
+    Borrowed arena(handle);
+    if (!ExecutablePool::shared()) {
+        refuse(VMMGRAPH_ERROR_UNSUPPORTED, "torch " TORCH_VERSION " does not let graphs share executables (2.8 and later)");
+    }
+    auto pool = ExecutablePool::of(*arena);
+    // It keeps its limits when it has no graphs; there is one for a device.
+    static std::mutex mutex;
+    static auto* const kept = new std::unordered_map<const void*, std::shared_ptr<ExecutablePool>>;
+    const std::lock_guard lock(mutex);
+    return kept->emplace(pool.get(), pool).first->second;
+}
+
+}  // namespace
+}  // namespace vmmgraph::torch
+
+using namespace vmmgraph::torch;
+
+const char* vmmgraph_torch_built_for(void) { return TORCH_VERSION; }
+
+vmmgraph_status_t vmmgraph_torch_last_error_message(char* buffer, size_t capacity, size_t* needed) {
+    const auto& text = message();
+    if (needed != nullptr) {
+        *needed = text.size() + 1;
+    }
+    if (buffer != nullptr && capacity > 0) {
+        const auto length = std::min(text.size(), capacity - 1);
+        std::memcpy(buffer, text.data(), length);
+        buffer[length] = '\0';
+    }
+    return VMMGRAPH_OK;
+}
+
+vmmgraph_status_t vmmgraph_torch_install(void) {
+    return guarded([] { install(); });
+}
+vmmgraph_status_t vmmgraph_torch_uninstall(void) {
+    return guarded([] { uninstall(); });
+}
+int32_t vmmgraph_torch_installed(void) { return installed() ? 1 : 0; }
+
+vmmgraph_status_t vmmgraph_torch_shape_open(vmmgraph_arena_t arena, vmmgraph_torch_shape_t* shape) {
+    return guarded([&] {
+        auto& to = required(shape, "shape");
+        Borrowed borrowed(arena);
+        to = Shapes::all().add(std::make_shared<Shape>(*borrowed));
+    });
+}
+
+vmmgraph_status_t vmmgraph_torch_shape_space(vmmgraph_torch_shape_t shape, vmmgraph_space_t* space) {
+    return with(shape, [&](Shape& found) { required(space, "space") = found.space().handle(); });
+}
+
+vmmgraph_status_t vmmgraph_torch_shape_close(vmmgraph_torch_shape_t shape) {
+    return guarded([&] { static_cast<void>(Shapes::all().remove(shape)); });
+}
+
+vmmgraph_status_t vmmgraph_torch_capture_begin(vmmgraph_torch_shape_t shape, uint64_t pool_first, uint64_t pool_second) {
+    return with(shape, [&](Shape& found) { found.begin(compat::PoolId(pool_first, pool_second)); });
+}
+
+vmmgraph_status_t vmmgraph_torch_capture_begun(vmmgraph_torch_shape_t shape) {
+    return with(shape, [](Shape& found) { found.begun(); });
+}
+
+vmmgraph_status_t vmmgraph_torch_capture_end(vmmgraph_torch_shape_t shape, const vmmgraph_torch_graph_t* graph,
+                                             vmmgraph_torch_captured_t* captured) {
+    return with(shape, [&](Shape& found) {
+        const auto& given = sized(graph, "graph");
+        auto& to = sized(captured, "captured");
+        const auto piece = found.end({static_cast<at::cuda::CUDAGraph*>(given.graph), compat::PoolId(given.pool_first, given.pool_second),
+                                      static_cast<cudaGraph_t>(given.raw), given.lend != 0, given.memset_kernels != 0});
+        to.piece = piece.number;
+        to.memset_kernels = piece.memset_kernels;
+        to.replayable = piece.replayable ? 1 : 0;
+        to.lent = piece.lent ? 1 : 0;
+    });
+}
+
+vmmgraph_status_t vmmgraph_torch_capture_abandon(vmmgraph_torch_shape_t shape, uint64_t pool_first, uint64_t pool_second) {
+    return with(shape, [&](Shape& found) { found.abandon(compat::PoolId(pool_first, pool_second)); });
+}
+
+vmmgraph_status_t vmmgraph_torch_shape_seal(vmmgraph_torch_shape_t shape, int32_t retain, vmmgraph_seal_report_t* report) {
+    return with(shape, [&](Shape& found) {
+        if (retain < VMMGRAPH_RETAIN_DEFAULT || retain > VMMGRAPH_RETAIN_IN_PLACE) {
+            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "retain is " + std::to_string(retain) + ", none of VMMGRAPH_RETAIN_*");
+        }
+        if (report != nullptr) {
+            static_cast<void>(sized(report, "report"));
+        }
+        auto sealed = found.seal(static_cast<vmmgraph::Retain>(retain));
+        if (report != nullptr) {
+            sealed.struct_size = report->struct_size;
+            *report = sealed;
+        }
+    });
+}
+
+vmmgraph_status_t vmmgraph_torch_replay(vmmgraph_torch_shape_t shape, uint64_t piece) {
+    return with(shape, [&](Shape& found) { found.replay(piece); });
+}
+
+vmmgraph_status_t vmmgraph_torch_verify(vmmgraph_torch_shape_t shape, uint64_t piece, const vmmgraph_output_t* outputs, size_t count,
+                                        vmmgraph_difference_t* difference) {
+    return with(shape, [&](Shape& found) {
+        auto& to = sized(difference, "difference");
+        if (count > 0) {
+            static_cast<void>(required(outputs, "outputs"));
+        }
+        auto result = found.verify(piece, {outputs, outputs + count});
+        result.struct_size = to.struct_size;
+        to = result;
+    });
+}
+
+vmmgraph_status_t vmmgraph_torch_drop(vmmgraph_torch_shape_t shape, uint64_t piece) {
+    return with(shape, [&](Shape& found) { found.drop(piece, false); });
+}
+
+vmmgraph_status_t vmmgraph_torch_keep(vmmgraph_torch_shape_t shape, uint64_t piece) {
+    return with(shape, [&](Shape& found) { found.drop(piece, true); });
+}
+
+vmmgraph_status_t vmmgraph_torch_set_executable_limits(vmmgraph_arena_t arena, uint64_t most, uint64_t most_bytes) {
+    return guarded([&] { executables_of(arena)->set_limits({static_cast<std::size_t>(most), most_bytes}); });
+}
+
+vmmgraph_status_t vmmgraph_torch_executable_stats(vmmgraph_arena_t arena, vmmgraph_torch_executables_t* stats) {
+    return guarded([&] {
+        auto& to = sized(stats, "stats");
+        const auto now = executables_of(arena)->stats();
+        to = {to.struct_size,
+              now.limits.most_executables,
+              now.limits.most_executable_bytes,
+              now.graphs,
+              now.awake,
+              now.executables,
+              now.nodes,
+              now.template_nodes,
+              now.bytes,
+              now.made,
+              now.updated,
+              now.refused,
+              now.dropped,
+              now.ready,
+              now.late};
+    });
+}

@@ -1,0 +1,155 @@
+/*
+ * VmmGraph for programs that keep torch's own graphs (torch.cuda.CUDAGraph, at::cuda::CUDAGraph): what stands around a capture and a replay
+ * of theirs, as C functions. The Python package is made of these. C++ programs have CaptureScope in torch.hpp.
+ *
+ * In libvmmgraph_torch, beside the functions of vmmgraph.h, whose conventions hold: statuses, handles that are checked, outputs last.
+ * Nothing throws or calls back.
+ *
+ *   vmmgraph_torch_install();
+ *   vmmgraph_torch_shape_open(arena, &shape);
+ *   for each graph of the shape, with its stream torch's current one:
+ *     vmmgraph_torch_capture_begin(shape, pool);   graph.capture_begin(pool);   vmmgraph_torch_capture_begun(shape);
+ *     the body
+ *     graph.capture_end();   vmmgraph_torch_capture_end(shape, &captured, &result);
+ *   vmmgraph_torch_shape_seal(shape, VMMGRAPH_RETAIN_DEFAULT, &report);
+ *   vmmgraph_torch_replay(shape, result.piece);
+ *
+ * `pool` may be the same id for all captures of a program, which shares memory by the arena and not by the id, and a capture may end its
+ * pool and begin it again to allocate from another one in between.
+ */
+
+#ifndef VMMGRAPH_TORCH_C_H
+#define VMMGRAPH_TORCH_C_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "vmmgraph.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// A shape: one space, and the graphs that were captured into it, which are replayed in the order of their captures with nothing else of
+// the arena between them, or each by itself where none reads what another one left. Calls with it are thread-safe.
+typedef struct vmmgraph_torch_shape* vmmgraph_torch_shape_t;
+
+// A graph of torch's whose capture has ended.
+typedef struct vmmgraph_torch_graph_t {
+    // sizeof(vmmgraph_torch_graph_t).
+    size_t struct_size;
+    // Its at::cuda::CUDAGraph, which stays there until vmmgraph_torch_drop; null: not known, it is replayed by its owner.
+    void* graph;
+    // The id of the pool it was captured into.
+    uint64_t pool_first;
+    uint64_t pool_second;
+    // Its cudaGraph_t, if torch keeps it (raw_cuda_graph()); null: it does not.
+    void* raw;
+    // 1: it keeps its cudaGraph_t for us, and no executable was made of it: it borrows one from the arena's pool of executables.
+    int32_t lend;
+    // 1: fill kernels come in the place of the memset nodes of `raw`, which has not been instantiated.
+    int32_t memset_kernels;
+} vmmgraph_torch_graph_t;
+
+// What became of it.
+typedef struct vmmgraph_torch_captured_t {
+    // Set to sizeof(vmmgraph_torch_captured_t) before the call.
+    size_t struct_size;
+    // Its number in the shape, from 0.
+    uint64_t piece;
+    // Memset nodes that became kernels.
+    uint64_t memset_kernels;
+    // 1: vmmgraph_torch_replay can replay it; 0: there is no graph of torch's release at `graph`, or none was given.
+    int32_t replayable;
+    // 1: it borrows its executable; 0: torch makes one.
+    int32_t lent;
+} vmmgraph_torch_captured_t;
+
+// What a device's pool of executables has: vmmgraph::torch::ExecutableStats.
+typedef struct vmmgraph_torch_executables_t {
+    // Set to sizeof(vmmgraph_torch_executables_t) before the call.
+    size_t struct_size;
+    // Most shapes that have executables at a time, and most bytes those may take; 0: no limit.
+    uint64_t most;
+    uint64_t most_bytes;
+    // Shapes of the pool, and those that have executables now.
+    uint64_t shapes;
+    uint64_t awake;
+    // Executables now, their nodes, and the nodes of all captured graphs.
+    uint64_t executables;
+    uint64_t nodes;
+    uint64_t template_nodes;
+    // Bytes of device memory that executables took, as measured when they were made.
+    uint64_t bytes;
+    // Sets of executables that were made, updated from one shape to another, refused by CUDA, and destroyed.
+    uint64_t made;
+    uint64_t updated;
+    uint64_t refused;
+    uint64_t dropped;
+    // Replays that found theirs ready, and those that made or updated them first.
+    uint64_t ready;
+    uint64_t late;
+} vmmgraph_torch_executables_t;
+
+// The torch release the library was built for, as "2.11.0". Static; never fails, whatever torch is loaded.
+VMMGRAPH_API const char* vmmgraph_torch_built_for(void);
+
+// Why this thread's last call here failed, whichever component said so; empty after one that did not. Copies as
+// vmmgraph_last_error_message does.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_last_error_message(char* buffer, size_t capacity, size_t* needed);
+
+// vmmgraph::torch::install(), uninstall() and installed(): 1 or 0.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_install(void);
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_uninstall(void);
+VMMGRAPH_API int32_t vmmgraph_torch_installed(void);
+
+// Opens a shape in an arena of a CUDA device, which may be destroyed before the shape.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_shape_open(vmmgraph_arena_t arena, vmmgraph_torch_shape_t* shape);
+// Its space, which stays the shape's.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_shape_space(vmmgraph_torch_shape_t shape, vmmgraph_space_t* space);
+// Closes it; it goes when calls with it have returned. Its graphs must be gone, or never be launched again. Tensors of its captures stay
+// valid.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_shape_close(vmmgraph_torch_shape_t shape);
+
+// Before torch's capture_begin() into the pool of that id, on its thread: the next pool that this thread begins to allocate to is the
+// shape's. Torch's current stream of the arena's device is to be captured: VMMGRAPH_ERROR_INVALID_ARGUMENT if that is the default stream,
+// VMMGRAPH_ERROR_STREAM_CAPTURING if it is captured already. VMMGRAPH_ERROR_WRONG_STATE for a sealed shape, one that is being captured,
+// before vmmgraph_torch_install, and for a pool that is torch's own: a MemPool, or one that graphs were captured into without us.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_capture_begin(vmmgraph_torch_shape_t shape, uint64_t pool_first, uint64_t pool_second);
+// Right after it, on the same thread. VMMGRAPH_ERROR_WRONG_STATE if torch asked no allocator of ours: the capture goes on in torch's own
+// memory, and what was announced is taken back.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_capture_begun(vmmgraph_torch_shape_t shape);
+// After torch's capture_end(), on any thread.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_capture_end(vmmgraph_torch_shape_t shape, const vmmgraph_torch_graph_t* graph,
+                                                          vmmgraph_torch_captured_t* captured);
+// After a capture_begin() or capture_end() of torch's that threw, into the pool of that id: ends what is left of the capture, so that torch
+// and the arena go on. What was captured into the shape before stays. Does nothing where no capture is under way.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_capture_abandon(vmmgraph_torch_shape_t shape, uint64_t pool_first, uint64_t pool_second);
+
+// Ends the shape: no more is captured into it, and it can be replayed. Tensors that are live are treated as `retain` says
+// (VMMGRAPH_RETAIN_*), and keep what the program wrote there since the capture, by copies in order on torch's current stream of the device.
+// `report` may be null. On failure it can be called again. Sealed already: does nothing, and reports what it was.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_shape_seal(vmmgraph_torch_shape_t shape, int32_t retain, vmmgraph_seal_report_t* report);
+
+// Launches a graph of a sealed shape on torch's current stream of its device, in order after every earlier replay of the arena, as torch's
+// replay() does: random generators go on. Any thread. VMMGRAPH_ERROR_WRONG_STATE for one that is not replayable here, which its owner
+// launches between vmmgraph_space_enter and vmmgraph_space_leave.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_replay(vmmgraph_torch_shape_t shape, uint64_t piece);
+// As vmmgraph_space_verify, of one graph on torch's current stream.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_verify(vmmgraph_torch_shape_t shape, uint64_t piece, const vmmgraph_output_t* outputs,
+                                                     size_t count, vmmgraph_difference_t* difference);
+// Before a graph is reset or destroyed, or gets an executable of its own: it borrows none any more.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_drop(vmmgraph_torch_shape_t shape, uint64_t piece);
+// From now on torch's own executable is launched, whoever made it.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_keep(vmmgraph_torch_shape_t shape, uint64_t piece);
+
+// Limits of the pool of executables of the arena's device, which all shapes of the device share; 0: none. VMMGRAPH_ERROR_UNSUPPORTED
+// up to torch 2.7.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_set_executable_limits(vmmgraph_arena_t arena, uint64_t most, uint64_t most_bytes);
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_executable_stats(vmmgraph_arena_t arena, vmmgraph_torch_executables_t* stats);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif  // VMMGRAPH_TORCH_C_H
