@@ -1,0 +1,129 @@
+"""GPU memory for graph-mode LLM engines: CUDA graphs that share their memory, in any order of capture and replay.
+
+    import vmmgraph
+    vmmgraph.enable()
+
+From then on what ``torch.cuda.CUDAGraph`` captures lies in arenas: graphs with the same ``pool=`` share pages, and cost what the hungriest
+of them needs. Engines with plugins (vLLM, SGLang) need no code: set ``VMMGRAPH=1``. See docs/python.md.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from . import _door
+from ._arena import Arena
+from ._c import Error, OutOfMemory
+from ._door import Status, disable_all, disabled, enable, graph, shape, status
+from ._library import find as _find
+
+__all__ = [
+    "Arena",
+    "Error",
+    "OutOfMemory",
+    "Status",
+    "arenas",
+    "check",
+    "disable_all",
+    "disabled",
+    "enable",
+    "graph",
+    "library_path",
+    "report",
+    "save_map",
+    "shape",
+    "status",
+    "verify",
+]
+
+
+def library_path() -> Path | None:
+    """The library for the torch that is installed; ``None`` if there is none."""
+    return _find()[0]
+
+
+def arenas() -> list[Arena]:
+    """The arenas that are there now, by device and then by age of their pool."""
+    door = _door._door
+    return sorted(door.all_arenas, key=lambda arena: (arena.device, arena.pool)) if door is not None else []
+
+
+def verify(cuda_graph: Any, outputs: Any) -> tuple[int, int] | None:
+    """``cuda_graph.verify(outputs)``: which output relies on what other graphs left, and where; ``None``: none does."""
+    return cuda_graph.verify(outputs)
+
+
+def _mib(value: int) -> str:
+    return f"{value / (1 << 20):.1f} MiB"
+
+
+def _line(arena: Arena) -> str:
+    stats = arena.stats()
+    text = (
+        f"arena {arena.label or arena.pool} on cuda:{arena.device}: {_mib(stats['physical_bytes'])} for {stats['spaces']} shapes, "
+        f"of which {_mib(stats['retained_bytes'])} retained; hungriest shape {_mib(stats['high_water_bytes'])}, "
+        f"{stats['replays']} replays"
+    )
+    executables = arena.executables()
+    if executables:
+        text += f"; {executables['executables']} executables of the device take {_mib(executables['bytes'])}"
+    return text
+
+
+def report() -> str:
+    """What graphs hold, for a log: a line for each arena, and the page map's table where the library has one."""
+    chosen = _door.status()
+    lines = [repr(chosen) if chosen is not None else "<vmmgraph: not enabled>"]
+    door = _door._door
+    for arena in arenas():
+        lines.append(_line(arena))
+        if door is not None and door.library.has("arena_map_json") and door.library.has("map_report"):
+            lines.append(door.library.text("map_report", json.dumps(arena.map()).encode()).rstrip())
+    return "\n".join(lines)
+
+
+def save_map(path: str | Path, arena: Arena | None = None) -> Path:
+    """Writes the page map of an arena (the one that holds most, unless one is named): a web page that fetches nothing, or the map as
+    JSON where the name ends so. Raises `Error` if the library has no page map."""
+    path = Path(path)
+    door = _door.need()
+    if not door.library.has("arena_map_json"):
+        raise Error(f"{door.library.path} has no page map", 100)
+    chosen = arena or max(arenas(), key=lambda one: one.stats()["physical_bytes"], default=None)
+    if chosen is None:
+        raise Error("there is no arena", 100)
+    text = door.library.text("arena_map_json", chosen.handle, None)
+    path.write_text(text if path.suffix == ".json" else door.library.text("map_html", text.encode()), encoding="utf-8")
+    return path
+
+
+def check() -> str:
+    """Which library serves the torch at hand, by which route, and why; enables nothing."""
+    try:
+        path, why = _find()
+        import torch
+
+        lines = [f"torch    {torch.__version__}, CUDA {torch.version.cuda}"]
+    except ImportError:
+        return "torch    not installed\nroute    none"
+    lines.append(f"library  {path or 'none'} ({why})")
+    from . import _library, _mempool
+
+    route = "blocks"
+    if path is None:
+        core = _library.find_core()
+        route = f"mempool ({core})" if core is not None and _mempool.possible() is None else "none"
+    else:
+        try:
+            library = _door._open_door().library
+            lines.append(f"built    for torch {library.built_for()}, vmmgraph {library.version()}")
+            optional = ("space_set_label", "arena_map_json", "map_html", "map_report")
+            missing = [name for name in optional if not library.has(name)]
+            if missing:
+                lines.append(f"missing  {', '.join('vmmgraph_' + name for name in missing)}")
+        except (Error, OSError) as error:
+            route = f"none: {error}"
+    lines.append(f"route    {route}")
+    return "\n".join(lines)

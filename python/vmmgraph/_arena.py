@@ -1,0 +1,238 @@
+"""Arenas, and the shapes that are captured into them."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import threading
+import weakref
+from collections.abc import Sequence
+from ctypes import byref, c_uint64, c_void_p
+from typing import TYPE_CHECKING, Any
+
+from . import _c
+
+if TYPE_CHECKING:
+    import torch
+
+    from ._c import Library
+
+
+class Device:
+    """A device that is open for as long as this object lives."""
+
+    def __init__(self, library: Library, number: int) -> None:
+        self.library = library
+        self.number = number
+        self.handle = c_void_p()
+        library.device_open(byref(_c.DeviceOptions(device=number)), byref(self.handle))
+
+    def trim(self) -> int:
+        """Gives pages that nobody uses back to the driver; their bytes."""
+        released = c_uint64()
+        self.library.device_trim(self.handle, byref(released))
+        return released.value
+
+    def __del__(self) -> None:
+        if self.handle:
+            self.library.raw["device_close"](self.handle)
+
+
+_devices: weakref.WeakValueDictionary[tuple[int, int], Device] = weakref.WeakValueDictionary()
+_devices_lock = threading.Lock()
+
+
+def device_of(library: Library, number: int) -> Device:
+    with _devices_lock:
+        key = (id(library), number)
+        device = _devices.get(key)
+        if device is None:
+            device = _devices[key] = Device(library, number)
+        return device
+
+
+class Arena:
+    """Pages on one device, shared by graphs that never run at the same time.
+
+    ``budget`` limits its bytes (0: none). ``retain`` says what becomes of tensors that live when a capture has ended: ``own_pages``
+    (they keep their contents, as in a private pool) or ``shared_pages`` (the next graph may overwrite them). ``expected_bytes`` is about
+    what the hungriest graph needs, from which the size of a page follows. ``poison`` fills shared pages before every replay, which shows
+    graphs that rely on what others left. ``serial`` refuses replays on another stream or thread than the first.
+
+    Any thread. Memory goes back to the device when the arena, its graphs and their tensors are gone.
+    """
+
+    def __init__(
+        self,
+        device: int | torch.device | None = None,
+        budget: int = 0,
+        *,
+        retain: str = "default",
+        expected_bytes: int = 0,
+        small_page_bytes: int = 0,
+        large_page_bytes: int = 0,
+        poison: bool = False,
+        trace_blocks: bool = False,
+        serial: bool = False,
+        label: str = "",
+    ) -> None:
+        # Set first: __del__ runs whatever happens below.
+        self.handle = c_void_p()
+        from . import _door
+
+        if retain not in _c.RETAIN:
+            raise ValueError(f"retain is {retain!r}, none of {', '.join(_c.RETAIN)}")
+        door = _door.need()
+        self._library: Library = door.library
+        self._device = device_of(self._library, door.device_number(device))
+        flags = _c.FLAGS["poison"] * poison | _c.FLAGS["trace_blocks"] * trace_blocks | _c.FLAGS["serial"] * serial
+        options = _c.ArenaOptions(
+            small_page_bytes=small_page_bytes,
+            large_page_bytes=large_page_bytes,
+            retain=_c.RETAIN[retain],
+            flags=flags,
+            budget_bytes=budget,
+            expected_bytes=expected_bytes,
+        )
+        self._library.arena_create(self._device.handle, byref(options), byref(self.handle))
+        self.label = label
+        #: The token that `torch.cuda.graph(pool=...)` takes for this arena.
+        self.pool: tuple[int, int] = door.new_pool()
+        #: The shape that more pieces may come to: not sealed.
+        self._open: Shape | None = None
+        self._lock = threading.RLock()
+        door.register(self)
+
+    @property
+    def device(self) -> int:
+        """The device's number."""
+        return self._device.number
+
+    def stats(self) -> dict[str, int]:
+        """What the arena holds now, in bytes and counts (``vmmgraph_arena_stats_t``)."""
+        stats = _c.ArenaStats()
+        self._library.arena_stats(self.handle, byref(stats))
+        return stats.as_dict()
+
+    def executables(self) -> dict[str, int]:
+        """What the executables of the device's graphs take (``vmmgraph_torch_executables_t``); empty up to torch 2.7."""
+        stats = _c.Executables()
+        if not self._library.with_torch or self._library.raw["torch_executable_stats"](self.handle, byref(stats)) != _c.OK:
+            return {}
+        return stats.as_dict()
+
+    def spaces(self) -> list[dict[str, Any]]:
+        """What each shape uses, as the library says it."""
+        return json.loads(self._library.text("arena_stats_json", self.handle)).get("spaces", [])
+
+    def set_budget(self, budget: int) -> None:
+        """Limits the arena's bytes; 0: no limit. Takes nothing away."""
+        self._library.arena_set_budget(self.handle, budget)
+
+    def trim(self) -> int:
+        """Waits for the arena's replays and gives what nobody uses back to the driver; bytes."""
+        released = c_uint64()
+        self._library.arena_trim(self.handle, byref(released))
+        return released.value
+
+    def mark(self) -> None:
+        """Before the stream of the last replay is captured or destroyed by somebody else."""
+        self._library.arena_mark(self.handle)
+
+    def seal(self) -> None:
+        """Ends the shape that is being captured. A replay and the next capture in the arena do so by themselves."""
+        self._settle(None)
+
+    def _settle(self, shape: Shape | None) -> None:
+        """Seals what is open, but for a capture that another thread has under way, and `shape`, which is to be replayed."""
+        with self._lock:
+            opened = self._open
+            if opened is not None and not opened.capturing:
+                opened.seal()
+                self._open = None
+            if shape is not None and not shape.sealed:
+                shape.seal()
+
+    def map(self) -> dict[str, Any]:
+        """Which shape shows which page (docs/python.md)."""
+        if not self._library.has("arena_map_json"):
+            raise _c.Error(f"{self._library.path} has no page map", _c.WRONG_STATE)
+        return json.loads(self._library.text("arena_map_json", self.handle, None))
+
+    def what_if_dropped(self, label: str) -> int:
+        """Bytes that come back when the shapes of that label go, from the page map."""
+        found = [space for space in self.map()["spaces"] if space.get("label") == label]
+        if not found:
+            raise KeyError(f"no shape {label!r} in the arena")
+        for name in ("drop_gives_bytes", "drop_gives", "gives_back_bytes"):
+            if name in found[0]:
+                return sum(space[name] for space in found)
+        raise _c.Error("the page map does not say what a drop gives", _c.WRONG_STATE)
+
+    def __repr__(self) -> str:
+        return f"<vmmgraph.Arena {self.label or hex(self.handle.value or 0)} on cuda:{self._device.number}>"
+
+    def __del__(self) -> None:
+        if not self.handle:
+            return
+        raw = self._library.raw
+        raw["arena_destroy"](self.handle)
+        # Pages belong to the device, and nobody may ask it again: what an engine measures must not be there.
+        raw["device_trim"](self._device.handle, None)
+
+
+class Shape:
+    """The graphs of one shape: one space, until it is sealed open for more of them."""
+
+    def __init__(self, arena: Arena, key: object, label: str) -> None:
+        self.handle = c_void_p()
+        self.arena = arena
+        self.library = arena._library
+        #: What pieces of the same shape have in common; ``None``: there is one graph.
+        self.key = key
+        self.label = label
+        #: Those that are alive, one under capture included.
+        self.graphs = 0
+        self.capturing = False
+        self.sealed = False
+        self.report: dict[str, int] = {}
+        self.library.torch_shape_open(arena.handle, byref(self.handle))
+        self.space = c_void_p()
+        self.library.torch_shape_space(self.handle, byref(self.space))
+        if label and self.library.has("space_set_label"):
+            self.library.space_set_label(self.space, label.encode())
+
+    def seal(self) -> None:
+        report = _c.SealReport()
+        self.library.torch_shape_seal(self.handle, _c.RETAIN["default"], byref(report))
+        self.sealed = True
+        self.report = report.as_dict()
+
+    def verify(self, piece: int, tensors: Sequence[torch.Tensor]) -> tuple[int, int] | None:
+        outputs = (_c.Output * len(tensors))()
+        for output, tensor in zip(outputs, tensors, strict=True):
+            storage = tensor.untyped_storage()
+            output.address, output.bytes = storage.data_ptr(), storage.nbytes()
+        difference = _c.Difference()
+        self.library.torch_verify(self.handle, piece, outputs, len(tensors), byref(difference))
+        return (difference.output, difference.offset) if difference.found else None
+
+    def __del__(self) -> None:
+        if self.handle:
+            self.library.raw["torch_shape_close"](self.handle)
+
+
+def address_of(graph: object) -> int:
+    """The address of the ``at::cuda::CUDAGraph`` in a Python object of torch's; 0 where the object is laid out in no known way.
+
+    Torch binds it by pybind11, whose instances begin with a pointer to the C++ object, and flags behind two words for its owner and one
+    for weak references. The library compares what is there with what torch says of the graph before it uses it.
+    """
+    head = id(graph) + object.__basicsize__
+    word = ctypes.sizeof(c_void_p)
+    if type(graph).__basicsize__ < object.__basicsize__ + 5 * word:
+        return 0
+    flags = ctypes.c_ubyte.from_address(head + 4 * word).value
+    address = c_void_p.from_address(head).value or 0
+    # owned, simple layout, holder made, registered
+    return address if flags & 0b1111 == 0b1111 and address % 8 == 0 else 0

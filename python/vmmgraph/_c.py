@@ -1,0 +1,286 @@
+"""The C functions, by ctypes.
+
+Always ``CDLL``, which releases the interpreter's lock during a call: what ends a graph waits for the GPU, and a tensor that is freed
+meanwhile has the interpreter's lock and wants one of the library's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from ctypes import POINTER, c_char_p, c_int32, c_size_t, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any
+
+ABI_VERSION = 1
+OK = 0
+WRONG_STATE = 100
+OUT_OF_MEMORY = range(200, 205)
+
+RETAIN = {"default": 0, "own_pages": 1, "shared_pages": 2, "in_place": 3}
+FLAGS = {"poison": 1, "trace_blocks": 2, "serial": 4}
+
+
+class Error(RuntimeError):
+    """What the library answered: ``status`` is one of ``VMMGRAPH_ERROR_*``."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class OutOfMemory(Error, MemoryError):
+    """Memory, budget, addresses or descriptors are used up. Nothing has changed."""
+
+
+class Struct(ctypes.Structure):
+    """A struct that begins with its size."""
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(struct_size=ctypes.sizeof(type(self)), **values)
+
+    def as_dict(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name, *_ in self._fields_ if name != "struct_size"}
+
+
+def _fields(*names: str) -> list[tuple[str, Any]]:
+    return [("struct_size", c_size_t), *((name, c_uint64) for name in names)]
+
+
+class DeviceOptions(Struct):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("driver", c_int32),
+        ("device", c_int32),
+        ("budget_bytes", c_uint64),
+        ("host_granularity_bytes", c_uint64),
+        ("host_memory_bytes", c_uint64),
+    ]
+
+
+class ArenaOptions(Struct):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("small_page_bytes", c_uint64),
+        ("large_page_bytes", c_uint64),
+        ("retain", c_int32),
+        ("flags", c_int32),
+        ("budget_bytes", c_uint64),
+        ("reserve_bytes", c_uint64),
+        ("expected_bytes", c_uint64),
+        ("peers", c_uint64),
+    ]
+
+
+class ArenaStats(Struct):
+    _fields_ = _fields(
+        "physical_bytes",
+        "shared_bytes",
+        "free_bytes",
+        "retained_bytes",
+        "reserved_bytes",
+        "mapped_bytes",
+        "live_bytes",
+        "high_water_bytes",
+        "current_offset_bytes",
+        "blocks",
+        "spaces",
+        "shared_pages",
+        "kept_bytes",
+        "closed",
+        "charged_bytes",
+        "budget_bytes",
+        "replays",
+    )
+
+
+class SealReport(Struct):
+    _fields_ = _fields(
+        "peak_live_bytes",
+        "small_pages",
+        "large_pages",
+        "maps",
+        "retained_bytes",
+        "retained_blocks",
+        "driver_calls",
+        "driver_ns",
+        "allocations",
+        "layout_hash",
+    )
+
+
+class Output(ctypes.Structure):
+    _fields_ = [("address", c_void_p), ("bytes", c_uint64)]
+
+
+class Difference(Struct):
+    _fields_ = _fields("found", "space", "output", "offset")
+
+
+class Graph(Struct):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("graph", c_void_p),
+        ("pool_first", c_uint64),
+        ("pool_second", c_uint64),
+        ("raw", c_void_p),
+        ("lend", c_int32),
+        ("memset_kernels", c_int32),
+    ]
+
+
+class Captured(Struct):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("piece", c_uint64),
+        ("memset_kernels", c_uint64),
+        ("replayable", c_int32),
+        ("lent", c_int32),
+    ]
+
+
+class Executables(Struct):
+    _fields_ = _fields(
+        "most",
+        "most_bytes",
+        "shapes",
+        "awake",
+        "executables",
+        "nodes",
+        "template_nodes",
+        "bytes",
+        "made",
+        "updated",
+        "refused",
+        "dropped",
+        "ready",
+        "late",
+    )
+
+
+_TEXT = (c_void_p, c_size_t, POINTER(c_size_t))
+#: Arguments of each function; all return a status but those in _OTHERS.
+_CORE: dict[str, tuple[Any, ...]] = {
+    "vmmgraph_abi_version": (),
+    "vmmgraph_version": (),
+    "vmmgraph_last_error_message": _TEXT,
+    "vmmgraph_device_open": (POINTER(DeviceOptions), POINTER(c_void_p)),
+    "vmmgraph_device_close": (c_void_p,),
+    "vmmgraph_device_trim": (c_void_p, POINTER(c_uint64)),
+    "vmmgraph_arena_create": (c_void_p, POINTER(ArenaOptions), POINTER(c_void_p)),
+    "vmmgraph_arena_destroy": (c_void_p,),
+    "vmmgraph_arena_trim": (c_void_p, POINTER(c_uint64)),
+    "vmmgraph_arena_mark": (c_void_p,),
+    "vmmgraph_arena_set_budget": (c_void_p, c_uint64),
+    "vmmgraph_arena_stats": (c_void_p, POINTER(ArenaStats)),
+    "vmmgraph_arena_stats_json": (c_void_p, *_TEXT),
+    "vmmgraph_arena_switch_to_new_virtual_space": (c_void_p,),
+    "vmmgraph_space_open": (c_void_p, POINTER(c_void_p)),
+    "vmmgraph_space_seal": (c_void_p, c_int32, POINTER(SealReport)),
+    "vmmgraph_space_destroy": (c_void_p,),
+    "vmmgraph_space_enter": (c_void_p, c_void_p),
+    "vmmgraph_space_leave": (c_void_p,),
+    "vmmgraph_torch_set_arena": (c_int32, c_void_p),
+}
+_TORCH: dict[str, tuple[Any, ...]] = {
+    "vmmgraph_torch_built_for": (),
+    "vmmgraph_torch_last_error_message": _TEXT,
+    "vmmgraph_torch_install": (),
+    "vmmgraph_torch_uninstall": (),
+    "vmmgraph_torch_installed": (),
+    "vmmgraph_torch_shape_open": (c_void_p, POINTER(c_void_p)),
+    "vmmgraph_torch_shape_space": (c_void_p, POINTER(c_void_p)),
+    "vmmgraph_torch_shape_close": (c_void_p,),
+    "vmmgraph_torch_capture_begin": (c_void_p, c_uint64, c_uint64),
+    "vmmgraph_torch_capture_begun": (c_void_p,),
+    "vmmgraph_torch_capture_end": (c_void_p, POINTER(Graph), POINTER(Captured)),
+    "vmmgraph_torch_capture_abandon": (c_void_p, c_uint64, c_uint64),
+    "vmmgraph_torch_shape_seal": (c_void_p, c_int32, POINTER(SealReport)),
+    "vmmgraph_torch_replay": (c_void_p, c_uint64),
+    "vmmgraph_torch_verify": (c_void_p, c_uint64, POINTER(Output), c_size_t, POINTER(Difference)),
+    "vmmgraph_torch_drop": (c_void_p, c_uint64),
+    "vmmgraph_torch_keep": (c_void_p, c_uint64),
+    "vmmgraph_torch_set_executable_limits": (c_void_p, c_uint64, c_uint64),
+    "vmmgraph_torch_executable_stats": (c_void_p, POINTER(Executables)),
+}
+#: Not in every library; asked for by `Library.has`.
+_LATER: dict[str, tuple[Any, ...]] = {
+    "vmmgraph_space_set_label": (c_void_p, c_char_p),
+    "vmmgraph_arena_map_json": (c_void_p, c_void_p, *_TEXT),
+    "vmmgraph_map_html": (c_char_p, *_TEXT),
+    "vmmgraph_map_report": (c_char_p, *_TEXT),
+}
+_OTHERS = {"vmmgraph_version": c_char_p, "vmmgraph_torch_built_for": c_char_p}
+
+
+class Library:
+    """A library that is loaded: ``library.arena_trim(...)`` calls ``vmmgraph_arena_trim`` and raises :class:`Error`."""
+
+    def __init__(self, path: Path, with_torch: bool) -> None:
+        self.path = path
+        self.with_torch = with_torch
+        self._c = ctypes.CDLL(str(path))
+        self.raw: dict[str, Callable[..., int]] = {}
+        for name, arguments in {**_CORE, **(_TORCH if with_torch else {})}.items():
+            self._declare(name, arguments)
+        for name, arguments in _LATER.items():
+            if hasattr(self._c, name):
+                self._declare(name, arguments)
+        abi = self.raw["abi_version"]()
+        if abi != ABI_VERSION:
+            raise Error(f"{path} has ABI version {abi}, and this package needs {ABI_VERSION}", 9)
+
+    def _declare(self, name: str, arguments: tuple[Any, ...]) -> None:
+        function = getattr(self._c, name)
+        function.argtypes = arguments
+        function.restype = _OTHERS.get(name, c_int32)
+        self.raw[name.removeprefix("vmmgraph_")] = function
+
+    def has(self, name: str) -> bool:
+        """Whether the library has a function, by its name without ``vmmgraph_``."""
+        return name in self.raw
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        try:
+            function = self.raw[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+        def call(*arguments: Any) -> None:
+            status = function(*arguments)
+            if status != OK:
+                self.fail(name, status)
+
+        setattr(self, name, call)
+        return call
+
+    def fail(self, name: str, status: int) -> None:
+        """Raises what a function's status means."""
+        which = "torch_last_error_message" if name.startswith("torch_") and self.with_torch else "last_error_message"
+        kind = OutOfMemory if status in OUT_OF_MEMORY else Error
+        raise kind(self._text(which) or f"vmmgraph_{name} returned {status}", status)
+
+    def text(self, name: str, *arguments: Any) -> str:
+        """What a function that copies a text says."""
+        needed = c_size_t()
+        capacity = 0
+        buffer = ctypes.create_string_buffer(1)
+        while True:
+            getattr(self, name)(*arguments, buffer if capacity else None, capacity, ctypes.byref(needed))
+            if needed.value <= capacity:
+                return buffer.value.decode("utf-8", "replace")
+            # Some more, as it may have grown by the next call.
+            capacity = needed.value + 64
+            buffer = ctypes.create_string_buffer(capacity)
+
+    def _text(self, name: str) -> str:
+        buffer = ctypes.create_string_buffer(2048)
+        self.raw[name](buffer, len(buffer), None)
+        return buffer.value.decode("utf-8", "replace")
+
+    def version(self) -> str:
+        return self.raw["version"]().decode()  # type: ignore[attr-defined]
+
+    def built_for(self) -> str:
+        """The torch release that the library was built for."""
+        return self.raw["torch_built_for"]().decode()  # type: ignore[attr-defined]

@@ -1,0 +1,149 @@
+"""The second route: stock torch, a MemPool for each capture, and the library without torch.
+
+It needs nothing that is built for a torch release. It sees segments and no tensors, so it saves less, and memory goes back only with its
+arena: when all graphs of a pool are gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import threading
+import weakref
+from ctypes import byref, c_void_p
+from typing import Any
+
+from . import _c, _library
+
+log = logging.getLogger("vmmgraph")
+
+
+def possible() -> str | None:
+    """Why the torch at hand cannot take this route; ``None``: it can."""
+    import os
+
+    import torch
+
+    if not torch.version.cuda:
+        return f"torch {torch.__version__} is built without CUDA"
+    if not all(hasattr(torch.cuda, name) for name in ("MemPool", "CUDAGraph")):
+        return f"torch {torch.__version__} has no MemPools"
+    settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + os.environ.get("PYTORCH_ALLOC_CONF", "")
+    release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if "expandable_segments:true" in settings.replace(" ", "").lower() and release < (2, 10):
+        return f"expandable_segments is on, which keeps MemPools of torch {torch.__version__} from their allocators"
+    return None
+
+
+class PoolArena:
+    """An arena whose current space is that of the capture under way."""
+
+    def __init__(self, library: _c.Library, device: int) -> None:
+        from ._arena import device_of
+
+        self.handle = c_void_p()
+        self.library = library
+        self.device = device_of(library, device)
+        library.arena_create(self.device.handle, byref(_c.ArenaOptions(retain=_c.RETAIN["shared_pages"])), byref(self.handle))
+        #: An empty space, sealed: what this thread gives to a stream between its turn's ends is in order.
+        self.turn = c_void_p()
+        library.space_open(self.handle, byref(self.turn))
+        library.space_seal(self.turn, 0, None)
+
+    def __del__(self) -> None:
+        if self.handle:
+            self.library.raw["space_destroy"](self.turn)
+            self.library.raw["arena_destroy"](self.handle)
+            self.library.raw["device_trim"](self.device.handle, None)
+
+
+def graph_class(library: _c.Library, base: type) -> type:
+    """A subclass of torch's graph class that captures into MemPools over an arena."""
+    import torch
+
+    plug = torch.cuda.memory.CUDAPluggableAllocator(str(library.path), "vmmgraph_torch_alloc", "vmmgraph_torch_free")
+    arenas: weakref.WeakValueDictionary[tuple[int, tuple[int, int]], PoolArena] = weakref.WeakValueDictionary()
+    lock = threading.RLock()
+    raw = library.raw
+
+    class CUDAGraph(base):  # type: ignore[misc, valid-type]
+        """``torch.cuda.CUDAGraph``, whose captures lie in MemPools over an arena."""
+
+        _arena: PoolArena | None = None
+        _mempool: Any = None
+        _asked: tuple[int, int] | None = None
+
+        def capture_begin(self, *args: Any, **kwargs: Any) -> None:
+            from . import _door
+
+            local = _door._none
+            if local.disabled:
+                return super().capture_begin(*args, **kwargs)
+            asked = args[0] if args else kwargs.pop("pool", None)
+            asked = tuple(torch.cuda.graph_pool_handle()) if asked is None or not any(asked) else tuple(asked)
+            device = torch.cuda.current_device()
+            with lock:
+                arena = arenas.get((device, asked))
+                if arena is None:
+                    arena = arenas[device, asked] = PoolArena(library, device)
+                library.arena_mark(arena.handle)
+                library.arena_switch_to_new_virtual_space(arena.handle)
+                library.torch_set_arena(device, arena.handle)
+            mempool = torch.cuda.MemPool(plug.allocator())
+            # Else a workspace of this graph's pages goes into the next graph.
+            torch._C._cuda_clearCublasWorkspaces()
+            super().capture_begin(mempool.id, *args[1:], **kwargs)
+            self._arena, self._mempool, self._asked = arena, mempool, asked
+
+        def capture_end(self, *args: Any, **kwargs: Any) -> None:
+            try:
+                super().capture_end(*args, **kwargs)
+            finally:
+                if self._arena is not None:
+                    torch._C._cuda_clearCublasWorkspaces()
+
+        def replay(self) -> None:
+            arena = self._arena
+            if arena is None:
+                return super().replay()
+            status = raw["space_enter"](arena.turn, torch.cuda.current_stream(arena.device.number).cuda_stream)
+            if status:
+                library.fail("space_enter", status)
+            try:
+                super().replay()
+            finally:
+                raw["space_leave"](arena.turn)
+
+        def pool(self) -> Any:
+            return self._asked if self._asked is not None else super().pool()
+
+        def reset(self, *args: Any, **kwargs: Any) -> None:
+            super().reset(*args, **kwargs)
+            self._mempool = self._asked = self._arena = None
+
+    CUDAGraph.__module__ = base.__module__
+    CUDAGraph.__qualname__ = "CUDAGraph"
+    return CUDAGraph
+
+
+def install() -> Any:
+    """Puts the class in place of torch's. Raises `Error` where that cannot be."""
+    path = _library.find_core()
+    if path is None:
+        raise _c.Error("there is no libvmmgraph.so in the package", _c.WRONG_STATE)
+    why = possible()
+    if why is not None:
+        raise _c.Error(why, _c.WRONG_STATE)
+    import torch
+
+    from . import _door, _trees
+
+    library = _c.Library(path, with_torch=False)
+    # Torch finds the functions by name in the library that is loaded.
+    ctypes.CDLL(str(path))
+    base = torch.cuda.CUDAGraph
+    installed = _door.put_in_place(graph_class(library, base), base)
+    with contextlib.suppress(Exception):
+        installed.undo.append(_trees.keep_out())
+    return installed

@@ -1,0 +1,113 @@
+"""What engines call at their start, by entry points: nothing happens without ``VMMGRAPH=1``.
+
+========================  =======================
+group                     function
+========================  =======================
+``vllm.general_plugins``  ``vmmgraph._plugins:vllm``
+``sglang.srt.plugins``    ``vmmgraph._plugins:sglang``
+========================  =======================
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+log = logging.getLogger("vmmgraph")
+
+
+def wanted() -> bool:
+    """Whether the environment asks for VmmGraph."""
+    return os.environ.get("VMMGRAPH", "").lower() in ("1", "on", "true", "yes")
+
+
+def _enable(engine: str) -> Any:
+    """The door, if it could be opened."""
+    from . import _door
+
+    if not log.handlers and not logging.getLogger().handlers:
+        # An engine that logs by handlers of its own would not show what was chosen.
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+    chosen = _door.enable(share=False)
+    log.info("vmmgraph: under %s, %s route", engine, chosen.route)
+    return _door._door if chosen.route == "blocks" else None
+
+
+def vllm_shape() -> tuple[object, str] | None:
+    """The shape that vLLM runs on this thread: its forward context, in which all pieces of it are captured."""
+    module = sys.modules.get("vllm.forward_context")
+    context = getattr(module, "_forward_context", None)
+    descriptor = getattr(context, "batch_descriptor", None)
+    if descriptor is None:
+        return None
+    mode = getattr(getattr(context, "cudagraph_runtime_mode", None), "name", "")
+    tokens = getattr(descriptor, "num_tokens", None)
+    more = [name for name in ("uniform", "uniform_decode", "has_lora") if getattr(descriptor, name, False) is True]
+    label = " ".join(str(part) for part in (mode.lower(), descriptor if tokens is None else tokens, *more) if str(part))
+    return context, label
+
+
+def _without_custom_all_reduce(module: ModuleType) -> None:
+    """It opens graph memory in other processes, which pages of an arena cannot be."""
+    kind = getattr(module, "CustomAllreduce", None)
+    if kind is None:
+        return
+
+    def off(self: Any, *args: Any, **kwargs: Any) -> None:
+        self._IS_CAPTURING = False
+        self.disabled = True
+        log.info("vmmgraph: custom all-reduce is off, since graph memory cannot be opened by other processes; NCCL's is used")
+
+    kind.__init__ = off
+
+
+def vllm() -> None:
+    """Enables VmmGraph in a process of vLLM's. May be called any number of times."""
+    if not wanted():
+        return
+    door = _enable("vLLM")
+    if door is None or vllm_shape in door.namers:
+        return
+    door.namers.append(vllm_shape)
+    from ._trees import when_imported
+
+    when_imported("vllm.distributed.device_communicators.custom_all_reduce", _without_custom_all_reduce)
+
+
+def sglang() -> None:
+    """Enables VmmGraph in a process of SGLang's. May be called any number of times."""
+    if not wanted():
+        return
+    door = _enable("SGLang")
+    if door is None or getattr(door, "sglang", False):
+        return
+    door.sglang = True
+    from ._trees import when_imported
+
+    for name in ("full_cuda_graph_backend", "breakable_cuda_graph_backend"):
+        when_imported(f"sglang.srt.model_executor.runner_backend.{name}", _name_sglangs)
+    when_imported("sglang.srt.distributed.device_communicators.custom_all_reduce", _without_custom_all_reduce)
+
+
+def _name_sglangs(module: ModuleType) -> None:
+    """Makes what a backend captures for one size the pieces of one shape."""
+    import functools
+
+    from ._door import shape
+
+    for kind in list(vars(module).values()):
+        capture = vars(kind).get("capture_one") if isinstance(kind, type) and kind.__module__ == module.__name__ else None
+        if capture is None:
+            continue
+
+        def captured(self: Any, *args: Any, _capture: Any = capture, **kwargs: Any) -> Any:
+            with shape(str(args[0]) if args else next((str(value) for value in kwargs.values()), "")):
+                return _capture(self, *args, **kwargs)
+
+        kind.capture_one = functools.wraps(capture)(captured)

@@ -1,0 +1,35 @@
+"""What the tests of the Python package have in common."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "python"), str(Path(__file__).parent)]
+os.environ["PYTHONPATH"] = str(ROOT / "python") + os.pathsep + os.environ.get("PYTHONPATH", "")
+
+
+@pytest.fixture
+def door(monkeypatch: pytest.MonkeyPatch):
+    """VmmGraph enabled over stand-ins of torch and of the library: `door.log` is what was called of both, `door.torch` the module."""
+    import stub
+    from vmmgraph import _door
+
+    torch = stub.use_torch(monkeypatch)
+    log: list[object] = []
+    monkeypatch.setattr(stub.BaseGraph, "log", log)
+    monkeypatch.setattr(stub.BaseGraph, "fail", set())
+    door = _door.Door(stub.Library(log))
+    door.log, door.torch = log, torch
+    monkeypatch.setattr(_door, "_door", door)
+    monkeypatch.setattr(_door, "_status", None)
+    monkeypatch.setattr(_door, "_installed", None)
+    monkeypatch.setattr(_door, "address_of", lambda graph: 0x3000)
+    assert _door.enable().route == "blocks"
+    log.clear()
+    yield door
+    _door.disable_all()

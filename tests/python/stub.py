@@ -1,0 +1,167 @@
+"""A stand-in for the part of torch that the door touches, and one for the library: both only write down what is called."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import sys
+import types
+from typing import Any, ClassVar
+
+
+class BaseGraph:
+    """``torch.cuda.CUDAGraph`` as of 2.8: not bound by pybind, so its address is not known."""
+
+    log: ClassVar[list[Any]] = []
+    fail: ClassVar[set[str]] = set()
+
+    def __new__(cls, keep_graph: bool = False):
+        return super().__new__(cls)
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self.keep_graph = keep_graph
+        self.pool_id: Any = None
+        self.ended = False
+
+    def _do(self, what: str, *details: Any) -> None:
+        self.log.append((what, *details))
+        if what in self.fail:
+            raise RuntimeError(f"{what} failed")
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+        self._do("capture_begin", pool, capture_error_mode)
+        self.pool_id = pool
+
+    def capture_end(self) -> None:
+        self._do("capture_end")
+        self.ended = True
+
+    def instantiate(self) -> None:
+        self._do("instantiate")
+
+    def replay(self) -> None:
+        self._do("replay")
+
+    def reset(self) -> None:
+        self._do("reset")
+
+    def pool(self) -> Any:
+        if not self.ended:
+            raise RuntimeError("no capture")
+        return self.pool_id
+
+    def raw_cuda_graph(self) -> int:
+        return 0x1000
+
+    def raw_cuda_graph_exec(self) -> int:
+        self._do("raw_cuda_graph_exec")
+        return 0x2000
+
+
+class Stream:
+    cuda_stream = 77
+
+
+def torch_module() -> types.ModuleType:
+    """A module that passes for torch 2.11 with CUDA 13; put it into ``sys.modules``."""
+    torch = types.ModuleType("torch")
+    torch.__version__ = "2.11.0+cu130"
+    torch.version = types.SimpleNamespace(cuda="13.0")
+    torch._C = types.SimpleNamespace(_GLIBCXX_USE_CXX11_ABI=True)
+    cuda = types.ModuleType("torch.cuda")
+    graphs = types.ModuleType("torch.cuda.graphs")
+    cuda.CUDAGraph = graphs.CUDAGraph = BaseGraph
+    cuda.graphs = graphs
+    numbers = itertools.count(1)
+    cuda.graph_pool_handle = lambda: (0, next(numbers))
+    cuda.current_device = lambda: 0
+    cuda.current_stream = lambda device=None: Stream
+    torch.cuda = cuda
+
+    class Graph:
+        def __init__(self, cuda_graph: Any, pool: Any = None, stream: Any = None, capture_error_mode: str = "global") -> None:
+            self.graph, self.pool, self.mode = cuda_graph, () if pool is None else (pool,), capture_error_mode
+
+        def __enter__(self) -> None:
+            self.graph.capture_begin(*self.pool, capture_error_mode=self.mode)
+
+        def __exit__(self, *exception: object) -> None:
+            self.graph.capture_end()
+
+    cuda.graph = graphs.graph = Graph
+    return torch
+
+
+def use_torch(monkeypatch: Any) -> types.ModuleType:
+    """Makes ``import torch`` give the stand-in."""
+    torch = torch_module()
+    for name in [name for name in sys.modules if name == "torch" or name.startswith("torch.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch.cuda", torch.cuda)
+    monkeypatch.setitem(sys.modules, "torch.cuda.graphs", torch.cuda.graphs)
+    return torch
+
+
+class Library:
+    """Passes for `vmmgraph._c.Library`; hands out handles, and answers what `answers` says (0)."""
+
+    with_torch = True
+    path = "stub"
+
+    def __init__(self, log: list[Any]) -> None:
+        self.log = log
+        self.answers: dict[str, int] = {}
+        self.missing = {"space_set_label"}
+        self.handles = itertools.count(0x100)
+        self.pieces: dict[int, int] = {}
+        self.replayable = True
+        self.raw = Raw(self)
+
+    def call(self, name: str, *arguments: Any) -> int:
+        values = [value.value if isinstance(value, ctypes.c_void_p) else value for value in arguments]
+        self.log.append((name, *(value for value in values if value is None or isinstance(value, (int, bytes)))))
+        status = self.answers.get(name, 0)
+        if status:
+            return status
+        if name in ("torch_shape_open", "torch_shape_space", "arena_create", "device_open"):
+            arguments[-1]._obj.value = next(self.handles)
+        elif name == "torch_capture_end":
+            captured = arguments[-1]._obj
+            captured.piece = self.pieces.get(values[0], 0)
+            self.pieces[values[0]] = captured.piece + 1
+            captured.replayable = captured.lent = int(self.replayable)
+        return 0
+
+    def has(self, name: str) -> bool:
+        return name not in self.missing
+
+    def fail(self, name: str, status: int) -> None:
+        from vmmgraph import _c
+
+        raise _c.Error(f"{name} answered {status}", status)
+
+    def _text(self, name: str) -> str:
+        return "a reason"
+
+    def version(self) -> str:
+        return "0.1.0"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+        def call(*arguments: Any) -> None:
+            status = self.call(name, *arguments)
+            if status:
+                self.fail(name, status)
+
+        return call
+
+
+class Raw:
+    def __init__(self, library: Library) -> None:
+        self.library = library
+
+    def __getitem__(self, name: str) -> Any:
+        return lambda *arguments: self.library.call(name, *arguments)

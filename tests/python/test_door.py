@@ -1,0 +1,344 @@
+"""What the graph class does around torch's, over stand-ins of torch and of the library."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+
+import pytest
+import stub
+import vmmgraph
+from vmmgraph import _c, _door
+
+
+def calls(door) -> list[str]:
+    """The names of what was called, but for limits that every arena sets."""
+    names = [entry[0] for entry in door.log if entry[0] != "torch_set_executable_limits"]
+    door.log.clear()
+    return names
+
+
+def capture(door, pool=None, keep=False, **more):
+    graph = door.torch.cuda.CUDAGraph(keep_graph=keep) if keep else door.torch.cuda.CUDAGraph()
+    with door.torch.cuda.graph(graph, pool=pool, **more):
+        pass
+    return graph
+
+
+def opened(door) -> int:
+    return sum(entry[0] == "torch_shape_open" for entry in door.log)
+
+
+def test_the_class_is_a_subclass_in_every_place(door):
+    cuda = door.torch.cuda
+    assert issubclass(cuda.CUDAGraph, stub.BaseGraph)
+    assert cuda.CUDAGraph is cuda.graphs.CUDAGraph
+    assert cuda.CUDAGraph.__name__ == "CUDAGraph"
+    assert isinstance(cuda.CUDAGraph(), stub.BaseGraph)
+    assert cuda.CUDAGraph(True)._kept
+    vmmgraph.disable_all()
+    assert cuda.CUDAGraph is cuda.graphs.CUDAGraph is stub.BaseGraph
+
+
+def test_a_name_that_was_imported_before_is_replaced_too(monkeypatch, door):
+    import sys
+    import types
+
+    vmmgraph.disable_all()
+    engine = types.ModuleType("some_engine")
+    engine.CUDAGraph = stub.BaseGraph
+    monkeypatch.setitem(sys.modules, "some_engine", engine)
+    vmmgraph.enable()
+    assert engine.CUDAGraph is door.torch.cuda.CUDAGraph is not stub.BaseGraph
+    vmmgraph.disable_all()
+    assert engine.CUDAGraph is stub.BaseGraph
+
+
+def test_a_capture_and_its_replays(door):
+    graph = capture(door, (0, 50))
+    assert calls(door) == [
+        "device_open", "arena_create", "torch_shape_open", "torch_shape_space",
+        "torch_capture_begin", "capture_begin", "torch_capture_begun", "capture_end", "torch_capture_end",
+    ]  # fmt: skip
+    graph.replay()
+    assert calls(door) == ["torch_shape_seal", "torch_replay"]
+    graph.replay()
+    assert calls(door) == ["torch_replay"]
+    graph.reset()
+    assert calls(door)[:3] == ["torch_drop", "reset", "torch_shape_close"]
+
+
+def test_the_engines_pool_reaches_torch_and_names_the_arena(door):
+    pool = (0, 50)
+    first, second, other = capture(door, pool), capture(door, pool), capture(door, (0, 51))
+    assert [entry[1] for entry in door.log if entry[0] == "capture_begin"] == [pool, pool, (0, 51)]
+    assert first.arena is second.arena is not other.arena
+    assert first.pool() == pool
+    # TensorRT-LLM: the pool of the last graph.
+    last = capture(door)
+    assert capture(door, last.pool()).arena is last.arena
+    assert capture(door).arena is not last.arena
+
+
+def test_without_a_pool_share_means_one_arena(door):
+    door.share = True
+    assert capture(door).arena is capture(door).arena
+
+
+def test_an_arena_goes_with_its_last_graph_and_gives_its_pages_back(door):
+    first, second = capture(door, (0, 50)), capture(door, (0, 50))
+    del first
+    gc.collect()
+    assert "arena_destroy" not in calls(door)
+    del second
+    gc.collect()
+    assert calls(door)[-3:] == ["arena_destroy", "device_trim", "device_close"]
+
+
+def test_a_graph_that_was_never_replayed_leaves_nothing_open(door):
+    graph = capture(door, (0, 50))
+    gc.disable()
+    try:
+        del graph
+        # By counting alone: an engine that measures does not wait for the collector.
+        assert calls(door)[-4:] == ["torch_shape_close", "arena_destroy", "device_trim", "device_close"]
+    finally:
+        gc.enable()
+
+
+def test_a_shape_is_sealed_late(door):
+    first = capture(door, (0, 50))
+    assert "torch_shape_seal" not in calls(door)
+    second = capture(door, (0, 50))
+    # By the next capture, before its space is opened.
+    names = calls(door)
+    assert names.index("torch_shape_seal") < names.index("torch_shape_open")
+    # And by any replay of the arena.
+    first.replay()
+    assert calls(door) == ["torch_shape_seal", "torch_replay"]
+    second.replay()
+    assert calls(door) == ["torch_replay"]
+
+
+def test_pieces_of_one_shape_have_one_space(door):
+    pool = (0, 50)
+    with vmmgraph.shape("prefill 2048"):
+        pieces = [capture(door, pool) for _ in range(3)]
+    assert opened(door) == 1
+    assert [piece._piece for piece in pieces] == [0, 1, 2]
+    assert {piece.label for piece in pieces} == {"prefill 2048"}
+    # The same label again is another shape.
+    with vmmgraph.shape("prefill 2048"):
+        again = capture(door, pool)
+    assert opened(door) == 2
+    for piece in pieces:
+        piece.replay()
+    assert sum(name == "torch_shape_seal" for name in calls(door)) == 2
+    assert again.arena is pieces[0].arena
+
+
+def test_an_engines_context_names_pieces(door):
+    context, other = object(), object()
+    current = [(context, "decode 8")]
+    door.namers.append(lambda: current[0])
+    graphs = [capture(door, (0, 50)) for _ in range(2)]
+    current[0] = (other, "decode 4")
+    graphs.append(capture(door, (0, 50)))
+    current[0] = None
+    graphs.append(capture(door, (0, 50)))
+    assert opened(door) == 3
+    assert [graph.label for graph in graphs] == ["decode 8", "decode 8", "decode 4", ""]
+
+
+def test_captures_that_are_disabled_are_torchs_and_never_in_an_arenas_pool(door):
+    pool = (0, 50)
+    ours = capture(door, pool)
+    door.log.clear()
+    with vmmgraph.disabled():
+        theirs = capture(door, pool)
+        untouched = capture(door, (0, 99))
+    begun = [entry[1] for entry in door.log if entry[0] == "capture_begin"]
+    assert begun[0] != pool
+    assert begun[1] == (0, 99)
+    assert not [name for name in calls(door) if name.startswith("torch_")]
+    theirs.replay()
+    untouched.replay()
+    assert calls(door) == ["replay", "replay"]
+    assert ours.arena is not None
+    assert theirs.arena is None
+
+
+def test_disabled_is_of_one_thread(door):
+    graphs = []
+    with vmmgraph.disabled():
+        thread = threading.Thread(target=lambda: graphs.append(capture(door)))
+        thread.start()
+        thread.join()
+    assert graphs[0].arena is not None
+
+
+def test_a_begin_that_throws_is_withdrawn(door):
+    stub.BaseGraph.fail.add("capture_begin")
+    graph = door.torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match="capture_begin failed"):
+        graph.capture_begin()
+    names = calls(door)
+    assert names.index("capture_begin") < names.index("torch_capture_abandon")
+    stub.BaseGraph.fail.clear()
+    # And works then.
+    graph.capture_begin()
+    graph.capture_end()
+    graph.replay()
+
+
+def test_an_end_that_throws_is_cleaned_up_and_the_graph_can_be_captured_again(door):
+    graph = door.torch.cuda.CUDAGraph()
+    stub.BaseGraph.fail.add("capture_end")
+    with pytest.raises(RuntimeError, match="capture_end failed"), door.torch.cuda.graph(graph, pool=(0, 50)):
+        pass
+    abandoned = [entry for entry in door.log if entry[0] == "torch_capture_abandon"]
+    assert [entry[2:] for entry in abandoned] == [(0, 50)]
+    assert graph.arena is None
+    stub.BaseGraph.fail.clear()
+    with door.torch.cuda.graph(graph, pool=(0, 50)):
+        pass
+    graph.replay()
+    assert graph.arena is not None
+
+
+def test_an_exception_in_the_body_leaves_a_graph_as_torch_does(door):
+    graph = door.torch.cuda.CUDAGraph()
+    with pytest.raises(ZeroDivisionError), door.torch.cuda.graph(graph, pool=(0, 50)):
+        raise ZeroDivisionError
+    graph.replay()
+    assert "torch_replay" in calls(door)
+
+
+def test_what_the_library_refuses_of_a_capture_is_torchs_own(door, caplog):
+    door.library.answers["torch_capture_begin"] = _c.WRONG_STATE
+    with caplog.at_level(logging.WARNING):
+        graph, again = capture(door, (0, 50)), capture(door, (0, 50))
+    assert graph.arena is again.arena is None
+    # Said once, with the reason.
+    assert [record.message for record in caplog.records] == ["vmmgraph: a capture in torch's own memory: a reason"]
+    door.library.answers["torch_capture_begin"] = 200
+    with pytest.raises(_c.Error):
+        capture(door, (0, 50))
+
+
+def test_where_the_address_is_not_known_replays_go_through_torch_in_turn(door):
+    door.library.replayable = False
+    graph = capture(door)
+    door.log.clear()
+    graph.replay()
+    assert calls(door) == ["torch_shape_seal", "space_enter", "replay", "space_leave"]
+    stub.BaseGraph.fail.add("replay")
+    with pytest.raises(RuntimeError, match="replay failed"):
+        graph.replay()
+    # A turn that is not given back would stop every replay of the arena.
+    assert calls(door) == ["space_enter", "replay", "space_leave"]
+
+
+def test_a_graph_that_the_program_keeps_is_not_touched(door):
+    given = []
+    call = door.library.call
+
+    def look(name, *arguments):
+        if name == "torch_capture_end":
+            given.append(arguments[1]._obj)
+        return call(name, *arguments)
+
+    door.library.call = look
+    capture(door, keep=True)
+    capture(door)
+    assert [(graph.raw, graph.lend, graph.memset_kernels) for graph in given] == [(0x1000, 0, 0), (0x1000, 1, 1)]
+
+
+def test_who_asks_for_the_executable_gets_torchs_own(door):
+    graph = capture(door)
+    door.log.clear()
+    assert graph.raw_cuda_graph_exec() == 0x2000
+    assert calls(door) == ["torch_keep", "instantiate", "raw_cuda_graph_exec"]
+
+
+def test_a_failed_seal_can_be_tried_again(door):
+    graph = capture(door)
+    door.library.answers["torch_shape_seal"] = 200
+    with pytest.raises(_c.Error):
+        graph.replay()
+    door.library.answers.clear()
+    graph.replay()
+    assert calls(door)[-2:] == ["torch_shape_seal", "torch_replay"]
+
+
+def test_a_replay_while_another_thread_captures_does_not_seal_its_shape(door):
+    graph = capture(door, (0, 50))
+    graph.replay()
+    other = door.torch.cuda.CUDAGraph()
+    other.capture_begin((0, 50))
+    door.log.clear()
+    graph.replay()
+    assert calls(door) == ["torch_replay"]
+    other.capture_end()
+    other.replay()
+    assert "torch_shape_seal" in calls(door)
+
+
+def test_the_explicit_form(door):
+    arena = vmmgraph.Arena(0, budget=1 << 30)
+    graph = door.torch.cuda.CUDAGraph()
+    with vmmgraph.graph(graph, arena=arena, label="decode 64"):
+        pass
+    assert graph.arena is arena
+    assert graph.label == "decode 64"
+    # Nothing of it stays.
+    assert capture(door).arena is not arena
+    with pytest.raises(ValueError, match="retain"):
+        vmmgraph.Arena(0, retain="everything")
+
+
+def test_the_explicit_form_passes_exceptions_on(door):
+    graph = door.torch.cuda.CUDAGraph()
+    with pytest.raises(ZeroDivisionError), vmmgraph.graph(graph):
+        raise ZeroDivisionError
+    assert "capture_end" in calls(door)
+
+
+def test_at_exit_every_graph_is_dropped_before_torch_goes(door):
+    graphs = [capture(door, (0, 50)) for _ in range(3)]
+    door.log.clear()
+    _door._at_exit()
+    names = calls(door)
+    assert names.count("torch_drop") == names.count("reset") == 3
+    del graphs
+
+
+def test_arguments_that_a_later_torch_has_are_passed_on(door, monkeypatch):
+    seen = []
+    monkeypatch.setattr(stub.BaseGraph, "capture_begin", lambda self, *args, **kwargs: seen.append((args, kwargs)))
+    graph = door.torch.cuda.CUDAGraph()
+    graph.capture_begin(pool=(0, 50), capture_error_mode="thread_local", check_input_liveness=True)
+    assert seen == [(((0, 50),), {"capture_error_mode": "thread_local", "check_input_liveness": True})]
+
+
+def test_enabling_twice_is_once(door):
+    cls = door.torch.cuda.CUDAGraph
+    assert vmmgraph.enable() is vmmgraph.status()
+    assert door.torch.cuda.CUDAGraph is cls
+
+
+def test_no_library_is_one_line_or_an_error(monkeypatch, caplog):
+    stub.use_torch(monkeypatch)
+    monkeypatch.setattr(_door, "_door", None)
+    monkeypatch.setattr(_door, "_status", None)
+    monkeypatch.setenv("VMMGRAPH_LIBRARY", "/nowhere/at/all.so")
+    monkeypatch.delenv("VMMGRAPH_CORE_LIBRARY", raising=False)
+    with pytest.raises(vmmgraph.Error, match="/nowhere/at/all.so"):
+        vmmgraph.enable(strict=True)
+    with caplog.at_level(logging.WARNING):
+        chosen = vmmgraph.enable()
+    assert not chosen
+    assert chosen.route == "none"
+    assert len(caplog.records) == 1
+    assert "/nowhere/at/all.so" in caplog.records[0].message

@@ -1,0 +1,171 @@
+"""Entry points by real importlib.metadata in a child process, and what the plugins name and switch off."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from vmmgraph import _plugins, _trees
+
+POINTS = """[vllm.general_plugins]
+vmmgraph = vmmgraph._plugins:vllm
+
+[sglang.srt.plugins]
+vmmgraph = vmmgraph._plugins:sglang
+"""
+
+CHILD = """
+import sys
+from importlib.metadata import entry_points
+
+for group in ("vllm.general_plugins", "sglang.srt.plugins"):
+    (point,) = [point for point in entry_points(group=group) if point.name == "vmmgraph"]
+    plugin = point.load()
+    plugin()
+    plugin()
+import vmmgraph
+print("torch" in sys.modules, len(sys.meta_path) - META, vmmgraph.status())
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A folder with the package's metadata, as an installation has it."""
+    metadata = tmp_path / "vmmgraph-0.1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: vmmgraph\nVersion: 0.1.0\n")
+    (metadata / "entry_points.txt").write_text(POINTS)
+    return tmp_path
+
+
+def child(site: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("VMMGRAPH")}
+    path = os.pathsep.join([str(site), clean["PYTHONPATH"]])
+    code = "import sys; META = len(sys.meta_path)\n" + CHILD
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**clean, "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("value", [None, "", "0", "off"])
+def test_without_the_variable_nothing_happens(site: Path, value: str | None) -> None:
+    run = child(site, **({} if value is None else {"VMMGRAPH": value}))
+    assert run.returncode == 0, run.stderr
+    # No torch is imported, nothing is hooked, nothing is said.
+    assert run.stdout.split() == ["False", "0", "None"]
+    assert run.stderr == ""
+
+
+def test_with_the_variable_and_no_library_it_says_so_in_one_line(site: Path) -> None:
+    run = child(site, VMMGRAPH="1", VMMGRAPH_LIBRARY="/nowhere/at/all.so")
+    assert run.returncode == 0, run.stderr
+    off = [line for line in run.stderr.splitlines() if "/nowhere/at/all.so" in line]
+    assert off, run.stderr
+
+
+def test_vllm_names_a_shape_by_its_forward_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _plugins.vllm_shape() is None
+    module = types.ModuleType("vllm.forward_context")
+    monkeypatch.setitem(sys.modules, "vllm.forward_context", module)
+    assert _plugins.vllm_shape() is None
+    module._forward_context = None
+    assert _plugins.vllm_shape() is None
+    mode = types.SimpleNamespace(name="PIECEWISE")
+    descriptor = types.SimpleNamespace(num_tokens=512, uniform=True, has_lora=False)
+    module._forward_context = types.SimpleNamespace(batch_descriptor=descriptor, cudagraph_runtime_mode=mode)
+    key, label = _plugins.vllm_shape()
+    assert key is module._forward_context
+    assert label == "piecewise 512 uniform"
+    module._forward_context = types.SimpleNamespace(batch_descriptor=None)
+    assert _plugins.vllm_shape() is None
+
+
+def test_custom_all_reduce_is_off() -> None:
+    module = types.ModuleType("custom_all_reduce")
+
+    class CustomAllreduce:
+        def __init__(self, group: object, device: object) -> None:
+            raise AssertionError("it opens memory")
+
+    module.CustomAllreduce = CustomAllreduce
+    _plugins._without_custom_all_reduce(module)
+    assert module.CustomAllreduce(None, device=None).disabled
+    _plugins._without_custom_all_reduce(types.ModuleType("another"))
+
+
+def test_sglangs_captures_of_one_size_are_pieces_of_one_shape(door) -> None:
+    import vmmgraph
+
+    module = types.ModuleType("full_cuda_graph_backend")
+
+    class Backend:
+        def capture_one(self, size: int, times: int = 1):
+            graphs = []
+            for _ in range(times):
+                graph = door.torch.cuda.CUDAGraph()
+                graph.capture_begin((0, 50))
+                graph.capture_end()
+                graphs.append(graph)
+            return graphs
+
+    Backend.__module__ = module.__name__
+    module.Backend = Backend
+    _plugins._name_sglangs(module)
+    first = module.Backend().capture_one(8, times=3)
+    second = module.Backend().capture_one(size=4)
+    assert {graph.label for graph in first} == {"8"}
+    assert {graph.label for graph in second} == {"4"}
+    assert sum(entry[0] == "torch_shape_open" for entry in door.log) == 2
+    assert vmmgraph.arenas()
+
+
+def test_what_is_imported_later_is_patched_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "some_module_of_an_engine.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen = []
+    before = list(sys.meta_path)
+    off = _trees.when_imported("some_module_of_an_engine", lambda module: seen.append(module.value))
+    assert seen == []
+    import some_module_of_an_engine
+
+    assert seen == [1]
+    # There already: now.
+    _trees.when_imported("some_module_of_an_engine", lambda module: seen.append(module.__name__))
+    assert seen == [1, "some_module_of_an_engine"]
+    off()
+    off()
+    assert sys.meta_path == before
+    monkeypatch.delitem(sys.modules, "some_module_of_an_engine")
+    assert some_module_of_an_engine.value == 1
+
+
+def test_trees_capture_in_torchs_own_memory(door, monkeypatch: pytest.MonkeyPatch) -> None:
+    import vmmgraph
+
+    trees = types.ModuleType(_trees.TREES)
+
+    class CUDAGraphNode:
+        def __init__(self) -> None:
+            self.graph = door.torch.cuda.CUDAGraph()
+            self._record()
+
+        def _record(self) -> None:
+            self.graph.capture_begin((0, 70))
+            self.graph.capture_end()
+
+    trees.CUDAGraphNode = CUDAGraphNode
+    monkeypatch.setitem(sys.modules, _trees.TREES, trees)
+    undo = _trees.keep_out()
+    assert trees.CUDAGraphNode().graph.arena is None
+    undo()
+    assert trees.CUDAGraphNode().graph.arena is not None
+    assert vmmgraph.status()
