@@ -41,6 +41,9 @@ build() {
   strip -o "$out/engine_test" build/torch/tests/engine/engine_test
   strip -o "$out/sleep_example" build/torch/tests/engine/sleep_example
   cp tests/torch/run.sh "$out/"
+  mkdir -p "$out/python"
+  cp -r python/vmmgraph "$out/python/vmmgraph"
+  cp tests/python/test_gpu.py bench/python/vllm_run.py "$out/"
   cmake -S bench/shootout -B build/shootout -G Ninja -DTORCH_ROOT="$torch" \
     -DVMMGRAPH_TORCH_LIB="$PWD/build/torch/libvmmgraph_torch.so" >/dev/null
   cmake --build build/shootout
@@ -105,6 +108,8 @@ run() {
   libtorch "KV caches as tensors" elastic_test
   libtorch "as torch's own captures" differential_test
   libtorch "persistent inputs and executor" engine_test
+  row "captures from Python" env VMMGRAPH_LIBRARY="$PWD/$out/libvmmgraph_torch.so.0.1" PYTHONPATH="$PWD/$out/python" \
+    python3 "$out/test_gpu.py"
   row "memory saver under torch" python3 "$out/gpu.py" "$out/libvmmgraph_memory_saver.so"
   libtorch "an engine that sleeps" sleep_example
   row "C++ over the shared library" env LD_LIBRARY_PATH="$PWD/$out" "$out/driver_test" cuda

@@ -195,6 +195,8 @@ class Shape:
         self.graphs = 0
         self.capturing = False
         self.sealed = False
+        #: Somebody has seen its graphs and may launch them himself.
+        self.by_hand = False
         self.report: dict[str, int] = {}
         self.library.torch_shape_open(arena.handle, byref(self.handle))
         self.space = c_void_p()
@@ -206,6 +208,8 @@ class Shape:
         report = _c.SealReport()
         self.library.torch_shape_seal(self.handle, _c.RETAIN["default"], byref(report))
         self.sealed = True
+        # An engine's context, which keeps a step's tensors.
+        self.key = None
         self.report = report.as_dict()
 
     def verify(self, piece: int, tensors: Sequence[torch.Tensor]) -> tuple[int, int] | None:

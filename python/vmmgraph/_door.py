@@ -387,6 +387,20 @@ def graph_class(door: Door, base: type) -> type:
             self._own()
             super().instantiate(*args, **kwargs)
 
+        def raw_cuda_graph(self, *args: Any, **kwargs: Any) -> int:
+            graph = super().raw_cuda_graph(*args, **kwargs)
+            self._by_hand()
+            return graph
+
+        def _by_hand(self) -> None:
+            """It may be launched by others from now on, who tell nobody: no replay of ours will seal its shape."""
+            shape = self._shape
+            if shape is None or self._capturing:
+                return
+            shape.by_hand = True
+            if shape.key is None:
+                shape.arena._settle(shape)
+
         def raw_cuda_graph_exec(self, *args: Any, **kwargs: Any) -> int:
             if self._shape is not None:
                 door.once(
@@ -603,6 +617,10 @@ def shape(label: str) -> Iterator[None]:
         yield
     finally:
         units.remove(unit)
+        for arena in list(_door.all_arenas) if _door is not None else []:
+            opened = arena._open
+            if opened is not None and opened.key is unit and opened.by_hand:
+                arena._settle(None)
 
 
 @contextlib.contextmanager

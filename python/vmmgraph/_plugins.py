@@ -107,7 +107,8 @@ def _name_sglangs(module: ModuleType) -> None:
             continue
 
         def captured(self: Any, *args: Any, _capture: Any = capture, **kwargs: Any) -> Any:
-            with shape(str(args[0]) if args else next((str(value) for value in kwargs.values()), "")):
+            key = args[0] if args else next(iter(kwargs.values()), "")
+            with shape(str(getattr(key, "size", key))):
                 return _capture(self, *args, **kwargs)
 
         kind.capture_one = functools.wraps(capture)(captured)

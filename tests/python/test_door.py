@@ -151,6 +151,23 @@ def test_an_engines_context_names_pieces(door):
     assert [graph.label for graph in graphs] == ["decode 8", "decode 8", "decode 4", ""]
 
 
+def test_an_engines_context_goes_when_its_shape_is_sealed(door):
+    import weakref
+
+    class Context:
+        pass
+
+    context = Context()
+    gone = weakref.ref(context)
+    door.namers.append(lambda: (context, "decode 8"))
+    graph = capture(door, (0, 50))
+    door.namers.clear()
+    context = None
+    assert gone() is not None
+    graph.replay()
+    assert gone() is None
+
+
 def test_captures_that_are_disabled_are_torchs_and_never_in_an_arenas_pool(door):
     pool = (0, 50)
     ours = capture(door, pool)
@@ -260,6 +277,21 @@ def test_who_asks_for_the_executable_gets_torchs_own(door):
     door.log.clear()
     assert graph.raw_cuda_graph_exec() == 0x2000
     assert calls(door) == ["torch_keep", "instantiate", "raw_cuda_graph_exec"]
+
+
+def test_a_graph_that_others_may_launch_is_sealed_at_once_or_with_its_shape(door):
+    graph = capture(door, keep=True)
+    assert "torch_shape_seal" not in calls(door)
+    graph.raw_cuda_graph()
+    assert calls(door) == ["torch_shape_seal"]
+    with vmmgraph.shape("decode 8"):
+        pieces = []
+        for _ in range(3):
+            pieces.append(capture(door, (0, 50), keep=True))
+            pieces[-1].raw_cuda_graph()
+        assert opened(door) == 1
+        assert "torch_shape_seal" not in calls(door)
+    assert calls(door) == ["torch_shape_seal"]
 
 
 def test_a_failed_seal_can_be_tried_again(door):
