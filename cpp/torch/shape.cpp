@@ -21,6 +21,17 @@ namespace vmmgraph::torch {
 namespace {
 
 namespace caching = c10::cuda::CUDACachingAllocator;
+
+// How often torch's own allocator has a pool in use. It throws for one that it does not know yet, which graph_pool_handle() has only named
+// (seen with torch 2.11 on a GPU).
+int torchs_uses_of(c10::DeviceIndex device, const compat::PoolId& pool) {
+    try {
+        return compat::uses_of_pool(*registry::native(), device, pool);
+    } catch (const c10::Error&) {
+        return 0;
+    }
+}
+
 using Others = compat::GraphOfOthers<at::cuda::CUDAGraph>;
 
 // What live blocks hold while a seal changes the pages under them: on the device if it has room, else in host memory.
@@ -128,7 +139,7 @@ void Shape::begin(const compat::PoolId& pool) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
                sealed_ ? "the shape is sealed: open another one for another capture" : "a capture into this shape is under way");
     }
-    if (registry::uses_of({device_, pool}) == 0 && compat::uses_of_pool(*registry::native(), device_, pool) > 0) {
+    if (registry::uses_of({device_, pool}) == 0 && torchs_uses_of(device_, pool) > 0) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "the pool is torch's own: a MemPool, or one that graphs were captured into before");
     }
     const OnDevice current({c10::kCUDA, device_});
