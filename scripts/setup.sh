@@ -35,8 +35,9 @@ fi
 [ "$purpose" = test ] || exit 0
 
 # Without torch's own dependencies (2.5 GB of CUDA libraries): the component is only built here, not run. The versions are those of
-# the GPU machine, and those of the formatters, which differ from release to release; the stamp makes an unchanged set-up cost nothing.
-wheels=(torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-crt==13.0.88 clang-format==19.1.7 ruff==0.17.6)
+# the GPU machine, and those of the formatters, which differ from release to release, and of pytest, with what it needs; the stamp makes an unchanged set-up cost nothing.
+wheels=(torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-crt==13.0.88 clang-format==19.1.7 ruff==0.17.6
+  pytest==9.2.0 iniconfig==2.3.1 packaging==26.3 pluggy==1.7.0 pygments==2.21.0)
 stamp=.venv/$(IFS=_; echo "${wheels[*]}")
 cd "$(dirname "$0")/.."
 if [ ! -e "$stamp" ]; then

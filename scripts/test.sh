@@ -19,9 +19,14 @@ cmake -S . -B build/torch -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TORCH=O
 cmake --build build/torch
 ctest --test-dir build/torch --output-on-failure -LE slow 2>&1 | tee -a "$log"
 
+# The Python package, over stand-ins of torch and of the library.
+python=$(mktemp)
+.venv/bin/python -m pytest -q -p no:cacheprovider tests/python 2>&1 | tee "$python"
+of_python() { grep -oE "[0-9]+ $1" "$python" | tail -1 | grep -oE '[0-9]+' || echo 0; }
+
 echo
-skipped=$(grep -cE 'ignored, SKIPPED|\*\*\*Skipped' "$log")
+skipped=$(($(grep -cE 'ignored, SKIPPED|\*\*\*Skipped' "$log") + $(of_python skipped)))
 echo "SKIPPED: $skipped tests need a GPU (scripts/gpu.sh)"
 sum() { grep -oE "$1" "$log" | grep -oE '[0-9]+' | awk '{ n += $1 } END { print n + 0 }'; }
-passed=$(($(sum '[0-9]+ passed;') + $(grep -cE '^ *[0-9]+/[0-9]+ Test .* Passed' "$log" || true)))
+passed=$(($(sum '[0-9]+ passed;') + $(grep -cE '^ *[0-9]+/[0-9]+ Test .* Passed' "$log" || true) + $(of_python passed)))
 echo "$passed passed, 0 failed, $skipped skipped"
