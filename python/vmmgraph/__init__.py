@@ -9,7 +9,6 @@ of them needs. Engines with plugins (vLLM, SGLang) need no code: set ``VMMGRAPH=
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +79,7 @@ def report() -> str:
     for arena in arenas():
         lines.append(_line(arena))
         if door is not None and door.library.has("arena_map_json") and door.library.has("map_report"):
-            lines.append(door.library.text("map_report", json.dumps(arena.map()).encode()).rstrip())
+            lines.append(door.library.text("map_report", arena.map_json().encode()).rstrip())
     return "\n".join(lines)
 
 
@@ -89,12 +88,10 @@ def save_map(path: str | Path, arena: Arena | None = None) -> Path:
     JSON where the name ends so. Raises `Error` if the library has no page map."""
     path = Path(path)
     door = _door.need()
-    if not door.library.has("arena_map_json"):
-        raise Error(f"{door.library.path} has no page map", 100)
     chosen = arena or max(arenas(), key=lambda one: one.stats()["physical_bytes"], default=None)
     if chosen is None:
         raise Error("there is no arena", 100)
-    text = door.library.text("arena_map_json", chosen.handle, None)
+    text = chosen.map_json()
     path.write_text(text if path.suffix == ".json" else door.library.text("map_html", text.encode()), encoding="utf-8")
     return path
 
@@ -119,6 +116,8 @@ def check() -> str:
         try:
             library = _door._open_door().library
             lines.append(f"built    for torch {library.built_for()}, vmmgraph {library.version()}")
+            if torch.__version__.split("+")[0] != library.built_for():
+                route = "none: the library belongs to another release of torch"
             optional = ("space_set_label", "arena_map_json", "map_html", "map_report")
             missing = [name for name in optional if not library.has(name)]
             if missing:

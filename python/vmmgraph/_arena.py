@@ -155,19 +155,21 @@ class Arena:
 
     def map(self) -> dict[str, Any]:
         """Which shape shows which page (docs/python.md)."""
+        return json.loads(self.map_json())
+
+    def map_json(self) -> str:
+        """The page map as the library writes it. Raises `Error` where it has none."""
         if not self._library.has("arena_map_json"):
             raise _c.Error(f"{self._library.path} has no page map", _c.WRONG_STATE)
-        return json.loads(self._library.text("arena_map_json", self.handle, None))
+        options = _c.MapOptions(executables_bytes=self.executables().get("bytes", 0), title=self.label.encode())
+        return self._library.text("arena_map_json", self.handle, byref(options))
 
     def what_if_dropped(self, label: str) -> int:
-        """Bytes that come back when the shapes of that label go, from the page map."""
-        found = [space for space in self.map()["spaces"] if space.get("label") == label]
+        """Bytes that come back when the shape of that label goes (that which gives most, if several have it), from the page map."""
+        found = [space["drop_gives_bytes"] for space in self.map()["spaces"] if space["label"] == label]
         if not found:
             raise KeyError(f"no shape {label!r} in the arena")
-        for name in ("drop_gives_bytes", "drop_gives", "gives_back_bytes"):
-            if name in found[0]:
-                return sum(space[name] for space in found)
-        raise _c.Error("the page map does not say what a drop gives", _c.WRONG_STATE)
+        return max(found)
 
     def __repr__(self) -> str:
         return f"<vmmgraph.Arena {self.label or hex(self.handle.value or 0)} on cuda:{self._device.number}>"

@@ -158,6 +158,10 @@ class Executables(Struct):
     )
 
 
+class MapOptions(Struct):
+    _fields_ = [("struct_size", c_size_t), ("executables_bytes", c_uint64), ("title", c_char_p)]
+
+
 _TEXT = (c_void_p, c_size_t, POINTER(c_size_t))
 #: Arguments of each function; all return a status but those in _OTHERS.
 _CORE: dict[str, tuple[Any, ...]] = {
@@ -206,7 +210,7 @@ _TORCH: dict[str, tuple[Any, ...]] = {
 #: Not in every library; asked for by `Library.has`.
 _LATER: dict[str, tuple[Any, ...]] = {
     "vmmgraph_space_set_label": (c_void_p, c_char_p),
-    "vmmgraph_arena_map_json": (c_void_p, c_void_p, *_TEXT),
+    "vmmgraph_arena_map_json": (c_void_p, POINTER(MapOptions), *_TEXT),
     "vmmgraph_map_html": (c_char_p, *_TEXT),
     "vmmgraph_map_report": (c_char_p, *_TEXT),
 }

@@ -151,12 +151,13 @@ class Door:
     @staticmethod
     def leave(shape: Shape, captured: bool = False) -> None:
         """One of a shape's graphs is gone; or it was not captured."""
-        shape.graphs -= 1
-        shape.capturing = shape.capturing and captured
         arena = shape.arena
-        # Nothing will be replayed: what it has goes with its last owner.
-        if shape.graphs <= 0 and arena._open is shape:
-            arena._open = None
+        with arena._lock:
+            shape.graphs -= 1
+            shape.capturing = shape.capturing and captured
+            # Nothing will be replayed: what it has goes with its last owner.
+            if shape.graphs <= 0 and arena._open is shape:
+                arena._open = None
 
     def once(self, what: str, text: str, **more: Any) -> None:
         if what not in self.said:
@@ -527,7 +528,7 @@ def enable(
         try:
             door = _open_door()
             door.library.torch_install()
-        except (_c.Error, OSError) as error:
+        except (_c.Error, OSError, ImportError, AttributeError) as error:
             if strict:
                 raise
             _status = _fall_back(str(error))
@@ -538,12 +539,13 @@ def enable(
         door.executable_bytes = executable_bytes
         import torch
 
-        base = torch.cuda.CUDAGraph
-        _installed = put_in_place(graph_class(door, base), base)
         from . import _trees
 
+        base = torch.cuda.CUDAGraph
+        _installed = put_in_place(graph_class(door, base), base)
         _installed.undo.append(_trees.keep_out())
-        _installed.undo.append(door.library.torch_uninstall)
+        # Last: it is refused while a capture is under way.
+        _installed.undo.insert(0, door.library.torch_uninstall)
         atexit.register(_at_exit)
         why = f"torch {torch.__version__}, {door.library.path}"
         _status = Status("blocks", why, str(door.library.path))
@@ -636,6 +638,8 @@ def graph(
     """``torch.cuda.graph``, with an arena in the place of a pool, and a name for the shape."""
     import torch
 
+    if arena is not None and not hasattr(cuda_graph, "_shape"):
+        raise _c.Error("the graph is none of ours: make it after vmmgraph.enable()", _c.WRONG_STATE)
     local = _door.local if _door is not None else _none
     before = local.arena, local.label
     local.arena, local.label = arena, label

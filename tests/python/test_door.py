@@ -330,6 +330,12 @@ def test_the_explicit_form(door):
         vmmgraph.Arena(0, retain="everything")
 
 
+def test_the_explicit_form_wants_a_graph_of_ours(door):
+    arena = vmmgraph.Arena(0)
+    with pytest.raises(_c.Error, match="enable"), vmmgraph.graph(stub.BaseGraph(), arena=arena):
+        pass
+
+
 def test_the_explicit_form_passes_exceptions_on(door):
     graph = door.torch.cuda.CUDAGraph()
     with pytest.raises(ZeroDivisionError), vmmgraph.graph(graph):
