@@ -204,7 +204,9 @@ class Shape:
         self.space = c_void_p()
         self.library.torch_shape_space(self.handle, byref(self.space))
         if label and self.library.has("space_set_label"):
-            self.library.space_set_label(self.space, label.encode())
+            # A name that is refused is no reason to capture nothing.
+            text = label.encode()[:1000].decode(errors="ignore").replace("\0", " ")
+            self.library.raw["space_set_label"](self.space, text.encode())
 
     def seal(self) -> None:
         report = _c.SealReport()

@@ -66,12 +66,23 @@ def graph_class(library: _c.Library, base: type) -> type:
     arenas: weakref.WeakValueDictionary[tuple[int, tuple[int, int]], PoolArena] = weakref.WeakValueDictionary()
     lock = threading.RLock()
     raw = library.raw
+    # Pools whose graphs are gone: torch takes their end only while nothing is being captured.
+    graves: list[Any] = []
+    under_way = [0]
+
+    def bury(mempool: Any = None) -> None:
+        with lock:
+            if mempool is not None:
+                graves.append(mempool)
+            if under_way[0] == 0:
+                graves.clear()
 
     class CUDAGraph(base):  # type: ignore[misc, valid-type]
         """``torch.cuda.CUDAGraph``, whose captures lie in MemPools over an arena."""
 
         _arena: PoolArena | None = None
         _mempool: Any = None
+        _capturing = False
         _asked: tuple[int, int] | None = None
 
         def capture_begin(self, *args: Any, **kwargs: Any) -> None:
@@ -90,17 +101,25 @@ def graph_class(library: _c.Library, base: type) -> type:
                 library.arena_mark(arena.handle)
                 library.arena_switch_to_new_virtual_space(arena.handle)
                 library.torch_set_arena(device, arena.handle)
+            bury()
             mempool = torch.cuda.MemPool(plug.allocator())
             # Else a workspace of this graph's pages goes into the next graph.
             torch._C._cuda_clearCublasWorkspaces()
-            super().capture_begin(mempool.id, *args[1:], **kwargs)
-            self._arena, self._mempool, self._asked = arena, mempool, asked
+            under_way[0] += 1
+            try:
+                super().capture_begin(mempool.id, *args[1:], **kwargs)
+            except BaseException:
+                under_way[0] -= 1
+                raise
+            self._arena, self._mempool, self._asked, self._capturing = arena, mempool, asked, True
 
         def capture_end(self, *args: Any, **kwargs: Any) -> None:
             try:
                 super().capture_end(*args, **kwargs)
             finally:
-                if self._arena is not None:
+                if self._capturing:
+                    self._capturing = False
+                    under_way[0] -= 1
                     torch._C._cuda_clearCublasWorkspaces()
 
         def replay(self) -> None:
@@ -120,7 +139,17 @@ def graph_class(library: _c.Library, base: type) -> type:
 
         def reset(self, *args: Any, **kwargs: Any) -> None:
             super().reset(*args, **kwargs)
-            self._mempool = self._asked = self._arena = None
+            mempool, self._mempool = self._mempool, None
+            self._asked = None
+            # Behind the graph, which uses it, and before the arena.
+            bury(mempool)
+            del mempool
+            self._arena = None
+
+        def __del__(self) -> None:
+            if self._mempool is not None:
+                with contextlib.suppress(Exception):
+                    self.reset()
 
     CUDAGraph.__module__ = base.__module__
     CUDAGraph.__qualname__ = "CUDAGraph"

@@ -90,7 +90,7 @@ def sglang() -> None:
     door.sglang = True
     from ._trees import when_imported
 
-    for name in ("full_cuda_graph_backend", "breakable_cuda_graph_backend"):
+    for name in ("full_cuda_graph_backend", "breakable_cuda_graph_backend", "tc_piecewise_cuda_graph_backend"):
         when_imported(f"sglang.srt.model_executor.runner_backend.{name}", _name_sglangs)
     when_imported("sglang.srt.distributed.device_communicators.custom_all_reduce", _without_custom_all_reduce)
 

@@ -852,6 +852,53 @@ def test_transformers_continuous_batching() -> None:
     assert seen["on"] == seen["off"]
 
 
+MEMPOOL = """
+import torch, vmmgraph
+chosen = vmmgraph.enable()
+assert chosen.route == "mempool", chosen
+x = [torch.randn(size, 2048, device="cuda") for size in (512, 64, 256)]
+w = torch.randn(2048, 2048, device="cuda")
+pool = torch.cuda.graph_pool_handle()
+made = []
+for one in x:
+    expected = torch.nn.functional.gelu(one @ w) @ w
+    out = torch.empty_like(expected)
+    g = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(g, pool=pool):
+        out.copy_(torch.nn.functional.gelu(one @ w) @ w)
+    made.append((g, out, expected))
+for n in (0, 1, 2, 1, 0, 2, 2, 0):
+    g, out, expected = made[n]
+    out.zero_()
+    g.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected), n
+assert made[0][0].pool() == tuple(pool)
+del g, out
+made.pop()
+made[0][0].reset()
+g = torch.cuda.CUDAGraph()
+with torch.cuda.graph(g, pool=pool):
+    y = x[0] @ w
+g.replay()
+torch.cuda.synchronize()
+assert torch.equal(y, x[0] @ w)
+print("fine")
+"""
+
+
+def test_the_mempool_route() -> None:
+    """Without a library for the torch at hand, by the same functions of the one that is there."""
+    library = vmmgraph.library_path()
+    environment = {**os.environ, "VMMGRAPH_LIBRARY": "/nowhere/at/all.so", "VMMGRAPH_CORE_LIBRARY": str(library)}
+    run = subprocess.run(
+        [sys.executable, "-c", MEMPOOL], capture_output=True, text=True, timeout=300, check=False, env=environment
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == "fine\n"
+    assert "MemPool route" in run.stderr
+
+
 def main(words: list[str]) -> int:
     if not HAS_GPU:
         print("SKIPPED: needs a GPU")

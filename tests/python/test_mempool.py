@@ -1,0 +1,117 @@
+"""The MemPool route, over stand-ins of torch and of the library."""
+
+from __future__ import annotations
+
+import gc
+import types
+
+import pytest
+import stub
+from vmmgraph import _door, _mempool
+
+
+@pytest.fixture
+def torch(monkeypatch):
+    torch = stub.use_torch(monkeypatch)
+    log: list[object] = []
+    monkeypatch.setattr(stub.BaseGraph, "log", log)
+    monkeypatch.setattr(stub.BaseGraph, "fail", set())
+
+    class MemPool:
+        count = 0
+
+        def __init__(self, allocator: object) -> None:
+            MemPool.count += 1
+            self.id = (0, 1000 + MemPool.count)
+            log.append(("mempool", self.id))
+
+        def __del__(self) -> None:
+            log.append(("mempool ends", self.id))
+
+    class Pluggable:
+        def __init__(self, path: str, allocate: str, free: str) -> None:
+            log.append(("pluggable", allocate, free))
+
+        def allocator(self) -> object:
+            return self
+
+    torch.cuda.MemPool = MemPool
+    torch.cuda.memory = types.SimpleNamespace(CUDAPluggableAllocator=Pluggable)
+    torch._C._cuda_clearCublasWorkspaces = lambda: log.append(("clear",))
+    library = stub.Library(log)
+    library.with_torch = False
+    torch.log = log
+    torch.cuda.CUDAGraph = _mempool.graph_class(library, stub.BaseGraph)
+    return torch
+
+
+def capture(torch, pool=None):
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        pass
+    return graph
+
+
+def names(torch) -> list[str]:
+    found = [entry[0] for entry in torch.log]
+    torch.log.clear()
+    return found
+
+
+def test_each_capture_has_a_pool_and_an_arenas_current_space(torch) -> None:
+    first, second = capture(torch, (0, 50)), capture(torch, (0, 50))
+    assert first._arena is second._arena
+    begun = [entry for entry in torch.log if entry[0] == "capture_begin"]
+    assert begun[0][1] != begun[1][1]
+    assert first.pool() == second.pool() == (0, 50)
+    called = names(torch)
+    assert called.count("arena_create") == 1
+    assert called.count("arena_switch_to_new_virtual_space") == 2
+    # Around each capture.
+    assert called.count("clear") == 4
+    first.replay()
+    assert names(torch) == ["space_enter", "replay", "space_leave"]
+    stub.BaseGraph.fail.add("replay")
+    with pytest.raises(RuntimeError):
+        first.replay()
+    assert names(torch) == ["space_enter", "replay", "space_leave"]
+
+
+def test_a_pool_ends_behind_its_graph_and_not_during_a_capture(torch) -> None:
+    gone, other = capture(torch, (0, 50)), torch.cuda.CUDAGraph()
+    other.capture_begin((0, 50))
+    torch.log.clear()
+    del gone
+    gc.collect()
+    assert names(torch) == ["reset"]
+    other.capture_end()
+    torch.log.clear()
+    capture(torch, (0, 50)).reset()
+    assert names(torch)[0:3] == ["arena_mark", "arena_switch_to_new_virtual_space", "torch_set_arena"]
+    other.reset()
+    assert names(torch)[:2] == ["reset", "mempool ends"]
+
+
+def test_disabled_captures_are_torchs(torch, monkeypatch) -> None:
+    monkeypatch.setattr(_door, "_door", None)
+    with _door.disabled():
+        graph = capture(torch, (0, 50))
+    assert names(torch) == ["pluggable", "capture_begin", "capture_end"]
+    graph.replay()
+    assert names(torch) == ["replay"]
+
+
+@pytest.mark.parametrize(
+    ("version", "settings", "possible"),
+    [
+        ("2.11.0+cu130", "", True),
+        ("2.11.0+cu130", "expandable_segments:True", True),
+        ("2.9.1+cu128", "expandable_segments:True", False),
+        ("2.9.1+cu128", "max_split_size_mb:64, expandable_segments: true", False),
+        ("2.9.1+cu128", "expandable_segments:False", True),
+    ],
+)
+def test_where_it_is_possible(torch, monkeypatch, version: str, settings: str, possible: bool) -> None:
+    torch.__version__ = version
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", settings)
+    assert (_mempool.possible() is None) == possible
