@@ -184,16 +184,19 @@ struct GraphOfOthers : Base {
     // As torch's replay(), and with less work where no random numbers are drawn; `exec` is launched where it is not null, and stays the
     // caller's. The graph's device is the current one, and the stream torch's current one.
     static void launch(Base& graph, cudaGraphExec_t exec, cudaStream_t stream) {
-        const auto& draws = graph.*(&GraphOfOthers::captured_generator_states_);
-        const bool random = std::any_of(draws.begin(), draws.end(), [](const auto& state) { return state.second != 0; });
-        if (exec == nullptr || !lends) {
-            graph.replay();
-        } else if (!random) {
-            C10_CUDA_CHECK(cudaGraphLaunch(exec, stream));
-        } else {
-            const Lent lent(graph, exec);
-            graph.replay();
+        if constexpr (lends) {
+            if (exec != nullptr) {
+                const auto& draws = graph.*(&GraphOfOthers::captured_generator_states_);
+                if (std::none_of(draws.begin(), draws.end(), [](const auto& state) { return state.second != 0; })) {
+                    C10_CUDA_CHECK(cudaGraphLaunch(exec, stream));
+                    return;
+                }
+                const Lent lent(graph, exec);
+                graph.replay();
+                return;
+            }
         }
+        graph.replay();
     }
 
 private:

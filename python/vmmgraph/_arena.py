@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import threading
 import weakref
 from collections.abc import Sequence
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
     import torch
 
     from ._c import Library
+
+
+log = logging.getLogger("vmmgraph")
+#: From so many captures that leave so much on, somebody should know.
+MANY, MUCH = 12, 64 << 20
 
 
 class Device:
@@ -100,6 +106,8 @@ class Arena:
         self.pool: tuple[int, int] = door.new_pool()
         #: The shape that more pieces may come to: not sealed.
         self._open: Shape | None = None
+        #: Captures that left something alive, and its bytes.
+        self._left = (0, 0)
         self._lock = threading.RLock()
         door.register(self)
 
@@ -150,8 +158,21 @@ class Arena:
             if opened is not None and not opened.capturing:
                 opened.seal()
                 self._open = None
+                self._look_at(opened)
             if shape is not None and not shape.sealed:
                 shape.seal()
+
+    def _look_at(self, sealed: Shape) -> None:
+        """Says it once if many unnamed captures left much alive, as pieces of one shape do."""
+        if sealed.unnamed and sealed.report["retained_bytes"]:
+            self._left = (self._left[0] + 1, self._left[1] + sealed.report["retained_bytes"])
+            if self._left[0] == MANY and self._left[1] >= MUCH:
+                log.warning(
+                    "vmmgraph: %d captures left %d MiB alive at their end, which nobody shares; if they are pieces of one shape, "
+                    "capture them within vmmgraph.shape(label)",
+                    self._left[0],
+                    self._left[1] >> 20,
+                )
 
     def map(self) -> dict[str, Any]:
         """Which shape shows which page (docs/python.md)."""
@@ -192,6 +213,7 @@ class Shape:
         self.library = arena._library
         #: What pieces of the same shape have in common; ``None``: there is one graph.
         self.key = key
+        self.unnamed = key is None
         self.label = label
         #: Those that are alive, one under capture included.
         self.graphs = 0

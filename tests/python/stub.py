@@ -116,6 +116,7 @@ class Library:
         self.handles = itertools.count(0x100)
         self.pieces: dict[int, int] = {}
         self.replayable = True
+        self.retained = 0
         self.raw = Raw(self)
 
     def call(self, name: str, *arguments: Any) -> int:
@@ -131,6 +132,8 @@ class Library:
             captured.piece = self.pieces.get(values[0], 0)
             self.pieces[values[0]] = captured.piece + 1
             captured.replayable = captured.lent = int(self.replayable)
+        elif name == "torch_shape_seal":
+            arguments[-1]._obj.retained_bytes = self.retained
         return 0
 
     def has(self, name: str) -> bool:

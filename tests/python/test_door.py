@@ -294,6 +294,17 @@ def test_a_graph_that_others_may_launch_is_sealed_at_once_or_with_its_shape(door
     assert calls(door) == ["torch_shape_seal"]
 
 
+def test_many_captures_that_leave_much_alive_are_told_of_names_once(door, caplog):
+    door.library.retained = 10 << 20
+    pool = (0, 50)
+    with caplog.at_level(logging.WARNING):
+        with vmmgraph.shape("named"):
+            kept = [capture(door, pool) for _ in range(20)]
+        assert not caplog.records
+        kept += [capture(door, pool) for _ in range(30)]
+    assert [record.message.split(" alive")[0] for record in caplog.records] == ["vmmgraph: 12 captures left 120 MiB"]
+
+
 def test_a_failed_seal_can_be_tried_again(door):
     graph = capture(door)
     door.library.answers["torch_shape_seal"] = 200
