@@ -2521,7 +2521,9 @@ vmmgraph_status_t vmmgraph_space_replay(vmmgraph_space_t space,
 // vmmgraph_space_replay for whoever cannot launch from a callback, as a language with a lock of its own: what this thread gives to `stream`
 // until it calls vmmgraph_space_leave is in order after every earlier replay of the arena. Until then other replays of the arena wait, so
 // leave whatever happens. On failure there is nothing to leave. As the other one beyond that.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_space_enter(vmmgraph_space_t space, void *stream);
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_space_enter(vmmgraph_space_t space,
+                                       void *stream);
 
 // Ends what vmmgraph_space_enter began on this thread. VMMGRAPH_ERROR_WRONG_STATE if it has not entered.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_space_leave(vmmgraph_space_t space);
