@@ -20,6 +20,9 @@ log = logging.getLogger("vmmgraph")
 
 #: How many shapes have executables of their own at a time, unless `enable` is told otherwise.
 EXECUTABLES = 16
+#: What an arena of `enable` is laid out for unless it is told otherwise: pages of 4 MiB, since decode graphs may need less than 100 MiB,
+#: of which larger ones would waste a tenth, and a map call is cheap beside a capture.
+EXPECTED_BYTES = 192 << 20
 
 Pool = tuple[int, int]
 #: Names the shape of the capture that begins: what its pieces have in common, and a label; or ``None``.
@@ -64,6 +67,8 @@ class Door:
         self.memset_kernels = True
         self.executables = EXECUTABLES
         self.executable_bytes = 0
+        self.expected_bytes = EXPECTED_BYTES
+        self.budget = 0
         self.said: set[str] = set()
 
     def device_number(self, device: Any) -> int:
@@ -88,6 +93,9 @@ class Door:
             # Refused up to torch 2.7, where each graph has its own.
             self.library.raw["torch_set_executable_limits"](arena.handle, self.executables, self.executable_bytes)
 
+    def make(self, device: int) -> Arena:
+        return Arena(device, self.budget, expected_bytes=self.expected_bytes)
+
     def arena_for(self, device: int, pool: Pool | None) -> tuple[Arena, Pool]:
         """The arena of a capture, and the pool that torch is given."""
         with self.lock:
@@ -99,13 +107,13 @@ class Door:
             if pool is None:
                 arena = self.defaults.get(device) if self.share else None
                 if arena is None:
-                    arena = Arena(device)
+                    arena = self.make(device)
                     if self.share:
                         self.defaults[device] = arena
                 return arena, arena.pool
             arena = self.arenas.get((device, pool))
             if arena is None:
-                arena = Arena(device)
+                arena = self.make(device)
                 # The one that it made for itself is of no use.
                 del self.arenas[device, arena.pool]
                 arena.pool = pool
@@ -509,6 +517,8 @@ def enable(
     *,
     executables: int | None = None,
     executable_bytes: int = 0,
+    expected_bytes: int = EXPECTED_BYTES,
+    budget: int = 0,
     memset_kernels: bool = True,
 ) -> Status:
     """Puts VmmGraph under every graph that is captured from now on: ``torch.cuda.CUDAGraph`` is a subclass that captures into arenas.
@@ -516,7 +526,8 @@ def enable(
     Captures with the same ``pool=`` share an arena, since that is a program's promise that they do not overlap. A capture without one has
     an arena of its own, or, with ``share``, the device's. At most ``executables`` shapes have executables at a time (0: no limit; 16
     unless ``VMMGRAPH_EXECUTABLES`` says otherwise), and ``executable_bytes`` limits what those take; shapes beyond that borrow one
-    when they are replayed. With ``memset_kernels`` fill kernels stand in the place of memset nodes.
+    when they are replayed. ``expected_bytes`` and ``budget`` are those of the arenas that are made (:class:`Arena`). With
+    ``memset_kernels`` fill kernels stand in the place of memset nodes.
 
     Never raises for a missing library unless ``strict``: it says so in one line, and falls back to torch's MemPools, or leaves torch as
     it is. Called again it does nothing. Returns what it chose.
@@ -537,6 +548,7 @@ def enable(
         door.memset_kernels = memset_kernels
         door.executables = int(os.environ.get("VMMGRAPH_EXECUTABLES") or EXECUTABLES) if executables is None else executables
         door.executable_bytes = executable_bytes
+        door.expected_bytes, door.budget = expected_bytes, budget
         import torch
 
         from . import _trees
