@@ -98,6 +98,16 @@ fn poison_fills_every_shared_page_once_and_nothing_that_is_kept() {
     assert_eq!(filled, shown, "not each page once");
     assert_eq!(peek(graph.output), 7, "a kept output was poisoned");
     graph.space.replay(A, || assert_eq!((peek(graph.scratch), peek(graph.output)), (POISON, 7))).unwrap();
+    // A replay in two calls is one, and one whose filling fails gives its turn back.
+    poke(graph.scratch, 8);
+    graph.space.enter(A).unwrap();
+    assert_eq!((peek(graph.scratch), peek(graph.output)), (POISON, 7));
+    graph.space.leave().unwrap();
+    faulty.refuse("fill", true);
+    assert!(graph.space.enter(A).is_err());
+    faulty.refuse("fill", false);
+    graph.space.enter(A).unwrap();
+    graph.space.leave().unwrap();
 }
 
 #[test]

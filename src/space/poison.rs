@@ -92,7 +92,9 @@ impl Space {
     pub(super) fn fill_shared(&self, pattern: u32, stream: Stream) -> Result<()> {
         let shared = self.shared_pages();
         let state = self.core().state.lock();
-        shared.iter().try_for_each(|(range, offset, bytes)| state.ranges[*range].fill(*offset, *bytes, pattern, stream))
+        shared.iter().try_for_each(|(range, offset, bytes)| {
+            state.ranges[*range].fill(*offset, *bytes, pattern, stream)
+        })
     }
 
     /// Where each shared page of this space shows, once: range, offset and bytes.

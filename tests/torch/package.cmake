@@ -5,7 +5,8 @@ execute_process(COMMAND "${CMAKE_COMMAND}" --install "${BUILD_DIR}" --config "${
   OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
 file(WRITE "${WORK}/consumer/main.cpp" [[
 #include <vmmgraph/torch.hpp>
-int main(int argc, char**) { return argc > 100 ? vmmgraph::torch::built_for()[0] : 0; }
+#include <vmmgraph/torch_c.h>
+int main(int argc, char**) { return argc > 100 ? vmmgraph::torch::built_for()[0] + vmmgraph_torch_installed() : 0; }
 ]])
 file(WRITE "${WORK}/consumer/CMakeLists.txt" [[
 cmake_minimum_required(VERSION 3.16)
