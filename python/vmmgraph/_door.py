@@ -20,9 +20,9 @@ log = logging.getLogger("vmmgraph")
 
 #: How many shapes have executables of their own at a time, unless `enable` is told otherwise.
 EXECUTABLES = 16
-#: What an arena of `enable` is laid out for unless it is told otherwise: pages of 4 MiB, since decode graphs may need less than 100 MiB,
-#: of which larger ones would waste a tenth, and a map call is cheap beside a capture.
-EXPECTED_BYTES = 192 << 20
+#: What an arena of `enable` is laid out for unless it is told otherwise: pages of 2 MiB, since decode graphs may need less than 30 MiB. vLLM's
+#: 51 and 102 shapes, of which the hungriest need 26 and 24, take 28 and 26 then, and 34 on pages of 16; captures took as long.
+EXPECTED_BYTES = 128 << 20
 
 Pool = tuple[int, int]
 #: Names the shape of the capture that begins: what its pieces have in common, and a label; or ``None``.
