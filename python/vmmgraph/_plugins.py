@@ -80,6 +80,11 @@ def vllm() -> None:
     when_imported("vllm.distributed.device_communicators.custom_all_reduce", _without_custom_all_reduce)
 
 
+#: SGLang's own ways around holes in torch's graph pool: one looks for free runs in torch's statistics, where an arena's are not, the other
+#: allocates all at once in the first capture, which would count as what that needs.
+_SGLANG_OFF = ("SGLANG_ENABLE_GRAPH_POOL_BORROW", "SGLANG_ENABLE_GRAPH_POOL_PRECARVE")
+
+
 def sglang() -> None:
     """Enables VmmGraph in a process of SGLang's. May be called any number of times."""
     if not wanted():
@@ -88,6 +93,10 @@ def sglang() -> None:
     if door is None or getattr(door, "sglang", False):
         return
     door.sglang = True
+    for name in _SGLANG_OFF:
+        if os.environ.get(name, "0").lower() not in ("", "0", "false"):
+            log.info("vmmgraph: %s is off, since graph memory is not torch's", name)
+        os.environ[name] = "0"
     from ._trees import when_imported
 
     for name in ("full_cuda_graph_backend", "breakable_cuda_graph_backend", "tc_piecewise_cuda_graph_backend"):

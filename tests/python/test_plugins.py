@@ -128,6 +128,17 @@ def test_sglangs_captures_of_one_size_are_pieces_of_one_shape(door) -> None:
     assert vmmgraph.arenas()
 
 
+def test_sglang_carves_and_borrows_nothing(door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VMMGRAPH", "1")
+    monkeypatch.setenv("SGLANG_ENABLE_GRAPH_POOL_BORROW", "1")
+    monkeypatch.setenv("SGLANG_ENABLE_GRAPH_POOL_PRECARVE", "1")
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    _plugins.sglang()
+    _plugins.sglang()
+    assert os.environ["SGLANG_ENABLE_GRAPH_POOL_BORROW"] == os.environ["SGLANG_ENABLE_GRAPH_POOL_PRECARVE"] == "0"
+    assert sum(getattr(finder, "name", "").startswith("sglang.") for finder in sys.meta_path) == 4
+
+
 def test_what_is_imported_later_is_patched_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "some_module_of_an_engine.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
