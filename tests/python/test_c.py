@@ -1,0 +1,108 @@
+"""The ctypes declarations against the C headers, and against a library over the host driver where there is one.
+
+VMMGRAPH_CORE_LIBRARY names it: scripts/test.sh gives the one it has built.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+from ctypes import byref, c_void_p
+from pathlib import Path
+
+import pytest
+from vmmgraph import _c
+
+INCLUDE = Path(__file__).resolve().parents[2] / "include" / "vmmgraph"
+TYPES = {"size_t": ctypes.c_size_t, "uint64_t": ctypes.c_uint64, "int32_t": ctypes.c_int32}
+STRUCTS = {
+    "vmmgraph_device_options_t": _c.DeviceOptions,
+    "vmmgraph_arena_options_t": _c.ArenaOptions,
+    "vmmgraph_arena_stats_t": _c.ArenaStats,
+    "vmmgraph_seal_report_t": _c.SealReport,
+    "vmmgraph_output_t": _c.Output,
+    "vmmgraph_difference_t": _c.Difference,
+    "vmmgraph_torch_graph_t": _c.Graph,
+    "vmmgraph_torch_captured_t": _c.Captured,
+    "vmmgraph_torch_executables_t": _c.Executables,
+}
+
+
+@pytest.fixture(scope="module")
+def headers() -> str:
+    text = "".join((INCLUDE / name).read_text() for name in ("vmmgraph.h", "torch_c.h"))
+    return re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("name", STRUCTS)
+def test_a_struct_is_the_headers(headers: str, name: str) -> None:
+    body = re.search(rf"typedef struct {name} \{{(.*?)\}}", headers, re.DOTALL)[1]
+    declared = []
+    for line in filter(None, (part.strip() for part in body.split(";"))):
+        kind, field = re.match(r"(?:const )?(?:struct )?(\w+ ?\*?) ?\*?(\w+)$", line).groups()
+        declared.append((field, c_void_p if "*" in line else TYPES[kind.strip()]))
+    assert [(field, kind) for field, kind in STRUCTS[name]._fields_] == declared
+
+
+def test_every_function_is_declared_with_as_many_arguments(headers: str) -> None:
+    for name, arguments in {**_c._CORE, **_c._TORCH}.items():
+        found = re.search(rf"\b{name}\(([^)]*)\)", headers)
+        assert found, name
+        given = [one for one in found[1].split(",") if one.strip() not in ("", "void")]
+        assert len(given) == len(arguments), name
+
+
+def test_numbers_are_the_headers(headers: str) -> None:
+    numbers = dict(re.findall(r"#define VMMGRAPH_(\w+) (\d+)", headers))
+    assert int(numbers["ABI_VERSION"]) == _c.ABI_VERSION
+    assert int(numbers["ERROR_WRONG_STATE"]) == _c.WRONG_STATE
+    assert {name.lower(): int(numbers["RETAIN_" + name.upper()]) for name in _c.RETAIN} == _c.RETAIN
+    assert {name: int(numbers["ARENA_" + name.upper()]) for name in _c.FLAGS} == _c.FLAGS
+    assert int(numbers["ERROR_OUT_OF_MEMORY"]) == _c.OUT_OF_MEMORY.start
+    assert int(numbers["ERROR_OUT_OF_HOST_MEMORY"]) == _c.OUT_OF_MEMORY.stop - 1
+
+
+@pytest.fixture
+def library() -> _c.Library:
+    path = os.environ.get("VMMGRAPH_CORE_LIBRARY")
+    if not path:
+        pytest.skip("SKIPPED: VMMGRAPH_CORE_LIBRARY names no library")
+    return _c.Library(Path(path), with_torch=False)
+
+
+def test_an_arena_over_the_host_driver(library: _c.Library) -> None:
+    device, arena, space = c_void_p(), c_void_p(), c_void_p()
+    library.device_open(byref(_c.DeviceOptions(driver=2, host_memory_bytes=1 << 30)), byref(device))
+    library.arena_create(device, byref(_c.ArenaOptions(budget_bytes=1 << 28, expected_bytes=192 << 20)), byref(arena))
+    stats = _c.ArenaStats()
+    library.arena_stats(arena, byref(stats))
+    assert stats.as_dict()["budget_bytes"] == 1 << 28
+    library.space_open(arena, byref(space))
+    with pytest.raises(_c.Error, match="sealed") as refused:
+        library.space_enter(space, None)
+    assert refused.value.status == _c.WRONG_STATE
+    report = _c.SealReport()
+    library.space_seal(space, 0, byref(report))
+    library.space_enter(space, None)
+    # Its own thread cannot have it twice.
+    with pytest.raises(_c.Error):
+        library.space_enter(space, None)
+    library.space_leave(space)
+    with pytest.raises(_c.Error, match="left"):
+        library.space_leave(space)
+    text = json.loads(library.text("arena_stats_json", arena))
+    assert isinstance(text, dict)
+    library.space_destroy(space)
+    library.arena_destroy(arena)
+    library.device_close(device)
+    with pytest.raises(_c.Error) as gone:
+        library.arena_stats(arena, byref(stats))
+    assert gone.value.status == 4
+
+
+def test_a_missing_function_is_an_attribute_error(library: _c.Library) -> None:
+    assert not library.has("no_such_function")
+    with pytest.raises(AttributeError):
+        library.no_such_function()
