@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::map::{self, ArenaMap};
 use crate::order::ReplayOrder;
 use crate::pages::{
     Account, Fence, Holder, Limits, Pausable, PauseReport, ResumeReport, SharedSet, next_number, resume,
@@ -144,6 +145,7 @@ impl SharedVmmAllocator {
             retain: options.retain,
             poison: options.poison || asked_for("VMMGRAPH_POISON"),
             trace_blocks: options.trace_blocks || asked_for("VMMGRAPH_TRACE_BLOCKS"),
+            trace_events: AtomicBool::new(asked_for("VMMGRAPH_TRACE_EVENTS")),
             closed: AtomicBool::new(false),
             totals: Totals::default(),
             spaces: Mutex::default(),
@@ -307,6 +309,20 @@ impl SharedVmmAllocator {
             arena: self.stats(),
             spaces,
         }
+    }
+
+    /// Which space shows which page, what blocks covered at each one's peak, and what dropping one gives back, as it is now. Asks every
+    /// space and walks the device's pages; nothing is stopped for it.
+    #[must_use]
+    pub fn map(&self) -> ArenaMap {
+        map::take(&self.common, self.high_water_mark())
+    }
+
+    /// Whether spaces that are opened from now on note every block that comes and goes, for the map's view of one capture; also on from
+    /// the beginning with `VMMGRAPH_TRACE_EVENTS=1` in the environment. Costs host memory for every block, as long as the space is
+    /// there. Kept blocks are not noted.
+    pub fn trace_events(&self, on: bool) {
+        self.common.trace_events.store(on, Ordering::Relaxed);
     }
 
     /// Whether every live block of the arena's spaces has bytes of its own ([`Space::audit`]), also against other spaces' kept

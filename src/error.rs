@@ -52,6 +52,12 @@ pub enum Error {
         /// What is wrong, with what was found and what may be.
         problem: String,
     },
+    /// A page map that cannot be read.
+    #[error("not a page map: {problem}")]
+    InvalidMap {
+        /// What is wrong, with what was found and what may be.
+        problem: String,
+    },
     /// A device number the driver does not have.
     #[error("device {ordinal}: the {driver} driver has {count} device(s)")]
     InvalidDevice {
@@ -101,7 +107,10 @@ pub enum Error {
         found: &'static str,
     },
     /// The device has no memory left for a page.
-    #[error("out of memory on device {device}: {requested} bytes requested, {free} of {total} bytes free")]
+    #[error(
+        "out of memory on device {device}: {requested} bytes requested{}, {free} of {total} bytes free",
+        wanted_by(space)
+    )]
     OutOfMemory {
         /// Bytes of the page that could not be created.
         requested: u64,
@@ -111,11 +120,14 @@ pub enum Error {
         total: u64,
         /// The device's number.
         device: i32,
+        /// The label of the space that asked, if it has one.
+        space: Option<String>,
     },
     /// A limit of the caller's own is reached: that of the device's page pool, or of an account in it, such as an arena's.
     #[error(
-        "over the budget of {}device {device}: {requested} bytes requested, {held} of {budget} bytes held",
-        account.as_ref().map_or(String::new(), |account| format!("{account} on "))
+        "over the budget of {}device {device}: {requested} bytes requested{}, {held} of {budget} bytes held",
+        account.as_ref().map_or(String::new(), |account| format!("{account} on ")),
+        wanted_by(space)
     )]
     OverBudget {
         /// Bytes of the page that was not to be had.
@@ -128,6 +140,8 @@ pub enum Error {
         device: i32,
         /// The label of the account whose limit it is ("arena 3"); `None`: the device's.
         account: Option<String>,
+        /// The label of the space that asked, if it has one.
+        space: Option<String>,
     },
     /// No address range of that length is left.
     #[error("out of address space on device {device}: {requested} bytes requested")]
@@ -211,7 +225,20 @@ pub enum Error {
     },
 }
 
+/// The label of a space, as a message names it.
+fn wanted_by(space: &Option<String>) -> String {
+    space.as_ref().map_or(String::new(), |label| format!(" by {label:?}"))
+}
+
 impl Error {
+    /// Says for which space memory was short.
+    pub(crate) fn of_space(mut self, label: Option<&str>) -> Self {
+        if let Self::OutOfMemory { space, .. } | Self::OverBudget { space, .. } = &mut self {
+            *space = label.map(str::to_owned);
+        }
+        self
+    }
+
     /// Whether more memory, a larger budget or a `trim` elsewhere would let the same call succeed.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {

@@ -37,6 +37,7 @@
 //!   capi                C ABI: include/vmmgraph/vmmgraph.h           knows C, knows everything below
 //!   arena   torch       SharedVmmAllocator; what torch's allocator asks for
 //!   dispatch            beside them: which graph runs a step, budgets, inputs (no driver)
+//!   map                 which graph shows which page, to look at
 //!   stats               snapshots
 //!   space   region      blocks, slabs, kept blocks, seal, life; memory that steps aside
 //!   elastic             beside them: memory that grows and shrinks, KV caches, which blocks to use
@@ -61,6 +62,7 @@ mod elastic;
 mod error;
 pub mod executables;
 mod gate;
+pub mod map;
 mod order;
 pub mod pages;
 mod region;
@@ -79,9 +81,10 @@ pub use elastic::{KvCache, KvLayout, KvOptions, KvStats, LimitChange};
 pub use error::{Error, Result};
 pub use executables::{ExecutablePool, ExecutableStats, GraphTemplate};
 pub use gate::CaptureGate;
+pub use map::ArenaMap;
 pub use order::ReplayOrder;
 pub use region::{Policy, Ready, Region, RegionOptions, RegionStats};
-pub use space::{Block, Difference, POISON, Phase, RetainPolicy, SealReport, Space, SpaceStats};
+pub use space::{Block, Difference, POISON, Phase, RetainPolicy, SealReport, Space, SpaceStats, TracedBlock};
 pub use stats::{ArenaStats, Snapshot};
 pub use torch::VmmTorchAllocator;
 pub use units::{Address, Peers, Stream};

@@ -115,10 +115,13 @@ impl fmt::Display for Snapshot {
             None => writeln!(f)?,
         }
         for space in &self.spaces {
+            write!(f, "  space {}", space.id)?;
+            if let Some(label) = &space.label {
+                write!(f, " {label:?}")?;
+            }
             writeln!(
                 f,
-                "  space {} ({:?}): {} blocks of {} bytes, peak {}, {} bytes mapped by {} maps, {} retained",
-                space.id,
+                " ({:?}): {} blocks of {} bytes, peak {}, {} bytes mapped by {} maps, {} retained",
                 space.phase,
                 space.blocks,
                 space.live_bytes,

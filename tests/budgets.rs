@@ -27,7 +27,7 @@ fn arena(device: &Arc<Device>, budget_bytes: Option<u64>) -> SharedVmmAllocator 
 fn refused<T: std::fmt::Debug>(result: Result<T>, whose: Option<u64>, numbers: [u64; 3]) {
     let error = result.unwrap_err();
     assert!(
-        matches!(&error, Error::OverBudget { requested, held, budget, account, device: 0 }
+        matches!(&error, Error::OverBudget { requested, held, budget, account, device: 0, space: None }
         if ([*requested, *held, *budget], account) == (numbers, &whose.map(|arena| format!("arena {arena}")))),
         "{error:?}"
     );

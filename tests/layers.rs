@@ -16,6 +16,7 @@ const LAYERS: &[&[&str]] = &[
     // They do not name each other.
     &["space", "region", "elastic", "executables"],
     &["stats"],
+    &["map"],
     &["arena", "torch"],
     &["capi"],
     &["bridge"],

@@ -143,7 +143,7 @@ fn out_of_memory_and_over_budget_leave_everything_usable() {
     let before = (device.stats(), space.stats());
     let refused = space.allocate(32 * MIB, A);
     assert!(
-        matches!(refused, Err(Error::OutOfMemory { requested, free, total, device: 0 })
+        matches!(refused, Err(Error::OutOfMemory { requested, free, total, device: 0, space: None })
         if (requested, free, total) == (16 * MIB, 0, 64 * MIB)),
         "{refused:?}"
     );

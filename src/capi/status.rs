@@ -146,7 +146,7 @@ pub(super) fn keeping_last(body: impl FnOnce()) {
 fn status_of(error: &Error) -> vmmgraph_status_t {
     match error {
         Error::InvalidSize { .. } | Error::InvalidPageSize { .. } => VMMGRAPH_ERROR_INVALID_SIZE,
-        Error::InvalidArgument { .. } | Error::InputMismatch { .. } | Error::UnknownPlatform { .. } => VMMGRAPH_ERROR_INVALID_ARGUMENT,
+        Error::InvalidArgument { .. } | Error::InputMismatch { .. } | Error::InvalidMap { .. } | Error::UnknownPlatform { .. } => VMMGRAPH_ERROR_INVALID_ARGUMENT,
         Error::InvalidDevice { .. } => VMMGRAPH_ERROR_INVALID_DEVICE,
         Error::DeviceInUse { .. } => VMMGRAPH_ERROR_DEVICE_IN_USE,
         Error::ForeignPointer { .. } => VMMGRAPH_ERROR_FOREIGN_POINTER,
@@ -201,6 +201,7 @@ fn describe(status: vmmgraph_status_t, error: &Error) -> vmmgraph_error_info_t {
         Error::Driver { code, .. } => info.driver_result = code,
         Error::WrongState { .. }
         | Error::InputMismatch { .. }
+        | Error::InvalidMap { .. }
         | Error::UnknownPlatform { .. }
         | Error::DriverMissing
         | Error::SymbolMissing { .. }

@@ -206,6 +206,7 @@ impl KvCache {
             budget: bytes(books.limit),
             device: self.device().driver().info().ordinal,
             account: Some(format!("the block limit of elastic buffer {}", self.backing.id())),
+            space: None,
         }
     }
 

@@ -65,6 +65,10 @@ impl Accounts {
         Self { entries, root }
     }
 
+    pub(super) fn label(&self, id: AccountId) -> Option<&str> {
+        self.entries.get(id).map(|entry| entry.label.as_str())
+    }
+
     pub(super) fn root(&self) -> AccountId {
         self.root
     }
@@ -88,7 +92,8 @@ impl Accounts {
                 let left = budget.saturating_sub(held);
                 if more > left && tightest.as_ref().is_none_or(|(least, _)| left <= *least) {
                     let account = entry.parent.map(|_| entry.label.clone());
-                    let error = Error::OverBudget { requested: bytes, held, budget, device, account };
+                    let error =
+                        Error::OverBudget { requested: bytes, held, budget, device, account, space: None };
                     tightest = Some((left, error));
                 }
             }

@@ -5,6 +5,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use super::pool::State;
 use super::{Fence, PagePool, RangeId, fence};
 use crate::error::Result;
 use crate::sync::ProcessMutex;
@@ -47,6 +48,19 @@ impl Remains {
 pub(super) struct Deferred {
     fence: Fence,
     remains: Remains,
+}
+
+impl State {
+    /// Ranges that go as a whole as soon as they can.
+    pub(super) fn leaving_ranges(&self) -> impl Iterator<Item = RangeId> {
+        let waiting = self.deferred.iter().flat_map(|item| item.remains.ranges.iter());
+        waiting.chain(&self.stuck).copied()
+    }
+
+    /// Parts of other ranges whose mappings go: the range, where from, and how many bytes.
+    pub(super) fn leaving_parts(&self) -> impl Iterator<Item = (RangeId, u64, u64)> {
+        self.deferred.iter().flat_map(|item| item.remains.parts.iter().copied())
+    }
 }
 
 impl PagePool {

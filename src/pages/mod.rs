@@ -38,6 +38,7 @@ mod reclaim;
 mod reservation;
 mod resume;
 mod shared;
+mod survey;
 #[cfg(test)]
 mod tests;
 
@@ -58,6 +59,7 @@ pub use reclaim::Reclaimer;
 pub use reservation::Reservation;
 pub(crate) use resume::{resume, resume_into};
 pub use shared::SharedSet;
+pub(crate) use survey::{Other, PageName, SurveyedPage};
 
 slotmap::new_key_type! {
     /// A page of the pool. Never used for another page; a page that was free has another one afterwards.

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
+use super::survey::PageName;
 use super::{Account, Change, Class, Fence, Holder, PageId, PageNo, PagePool};
 use crate::error::Result;
 use crate::sync::Mutex;
@@ -177,6 +178,13 @@ impl SharedSet {
             }
             false
         });
+    }
+
+    /// What the arena calls its shared pages. A name may be out of date: it counts if the pool says that the arena has the page still.
+    pub(crate) fn names(&self) -> HashMap<PageId, PageName> {
+        let numbers = self.numbers.lock();
+        let numbered = numbers.pages.iter().map(|(no, page)| (*page, PageName::Number(*no)));
+        numbered.chain(numbers.tape.iter().map(|(at, (page, _))| (*page, PageName::Tape(*at)))).collect()
     }
 
     /// Forgets what this arena does not have any more, so that the tables are no longer than what they say.

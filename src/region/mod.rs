@@ -156,7 +156,7 @@ impl Region {
         if bytes > info.total_bytes {
             let free = self.device.driver().free_bytes()?;
             let (total, device) = (info.total_bytes, info.ordinal);
-            return Err(Error::OutOfMemory { requested: bytes, free, total, device });
+            return Err(Error::OutOfMemory { requested: bytes, free, total, device, space: None });
         }
         self.grow(&mut books, bytes, policy)?;
         let placed = books.place(bytes, policy, stream);

@@ -141,6 +141,7 @@ mod tests {
             retain: RetainPolicy::Retain,
             poison: false,
             trace_blocks: false,
+            trace_events: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             totals: Totals::default(),
             spaces: Mutex::default(),

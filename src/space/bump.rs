@@ -69,6 +69,11 @@ impl Bump {
         self.blocks.values().filter(|(_, live)| *live).map(|(block, _)| *block).collect()
     }
 
+    /// Every block that was handed out: none of their bytes serves another one.
+    pub(crate) fn all(&self) -> Vec<Live> {
+        self.blocks.values().map(|(block, _)| *block).collect()
+    }
+
     /// Notes that the block at a place is gone; its bytes. They serve no other block.
     pub(crate) fn free(&mut self, place: Place) -> Result<u64, NotLive> {
         self.check(place)?;

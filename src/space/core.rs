@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::block::{Origin, Origins};
+use super::events::Events;
 use super::kept::KeptBlocks;
 use super::layout::{NotLive, Place, Usage};
 use super::placement::Placement;
@@ -37,6 +38,10 @@ pub(super) struct State {
     /// Of every block so far: where it was placed, and its bytes.
     pub(super) layout_hash: u64,
     pub(super) origins: Origins,
+    /// What the space's owner calls it.
+    pub(super) label: Option<String>,
+    /// What came and went, if that is noted.
+    pub(super) events: Option<Events>,
 }
 
 /// What the driver was asked for.
@@ -111,7 +116,10 @@ impl Core {
         });
         match &result {
             Ok(_) => self.common.totals.allocated(bytes.get()),
-            Err(error) => tracing::debug!(%error, space = self.id, "growing a space failed and is undone"),
+            Err(error) => {
+                let label = self.label();
+                tracing::debug!(%error, space = self.id, label, "growing a space failed and is undone");
+            }
         }
         result
     }
@@ -125,10 +133,10 @@ impl Core {
                 Err(error) if error.is_out_of_memory() && tries < TRIES => {
                     tries += 1;
                     if !self.common.pool().relieve(error.requested_bytes()) {
-                        return result;
+                        return result.map_err(|error| error.of_space(self.label().as_deref()));
                     }
                 }
-                _ => return result,
+                _ => return result.map_err(|error| error.of_space(self.label().as_deref())),
             }
         }
     }
@@ -162,7 +170,11 @@ impl Core {
         }
         state.hash(place.offset + ((place.range as u64) << 48));
         state.hash(bytes.get());
-        state.address(place)
+        let address = state.address(place);
+        if let Some(events) = &mut state.events {
+            events.allocated(place, address, bytes.get(), state.placement.usage().allocations);
+        }
+        address
     }
 
     fn grow(&self, state: &mut State, bytes: BlockBytes, stream: Stream) -> Result<Place> {
@@ -183,7 +195,8 @@ impl Core {
         if bytes.get() <= total {
             return Ok(());
         }
-        Err(Error::OutOfMemory { requested: bytes.get(), free: driver.free_bytes()?, total, device })
+        let free = driver.free_bytes()?;
+        Err(Error::OutOfMemory { requested: bytes.get(), free, total, device, space: None })
     }
 
     /// Frees a block; after the seal behind what these streams were given, and those that were noted for it.
@@ -198,6 +211,11 @@ impl Core {
         let bytes = match state.range_of(address) {
             Some(place) => {
                 let bytes = state.placement.free(place).map_err(|why| why.at(address))?;
+                if let Some(events) = &mut state.events
+                    && bytes > 0
+                {
+                    events.freed(place);
+                }
                 if over {
                     note(&mut state);
                     self.give_back(&mut state, place, address, bytes);

@@ -240,6 +240,11 @@ impl KeptBlocks {
         live.map(|(at, kept)| (*at, kept.bytes, kept.serial))
     }
 
+    /// All of them, freed ones included.
+    pub(super) fn all(&self) -> impl Iterator<Item = (Address, u64, u64)> {
+        self.blocks.iter().map(|(at, kept)| (*at, kept.bytes, kept.serial))
+    }
+
     /// Takes the freed ones away, or all of them, and joins what their users were given.
     pub(super) fn take(&mut self, all: bool, fence: &mut Fence) -> Vec<(Address, u64)> {
         let mut gone = Vec::new();

@@ -21,6 +21,7 @@
 use std::collections::HashSet;
 
 use super::page_table::{PageTable, TileNo};
+use super::peak::Peak;
 use super::sealed::Sealed;
 use super::slab::NotABlock;
 use super::slabs::{Slabs, Slot};
@@ -113,6 +114,7 @@ struct Range {
 }
 
 /// What a place is in.
+#[derive(Clone, Copy)]
 enum Found {
     Slab(Slot),
     Page { tile: TileNo, page: u32, start: u64 },
@@ -133,6 +135,7 @@ pub(crate) struct Layout {
     /// Such blocks after they were freed: busy until the seal.
     parked: HashSet<Place>,
     usage: Usage,
+    peak: Peak,
 }
 
 impl Layout {
@@ -147,6 +150,7 @@ impl Layout {
             crossing: HashSet::new(),
             parked: HashSet::new(),
             usage: Usage::default(),
+            peak: Peak::default(),
         }
     }
 
@@ -217,19 +221,22 @@ impl Layout {
         if !self.parked.is_empty() && self.parked.contains(&place) {
             return Err(NotLive::FreedBefore);
         }
-        let bytes = match found {
-            Found::Slab(slot) => u64::from(self.slabs.free(slot)?) * BLOCK_GRANULE,
+        let live = self.live(place, found)?;
+        let bytes = live.bytes;
+        match found {
+            Found::Slab(slot) => {
+                self.slabs.free(slot)?;
+            }
             Found::Page { tile, page, start } => {
-                let bytes = self.block(tile, page, start)?;
                 self.pages.release(page, start);
                 for next in 1..(start + bytes).div_ceil(self.geometry.large()) as usize {
                     let page = self.page(TileNo { tile: tile.tile + next, ..tile });
                     self.pages.release(page, 0);
                 }
-                bytes
             }
-        };
+        }
         self.usage.remove(bytes);
+        self.peak.freed(live);
         Ok(bytes)
     }
 
@@ -254,9 +261,19 @@ impl Layout {
         Ok(())
     }
 
+    /// One more block is live; its number.
+    fn count(&mut self, bytes: BlockBytes) -> u64 {
+        let before = self.usage.peak_bytes;
+        let serial = self.usage.add(bytes);
+        if self.usage.peak_bytes > before {
+            self.peak.rise(serial);
+        }
+        serial
+    }
+
     fn settle_in_slab(&mut self, slot: Slot, bytes: BlockBytes) -> Place {
         let tile = self.slab_tiles[slot.slab];
-        self.usage.add(bytes);
+        self.count(bytes);
         Place { range: tile.range, offset: self.offset(tile) + u64::from(slot.granule) * BLOCK_GRANULE }
     }
 
@@ -278,10 +295,21 @@ impl Layout {
         })
     }
 
-    /// The bytes of the live block that starts at a byte of a page, at this tile.
-    fn block(&self, tile: TileNo, page: u32, start: u64) -> Result<u64, NotLive> {
+    /// The live block that starts at a place.
+    fn live(&self, place: Place, found: Found) -> Result<Live, NotLive> {
+        let (bytes, serial) = match found {
+            Found::Slab(slot) => {
+                (u64::from(self.slabs.block(slot)?) * BLOCK_GRANULE, self.slabs.serial(slot))
+            }
+            Found::Page { tile, page, start } => self.block(tile, page, start)?,
+        };
+        Ok(Live { place, bytes, serial })
+    }
+
+    /// Bytes and number of the live block that starts at a byte of a page, at this tile.
+    fn block(&self, tile: TileNo, page: u32, start: u64) -> Result<(u64, u64), NotLive> {
         match self.pages.stay(page, start, tile) {
-            Some(stay) if stay.block > 0 => Ok(stay.block),
+            Some(stay) if stay.block > 0 => Ok((stay.block, stay.serial)),
             _ => {
                 let inside = self.pages.stays(page, tile).any(|stay| (stay.start..stay.end).contains(&start));
                 Err(if inside { NotLive::Foreign } else { NotLive::FreedBefore })

@@ -123,6 +123,7 @@ impl Drop for Space {
         self.core.common.spaces.lock().remove(&self.core.id);
         // If nobody holds a block, the core goes now, and all of it at once.
         if Arc::strong_count(&self.core) > 1 {
+            // Before the core can go, since this space holds it still.
             self.core.common.retired.lock().insert(self.core.id, Arc::downgrade(&self.core));
             self.core.retire();
         }

@@ -25,10 +25,14 @@ mod audit;
 mod block;
 mod bump;
 mod core;
+mod events;
 mod kept;
+mod label;
 mod layout;
 mod life;
 mod page_table;
+mod peak;
+mod picture;
 mod placement;
 mod poison;
 mod presence;
@@ -43,13 +47,16 @@ pub(crate) use audit::disjoint;
 use bump::Bump;
 pub(crate) use core::Core;
 use core::{State, Work};
+use events::Events;
 pub(crate) use kept::Heap;
 use kept::KeptBlocks;
 use layout::Layout;
+pub(crate) use picture::{Picture, Spot};
 use placement::Placement;
 pub(crate) use presence::Presence;
 
 pub use block::Block;
+pub use events::TracedBlock;
 pub use poison::{Difference, POISON};
 pub use seal::{RetainPolicy, SealReport};
 
@@ -68,12 +75,14 @@ pub(crate) struct Common {
     pub(crate) poison: bool,
     /// Blocks remember when and where they were allocated.
     pub(crate) trace_blocks: bool,
+    /// Spaces that are opened from now on note every block that comes or goes.
+    pub(crate) trace_events: AtomicBool,
     /// Set when a bug was caught: nothing is trusted any more, but everything can still be destroyed.
     pub(crate) closed: AtomicBool,
     pub(crate) totals: Totals,
     /// Every space that is still there, by number.
     pub(crate) spaces: Mutex<HashMap<u64, Weak<Space>>>,
-    /// What blocks hold whose space is gone, by its number.
+    /// What is left of spaces whose graph is gone while somebody has a block of theirs, by number.
     pub(crate) retired: Mutex<HashMap<u64, Weak<Core>>>,
     /// Last, so that it closes when all above is gone.
     pub(crate) device: Arc<Device>,
@@ -164,10 +173,12 @@ impl Phase {
 }
 
 /// What one space uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SpaceStats {
     /// The space's number, unique in the process.
     pub id: u64,
+    /// What its owner calls it ([`Space::set_label`]).
+    pub label: Option<String>,
     /// Where in its life it is.
     pub phase: Phase,
     /// What its seal does with live blocks unless it is told otherwise.
@@ -235,6 +246,8 @@ impl Space {
             readers: Fence::default(),
             work: Work::default(),
             layout_hash: 0,
+            label: None,
+            events: common.trace_events.load(Ordering::Relaxed).then(Events::default),
             origins: common.trace_blocks.then(HashMap::new),
         };
         let core = Core { id, common: Arc::clone(common), state: Mutex::new(state) };
@@ -381,6 +394,7 @@ impl Space {
         let (usage, kept) = (state.placement.usage(), state.kept.usage());
         SpaceStats {
             id: self.id(),
+            label: state.label.clone(),
             phase: state.phase,
             retain: self.core.policy(&state),
             blocks: usage.blocks + kept.blocks,

@@ -48,6 +48,15 @@ impl Placement {
         }
     }
 
+    /// The blocks that were live when the most bytes were; in a bump space, all that were handed out.
+    pub(crate) fn at_peak(&self) -> Vec<Live> {
+        match self {
+            Self::Stitched(layout) => layout.at_peak(),
+            Self::Bump(bump) => bump.all(),
+            Self::Sealed(sealed) => sealed.at_peak(),
+        }
+    }
+
     /// Frees the block at a place; how many of its bytes are free at once.
     pub(crate) fn free(&mut self, place: Place) -> Result<u64, NotLive> {
         match self {
@@ -79,7 +88,9 @@ impl Placement {
         let nothing = Self::Sealed(Sealed::new(Vec::new(), Usage::default(), (0, 0)));
         *self = Self::Sealed(match std::mem::replace(self, nothing) {
             Self::Stitched(layout) => layout.seal(),
-            Self::Bump(bump) => Sealed::new(bump.blocks(), bump.usage(), (0, bump.pages())),
+            Self::Bump(bump) => {
+                Sealed::new(bump.blocks(), bump.usage(), (0, bump.pages())).with_peak(bump.all())
+            }
             Self::Sealed(sealed) => sealed,
         });
     }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::layout::Unit;
-use super::{Block, Core, Phase, Placement, Space, State};
+use super::{Block, Core, Events, Phase, Placement, Space, State};
 use crate::error::{Error, Result};
 use crate::pages::{Change, Class, PageNo, Reservation};
 
@@ -86,6 +86,7 @@ impl Space {
         if let Ok(report) = &report {
             tracing::debug!(
                 space = self.id(),
+                label = self.label(),
                 peak_live_bytes = report.peak_live_bytes,
                 maps = report.maps,
                 driver_us = report.driver_time.as_micros() as u64,
@@ -123,6 +124,7 @@ impl Core {
         state.phase = Phase::Sealed;
         state.opened = None;
         state.ranges.shrink_to_fit();
+        state.events.iter_mut().for_each(Events::end);
         let usage = state.usage();
         self.common.totals.freed(parked.blocks - usage.blocks, parked.bytes - usage.bytes);
         let (small_pages, large_pages) = state.placement.pages();

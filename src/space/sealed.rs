@@ -7,6 +7,8 @@ use super::layout::{Live, NotLive, Place, Usage};
 pub(crate) struct Sealed {
     /// By place. A block that was freed since has serial 0, which no block was given.
     blocks: Box<[Live]>,
+    /// The blocks that were live when the most bytes were.
+    peak: Box<[Live]>,
     usage: Usage,
     pages: (usize, usize),
 }
@@ -15,7 +17,17 @@ impl Sealed {
     /// The live blocks, what is in use, and how many small and other pages the space shows.
     pub(crate) fn new(mut blocks: Vec<Live>, usage: Usage, pages: (usize, usize)) -> Self {
         blocks.sort_unstable_by_key(|live| live.place);
-        Self { blocks: blocks.into_boxed_slice(), usage, pages }
+        Self { blocks: blocks.into_boxed_slice(), peak: Box::default(), usage, pages }
+    }
+
+    /// Keeps what was live when the most bytes were.
+    pub(crate) fn with_peak(self, peak: Vec<Live>) -> Self {
+        Self { peak: peak.into_boxed_slice(), ..self }
+    }
+
+    /// The blocks that were live when the most bytes were.
+    pub(crate) fn at_peak(&self) -> Vec<Live> {
+        self.peak.to_vec()
     }
 
     /// What is in use now.

@@ -75,6 +75,11 @@ impl Slab {
         Err(if inside { NotABlock::Inside } else { NotABlock::Gap })
     }
 
+    /// The number of the live block that starts at `start`.
+    pub(crate) fn serial(&self, start: u32) -> u64 {
+        self.serials[start as usize]
+    }
+
     /// Frees the block that starts at `start`; its granules.
     pub(crate) fn free(&mut self, start: u32) -> Result<u32, NotABlock> {
         let granules = self.block(start)?;

@@ -62,6 +62,11 @@ impl Slabs {
         self.entries[slot.slab].slab.block(slot.granule)
     }
 
+    /// The number of the block at a slot.
+    pub(crate) fn serial(&self, slot: Slot) -> u64 {
+        self.entries[slot.slab].slab.serial(slot.granule)
+    }
+
     /// Frees the block at a slot; its granules.
     pub(crate) fn free(&mut self, slot: Slot) -> Result<u32, NotABlock> {
         self.entries[slot.slab].slab.free(slot.granule)

@@ -201,6 +201,7 @@ impl CudaDriver {
                 free: self.free_bytes().unwrap_or(0),
                 total: self.info.total_bytes,
                 device: self.info.ordinal,
+                space: None,
             },
             other => other,
         }

@@ -141,7 +141,8 @@ impl HostDriver {
             Refusal::Invalid(why) => driver(1, why),
             Refusal::NotSupported(why) => driver(801, why),
             Refusal::OutOfMemory => {
-                Error::OutOfMemory { requested, free: self.memory.free(), total: self.memory.total(), device }
+                let (free, total) = (self.memory.free(), self.memory.total());
+                Error::OutOfMemory { requested, free, total, device, space: None }
             }
             Refusal::OutOfAddresses => Error::OutOfAddresses { requested, device },
             Refusal::OutOfDescriptors => {

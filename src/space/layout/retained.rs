@@ -49,7 +49,13 @@ impl Layout {
             let freed: Result<u64, NotLive> = self.free(place);
             debug_assert!(freed.is_ok(), "a parked block was not live");
         }
-        Sealed::new(self.blocks(), self.usage, self.pages())
+        Sealed::new(self.blocks(), self.usage, self.pages()).with_peak(self.at_peak())
+    }
+
+    /// The blocks that were live when the most bytes were.
+    pub(crate) fn at_peak(&self) -> Vec<Live> {
+        let parked = self.parked.iter().filter_map(|place| self.live(*place, self.locate(*place).ok()?).ok());
+        self.peak.blocks(self.blocks().into_iter().chain(parked))
     }
 
     /// Calls `found` with each block of a range that is not parked.

@@ -82,7 +82,7 @@ impl Layout {
     pub(super) fn settle(&mut self, window: usize, bytes: BlockBytes) -> Place {
         let Window { first, from, .. } = self.windows.all[window];
         self.windows.recency.touch(window);
-        let (large, serial) = (self.geometry.large(), self.usage.add(bytes));
+        let (large, serial) = (self.geometry.large(), self.count(bytes));
         let (mut tile, mut start, mut rest) = (first, from, bytes.get());
         while rest > 0 {
             let end = large.min(start + rest);
@@ -97,7 +97,7 @@ impl Layout {
 
     /// Puts a block into a page, at the page's first tile.
     pub(super) fn settle_within(&mut self, page: u32, start: u64, bytes: BlockBytes) -> Place {
-        let (tile, serial) = (self.pages.home(page), self.usage.add(bytes));
+        let (tile, serial) = (self.pages.home(page), self.count(bytes));
         self.occupy(page, Stay { start, end: start + bytes.get(), tile, block: bytes.get(), serial });
         Place { range: tile.range, offset: self.offset(tile) + start }
     }

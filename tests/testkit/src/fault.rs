@@ -172,7 +172,8 @@ impl FaultyDriver {
         *plan.failed.entry(name).or_default() += 1;
         let info = self.inner.info();
         Err(if name == "create" {
-            Error::OutOfMemory { requested: 0, free: 0, total: info.total_bytes, device: info.ordinal }
+            let (total, device) = (info.total_bytes, info.ordinal);
+            Error::OutOfMemory { requested: 0, free: 0, total, device, space: None }
         } else {
             Error::Driver { call: name, code: 999, name: "planted".to_owned() }
         })

@@ -63,6 +63,12 @@ impl fmt::Display for Order {
 }
 
 impl Shape {
+    /// The shape as a person would call it: "decode 64", "prefill 8192".
+    #[must_use]
+    pub fn label(&self) -> String {
+        format!("{} {}", if self.kind == 'd' { "decode" } else { "prefill" }, self.tokens)
+    }
+
     /// The blocks that are still live when the capture ends.
     #[must_use]
     pub fn kept(&self) -> HashSet<usize> {

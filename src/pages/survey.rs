@@ -1,0 +1,88 @@
+//! One look at all pages of a device: those of one arena with where they show, and what everybody else has.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::ledger::Tally;
+use super::{Holder, PageId, PageNo, PagePool, RangeId};
+use crate::units::Address;
+
+/// A page of an arena.
+#[derive(Clone, Debug)]
+pub(crate) struct SurveyedPage {
+    pub(crate) id: PageId,
+    pub(crate) bytes: u64,
+    pub(crate) holder: Holder,
+    /// Where it shows, what only waits for a fence to go left out.
+    pub(crate) shown: Vec<(RangeId, Address)>,
+}
+
+/// What somebody else has of the device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Other {
+    pub(crate) holder: Holder,
+    /// What its account is called; empty if it has none.
+    pub(crate) name: String,
+    pub(crate) pages: u64,
+    pub(crate) bytes: u64,
+}
+
+/// The pages of a device at one moment.
+#[derive(Clone, Debug)]
+pub(crate) struct Survey {
+    pub(crate) pages: Vec<SurveyedPage>,
+    pub(crate) others: Vec<Other>,
+}
+
+/// What an arena calls a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum PageName {
+    /// A number of its shared set.
+    Number(PageNo),
+    /// Where on the tape of its bump spaces it begins.
+    Tape(u64),
+}
+
+impl Holder {
+    /// Whether an arena's pages are meant, shared ones or others.
+    fn is_of(self, number: u64) -> bool {
+        match self {
+            Self::Shared { arena } | Self::Retained { arena, .. } | Self::Kept { arena } => arena == number,
+            _ => false,
+        }
+    }
+}
+
+impl PagePool {
+    /// All pages as they are now. Walks them once under the pool's lock, and the mappings of the arena's.
+    pub(crate) fn survey(&self, arena: u64) -> Survey {
+        let state = self.lock();
+        let going: HashSet<RangeId> = state.leaving_ranges().collect();
+        let mut parts: HashMap<RangeId, Vec<(u64, u64)>> = HashMap::new();
+        for (range, from, bytes) in state.leaving_parts() {
+            parts.entry(range).or_default().push((from, from.saturating_add(bytes)));
+        }
+        let (mut pages, mut others) = (Vec::new(), BTreeMap::<_, Tally>::new());
+        for (id, page) in &state.pages {
+            if !page.holder.is_of(arena) {
+                let other = others.entry((page.holder, page.account)).or_default();
+                other.pages += 1;
+                other.bytes += page.bytes;
+                continue;
+            }
+            let there = page.mappings.iter().filter(|(range, at)| {
+                let leaves = |(from, to): &(u64, u64)| (*from..*to).contains(at);
+                !going.contains(range) && !parts.get(range).is_some_and(|parts| parts.iter().any(leaves))
+            });
+            let shown = there.filter_map(|(range, at)| {
+                state.ranges.get(*range).map(|found| (*range, found.base.plus(*at)))
+            });
+            pages.push(SurveyedPage { id, bytes: page.bytes, holder: page.holder, shown: shown.collect() });
+        }
+        let others = others.into_iter().map(|((holder, account), tally)| {
+            let name = account.and_then(|account| state.accounts.label(account)).unwrap_or_default();
+            Other { holder, name: name.to_owned(), pages: tally.pages, bytes: tally.bytes }
+        });
+        let others = others.collect();
+        Survey { pages, others }
+    }
+}

@@ -1,0 +1,74 @@
+//! What a page map wants to know of a space, taken under its lock at once.
+
+use super::{Core, Phase, Space, TracedBlock};
+use crate::pages::{RangeId, Reservation};
+use crate::units::Address;
+
+/// A part of a space's addresses that a block has or had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Spot {
+    pub(crate) address: Address,
+    pub(crate) bytes: u64,
+    /// It was the space's n-th block, from 1.
+    pub(crate) allocation: u64,
+}
+
+/// A space at one moment.
+#[derive(Clone, Debug)]
+pub(crate) struct Picture {
+    pub(crate) id: u64,
+    pub(crate) label: Option<String>,
+    pub(crate) phase: Phase,
+    pub(crate) allocations: u64,
+    pub(crate) live_bytes: u64,
+    pub(crate) peak_live_bytes: u64,
+    pub(crate) kept_bytes: u64,
+    pub(crate) mapped_bytes: u64,
+    /// Slabs it has ever needed: their small pages have the numbers below that.
+    pub(crate) slabs: usize,
+    pub(crate) ranges: Vec<RangeId>,
+    /// The blocks of the peak; in a bump space all that were handed out.
+    pub(crate) peak: Vec<Spot>,
+    /// Kept blocks, freed ones included: their bytes are this space's until it goes.
+    pub(crate) kept: Vec<Spot>,
+    pub(crate) events: Option<Vec<TracedBlock>>,
+}
+
+impl Core {
+    pub(crate) fn picture(&self) -> Picture {
+        let state = self.state.lock();
+        let (usage, kept) = (state.usage(), state.kept.usage());
+        let peak = state.placement.at_peak().into_iter().map(|live| Spot {
+            address: state.address(live.place),
+            bytes: live.bytes,
+            allocation: live.serial,
+        });
+        let mut peak: Vec<Spot> = peak.collect();
+        peak.sort_unstable_by_key(|spot| spot.address);
+        let all = state.kept.all().map(|(address, bytes, allocation)| Spot { address, bytes, allocation });
+        Picture {
+            id: self.id,
+            label: state.label.clone(),
+            phase: state.phase,
+            allocations: usage.allocations + kept.allocations,
+            live_bytes: usage.bytes + kept.bytes,
+            peak_live_bytes: usage.peak_bytes + kept.peak_bytes,
+            kept_bytes: kept.bytes,
+            mapped_bytes: state.work.mapped_bytes,
+            slabs: state.placement.pages().0,
+            ranges: state.ranges.iter().map(Reservation::id).collect(),
+            peak,
+            kept: all.collect(),
+            events: state.events.as_ref().map(|events| events.blocks().to_vec()),
+        }
+    }
+}
+
+impl Space {
+    /// Whether the blocks of this space are noted as they come and go; see
+    /// [`SharedVmmAllocator::trace_events`](crate::SharedVmmAllocator::trace_events).
+    #[must_use]
+    pub fn traces_events(&self) -> bool {
+        self.core().state.lock().events.is_some()
+    }
+}
