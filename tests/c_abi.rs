@@ -568,6 +568,19 @@ fn a_life_cycle_with_its_numbers() {
     let json: serde_json::Value = serde_json::from_str(text).unwrap();
     assert_eq!(json["spaces"][0]["retained_bytes"], 2 << 20);
     assert_eq!(json["pool"]["physical_bytes"], 50 << 20);
+    // A label is the space's own copy.
+    let mut label = b"decode 8\0".to_vec();
+    let at = label.as_ptr().cast();
+    assert_eq!(unsafe { vmmgraph_space_set_label(space, at) }, VMMGRAPH_OK);
+    label.fill(b'X');
+    let mut name = [1 as c_char; 16];
+    assert_eq!(
+        unsafe { vmmgraph_space_label(space, name.as_mut_ptr(), name.len(), &raw mut needed) },
+        VMMGRAPH_OK
+    );
+    assert_eq!(unsafe { CStr::from_ptr(name.as_ptr()) }.to_str(), Ok("decode 8"));
+    assert_eq!(needed, 9);
+    assert_eq!(unsafe { vmmgraph_space_set_label(space, null_mut()) }, VMMGRAPH_ERROR_NULL_ARGUMENT);
     // Cut short, it is still terminated.
     let mut short = [1 as c_char; 8];
     unsafe { vmmgraph_arena_stats_json(arena, short.as_mut_ptr(), 8, null_mut()) };

@@ -214,7 +214,11 @@ void GraphExecutor::State::record(Graph& graph, const Step& current) {
     }
     const c10::cuda::CUDAGuard device(inputs.device());
     const auto kept_before = arena->stats().kept_bytes;
-    torch::CaptureScope scope(*arena, options.capture_stream, options.capture);
+    auto capture = options.capture;
+    if (capture.label.empty()) {
+        capture.label = (graph.mode == Mode::piecewise ? "piecewise " : "full ") + text_of(graph.bucket);
+    }
+    torch::CaptureScope scope(*arena, options.capture_stream, capture);
     recorder.scope_ = &scope;
     recorder.call(body);
     graph.captured.emplace(scope.end());

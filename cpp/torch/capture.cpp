@@ -397,6 +397,9 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
         current.stream() == stream ? current : c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), device.index());
     auto executables = ExecutablePool::State::of(arena, options.executables);
     auto space = options.route == Route::mempool ? arena.open_bump_space() : arena.open_space();
+    if (!options.label.empty()) {
+        space.set_label(options.label);
+    }
     auto memory = std::make_shared<Memory>(space);
     auto captured = std::unique_ptr<CapturedGraph::State>(
         new CapturedGraph::State{device.index(), std::move(space), memory, {}, Workspace::of(arena), {}, compat::Graph::make(), {}, {}});

@@ -6,9 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -79,6 +81,36 @@ struct Options : ArenaOptions {
     std::uint64_t host_granularity_bytes = 0;
     std::uint64_t host_memory_bytes = 0;
 };
+
+// What a page map says that the library does not know.
+struct MapOptions {
+    // A line for people: which engine, which rank.
+    std::string title;
+    // What the graphs' executables took of the device, which is outside every pool; 0: not known.
+    std::uint64_t executables_bytes = 0;
+};
+
+// A web page of a map, given as the text of SharedVmmAllocator::map_json(): one file that fetches nothing. Needs no device. Throws for
+// what is no map, or one of another format.
+[[nodiscard]] inline std::string map_html(const std::string& map) {
+    return detail::read_text([&](char* buffer, std::size_t capacity, std::size_t* needed) {
+        detail::check(vmmgraph_map_html(map.c_str(), buffer, capacity, needed));
+    });
+}
+
+// A map as a table of plain text that fits a log. As map_html() beyond that.
+[[nodiscard]] inline std::string map_report(const std::string& map) {
+    return detail::read_text([&](char* buffer, std::size_t capacity, std::size_t* needed) {
+        detail::check(vmmgraph_map_report(map.c_str(), buffer, capacity, needed));
+    });
+}
+
+// The captures of a map as a timeline that Perfetto opens. As map_html() beyond that.
+[[nodiscard]] inline std::string map_perfetto(const std::string& map) {
+    return detail::read_text([&](char* buffer, std::size_t capacity, std::size_t* needed) {
+        detail::check(vmmgraph_map_perfetto(map.c_str(), buffer, capacity, needed));
+    });
+}
 
 namespace detail {
 
@@ -170,6 +202,17 @@ public:
             return vmmgraph_space_verify(handle(), stream, outputs.data(), outputs.size(), trampoline, call, &difference);
         });
         return difference;
+    }
+
+    // Names the space after the shape that it is for ("decode 64"): in statistics, log lines, the message of what fails for lack of
+    // memory, and on the page map. The text, 1024 bytes at most, is copied; an empty one takes the name away.
+    void set_label(const std::string& label) const { detail::check(vmmgraph_space_set_label(handle(), label.c_str())); }
+
+    // What set_label() was given last; empty if nothing.
+    [[nodiscard]] std::string label() const {
+        return detail::read_text([this](char* buffer, std::size_t capacity, std::size_t* needed) {
+            detail::check(vmmgraph_space_label(handle(), buffer, capacity, needed));
+        });
     }
 
     // What the space uses now.
@@ -329,6 +372,32 @@ public:
             detail::check(vmmgraph_arena_stats_json(handle(), buffer, capacity, needed));
         });
     }
+
+    // Which space shows which page, what blocks covered at each one's peak, what dropping one gives back, and who else has memory of the
+    // device, as one JSON object (docs/map.md). Asks every space and walks the device's pages; nothing is stopped for it.
+    [[nodiscard]] std::string map_json(const MapOptions& options = {}) const {
+        auto given = detail::sized<vmmgraph_map_options_t>();
+        given.executables_bytes = options.executables_bytes;
+        given.title = options.title.c_str();
+        return detail::read_text([&](char* buffer, std::size_t capacity, std::size_t* needed) {
+            detail::check(vmmgraph_arena_map_json(handle(), &given, buffer, capacity, needed));
+        });
+    }
+
+    // Writes the map as a web page: one file that fetches nothing, to be opened in any browser. Throws std::system_error if the file
+    // cannot be written.
+    void save_map(const std::string& path, const MapOptions& options = {}) const {
+        const std::string page = vmmgraph::map_html(map_json(options));
+        std::ofstream file(path, std::ios::binary | std::ios::trunc);
+        file.write(page.data(), static_cast<std::streamsize>(page.size())).flush();
+        if (!file) {
+            throw std::system_error(std::make_error_code(std::errc::io_error), "vmmgraph: cannot write " + path);
+        }
+    }
+
+    // Spaces that are opened from now on note every block that comes and goes, or do not, for the map's view of one capture. Costs host
+    // memory for every block, as long as the space is there.
+    void trace_events(bool on) { detail::check(vmmgraph_arena_trace_events(handle(), on ? 1 : 0)); }
 
     // The C handle, still owned by this object; null if moved from.
     [[nodiscard]] vmmgraph_arena_t handle() const noexcept { return handle_.get(); }

@@ -125,6 +125,8 @@ struct CaptureOptions {
     // it does that one. Each is of the arena's device, and none of another capture that is under way. Where torch finds them out by
     // itself (2.14 and later), whether they are named makes no difference; before, to draw from one that is not is torch's own error.
     std::vector<std::shared_ptr<const at::Generator>> generators{};
+    // What the captured shape is called: Space::set_label, from the capture's beginning on.
+    std::string label{};
 };
 
 // Puts a forwarding allocator over the one torch has installed. It passes everything on, except what is allocated on a stream of a

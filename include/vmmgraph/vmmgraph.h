@@ -397,6 +397,9 @@
 // Its graph is gone; only what lies under live blocks is left.
 #define VMMGRAPH_SPACE_RETIRED 3
 
+// The version of the format.
+#define MAP_FORMAT 1
+
 // What shared pages are filled with: as floating-point numbers of any width a NaN, as an index far outside.
 #define POISON 4294967295
 
@@ -1145,6 +1148,16 @@ typedef void (*vmmgraph_log_fn)(int32_t level, const char *text, size_t length, 
 
 // Called once with `user` when a sink is no longer in use.
 typedef void (*vmmgraph_drop_fn)(void *user);
+
+// What a map says that the library does not know. Zero everything, then set struct_size and what is known.
+typedef struct vmmgraph_map_options_t {
+  // sizeof(vmmgraph_map_options_t).
+  size_t struct_size;
+  // What the graphs' executables took of the device, which is outside every pool; 0: not known.
+  uint64_t executables_bytes;
+  // A line for people: which engine, which rank. Copied; may be null.
+  const char *title;
+} vmmgraph_map_options_t;
 
 // A region: memory with a tag that can step aside. Calls with it are thread-safe.
 typedef struct vmmgraph_region *vmmgraph_region_t;
@@ -2210,6 +2223,60 @@ vmmgraph_status_t vmmgraph_set_log_sink(vmmgraph_log_fn sink,
                                         vmmgraph_drop_fn drop,
                                         int32_t max_level);
 
+// Which space shows which page of the arena, what blocks covered at each one's peak, what dropping one gives back, and who else has
+// memory of the device, as one JSON object ("format": 1; its keys: vmmgraph::map::ArenaMap in the Rust documentation, docs/map.md).
+// `options` may be null. Asks every space and walks the device's pages; nothing is stopped for it. Copies as
+// vmmgraph_last_error_message does; the arena may have changed between two calls.
+//
+// Arguments:
+// `options` is null or points to a struct whose struct_size is set, and its title is null or a zero-terminated string; `buffer` is
+// null or points to `capacity` writable bytes; `needed` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_arena_map_json(vmmgraph_arena_t arena,
+                                          const struct vmmgraph_map_options_t *options,
+                                          char *buffer,
+                                          size_t capacity,
+                                          size_t *needed);
+
+// Spaces that are opened from now on note every block that comes and goes (`on` is not 0), or do not, for the map's view of one
+// capture; also on with VMMGRAPH_TRACE_EVENTS=1 in the environment. Costs host memory for every block, as long as the space is there.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_arena_trace_events(vmmgraph_arena_t arena,
+                                              int32_t on);
+
+// A web page of a map, given as the JSON text of vmmgraph_arena_map_json: one file that fetches nothing. Needs no device.
+// VMMGRAPH_ERROR_INVALID_ARGUMENT for what is no map, or one of another format. Copies as vmmgraph_last_error_message does.
+//
+// Arguments:
+// `map` is null or a zero-terminated string; `buffer` is null or points to `capacity` writable bytes; `needed` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_map_html(const char *map,
+                                    char *buffer,
+                                    size_t capacity,
+                                    size_t *needed);
+
+// A map as a table of plain text that fits a log: three lines that say the most, and a line for each of the 40 hungriest shapes. As
+// vmmgraph_map_html beyond that.
+//
+// Arguments:
+// As [`vmmgraph_map_html`].
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_map_report(const char *map,
+                                      char *buffer,
+                                      size_t capacity,
+                                      size_t *needed);
+
+// The captures of a map as a timeline in the trace event format, which Perfetto opens: a slice for each, and counters. As
+// vmmgraph_map_html beyond that.
+//
+// Arguments:
+// As [`vmmgraph_map_html`].
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_map_perfetto(const char *map,
+                                        char *buffer,
+                                        size_t capacity,
+                                        size_t *needed);
+
 // As vmmgraph_device_pause, for one region.
 //
 // Arguments:
@@ -2444,6 +2511,25 @@ vmmgraph_status_t vmmgraph_space_open(vmmgraph_arena_t arena,
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_open_bump(vmmgraph_arena_t arena,
                                            vmmgraph_space_t *space);
+
+// Names a space after the shape that it is for ("decode 64"): in statistics, log lines, the message of what fails for lack of memory, and
+// on the page map. The text, UTF-8 of 1024 bytes at most, is copied; an empty one takes the name away.
+//
+// Arguments:
+// `label` is null or a zero-terminated string.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_space_set_label(vmmgraph_space_t space,
+                                           const char *label);
+
+// The label of a space; empty if it has none. Copies as vmmgraph_last_error_message does.
+//
+// Arguments:
+// `buffer` is null or points to `capacity` writable bytes; `needed` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_space_label(vmmgraph_space_t space,
+                                       char *buffer,
+                                       size_t capacity,
+                                       size_t *needed);
 
 // Destroys a space. Does not block: once its arena's replays so far are done, it is unmapped and its addresses go back, by whoever comes
 // by then: the end of something else, vmmgraph_arena_trim, vmmgraph_device_trim, or an allocation that is short of memory. Its graph must

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use super::device::vmmgraph_device_t;
 use super::guard::{Failure, guard, guard_closing, out};
 use super::handle::{get, register, remove};
-use super::region::text;
 use super::sized::{OutStruct, options};
 use super::status::vmmgraph_status_t;
 use super::text::copy_text;
+use super::text::text;
 use crate::error::Error;
 use crate::{Address, Device, Options, Peers, RetainPolicy, SharedVmmAllocator, Stream};
 

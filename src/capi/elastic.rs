@@ -9,9 +9,10 @@ use super::device::vmmgraph_device_t;
 use super::guard::{Failure, copy_items, guard, items, not_null, out};
 use super::handle::{get, register, remove};
 use super::pause::{vmmgraph_fence_t, vmmgraph_range_t};
-use super::region::{limit, text};
+use super::region::limit;
 use super::sized::{OutStruct, options};
 use super::status::vmmgraph_status_t;
+use super::text::text;
 use crate::driver::Event;
 use crate::pages::{Fence, Limits};
 use crate::{

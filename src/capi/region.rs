@@ -1,13 +1,16 @@
 //! Regions: memory that steps aside and comes back at the same addresses.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{c_char, c_void};
 
 use super::arena::stream_of;
 use super::device::vmmgraph_device_t;
-use super::guard::{Failure, guard, items_mut, not_null, out, pick};
+#[cfg(feature = "bridge")]
+use super::guard::Failure;
+use super::guard::{guard, items_mut, out, pick};
 use super::handle::{get, register, remove};
 use super::sized::{OutStruct, options};
 use super::status::vmmgraph_status_t;
+use super::text::text;
 use crate::error::Error;
 use crate::{Address, Device, Policy, Region, RegionOptions};
 
@@ -99,16 +102,6 @@ pub(crate) fn policy_of(number: i32) -> crate::error::Result<Option<Policy>> {
 
 pub(super) fn limit(bytes: u64) -> Option<u64> {
     (bytes > 0).then_some(bytes)
-}
-
-/// The text of the argument `what`.
-///
-/// # Safety
-/// The pointer is null or points to a zero-terminated string.
-pub(super) unsafe fn text(pointer: *const c_char, what: &'static str) -> Result<String, Failure> {
-    not_null(pointer, what)?;
-    // SAFETY: not null, so a string by the caller's contract.
-    Ok(unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
 }
 
 /// Makes a region on a device, found by `tag`; several may have one tag. `options` may be null. The region keeps the device open.

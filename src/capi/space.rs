@@ -1,6 +1,6 @@
 //! Spaces.
 
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
 use super::arena::{self, policy, policy_number, stream_of, vmmgraph_arena_t};
@@ -8,6 +8,7 @@ use super::guard::{Failure, guard, guard_closing, null, out};
 use super::handle::{get, register, remove};
 use super::sized::OutStruct;
 use super::status::vmmgraph_status_t;
+use super::text::{copy_text, text};
 use crate::{Address, Phase, Space};
 
 /// Never defined: a vmmgraph_space_t is a key, not an address.
@@ -139,6 +140,41 @@ pub unsafe extern "C" fn vmmgraph_space_open_bump(
         // SAFETY: the caller's contract.
         let space = unsafe { out(space, "space") }?;
         *space = register(arena.open_bump_space()?);
+        Ok(())
+    })
+}
+
+/// Names a space after the shape that it is for ("decode 64"): in statistics, log lines, the message of what fails for lack of memory, and
+/// on the page map. The text, UTF-8 of 1024 bytes at most, is copied; an empty one takes the name away.
+///
+/// # Safety
+/// `label` is null or a zero-terminated string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_space_set_label(
+    space: vmmgraph_space_t,
+    label: *const c_char,
+) -> vmmgraph_status_t {
+    with(space, |space| {
+        // SAFETY: the caller's contract.
+        let label = unsafe { text(label, "label") }?;
+        Ok(space.set_label(&label)?)
+    })
+}
+
+/// The label of a space; empty if it has none. Copies as vmmgraph_last_error_message does.
+///
+/// # Safety
+/// `buffer` is null or points to `capacity` writable bytes; `needed` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_space_label(
+    space: vmmgraph_space_t,
+    buffer: *mut c_char,
+    capacity: usize,
+    needed: *mut usize,
+) -> vmmgraph_status_t {
+    with(space, |space| {
+        // SAFETY: the caller's contract.
+        unsafe { copy_text(&space.label().unwrap_or_default(), buffer, capacity, needed) };
         Ok(())
     })
 }

@@ -1,7 +1,9 @@
-//! Text into a caller's buffer.
+//! Text from a caller, and into a caller's buffer.
 
-use std::ffi::c_char;
+use std::ffi::{CStr, c_char};
 use std::ptr;
+
+use super::guard::{Failure, not_null};
 
 /// Copies `text` and a terminator, as much as fits, and reports what would have.
 ///
@@ -20,4 +22,14 @@ pub(super) unsafe fn copy_text(text: &str, buffer: *mut c_char, capacity: usize,
         // SAFETY: writable by the caller's contract.
         unsafe { *needed = text.len() + 1 };
     }
+}
+
+/// The text of the argument `what`.
+///
+/// # Safety
+/// The pointer is null or points to a zero-terminated string.
+pub(super) unsafe fn text(pointer: *const c_char, what: &'static str) -> Result<String, Failure> {
+    not_null(pointer, what)?;
+    // SAFETY: not null, so a string by the caller's contract.
+    Ok(unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
 }

@@ -4,11 +4,15 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -619,6 +623,39 @@ TEST(Arena, StatsAndJsonAgree) {
         const std::string text = std::string("\"") + key + "\":" + std::to_string(value);
         EXPECT_NE(json.find(text), std::string::npos) << text << " is not in " << json;
     }
+}
+
+TEST(Map, IsDataATableAndAFileThatNeedsNothingElse) {
+    SharedVmmAllocator arena(vmmgraph::Device::open(host::device_options(0)), host::options());
+    arena.trace_events(true);
+    Space space = arena.open_space();
+    space.set_label("decode </script> 64");
+    EXPECT_EQ(space.label(), "decode </script> 64");
+    EXPECT_EQ(status_of([&] { space.set_label(std::string(1025, 'x')); }), VMMGRAPH_ERROR_INVALID_SIZE);
+    space.free(space.allocate(40 << 20));
+    space.seal();
+
+    const std::string map = arena.map_json({"an engine's rank 0", 123456789});
+    for (const char* part : {"\"format\":1,", "\"title\":\"an engine's rank 0\"", "\"executables_bytes\":123456789",
+                             "\"label\":\"decode </script> 64\"", "\"drop_gives_bytes\":", "\"events\":[{"}) {
+        EXPECT_NE(map.find(part), std::string::npos) << part;
+    }
+    EXPECT_NE(map.find("\"held_bytes\":" + std::to_string(arena.mapped_size())), std::string::npos);
+    EXPECT_NE(arena.map_json().find("\"executables_bytes\":null"), std::string::npos);
+    EXPECT_NE(vmmgraph::map_report(map).find("decode </script> 64"), std::string::npos);
+    EXPECT_EQ(vmmgraph::map_perfetto(map).rfind("{", 0), 0u);
+    EXPECT_EQ(status_of([] { static_cast<void>(vmmgraph::map_html("{}")); }), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+
+    const std::string path = testing::TempDir() + "vmmgraph_map_test.html";
+    arena.save_map(path, {"an engine's rank 0"});
+    std::ifstream file(path, std::ios::binary);
+    const std::string page((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+    EXPECT_EQ(page.rfind("<!doctype html>", 0), 0u);
+    EXPECT_EQ(page.substr(page.size() - 8), "</html>\n");
+    EXPECT_EQ(page.find("decode </script>"), std::string::npos);
+    EXPECT_NE(page.find("decode \\u003c/script> 64"), std::string::npos);
+    EXPECT_EQ(std::remove(path.c_str()), 0);
+    EXPECT_THROW(arena.save_map("/nowhere/at/all.html"), std::system_error);
 }
 
 TEST(Budget, EndsInOutOfMemoryAndTheNextCallWorks) {

@@ -56,6 +56,11 @@ int main() {
     vmmgraph::Space space = arena.open_space();
     block = space.allocate(2000);
     space.record_stream(block, nullptr);
+    arena.trace_events(true);
+    const std::string map = arena.map_json({"contract", 1 << 20});
+    expect(!vmmgraph::map_html(map).empty() && !vmmgraph::map_report(map).empty() && !vmmgraph::map_perfetto(map).empty());
+    space.set_label("decode 64");
+    expect(space.label() == "decode 64");
     expect(space.live_blocks().size() == 1 && space.stats().blocks == 1 && space.handle() != nullptr);
     space.free(block);
     block = space.allocate_kept(3000, nullptr);

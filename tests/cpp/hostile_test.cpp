@@ -92,6 +92,8 @@ std::vector<Call> arena_calls(vmmgraph_arena_t arena) {
              return vmmgraph_arena_stats(arena, &stats);
          }},
         {"arena_stats_json", [=] { return vmmgraph_arena_stats_json(arena, nullptr, 0, nullptr); }},
+        {"arena_map_json", [=] { return vmmgraph_arena_map_json(arena, nullptr, nullptr, 0, nullptr); }},
+        {"arena_trace_events", [=] { return vmmgraph_arena_trace_events(arena, 1); }},
         {"arena_switch", [=] { return vmmgraph_arena_switch_to_new_virtual_space(arena); }},
         {"arena_allocate",
          [=] {
@@ -130,6 +132,8 @@ std::vector<Call> space_calls(vmmgraph_space_t space) {
         {"space_free", [=] { return vmmgraph_space_free(space, address(512)); }},
         {"space_record_stream", [=] { return vmmgraph_space_record_stream(space, address(512), nullptr); }},
         {"space_wait", [=] { return vmmgraph_space_wait(space); }},
+        {"space_set_label", [=] { return vmmgraph_space_set_label(space, "a shape"); }},
+        {"space_label", [=] { return vmmgraph_space_label(space, nullptr, 0, nullptr); }},
         {"space_seal", [=] { return vmmgraph_space_seal(space, VMMGRAPH_RETAIN_DEFAULT, nullptr); }},
         {"space_replay", [=] { return vmmgraph_space_replay(space, nullptr, nothing, nullptr); }},
         {"space_enter", [=] { return vmmgraph_space_enter(space, nullptr); }},
@@ -230,6 +234,15 @@ TEST_F(Hostile, NullForEveryPointer) {
     EXPECT_EQ(vmmgraph_arena_stats(arena, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_arena_stats_json(arena, nullptr, 0, nullptr), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_arena_stats_json(arena, nullptr, SIZE_MAX, nullptr), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_arena_map_json(arena, nullptr, nullptr, SIZE_MAX, nullptr), VMMGRAPH_OK);
+    for (const auto render : {vmmgraph_map_html, vmmgraph_map_report, vmmgraph_map_perfetto}) {
+        std::size_t untouched = 77;
+        EXPECT_EQ(render(nullptr, nullptr, 0, &untouched), VMMGRAPH_ERROR_NULL_ARGUMENT);
+        for (const char* text : {"", "{", "[]", "{\"format\": 1}", "{\"format\": 2}", "{\"format\": -1}", "\xff"}) {
+            EXPECT_EQ(render(text, nullptr, 0, &untouched), VMMGRAPH_ERROR_INVALID_ARGUMENT) << text;
+        }
+        EXPECT_EQ(untouched, 77u);
+    }
     EXPECT_EQ(vmmgraph_arena_allocate(arena, 1, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_arena_deallocate(arena, nullptr), VMMGRAPH_ERROR_FOREIGN_POINTER);
     EXPECT_EQ(vmmgraph_space_open(arena, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
@@ -238,6 +251,9 @@ TEST_F(Hostile, NullForEveryPointer) {
     EXPECT_EQ(vmmgraph_space_free(space, nullptr), VMMGRAPH_ERROR_FOREIGN_POINTER);
     EXPECT_EQ(vmmgraph_space_record_stream(space, nullptr, nullptr), VMMGRAPH_ERROR_FOREIGN_POINTER);
     EXPECT_EQ(vmmgraph_space_live_blocks(space, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_space_set_label(space, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_space_set_label(space, std::string(1025, 'x').c_str()), VMMGRAPH_ERROR_INVALID_SIZE);
+    EXPECT_EQ(vmmgraph_space_label(space, nullptr, SIZE_MAX, nullptr), VMMGRAPH_OK);
     std::size_t count = 77;
     EXPECT_EQ(vmmgraph_space_live_blocks(space, nullptr, 3, &count), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(count, 77u) << "an output was written by a call that failed";

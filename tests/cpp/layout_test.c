@@ -539,6 +539,10 @@ FIELD(vmmgraph_kv_stats_t, backed_blocks, 56, 8);
 FIELD(vmmgraph_kv_stats_t, beyond_blocks, 64, 8);
 FIELD(vmmgraph_kv_stats_t, block_bytes, 72, 8);
 FIELD(vmmgraph_kv_stats_t, blocks_a_page, 80, 8);
+SIZE(vmmgraph_map_options_t, 24);
+FIELD(vmmgraph_map_options_t, struct_size, 0, 8);
+FIELD(vmmgraph_map_options_t, executables_bytes, 8, 8);
+FIELD(vmmgraph_map_options_t, title, 16, 8);
 
 SIZE(vmmgraph_status_t, 4);
 SIZE(vmmgraph_device_t, 8);
