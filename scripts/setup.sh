@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs what is missing on a Debian 12 machine that has the Rust toolchain and make. Skips what is there, which takes no time.
 #   scripts/setup.sh demo    what the demo needs: a C linker
-#   scripts/setup.sh test    what the tests need: a C and C++ compiler, CMake, ninja, GoogleTest, pkg-config, binutils, and a pip
-#                            torch in .venv to build the libtorch component against (its headers and libraries; no CUDA toolkit)
+#   scripts/setup.sh test    what the tests need: a C and C++ compiler, CMake, ninja, GoogleTest, pkg-config, binutils, Chromium (for
+#                            the page map), and a pip torch in .venv to build the libtorch component against (its headers and libraries; no CUDA toolkit)
 set -euo pipefail
 purpose=${1:?demo or test}
 
@@ -21,6 +21,7 @@ if [ "$purpose" = test ]; then
   need ninja ninja-build
   need pkg-config pkg-config
   need nm binutils
+  need chromium chromium
   [ -e /usr/include/gtest/gtest.h ] || packages+=(libgtest-dev)
   python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3 python3-venv)
 fi

@@ -87,6 +87,16 @@ fn agrees(map: &ArenaMap, arena: &SharedVmmAllocator) {
         assert!(covered.iter().zip(&map.pages).all(|(covered, page)| *covered <= page.bytes));
         assert!(space.blocks.windows(2).all(|pair| pair[0].address + pair[0].bytes <= pair[1].address));
         assert_eq!(space.kept_pages.is_empty(), space.kept.is_empty());
+        // Each kept block lies on its pages, which are at addresses of the arena's own.
+        let on_page = |block: &vmmgraph::map::MapBlock, page: &u64| {
+            let page = &map.pages[*page as usize];
+            let (from, to) = (page.address.unwrap(), page.address.unwrap() + page.bytes);
+            (block.address + block.bytes).min(to).saturating_sub(block.address.max(from))
+        };
+        for block in &space.kept {
+            let on: u64 = space.kept_pages.iter().map(|page| on_page(block, page)).sum();
+            assert_eq!(on, block.bytes);
+        }
     }
     assert_eq!(ArenaMap::from_json(&map.to_json()).as_ref(), Ok(map));
 }
@@ -158,6 +168,72 @@ fn the_hungriest_shapes_alone_take_what_the_curve_says() {
         let other = arena(&device);
         let _captured = captured(&other, &some, false);
         assert_eq!(other.mapped_size(), map.curve[count - 1].with_bytes);
+    }
+}
+
+/// Against a list: blocks come and go in any order, some of them used by a second stream, which keeps their bytes busy once freed.
+#[test]
+fn the_blocks_of_the_peak_are_those_of_a_list() {
+    let device = device();
+    let arena = arena(&device);
+    for seed in 1..200_u64 {
+        let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let mut next = move |below: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random % below
+        };
+        let space = arena.open_space().unwrap();
+        // Address, bytes, whether it was freed, whether a second stream uses it.
+        let mut live: Vec<(u64, u64, bool, bool)> = Vec::new();
+        let (mut most, mut peak) = (0, Vec::new());
+        let looks = |peak: &[(u64, u64)], most: u64| {
+            let map = arena.map();
+            let space = map.spaces.last().unwrap();
+            let found: Vec<_> = space.blocks.iter().map(|block| (block.address, block.bytes)).collect();
+            assert_eq!((found.as_slice(), space.peak_live_bytes), (peak, most), "seed {seed}");
+        };
+        for step in 0..2 + next(60) {
+            let held: Vec<usize> = (0..live.len()).filter(|index| !live[*index].2).collect();
+            match next(8) {
+                0..=3 => {
+                    let bytes = 512 * (1 + if next(2) == 0 { next(64) } else { next(80_000) });
+                    live.push((space.allocate(bytes, A).unwrap().0, bytes, false, false));
+                    let now = live.iter().map(|block| block.1).sum();
+                    if now > most {
+                        most = now;
+                        peak = live.iter().map(|block| (block.0, block.1)).collect();
+                        peak.sort_unstable();
+                    }
+                }
+                4 if !held.is_empty() => {
+                    let block = &mut live[held[next(held.len() as u64) as usize]];
+                    space.record_stream(vmmgraph::Address(block.0), Stream::PER_THREAD).unwrap();
+                    block.3 = true;
+                }
+                _ if !held.is_empty() => {
+                    let index = held[next(held.len() as u64) as usize];
+                    space.free(vmmgraph::Address(live[index].0)).unwrap();
+                    live[index].2 = true;
+                    if !live[index].3 {
+                        live.remove(index);
+                    }
+                }
+                _ => {}
+            }
+            if step % 16 == 0 {
+                looks(&peak, most);
+            }
+        }
+        looks(&peak, most);
+        space.seal().unwrap();
+        looks(&peak, most);
+        // What is freed afterwards was there at the peak all the same.
+        live.iter()
+            .filter(|block| !block.2)
+            .for_each(|block| space.free(vmmgraph::Address(block.0)).unwrap());
+        looks(&peak, most);
     }
 }
 

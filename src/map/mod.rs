@@ -59,6 +59,8 @@ pub struct MapPage {
     pub bytes: u64,
     /// The space that it belongs to, if it is one's own.
     pub owner: Option<u64>,
+    /// Where it lies for all spaces, if it is for kept blocks; others have addresses in each space.
+    pub address: Option<u64>,
     /// How many spaces need it; 0: it goes as soon as the device is done with what is gone.
     pub spaces: u64,
 }

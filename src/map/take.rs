@@ -94,7 +94,9 @@ fn named(
             Holder::Retained { space, .. } => Some(space),
             _ => None,
         };
-        (MapPage { class, number, bytes: page.bytes, owner, spaces: 0 }, page)
+        // Kept blocks lie at addresses of the arena's, the same for all.
+        let address = page.shown.first().filter(|_| class == PageClass::Kept).map(|(_, at)| at.0);
+        (MapPage { class, number, bytes: page.bytes, owner, address, spaces: 0 }, page)
     });
     numbered.collect()
 }

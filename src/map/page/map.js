@@ -41,16 +41,16 @@
       tiles.set(tile.page, there);
     }
     for (const page of space.kept_pages) {
-      const base = { covered: 0, at: [], kept: true };
-      base.covered = Math.min(map.pages[page].bytes, space.kept.reduce((sum, block) => sum + block.bytes, 0));
-      tiles.set(page, base);
+      const { address, bytes: size } = map.pages[page];
+      const inside = (block) => Math.max(0, Math.min(block.address + block.bytes, address + size) - Math.max(block.address, address));
+      tiles.set(page, { covered: space.kept.reduce((sum, block) => sum + inside(block), 0), at: [address], kept: true });
     }
     const own = [...tiles.keys()].filter((page) => map.pages[page].class === "own").sort((a, b) => a - b);
     return { ...space, index, tiles, own, name: nameOf(space) };
   });
   const byId = new Map(spaces.map((space) => [space.id, space]));
   const shared = map.pages.map((page, index) => ({ ...page, index })).filter((page) => page.class !== "own");
-  const mostOwn = Math.min(12, Math.max(0, ...spaces.map((space) => space.own.length)));
+  const mostOwn = Math.min(12, spaces.reduce((most, space) => Math.max(most, space.own.length), 0));
 
   // ---- colours ----
   let ink = {};
@@ -124,7 +124,7 @@
   const layOut = () => {
     const [, pen] = canvas(1, 1);
     pen.font = getComputedStyle(document.body).font;
-    const longest = Math.min(240, Math.max(60, ...spaces.map((space) => pen.measureText(space.name).width)) + 30);
+    const longest = Math.min(240, spaces.reduce((most, space) => Math.max(most, pen.measureText(space.name).width), 60) + 30);
     const room = Math.max(240, $("matrix").clientWidth - 5 * NUMBER - longest);
     const gaps = new Set(shared.map((page) => page.class)).size + (mostOwn ? 1 : 0);
     const weight = shared.reduce((sum, page) => sum + BANDS[page.class], 0) + 0.55 * mostOwn;
@@ -190,9 +190,17 @@
         pen.fillStyle = ink.soft;
         const count = index - begin + 1;
         const size = column.own === undefined ? ` of ${bytes(map.pages[column.page].bytes)}` : "";
-        const texts = [`${column.class}: ${count}${size}`, column.class, `${column.class[0]}`];
-        const text = column.own === undefined ? texts.find((one) => pen.measureText(one).width <= width + 8) : ["own pages", "own"].find((one) => pen.measureText(one).width <= width + 8);
-        if (text) pen.fillText(text, from, 12);
+        const texts = column.own === undefined ? [`${column.class}: ${count}${size}`, column.class] : ["own pages", "own"];
+        // The last band may begin its word in the gap before it.
+        const room = width + (next ? 8 : 18);
+        const text = texts.find((one) => pen.measureText(one).width <= room);
+        pen.textAlign = next ? "left" : "right";
+        if (text && pen.measureText(text).width > width) pen.fillText(text, next ? from : from + width, 12);
+        else if (text) {
+          pen.textAlign = "left";
+          pen.fillText(text, from, 12);
+        }
+        pen.textAlign = "left";
         begin = index + 1;
       }
     });
@@ -270,12 +278,14 @@
     tip.style.top = `${y + box.height + 24 > innerHeight ? Math.max(4, y - box.height - 12) : y + 16}px`;
   };
   const hush = () => { tip.hidden = true; };
+  const facts = (page) => map.pages[page];
   const blocksOn = (space, page) => {
     const size = map.pages[page].bytes;
     const found = [];
-    for (const tile of space.maps) {
+    const kept = facts(page).class === "kept";
+    for (const tile of kept ? [{ page, address: facts(page).address }] : space.maps) {
       if (tile.page !== page) continue;
-      for (const block of space.blocks) {
+      for (const block of kept ? space.kept : space.blocks) {
         if (block.address < tile.address + size && block.address + block.bytes > tile.address) {
           found.push({ ...block, from: Math.max(0, block.address - tile.address), to: Math.min(size, block.address + block.bytes - tile.address) });
         }
@@ -291,9 +301,8 @@
     if (space) {
       const tile = space.tiles.get(page);
       if (!tile) lines.push(`${space.name} does not show it`);
-      else if (tile.kept) lines.push(`${space.name} has kept blocks there`);
       else {
-        lines.push(`${space.name}: ${bytes(tile.covered)} covered at its peak (${percent(tile.covered, facts.bytes)})`);
+        lines.push(tile.kept ? `${space.name}: ${bytes(tile.covered)} of kept blocks` : `${space.name}: ${bytes(tile.covered)} covered at its peak (${percent(tile.covered, facts.bytes)})`);
         lines.push(`at ${tile.at.slice(0, 3).map(hex).join(", ")}${tile.at.length > 3 ? ` and ${tile.at.length - 3} more addresses` : ""}`);
         const blocks = blocksOn(space, page);
         for (const block of blocks.slice(0, 8)) codes.push(`${hex(block.address)}  ${bytes(block.bytes).padStart(9)}  allocation ${block.allocation}`);
@@ -343,7 +352,7 @@
     const shown = [...space.tiles.keys()].filter((page) => !space.tiles.get(page).kept).sort((a, b) => a - b);
     const total = shown.reduce((sum, page) => sum + map.pages[page].bytes, 0);
     // Traced: pages from top to bottom, true to scale, events across. Else: a line for each page, its bytes across.
-    const least = shown.length > 30 ? 0.3 : 1;
+    const least = shown.length > 30 ? 0 : 1;
     const height = events ? 360 : Math.min(720, Math.max(80, 15 * shown.length));
     const scale = shown.length ? (height - least * shown.length) / Math.max(1, total) : 0;
     const lanes = [];
@@ -396,7 +405,7 @@
     pen.fillText(events ? "at the peak" : "each line a page, from its first byte to its last, at the peak", left, height + 16);
     let steps = [];
     if (events) {
-      const last = Math.max(...events.map((block) => Math.max(block.begin, block.end ?? 0))) + 1;
+      const last = events.reduce((most, block) => Math.max(most, block.begin, block.end ?? 0), 0) + 1;
       const across = (left - 26) / last;
       const change = new Array(last + 1).fill(0);
       for (const block of events) {
@@ -549,9 +558,11 @@
   dark.addEventListener("change", () => theme(wished()));
   $("theme").addEventListener("click", () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
   $("find").addEventListener("input", (event) => { find = event.target.value.toLowerCase(); drawMatrix(); });
+  // On paper the page has one width, whatever the window's is.
+  const press = (on) => { printing = on; document.documentElement.classList.toggle("printing", on); };
   let before = "light";
-  window.addEventListener("beforeprint", () => { before = document.documentElement.dataset.theme; printing = true; theme("light"); });
-  window.addEventListener("afterprint", () => { printing = false; theme(before); });
+  window.addEventListener("beforeprint", () => { before = document.documentElement.dataset.theme; press(true); theme("light"); });
+  window.addEventListener("afterprint", () => { press(false); theme(before); });
   let waiting = 0;
   window.addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(drawAll, 120); });
 
