@@ -8,8 +8,7 @@ use super::guard::{Failure, guard, guard_closing, out};
 use super::handle::{get, register, remove};
 use super::sized::{OutStruct, options};
 use super::status::vmmgraph_status_t;
-use super::text::copy_text;
-use super::text::text;
+use super::text::{copy_text, text};
 use crate::error::Error;
 use crate::{Address, Device, Options, Peers, RetainPolicy, SharedVmmAllocator, Stream};
 
