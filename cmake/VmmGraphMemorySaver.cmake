@@ -1,12 +1,15 @@
-# libvmmgraph_memory_saver.so: torch_memory_saver's C names over the regions of libvmmgraph.so, with cudaMalloc and cudaFree in it, which is
-# why it is a library of its own. No CUDA is needed to build it. One file without a version, since LD_PRELOAD names it.
+# libvmmgraph_memory_saver.so: torch_memory_saver's C names over the core's regions, with cudaMalloc and cudaFree in it, which is why it is
+# a library of its own. No CUDA is needed to build it. One file without a version, since LD_PRELOAD names it. It opens the core: whichever
+# the process has, else libvmmgraph.so beside it.
 set(_saver_map "${PROJECT_SOURCE_DIR}/cmake/vmmgraph_memory_saver.map")
 add_library(vmmgraph_memory_saver SHARED
-  cpp/memory_saver/blocks.cpp cpp/memory_saver/entrypoints.cpp cpp/memory_saver/errors.cpp cpp/memory_saver/forks.cpp
+  cpp/memory_saver/blocks.cpp cpp/memory_saver/captures.cpp cpp/memory_saver/core.cpp cpp/memory_saver/entrypoints.cpp cpp/memory_saver/errors.cpp cpp/memory_saver/forks.cpp
   cpp/memory_saver/runtime.cpp cpp/memory_saver/saver.cpp cpp/memory_saver/settings.cpp)
 add_library(VmmGraph::memory_saver ALIAS vmmgraph_memory_saver)
-target_link_libraries(vmmgraph_memory_saver PRIVATE vmmgraph ${CMAKE_DL_LIBS})
-target_include_directories(vmmgraph_memory_saver INTERFACE
+add_dependencies(vmmgraph_memory_saver vmmgraph)
+target_link_libraries(vmmgraph_memory_saver PRIVATE ${CMAKE_DL_LIBS})
+target_compile_definitions(vmmgraph_memory_saver PRIVATE "VMMGRAPH_CORE_FILE=\"$<TARGET_SONAME_FILE_NAME:vmmgraph>\"")
+target_include_directories(vmmgraph_memory_saver PRIVATE "${PROJECT_SOURCE_DIR}/include" INTERFACE
   "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>"
   "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>")
 target_compile_options(vmmgraph_memory_saver PRIVATE -Wall -Wextra $<$<BOOL:${VMMGRAPH_WERROR}>:-Werror>)
@@ -23,7 +26,4 @@ set_target_properties(vmmgraph_memory_saver PROPERTIES
   VISIBILITY_INLINES_HIDDEN ON
   BUILD_RPATH "$ORIGIN"
   INSTALL_RPATH "$ORIGIN"
-  # It brings libvmmgraph.so with it.
-  INTERFACE_VMMGRAPH_FLAVOUR shared
-  COMPATIBLE_INTERFACE_STRING VMMGRAPH_FLAVOUR
   EXPORT_NAME memory_saver)

@@ -1,6 +1,7 @@
 // The C names: those of memory_saver.h, and the runtime's two that are put before the runtime's own.
 #include <vmmgraph/memory_saver.h>
 
+#include "captures.hpp"
 #include "errors.hpp"
 #include "runtime.hpp"
 #include "saver.hpp"
@@ -68,6 +69,38 @@ VMMGRAPH_API int cudaFree(void* ptr) {
         }
         const Runtime* const runtime = Runtime::find();
         return runtime == nullptr ? no_runtime() : runtime->free(ptr);
+    });
+}
+
+VMMGRAPH_API int cudaStreamBeginCapture(void* stream, int mode) {
+    return guarded([&]() -> int {
+        const Runtime* const runtime = Runtime::find();
+        if (runtime == nullptr) {
+            return no_runtime();
+        }
+        const auto begin = [&](const Runtime& own) { return own.stream_begin_capture(stream, mode); };
+        return begin_capture(*runtime, stream, begin);
+    });
+}
+
+VMMGRAPH_API int cudaStreamBeginCaptureToGraph(void* stream, void* graph, const void* dependencies, const void* data, size_t count,
+                                               int mode) {
+    return guarded([&]() -> int {
+        const Runtime* const runtime = Runtime::find();
+        if (runtime == nullptr || runtime->stream_begin_capture_to_graph == nullptr) {
+            return no_runtime();
+        }
+        const auto begin = [&](const Runtime& own) {
+            return own.stream_begin_capture_to_graph(stream, graph, dependencies, data, count, mode);
+        };
+        return begin_capture(*runtime, stream, begin);
+    });
+}
+
+VMMGRAPH_API int cudaStreamEndCapture(void* stream, void** graph) {
+    return guarded([&]() -> int {
+        const Runtime* const runtime = Runtime::find();
+        return runtime == nullptr ? no_runtime() : end_capture(*runtime, stream, graph);
     });
 }
 
@@ -171,6 +204,16 @@ void tms_torch_free(void* ptr, ssize_t, int, void*) {
             return fail_aloud(invalid_value, "tms_torch_free: %p is no block of a region", ptr);
         }
         return *freed == success ? *freed : fail_aloud(*freed, "tms_torch_free: %p is not freed: cudaError_t %d", ptr, *freed);
+    });
+}
+
+int tms_watch_streams(void* const* streams, size_t count) {
+    return guarded([&]() -> int {
+        if (streams == nullptr && count > 0) {
+            return fail(invalid_value, "tms_watch_streams: null, and %zu streams", count);
+        }
+        watch_streams(streams, count);
+        return success;
     });
 }
 

@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "core.hpp"
+
 namespace vmmgraph::memory_saver {
 
 namespace {
@@ -43,7 +45,7 @@ int runtime_code(vmmgraph_status_t status) noexcept {
             // The runtime has the driver's numbers.
             vmmgraph_error_info_t info{};
             info.struct_size = sizeof info;
-            const bool known = vmmgraph_last_error(&info) == VMMGRAPH_OK && info.driver_result > 0;
+            const bool known = Core::found().last_error(&info) == VMMGRAPH_OK && info.driver_result > 0;
             return known ? info.driver_result : unknown;
         }
         default:
@@ -77,7 +79,7 @@ int fail_with(vmmgraph_status_t status) noexcept {
     const int code = runtime_code(status);
     if (code != success) {
         char text[400] = "";
-        static_cast<void>(vmmgraph_last_error_message(text, sizeof text, nullptr));
+        static_cast<void>(Core::found().last_error_message(text, sizeof text, nullptr));
         return fail(code, "%s", text);
     }
     return code;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "captures.hpp"
 #include "errors.hpp"
 
 namespace vmmgraph::memory_saver {
@@ -26,7 +27,14 @@ bool load(void* where, Runtime& runtime) {
            look_up(where, "cudaGetDevice", runtime.get_device) && look_up(where, "cudaSetDevice", runtime.set_device) &&
            look_up(where, "cudaMemGetInfo", runtime.mem_get_info) && look_up(where, "cudaDeviceSynchronize", runtime.device_synchronize) &&
            look_up(where, "cudaStreamIsCapturing", runtime.stream_is_capturing) &&
-           look_up(where, "cudaGetLastError", runtime.get_last_error);
+           look_up(where, "cudaGetLastError", runtime.get_last_error) &&
+           look_up(where, "cudaStreamBeginCapture", runtime.stream_begin_capture) &&
+           look_up(where, "cudaStreamEndCapture", runtime.stream_end_capture);
+}
+
+bool load_all(void* where, Runtime& runtime) {
+    static_cast<void>(look_up(where, "cudaStreamBeginCaptureToGraph", runtime.stream_begin_capture_to_graph));
+    return load(where, runtime);
 }
 
 int note_runtime(dl_phdr_info* info, std::size_t, void* into) {
@@ -44,7 +52,7 @@ int note_runtime(dl_phdr_info* info, std::size_t, void* into) {
 
 // The runtime behind this library in the order of loading; else one that was loaded for a library only, as Python's are.
 bool load_any(Runtime& runtime) {
-    if (load(RTLD_NEXT, runtime)) {
+    if (load_all(RTLD_NEXT, runtime)) {
         return true;
     }
     std::vector<std::string> loaded;
@@ -52,7 +60,7 @@ bool load_any(Runtime& runtime) {
     for (const std::string& path : loaded) {
         // Not closed: it has to stay.
         void* const library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
-        if (library != nullptr && load(library, runtime)) {
+        if (library != nullptr && load_all(library, runtime)) {
             return true;
         }
     }
@@ -110,12 +118,16 @@ const Runtime* Runtime::find() noexcept {
     }
 }
 
-int Runtime::wait_for(int device) const noexcept {
+int Runtime::wait_for(int device) const {
+    const NoneBegins none_begins;
+    if (none_begins.capturing(*this)) {
+        return capturing;
+    }
     const OnDevice there(*this, device);
     int code = there.code();
     int status = 0;
     if (code == success) {
-        // The default stream knows of captures on blocking streams, and asking it harms none.
+        // The default stream knows of all captures on blocking streams, and asking it harms none.
         code = stream_is_capturing(nullptr, &status);
     }
     if (code == success && status == 0) {

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <new>
 
+#include "core.hpp"
 #include "errors.hpp"
 #include "forks.hpp"
 #include "runtime.hpp"
@@ -17,7 +18,7 @@ int refuse_in_child() noexcept {
 }
 
 // Waits for a device. A program whose runtime is not to be found (a static one) has to have waited itself.
-int wait_for(int ordinal) noexcept {
+int wait_for(int ordinal) {
     const Runtime* const runtime = Runtime::find();
     const int code = runtime == nullptr ? static_cast<int>(success) : runtime->wait_for(ordinal);
     if (code == capturing) {
@@ -49,7 +50,7 @@ bool within_margin(int ordinal, std::size_t bytes, int* code) noexcept {
 vmmgraph_region_stats_t stats_of(vmmgraph_region_t region) noexcept {
     vmmgraph_region_stats_t stats{};
     stats.struct_size = sizeof stats;
-    static_cast<void>(vmmgraph_region_stats(region, &stats));
+    static_cast<void>(Core::found().region_stats(region, &stats));
     return stats;
 }
 
@@ -65,17 +66,20 @@ int Saver::open(int ordinal, vmmgraph_device_t* device) {
         *device = *known;
         return success;
     }
+    if (Core::find() == nullptr) {
+        return fail(symbol_not_found, "there is no VmmGraph: %s is neither loaded nor beside the memory saver", VMMGRAPH_CORE_FILE);
+    }
     vmmgraph_device_options_t options{};
     options.struct_size = sizeof options;
     // This machine's memory is no answer to cudaMalloc, unless somebody asks for it by name.
     options.driver = std::getenv("VMMGRAPH_DRIVER") == nullptr ? VMMGRAPH_DRIVER_CUDA : VMMGRAPH_DRIVER_AUTO;
     options.device = ordinal;
-    if (const int code = fail_with(vmmgraph_device_open(&options, device)); code != success) {
+    if (const int code = fail_with(Core::found().device_open(&options, device)); code != success) {
         return code;
     }
     if (const vmmgraph_device_t spare = blocks_.add_device(ordinal, *device); spare != nullptr) {
         *device = *blocks_.device(ordinal);
-        static_cast<void>(vmmgraph_device_close(spare));
+        static_cast<void>(Core::found().device_close(spare));
     }
     return success;
 }
@@ -85,13 +89,13 @@ int Saver::make_home(int ordinal, const std::string* tag, Home** home) {
     if (const int code = open(ordinal, &made.device); code != success) {
         return code;
     }
-    if (const int code = fail_with(vmmgraph_region_create(made.device, tag->c_str(), nullptr, &made.region)); code != success) {
+    if (const int code = fail_with(Core::found().region_create(made.device, tag->c_str(), nullptr, &made.region)); code != success) {
         return code;
     }
     try {
         *home = blocks_.add_home(made);
     } catch (...) {
-        static_cast<void>(vmmgraph_region_destroy(made.region));
+        static_cast<void>(Core::found().region_destroy(made.region));
         throw;
     }
     return success;
@@ -101,7 +105,7 @@ int Saver::keep(void** at, void* block, std::size_t bytes, Home* home, bool back
     try {
         blocks_.add(block, Block{bytes, home, backup, {}});
     } catch (...) {
-        static_cast<void>(vmmgraph_region_free(home->region, block));
+        static_cast<void>(Core::found().region_free(home->region, block));
         throw;
     }
     *at = block;
@@ -119,7 +123,7 @@ int Saver::allocate(void** at, std::size_t bytes, int ordinal, const Settings& s
     const std::int32_t policy = settings.backup ? VMMGRAPH_POLICY_BACKUP : VMMGRAPH_POLICY_DISCARD;
     void* block = nullptr;
     // The default stream stands for all: a free and a pause wait for the device.
-    const auto try_in = [&](const Home* home) { return vmmgraph_region_allocate(home->region, bytes, policy, nullptr, &block); };
+    const auto try_in = [&](const Home* home) { return Core::found().region_allocate(home->region, bytes, policy, nullptr, &block); };
     const auto homes = blocks_.homes(ordinal, settings.tag);
     for (Home* home : homes) {
         const vmmgraph_status_t status = try_in(home);
@@ -134,7 +138,7 @@ int Saver::allocate(void** at, std::size_t bytes, int ordinal, const Settings& s
     // All are paused, and the new memory shall be there at once: it needs a region of its own. One without blocks serves again, or
     // there would be more with each cycle.
     for (Home* home : homes) {
-        if (blocks_.is_empty(home) && vmmgraph_region_resume(home->region, 0, nullptr) == VMMGRAPH_OK && try_in(home) == VMMGRAPH_OK) {
+        if (blocks_.is_empty(home) && Core::found().region_resume(home->region, 0, nullptr) == VMMGRAPH_OK && try_in(home) == VMMGRAPH_OK) {
             return keep(at, block, bytes, home, settings.backup);
         }
     }
@@ -159,14 +163,14 @@ std::optional<int> Saver::free(void* at) {
     if (!block) {
         return std::nullopt;
     }
-    if (const int code = fail_with(vmmgraph_region_free(home->region, at)); code != success) {
+    if (const int code = fail_with(Core::found().region_free(home->region, at)); code != success) {
         blocks_.put_back(std::move(block));
         return code;
     }
     // Who frees memory wants it to be there for others: the region looks what is over by now, and free pages go to the driver.
     static_cast<void>(wait_for(home->ordinal));
     static_cast<void>(stats_of(home->region));
-    static_cast<void>(vmmgraph_device_trim(home->device, nullptr));
+    static_cast<void>(Core::found().device_trim(home->device, nullptr));
     return success;
 }
 
@@ -178,7 +182,7 @@ int Saver::pause(const char* tag) {
     for (const Selection& here : blocks_.select(tag)) {
         int code = wait_for(here.ordinal);
         if (code == success) {
-            code = fail_with(vmmgraph_device_pause(here.device, here.tags.data(), here.tags.size(), nullptr, nullptr));
+            code = fail_with(Core::found().device_pause(here.device, here.tags.data(), here.tags.size(), nullptr, nullptr));
         }
         first = first == success ? code : first;
     }
@@ -191,7 +195,7 @@ int Saver::resume(const char* tag) {
     }
     int first = success;
     for (const Selection& here : blocks_.select(tag)) {
-        const int code = fail_with(vmmgraph_device_resume(here.device, here.tags.data(), here.tags.size(), 0, nullptr));
+        const int code = fail_with(Core::found().device_resume(here.device, here.tags.data(), here.tags.size(), 0, nullptr));
         if (code == success && !retain_backups().load(std::memory_order_relaxed)) {
             blocks_.drop_copies(here);
         }
@@ -242,7 +246,7 @@ std::uint8_t* Saver::backup(const std::uint8_t* at, std::uint64_t bytes) {
     }
     std::uint8_t* const into = copy.bytes.get();
     void* const first = reinterpret_cast<void*>(start);
-    const int code = fail_with(vmmgraph_region_get_backup(home->region, first, offset, into, bytes));
+    const int code = fail_with(Core::found().region_get_backup(home->region, first, offset, into, bytes));
     copy.generation = code == success ? stats.generation : 0;
     if (known != block.copies.end()) {
         known->second = std::move(copy);

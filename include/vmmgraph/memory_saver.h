@@ -1,7 +1,8 @@
 /*
  * The C names of torch_memory_saver over VmmGraph's regions: what a thread allocates inside an "interesting region" can step aside and
  * come back at the same addresses. They are in a library of its own, libvmmgraph_memory_saver.so, since that also has cudaMalloc and
- * cudaFree: nobody who links VmmGraph alone is hooked. Two ways to use it:
+ * cudaFree: nobody who links VmmGraph alone is hooked. It works over the core that the process has, libvmmgraph.so's or
+ * libvmmgraph_torch.so's, and opens the libvmmgraph.so beside itself where there is none when it first needs one. Two ways to use it:
  *
  *   LD_PRELOAD=libvmmgraph_memory_saver.so engine     cudaMalloc and cudaFree of a program with a shared CUDA runtime are the library's
  *   torch.cuda.memory.CUDAPluggableAllocator(path, "tms_torch_malloc", "tms_torch_free")     nothing is hooked
@@ -21,6 +22,8 @@
  *   Inside, memory comes from the calling thread's current device, also during a capture. cudaErrorMemoryAllocation (2) is then the
  *   runtime's last error as well. cudaFree waits for the device, as the runtime's does; where it cannot, since a stream is being
  *   captured, it says so and frees nothing. Not hooked: cudaMallocAsync, cudaMallocManaged, cuMemAlloc, a static runtime.
+ *   cudaStreamBeginCapture, cudaStreamBeginCaptureToGraph and cudaStreamEndCapture are put before the runtime's too, and note which captures
+ *   are under way, since no wait for a device may be made then; one begins when no wait is under way.
  */
 
 #ifndef VMMGRAPH_MEMORY_SAVER_H
@@ -60,8 +63,9 @@ VMMGRAPH_API bool tms_get_enable_disk_backup(void);
 VMMGRAPH_API void tms_set_disk_backup_dir(const char* folder);
 
 // Memory with the tag steps aside, on every device; null or "": all of it. Waits for these devices first; the caller submits nothing
-// more that uses the memory. While a stream is captured it is refused: cudaErrorStreamCaptureUnsupported (900). A capture on a stream
-// that was created as non-blocking cannot be seen beforehand and ends by that, as by any wait for the device. What is paused stays so, and
+// more that uses the memory. While a stream is captured it is refused: cudaErrorStreamCaptureUnsupported (900). Where nothing is preloaded,
+// a capture on a stream that was created as non-blocking is seen only if tms_watch_streams named the stream; else the wait ends it, as any
+// wait for the device would. What is paused stays so, and
 // a tag that nobody has is nothing to do. Goes on past failures and returns the first; what failed keeps its contents, and the next call
 // tries it again.
 VMMGRAPH_API int tms_pause(const char* tag);
@@ -85,6 +89,10 @@ VMMGRAPH_API void set_memory_margin_bytes(uint64_t bytes);
 // (cudaErrorIllegalState, 401). `stream` is a cudaStream_t and not kept: a free and a pause wait for the whole device.
 VMMGRAPH_API void* tms_torch_malloc(ssize_t bytes, int device, void* stream);
 VMMGRAPH_API void tms_torch_free(void* ptr, ssize_t bytes, int device, void* stream);
+
+// Streams whose captures a wait for the device shall not end. They exist as long as the process, as torch's own streams do; naming one twice
+// is naming it once. For those who preload nothing. Not one of torch_memory_saver's.
+VMMGRAPH_API int tms_watch_streams(void* const* streams, size_t count);
 
 // This thread's last failure since it last asked, and 0 from then on. `message` may be null; the text is valid until the thread's next
 // failure. Not one of torch_memory_saver's.

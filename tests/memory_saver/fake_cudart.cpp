@@ -19,6 +19,9 @@ std::atomic<int> capture{0};
 std::atomic<unsigned long> broken{0};
 std::mutex mutex;
 std::set<void*> live;
+// Not the mutex above: a thread that waits holds it when another forks, and the child frees.
+std::mutex captures;
+std::set<void*> captured;
 
 thread_local int current = 0;
 thread_local int last = 0;
@@ -83,16 +86,36 @@ int cudaMemGetInfo(size_t* free, size_t* all) {
 
 int cudaDeviceSynchronize(void) {
     ++waits[static_cast<std::size_t>(current)];
-    if (capture != 0) {
+    const std::lock_guard lock(captures);
+    if (capture != 0 || !captured.empty()) {
         ++broken;
         return failed(900);
     }
     return 0;
 }
 
-int cudaStreamIsCapturing(void*, int* status) {
-    *status = 0;
+int cudaStreamIsCapturing(void* stream, int* status) {
+    const std::lock_guard lock(captures);
+    *status = captured.count(stream) == 0 ? 0 : 1;
     return capture == 1 ? failed(906) : 0;
+}
+
+int cudaStreamBeginCapture(void* stream, int mode) {
+    if (stream == nullptr || mode < 0 || mode > 2) {
+        return failed(stream == nullptr ? 900 : 1);
+    }
+    return fake_begin_capture(stream);
+}
+
+int cudaStreamEndCapture(void* stream, void** graph) {
+    const std::lock_guard lock(captures);
+    *graph = nullptr;
+    return captured.erase(stream) == 0 ? failed(901) : 0;
+}
+
+int fake_begin_capture(void* stream) {
+    const std::lock_guard lock(captures);
+    return captured.insert(stream).second ? 0 : failed(901);
 }
 
 int cudaGetLastError(void) {

@@ -15,6 +15,8 @@ int cudaSetDevice(int device);
 int cudaMemGetInfo(size_t* free, size_t* total);
 int cudaDeviceSynchronize(void);
 int cudaStreamIsCapturing(void* stream, int* status);
+int cudaStreamBeginCapture(void* stream, int mode);
+int cudaStreamEndCapture(void* stream, void** graph);
 int cudaGetLastError(void);
 
 /* Calls to this library's own cudaMalloc and cudaFree. */
@@ -24,8 +26,10 @@ unsigned long fake_frees(void);
 unsigned long fake_waits(int device);
 /* What cudaMemGetInfo says is free. */
 void fake_set_free_bytes(size_t bytes);
-/* 0: no capture; 1: on a stream that the default stream knows of; 2: on a non-blocking one. */
+/* 0: no capture; 1: on a stream that the default stream knows of; 2: on a non-blocking one that nobody asks. Besides those that begin. */
 void fake_set_capture(int capture);
+/* As cudaStreamBeginCapture, for a program that the memory saver does not see. */
+int fake_begin_capture(void* stream);
 /* Captures that a wait has broken. */
 unsigned long fake_broken_captures(void);
 

@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 #include <vmmgraph/vmmgraph.hpp>
 
+#include <atomic>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "saver.hpp"
@@ -282,6 +284,83 @@ TEST_F(Preload, InACaptureMemoryComesButDoesNotGo) {
     EXPECT_EQ(tms.tms_resume(nullptr), 0);
     EXPECT_EQ(cudaFree(block), 0);
     EXPECT_EQ(cudaFree(captured), 0);
+}
+
+TEST_F(Preload, ACaptureThatBeganHereIsKnownUntilItEnds) {
+    void* const block = allocate(2 * MiB);
+    fill(block, 2 * MiB, 1);
+    int one = 0, two = 0;
+    void* graph = nullptr;
+    const auto broken = fake_broken_captures();
+    EXPECT_EQ(cudaStreamBeginCapture(nullptr, 0), 900) << "one that does not begin";
+    static_cast<void>(cudaGetLastError());
+    EXPECT_EQ(cudaStreamBeginCapture(&one, 0), 0);
+    EXPECT_EQ(cudaStreamBeginCapture(&two, 2), 0);
+    EXPECT_EQ(cudaStreamBeginCapture(&two, 2), 901) << "which does not end the capture that there is";
+    static_cast<void>(cudaGetLastError());
+    EXPECT_EQ(cudaStreamEndCapture(&one, &graph), 0);
+    const auto waits = fake_waits(0);
+    EXPECT_EQ(tms.tms_pause(nullptr), 900);
+    EXPECT_EQ(tms.tms_last_error(nullptr), 900);
+    EXPECT_EQ(cudaFree(block), 900);
+    EXPECT_EQ(fake_waits(0), waits) << "nobody waits for a device";
+    EXPECT_EQ(fake_broken_captures(), broken);
+    EXPECT_TRUE(holds(block, 2 * MiB, 1));
+    EXPECT_EQ(cudaStreamEndCapture(&one, &graph), 901) << "somebody ends what has ended";
+    static_cast<void>(cudaGetLastError());
+    EXPECT_EQ(tms.tms_pause(nullptr), 900);
+    EXPECT_EQ(cudaStreamEndCapture(&two, &graph), 0);
+    EXPECT_EQ(tms.tms_pause(nullptr), 0);
+    EXPECT_EQ(tms.tms_resume(nullptr), 0);
+    EXPECT_EQ(cudaFree(block), 0);
+}
+
+TEST_F(Preload, StreamsThatItWasToldOfAreAsked) {
+    void* const block = allocate(2 * MiB);
+    static int told = 0, untold = 0;
+    void* const streams[] = {&told};
+    EXPECT_EQ(tms.tms_watch_streams(nullptr, 1), 1);
+    EXPECT_EQ(tms.tms_watch_streams(nullptr, 0), 0);
+    EXPECT_EQ(tms.tms_watch_streams(streams, 1), 0);
+    EXPECT_EQ(tms.tms_watch_streams(streams, 1), 0) << "again";
+    const auto broken = fake_broken_captures();
+    void* graph = nullptr;
+    EXPECT_EQ(fake_begin_capture(&told), 0);
+    EXPECT_EQ(tms.tms_pause(nullptr), 900);
+    EXPECT_EQ(fake_broken_captures(), broken);
+    EXPECT_EQ(cudaStreamEndCapture(&told, &graph), 0);
+    EXPECT_EQ(fake_begin_capture(&untold), 0);
+    EXPECT_EQ(tms.tms_pause(nullptr), 900);
+    EXPECT_GT(fake_broken_captures(), broken) << "of this one nobody knew";
+    EXPECT_EQ(cudaStreamEndCapture(&untold, &graph), 0);
+    EXPECT_EQ(tms.tms_pause(nullptr), 0);
+    EXPECT_EQ(tms.tms_resume(nullptr), 0);
+    EXPECT_EQ(cudaFree(block), 0);
+}
+
+TEST_F(Preload, CapturesBeginAndEndBesidePausesAndNoneIsBroken) {
+    void* const block = allocate(2 * MiB);
+    const auto broken = fake_broken_captures();
+    std::atomic<bool> over{false};
+    std::thread captures([&] {
+        int stream = 0;
+        void* graph = nullptr;
+        for (int i = 0; i < 2000; ++i) {
+            EXPECT_EQ(cudaStreamBeginCapture(&stream, 1), 0);
+            EXPECT_EQ(cudaStreamEndCapture(&stream, &graph), 0);
+        }
+        over = true;
+    });
+    unsigned paused = 0, refused = 0;
+    while (!over || paused == 0) {
+        const int code = tms.tms_pause(nullptr);
+        ASSERT_TRUE(code == 0 || code == 900);
+        ++(code == 0 ? paused : refused);
+        EXPECT_EQ(tms.tms_resume(nullptr), 0);
+    }
+    captures.join();
+    EXPECT_EQ(fake_broken_captures(), broken) << paused << " pauses, " << refused << " refused";
+    EXPECT_EQ(cudaFree(block), 0);
 }
 
 TEST_F(Preload, BackupsCanBeReadWhileMemoryIsPaused) {

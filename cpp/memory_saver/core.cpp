@@ -1,0 +1,100 @@
+#include "core.hpp"
+
+#include <dlfcn.h>
+#include <link.h>
+
+#include <atomic>
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace vmmgraph::memory_saver {
+
+namespace {
+
+std::atomic<const Core*> known{nullptr};
+
+bool load(void* where, Core& core) {
+    const auto version = reinterpret_cast<decltype(&::vmmgraph_abi_version)>(dlsym(where, "vmmgraph_abi_version"));
+    if (version == nullptr || version() != VMMGRAPH_ABI_VERSION) {
+        return false;
+    }
+    bool all = true;
+#define VMMGRAPH_SAVER_LOOK_UP(name)                                                             \
+    core.name = reinterpret_cast<decltype(&::vmmgraph_##name)>(dlsym(where, "vmmgraph_" #name)); \
+    all = all && core.name != nullptr;
+    VMMGRAPH_SAVER_CORE(VMMGRAPH_SAVER_LOOK_UP)
+#undef VMMGRAPH_SAVER_LOOK_UP
+    return all;
+}
+
+// libvmmgraph_torch.so first: who loads it has arenas in it.
+int note_core(dl_phdr_info* info, std::size_t, void* into) {
+    const char* const slash = std::strrchr(info->dlpi_name, '/');
+    const char* const name = slash == nullptr ? info->dlpi_name : slash + 1;
+    const bool torch = std::strncmp(name, "libvmmgraph_torch.so", 20) == 0;
+    if (torch || std::strncmp(name, "libvmmgraph.so", 14) == 0) {
+        try {
+            auto& paths = *static_cast<std::vector<std::string>*>(into);
+            paths.insert(torch ? paths.begin() : paths.end(), info->dlpi_name);
+        } catch (...) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+bool load_any(Core& core) {
+    if (load(RTLD_DEFAULT, core)) {
+        return true;
+    }
+    // None is closed: it has to stay.
+    std::vector<std::string> loaded;
+    dl_iterate_phdr(note_core, &loaded);
+    for (const std::string& path : loaded) {
+        void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD);
+        if (library != nullptr && load(library, core)) {
+            return true;
+        }
+    }
+    Dl_info here{};
+    std::string beside = VMMGRAPH_CORE_FILE;
+    if (dladdr(&known, &here) != 0 && here.dli_fname != nullptr) {
+        const char* const slash = std::strrchr(here.dli_fname, '/');
+        beside.insert(0, here.dli_fname, slash == nullptr ? 0 : static_cast<std::size_t>(slash - here.dli_fname + 1));
+    }
+    for (const std::string& path : {beside, std::string(VMMGRAPH_CORE_FILE)}) {
+        void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+        if (library != nullptr && load(library, core)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+}  // namespace
+
+const Core* Core::find() noexcept {
+    if (const Core* const core = known.load(std::memory_order_acquire); core != nullptr) {
+        return core;
+    }
+    try {
+        auto* const core = new Core{};
+        const Core* expected = nullptr;
+        if (!load_any(*core)) {
+            delete core;
+            return nullptr;
+        }
+        if (!known.compare_exchange_strong(expected, core, std::memory_order_acq_rel)) {
+            delete core;
+            return expected;
+        }
+        return core;
+    } catch (...) {
+        return nullptr;
+    }
+}
+
+const Core& Core::found() noexcept { return *known.load(std::memory_order_acquire); }
+
+}  // namespace vmmgraph::memory_saver
