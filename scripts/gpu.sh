@@ -25,7 +25,9 @@ build() {
   cmake -S . -B build/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TESTS=ON >/dev/null
   cmake --build build/cmake --target vmmgraph driver_test vmmgraph_memory_saver
   cp -P build/cmake/libvmmgraph.so* build/cmake/tests/cpp/driver_test "$out/"
-  cp build/cmake/libvmmgraph_memory_saver.so tests/memory_saver/gpu.py "$out/"
+  cp build/cmake/libvmmgraph_memory_saver.so tests/memory_saver/gpu.py tests/python/test_memory_saver_gpu.py "$out/"
+  mkdir -p "$out/python"
+  cp -r python/vmmgraph "$out/python/"
   torch=$(echo "$PWD"/.venv/lib/python3*/site-packages/torch)
   cmake -S . -B build/torch -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TORCH=ON -DVMMGRAPH_TORCH_ROOT="$torch" \
     -DVMMGRAPH_TESTS=ON -DVMMGRAPH_EXAMPLES=OFF >/dev/null
@@ -111,6 +113,8 @@ run() {
   row "captures from Python" env VMMGRAPH_LIBRARY="$PWD/$out/libvmmgraph_torch.so.0.1" PYTHONPATH="$PWD/$out/python" \
     python3 "$out/test_gpu.py"
   row "memory saver under torch" python3 "$out/gpu.py" "$out/libvmmgraph_memory_saver.so"
+  row "memory saver from Python" env VMMGRAPH_MEMORY_SAVER_LIBRARY="$PWD/$out/libvmmgraph_memory_saver.so" \
+    VMMGRAPH_TEST_PACKAGE="$PWD/$out/python" python3 "$out/test_memory_saver_gpu.py"
   libtorch "an engine that sleeps" sleep_example
   row "C++ over the shared library" env LD_LIBRARY_PATH="$PWD/$out" "$out/driver_test" cuda
   end

@@ -19,9 +19,9 @@ cmake -S . -B build/torch -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TORCH=O
 cmake --build build/torch
 ctest --test-dir build/torch --output-on-failure -LE slow 2>&1 | tee -a "$log"
 
-# The Python package, over stand-ins of torch, and the library of above.
+# The Python package, over stand-ins of torch, and the library of above. The wheel's own tests need one: .ci/run builds it.
 python=$(mktemp)
-VMMGRAPH_CORE_LIBRARY=$PWD/build/cmake/libvmmgraph.so .venv/bin/python -m pytest -q -p no:cacheprovider tests/python 2>&1 | tee "$python"
+VMMGRAPH_CORE_LIBRARY=$PWD/build/cmake/libvmmgraph.so .venv/bin/python -m pytest -q -rs -p no:cacheprovider tests/python 2>&1 | tee "$python"
 of_python() { grep -oE "[0-9]+ $1" "$python" | tail -1 | grep -oE '[0-9]+' || echo 0; }
 
 echo

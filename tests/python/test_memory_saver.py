@@ -1,0 +1,377 @@
+"""vmmgraph.memory_saver without a GPU: over the host driver, in a process of its own each. test_memory_saver_gpu.py has the others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = Path(os.environ.get("VMMGRAPH_MEMORY_SAVER_LIBRARY", ROOT / "build/cmake/libvmmgraph_memory_saver.so"))
+
+pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason=f"SKIPPED: {LIBRARY} is not built")
+
+# Memory of the host driver can be read and written. `torch` is the part that memory_saver asks for, over tms_torch_malloc itself.
+PRELUDE = """
+import contextlib, ctypes, os, sys, threading, types
+from vmmgraph import memory_saver
+from vmmgraph.memory_saver import MemorySaverError, CuMemAllocator, torch_memory_saver as saver
+MIB = 1 << 20
+log = []
+
+class MemPool:
+    def __init__(self, allocator=None):
+        self.allocator = allocator
+        log.append("pool")
+    def snapshot(self):
+        return [{"total_size": MIB}]
+
+@contextlib.contextmanager
+def use_mem_pool(pool):
+    log.append(("in", pool.allocator is not None))
+    yield
+    log.append("out")
+
+class Allocator:
+    def __init__(self, path, malloc, free):
+        assert (malloc, free) == ("tms_torch_malloc", "tms_torch_free") and os.path.exists(path)
+    def allocator(self):
+        return self
+
+torch = types.ModuleType("torch")
+torch.cuda = types.SimpleNamespace(
+    MemPool=MemPool, use_mem_pool=use_mem_pool, current_device=lambda: 0, is_initialized=lambda: False,
+    memory=types.SimpleNamespace(CUDAPluggableAllocator=Allocator))
+sys.modules["torch"] = torch
+
+def c():
+    return saver._ready().c
+
+def allocate(count):
+    at = c().tms_torch_malloc(count, 0, None)
+    assert at, saver._ready().library.last_error()
+    return at
+
+def fill(at, count, value):
+    ctypes.memset(at, value, count)
+
+def holds(at, count, value):
+    return ctypes.string_at(at, count) == bytes([value]) * count
+
+def backup(at, count):
+    return saver._ready().library.backup(at, count)
+
+@contextlib.contextmanager
+def raises(error, *words):
+    try:
+        yield
+    except error as found:
+        assert all(word in str(found) for word in words), found
+        return
+    raise AssertionError(f"no {error.__name__}")
+"""
+
+
+def child(body: str, mode: str = "torch", **environment: str) -> str:
+    """Runs Python under the host driver; what it prints."""
+    own = {key: value for key, value in os.environ.items() if not key.startswith("TMS_")}
+    own |= {
+        "PYTHONPATH": f"{os.environ.get('VMMGRAPH_TEST_PACKAGE', ROOT / 'python')}",
+        "VMMGRAPH_DRIVER": "host",
+        "VMMGRAPH_LOG": "off",
+        "VMMGRAPH_MEMORY_SAVER_LIBRARY": str(LIBRARY),
+    }
+    own.pop("LD_PRELOAD", None)
+    if mode == "preload":
+        own["LD_PRELOAD"] = str(LIBRARY)
+    own |= environment
+    code = PRELUDE + f"saver.hook_mode = {mode!r}\n" + textwrap.dedent(body)
+    done = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+both = pytest.mark.parametrize("mode", ["torch", "preload"])
+
+
+@both
+def test_memory_steps_aside_and_comes_back(mode: str) -> None:
+    child(
+        """
+        with saver.region("weights", enable_cpu_backup=True):
+            weights = allocate(6 * MIB)
+        with saver.region(tag="kv"):
+            kv = allocate(4 * MIB)
+        fill(weights, 6 * MIB, 1); fill(kv, 4 * MIB, 2)
+        assert backup(weights, 10) is None
+        saver.pause("kv")
+        assert holds(weights, 6 * MIB, 1)
+        saver.pause("weights"); saver.pause("weights"); saver.pause()
+        assert ctypes.string_at(backup(weights + 100, 1000), 1000) == b"\\1" * 1000
+        with raises(MemorySaverError, "without a backup"):
+            backup(kv, 1)
+        with raises(MemorySaverError, "no block of a region"):
+            backup(12345, 1)
+        saver.resume("weights")
+        assert holds(weights, 6 * MIB, 1) and backup(weights, 1) is None
+        saver.resume(); saver.resume(); saver.pause("nobody's"); saver.resume("nobody's")
+        fill(kv, 4 * MIB, 3)
+        assert holds(weights, 6 * MIB, 1) and holds(kv, 4 * MIB, 3)
+        """,
+        mode,
+    )
+
+
+@both
+def test_free_while_paused_keeps_the_others(mode: str) -> None:
+    child(
+        """
+        with saver.region(enable_cpu_backup=True):
+            blocks = [allocate(6912) for _ in range(3)]
+        for number, at in enumerate(blocks):
+            fill(at, 6912, number + 1)
+        saver.pause()
+        c().tms_torch_free(blocks[1], 6912, 0, None)
+        saver.resume()
+        assert holds(blocks[0], 6912, 1) and holds(blocks[2], 6912, 3)
+        """,
+        mode,
+    )
+
+
+@both
+def test_regions_nest_and_give_settings_back(mode: str) -> None:
+    child(
+        """
+        def settings():
+            return c().tms_get_interesting_region(), c().tms_get_current_tag(), c().tms_get_enable_cpu_backup(), c().tms_get_cpu_backup_backend()
+        outside = settings()
+        with saver.region("outer", enable_cpu_backup=True, cpu_backup_backend="mmap"):
+            outer = settings()
+            kept = allocate(MIB)
+            with contextlib.suppress(KeyError), saver.region("inner"):
+                assert settings() == (True, b"inner", False, b"mmap")
+                lost = allocate(MIB)
+                raise KeyError
+            assert settings() == outer == (True, b"outer", True, b"mmap")
+            with saver.disable():
+                assert not settings()[0] and c().tms_torch_malloc(MIB, 0, None) is None
+            assert settings() == outer
+            other = []
+            thread = threading.Thread(target=lambda: other.append(settings())); thread.start(); thread.join()
+            assert other == [outside], "settings are a thread's own"
+        assert settings() == outside
+        fill(kept, MIB, 5)
+        saver.pause(); saver.resume()
+        assert holds(kept, MIB, 5)
+        with raises(RuntimeError, "outside a region"), saver.disable():
+            pass
+        with raises(ValueError), saver.region(), saver.disable(dispose_mem_pool_after_use=False):
+            pass
+        """,
+        mode,
+    )
+
+
+def test_a_pool_for_each_tag_and_policy() -> None:
+    child(
+        """
+        for tag, keep in (("a", True), ("a", False), ("b", True), ("a", True), ("b", True)):
+            with saver.region(tag, enable_cpu_backup=keep):
+                pass
+        assert log.count("pool") == 3 and log.count(("in", True)) == 5
+        """
+    )
+    child('with saver.region("a"): pass\nassert log == ["pool", ("in", False), "out"]', "preload")
+
+
+@both
+def test_the_environment_begins_settings(mode: str) -> None:
+    body = """
+        assert c().tms_get_interesting_region() and c().tms_get_enable_cpu_backup() and c().tms_get_cpu_backup_backend() == b"mmap"
+        assert saver.retain_cpu_backup
+        at = allocate(MIB); fill(at, MIB, 4)
+        saver.pause()
+        kept = backup(at, MIB)
+        saver.resume()
+        assert backup(at, MIB) == kept and holds(kept, MIB, 4)
+        fill(at, MIB, 6)
+        saver.pause()
+        assert backup(at, MIB) == kept and holds(kept, MIB, 6)
+        saver.resume()
+        saver.retain_cpu_backup = False
+        saver.pause(); saver.resume()
+        assert backup(at, MIB) is None
+        """
+    on = {
+        "TMS_INIT_ENABLE": "1",
+        "TMS_INIT_ENABLE_CPU_BACKUP": "yes",
+        "TMS_INIT_CPU_BACKUP_BACKEND": "mmap",
+        "TMS_RETAIN_CPU_BACKUP": "true",
+    }
+    child(body, mode, **on)
+
+
+def test_what_is_not_offered_or_wrong_is_said() -> None:
+    child(
+        """
+        with raises(NotImplementedError, "disk"), saver.region(enable_disk_backup=True):
+            pass
+        with raises(NotImplementedError, "/x"):
+            saver.set_disk_backup_dir("/x")
+        with raises(ValueError, "enable_cpu_backup"), saver.region(cpu_backup_backend="mmap"):
+            pass
+        with raises(ValueError, "'disk'"), saver.region(enable_cpu_backup=True, cpu_backup_backend="disk"):
+            pass
+        for tag in ("", "a\\0b", None):
+            with raises(ValueError, "tag"), saver.region(tag):
+                pass
+        with raises(NotImplementedError):
+            saver.memory_margin_bytes
+        for value in (-1, 1 << 64):
+            with raises(ValueError, str(value)):
+                saver.memory_margin_bytes = value
+        saver.memory_margin_bytes = 0
+        with raises(RuntimeError, "since the first use"):
+            saver.hook_mode = "preload"
+        with raises(ValueError, "'other'"):
+            saver.hook_mode = "other"
+        assert saver.hook_mode == "torch" and saver.enabled
+        with raises(RuntimeError, "'preload'"), saver.cuda_graph(None):
+            pass
+        """
+    )
+    child('with raises(RuntimeError, "expandable_segments"): c()', PYTORCH_CUDA_ALLOC_CONF="x:1,expandable_segments:True")
+    child('with raises(RuntimeError, "0 entries of LD_PRELOAD"):\n    memory_saver._Saver("preload")')
+
+
+def test_a_capture_refuses_a_pause_and_goes_on() -> None:
+    """Torch's streams are asked: here a runtime of the test's own answers for them."""
+    runtime = next((ROOT / "build/cmake/tests/memory_saver").glob("libcudart.so.99*"), None) or os.environ.get(
+        "VMMGRAPH_FAKE_CUDART"
+    )
+    if runtime is None:
+        pytest.skip("SKIPPED: the tests' CUDA runtime is not built")
+    child(
+        f"""
+        fake = ctypes.CDLL({str(runtime)!r}, mode=ctypes.RTLD_GLOBAL)
+        fake.fake_begin_capture.argtypes = [ctypes.c_void_p]
+        fake.cudaStreamEndCapture.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        fake.fake_broken_captures.restype = ctypes.c_ulong
+        turn = [7]
+        class Stream:
+            def __init__(self, device, priority=0):
+                turn[0] = (turn[0] + 1) % 32
+                self.cuda_stream = 0x1000 * (1 - priority) + turn[0]
+            @staticmethod
+            def priority_range():
+                return 0, -1
+        torch.cuda.Stream, torch.cuda.device_count = Stream, lambda: 2
+        torch.cuda.is_initialized, torch.cuda.is_current_stream_capturing = (lambda: True), (lambda: False)
+        torch._C = types.SimpleNamespace(_cuda_hasPrimaryContext=lambda device: device == 0)
+        assert sorted(memory_saver.torch_streams(0)) == [0x1000 + n for n in range(32)] + [0x2000 + n for n in range(32)]
+        assert turn == [7], "torch's turn is where it was"
+        with saver.region(enable_cpu_backup=True):
+            at = allocate(MIB)
+        fill(at, MIB, 8)
+        assert fake.fake_begin_capture(0x2005) == 0
+        with raises(MemorySaverError, "900", "captured"):
+            saver.pause()
+        assert fake.fake_broken_captures() == 0 and holds(at, MIB, 8)
+        graph = ctypes.c_void_p()
+        assert fake.cudaStreamEndCapture(0x2005, ctypes.byref(graph)) == 0
+        saver.pause(); saver.resume()
+        assert holds(at, MIB, 8) and fake.fake_broken_captures() == 0
+        """
+    )
+
+
+def test_calls_of_vllm() -> None:
+    child(
+        """
+        allocator = CuMemAllocator.get_instance()
+        assert allocator is CuMemAllocator.get_instance()
+        with allocator.use_memory_pool("weights"):
+            weights = allocate(2 * MIB)
+        with allocator.use_memory_pool("kv_cache"):
+            kv = allocate(2 * MIB)
+        with allocator.use_memory_pool():
+            default = allocate(MIB)
+        assert allocator.get_current_usage() == 3 * MIB
+        fill(weights, 2 * MIB, 1); fill(default, MIB, 2)
+        with raises(ValueError, "kv_cache"):
+            allocator.sleep(("weights", "kv_cache"))
+        assert backup(weights, 1) is None, "nothing sleeps"
+        allocator.sleep("weights"); allocator.sleep(("weights",))
+        assert backup(weights, 1)
+        allocator.wake_up(["weights", "never heard of"])
+        assert holds(weights, 2 * MIB, 1)
+        with raises(MemorySaverError, "without a backup"):
+            backup(kv, 1)
+        allocator.wake_up(); allocator.wake_up()
+        fill(kv, 2 * MIB, 3)
+        assert holds(default, MIB, 2)
+        """
+    )
+
+
+def test_it_takes_the_place_of_torch_memory_saver() -> None:
+    child(
+        """
+        memory_saver.take_over(); memory_saver.take_over()
+        import torch_memory_saver
+        from torch_memory_saver import configure_subprocess, torch_memory_saver as one
+        assert one is saver and torch_memory_saver.torch_memory_saver is saver
+        sys.modules["torch_memory_saver"] = types.ModuleType("torch_memory_saver")
+        with raises(RuntimeError, "loaded already"):
+            memory_saver.take_over()
+        """
+    )
+
+
+@pytest.mark.parametrize("before", [None, "", "/one.so", "/one.so:/two.so"])
+def test_subprocesses_get_the_library_first(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    sys.path.insert(0, str(ROOT / "python"))
+    from vmmgraph import memory_saver
+
+    monkeypatch.setenv("VMMGRAPH_MEMORY_SAVER_LIBRARY", str(LIBRARY))
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    if before is not None:
+        monkeypatch.setenv("LD_PRELOAD", before)
+    with pytest.raises(KeyError), memory_saver.configure_subprocess():
+        inside = os.environ["LD_PRELOAD"]
+        with memory_saver.configure_subprocess():
+            assert os.environ["LD_PRELOAD"] == inside, "once"
+        raise KeyError
+    assert inside == ":".join([str(LIBRARY), *(before.split(":") if before else [])])
+    assert os.environ.get("LD_PRELOAD") == before
+    monkeypatch.setenv("VMMGRAPH_MEMORY_SAVER_LIBRARY", "/nowhere.so")
+    with pytest.raises(FileNotFoundError, match="/nowhere.so"), memory_saver.configure_subprocess():
+        pass
+
+
+def test_the_core_that_is_loaded_is_used() -> None:
+    """A core that the process has opened for itself serves the memory saver too: there is one page pool."""
+    core = next(LIBRARY.parent.glob("libvmmgraph.so*"))
+    child(
+        f"""
+        import shutil, tempfile
+        folder = tempfile.mkdtemp()
+        alone = shutil.copy({str(LIBRARY)!r}, folder)
+        memory_saver.library_path = lambda: alone
+        os.environ["LD_LIBRARY_PATH"] = ""
+        with saver.region():
+            assert c().tms_torch_malloc(MIB, 0, None) is None
+        code, why = saver._ready().library.last_error()
+        assert code == 302 and "libvmmgraph.so" in why, why
+        ctypes.CDLL({str(core)!r})
+        with saver.region():
+            allocate(MIB)
+        paths = {{line.split()[-1] for line in open("/proc/self/maps") if "libvmmgraph.so" in line}}
+        assert len(paths) == 1, paths
+        """
+    )

@@ -1,0 +1,422 @@
+#!/usr/bin/env python3
+"""vmmgraph.memory_saver under a real torch on a GPU: what torch_memory_saver's own examples assert, and what they leave out.
+
+Each case runs in a process of its own, in both hook modes where both can. Under pytest, or by itself: prints a line for each and at last
+"passed" or "failed". VMMGRAPH_MEMORY_SAVER_LIBRARY names the library where the package has none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+MIB, GIB = 1 << 20, 1 << 30
+HERE = Path(__file__).resolve()
+MODES = ("preload", "torch")
+CASES: dict[str, tuple[tuple[str, ...], dict[str, str], int, object]] = {}
+
+
+def case(modes=MODES, gpus=1, **environment):
+    def note(function):
+        CASES[function.__name__] = modes, environment, gpus, function
+        return function
+
+    return note
+
+
+def free(device=None):
+    import torch
+
+    torch.cuda.synchronize(device)
+    return torch.cuda.mem_get_info(device)[0]
+
+
+def new(count, value=None, device="cuda"):
+    import torch
+
+    made = torch.empty(count, dtype=torch.uint8, device=device)
+    return made if value is None else made.fill_(value)
+
+
+def refused(call, *words):
+    from vmmgraph.memory_saver import MemorySaverError
+
+    try:
+        call()
+    except MemorySaverError as error:
+        assert all(word in str(error) for word in words), error
+        return error
+    raise AssertionError("not refused")
+
+
+@case()
+def simple(saver):
+    with saver.region():
+        x = new(GIB, 1)
+    at, before = x.data_ptr(), free()
+    saver.pause()
+    assert free() - before > 0.9 * GIB
+    saver.resume()
+    assert x.data_ptr() == at and before - free() < 0.1 * GIB
+    assert (x.fill_(2) == 2).all()
+
+
+@case()
+def cpu_backup(saver):
+    import torch
+
+    for backend in ("pinned", "mmap", None):
+        with saver.region("kept", enable_cpu_backup=True, cpu_backup_backend=backend):
+            kept = torch.randint(-1000, 1000, (20 * MIB,), device="cuda", dtype=torch.int32)
+        with saver.region("lost"):
+            lost = new(64 * MIB, 9)
+        expected = kept.cpu()
+        assert saver.get_cpu_backup(kept) is None
+        saver.pause("lost")
+        assert torch.equal(kept.cpu(), expected), "tags are independent"
+        saver.pause("kept")
+        assert torch.equal(saver.get_cpu_backup(kept), expected)
+        assert torch.equal(saver.get_cpu_backup(kept[5:4000], zero_copy=True), expected[5:4000])
+        refused(lambda lost=lost: saver.get_cpu_backup(lost), "without a backup")
+        saver.resume("kept")
+        # On another stream, without a wait: the contents are there when resume returns.
+        with torch.cuda.stream(torch.cuda.Stream()):
+            assert torch.equal(kept.cpu(), expected)
+        assert saver.get_cpu_backup(kept) is None
+        saver.resume()
+        lost.fill_(1)
+        del kept, lost
+    outside = new(MIB)
+    refused(lambda: saver.get_cpu_backup(outside), "no block of a region")
+
+
+@case()
+def retained_backup(saver):
+    saver.retain_cpu_backup = True
+    with saver.region(enable_cpu_backup=True):
+        x = new(32 * MIB, 1)
+    saver.pause()
+    shown = saver.get_cpu_backup(x, zero_copy=True)
+    saver.resume()
+    assert (shown == 1).all() and saver.get_cpu_backup(x, zero_copy=True).data_ptr() == shown.data_ptr()
+    x.fill_(2)
+    saver.pause()
+    assert saver.get_cpu_backup(x, zero_copy=True).data_ptr() == shown.data_ptr() and (shown == 2).all()
+    saver.resume()
+
+
+@case(modes=("preload",))
+def cuda_graph(saver):
+    import torch
+
+    with saver.region("kv"):
+        cache = torch.full((500 * MIB,), 1, dtype=torch.uint8, device="cuda")
+    given, graph = torch.tensor([100.0], device="cuda"), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with saver.cuda_graph(graph, tag="graph"):
+        large = torch.empty(3 * GIB, dtype=torch.uint8, device="cuda").fill_(1)
+        output = given + large[-1].float()
+    graph.replay()
+    assert output.item() == 101
+    before = free()
+    saver.pause("kv")
+    middle = free()
+    assert middle - before > 400 * MIB
+    saver.pause("graph")
+    assert free() - middle > 2.9 * GIB
+    other = new(5 * GIB // 2, 4)
+    del other
+    torch.cuda.empty_cache()
+    saver.resume()
+    given.fill_(201)
+    cache.fill_(1)
+    graph.replay()
+    assert output.item() == 202
+
+
+@case()
+def granularity_and_free_while_paused(saver):
+    with saver.region(enable_cpu_backup=True):
+        small = [new(6912, number) for number in range(3)]
+        large = [new(64 * MIB, 10 + number) for number in range(3)]
+    saver.pause()
+    del small[1], large[1]
+    import torch
+
+    torch.cuda.empty_cache()
+    saver.resume()
+    assert [each.unique().tolist() for each in small + large] == [[0], [2], [10], [12]]
+
+
+@case()
+def nested_regions(saver):
+    with saver.region("outer", enable_cpu_backup=True):
+        first = new(64 * MIB, 1)
+        with saver.region("inner"):
+            inner = new(64 * MIB, 2)
+        second = new(64 * MIB, 3)
+    saver.pause("outer")
+    assert (inner == 2).all()
+    saver.pause("inner")
+    saver.resume()
+    inner.fill_(0)
+    assert (first == 1).all() and (second == 3).all()
+
+
+@case(modes=("preload",), TMS_INIT_ENABLE="1", TMS_INIT_ENABLE_CPU_BACKUP="1")
+def training_engine(saver):
+    import torch
+
+    torch.ones(64, 64, device="cuda") @ torch.ones(64, 64, device="cuda")
+    at_first = free()
+    parameters = new(2 * GIB, 5)
+    with saver.disable():
+        start = free()
+        workspace = new(4 * GIB, 1)
+        assert start - free() > 3.9 * GIB
+        saver.pause()
+        assert (workspace[::MIB] == 1).all(), "what is disabled stays"
+        saver.resume()
+        del workspace
+    assert start - free() < 200 * MIB, "and its pool goes"
+    there = free()
+    saver.pause()
+    assert at_first - free() < 200 * MIB
+    saver.resume()
+    assert abs(free() - there) < 50 * MIB and (parameters == 5).all()
+    del parameters
+    for _ in range(3):
+        new(GIB, 1)
+        torch.cuda.empty_cache()
+    assert at_first - free() < 200 * MIB
+
+
+@case(TMS_INIT_CPU_BACKUP_BACKEND="mmap", TMS_RETAIN_CPU_BACKUP="1")
+def environment(saver):
+    assert saver.retain_cpu_backup and saver._ready().c.tms_get_cpu_backup_backend() == b"mmap"
+    with saver.region(enable_cpu_backup=True):
+        x = new(MIB, 1)
+    saver.pause()
+    shown = saver.get_cpu_backup(x, zero_copy=True)
+    saver.resume()
+    assert (shown == 1).all()
+
+
+@case(gpus=2)
+def two_devices(saver):
+    import torch
+
+    tensors = []
+    for device in (1, 0):
+        with torch.cuda.device(device), saver.region("both", enable_cpu_backup=True):
+            tensors.append(new(GIB, device + 1, "cuda"))
+    torch.cuda.set_device(0)
+    before = [free(0), free(1)]
+    saver.pause("both")
+    assert torch.cuda.current_device() == 0
+    assert all(free(device) - before[device] > 0.8 * GIB for device in (0, 1))
+    saver.resume("both")
+    assert torch.cuda.current_device() == 0 and (tensors[0] == 2).all() and (tensors[1] == 1).all()
+
+
+@case()
+def pausing_in_a_capture_harms_nothing(saver):
+    """Not among torch_memory_saver's: refused, and torch's capture ends well, also one of another thread."""
+    import torch
+
+    with saver.region("captured", enable_cpu_backup=True):
+        block = new(64 * MIB, 6)
+    given, graph = torch.ones(8, device="cuda"), torch.cuda.CUDAGraph()
+    (given + 1).sum()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        output = given + 1
+        first = refused(saver.pause)
+        others = []
+        thread = threading.Thread(target=lambda: others.append(refused(lambda: saver.pause("captured"))))
+        thread.start()
+        thread.join()
+        output += 1
+    assert first.code == 900 and others[0].code == 900
+    given.fill_(5)
+    graph.replay()
+    assert output.tolist() == [7.0] * 8 and (block == 6).all()
+    saver.pause()
+    saver.resume()
+    assert (block == 6).all()
+
+
+@case()
+def no_memory_at_a_resume_is_a_value(saver):
+    import torch
+    from vmmgraph.memory_saver import OutOfMemory
+
+    with saver.region(enable_cpu_backup=True):
+        x = new(4 * GIB, 3)
+    saver.pause()
+    torch.cuda.empty_cache()
+    others = new(free() - GIB)
+    for _ in range(2):
+        assert isinstance(refused(saver.resume), OutOfMemory)
+        assert (saver.get_cpu_backup(x)[:: 16 * MIB] == 3).all(), "still paused, and whole"
+    del others
+    torch.cuda.empty_cache()
+    saver.resume()
+    assert (x == 3).all()
+
+
+@case()
+def margin(saver):
+    import torch
+
+    torch.zeros(1, device="cuda")
+    saver.memory_margin_bytes = free() - GIB
+    with saver.region(), contextlib.suppress(torch.cuda.OutOfMemoryError):
+        new(2 * GIB)
+        raise AssertionError("the margin is not kept")
+    saver.memory_margin_bytes = 0
+    with saver.region():
+        new(2 * GIB, 1)
+
+
+@case()
+def work_in_flight(saver):
+    """A pause waits for what was submitted before it, on any stream."""
+    import torch
+
+    with saver.region(enable_cpu_backup=True):
+        x = torch.zeros(64 * MIB, dtype=torch.float32, device="cuda")
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    torch.cuda.synchronize()
+    for cycle in range(10):
+        for number, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                part = x[number * 16 * MIB : (number + 1) * 16 * MIB]
+                for _ in range(50):
+                    part += 1
+        saver.pause()
+        saver.resume()
+        assert x[: 48 * MIB].unique().tolist() == [50.0 * (cycle + 1)]
+
+
+@case()
+def threads(saver):
+    """Pauses and resumes from two threads at once, of tags of their own."""
+
+    def cycles(tag, value):
+        with saver.region(tag, enable_cpu_backup=True):
+            x = new(128 * MIB, value)
+        for _ in range(20):
+            saver.pause(tag)
+            saver.resume(tag)
+        wrong.extend([] if (x == value).all() else [tag])
+
+    wrong: list[str] = []
+    running = [threading.Thread(target=cycles, args=(f"tag {number}", number)) for number in range(4)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    assert not wrong
+
+
+@case()
+def calls_of_vllm(saver):
+    from vmmgraph.memory_saver import CuMemAllocator
+
+    allocator = CuMemAllocator.get_instance()
+    with allocator.use_memory_pool("weights"):
+        weights = new(GIB, 1)
+    with allocator.use_memory_pool("kv_cache"):
+        cache = new(2 * GIB, 2)
+    assert allocator.get_current_usage() >= 3 * GIB
+    before = free()
+    allocator.sleep("weights")
+    assert free() - before > 2.9 * GIB
+    allocator.wake_up(["weights"])
+    assert (weights == 1).all() and free() - before > 1.9 * GIB
+    allocator.wake_up()
+    assert (cache.fill_(4) == 4).all()
+
+
+def no_gpu(count=1):
+    """Why cases cannot run; None: they can."""
+    try:
+        found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout.count("GPU ")
+    except (OSError, subprocess.CalledProcessError):
+        found = 0
+    return None if found >= count else f"SKIPPED: needs {count} GPU{'s' * (count > 1)}"
+
+
+def library():
+    named = os.environ.get("VMMGRAPH_MEMORY_SAVER_LIBRARY")
+    return os.path.abspath(named) if named else None
+
+
+def run(name, mode):
+    """Runs a case in a process of its own: its exit status and what it printed."""
+    own = os.environ | CASES[name][1]
+    package = os.environ.get("VMMGRAPH_TEST_PACKAGE", str(HERE.parents[2] / "python") if len(HERE.parents) > 2 else "")
+    own["PYTHONPATH"] = os.pathsep.join(each for each in (package, os.environ.get("PYTHONPATH")) if each)
+    own.pop("LD_PRELOAD", None)
+    if library():
+        own["VMMGRAPH_MEMORY_SAVER_LIBRARY"] = library()
+    done = subprocess.run([sys.executable, HERE, name, mode], env=own, capture_output=True, text=True, timeout=600, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_cases():
+    """A test for each, made where pytest is."""
+
+
+try:
+    import pytest
+except ImportError:
+    pytest = None
+else:
+
+    @pytest.mark.parametrize(("name", "mode"), [(name, mode) for name, entry in CASES.items() for mode in entry[0]])
+    def test_cases(name, mode):
+        why = no_gpu(CASES[name][2])
+        if why:
+            pytest.skip(why)
+        status, said = run(name, mode)
+        assert status == 0, said
+
+
+def main(arguments):
+    if len(arguments) == 2:
+        from vmmgraph import memory_saver
+
+        name, mode = arguments
+        if mode == "preload" and not memory_saver._preloaded():
+            with memory_saver.configure_subprocess():
+                return subprocess.run([sys.executable, HERE, name, mode], check=False).returncode
+        saver = memory_saver.torch_memory_saver
+        saver.hook_mode = mode
+        CASES[name][3](saver)
+        return 0
+    if no_gpu():
+        print(no_gpu())
+        return 0
+    wrong = 0
+    for name, (modes, _, gpus, _) in CASES.items():
+        for mode in modes:
+            if no_gpu(gpus):
+                print(f"       {name}, {mode}: {no_gpu(gpus)}", flush=True)
+                continue
+            status, said = run(name, mode)
+            print(f"{'ok    ' if status == 0 else 'WRONG '} {name}, {mode}", flush=True)
+            if status:
+                wrong += 1
+                print(said, flush=True)
+    print("failed" if wrong else "passed")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
