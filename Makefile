@@ -1,6 +1,6 @@
 # make demo and make test need the Rust toolchain and make; they install what else is missing (scripts/setup.sh).
 
-.PHONY: demo test torch-matrix header bench format ci gpu-build clean
+.PHONY: demo test wheel torch-matrix header bench format ci gpu-build clean
 
 demo: ## the main job on the driver at hand: a GPU if there is one, else this machine's memory
 	@scripts/setup.sh demo
@@ -11,6 +11,10 @@ demo: ## the main job on the driver at hand: a GPU if there is one, else this ma
 test: ## every test that needs no GPU: Rust, C, C++, the installed package
 	@scripts/setup.sh test
 	scripts/test.sh
+
+wheel: ## a Python wheel in build/wheels, with a library for each torch release; RELEASES="2.10 2.11-cu13" names some
+	@scripts/setup.sh test
+	scripts/wheel.sh $(RELEASES)
 
 torch-matrix: ## compiles cpp/torch against every torch release that is supported, and the newest one
 	@scripts/setup.sh test

@@ -17,7 +17,7 @@ mark_as_advanced(VMMGRAPH_CARGO VMMGRAPH_RUSTC VMMGRAPH_CARGO_FLAGS)
 # vmmgraph_cargo_archive(<target> <cargo's target folder> <prebuilt archive or ""> [more arguments for cargo])
 #
 # Sets <target>_PATH to the archive and <target>_DIR to the folder, in which the bridge's headers are cxxbridge; a prebuilt archive has
-# that folder beside it.
+# that folder beside it, or above as cargo does.
 function(vmmgraph_cargo_archive target target_dir prebuilt)
   if(prebuilt)
     get_filename_component(_archive "${prebuilt}" ABSOLUTE BASE_DIR "${CMAKE_BINARY_DIR}")
@@ -25,6 +25,9 @@ function(vmmgraph_cargo_archive target target_dir prebuilt)
       message(FATAL_ERROR "${prebuilt}: there is no such archive")
     endif()
     get_filename_component(target_dir "${_archive}" DIRECTORY)
+    if(NOT EXISTS "${target_dir}/cxxbridge" AND EXISTS "${target_dir}/../cxxbridge")
+      get_filename_component(target_dir "${target_dir}/.." ABSOLUTE)
+    endif()
     add_custom_target(${target})
   else()
     if(NOT VMMGRAPH_CARGO)

@@ -25,13 +25,18 @@ target_include_directories(vmmgraph_torch
   PUBLIC "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>" "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>"
   PRIVATE "${vmmgraph_torch_archive_DIR}/cxxbridge")
 target_compile_options(vmmgraph_torch PRIVATE -Wall -Wextra $<$<BOOL:${VMMGRAPH_WERROR}>:-Werror>)
+# Torch's headers take longer than what is made of them; for those who build for many releases, and have no compiler cache.
+option(VMMGRAPH_TORCH_PRECOMPILE "Read torch's headers once" OFF)
+if(VMMGRAPH_TORCH_PRECOMPILE)
+  target_precompile_headers(vmmgraph_torch PRIVATE <ATen/core/Tensor.h> <ATen/cuda/CUDAGraph.h> <c10/cuda/CUDACachingAllocator.h>
+    <c10/cuda/CUDAGuard.h> <torch/csrc/cuda/CUDAPluggableAllocator.h>)
+endif()
 target_link_libraries(vmmgraph_torch PRIVATE vmmgraph_libtorch
   "$<LINK_LIBRARY:WHOLE_ARCHIVE,${vmmgraph_torch_archive_PATH}>" ${VMMGRAPH_NATIVE_STATIC_LIBS_LIST})
 target_link_options(vmmgraph_torch PRIVATE
   "LINKER:--version-script=${_torch_map}" LINKER:--gc-sections LINKER:-z,nodelete,-z,now,-z,relro)
 set_target_properties(vmmgraph_torch PROPERTIES
-  VERSION "${PROJECT_VERSION}"
-  SOVERSION "${_soversion}"
+  ${_versions}
   LINK_DEPENDS "${_torch_map};${vmmgraph_torch_archive_PATH}"
   CXX_VISIBILITY_PRESET hidden
   VISIBILITY_INLINES_HIDDEN ON

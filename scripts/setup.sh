@@ -36,10 +36,14 @@ fi
 [ "$purpose" = test ] || exit 0
 
 # Without torch's own dependencies (2.5 GB of CUDA libraries): the component is only built here, not run. The versions are those of
-# the GPU machine, and those of the formatters, which differ from release to release, and of pytest, with what it needs; the stamp makes an unchanged set-up cost nothing.
-wheels=(torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-crt==13.0.88 clang-format==19.1.7 ruff==0.17.6
-  pytest==9.2.0 iniconfig==2.3.1 packaging==26.3 pluggy==1.7.0 pygments==2.21.0)
-stamp=.venv/$(IFS=_; echo "${wheels[*]}")
+# the GPU machine, and those of the formatters, which differ from release to release; the stamp makes an unchanged set-up cost nothing.
+wheels=(torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-crt==13.0.88 clang-format==19.1.7 ruff==0.17.6)
+# What tests Python and builds its wheel, with all that they need, as nothing is taken along with the others.
+wheels+=(pytest==9.2.0 iniconfig==2.3.1 pluggy==1.7.0 pygments==2.21.0 build==1.6.1 pyproject_hooks==1.3.3 scikit-build-core==1.1.2
+  packaging==26.3 pathspec==1.1.1)
+# What torch's Python needs, to be imported without a GPU (tests/torch/standins.py stands in for CUDA's libraries).
+wheels+=(typing_extensions==4.16.0 sympy==1.14.0 mpmath==1.3.0 networkx==3.6.1 jinja2==3.1.6 markupsafe==3.0.4 fsspec==2026.9.0 filelock==4.2.11)
+stamp=.venv/set-up-$(echo "${wheels[*]}" | sha256sum | cut -c1-16)
 cd "$(dirname "$0")/.."
 if [ ! -e "$stamp" ]; then
   echo "installing ${wheels[*]} into .venv"

@@ -2,14 +2,13 @@
 # Compiles cpp/torch from its one source against the headers of every torch release that is supported, and of the newest one on the
 # index, and checks that no virtual function of any of them is left to torch (forwards.sh). Nothing is linked or run.
 #
-# Wheels for macOS are small and have all CUDA-facing headers. What is taken from them stays in build/torch-headers.
+# The releases are those of scripts/torch-releases.txt; their headers stay in build/torch-headers.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-releases=(2.6.0 2.7.1 2.8.0 2.9.1 2.10.0 2.11.0 2.12.0 2.13.0 2.14.1)
+mapfile -t releases < <(sed -nE 's/^([0-9][^ ]*) .*/\1/p' scripts/torch-releases.txt)
 headers=build/torch-headers
 objects=build/torch-matrix
-pip=(.venv/bin/python -m pip --quiet --disable-pip-version-check)
 site=$(echo .venv/lib/python3*/site-packages)
 bridge=build/torch/cargo-torch/cxxbridge
 
@@ -19,25 +18,7 @@ if [ ! -e "$bridge/vmmgraph/src/bridge.rs.h" ]; then
   cmake --build build/torch --target vmmgraph_torch_archive
 fi
 
-# fetch RELEASE: its headers, unless they are here already.
-fetch() {
-  [ -e "$headers/$1/complete" ] && return
-  local work
-  work=$(mktemp -d)
-  rm -rf "${headers:?}/$1"
-  mkdir -p "$headers/$1"
-  "${pip[@]}" download --no-deps --only-binary=:all: --python-version 3.12 \
-    --platform macosx_11_0_arm64 --platform macosx_14_0_arm64 --dest "$work" "torch==$1" &&
-    python3 - "$work"/*.whl "$headers/$1" <<'END' &&
-import sys, zipfile
-wheel = zipfile.ZipFile(sys.argv[1])
-wheel.extractall(sys.argv[2], [name for name in wheel.namelist() if name.startswith("torch/include/")])
-END
-    touch "$headers/$1/complete"
-  local result=$?
-  rm -rf "$work"
-  return $result
-}
+fetch() { scripts/torch-headers.sh torch "$1"; }
 
 # The flags of a release, and the headers that nearly every file needs, read once a release.
 flags() {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""standins.py OUT TORCH_LIB FOLDER...: lets the libraries of a CUDA torch load where cuBLAS, cuDNN, NCCL, ... (2.5 GB) are not installed.
+"""standins.py OUT TORCH_LIB FOLDER...: lets the libraries of a CUDA torch load, also in Python, where cuBLAS, cuDNN, NCCL, ... (2.5 GB) are not installed.
 
 For every library that torch's libraries need and that is neither in TORCH_LIB, in a FOLDER nor in the system, OUT gets a small one
 with the same SONAME and symbol versions. Each of its functions names itself on stderr and aborts: what runs here must not depend on
@@ -76,7 +76,7 @@ def closure(roots, folders):
 
 def main(out, torch_lib, *folders):
     out, stamp = pathlib.Path(out), pathlib.Path(out) / "stamp"
-    there, missing = closure(["libtorch.so"], [pathlib.Path(folder) for folder in (torch_lib, *folders)])
+    there, missing = closure(["libtorch.so", "libtorch_python.so"], [pathlib.Path(folder) for folder in (torch_lib, *folders)])
     newest = max(os.stat(path).st_mtime for path in (*there.values(), __file__))
     if stamp.exists() and os.stat(stamp).st_mtime > newest:
         return
@@ -90,7 +90,9 @@ def main(out, torch_lib, *folders):
         owners = version_owners(path)
         for name, version in symbols(path, "--undefined-only"):
             if not version:
-                unversioned.add(name)
+                # An interpreter has its own names.
+                if not name.startswith(("Py", "_Py")):
+                    unversioned.add(name)
             elif owners.get(version) in missing:
                 wanted[owners[version]].setdefault(version, set()).add(name)
     for path in there.values():
