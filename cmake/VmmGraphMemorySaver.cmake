@@ -7,7 +7,8 @@ add_library(vmmgraph_memory_saver SHARED
   cpp/memory_saver/runtime.cpp cpp/memory_saver/saver.cpp cpp/memory_saver/settings.cpp)
 add_library(VmmGraph::memory_saver ALIAS vmmgraph_memory_saver)
 add_dependencies(vmmgraph_memory_saver vmmgraph)
-target_link_libraries(vmmgraph_memory_saver PRIVATE ${CMAKE_DL_LIBS})
+# By name: before glibc 2.34 it is a library, whatever CMake finds here.
+target_link_libraries(vmmgraph_memory_saver PRIVATE ${CMAKE_DL_LIBS} pthread)
 target_compile_definitions(vmmgraph_memory_saver PRIVATE "VMMGRAPH_CORE_FILE=\"$<TARGET_SONAME_FILE_NAME:vmmgraph>\"")
 target_include_directories(vmmgraph_memory_saver PRIVATE "${PROJECT_SOURCE_DIR}/include" INTERFACE
   "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>"
