@@ -8,6 +8,7 @@ use std::thread;
 
 use vmmgraph::driver::HostDriver;
 use vmmgraph::map::PageClass;
+use vmmgraph::pages::Fence;
 use vmmgraph::{
     ArenaMap, Device, ElasticOptions, Error, HostOptions, Options, RegionOptions, SharedVmmAllocator, Stream,
     VmmTorchAllocator,
@@ -498,4 +499,29 @@ evil  line    #-..............................      0        -        17       3
     drop(spaces);
     arena.trim().unwrap();
     assert!(arena.map().report().starts_with(&format!("arena {}: - MiB held for 0 shapes", arena.id())));
+}
+
+#[test]
+fn a_paused_arena_holds_nothing_and_its_map_says_what_comes_back() {
+    let device = device();
+    let arena = arena(&device);
+    let trace = load("capture-trace-qwen3-0.6b");
+    let captured = captured(&arena, &trace, false);
+    let before = arena.map();
+    arena.pause(Fence::default()).unwrap().complete().unwrap();
+    let paused = arena.map();
+    assert_eq!((paused.held_bytes, arena.stats().physical_bytes), (0, 0));
+    assert!(paused.pages.iter().all(|page| page.absent));
+    assert_eq!(bytes(&paused, |_| true), before.held_bytes);
+    let drops =
+        |map: &ArenaMap| -> Vec<u64> { map.spaces.iter().map(|space| space.drop_gives_bytes).collect() };
+    assert_eq!((drops(&paused), &paused.curve), (drops(&before), &before.curve));
+    assert!(paused.report().contains("paused: "), "{}", paused.report());
+    // Another arena of the device sees none of it.
+    let other = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    assert!(other.map().holders.iter().all(|holder| holder.kind != "arena"));
+    assert_eq!(ArenaMap::from_json(&paused.to_json()).unwrap(), paused);
+    arena.resume(std::time::Duration::ZERO).unwrap();
+    assert_eq!(arena.map().held_bytes, before.held_bytes);
+    drop(captured);
 }

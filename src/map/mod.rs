@@ -63,6 +63,9 @@ pub struct MapPage {
     pub address: Option<u64>,
     /// How many spaces need it; 0: it goes as soon as the device is done with what is gone.
     pub spaces: u64,
+    /// Its arena is paused, and it has no memory: it counts for what spaces need, and not for what is held.
+    #[serde(default)]
+    pub absent: bool,
 }
 
 /// A page at an address of a space.

@@ -69,7 +69,10 @@ impl ArenaMap {
             )?;
         }
         write!(f, ": {} MiB held for {} shapes", Mib(self.held_bytes), self.spaces.len())?;
-        if floor > 0 {
+        let absent: u64 = self.pages.iter().filter(|page| page.absent).map(|page| page.bytes).sum();
+        if absent > 0 {
+            write!(f, ", paused: {} MiB more when it comes back", Mib(absent))?;
+        } else if floor > 0 {
             write!(f, ", {:.3} x floor ({} MiB)", self.held_bytes as f64 / floor as f64, Mib(floor))?;
         }
         writeln!(f, "; apart they need {} MiB at least", Mib(self.apart_bytes))?;

@@ -23,7 +23,7 @@ impl ArenaMap {
         for (page, users) in self.pages.iter_mut().zip(&users) {
             page.spaces = *users;
         }
-        self.held_bytes = self.pages.iter().map(|page| page.bytes).sum();
+        self.held_bytes = self.pages.iter().filter(|page| !page.absent).map(|page| page.bytes).sum();
         self.apart_bytes = self.spaces.iter().map(|space| space.peak_live_bytes).sum();
         let (pages, spaces) = (&self.pages, &mut self.spaces);
         for (space, needs) in spaces.iter_mut().zip(&needs) {

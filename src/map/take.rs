@@ -96,7 +96,7 @@ fn named(
         };
         // Kept blocks lie at addresses of the arena's, the same for all.
         let address = page.shown.first().filter(|_| class == PageClass::Kept).map(|(_, at)| at.0);
-        (MapPage { class, number, bytes: page.bytes, owner, address, spaces: 0 }, page)
+        (MapPage { class, number, bytes: page.bytes, owner, address, spaces: 0, absent: page.absent }, page)
     });
     numbered.collect()
 }

@@ -12,6 +12,8 @@ pub(crate) struct SurveyedPage {
     pub(crate) id: PageId,
     pub(crate) bytes: u64,
     pub(crate) holder: Holder,
+    /// It has no memory, since its arena is paused.
+    pub(crate) absent: bool,
     /// Where it shows, what only waits for a fence to go left out.
     pub(crate) shown: Vec<(RangeId, Address)>,
 }
@@ -64,6 +66,9 @@ impl PagePool {
         let (mut pages, mut others) = (Vec::new(), BTreeMap::<_, Tally>::new());
         for (id, page) in &state.pages {
             if !page.holder.is_of(arena) {
+                if page.handle.is_none() {
+                    continue;
+                }
                 let other = others.entry((page.holder, page.account)).or_default();
                 other.pages += 1;
                 other.bytes += page.bytes;
@@ -76,7 +81,8 @@ impl PagePool {
             let shown = there.filter_map(|(range, at)| {
                 state.ranges.get(*range).map(|found| (*range, found.base.plus(*at)))
             });
-            pages.push(SurveyedPage { id, bytes: page.bytes, holder: page.holder, shown: shown.collect() });
+            let (bytes, holder, absent) = (page.bytes, page.holder, page.handle.is_none());
+            pages.push(SurveyedPage { id, bytes, holder, absent, shown: shown.collect() });
         }
         let others = others.into_iter().map(|((holder, account), tally)| {
             let name = account.and_then(|account| state.accounts.label(account)).unwrap_or_default();
