@@ -25,27 +25,20 @@ build() {
   cmake -S . -B build/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TESTS=ON >/dev/null
   cmake --build build/cmake --target vmmgraph driver_test vmmgraph_memory_saver
   cp -P build/cmake/libvmmgraph.so* build/cmake/tests/cpp/driver_test "$out/"
-  cp build/cmake/libvmmgraph_memory_saver.so tests/memory_saver/gpu.py tests/python/test_memory_saver_gpu.py "$out/"
-  mkdir -p "$out/python"
-  cp -r python/vmmgraph "$out/python/"
+  cp build/cmake/libvmmgraph_memory_saver.so tests/memory_saver/gpu.py "$out/"
   torch=$(echo "$PWD"/.venv/lib/python3*/site-packages/torch)
   cmake -S . -B build/torch -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TORCH=ON -DVMMGRAPH_TORCH_ROOT="$torch" \
     -DVMMGRAPH_TESTS=ON -DVMMGRAPH_EXAMPLES=OFF >/dev/null
   cmake --build build/torch --target vmmgraph_torch torch_test trust_test executables_test regions_test elastic_test differential_test engine_test \
     sleep_example
   strip -o "$out/libvmmgraph_torch.so.0.1" build/torch/libvmmgraph_torch.so.0.1.0
-  strip -o "$out/torch_test" build/torch/tests/torch/torch_test
-  strip -o "$out/trust_test" build/torch/tests/torch/trust_test
-  strip -o "$out/executables_test" build/torch/tests/torch/executables_test
-  strip -o "$out/regions_test" build/torch/tests/torch/regions_test
-  strip -o "$out/elastic_test" build/torch/tests/torch/elastic_test
-  strip -o "$out/differential_test" build/torch/tests/torch/differential/differential_test
-  strip -o "$out/engine_test" build/torch/tests/engine/engine_test
-  strip -o "$out/sleep_example" build/torch/tests/engine/sleep_example
+  for program in torch/{torch,trust,executables,regions,elastic}_test torch/differential/differential_test engine/{engine_test,sleep_example}; do
+    strip -o "$out/$(basename "$program")" "build/torch/tests/$program"
+  done
   cp tests/torch/run.sh "$out/"
   mkdir -p "$out/python"
   cp -r python/vmmgraph "$out/python/vmmgraph"
-  cp tests/python/test_gpu.py bench/python/vllm_run.py "$out/"
+  cp tests/python/test_gpu.py tests/python/test_memory_saver_gpu.py bench/python/vllm_run.py "$out/"
   cmake -S bench/shootout -B build/shootout -G Ninja -DTORCH_ROOT="$torch" \
     -DVMMGRAPH_TORCH_LIB="$PWD/build/torch/libvmmgraph_torch.so" >/dev/null
   cmake --build build/shootout
