@@ -134,8 +134,9 @@ fn an_event_may_be_destroyed_right_after_a_fence_followed_it() {
         unsafe { driver.event_record(event, stream(0x50)) }.unwrap();
         event
     };
-    // SAFETY, here and below: an event of this driver that is there.
+    // SAFETY: an event of this driver that is there still.
     let follow = |event| unsafe { events.follow(event) };
+    // SAFETY: made above, and destroyed once.
     let destroy = |event| unsafe { driver.event_destroy(event) }.unwrap();
     let over = recorded();
     assert!(follow(over).unwrap().is_none());
