@@ -98,6 +98,25 @@ fn a_module_names_only_lower_layers() {
 }
 
 #[test]
+fn policies_of_elastic_memory_know_no_driver_and_no_clock() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/elastic/policy");
+    let mut files = Vec::new();
+    sources(&folder, &mut files);
+    assert!(files.len() > 5, "{files:?}");
+    for file in files {
+        let text = fs::read_to_string(&file).unwrap();
+        let names =
+            |what: &str| text.lines().any(|line| !line.trim_start().starts_with("//") && line.contains(what));
+        for other in ["super::super", "std::time", "std::thread", "std::sync", "unsafe"] {
+            assert!(!names(other), "{} names {other}", file.display());
+        }
+        for named in text.split("crate::").skip(1) {
+            assert!(named.starts_with("error::"), "{} names crate::{:.20}", file.display(), named);
+        }
+    }
+}
+
+#[test]
 fn cudarc_is_named_in_the_cuda_driver_only_and_policy_has_no_unsafe() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut files = Vec::new();

@@ -4,7 +4,7 @@
 //!   ElasticBuffer     commit, decommit behind a fence, ahead on a thread         buffer.rs
 //!   KvCache           planes that grow and shrink together by blocks             cache.rs  cache/books.rs  planes.rs
 //!   BlockPool         which blocks to use, so that pages come free               blocks.rs      plain code
-//!   PreCommit         when to commit ahead and when to give back                 ahead.rs       plain code
+//!   policy            who gets memory, and when: see there                       policy/         plain code
 //!   backing           ranges of addresses, and the pages behind them             backing.rs  backing/moving.rs  observer.rs
 //!   books  worker     which page is there, coming, to go; the thread             books.rs       plain code;  worker.rs
 //! ```
@@ -17,7 +17,6 @@
 //! A commit is one change, over all ranges it is about. No lock is held while pages move: what several threads want at once is mapped
 //! by the first, and the others wait for that.
 
-mod ahead;
 mod backing;
 mod blocks;
 mod books;
@@ -25,15 +24,16 @@ mod buffer;
 mod cache;
 mod observer;
 mod planes;
+pub mod policy;
 mod spans;
 mod worker;
 
-pub use ahead::{Ahead, PreCommit, Watermarks};
 pub use blocks::{Ask, BlockPool, Candidate};
 pub use buffer::ElasticBuffer;
 pub use cache::{KvCache, KvOptions, KvStats, LimitChange};
 pub use observer::{ElasticObserver, Shown};
 pub use planes::KvLayout;
+pub use policy::{Ahead, PreCommit, Watermarks};
 pub use worker::Pending;
 
 use crate::pages::{Account, AccountStats};

@@ -1,0 +1,213 @@
+//! What a step gets: its KV memory and its activations together.
+
+use std::collections::VecDeque;
+
+/// What a step needs beside what it holds, in pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Need {
+    /// For KV: held until its sequences end.
+    pub kv: u64,
+    /// For activations: held until the step ends.
+    pub activations: u64,
+}
+
+impl Need {
+    /// Pages of both.
+    #[must_use]
+    pub fn pages(self) -> u64 {
+        self.kv.saturating_add(self.activations)
+    }
+}
+
+/// What became of an ask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// Both are its own now.
+    Granted,
+    /// Neither; it keeps its place, and is to ask again when something came back.
+    NotNow,
+    /// There are not so many pages.
+    Never,
+}
+
+/// One number of pages for the KV memory and the activations of all steps under way. A step gets both or neither, so steps never hold
+/// what each other wait for. Who has to wait is overtaken by a bounded number of others, those that fit beside it left out: a large step is not starved by
+/// small ones, and does not hold up the device either.
+#[derive(Clone, Debug)]
+pub struct Grants {
+    pages: u64,
+    overtakes: u64,
+    kv: u64,
+    activations: u64,
+    /// Who waits, in the order of asking, what for, and how often it was overtaken.
+    waiting: VecDeque<(u64, Need, u64)>,
+}
+
+impl Grants {
+    /// `pages` in all; who waits is overtaken `overtakes` times at most.
+    #[must_use]
+    pub fn new(pages: u64, overtakes: u64) -> Self {
+        Self { pages, overtakes, kv: 0, activations: 0, waiting: VecDeque::new() }
+    }
+
+    /// Pages that nobody was granted.
+    #[must_use]
+    pub fn free(&self) -> u64 {
+        self.pages.saturating_sub(self.kv).saturating_sub(self.activations)
+    }
+
+    /// Pages granted for KV memory.
+    #[must_use]
+    pub fn kv(&self) -> u64 {
+        self.kv
+    }
+
+    /// Pages granted for activations.
+    #[must_use]
+    pub fn activations(&self) -> u64 {
+        self.activations
+    }
+
+    /// Step `who` asks. One that waits may ask for something else than before.
+    pub fn ask(&mut self, who: u64, need: Need) -> Answer {
+        if need.pages() > self.pages {
+            self.forget(who);
+            return Answer::Never;
+        }
+        let place = self.waiting.iter().position(|(other, ..)| *other == who);
+        let ahead = place.unwrap_or(self.waiting.len());
+        let rest = self.free().checked_sub(need.pages());
+        // Whoever waited longer and would fit now, but not beside this one, is overtaken; so is who does not fit anyway.
+        let stopped = |(_, other, times): &(u64, Need, u64)| {
+            rest.is_some_and(|rest| other.pages() > rest) && *times >= self.overtakes
+        };
+        let Some(rest) = rest.filter(|_| !self.waiting.iter().take(ahead).any(stopped)) else {
+            match place.and_then(|place| self.waiting.get_mut(place)) {
+                Some(waiting) => waiting.1 = need,
+                None => self.waiting.push_back((who, need, 0)),
+            }
+            return Answer::NotNow;
+        };
+        for (_, other, times) in self.waiting.iter_mut().take(ahead) {
+            *times += u64::from(other.pages() > rest);
+        }
+        self.forget(who);
+        self.kv += need.kv;
+        self.activations += need.activations;
+        Answer::Granted
+    }
+
+    /// Takes so many KV pages for a step under way that cannot go on without, past everybody who waits; whether there were.
+    pub fn extend(&mut self, kv: u64) -> bool {
+        let there = kv <= self.free();
+        if there {
+            self.kv += kv;
+        }
+        there
+    }
+
+    /// Who waited does so no more.
+    pub fn forget(&mut self, who: u64) {
+        self.waiting.retain(|(other, ..)| *other != who);
+    }
+
+    /// What came back: the activations of a step that ended, the KV pages of sequences that did.
+    pub fn give(&mut self, back: Need) {
+        self.kv = self.kv.saturating_sub(back.kv);
+        self.activations = self.activations.saturating_sub(back.activations);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Needs of steps and how many steps run before one of them ends.
+    fn steps() -> impl Strategy<Value = Vec<(Need, usize)>> {
+        let need = (0_u64..12, 0_u64..12).prop_map(|(kv, activations)| Need { kv, activations });
+        prop::collection::vec((need, 0_usize..4), 1..40)
+    }
+
+    proptest! {
+        /// Against a table of who holds what: never more than there is, both or neither, and nobody waits for ever, in whatever order steps
+        /// end and ask again.
+        #[test]
+        fn steps_get_both_or_neither_and_all_get_their_turn(pages in 1_u64..20, overtakes in 0_u64..4, steps in steps()) {
+            let mut grants = Grants::new(pages, overtakes);
+            let (mut held, mut waiting) = (BTreeMap::new(), BTreeMap::new());
+            let mut overtaken: BTreeMap<u64, u64> = BTreeMap::new();
+            let mut ask = |grants: &mut Grants, held: &mut BTreeMap<u64, Need>, waiting: &mut BTreeMap<u64, Need>, who: u64, need: Need| {
+                let before: u64 = held.values().map(|need: &Need| need.pages()).sum();
+                match grants.ask(who, need) {
+                    Answer::Never => {
+                        prop_assert!(need.pages() > pages);
+                        waiting.remove(&who);
+                    }
+                    Answer::NotNow => {
+                        let older = waiting.keys().any(|other| *other < who);
+                        prop_assert!(before + need.pages() > pages || older, "refused beside room, with nobody before it");
+                        waiting.insert(who, need);
+                    }
+                    Answer::Granted => {
+                        prop_assert!(before + need.pages() <= pages);
+                        waiting.remove(&who);
+                        held.insert(who, need);
+                        let free = pages - before - need.pages();
+                        for (other, theirs) in waiting.iter() {
+                            if *other < who && theirs.pages() > free {
+                                let times = overtaken.entry(*other).or_default();
+                                *times += 1;
+                                prop_assert!(*times <= overtakes, "{other} was overtaken {times} times");
+                            }
+                        }
+                    }
+                }
+                let sums = held.values().fold(Need::default(), |sum, need| Need {
+                    kv: sum.kv + need.kv,
+                    activations: sum.activations + need.activations,
+                });
+                prop_assert_eq!((grants.kv(), grants.activations()), (sums.kv, sums.activations));
+                prop_assert_eq!(grants.free(), pages - sums.pages());
+                Ok(())
+            };
+            for (who, (need, ends)) in steps.into_iter().enumerate() {
+                ask(&mut grants, &mut held, &mut waiting, who as u64, need)?;
+                if let Some((who, need)) = held.iter().nth(ends).map(|(who, need)| (*who, *need)) {
+                    held.remove(&who);
+                    grants.give(need);
+                }
+            }
+            // As steps end, all that wait get their turn, the last to ask first.
+            while !waiting.is_empty() {
+                let before = waiting.len();
+                let ended = held.pop_first();
+                ended.iter().for_each(|(_, need)| grants.give(*need));
+                for who in waiting.keys().rev().copied().collect::<Vec<_>>() {
+                    let need = waiting[&who];
+                    ask(&mut grants, &mut held, &mut waiting, who, need)?;
+                }
+                prop_assert!(ended.is_some() || waiting.len() < before, "{waiting:?} wait for nobody");
+            }
+        }
+    }
+
+    #[test]
+    fn two_halves_that_would_wait_for_each_other_are_not_handed_out() {
+        let mut grants = Grants::new(10, 0);
+        assert_eq!(grants.ask(1, Need { kv: 5, activations: 1 }), Answer::Granted);
+        // Its KV memory alone would fit.
+        assert_eq!(grants.ask(2, Need { kv: 4, activations: 4 }), Answer::NotNow);
+        assert_eq!((grants.kv(), grants.activations()), (5, 1));
+        // Small ones do not overtake it, unless they fit beside it.
+        assert_eq!(grants.ask(3, Need { kv: 3, activations: 0 }), Answer::NotNow);
+        assert!(grants.extend(2) && !grants.extend(3));
+        grants.give(Need { kv: 7, activations: 1 });
+        assert_eq!(grants.ask(3, Need { kv: 2, activations: 0 }), Answer::Granted);
+        assert_eq!(grants.ask(2, Need { kv: 4, activations: 4 }), Answer::Granted);
+        assert_eq!(grants.ask(4, Need { kv: 11, activations: 0 }), Answer::Never);
+    }
+}

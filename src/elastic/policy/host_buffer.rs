@@ -1,0 +1,130 @@
+//! KV memory of prompts that wait for room on the device.
+
+use std::collections::BTreeMap;
+
+use super::Limit;
+use crate::error::{Error, Result};
+
+/// Host memory for KV: a prompt whose KV memory has no room on the device yet is prefilled all the same, its KV goes to the host, and comes
+/// back when there is room. The logical size says how much of that goes on; the physical one is what there is.
+#[derive(Clone, Debug)]
+pub struct HostBuffer {
+    physical: u64,
+    limit: Limit,
+    held: BTreeMap<u64, u64>,
+}
+
+impl HostBuffer {
+    /// So many bytes, all of them to be used.
+    #[must_use]
+    pub fn new(physical: u64) -> Self {
+        Self { physical, limit: Limit::new(physical), held: BTreeMap::new() }
+    }
+
+    /// Bytes that it is used for at most: the physical ones at most. What is there beyond stays until it is fetched.
+    pub fn set_logical(&mut self, bytes: u64) {
+        self.limit.set(bytes.min(self.physical));
+    }
+
+    /// Bytes that it is used for at most.
+    #[must_use]
+    pub fn logical(&self) -> u64 {
+        self.limit.most()
+    }
+
+    /// Bytes that are there.
+    #[must_use]
+    pub fn held(&self) -> u64 {
+        self.limit.held()
+    }
+
+    /// Room for a sequence's bytes that is not there yet; whether there was.
+    pub fn put(&mut self, sequence: u64, bytes: u64) -> bool {
+        let taken = !self.held.contains_key(&sequence) && self.limit.take(bytes);
+        if taken {
+            self.held.insert(sequence, bytes);
+        }
+        taken
+    }
+
+    /// The same within the physical size only: for one that would lose its KV memory otherwise.
+    pub fn rescue(&mut self, sequence: u64, bytes: u64) -> bool {
+        let logical = self.logical();
+        self.limit.set(self.physical);
+        let taken = self.put(sequence, bytes);
+        self.limit.set(logical);
+        taken
+    }
+
+    /// A sequence's bytes are on the device again, or nobody's; how many.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for one that is not here.
+    pub fn take(&mut self, sequence: u64) -> Result<u64> {
+        let Some(bytes) = self.held.remove(&sequence) else {
+            let expected = "a sequence in the host buffer";
+            return Err(Error::InvalidArgument { what: "a sequence", value: sequence.into(), expected });
+        };
+        self.limit.give(bytes);
+        Ok(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Logical(u64),
+        Put(u64, u64),
+        Rescue(u64, u64),
+        Take(u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (0_u64..40).prop_map(Step::Logical),
+            (0_u64..6, 0_u64..12).prop_map(|(who, bytes)| Step::Put(who, bytes)),
+            (0_u64..6, 0_u64..12).prop_map(|(who, bytes)| Step::Rescue(who, bytes)),
+            (0_u64..6).prop_map(Step::Take),
+        ]
+    }
+
+    proptest! {
+        /// Against a map of who is there.
+        #[test]
+        fn it_holds_what_was_put_within_the_size_of_then(steps in prop::collection::vec(step(), 1..60)) {
+            let mut buffer = HostBuffer::new(30);
+            let (mut logical, mut twin) = (30_u64, BTreeMap::new());
+            for step in steps {
+                let held: u64 = twin.values().sum();
+                match step {
+                    Step::Logical(bytes) => {
+                        logical = bytes.min(30);
+                        buffer.set_logical(bytes);
+                    }
+                    Step::Put(who, bytes) => {
+                        let fits = !twin.contains_key(&who) && (bytes == 0 || held + bytes <= logical);
+                        prop_assert_eq!(buffer.put(who, bytes), fits);
+                        if fits {
+                            twin.insert(who, bytes);
+                        }
+                    }
+                    Step::Rescue(who, bytes) => {
+                        let fits = !twin.contains_key(&who) && held + bytes <= 30;
+                        prop_assert_eq!(buffer.rescue(who, bytes), fits);
+                        if fits {
+                            twin.insert(who, bytes);
+                        }
+                    }
+                    Step::Take(who) => prop_assert_eq!(buffer.take(who).ok(), twin.remove(&who)),
+                }
+                prop_assert_eq!((buffer.logical(), buffer.held()), (logical, twin.values().sum::<u64>()));
+                prop_assert!(buffer.held() <= 30);
+            }
+        }
+    }
+}

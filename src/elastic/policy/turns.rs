@@ -1,0 +1,92 @@
+//! Whose turn it is, where not all can be in time.
+
+use std::collections::BinaryHeap;
+
+/// What waits for its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Due {
+    /// When it is to be over, in any unit.
+    pub by: u64,
+    /// How long it takes.
+    pub takes: u64,
+    /// When it is first, in time or not: nothing waits for ever.
+    pub patience: u64,
+}
+
+/// The order in which most are over in time if they are served one after the other from `now` on, as positions in `all`, and how many of them
+/// those are: first what has run out of patience, oldest first; then what will be in time, by when it is due; then the rest, by patience.
+/// Where not all can be in time, the longest are left for later (Moore's rule, which leaves out the fewest).
+#[must_use]
+pub fn in_turn(now: u64, all: &[Due]) -> (Vec<usize>, usize) {
+    let mut order: Vec<(usize, Due)> = all.iter().copied().enumerate().collect();
+    order.sort_by_key(|(at, one)| (one.patience, *at));
+    let first = order.partition_point(|(_, one)| one.patience <= now);
+    let mut rest = order.split_off(first);
+    let mut turns: Vec<usize> = order.iter().map(|(at, _)| *at).collect();
+    let mut over = order.iter().fold(now, |over, (_, one)| over.saturating_add(one.takes));
+    rest.sort_by_key(|(at, one)| (one.by, *at));
+    let mut late = vec![false; all.len()];
+    let mut taken = BinaryHeap::new();
+    for (at, one) in &rest {
+        over = over.saturating_add(one.takes);
+        taken.push((one.takes, *at));
+        if over > one.by
+            && let Some((takes, longest)) = taken.pop()
+        {
+            over = over.saturating_sub(takes);
+            if let Some(late) = late.get_mut(longest) {
+                *late = true;
+            }
+        }
+    }
+    let is_late = |at: usize| late.get(at).copied().unwrap_or(false);
+    turns.extend(rest.iter().filter(|(at, _)| !is_late(*at)).map(|(at, _)| *at));
+    let timely = turns.len();
+    rest.sort_by_key(|(at, one)| (one.patience, *at));
+    turns.extend(rest.iter().filter(|(at, _)| is_late(*at)).map(|(at, _)| *at));
+    (turns, timely)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// How many of these are in time, in their order.
+    fn timely(now: u64, all: &[Due], order: &[usize]) -> usize {
+        let mut over = now;
+        let mut in_time = |at: &&usize| {
+            over += all[**at].takes;
+            over <= all[**at].by
+        };
+        order.iter().filter(|at| in_time(at)).count()
+    }
+
+    proptest! {
+        /// Against every choice of those that may be late.
+        #[test]
+        fn no_choice_gets_more_over_in_time(now in 0_u64..20, all in prop::collection::vec((0_u64..60, 1_u64..20, 0_u64..200), 0..9)) {
+            let all: Vec<Due> = all.into_iter().map(|(by, takes, patience)| Due { by, takes, patience }).collect();
+            let (order, count) = in_turn(now, &all);
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            prop_assert_eq!(sorted, (0..all.len()).collect::<Vec<_>>());
+            let first = all.iter().filter(|one| one.patience <= now).count();
+            prop_assert!(order[..first].iter().all(|at| all[*at].patience <= now));
+            // Behind those without patience, which come first whatever that costs.
+            let begin = now + order[..first].iter().map(|at| all[*at].takes).sum::<u64>();
+            let others: Vec<usize> = (0..all.len()).filter(|at| all[*at].patience > now).collect();
+            let mut best = 0;
+            for choice in 0_u32..1 << others.len() {
+                let mut chosen: Vec<usize> = (0..others.len()).filter(|bit| choice >> bit & 1 == 1).map(|bit| others[bit]).collect();
+                chosen.sort_by_key(|at| all[*at].by);
+                if timely(begin, &all, &chosen) == chosen.len() {
+                    best = best.max(chosen.len());
+                }
+            }
+            prop_assert_eq!(count - first, best);
+            prop_assert_eq!(timely(begin, &all, &order[first..count]), best);
+        }
+    }
+}
