@@ -1,6 +1,6 @@
 # make demo and make test need the Rust toolchain and make; they install what else is missing (scripts/setup.sh).
 
-.PHONY: demo test wheel torch-matrix header bench format ci gpu-build clean
+.PHONY: demo test wheel torch-matrix header bench elastic format ci gpu-build clean
 
 demo: ## the main job on the driver at hand: a GPU if there is one, else this machine's memory
 	@scripts/setup.sh demo
@@ -25,6 +25,10 @@ header: ## writes include/vmmgraph/vmmgraph.h anew after a change in src/capi
 
 bench: ## host costs of spaces and blocks, with their limits
 	cargo bench --locked --bench space
+
+elastic: ## elastic memory's policies under simulated traffic: docs/elastic.md
+	@mkdir -p build
+	cargo run --locked --release -p vmmgraph-elastic-sim -- --seconds 120 --svg docs/elastic.svg --table build/elastic.md --json build/elastic.json
 
 format: ## rustfmt, clang-format (all but the generated header) and ruff
 	@scripts/setup.sh test

@@ -1,0 +1,206 @@
+//! One traffic through one way of holding memory.
+
+use std::sync::Arc;
+
+use vmmgraph::driver::HostDriver;
+use vmmgraph::policy::Lengths;
+use vmmgraph::{HostOptions, KvLayout, Result};
+
+use crate::engine::{Admit, Engine, Rules, Slo};
+use crate::memory::{Counted, Memory, Paged, Settings, Way};
+use crate::metrics::Outcome;
+use crate::model::{GIB, Model, Ns};
+use crate::traffic::Request;
+
+/// Who decides over memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A split of the budget for good, with activations for the longest prompt.
+    Static,
+    /// The split that serves this traffic best, of those that were tried: it may refuse long prompts.
+    Refusing,
+    /// Mapped when it is needed, without anything ahead.
+    OnDemand,
+    /// The library's policies but for those that do something ahead: mapped when it is needed.
+    NothingAhead,
+    /// The library's policies.
+    Policies,
+    /// One that knows the future: lengths, and of all that was tried what is best for this traffic. Mapping costs it nothing, and pages have
+    /// no ends.
+    Oracle,
+}
+
+impl Kind {
+    /// All, from the least to the most that can be hoped for.
+    pub const ALL: [Self; 6] =
+        [Self::Static, Self::Refusing, Self::OnDemand, Self::NothingAhead, Self::Policies, Self::Oracle];
+
+    /// Its name in tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Static => "static split",
+            Self::Refusing => "best static split",
+            Self::OnDemand => "on demand",
+            Self::NothingAhead => "policies, nothing ahead",
+            Self::Policies => "policies",
+            Self::Oracle => "oracle",
+        }
+    }
+}
+
+/// What is common to all.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    /// The model on its device.
+    pub model: Model,
+    /// What counts as served well.
+    pub slo: Slo,
+    /// Bytes for KV and activations.
+    pub budget: u64,
+    /// Host memory for those that wait: the policies' and the oracle's.
+    pub host_bytes: u64,
+    /// How KV lies.
+    pub layout: KvLayout,
+    /// Whether all that must hold is looked at after every event.
+    pub audit: bool,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            model: Model::default(),
+            slo: Slo::default(),
+            budget: 12 * GIB,
+            host_bytes: 32 * GIB,
+            layout: KvLayout::ByBlock,
+            audit: true,
+        }
+    }
+}
+
+/// How long prompts that cannot be in time wait at most.
+const PATIENCE: Ns = 60_000_000_000;
+
+impl Setup {
+    /// The rules that the library's policies make up.
+    ///
+    /// # Errors
+    /// None with these numbers.
+    pub fn policies(&self) -> Result<Rules> {
+        Ok(Rules {
+            admit: Admit::Predicted(Box::new(Lengths::new(512, 700, 256)?)),
+            host_bytes: self.host_bytes,
+            control: true,
+            overtakes: 16,
+            spare: 0,
+            patience: Some(PATIENCE),
+            long_last: u64::MAX,
+        })
+    }
+
+    fn now(&self) -> Rules {
+        // A hundredth to spare, as engines have it by default.
+        let spare = self.budget / self.model.block_bytes() / 100;
+        Rules {
+            admit: Admit::Now(spare),
+            host_bytes: 0,
+            control: false,
+            overtakes: 0,
+            spare: 0,
+            patience: None,
+            long_last: u64::MAX,
+        }
+    }
+
+    /// A device of the budget's size.
+    fn paged(&self, way: Way) -> Result<Paged> {
+        let driver = HostDriver::new(0, HostOptions { memory_bytes: self.budget, ..HostOptions::default() })?;
+        Paged::new(Arc::new(driver), &self.model, self.budget, self.layout, way)
+    }
+
+    fn serve(
+        &self,
+        memory: &mut dyn Memory,
+        rules: Rules,
+        requests: &[Request],
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Outcome> {
+        let mut engine = Engine::new(&self.model, self.slo, rules, memory)?;
+        engine.audit = self.audit;
+        engine.run(requests, progress)
+    }
+
+    /// Runs requests; says how many are over, of the run that it is at.
+    ///
+    /// # Errors
+    /// What must hold and does not, and the library's own.
+    pub fn run(&self, kind: Kind, requests: &[Request], progress: &mut dyn FnMut(usize)) -> Result<Outcome> {
+        let mut best: Option<Outcome> = None;
+        let mut better = |outcome: Outcome| {
+            if best.as_ref().is_none_or(|best| outcome.good() > best.good()) {
+                best = Some(outcome);
+            }
+        };
+        match kind {
+            Kind::Static | Kind::Refusing => {
+                let mut splits = self.splits(requests);
+                if kind == Kind::Static {
+                    splits.drain(..splits.len() - 1);
+                }
+                for tokens in splits {
+                    let way = Way::Static(self.model.activations(tokens, 0));
+                    better(self.serve(&mut self.paged(way)?, self.now(), requests, progress)?);
+                }
+            }
+            Kind::OnDemand => {
+                better(self.serve(&mut self.paged(Way::OnDemand)?, self.now(), requests, progress)?)
+            }
+            Kind::NothingAhead => {
+                better(self.serve(&mut self.paged(Way::OnDemand)?, self.policies()?, requests, progress)?)
+            }
+            Kind::Policies => {
+                let mut memory = self.paged(Way::Policies(Settings::default()))?;
+                better(self.serve(&mut memory, self.policies()?, requests, progress)?);
+            }
+            Kind::Oracle => {
+                let capacity = self.budget / self.model.block_bytes();
+                // Everything that may be decided without pages, and once as the policies do it.
+                let as_they_do = Rules { admit: Admit::Known, ..self.policies()? };
+                let mut tried = vec![as_they_do, self.policies()?];
+                for host_bytes in [0, self.host_bytes / 8, self.host_bytes] {
+                    for patience in [None, Some(PATIENCE), Some(Ns::MAX / 4)] {
+                        let plain = (0, u64::MAX);
+                        for (spare, long_last) in [plain, (capacity / 8, u64::MAX), (0, 8192), (0, 2048)] {
+                            let (admit, control, overtakes) = (Admit::Known, false, 16);
+                            tried.push(Rules {
+                                admit,
+                                host_bytes,
+                                control,
+                                overtakes,
+                                spare,
+                                patience,
+                                long_last,
+                            });
+                        }
+                    }
+                }
+                for rules in tried {
+                    let mut memory = Counted::new(self.budget, self.model.block_bytes());
+                    better(self.serve(&mut memory, rules, requests, progress)?);
+                }
+            }
+        }
+        Ok(best.unwrap_or_default())
+    }
+
+    /// Activations, in tokens, that a static split may be made for: the longest prompt, a step's, and some between.
+    fn splits(&self, requests: &[Request]) -> Vec<u64> {
+        let prompts = requests.iter().map(|request| request.prompt);
+        let longest = prompts.max().unwrap_or(0).min(self.model.longest_prompt).max(self.model.step_tokens);
+        let step = self.model.step_tokens;
+        let mut all = vec![step, (step + longest) / 2, longest];
+        all.dedup();
+        all
+    }
+}

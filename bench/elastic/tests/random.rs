@@ -1,0 +1,186 @@
+//! Random operations of the simulated memory against a naive twin, with all that must hold looked at after each, and with every driver call
+//! failing once.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use vmmgraph::driver::HostDriver;
+use vmmgraph::{HostOptions, KvLayout};
+use vmmgraph_elastic_sim::memory::{Hint, Memory, Paged, Settings, Way};
+use vmmgraph_elastic_sim::model::Model;
+use vmmgraph_testkit::{FaultyDriver, MIB};
+
+/// Pages of 18 MiB, each of eight blocks.
+const PAGES: u64 = 24;
+const PAGE: u64 = 18 * MIB;
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// A prefill: its activations in pages, its blocks, and what is known of the next one.
+    Prefill(u64, u64, u64, u64),
+    /// A decode step that needs so many blocks, and what is known of the next prefill.
+    Decode(u64, u64, u64),
+    /// A sequence ends.
+    End(usize),
+    /// So long nothing happens.
+    Idle(u64),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        4 => (0..PAGES + 2, 1_u64..90, 0..PAGES, 0_u64..60).prop_map(|(a, b, c, d)| Step::Prefill(a, b, c, d)),
+        4 => (0_u64..12, 0..PAGES, 0_u64..60).prop_map(|(a, b, c)| Step::Decode(a, b, c)),
+        3 => (0_usize..8).prop_map(Step::End),
+        1 => (1_u64..20).prop_map(Step::Idle),
+    ];
+    prop::collection::vec(step, 1..40)
+}
+
+/// Sequences and their blocks: all that a naive memory would know.
+#[derive(Default)]
+struct Twin {
+    sequences: Vec<Vec<u64>>,
+}
+
+impl Twin {
+    fn used(&self) -> impl Iterator<Item = u64> {
+        self.sequences.iter().flatten().copied()
+    }
+
+    /// Pages with a used block, and room on them.
+    fn pages(&self) -> (u64, u64) {
+        let pages: BTreeSet<u64> = self.used().map(|block| block / 8).collect();
+        (pages.len() as u64, pages.len() as u64 * 8 - self.used().count() as u64)
+    }
+
+    /// Whether so much can be had.
+    fn fits(&self, activations: u64, blocks: u64) -> bool {
+        let (pages, room) = self.pages();
+        pages + activations + blocks.saturating_sub(room).div_ceil(8) <= PAGES
+    }
+
+    fn takes(&mut self, blocks: Vec<u64>, count: u64) {
+        assert_eq!(blocks.len() as u64, count, "granted blocks are there");
+        let used: BTreeSet<u64> = self.used().collect();
+        assert!(blocks.iter().all(|block| !used.contains(block)), "a block for two");
+        self.sequences.push(blocks);
+    }
+}
+
+/// Runs steps; `faulty` fails calls of its own. Calls of the driver.
+fn run(steps: &[Step], way: Way, layout: KvLayout, fail: &[u64]) -> u64 {
+    let host = Arc::new(
+        HostDriver::new(0, HostOptions { memory_bytes: PAGES * PAGE, ..HostOptions::default() }).unwrap(),
+    );
+    let faulty = FaultyDriver::new(host.clone());
+    let mut memory = Paged::new(faulty.clone(), &Model::default(), PAGES * PAGE, layout, way).unwrap();
+    faulty.arm(fail);
+    let (mut twin, mut now) = (Twin::default(), 0);
+    for step in steps {
+        let check = |memory: &Paged, twin: &Twin| {
+            memory
+                .check(&mut twin.used())
+                .unwrap_or_else(|error| panic!("{way:?} {step:?}, failing {fail:?}: {error}"));
+        };
+        let mut begin = |memory: &mut Paged, twin: &mut Twin, activations: u64, blocks: u64, prompt: bool| {
+            let bytes = activations * PAGE;
+            let room = memory.room(bytes);
+            let granted =
+                if prompt { memory.grant(now, 0, bytes, blocks) } else { memory.extend(now, blocks) };
+            check(memory, twin);
+            if fail.is_empty() {
+                // What there is room for is granted, and nothing else.
+                let possible = memory.possible(bytes, 0) && room >= blocks;
+                assert_eq!(granted.is_some(), possible, "{way:?} {step:?}");
+                if layout == KvLayout::ByBlock && !matches!(way, Way::Static(_)) {
+                    assert_eq!(granted.is_some(), twin.fits(activations, blocks), "{way:?} {step:?}");
+                }
+            }
+            if granted.is_some() {
+                let taken = memory.allocate(blocks);
+                twin.takes(taken, blocks);
+                check(memory, twin);
+            } else {
+                memory.forget(0);
+            }
+            now += granted.unwrap_or(0);
+            granted.is_some()
+        };
+        match *step {
+            Step::Prefill(activations, blocks, next, soon) => {
+                if begin(&mut memory, &mut twin, activations, blocks, true) {
+                    memory.ahead(now, &Hint { until: now + 100, activations: next * PAGE, blocks: soon });
+                    check(&memory, &twin);
+                    now += 2_000_000;
+                    memory.step_over(now);
+                }
+            }
+            Step::Decode(blocks, next, soon) => {
+                if begin(&mut memory, &mut twin, 0, blocks, false) {
+                    memory.ahead(now, &Hint { until: now + 100, activations: next * PAGE, blocks: soon });
+                    check(&memory, &twin);
+                    now += 100_000;
+                    memory.step_over(now);
+                }
+            }
+            Step::End(who) if !twin.sequences.is_empty() => {
+                let blocks = twin.sequences.swap_remove(who % twin.sequences.len());
+                memory.free(now, &blocks);
+            }
+            Step::End(_) => {}
+            Step::Idle(ticks) => {
+                for _ in 0..ticks {
+                    now += 10_000_000;
+                    memory.ahead(now, &Hint::default());
+                }
+            }
+        }
+        check(&memory, &twin);
+    }
+    // Nothing is left, whatever failed.
+    let calls = faulty.calls();
+    faulty.arm(&[]);
+    let device = memory.device().clone();
+    drop(memory);
+    device.trim().unwrap();
+    assert_eq!(device.pool().audit_idle(), Ok(()));
+    drop(device);
+    assert_eq!(host.leftovers(), [0; 4]);
+    calls
+}
+
+fn ways() -> [Way; 3] {
+    let quick = Settings { residence: 3, lead: 2, ..Settings::default() };
+    [Way::Static(PAGES / 3 * PAGE), Way::OnDemand, Way::Policies(quick)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn memory_does_what_a_naive_twin_says(steps in steps()) {
+        for way in ways() {
+            run(&steps, way, KvLayout::ByBlock, &[]);
+        }
+    }
+
+    #[test]
+    fn planes_apart_hold_the_same_rules(steps in steps()) {
+        run(&steps, Way::Policies(Settings { residence: 3, ..Settings::default() }), KvLayout::ByPlane, &[]);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 3, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_driver_call_fails_once_and_all_still_holds(steps in steps()) {
+        for way in ways() {
+            let calls = run(&steps, way, KvLayout::ByBlock, &[]);
+            for call in 1..=calls {
+                run(&steps, way, KvLayout::ByBlock, &[call]);
+            }
+        }
+    }
+}
