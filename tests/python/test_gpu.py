@@ -233,12 +233,13 @@ def piecewise(model, pool, sizes, stream, named: bool = True) -> list[tuple]:
                 # The engine lets go of the piece before when the next has been captured.
                 del y, out
             del value
-        made.append((pieces, between, result_tensor, expected))
+        # The input too: a graph reads it for as long as it is replayed.
+        made.append((pieces, between, result_tensor, expected, x))
     return made
 
 
 def run_pieces(model, one, stream) -> None:
-    pieces, between, _, _ = one
+    pieces, between = one[:2]
     with torch.cuda.stream(stream):
         for number, graph in enumerate(pieces):
             graph.replay()
