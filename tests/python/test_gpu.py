@@ -7,6 +7,8 @@ VMMGRAPH_LIBRARY or a package with libraries; says SKIPPED without. RESULT lines
 from __future__ import annotations
 
 import contextlib
+import copy
+import faulthandler
 import gc
 import os
 import random
@@ -34,6 +36,8 @@ if HAS_GPU:
     import vmmgraph
 
 MIB = 1 << 20
+# Seconds that no test may take.
+LONGEST = 60
 # Large enough that pages are small beside what the hungriest needs.
 SIZES = [8192, 4096, 2048, 1024, 512, 256, 128, 64, 48, 32, 16, 8, 4, 1]
 
@@ -327,10 +331,10 @@ def test_sglang_breakable() -> None:
                     model.attend(out, y)
                     value = out
             del y, out, value
-        made.append((segments, size, expected))
+        made.append((segments, size, expected, x))
     bad = 0
     for number in shuffled(len(made), 3):
-        segments, size, expected = made[number]
+        segments, size, expected, _ = made[number]
         with torch.cuda.stream(stream):
             for segment in segments:
                 segment()
@@ -396,8 +400,10 @@ def test_make_graphed_callables() -> None:
     torch.manual_seed(3)
     layer = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 256)).cuda()
     x = torch.randn(64, 256, device="cuda", requires_grad=True)
-    expected = layer(x)
-    grads = torch.autograd.grad(expected.square().sum(), (x, *layer.parameters()))
+    # By another layer: what is alive of a backward on the default stream breaks the capture of one, with torch's own graphs as well.
+    eager = copy.deepcopy(layer)
+    expected = eager(x)
+    grads = torch.autograd.grad(expected.square().sum(), (x, *eager.parameters()))
     graphed = torch.cuda.make_graphed_callables(layer, (torch.randn_like(x, requires_grad=True),))
     for _ in range(3):
         y = graphed(x)
@@ -609,6 +615,8 @@ def test_garbage_of_another_thread_during_a_capture() -> None:
                     one.append(one)
                     del one
                 gc.collect()
+                # A collection holds the interpreter's lock for a tenth of a second here: the capture is to come forward beside it.
+                time.sleep(0.02)
         except BaseException as error:  # noqa: BLE001, what a thread or a test throws is reported
             errors.append(error)
 
@@ -910,6 +918,8 @@ def main(words: list[str]) -> int:
     chosen = [(name, test) for name, test in tests if not words or any(word in name for word in words)]
     for name, test in chosen:
         start = time.perf_counter()
+        # Whatever hangs says where.
+        faulthandler.dump_traceback_later(LONGEST, exit=True)
         try:
             test()
             gc.collect()
@@ -921,6 +931,7 @@ def main(words: list[str]) -> int:
             traceback.print_exc()
             if isinstance(error, KeyboardInterrupt) or "illegal memory access" in str(error):
                 break
+    faulthandler.cancel_dump_traceback_later()
     print(f"{len(chosen) - failed} of {len(chosen)} passed")
     print("failed" if failed else "passed")
     return 1 if failed else 0

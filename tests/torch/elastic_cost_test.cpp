@@ -168,7 +168,9 @@ protected:
             pool.back(range);
         };
         const auto commit = [&](std::uint64_t count) {
-            for (const auto range : pool.shortfall(count).value()) {
+            // By name: a range of what a temporary holds would outlive it.
+            const auto missing = pool.shortfall(count).value();
+            for (const auto range : missing) {
                 kv.commit(range);
                 back(range);
             }
@@ -219,7 +221,8 @@ protected:
                 }
                 const auto [action, count] = policy.step(step, pool.stats().available, under_way, std::exchange(granted, 0));
                 if (action == Ahead::commit && coming.empty()) {
-                    for (const auto range : pool.shortfall(pool.stats().available + count).value()) {
+                    const auto missing = pool.shortfall(pool.stats().available + count).value();
+                    for (const auto range : missing) {
                         coming.emplace_back(cache.commit_async(range), range);
                     }
                 }
