@@ -13,7 +13,10 @@ use crate::order::ReplayOrder;
 use crate::pages::{
     Account, Fence, Holder, Limits, Pausable, PauseReport, ResumeReport, SharedSet, next_number, resume,
 };
-use crate::space::{Common, Heap, Phase, Presence, RetainPolicy, Space, Totals, disjoint};
+use crate::space::{
+    Common, EagerBlocks, EagerScope, EagerSpace, EagerStats, Heap, Phase, Presence, RetainPolicy, Space,
+    Totals, disjoint,
+};
 use crate::stats::{ArenaStats, Snapshot};
 use crate::sync::Mutex;
 use crate::units::{Address, BlockBytes, Geometry, Peers, Stream};
@@ -107,6 +110,19 @@ pub struct SharedVmmAllocator {
     reserve_bytes: u64,
     /// The current space of the published design, and the ones before it.
     serial: Mutex<Serial>,
+    eager: Eager,
+}
+
+/// The addresses of the arena's eager work, from the first scope on. When the arena goes they go too, but for those of live blocks.
+#[derive(Default)]
+struct Eager(Mutex<Option<Arc<EagerSpace>>>);
+
+impl Drop for Eager {
+    fn drop(&mut self) {
+        if let Some(space) = self.0.get_mut() {
+            space.release();
+        }
+    }
 }
 
 #[derive(Default)]
@@ -150,12 +166,18 @@ impl SharedVmmAllocator {
             totals: Totals::default(),
             spaces: Mutex::default(),
             retired: Mutex::default(),
+            eager: Mutex::default(),
             device: Arc::clone(device),
         };
         let common = Arc::new(common);
         let weak = Arc::downgrade(&common);
         device.pausables().add(weak);
-        let arena = Self { common, reserve_bytes: options.reserve_bytes, serial: Mutex::default() };
+        let arena = Self {
+            common,
+            reserve_bytes: options.reserve_bytes,
+            serial: Mutex::default(),
+            eager: Eager::default(),
+        };
         if options.reserve_bytes > 0 {
             let first = arena.open_serial()?;
             arena.serial.lock().current = Some(first);
@@ -197,6 +219,32 @@ impl SharedVmmAllocator {
         Space::open_bump(&self.common, 0)
     }
 
+    /// Begins eager work on `stream`, whose blocks lie on the arena's shared pages: see [`EagerScope`]. Waits for the end of a replay or
+    /// scope that another thread is at. No driver call but those of a replay and an event, once the arena has the pages.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] inside a launch or a scope of this arena, and while it is paused; otherwise those of a replay
+    /// ([`Space::replay`]). Nothing has changed then, and the call can be repeated.
+    pub fn eager_scope(&self, stream: Stream) -> Result<EagerScope> {
+        self.usable()?;
+        let space = Arc::clone(self.eager.0.lock().get_or_insert_with(|| EagerSpace::new(&self.common)));
+        space.begin(stream)
+    }
+
+    /// What frees the blocks of the arena's eager work, after their scope.
+    #[must_use]
+    pub fn eager_blocks(&self) -> EagerBlocks {
+        let space = Arc::clone(self.eager.0.lock().get_or_insert_with(|| EagerSpace::new(&self.common)));
+        EagerBlocks::new(space)
+    }
+
+    /// What its eager work uses and did.
+    #[must_use]
+    pub fn eager_stats(&self) -> EagerStats {
+        let space = self.eager.0.lock().clone();
+        space.map_or_else(EagerStats::default, |space| space.stats())
+    }
+
     fn prepare(&self) -> Result<()> {
         self.usable()?;
         match self.common.order.mark() {
@@ -230,6 +278,10 @@ impl SharedVmmAllocator {
     pub fn trim(&self) -> Result<u64> {
         let pool = self.common.pool();
         self.common.order.mark()?;
+        let eager = self.eager.0.lock().clone();
+        if let Some(eager) = eager {
+            eager.release();
+        }
         self.common.order.fence().block(pool.events(), Duration::MAX)?;
         self.common.heap.settle(pool);
         let released = pool.trim();
@@ -336,6 +388,8 @@ impl SharedVmmAllocator {
         let mut kept: Vec<_> = spaces.iter().flat_map(|space| space.core().kept()).collect();
         kept.sort_unstable();
         disjoint(&kept)?;
+        let eager = self.eager.0.lock().clone();
+        eager.map_or(Ok(()), |eager| eager.audit())?;
         self.device().pool().audit()
     }
 

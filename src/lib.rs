@@ -86,6 +86,7 @@ pub use map::ArenaMap;
 pub use order::ReplayOrder;
 pub use region::{Policy, Ready, Region, RegionOptions, RegionStats};
 pub use space::{Block, Difference, POISON, Phase, RetainPolicy, SealReport, Space, SpaceStats, TracedBlock};
+pub use space::{EagerBlocks, EagerScope, EagerStats};
 pub use stats::{ArenaStats, Snapshot};
 pub use torch::VmmTorchAllocator;
 pub use units::{Address, Peers, Stream};

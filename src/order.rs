@@ -73,7 +73,8 @@ struct Last {
 }
 
 /// The turn of one launch; ends with this.
-struct Entered<'a> {
+#[derive(Debug)]
+pub(crate) struct Entered<'a> {
     order: &'a ReplayOrder,
     /// Where it launches; `None`: it was refused.
     stream: Option<Stream>,
@@ -111,28 +112,15 @@ impl ReplayOrder {
     /// is so of the stream of the last replay, which was not [marked](Self::mark) before; [`Error::WrongState`] if this would wait for
     /// itself, while the arena is paused, or in a [serial](Self::serial) order for another stream or thread. `launch` has not been called then, and no capture was touched.
     pub fn replay<T>(&self, stream: Stream, launch: impl FnOnce() -> T) -> Result<T> {
-        let _entered = self.begin(stream)?;
+        let _entered = self.begin(stream, || Ok(()))?;
         Ok(launch())
     }
 
-    /// [`replay`](Self::replay) for whoever cannot launch from a callback: until this thread calls [`leave`](Self::leave), which it must,
-    /// every other replay of the arena waits.
+    /// Ends what this thread [began](Self::begin) and that [stayed](Entered::stay): its work has been given to the stream, or failed to be.
     ///
     /// # Errors
-    /// As [`replay`](Self::replay); there is nothing to leave then.
-    pub fn enter(&self, stream: Stream) -> Result<()> {
-        let entered = self.begin(stream)?;
-        *self.entered.lock() = Some(stream);
-        // Its end is `leave`'s.
-        std::mem::forget(entered);
-        Ok(())
-    }
-
-    /// Ends what [`enter`](Self::enter) began: the graph has been given to the stream, or failed to be.
-    ///
-    /// # Errors
-    /// [`Error::WrongState`] if this thread has not entered.
-    pub fn leave(&self) -> Result<()> {
+    /// [`Error::WrongState`] if nothing of this thread stayed.
+    pub(crate) fn leave(&self) -> Result<()> {
         let stream =
             if self.turn.check().is_err() { self.entered.lock().take() } else { None }.ok_or_else(|| {
                 let expected = "entered on this thread before";
@@ -142,13 +130,16 @@ impl ReplayOrder {
         Ok(())
     }
 
-    fn begin(&self, stream: Stream) -> Result<Entered<'_>> {
+    /// As [`replay`](Self::replay), up to the launch, which lasts as long as what this returns. `prepare` is called first, between two
+    /// replays; what it refuses is not launched.
+    pub(crate) fn begin(&self, stream: Stream, prepare: impl FnOnce() -> Result<()>) -> Result<Entered<'_>> {
         self.turn.take()?;
         let mut entered = Entered { order: self, stream: None };
         let gate = self.gate.load(Ordering::SeqCst);
         if gate == SHUT {
             return Err(Error::WrongState { what: "the arena", expected: "resident", found: "paused" });
         }
+        prepare()?;
         self.order(stream)?;
         if gate == BEHIND {
             self.contents.lock().before(&self.events, stream)?;
@@ -265,6 +256,14 @@ impl ReplayOrder {
             }
         }
         fence
+    }
+}
+
+impl Entered<'_> {
+    /// It lasts until [`ReplayOrder::leave`].
+    pub(crate) fn stay(self) {
+        *self.order.entered.lock() = self.stream;
+        std::mem::forget(self);
     }
 }
 

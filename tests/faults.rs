@@ -685,6 +685,70 @@ fn arena_aside(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
+/// Eager work between replays of a graph whose pages it keeps, with results that last, a stream that still reads, kept blocks, a trim and other
+/// addresses after it. Not told to the second thread, whose replays would wait for the scopes.
+fn eager(run: &mut Run) -> Result<()> {
+    let other = run.injector.stream();
+    let device = Arc::clone(&run.device);
+    let stamps = Stamps::new(device.driver(), other);
+    let arena = Arc::new(run.step("create", || SharedVmmAllocator::new(&device, &Options::default()))?);
+    run.arena = Arc::downgrade(&arena);
+    let space = run.step("open", || arena.open_space())?;
+    let passing = run.step("allocate", || space.allocate(20 * MIB, other))?;
+    let stays = run.step("allocate", || space.allocate(3 * MIB, other))?;
+    space.free(passing)?;
+    run.step("seal", || space.seal())?;
+    let write = || {
+        run.injector.keep_busy(1);
+        stamps.write(passing, 20 * MIB, 1).and_then(|()| stamps.write(stays, 3 * MIB, 2))
+    };
+    let mut results = Vec::new();
+    for round in 0..4 {
+        run.step("replay", || space.replay(other, write)?)?;
+        let scope = run.step("scope", || arena.eager_scope(other))?;
+        let bytes = (5 + 9 * u64::from(round)) * MIB;
+        let (first, read) =
+            (run.step("work", || scope.allocate(bytes))?, run.step("work", || scope.allocate(MIB))?);
+        let last = run.step("work", || scope.allocate(2 * MIB))?;
+        let kept = run.step("keep", || scope.allocate_kept(3000))?;
+        run.step("write", || stamps.write(last, 2 * MIB, 10 + round))?;
+        run.step("write", || stamps.write(kept, 3000, 20 + round))?;
+        scope.free(first)?;
+        scope.record_stream(read, A)?;
+        scope.free(read)?;
+        drop(scope);
+        run.balance("the end of a scope");
+        results.push((last, 2 * MIB, 10 + round));
+        results.push((kept, 3000, 20 + round));
+        run.step("replay", || space.replay(other, write)?)?;
+        for (at, bytes, stamp) in &results {
+            assert!(
+                run.step("read", || stamps.holds(*at, *bytes, *stamp))?,
+                "a result of round {round} was lost"
+            );
+        }
+        assert!(run.step("read", || stamps.holds(stays, 3 * MIB, 2))?, "a retained block was lost");
+        if round == 1 {
+            run.step("free", || arena.eager_blocks().free(results[0].0, &[A]))?;
+            results.remove(0);
+        }
+        if round == 2 {
+            run.step("trim", || arena.trim())?;
+        }
+    }
+    drop(space);
+    run.balance("drop the graph");
+    for (at, bytes, stamp) in &results {
+        assert!(run.step("read", || stamps.holds(*at, *bytes, *stamp))?, "a result was lost with the graph");
+    }
+    let blocks = arena.eager_blocks();
+    drop(arena);
+    for (at, ..) in results.drain(2..) {
+        run.step("free", || blocks.free(at, &[]))?;
+    }
+    Ok(())
+}
+
 /// A replay is refused without a launch.
 fn space_is_shut(space: &Space, stream: Stream) -> bool {
     let mut launched = false;
@@ -767,6 +831,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("step aside", step_aside),
     ("come back", come_back),
     ("arena aside", arena_aside),
+    ("eager", eager),
     ("peers", peers),
     ("elastic", elastic),
     ("cache", cache),

@@ -557,3 +557,68 @@ fn an_arena_is_paused_beside_replays_captures_and_ends() {
     shuttle::check_random(model, 300);
     shuttle::check_pct(model, 300, 3);
 }
+
+/// A prefill by one thread, replays by another, a capture by a third; what the prefill left is there whatever came first.
+#[test]
+fn eager_work_runs_beside_replays_captures_and_ends() {
+    let model = || {
+        let (host, device, arena) = small();
+        let space = arena.open_space().unwrap();
+        let passing = space.allocate(16 * KIB, Stream::LEGACY).unwrap();
+        space.free(passing).unwrap();
+        space.seal().unwrap();
+        let eager = {
+            let arena = Arc::clone(&arena);
+            thread::spawn(move || {
+                let mut results = Vec::new();
+                for round in 1..3_u64 {
+                    let scope = arena.eager_scope(stream(1)).unwrap();
+                    let result = scope.allocate((10 + 4 * round) * KIB).unwrap();
+                    // SAFETY: a live block of the host driver, of at least eight bytes.
+                    unsafe { (result.0 as *mut u64).write_volatile(round) };
+                    drop(scope);
+                    results.push((result, round));
+                }
+                results
+            })
+        };
+        let replayer = {
+            let space = Arc::clone(&space);
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    // SAFETY: as above; within a launch the space's memory is the graph's.
+                    let write = || unsafe { (passing.0 as *mut u64).write_volatile(99) };
+                    space.replay(stream(2), write).unwrap();
+                }
+            })
+        };
+        let capturer = {
+            let arena = Arc::clone(&arena);
+            thread::spawn(move || {
+                let Ok(space) = arena.open_space() else { return };
+                let block = space.allocate(9 * KIB, stream(3)).unwrap();
+                space.allocate(20 * KIB, stream(3)).unwrap();
+                space.free(block).unwrap();
+                space.allocate(14 * KIB, stream(3)).unwrap();
+                space.seal().unwrap();
+                // SAFETY: as above.
+                let write = || unsafe { (block.0 as *mut u64).write_volatile(98) };
+                space.replay(stream(3), write).unwrap();
+                arena.trim().unwrap();
+            })
+        };
+        let results = eager.join().unwrap();
+        replayer.join().unwrap();
+        capturer.join().unwrap();
+        for (at, round) in &results {
+            // SAFETY: as above.
+            assert_eq!(unsafe { (at.0 as *const u64).read_volatile() }, *round);
+        }
+        assert_eq!((arena.audit(), device.pool().audit_idle()), (Ok(()), Ok(())));
+        results.iter().for_each(|(at, _)| arena.eager_blocks().free(*at, &[]).unwrap());
+        drop(space);
+        end(&host, device, arena);
+    };
+    shuttle::check_random(model, 300);
+    shuttle::check_pct(model, 300, 3);
+}

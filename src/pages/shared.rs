@@ -3,14 +3,15 @@
 //! The tables may be out of date: a page that no space maps any more is the device's, under another name, and one that a seal made a
 //! space's own has another holder. So what stands here counts only if the pool says that this arena has it still.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
 use super::survey::PageName;
-use super::{Account, Change, Class, Fence, Holder, PageId, PageNo, PagePool};
-use crate::error::Result;
+use super::{Account, Change, Class, Fence, Holder, Mark, PageId, PageNo, PagePool};
+use crate::error::{Error, Result};
 use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::units::{Geometry, Peers};
 
 /// Pages shared by graphs that never run at the same time.
@@ -21,7 +22,12 @@ pub struct SharedSet {
     geometry: Geometry,
     peers: Peers,
     numbers: Mutex<Numbers>,
+    /// Counts how often pages left their numbers.
+    version: AtomicU64,
 }
+
+/// How many of the newest marks are kept.
+const MARKS: usize = 8;
 
 #[derive(Default)]
 struct Numbers {
@@ -32,13 +38,20 @@ struct Numbers {
     spare: BTreeMap<u64, Vec<PageId>>,
     /// Retained pages whose blocks were freed, while other streams may still use those.
     returning: Vec<(Fence, PageId, Holder)>,
+    /// Which version began, and what was replayed before the scope that made it is before this.
+    marks: VecDeque<(u64, Mark)>,
+    /// Pages that stay where they show: somebody else has taken hold of them.
+    fixed: HashSet<PageId>,
+    /// How many pieces of eager work, at whose end pages may leave their numbers, are under way or wait for their turn.
+    eager: u32,
 }
 
 impl SharedSet {
     /// An empty set for arena number `arena`, whose pages count toward an account.
     #[must_use]
     pub fn new(pool: &Arc<PagePool>, arena: u64, account: Account, geometry: Geometry, peers: Peers) -> Self {
-        Self { pool: Arc::clone(pool), arena, account, geometry, peers, numbers: Mutex::default() }
+        let (pool, numbers, version) = (Arc::clone(pool), Mutex::default(), AtomicU64::new(0));
+        Self { pool, arena, account, geometry, peers, numbers, version }
     }
 
     /// Who may use the arena's pages besides its device.
@@ -84,7 +97,29 @@ impl SharedSet {
     /// # Errors
     /// Those of [`Change::take`].
     pub fn page(&self, change: &mut Change, no: PageNo) -> Result<PageId> {
+        self.numbered(&mut self.numbers.lock(), change, no, &HashSet::new())
+    }
+
+    /// As [`page`](Self::page), of a number from this one on whose page is not among those that are shown already.
+    ///
+    /// # Errors
+    /// As [`page`](Self::page).
+    pub fn page_apart(&self, change: &mut Change, from: PageNo, shown: &HashSet<PageId>) -> Result<PageId> {
         let numbers = &mut *self.numbers.lock();
+        let mut no = from;
+        while numbers.pages.get(&no).is_some_and(|page| shown.contains(page)) {
+            no.index += 1;
+        }
+        self.numbered(numbers, change, no, shown)
+    }
+
+    fn numbered(
+        &self,
+        numbers: &mut Numbers,
+        change: &mut Change,
+        no: PageNo,
+        shown: &HashSet<PageId>,
+    ) -> Result<PageId> {
         if let Some(page) = numbers.pages.get(&no)
             && change.rely_on(*page, self.holder()).is_some()
         {
@@ -94,9 +129,105 @@ impl SharedSet {
             Class::Small => self.geometry.small(),
             Class::Large => self.geometry.large(),
         };
-        let page = self.spare_or_new(change, numbers, bytes)?;
+        let page = self.spare_or_new(change, numbers, bytes, shown)?;
         numbers.pages.insert(no, page);
         Ok(page)
+    }
+
+    /// Changes whenever a page leaves its number while others show it. Who shows pages and finds another version than at the last look
+    /// is to [look](Self::is_ours) at each of them before the device uses it.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.version.load(Ordering::SeqCst)
+    }
+
+    /// Whether a page is one of the shared ones.
+    #[must_use]
+    pub fn is_ours(&self, page: PageId) -> bool {
+        self.pool.holder(page) == Some(self.holder())
+    }
+
+    /// The page that a number has now.
+    #[must_use]
+    pub fn listed(&self, no: PageNo) -> Option<PageId> {
+        let page = self.numbers.lock().pages.get(&no).copied();
+        page.filter(|page| self.is_ours(*page))
+    }
+
+    /// Eager work is about to begin.
+    pub fn begin_eager(&self) {
+        self.numbers.lock().eager += 1;
+    }
+
+    /// Eager work is over.
+    pub fn end_eager(&self) {
+        self.numbers.lock().eager -= 1;
+    }
+
+    /// Pages leave their numbers for another holder, and stay mapped wherever they show; how many. `before` is behind everything replayed
+    /// before the work that wrote to them.
+    pub fn leave(&self, pages: &[(PageNo, PageId)], to: Holder, before: Mark) -> u64 {
+        let numbers = &mut *self.numbers.lock();
+        let mut left = 0;
+        for (no, page) in pages {
+            if self.pool.hand_over(*page, self.holder(), to, false).is_some() {
+                if numbers.pages.get(no) == Some(page) {
+                    numbers.pages.remove(no);
+                }
+                left += 1;
+            }
+        }
+        if left > 0 {
+            let version = self.version.fetch_add(1, Ordering::SeqCst) + 1;
+            numbers.marks.push_back((version, before));
+            if numbers.marks.len() > MARKS {
+                numbers.marks.pop_front();
+            }
+        }
+        left
+    }
+
+    /// What is behind every replay that was launched at a version which is not the newest.
+    #[must_use]
+    pub fn behind(&self, version: u64) -> Option<Mark> {
+        let numbers = self.numbers.lock();
+        numbers.marks.iter().find(|(began, _)| *began > version).map(|(_, mark)| mark.clone())
+    }
+
+    /// A page that left comes back, which nothing uses but in the order of replays: as that of a number, if this has none, else as a
+    /// spare one; whether it has the number.
+    pub fn come_back(&self, page: PageId, from: Holder, no: PageNo) -> bool {
+        let numbers = &mut *self.numbers.lock();
+        let Some(bytes) = self.pool.hand_over(page, from, self.holder(), false) else { return false };
+        if numbers.pages.get(&no).is_some_and(|listed| self.is_ours(*listed)) {
+            numbers.spare.entry(bytes).or_default().push(page);
+            return false;
+        }
+        numbers.pages.insert(no, page);
+        true
+    }
+
+    /// From now on these pages stay where they show; they never leave their numbers.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] if one is not shared any more, or could be about to leave.
+    pub fn fix(&self, pages: &HashSet<PageId>) -> Result<()> {
+        let numbers = &mut *self.numbers.lock();
+        if numbers.eager > 0 || pages.iter().any(|page| !self.is_ours(*page)) {
+            let (expected, found) = ("without eager work on its pages", "with some");
+            return Err(Error::WrongState { what: "the arena", expected, found });
+        }
+        numbers.fixed.extend(pages);
+        // Eager work that shows one is to look.
+        self.version.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Whether a number's page has to stay where it shows.
+    #[must_use]
+    pub fn is_fixed(&self, no: PageNo) -> bool {
+        let numbers = self.numbers.lock();
+        numbers.pages.get(&no).is_some_and(|page| numbers.fixed.contains(page))
     }
 
     /// The pages of the tape behind `[from, to)`, which the change relies on: where each begins, and its bytes. Where the tape ends, a
@@ -122,7 +253,7 @@ impl SharedSet {
                     let least = (at / 16).min(self.geometry.large() / 2);
                     let bytes = (to - at).max(least).next_multiple_of(self.geometry.small());
                     let bytes = next.map_or(bytes, |next| bytes.min(next - at));
-                    let page = (self.spare_or_new(change, numbers, bytes)?, bytes);
+                    let page = (self.spare_or_new(change, numbers, bytes, &HashSet::new())?, bytes);
                     numbers.tape.insert(at, page);
                     page
                 }
@@ -141,11 +272,20 @@ impl SharedSet {
         found.filter(|(start, (_, bytes))| at < *start + bytes).map_or(at, |(start, _)| *start)
     }
 
-    fn spare_or_new(&self, change: &mut Change, numbers: &mut Numbers, bytes: u64) -> Result<PageId> {
+    fn spare_or_new(
+        &self,
+        change: &mut Change,
+        numbers: &mut Numbers,
+        bytes: u64,
+        shown: &HashSet<PageId>,
+    ) -> Result<PageId> {
         self.settle(numbers);
-        while let Some(page) = numbers.spare.get_mut(&bytes).and_then(Vec::pop) {
-            if change.rely_on(page, self.holder()).is_some() {
-                return Ok(page);
+        if let Some(spare) = numbers.spare.get_mut(&bytes) {
+            while let Some(at) = spare.iter().rposition(|page| !shown.contains(page)) {
+                let page = spare.remove(at);
+                if change.rely_on(page, self.holder()).is_some() {
+                    return Ok(page);
+                }
             }
         }
         change.take(bytes, self.holder(), self.account.id())
@@ -192,7 +332,8 @@ impl SharedSet {
         let mut numbers = self.numbers.lock();
         let holder = Some(self.holder());
         let there = |id: PageId| self.pool.holder(id) == holder;
-        let Numbers { pages, tape, spare, .. } = &mut *numbers;
+        let Numbers { pages, tape, spare, fixed, .. } = &mut *numbers;
+        fixed.retain(|id| there(*id));
         pages.retain(|_, id| there(*id));
         tape.retain(|_, (id, _)| there(*id));
         spare.retain(|_, list| {

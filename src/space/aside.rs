@@ -139,6 +139,10 @@ impl Common {
         for core in self.cores() {
             fence.join(core.users());
         }
+        let eager = self.eager.lock().upgrade();
+        if let Some(eager) = eager {
+            fence.join(eager.users());
+        }
         fence.block(self.pool().events(), Duration::MAX).map(drop)
     }
 

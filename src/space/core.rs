@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::block::{Origin, Origins};
@@ -11,6 +11,7 @@ use super::kept::KeptBlocks;
 use super::layout::{NotLive, Place, Usage};
 use super::placement::Placement;
 use super::presence::Opened;
+use super::refresh::Stale;
 use super::{Common, Phase};
 use crate::error::{Error, Result};
 use crate::pages::{Calls, Change, Fence, Holder, Reservation};
@@ -29,6 +30,8 @@ pub(super) struct State {
     /// The placement's ranges, under the same indices.
     pub(super) ranges: Vec<Reservation>,
     pub(super) kept: KeptBlocks,
+    /// Where nothing is mapped since the driver did not undo a replacement.
+    pub(super) holes: Vec<Stale>,
     /// Streams that use a live block since the seal.
     pub(super) users: Vec<(Address, Stream)>,
     /// Behind what the users of blocks freed since the seal were given, as far as it is not over: the pages may still be others' too,
@@ -59,6 +62,8 @@ pub(crate) struct Core {
     pub(super) id: u64,
     pub(super) common: Arc<Common>,
     pub(super) state: Mutex<State>,
+    /// The version of the shared set at which all it shows was the arena's.
+    pub(super) seen: AtomicU64,
 }
 
 impl Core {
@@ -124,21 +129,9 @@ impl Core {
         result
     }
 
-    /// Repeats what fails for lack of memory as long as somebody gives some back. The caller holds no lock.
-    pub(super) fn relieved<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
-        let mut tries = 0;
-        loop {
-            let result = work();
-            match &result {
-                Err(error) if error.is_out_of_memory() && tries < TRIES => {
-                    tries += 1;
-                    if !self.common.pool().relieve(error.requested_bytes()) {
-                        return result.map_err(|error| error.of_space(self.label().as_deref()));
-                    }
-                }
-                _ => return result.map_err(|error| error.of_space(self.label().as_deref())),
-            }
-        }
+    /// As [`Common::relieved`], and says for whom memory was wanted. The caller holds no lock.
+    pub(super) fn relieved<T>(&self, work: impl FnMut() -> Result<T>) -> Result<T> {
+        self.common.relieved(work).map_err(|error| error.of_space(self.label().as_deref()))
     }
 
     fn place(&self, state: &mut State, bytes: BlockBytes, stream: Stream) -> Result<Address> {
@@ -179,24 +172,17 @@ impl Core {
 
     fn grow(&self, state: &mut State, bytes: BlockBytes, stream: Stream) -> Result<Place> {
         // Before the plan, which lists every page: a hopeless request must not cost memory either.
-        self.refuse_hopeless(bytes)?;
+        self.common.refuse_hopeless(bytes)?;
         let start = Instant::now();
         let place = match state.placement {
-            Placement::Stitched(_) => state.stitch(&self.common, self.id, bytes, stream),
+            Placement::Stitched(_) => {
+                let seen = self.seen.load(Ordering::SeqCst);
+                state.stitch(&self.common, (self.id, seen), bytes, stream)
+            }
             _ => state.append(&self.common, self.id, bytes),
         };
         state.work.time += start.elapsed();
         place
-    }
-
-    pub(super) fn refuse_hopeless(&self, bytes: BlockBytes) -> Result<()> {
-        let driver = self.common.pool().driver();
-        let (total, device) = (driver.info().total_bytes, driver.info().ordinal);
-        if bytes.get() <= total {
-            return Ok(());
-        }
-        let free = driver.free_bytes()?;
-        Err(Error::OutOfMemory { requested: bytes.get(), free, total, device, space: None })
     }
 
     /// Frees a block; after the seal behind what these streams were given, and those that were noted for it.
@@ -262,8 +248,37 @@ impl Core {
     }
 }
 
+impl Common {
+    /// Repeats what fails for lack of memory as long as somebody gives some back. The caller holds no lock.
+    pub(super) fn relieved<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
+        let mut tries = 0;
+        loop {
+            let result = work();
+            match &result {
+                Err(error) if error.is_out_of_memory() && tries < TRIES => {
+                    tries += 1;
+                    if !self.pool().relieve(error.requested_bytes()) {
+                        return result;
+                    }
+                }
+                _ => return result,
+            }
+        }
+    }
+
+    pub(super) fn refuse_hopeless(&self, bytes: BlockBytes) -> Result<()> {
+        let driver = self.pool().driver();
+        let (total, device) = (driver.info().total_bytes, driver.info().ordinal);
+        if bytes.get() <= total {
+            return Ok(());
+        }
+        let free = driver.free_bytes()?;
+        Err(Error::OutOfMemory { requested: bytes.get(), free, total, device, space: None })
+    }
+}
+
 impl NotLive {
-    fn at(self, address: Address) -> Error {
+    pub(super) fn at(self, address: Address) -> Error {
         match self {
             Self::FreedBefore => Error::DoubleFree { address },
             Self::Foreign => Error::ForeignPointer { address },

@@ -263,7 +263,7 @@ impl KeptBlocks {
 impl Core {
     /// Places a kept block.
     pub(super) fn keep(&self, state: &mut State, bytes: BlockBytes) -> Result<Address> {
-        self.refuse_hopeless(bytes)?;
+        self.common.refuse_hopeless(bytes)?;
         let address = self.common.heap.allocate(&self.common.shared, bytes.get())?;
         // Where the heap puts it depends on other spaces.
         state.hash(!bytes.get());

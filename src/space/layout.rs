@@ -29,6 +29,7 @@ use crate::pages::Class;
 use crate::units::{BLOCK_GRANULE, BlockBytes, Geometry, Stream};
 
 mod growth;
+mod held;
 mod retained;
 mod windows;
 

@@ -25,6 +25,7 @@ mod audit;
 mod block;
 mod bump;
 mod core;
+mod eager;
 mod events;
 mod kept;
 mod label;
@@ -37,6 +38,7 @@ mod placement;
 mod poison;
 mod presence;
 mod recency;
+mod refresh;
 mod seal;
 mod sealed;
 mod slab;
@@ -47,6 +49,7 @@ pub(crate) use audit::disjoint;
 use bump::Bump;
 pub(crate) use core::Core;
 use core::{State, Work};
+pub(crate) use eager::EagerSpace;
 use events::Events;
 pub(crate) use kept::Heap;
 use kept::KeptBlocks;
@@ -56,6 +59,7 @@ use placement::Placement;
 pub(crate) use presence::Presence;
 
 pub use block::Block;
+pub use eager::{EagerBlocks, EagerScope, EagerStats};
 pub use events::TracedBlock;
 pub use poison::{Difference, POISON};
 pub use seal::{RetainPolicy, SealReport};
@@ -84,6 +88,8 @@ pub(crate) struct Common {
     pub(crate) spaces: Mutex<HashMap<u64, Weak<Space>>>,
     /// What is left of spaces whose graph is gone while somebody has a block of theirs, by number.
     pub(crate) retired: Mutex<HashMap<u64, Weak<Core>>>,
+    /// The addresses of its eager work.
+    pub(crate) eager: Mutex<Weak<EagerSpace>>,
     /// Last, so that it closes when all above is gone.
     pub(crate) device: Arc<Device>,
 }
@@ -121,6 +127,8 @@ pub(crate) struct Totals {
     pub(crate) mapped: AtomicU64,
     /// The most bytes any space has needed.
     pub(crate) high_water: AtomicU64,
+    /// Mappings made in sealed spaces because pages left.
+    pub(crate) replaced: AtomicU64,
 }
 
 impl Totals {
@@ -145,6 +153,12 @@ impl Totals {
             self.high_water.fetch_max(bytes, Ordering::Relaxed);
         }
     }
+}
+
+/// The number of a new space, which no other in the process has.
+fn next_space() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// Where in its life a space is.
@@ -233,15 +247,17 @@ impl Space {
     }
 
     fn with(common: &Arc<Common>, placement: Placement) -> Result<Arc<Self>> {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
         let opened = Some(common.presence.open()?);
-        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let id = next_space();
+        // Before its first page is asked for.
+        let seen = AtomicU64::new(common.shared.version());
         let state = State {
             phase: Phase::Open,
             opened,
             placement,
             ranges: Vec::new(),
             kept: KeptBlocks::default(),
+            holes: Vec::new(),
             users: Vec::new(),
             readers: Fence::default(),
             work: Work::default(),
@@ -250,7 +266,7 @@ impl Space {
             events: common.trace_events.load(Ordering::Relaxed).then(Events::default),
             origins: common.trace_blocks.then(HashMap::new),
         };
-        let core = Core { id, common: Arc::clone(common), state: Mutex::new(state) };
+        let core = Core { id, common: Arc::clone(common), state: Mutex::new(state), seen };
         let space = Arc::new(Self { core: Arc::new(core) });
         common.spaces.lock().insert(id, Arc::downgrade(&space));
         Ok(space)
@@ -339,15 +355,16 @@ impl Space {
     /// replay or a mark in this arena is refused, as is a replay in another arena that would wait for this one in the end.
     ///
     /// # Errors
-    /// [`Error::WrongState`] unless the space is sealed, and while the arena is paused; those of [`ReplayOrder::replay`]. `launch` was
-    /// not called then.
+    /// [`Error::WrongState`] unless the space is sealed, and while the arena is paused; those of [`ReplayOrder::replay`]. Out of memory or
+    /// budget, or what the driver says, if pages that eager work keeps had to be replaced. `launch` was not called then.
     pub fn replay<T>(&self, stream: Stream, launch: impl FnOnce() -> T) -> Result<T> {
         self.core.common.usable()?;
         self.core.state.lock().require(Phase::Sealed)?;
         if self.core.common.poison {
             return self.replay_over(POISON, stream, launch);
         }
-        self.core.common.order.replay(stream, launch)
+        let _entered = self.core.enter(stream)?;
+        Ok(launch())
     }
 
     /// [`replay`](Self::replay) for whoever cannot launch from a callback: what this thread gives to `stream` until it calls
@@ -358,7 +375,7 @@ impl Space {
     pub fn enter(&self, stream: Stream) -> Result<()> {
         self.core.common.usable()?;
         self.core.state.lock().require(Phase::Sealed)?;
-        self.core.common.order.enter(stream)?;
+        self.core.enter(stream)?.stay();
         if self.core.common.poison {
             return self.fill_shared(POISON, stream).inspect_err(|_| {
                 // Entered just above.

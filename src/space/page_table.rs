@@ -152,6 +152,11 @@ impl PageTable {
         }
     }
 
+    /// Whether the page holds no block.
+    pub(crate) fn is_idle(&self, number: u32) -> bool {
+        self.pages.get(number as usize).is_none_or(|page| page.stays.is_empty())
+    }
+
     /// The first tile that showed the page.
     pub(crate) fn home(&self, number: u32) -> TileNo {
         self.pages[number as usize].home

@@ -82,10 +82,9 @@ impl Space {
         stream: Stream,
         launch: impl FnOnce() -> T,
     ) -> Result<T> {
-        self.core().common.order.replay(stream, || {
-            self.fill_shared(pattern, stream)?;
-            Ok(launch())
-        })?
+        let _entered = self.core().enter(stream)?;
+        self.fill_shared(pattern, stream)?;
+        Ok(launch())
     }
 
     /// Fills the shared pages of this space, in order on the stream; within a turn of the order.

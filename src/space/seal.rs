@@ -11,6 +11,7 @@
 //!   after    | small 7 | own | own | small 8 | small 9 | .. |   |      fillers are shared small pages; a page is never cut
 //! ```
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -18,7 +19,7 @@ use serde::Serialize;
 use super::layout::Unit;
 use super::{Block, Core, Events, Phase, Placement, Space, State};
 use crate::error::{Error, Result};
-use crate::pages::{Change, Class, PageNo, Reservation};
+use crate::pages::{Change, Class, PageId, PageNo, Reservation};
 
 /// What becomes of blocks that are live when their capture ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -152,8 +153,12 @@ impl Core {
         };
         let small = self.common.shared.geometry().small();
         let slabs = layout.pages().0;
+        let shown = state.shown();
+        if in_place {
+            self.common.shared.fix(&shown)?;
+        }
         let change = Change::on(self.common.pool());
-        let mut exchange = Exchange { core: self, change, in_place, next: slabs };
+        let mut exchange = Exchange { core: self, change, in_place, next: slabs, shown };
         let done = state.ranges.iter().enumerate().try_for_each(|(number, range)| {
             let units = layout.units(number);
             range.mapped().iter().try_for_each(|mapped| {
@@ -180,6 +185,8 @@ struct Exchange<'a> {
     in_place: bool,
     /// The next number of a small page that nothing else in this space is on.
     next: usize,
+    /// The pages that the space shows.
+    shown: HashSet<PageId>,
 }
 
 impl Exchange<'_> {
@@ -189,7 +196,7 @@ impl Exchange<'_> {
         range: &Reservation,
         offset: u64,
         bytes: u64,
-        page: crate::pages::PageId,
+        page: PageId,
         units: &[Unit],
     ) -> Result<()> {
         let shared = &self.core.common.shared;
@@ -224,7 +231,10 @@ impl Exchange<'_> {
                     let mut pages = Vec::with_capacity(run.len());
                     for _ in run {
                         let no = PageNo { class: Class::Small, index: self.next as u32 };
-                        pages.push(shared.page(&mut self.change, no)?);
+                        // One that left and came back may be shown here under another number.
+                        let page = shared.page_apart(&mut self.change, no, &self.shown)?;
+                        self.shown.insert(page);
+                        pages.push(page);
                         self.next += 1;
                     }
                     parts.push((offset + at, pages));

@@ -72,6 +72,11 @@ impl Slabs {
         self.entries[slot.slab].slab.free(slot.granule)
     }
 
+    /// The granules of a slab that blocks cover.
+    pub(crate) fn live(&self, slab: usize) -> u32 {
+        self.entries.get(slab).map_or(0, |entry| entry.slab.live())
+    }
+
     /// The stream whose blocks a slab holds.
     pub(crate) fn stream(&self, slab: usize) -> Stream {
         self.entries[slab].stream

@@ -7,11 +7,12 @@ use crate::pages::Change;
 use crate::units::{BlockBytes, Stream};
 
 impl State {
-    /// Stitches pages together behind new addresses for a block that the layout finds no room for. On failure nothing has changed.
+    /// Stitches pages together behind new addresses for a block that the layout finds no room for, in a space of this number that has
+    /// seen this version of the shared set. On failure nothing has changed.
     pub(super) fn stitch(
         &mut self,
         common: &Common,
-        space: u64,
+        (space, seen): (u64, u64),
         bytes: BlockBytes,
         stream: Stream,
     ) -> Result<Place> {
@@ -24,8 +25,7 @@ impl State {
         let mapped = (|| {
             let range =
                 known.map_or_else(|| change.reserve(growth.range_bytes, space, common.shared.peers()), Ok)?;
-            let pages = growth.pages.iter().map(|no| common.shared.page(&mut change, *no));
-            let pages = pages.collect::<Result<Vec<_>>>()?;
+            let pages = self.pages_of(common, seen, &mut change, &growth.pages)?;
             change.map(range, growth.offset, &pages)
         })();
         if let Err(error) = mapped {

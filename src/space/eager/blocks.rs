@@ -1,0 +1,218 @@
+//! Blocks of eager work: how they come, and how they go.
+
+use super::generation::Generation;
+use super::slots::{Slot, lowest_free};
+use super::{ANY, EagerSpace, State};
+use crate::error::{Error, Result};
+use crate::pages::{Change, Fence, Reservation};
+use crate::space::layout::Place;
+use crate::units::{Address, BlockBytes, Stream};
+
+/// A freed block that is perhaps still in use.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    pub(super) address: Address,
+    pub(super) place: Place,
+    pub(super) bytes: u64,
+    /// Behind its own stream, and those that whoever freed it names: a later scope may wait for them on its stream.
+    own: Fence,
+    /// Behind the streams that were noted for it: nobody waits for them.
+    noted: Fence,
+}
+
+impl Waiting {
+    pub(super) fn all(&self) -> Fence {
+        let mut fence = self.own.clone();
+        fence.join(self.noted.clone());
+        fence
+    }
+}
+
+impl EagerSpace {
+    /// A place for a block of the scope under way.
+    pub(super) fn place(&self, state: &mut State, bytes: BlockBytes) -> Result<Address> {
+        let place = match state.current.layout.place(bytes, ANY) {
+            Some(place) => place,
+            None => {
+                self.settle(state, None);
+                match state.current.layout.place(bytes, ANY) {
+                    Some(place) => place,
+                    None => self.grow(state, bytes)?,
+                }
+            }
+        };
+        let usage = state.current.layout.usage();
+        state.counts.peak_live_bytes = state.counts.peak_live_bytes.max(usage.bytes);
+        self.common.totals.rose_to(usage.bytes);
+        Ok(state.current.address(place))
+    }
+
+    /// Stitches pages together behind new addresses. On failure nothing has changed.
+    fn grow(&self, state: &mut State, bytes: BlockBytes) -> Result<Place> {
+        self.common.refuse_hopeless(bytes)?;
+        if state.broken {
+            let (expected, found) =
+                ("whole", "broken by a driver that did not undo; a later scope begins anew");
+            return Err(Error::WrongState { what: "the arena's eager memory", expected, found });
+        }
+        let (shared, made) = (&self.common.shared, &mut state.current);
+        let growth = made.layout.plan(bytes, ANY);
+        let mut change = Change::on(self.common.pool());
+        let mut fresh: Vec<(crate::pages::Class, Slot)> = Vec::new();
+        let done = (|| {
+            let known = made.ranges.get(growth.range).map(Reservation::id);
+            let range =
+                known.map_or_else(|| change.reserve(growth.range_bytes, self.id, shared.peers()), Ok)?;
+            let mut pages = Vec::with_capacity(growth.pages.len());
+            for no in &growth.pages {
+                let slots = made.slots.of(no.class);
+                let known = slots.get(no.index as usize).copied();
+                let known = known.or_else(|| {
+                    let behind = (no.index as usize).checked_sub(slots.len())?;
+                    fresh.get(behind).map(|(_, slot)| *slot)
+                });
+                if let Some(slot) = known {
+                    let holder = if slot.shared.is_some() { shared.holder() } else { self.own() };
+                    if change.rely_on(slot.page, holder).is_none() {
+                        return Err(Error::Internal { what: "an eager space lost a page".into() });
+                    }
+                    pages.push(slot.page);
+                    continue;
+                }
+                let mut taken = made.slots.taken(no.class);
+                taken.extend(fresh.iter().filter_map(|(_, slot)| slot.shared));
+                let number = lowest_free(shared, no.class, &taken);
+                let page =
+                    shared.page(&mut change, crate::pages::PageNo { class: no.class, index: number })?;
+                fresh.push((no.class, Slot { page, shared: Some(number) }));
+                pages.push(page);
+            }
+            change.map(range, growth.offset, &pages)
+        })();
+        if let Err(error) = done {
+            state.broken |= !change.undo();
+            return Err(error);
+        }
+        let (calls, reserved) = change.commit();
+        let bytes: u64 = reserved.iter().map(Reservation::bytes).sum();
+        self.common.totals.reserved.fetch_add(bytes, std::sync::atomic::Ordering::Relaxed);
+        made.ranges.extend(reserved);
+        fresh.into_iter().for_each(|(class, slot)| made.slots.of_mut(class).push(slot));
+        made.note_mapped(&self.common, 0, calls.mapped_bytes);
+        state.counts.maps += calls.maps;
+        Ok(made.layout.commit(&growth))
+    }
+
+    pub(super) fn free(&self, address: Address, readers: &[Stream]) -> Result<()> {
+        self.common.usable()?;
+        let state = &mut *self.state.lock();
+        let now = state.scope.as_ref().map(|(stream, _)| *stream);
+        let events = self.common.pool().events();
+        let noted = |state: &mut State| {
+            let mut fence = Fence::default();
+            state.users.retain(|(of, stream)| {
+                if *of == address {
+                    fence.add(events, *stream);
+                }
+                *of != address
+            });
+            fence
+        };
+        if let Some(bytes) = state.kept.remove(&address) {
+            let mut fence = noted(state);
+            let own = state.outlived.remove(&address).or(now);
+            readers.iter().copied().chain(own).for_each(|stream| fence.add(events, stream));
+            self.common.heap.free_all(self.common.pool(), vec![(address, bytes)], &fence);
+            self.common.totals.freed(1, bytes);
+            return Ok(());
+        }
+        if let Some(place) = state.current.place_of(address) {
+            let bytes = state.current.layout.bytes_at(place).map_err(|why| why.at(address))?;
+            if state.waiting.iter().any(|waiting| waiting.address == address) {
+                return Err(Error::DoubleFree { address });
+            }
+            let before = state.outlived.remove(&address);
+            let noted_any = state.users.iter().any(|(of, _)| *of == address);
+            if !noted_any && now.is_some() && before.is_none_or(|stream| Some(stream) == now) {
+                // What uses it next is behind all of its work on the stream.
+                state.current.layout.free(place).map_err(|why| why.at(address))?;
+            } else {
+                let (mut own, noted) = (Fence::default(), noted(state));
+                let streams: Vec<Stream> = if now.is_some() && before.is_none() {
+                    Vec::new()
+                } else {
+                    readers.iter().copied().chain(before).collect()
+                };
+                streams.into_iter().for_each(|stream| own.add(events, stream));
+                state.waiting.push(Waiting { address, place, bytes, own, noted });
+            }
+            self.common.totals.freed(1, bytes);
+            return Ok(());
+        }
+        let found = state.old.iter().position(|old| old.place_of(address).is_some());
+        let Some(index) = found else { return Err(Error::ForeignPointer { address }) };
+        let old = &mut state.old[index];
+        let Some(place) = old.place_of(address) else { return Err(Error::ForeignPointer { address }) };
+        let bytes = old.layout.free(place).map_err(|why| why.at(address))?;
+        let mut fence = noted(state);
+        let own = state.outlived.remove(&address);
+        readers.iter().copied().chain(own).for_each(|stream| fence.add(events, stream));
+        fence.join(self.common.order.fence());
+        state.old[index].readers.join(fence);
+        self.common.totals.freed(1, bytes);
+        self.shrink_old(state, index, place, bytes);
+        Ok(())
+    }
+
+    /// A block of old addresses is gone: so is what only it needed.
+    fn shrink_old(&self, state: &mut State, index: usize, place: Place, bytes: u64) {
+        let old: &mut Generation = &mut state.old[index];
+        // What is over is forgotten.
+        let _ = old.readers.done(self.common.pool().events());
+        let fence = old.readers.clone();
+        if old.layout.usage().blocks == 0 {
+            let old = state.old.remove(index);
+            return old.leave(&self.common, fence);
+        }
+        let under = old.layout.under(place, bytes);
+        let idle: Vec<_> = under.into_iter().filter(|no| !old.layout.holds(*no)).collect();
+        if !idle.is_empty() {
+            old.unmap(&self.common, fence, |no| idle.contains(&no));
+        }
+    }
+
+    pub(super) fn record_stream(&self, address: Address, stream: Stream) -> Result<()> {
+        self.common.usable()?;
+        let state = &mut *self.state.lock();
+        if !state.kept.contains_key(&address) {
+            let made = state.old.iter().chain([&state.current]);
+            let mut found =
+                made.filter_map(|made| made.place_of(address).map(|place| made.layout.bytes_at(place)));
+            found.next().ok_or(Error::ForeignPointer { address })?.map_err(|why| why.at(address))?;
+            if state.waiting.iter().any(|waiting| waiting.address == address) {
+                return Err(Error::DoubleFree { address });
+            }
+        }
+        let now = state.scope.as_ref().map(|(stream, _)| *stream);
+        let own = state.outlived.get(&address).copied().or(now);
+        if own != Some(stream) && !state.users.contains(&(address, stream)) {
+            state.users.push((address, stream));
+        }
+        Ok(())
+    }
+
+    /// Takes back the blocks that are not in use any more. With a stream, what may wait for their own streams does so there.
+    pub(super) fn settle(&self, state: &mut State, before: Option<Stream>) {
+        let events = self.common.pool().events();
+        let State { waiting, current, .. } = state;
+        waiting.retain_mut(|block| {
+            let over = block.noted.done(events).unwrap_or(false)
+                && match before {
+                    Some(stream) => block.own.before(events, stream).is_ok(),
+                    None => block.own.done(events).unwrap_or(false),
+                };
+            // It was live when it was put here.
+            !over || current.layout.free(block.place).is_err()
+        });
+    }
+}

@@ -1,0 +1,103 @@
+//! Which page is behind each number of an eager layout, and which of them the arena shares.
+
+use std::collections::BTreeSet;
+
+use crate::pages::{Class, PageId, PageNo, SharedSet};
+
+/// What is behind one number of the layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Slot {
+    /// What its tiles show.
+    pub(super) page: PageId,
+    /// The number in the shared set whose page this is to be; `None`: the page is the eager space's own.
+    pub(super) shared: Option<u32>,
+}
+
+/// Both classes' slots, by the layout's numbers.
+#[derive(Debug, Default)]
+pub(super) struct Slots {
+    small: Vec<Slot>,
+    large: Vec<Slot>,
+}
+
+pub(super) const CLASSES: [Class; 2] = [Class::Small, Class::Large];
+
+impl Slots {
+    pub(super) fn of(&self, class: Class) -> &Vec<Slot> {
+        match class {
+            Class::Small => &self.small,
+            Class::Large => &self.large,
+        }
+    }
+
+    pub(super) fn of_mut(&mut self, class: Class) -> &mut Vec<Slot> {
+        match class {
+            Class::Small => &mut self.small,
+            Class::Large => &mut self.large,
+        }
+    }
+
+    pub(super) fn get(&self, no: PageNo) -> Option<Slot> {
+        self.of(no.class).get(no.index as usize).copied()
+    }
+
+    pub(super) fn set(&mut self, no: PageNo, slot: Slot) {
+        if let Some(place) = self.of_mut(no.class).get_mut(no.index as usize) {
+            *place = slot;
+        }
+    }
+
+    /// Every number of the layout and what is behind it.
+    pub(super) fn all(&self) -> Vec<(PageNo, Slot)> {
+        let of = |class| {
+            let slots = self.of(class).iter().enumerate();
+            slots.map(move |(index, slot)| (PageNo { class, index: index as u32 }, *slot))
+        };
+        CLASSES.into_iter().flat_map(of).collect()
+    }
+
+    /// How many pages of a class are the eager space's own.
+    pub(super) fn own(&self, class: Class) -> u64 {
+        self.of(class).iter().filter(|slot| slot.shared.is_none()).count() as u64
+    }
+
+    /// The shared numbers in use.
+    pub(super) fn taken(&self, class: Class) -> BTreeSet<u32> {
+        self.of(class).iter().filter_map(|slot| slot.shared).collect()
+    }
+
+    /// Takes shared numbers so that eager work and graphs need few pages together: none whose page has to stay where it shows, and
+    /// none above one that graphs have a page for anyway and nobody here uses.
+    pub(super) fn assign(&mut self, shared: &SharedSet) {
+        for class in CLASSES {
+            let mut taken = self.taken(class);
+            for slot in self.of_mut(class) {
+                if let Some(number) = slot.shared
+                    && shared.is_fixed(PageNo { class, index: number })
+                {
+                    let free = lowest_free(shared, class, &taken);
+                    taken.remove(&number);
+                    taken.insert(free);
+                    slot.shared = Some(free);
+                }
+            }
+            while let Some(highest) = taken.last().copied() {
+                let free = lowest_free(shared, class, &taken);
+                if free > highest || shared.listed(PageNo { class, index: free }).is_none() {
+                    break;
+                }
+                let found = self.of_mut(class).iter_mut().find(|slot| slot.shared == Some(highest));
+                let Some(slot) = found else { break };
+                slot.shared = Some(free);
+                taken.remove(&highest);
+                taken.insert(free);
+            }
+        }
+    }
+}
+
+/// The lowest number that is not taken and whose page may leave it.
+pub(super) fn lowest_free(shared: &SharedSet, class: Class, taken: &BTreeSet<u32>) -> u32 {
+    let free = |index: &u32| !taken.contains(index) && !shared.is_fixed(PageNo { class, index: *index });
+    (0..u32::MAX).find(free).unwrap_or(u32::MAX)
+}

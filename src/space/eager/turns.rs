@@ -1,0 +1,190 @@
+//! A scope begins and ends: pages leave the arena's shared set and come back to it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::generation::Generation;
+use super::slots::{Slot, lowest_free};
+use super::{Common, EagerSpace, State};
+use crate::error::Result;
+use crate::pages::{Change, PageId, PageNo, SharedSet};
+use crate::space::layout::Layout;
+use crate::units::Stream;
+
+/// Eager work is about to begin, and ends with this.
+struct UnderWay<'a>(&'a SharedSet);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.end_eager();
+    }
+}
+
+impl EagerSpace {
+    /// Takes the arena's turn, and brings up to date what the scope's addresses show.
+    pub(super) fn enter(self: &Arc<Self>, stream: Stream) -> Result<()> {
+        let common = &self.common;
+        common.shared.begin_eager();
+        let under_way = UnderWay(&common.shared);
+        let entered = common.relieved(|| common.order.begin(stream, || self.bring_up()))?;
+        let mark = common.pool().events().record(stream)?;
+        let state = &mut *self.state.lock();
+        state.scope = Some((stream, mark));
+        state.counts.scopes += 1;
+        self.settle(state, Some(stream));
+        std::mem::forget(under_way);
+        entered.stay();
+        Ok(())
+    }
+
+    /// Puts the page behind every address that belongs there. The caller has the turn, so that no page leaves meanwhile.
+    fn bring_up(&self) -> Result<()> {
+        let common = &self.common;
+        let mut waited = false;
+        loop {
+            let last = {
+                let state = &mut *self.state.lock();
+                if state.broken || state.current.sprawls() {
+                    self.renew(state);
+                }
+                let version = common.shared.version();
+                if !state.moved && state.seen == version {
+                    return Ok(());
+                }
+                state.current.slots.assign(&common.shared);
+                let stale = stale(state, common);
+                if stale.is_empty() {
+                    (state.seen, state.moved) = (version, false);
+                    return Ok(());
+                }
+                if waited {
+                    self.replace(state, &stale)?;
+                    (state.seen, state.moved) = (version, false);
+                    return Ok(());
+                }
+                state.moved = true;
+                state.last.clone()
+            };
+            // Without a lock: the device may still be at the last scope's work.
+            match last {
+                Some(mark) => mark.block()?,
+                None => {
+                    common.order.fence().block(common.pool().events(), Duration::MAX)?;
+                }
+            }
+            waited = true;
+        }
+    }
+
+    /// Exchanges the pages behind these numbers for those that the arena's set has now; all or none.
+    fn replace(&self, state: &mut State, stale: &[(PageNo, u32)]) -> Result<()> {
+        let shared = &self.common.shared;
+        let mut change = Change::on(self.common.pool());
+        let mut now: Vec<(PageNo, Slot)> = Vec::new();
+        let made = &state.current;
+        let done = (|| {
+            for (no, number) in stale {
+                let page = shared.page(&mut change, PageNo { class: no.class, index: *number })?;
+                now.push((*no, Slot { page, shared: Some(*number) }));
+            }
+            now.retain(|(no, slot)| made.slots.get(*no).is_none_or(|before| before.page != slot.page));
+            for (range, offset, no) in made.layout.tiles() {
+                let Some((_, slot)) = now.iter().find(|(stale, _)| *stale == no) else { continue };
+                let range = made.ranges[range].id();
+                change.unmap(range, offset, shared.page_bytes(no.class))?;
+                change.map(range, offset, &[slot.page])?;
+            }
+            Ok(())
+        })();
+        if let Err(error) = done {
+            state.broken |= !change.undo();
+            return Err(error);
+        }
+        let (calls, _) = change.commit();
+        state.counts.maps += calls.maps;
+        now.into_iter().for_each(|(no, slot)| state.current.slots.set(no, slot));
+        Ok(())
+    }
+
+    /// The scope's work has been given to its stream.
+    pub(super) fn end(&self) {
+        let common = &self.common;
+        let (shared, own) = (&common.shared, self.own());
+        let state = &mut *self.state.lock();
+        self.settle(state, None);
+        let Some((stream, before)) = state.scope.take() else { return };
+        let made = &mut state.current;
+        for live in made.layout.blocks() {
+            state.outlived.entry(made.address(live.place)).or_insert(stream);
+        }
+        for waiting in &state.waiting {
+            state.outlived.remove(&waiting.address);
+        }
+        for address in state.kept.keys() {
+            state.outlived.entry(*address).or_insert(stream);
+        }
+        let (mut leaving, mut returned) = (Vec::new(), 0);
+        for (no, slot) in made.slots.all() {
+            match (made.layout.holds(no), slot.shared) {
+                (true, Some(number)) => {
+                    leaving.push((PageNo { class: no.class, index: number }, slot.page));
+                    made.slots.set(no, Slot { shared: None, ..slot });
+                }
+                (false, None) => {
+                    let number = lowest_free(shared, no.class, &made.slots.taken(no.class));
+                    let listed = shared.come_back(slot.page, own, PageNo { class: no.class, index: number });
+                    made.slots.set(no, Slot { shared: Some(number), ..slot });
+                    state.moved |= !listed;
+                    returned += 1;
+                }
+                _ => {}
+            }
+        }
+        let left = shared.leave(&leaving, own, before);
+        if left < leaving.len() as u64 {
+            tracing::error!(space = ?self, "pages under live blocks were not the arena's");
+        }
+        if left + returned > 0 {
+            state.last = common.pool().events().record(stream).ok();
+        }
+        state.counts.pages_left += left;
+        state.counts.pages_returned += returned;
+        shared.end_eager();
+        common.pool().check();
+    }
+
+    /// Begins anew with other addresses; of those so far only what lies under live blocks stays. No scope is under way.
+    pub(super) fn renew(&self, state: &mut State) {
+        let common = &self.common;
+        let layout = Layout::new(common.shared.geometry());
+        let mut old = std::mem::replace(&mut state.current, Generation::new(layout));
+        for waiting in state.waiting.drain(..) {
+            if old.layout.free(waiting.place).is_ok() {
+                old.readers.join(waiting.all());
+            }
+        }
+        let mut fence = common.order.fence();
+        fence.join(old.readers.clone());
+        if old.layout.usage().blocks == 0 {
+            old.leave(common, fence);
+        } else {
+            let idle: Vec<PageNo> =
+                old.slots.all().iter().map(|(no, _)| *no).filter(|no| !old.layout.holds(*no)).collect();
+            old.unmap(common, fence, |no| idle.contains(&no));
+            state.old.push(old);
+        }
+        (state.moved, state.broken, state.seen) = (false, false, common.shared.version());
+        state.counts.renewals += 1;
+    }
+}
+
+/// The numbers that are to show other pages, and of which number of the arena.
+fn stale(state: &State, common: &Common) -> Vec<(PageNo, u32)> {
+    let all = state.current.slots.all().into_iter();
+    let wanted = |(no, slot): (PageNo, Slot)| {
+        let number = slot.shared?;
+        let there: Option<PageId> = common.shared.listed(PageNo { class: no.class, index: number });
+        (there != Some(slot.page)).then_some((no, number))
+    };
+    all.filter_map(wanted).collect()
+}

@@ -1,0 +1,47 @@
+//! Which numbers show where, and which of them hold blocks: for whoever changes the pages behind them.
+
+use super::{Layout, NotLive, Place, TileNo};
+use crate::pages::{Class, PageNo};
+
+impl Layout {
+    /// How many numbers of a class have been used.
+    pub(crate) fn numbers(&self, class: Class) -> usize {
+        match class {
+            Class::Small => self.slabs.len(),
+            Class::Large => self.pages.used(),
+        }
+    }
+
+    /// Every place where a number shows: range, offset, and the number.
+    pub(crate) fn tiles(&self) -> impl Iterator<Item = (usize, u64, PageNo)> {
+        self.ranges.iter().enumerate().flat_map(move |(number, range)| {
+            range.tiles.iter().enumerate().map(move |(tile, index)| {
+                let offset = self.offset(TileNo { range: number, tile });
+                (number, offset, PageNo { class: range.class, index: *index })
+            })
+        })
+    }
+
+    /// Whether a block lies on the page of a number.
+    pub(crate) fn holds(&self, no: PageNo) -> bool {
+        match no.class {
+            Class::Small => self.slabs.live(no.index as usize) > 0,
+            Class::Large => !self.pages.is_idle(no.index),
+        }
+    }
+
+    /// The bytes of the live block at a place.
+    pub(crate) fn bytes_at(&self, place: Place) -> Result<u64, NotLive> {
+        let found = self.locate(place)?;
+        Ok(self.live(place, found)?.bytes)
+    }
+
+    /// The numbers under a block.
+    pub(crate) fn under(&self, place: Place, bytes: u64) -> Vec<PageNo> {
+        let Some(range) = self.ranges.get(place.range) else { return Vec::new() };
+        let page = self.page_bytes(range.class);
+        let tiles = (place.offset / page) as usize..(place.offset + bytes).div_ceil(page) as usize;
+        let shown = range.tiles.get(tiles).unwrap_or_default();
+        shown.iter().map(|index| PageNo { class: range.class, index: *index }).collect()
+    }
+}

@@ -1,0 +1,180 @@
+//! Pages that left the arena's shared set since this space mapped them: they hold contents that count, so the space gets others before
+//! the device uses its addresses again.
+//!
+//! A space that is sealed shows one page for each number it used; which ones does not matter, as long as no two are the same. One that
+//! is being captured is not replayed, so it goes on with what it shows until it is.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::{Common, Core, Placement, State};
+use crate::error::{Error, Result};
+use crate::order::Entered;
+use crate::pages::{Change, Class, Holder, PageId, PageNo};
+use crate::units::Stream;
+
+/// A mapping of a page that is not the arena's any more, or was before it went: range, offset, bytes and page.
+pub(super) type Stale = (usize, u64, u64, PageId);
+
+impl Core {
+    /// Takes the arena's turn for a replay of this space.
+    pub(super) fn enter(&self, stream: Stream) -> Result<Entered<'_>> {
+        self.relieved(|| self.common.order.begin(stream, || self.bring_up()))
+    }
+
+    /// Whether a page that it shows may have left since.
+    pub(super) fn is_behind(&self) -> bool {
+        self.seen.load(Ordering::SeqCst) != self.common.shared.version()
+    }
+
+    /// Replaces the pages that left. The caller has the turn, so that none leaves meanwhile; waits for this space's own last replay if there
+    /// is something to replace.
+    fn bring_up(&self) -> Result<()> {
+        let (common, seen) = (&self.common, self.seen.load(Ordering::SeqCst));
+        let version = common.shared.version();
+        if seen == version {
+            return Ok(());
+        }
+        if !self.state.lock().stale(common, self.own()).0.is_empty() {
+            match common.shared.behind(seen) {
+                Some(mark) => mark.block()?,
+                None => {
+                    common.order.fence().block(common.pool().events(), Duration::MAX)?;
+                }
+            }
+            self.replace(&mut self.state.lock())?;
+        }
+        self.seen.store(version, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn replace(&self, state: &mut State) -> Result<()> {
+        let shared = &self.common.shared;
+        let (stale, holes) = state.stale(&self.common, self.own());
+        let mut shown = state.shown();
+        let mut change = Change::on(self.common.pool());
+        let mut instead: HashMap<PageId, PageId> = HashMap::new();
+        let done = stale.iter().enumerate().try_for_each(|(number, (range, offset, bytes, page))| {
+            let new = match instead.get(page) {
+                Some(new) => *new,
+                None => {
+                    let class = shared.class_of(*bytes)?;
+                    let new = shared.page_apart(&mut change, PageNo { class, index: 0 }, &shown)?;
+                    shown.insert(new);
+                    instead.insert(*page, new);
+                    new
+                }
+            };
+            let range = state.ranges[*range].id();
+            if number >= holes {
+                change.unmap(range, *offset, *bytes)?;
+            }
+            change.map(range, *offset, &[new])
+        });
+        if let Err(error) = done {
+            if !change.undo() {
+                // What was there is not missed. What is not there is mapped at the next try.
+                let there = |(range, offset, bytes, _): &Stale| {
+                    state.ranges[*range].gap(*offset, *offset + *bytes).is_none()
+                };
+                let holes: Vec<Stale> = stale.into_iter().filter(|stale| !there(stale)).collect();
+                let missing = |holes: &[Stale]| holes.iter().map(|(_, _, bytes, _)| bytes).sum::<u64>();
+                let (now, before) = (missing(&holes), missing(&state.holes));
+                state.note_mapped(&self.common, now, before);
+                state.holes = holes;
+            }
+            return Err(error);
+        }
+        state.holes.clear();
+        let (calls, reserved) = change.commit();
+        state.adopt(&self.common, calls, reserved);
+        self.common.totals.replaced.fetch_add(calls.maps, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl State {
+    /// Every page it shows.
+    pub(super) fn shown(&self) -> HashSet<PageId> {
+        self.ranges.iter().flat_map(|range| range.mapped()).map(|mapped| mapped.page).collect()
+    }
+
+    /// What is to be mapped, holes first, and how many those are.
+    fn stale(&self, common: &Common, own: Holder) -> (Vec<Stale>, usize) {
+        let mut stale = self.holes.clone();
+        let holes = stale.len();
+        for (number, range) in self.ranges.iter().enumerate() {
+            for mapped in range.mapped() {
+                let holder = common.pool().holder(mapped.page);
+                if holder != Some(common.shared.holder()) && holder != Some(own) {
+                    stale.push((number, mapped.offset, mapped.bytes, mapped.page));
+                }
+            }
+        }
+        (stale, holes)
+    }
+
+    /// The pages of these numbers, for a space that is being captured and has seen a version of the shared set. Where pages left since, a
+    /// number that it shows already keeps the page that it shows, and a new one gets a page that it does not show.
+    pub(super) fn pages_of(
+        &self,
+        common: &Common,
+        seen: u64,
+        change: &mut Change,
+        numbers: &[PageNo],
+    ) -> Result<Vec<PageId>> {
+        let shared = &common.shared;
+        if shared.version() == seen {
+            let pages = numbers.iter().map(|no| shared.page(change, *no));
+            let pages = pages.collect::<Result<Vec<_>>>()?;
+            // Else one may have left and come back under another number just now.
+            if shared.version() == seen {
+                return Ok(pages);
+            }
+        }
+        let Placement::Stitched(layout) = &self.placement else {
+            return Err(Error::Internal { what: "only a stitched space has numbers".into() });
+        };
+        let mapped = self.ranges.iter().map(|range| {
+            let mapped = range.mapped().into_iter().map(|mapped| (mapped.offset, mapped.page));
+            mapped.collect::<HashMap<u64, PageId>>()
+        });
+        let mapped: Vec<_> = mapped.collect();
+        let mut known: HashMap<PageNo, PageId> = layout
+            .tiles()
+            .filter_map(|(range, offset, no)| Some((no, *mapped.get(range)?.get(&offset)?)))
+            .collect();
+        let mut shown = self.shown();
+        let page = |no: &PageNo| {
+            if let Some(page) = known.get(no) {
+                // It may come back just now; it is mapped here, so that it does not go.
+                let relied = (0..2).any(|_| {
+                    common.pool().holder(*page).is_some_and(|has| change.rely_on(*page, has).is_some())
+                });
+                let lost = || Error::Internal { what: "a space lost a page".into() };
+                return relied.then_some(*page).ok_or_else(lost);
+            }
+            let page = shared.page_apart(change, *no, &shown)?;
+            shown.insert(page);
+            known.insert(*no, page);
+            Ok(page)
+        };
+        numbers.iter().map(page).collect()
+    }
+}
+
+impl crate::pages::SharedSet {
+    /// Bytes of a page.
+    pub(super) fn page_bytes(&self, class: Class) -> u64 {
+        match class {
+            Class::Small => self.geometry().small(),
+            Class::Large => self.geometry().large(),
+        }
+    }
+
+    fn class_of(&self, bytes: u64) -> Result<Class> {
+        let of = [Class::Large, Class::Small].into_iter().find(|class| self.page_bytes(*class) == bytes);
+        of.ok_or_else(|| Error::Internal { what: format!("a numbered page of {bytes} bytes") })
+    }
+}
