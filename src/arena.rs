@@ -2,12 +2,15 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::device::Device;
+use crate::elastic::ElasticBuffer;
 use crate::error::{Error, Result};
+use crate::lending::{Borrower, Lease, Leases};
 use crate::map::{self, ArenaMap};
 use crate::order::ReplayOrder;
 use crate::pages::{
@@ -111,6 +114,7 @@ pub struct SharedVmmAllocator {
     /// The current space of the published design, and the ones before it.
     serial: Mutex<Serial>,
     eager: Eager,
+    leases: Leases,
 }
 
 /// The addresses of the arena's eager work, from the first scope on. When the arena goes they go too, but for those of live blocks.
@@ -177,6 +181,7 @@ impl SharedVmmAllocator {
             reserve_bytes: options.reserve_bytes,
             serial: Mutex::default(),
             eager: Eager::default(),
+            leases: Leases::default(),
         };
         if options.reserve_bytes > 0 {
             let first = arena.open_serial()?;
@@ -243,6 +248,51 @@ impl SharedVmmAllocator {
     pub fn eager_stats(&self) -> EagerStats {
         let space = self.eager.0.lock().clone();
         space.map_or_else(EagerStats::default, |space| space.stats())
+    }
+
+    /// Lends large pages to a part of a buffer, in whole pages, where nothing is committed: they show there too and are usable, with
+    /// undefined contents. They stay mapped for the graphs; those that show one are not replayed until a [recall](Lease::recall), nor are
+    /// they given to captures and eager work ([`Error::Lent`]). Of the pages that are not on lease those go that the fewest spaces show. They count
+    /// for the arena; what its account is sure to get is not lent.
+    ///
+    /// Work on them waits for [`Lease::before`] first. Waits for the end of a replay or scope that another thread is at, not for the device.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPageSize`] with both sizes if the buffer's pages are not as long as the arena's large ones; [`Error::WrongState`] while
+    /// the arena is paused, inside a launch or scope of it, or if something of the range is there; [`Error::InvalidArgument`] for a range
+    /// that is empty, of no whole pages, beyond the buffer's end or of more pages than there are to lend, and for another device's buffer;
+    /// what the driver says of mapping. Nothing has changed then.
+    pub fn lend(
+        &self,
+        buffer: &Arc<ElasticBuffer>,
+        range: Range<u64>,
+        borrower: &Arc<dyn Borrower>,
+    ) -> Result<Lease> {
+        self.usable()?;
+        self.leases.lend(&self.common, buffer, range, borrower)
+    }
+
+    /// The leases that are not over.
+    #[must_use]
+    pub fn leases(&self) -> Vec<Lease> {
+        self.leases.current()
+    }
+
+    /// Recalls every lease that stands in the way of a space's replay; they share the time.
+    ///
+    /// # Errors
+    /// The first failure of a [recall](Lease::recall); the others were tried too.
+    pub fn recall_for(&self, space: &Space, deadline: Duration) -> Result<()> {
+        let needed = space.leases();
+        self.leases.recall(|lease| needed.contains(&lease.id()), deadline)
+    }
+
+    /// Recalls every lease; they share the time.
+    ///
+    /// # Errors
+    /// As [`recall_for`](Self::recall_for).
+    pub fn recall_all(&self, deadline: Duration) -> Result<()> {
+        self.leases.recall(|_| true, deadline)
     }
 
     fn prepare(&self) -> Result<()> {

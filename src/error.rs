@@ -177,6 +177,12 @@ pub enum Error {
         /// The most it may hold; 0: only the machine has a limit.
         limit: u64,
     },
+    /// Pages that are needed are on lease ([`SharedVmmAllocator::lend`](crate::SharedVmmAllocator::lend)): recall them first.
+    #[error("pages that are needed are on lease to somebody: leases {leases:?}")]
+    Lent {
+        /// The numbers of the leases.
+        leases: Vec<u64>,
+    },
     /// The stream is being captured (or, for a default stream, using it would break a capture), so nothing can be launched on it or
     /// ordered behind its work.
     #[error(

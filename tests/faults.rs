@@ -24,8 +24,8 @@ use cudarc::driver::sys::{self, culib};
 use vmmgraph::driver::{CudaDriver, HostDriver, SharedDriver};
 use vmmgraph::pages::Fence;
 use vmmgraph::{
-    Address, Device, ElasticOptions, Error, HostOptions, KvLayout, KvOptions, Options, Peers, Policy,
-    RegionOptions, Result, RetainPolicy, SharedVmmAllocator, Space, Stream,
+    Address, Borrower, Device, ElasticOptions, Error, HostOptions, KvLayout, KvOptions, Options, Peers,
+    Policy, RegionOptions, Result, RetainPolicy, SharedVmmAllocator, Space, Stream, Vacate,
 };
 use vmmgraph_testkit::{FaultyDriver, MIB, Stamps, stream};
 
@@ -799,6 +799,47 @@ fn elastic(run: &mut Run) -> Result<()> {
     run.step("decommit all", || buffer.decommit(0..64 * MIB, &Fence::default())).map(drop)
 }
 
+/// Gives back whatever it is asked for.
+struct Idle;
+
+impl Borrower for Idle {
+    fn vacate(&self, _asked: &Vacate) -> Result<Fence> {
+        Ok(Fence::default())
+    }
+}
+
+/// Pages of a graph are lent to a buffer and recalled, twice; what is written there meanwhile stays, and the graph is not launched. Not told to
+/// the second thread, whose captures would be refused.
+fn lending(run: &mut Run) -> Result<()> {
+    let (device, other) = (Arc::clone(&run.device), run.injector.stream());
+    let stamps = Stamps::new(device.driver(), other);
+    let options = Options { large_page_bytes: 4 * MIB, ..Options::default() };
+    let arena = Arc::new(run.step("create", || SharedVmmAllocator::new(&device, &options))?);
+    run.arena = Arc::downgrade(&arena);
+    let space = run.step("open", || arena.open_space())?;
+    let block = run.step("allocate", || space.allocate(12 * MIB, other))?;
+    space.free(block)?;
+    run.step("seal", || space.seal())?;
+    let options = ElasticOptions { name: "kv", page_bytes: 4 * MIB, ..ElasticOptions::default() };
+    let buffer = Arc::new(run.step("reserve", || device.elastic_buffer(64 * MIB, &options))?);
+    let idle: Arc<dyn Borrower> = Arc::new(Idle);
+    run.step("commit", || buffer.commit(0..4 * MIB))?;
+    for round in 0..2 {
+        run.step("replay", || space.replay(other, || ()))?;
+        let lease = run.step("lend", || arena.lend(&buffer, 8 * MIB..16 * MIB, &idle))?;
+        run.step("order", || lease.before(other))?;
+        let at = Address(buffer.base().0 + 8 * MIB);
+        run.step("write", || stamps.write(at, 8 * MIB, 30 + round))?;
+        let mut launched = false;
+        let refused = space.replay(other, || launched = true);
+        assert!(refused.is_err() && !launched, "a graph ran over pages on lease");
+        assert!(run.step("read", || stamps.holds(at, 8 * MIB, 30 + round))?, "what was lent was lost");
+        run.step("audit", || buffer.audit())?;
+        run.step("recall", || lease.recall(Duration::from_millis(20)))?;
+    }
+    run.step("replay", || space.replay(other, || ()))
+}
+
 /// A cache of three planes grows in all of them or in none, shrinks around a busy block, and has a hole filled.
 fn cache(run: &mut Run) -> Result<()> {
     let device = Arc::clone(&run.device);
@@ -834,6 +875,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("eager", eager),
     ("peers", peers),
     ("elastic", elastic),
+    ("lending", lending),
     ("cache", cache),
 ];
 

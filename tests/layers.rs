@@ -15,6 +15,7 @@ const LAYERS: &[&[&str]] = &[
     &["order", "device"],
     // They do not name each other.
     &["space", "region", "elastic", "executables"],
+    &["lending"],
     &["stats"],
     &["map"],
     &["arena", "torch"],

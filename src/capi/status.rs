@@ -151,7 +151,7 @@ fn status_of(error: &Error) -> vmmgraph_status_t {
         Error::DeviceInUse { .. } => VMMGRAPH_ERROR_DEVICE_IN_USE,
         Error::ForeignPointer { .. } => VMMGRAPH_ERROR_FOREIGN_POINTER,
         Error::DoubleFree { .. } => VMMGRAPH_ERROR_DOUBLE_FREE,
-        Error::WrongState { .. } => VMMGRAPH_ERROR_WRONG_STATE,
+        Error::WrongState { .. } | Error::Lent { .. } => VMMGRAPH_ERROR_WRONG_STATE,
         Error::OutOfMemory { .. } => VMMGRAPH_ERROR_OUT_OF_MEMORY,
         Error::OverBudget { .. } => VMMGRAPH_ERROR_OVER_BUDGET,
         Error::OutOfAddresses { .. } => VMMGRAPH_ERROR_OUT_OF_ADDRESSES,
@@ -191,7 +191,9 @@ fn describe(status: vmmgraph_status_t, error: &Error) -> vmmgraph_error_info_t {
         Error::OverBudget { requested, held, budget, device, .. } => {
             (info.requested, info.available, info.device) = (requested, budget.saturating_sub(held), device);
         }
-        Error::OutOfDescriptors { requested, device, .. } => (info.requested, info.device) = (requested, device),
+        Error::OutOfDescriptors { requested, device, .. } => {
+            (info.requested, info.device) = (requested, device)
+        }
         Error::OutOfAddresses { requested, device } => (info.requested, info.device) = (requested, device),
         Error::OutOfHostMemory { requested, held, limit } => {
             (info.requested, info.available) = (requested, limit.saturating_sub(held));
@@ -206,6 +208,7 @@ fn describe(status: vmmgraph_status_t, error: &Error) -> vmmgraph_error_info_t {
         | Error::DriverMissing
         | Error::SymbolMissing { .. }
         | Error::Closed { .. }
+        | Error::Lent { .. }
         | Error::Internal { .. } => {}
     }
     info

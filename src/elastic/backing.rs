@@ -5,13 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::books::{Books, Plan, Run, Tally};
+use super::books::{Books, Plan, Run, Tally, runs_of};
 use super::observer::{Observers, Shown};
 use super::worker::{Worker, refuse_waiting};
 use super::{Committed, ElasticObserver, ElasticOptions, ElasticStats, Pending};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::pages::{Account, Change, Fence, Holder, Limits, Reclaimer, Remains, Reservation};
+use crate::pages::{
+    Account, Change, Fence, Holder, Limits, PageId, RangeId, Reclaimer, Remains, Reservation,
+};
 use crate::sync::Monitor;
 use crate::units::{Address, MAX_BYTES, Peers, Stream};
 
@@ -193,6 +195,60 @@ impl Backing {
         Ok(done)
     }
 
+    /// Maps pages of another holder, which keeps them, where nothing is; and where each is.
+    pub(super) fn borrow_pages(
+        &self,
+        run: Run,
+        pages: &[PageId],
+        holder: Holder,
+        fence: Fence,
+    ) -> Result<Vec<(PageId, RangeId, u64)>> {
+        let there = || {
+            let (expected, found) = ("without memory", "committed");
+            Error::WrongState { what: "a part of the buffer", expected, found }
+        };
+        self.settle();
+        let plan = self.when_at_rest(&[run], |books| books.is_empty(run).then(|| books.begin(&[run])))?;
+        let marked = Marks { backing: self, plan: Some(plan.ok_or_else(there)?) };
+        let Some(range) = self.ranges.get(run.range) else {
+            return Err(Error::Internal { what: "an elastic buffer lacks a range".to_owned() });
+        };
+        let mut change = Change::on(self.device.pool());
+        for page in pages {
+            if change.rely_on(*page, holder) != Some(self.page) {
+                return Err(Error::Internal { what: "a page that was to be lent is gone".to_owned() });
+            }
+        }
+        change.map(range.id(), run.first * self.page, pages)?;
+        let calls = change.commit().0;
+        let done = Committed { pages: calls.maps, bytes: calls.mapped_bytes, ..Committed::default() };
+        self.tell(&[run], false);
+        self.read(|books| books.earlier.join(fence));
+        marked.finish(&done);
+        self.device.pool().check();
+        let places = pages.iter().zip(run.first..);
+        Ok(places.map(|(page, at)| (*page, range.id(), at * self.page)).collect())
+    }
+
+    /// Which of the pages that are there are its own.
+    pub(super) fn owned(&self, runs: &[Run]) -> Vec<Run> {
+        let own = Some(Holder::Elastic { buffer: self.id });
+        let pool = self.device.pool();
+        let is_own = |(range, page): &(usize, u64)| {
+            let found = self.ranges.get(*range).map(|range| pool.mapped_in(range.id(), page * self.page, 1));
+            found.and_then(|found| Some(pool.holder(found.first()?.page) == own)).unwrap_or(false)
+        };
+        runs_of(self.here(runs).into_iter().flat_map(Run::places).filter(is_own))
+    }
+
+    /// Bytes that show here and are others'.
+    fn borrowed(&self) -> u64 {
+        let pool = self.device.pool();
+        let mapped = self.ranges.iter().flat_map(|range| range.mapped());
+        let others = mapped.filter(|at| pool.holder(at.page) != Some(Holder::Elastic { buffer: self.id }));
+        others.map(|at| at.bytes).sum()
+    }
+
     fn map(&self, change: &mut Change<'_>, run: Run, missing: &mut u64) -> Result<()> {
         let Some(range) = self.ranges.get(run.range) else {
             return Err(Error::Internal { what: "an elastic buffer lacks a range".to_owned() });
@@ -290,9 +346,10 @@ impl Backing {
         let stats = self.stats();
         let (held, _) = self.device.pool().held(Holder::Elastic { buffer: self.id });
         let known = stats.committed_bytes + stats.leaving_bytes;
+        let (charged, held) = (held, held + self.borrowed());
         let equal = [
             ("bytes held", held, "bytes known of", known),
-            ("bytes charged", stats.account.charged_bytes, "bytes held", held),
+            ("bytes charged", stats.account.charged_bytes, "bytes of its own", charged),
             (
                 "pages mapped",
                 stats.pages_mapped * self.page,

@@ -149,6 +149,11 @@ impl Books {
         all.any(|(_, slot)| matches!(slot, Slot::Coming | Slot::Going))
     }
 
+    /// Whether nothing of it has memory, or is about to.
+    pub(super) fn is_empty(&self, run: Run) -> bool {
+        self.slots_in(run).next().is_none()
+    }
+
     /// Which of these are there.
     pub(super) fn here(&self, runs: &[Run]) -> Vec<Run> {
         let all = runs.iter().flat_map(|run| self.slots_in(*run));

@@ -9,7 +9,7 @@ use super::books::Run;
 use super::{Committed, ElasticObserver, ElasticOptions, ElasticStats, Pending};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::pages::{Account, Fence};
+use crate::pages::{Account, Fence, Holder, PageId, RangeId};
 use crate::units::{Address, Stream};
 
 /// Addresses for the most that something may ever be, and pages for what is used of it. They never move: captured graphs that use
@@ -106,6 +106,25 @@ impl ElasticBuffer {
     pub fn decommit(&self, range: Range<u64>, fence: &Fence) -> Result<u64> {
         let run = self.inward(&range)?;
         if run.first >= run.end { Ok(0) } else { self.backing.decommit(&[run], fence) }
+    }
+
+    /// Shows pages of another holder, which keeps them, in a range of whole pages where nothing is: page, range and offset of each. They are
+    /// committed as any until they are decommitted; work on them is to wait for [`before`](Self::before), which is behind `fence` too.
+    pub(crate) fn borrow_pages(
+        &self,
+        range: Range<u64>,
+        pages: &[PageId],
+        holder: Holder,
+        fence: Fence,
+    ) -> Result<Vec<(PageId, RangeId, u64)>> {
+        self.backing.borrow_pages(self.outward(&range)?, pages, holder, fence)
+    }
+
+    /// The parts that are committed and whose pages are its own.
+    pub(crate) fn owned(&self) -> Vec<Range<u64>> {
+        let page = self.page_bytes();
+        let all = Run { range: 0, first: 0, end: self.bytes.div_ceil(page) };
+        self.backing.owned(&[all]).into_iter().map(|run| run.first * page..run.end * page).collect()
     }
 
     /// Unmaps what was decommitted and is no longer in use; the bytes. Does not wait.

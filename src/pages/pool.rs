@@ -413,6 +413,15 @@ impl PagePool {
         Some((page.holder, page.mappings.iter().map(|(range, _)| *range).collect()))
     }
 
+    /// How many tags the ranges have in which a page shows: how many spaces show it.
+    pub(crate) fn shown_by(&self, id: PageId) -> usize {
+        let state = self.lock();
+        let Some(page) = state.pages.get(id) else { return 0 };
+        let tags =
+            page.mappings.iter().filter_map(|(range, _)| state.ranges.get(*range).map(|range| range.tag));
+        tags.collect::<BTreeSet<u64>>().len()
+    }
+
     /// Bytes that a holder has, and how many pages.
     #[must_use]
     pub fn held(&self, holder: Holder) -> (u64, u64) {

@@ -108,7 +108,12 @@ impl Common {
         if !self.presence.turn.try_take("the arena")? {
             return Ok(None);
         }
+        let lent = self.shared.lent_bytes(None) > 0;
         let was = self.presence.with(|aside| {
+            if aside.stage == Stage::Resident && lent {
+                let (expected, found) = ("without pages on lease", "with some");
+                return Err(Error::WrongState { what: "the arena", expected, found });
+            }
             if aside.stage == Stage::Resident && aside.open > 0 {
                 let (expected, found) = ("without a space that is being captured", "with one");
                 return Err(Error::WrongState { what: "the arena", expected, found });

@@ -99,6 +99,12 @@ impl Common {
         self.device.pool()
     }
 
+    /// # Errors
+    /// [`Error::WrongState`] while the arena is paused, or going or coming.
+    pub(crate) fn require_resident(&self) -> Result<()> {
+        self.presence.require_resident()
+    }
+
     fn usable(&self) -> Result<()> {
         if self.closed.load(Ordering::Relaxed) { Err(Error::Closed { what: "the arena" }) } else { Ok(()) }
     }
@@ -355,7 +361,7 @@ impl Space {
     /// replay or a mark in this arena is refused, as is a replay in another arena that would wait for this one in the end.
     ///
     /// # Errors
-    /// [`Error::WrongState`] unless the space is sealed, and while the arena is paused; those of [`ReplayOrder::replay`]. Out of memory or
+    /// [`Error::Lent`] if it shows pages on lease; [`Error::WrongState`] unless the space is sealed, and while the arena is paused; those of [`ReplayOrder::replay`]. Out of memory or
     /// budget, or what the driver says, if pages that eager work keeps had to be replaced. `launch` was not called then.
     pub fn replay<T>(&self, stream: Stream, launch: impl FnOnce() -> T) -> Result<T> {
         self.core.common.usable()?;
@@ -401,6 +407,12 @@ impl Space {
     pub fn wait(&self) -> Result<()> {
         let common = &self.core.common;
         common.order.fence().block(common.pool().events(), Duration::MAX).map(drop)
+    }
+
+    /// The numbers of the leases on pages that it shows: as long as there are any, it is not replayed.
+    #[must_use]
+    pub fn leases(&self) -> Vec<u64> {
+        self.core.leases()
     }
 
     /// What the space uses now.

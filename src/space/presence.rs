@@ -54,7 +54,23 @@ pub(crate) struct Presence {
 #[derive(Debug)]
 pub(super) struct Opened(Arc<Mutex<Aside>>);
 
+impl Aside {
+    fn require_resident(&self) -> Result<()> {
+        if self.stage == Stage::Resident {
+            return Ok(());
+        }
+        let found = self.stage.name();
+        Err(Error::WrongState { what: "the arena", expected: Stage::Resident.name(), found })
+    }
+}
+
 impl Presence {
+    /// # Errors
+    /// [`Error::WrongState`] unless the arena is resident.
+    pub(super) fn require_resident(&self) -> Result<()> {
+        self.aside.lock().require_resident()
+    }
+
     /// A leaf among the locks, but for the host pool's and that of the pages.
     pub(super) fn with<T>(&self, look: impl FnOnce(&mut Aside) -> T) -> T {
         look(&mut self.aside.lock())
@@ -66,10 +82,7 @@ impl Presence {
     /// [`Error::WrongState`] unless the arena is resident.
     pub(super) fn open(&self) -> Result<Opened> {
         let mut aside = self.aside.lock();
-        if aside.stage != Stage::Resident {
-            let found = aside.stage.name();
-            return Err(Error::WrongState { what: "the arena", expected: Stage::Resident.name(), found });
-        }
+        aside.require_resident()?;
         aside.open += 1;
         Ok(Opened(Arc::clone(&self.aside)))
     }

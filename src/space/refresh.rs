@@ -45,8 +45,19 @@ impl Core {
             }
             self.replace(&mut self.state.lock())?;
         }
+        let leases = self.leases();
+        if !leases.is_empty() {
+            // Not seen: the next try looks again.
+            return Err(Error::Lent { leases });
+        }
         self.seen.store(version, Ordering::SeqCst);
         Ok(())
+    }
+
+    /// The leases on pages that it shows.
+    pub(super) fn leases(&self) -> Vec<u64> {
+        let shown = self.state.lock().shown();
+        self.common.shared.leases(shown.iter())
     }
 
     fn replace(&self, state: &mut State) -> Result<()> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::generation::Generation;
 use super::slots::{Slot, lowest_free};
 use super::{Common, EagerSpace, State};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::pages::{Change, PageId, PageNo, SharedSet};
 use crate::space::layout::Layout;
 use crate::units::Stream;
@@ -48,6 +48,14 @@ impl EagerSpace {
                     self.renew(state);
                 }
                 let version = common.shared.version();
+                if state.seen != version {
+                    let pages: Vec<PageId> =
+                        state.current.slots.all().iter().map(|(_, slot)| slot.page).collect();
+                    let leases = common.shared.leases(pages.iter());
+                    if !leases.is_empty() {
+                        return Err(Error::Lent { leases });
+                    }
+                }
                 if !state.moved && state.seen == version {
                     return Ok(());
                 }

@@ -1,0 +1,338 @@
+//! Pages of an arena on lease to an elastic buffer: whose graphs may run meanwhile, and how the pages come back.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use vmmgraph::driver::{HostDriver, SharedDriver};
+use vmmgraph::pages::Fence;
+use vmmgraph::{
+    Address, Borrower, Device, ElasticBuffer, ElasticOptions, Error, HostOptions, Options,
+    SharedVmmAllocator, Space, Stream, Vacate,
+};
+use vmmgraph_testkit::{FaultyDriver, MIB, Stamps, stream};
+
+const A: Stream = Stream::LEGACY;
+const PAGE: u64 = 16 * MIB;
+const SOON: Duration = Duration::from_secs(20);
+
+/// Vacates whatever it is asked for, behind nothing, or refuses.
+#[derive(Default)]
+struct Engine {
+    asked: Mutex<Vec<Vacate>>,
+    refuses: AtomicU64,
+    /// A stream whose work uses the pages; 0: none.
+    busy: AtomicU64,
+    device: Mutex<Option<Arc<Device>>>,
+}
+
+impl Borrower for Engine {
+    fn vacate(&self, asked: &Vacate) -> vmmgraph::Result<Fence> {
+        self.asked.lock().unwrap().push(asked.clone());
+        if self.refuses.load(Relaxed) > 0 {
+            return Err(Error::WrongState { what: "the engine", expected: "idle", found: "busy" });
+        }
+        let mut fence = Fence::default();
+        if self.busy.load(Relaxed) > 0 {
+            let device = self.device.lock().unwrap().clone().unwrap();
+            fence.add(device.pool().events(), stream(self.busy.load(Relaxed)));
+        }
+        Ok(fence)
+    }
+}
+
+struct Bench {
+    host: Arc<HostDriver>,
+    faulty: Arc<FaultyDriver>,
+    device: Arc<Device>,
+    arena: SharedVmmAllocator,
+    buffer: Arc<ElasticBuffer>,
+    engine: Arc<Engine>,
+    borrower: Arc<dyn Borrower>,
+    stamps: Stamps,
+    /// The hungrier needs eight pages, the other three.
+    large: Arc<Space>,
+    small: Arc<Space>,
+}
+
+fn graph(arena: &SharedVmmAllocator, pages: u64) -> (Arc<Space>, Address) {
+    let space = arena.open_space().unwrap();
+    let block = space.allocate(pages * PAGE, A).unwrap();
+    space.free(block).unwrap();
+    space.seal().unwrap();
+    (space, block)
+}
+
+fn bench() -> Bench {
+    let host = Arc::new(HostDriver::new(0, HostOptions::default()).unwrap());
+    let faulty = FaultyDriver::new(host.clone());
+    let device = Device::with_driver(faulty.clone());
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let options = ElasticOptions { name: "kv", page_bytes: PAGE, ..ElasticOptions::default() };
+    let buffer = Arc::new(device.elastic_buffer(32 * PAGE, &options).unwrap());
+    let engine = Arc::new(Engine::default());
+    *engine.device.lock().unwrap() = Some(Arc::clone(&device));
+    let ((large, _), (small, _)) = (graph(&arena, 8), graph(&arena, 3));
+    let driver: SharedDriver = faulty.clone();
+    let stamps = Stamps::new(&driver, A);
+    let borrower: Arc<dyn Borrower> = engine.clone();
+    Bench { host, faulty, device, arena, buffer, engine, borrower, stamps, large, small }
+}
+
+impl Bench {
+    fn lend(&self, range: Range<u64>) -> vmmgraph::Result<vmmgraph::Lease> {
+        self.arena.lend(&self.buffer, range, &self.borrower)
+    }
+
+    fn audit(&self) {
+        assert_eq!((self.arena.audit(), self.buffer.audit()), (Ok(()), Ok(())));
+    }
+
+    fn end(self) {
+        let Self { host, device, arena, buffer, engine, borrower, large, small, .. } = self;
+        *engine.device.lock().unwrap() = None;
+        drop((large, small, arena, buffer, borrower, engine, self.stamps, self.faulty));
+        device.trim().unwrap();
+        assert_eq!(device.pool().audit_idle(), Ok(()));
+        assert_eq!(device.stats().physical_bytes, 0);
+        drop(device);
+        assert_eq!(host.leftovers(), [0; 4]);
+    }
+}
+
+fn refused<T: std::fmt::Debug>(result: vmmgraph::Result<T>, what: &str) {
+    match result {
+        Err(Error::WrongState { found, .. }) => assert_eq!(found, what),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn only_the_graphs_that_show_a_page_wait_for_its_lease() {
+    let bench = bench();
+    let (held, before) = (bench.arena.stats().physical_bytes, bench.device.stats());
+    let lease = bench.lend(0..5 * PAGE).unwrap();
+    lease.before(stream(1)).unwrap();
+    assert_eq!((lease.bytes(), lease.range(), bench.arena.leases().len()), (5 * PAGE, 0..5 * PAGE, 1));
+    let now = bench.device.stats();
+    assert_eq!((now.maps - before.maps, now.unmaps, now.pages), (5, before.unmaps, before.pages));
+    assert_eq!(bench.arena.stats().physical_bytes, held, "the pages count for the arena");
+    assert_eq!(
+        (bench.buffer.stats().committed_bytes, bench.buffer.stats().account.charged_bytes),
+        (5 * PAGE, 0)
+    );
+    bench.audit();
+    bench.stamps.write(bench.buffer.base(), 5 * PAGE, 7).unwrap();
+    let mut launched = false;
+    assert_eq!(bench.large.replay(A, || launched = true), Err(Error::Lent { leases: vec![lease.id()] }));
+    assert!(!launched);
+    assert_eq!((bench.large.leases(), bench.small.leases()), (vec![lease.id()], vec![]));
+    bench.small.replay(A, || ()).unwrap();
+    // Neither a capture nor eager work gets them.
+    let space = bench.arena.open_space().unwrap();
+    space.allocate(3 * PAGE, A).unwrap();
+    assert!(matches!(space.allocate(2 * PAGE, A), Err(Error::Lent { .. })));
+    drop(space);
+    let scope = bench.arena.eager_scope(A).unwrap();
+    scope.allocate(3 * PAGE).map(|at| scope.free(at).unwrap()).unwrap();
+    assert!(matches!(scope.allocate(5 * PAGE), Err(Error::Lent { .. })));
+    drop(scope);
+    assert!(bench.stamps.holds(bench.buffer.base(), 5 * PAGE, 7).unwrap());
+    bench.arena.recall_for(&bench.small, SOON).unwrap();
+    assert_eq!(lease.bytes(), 5 * PAGE, "nobody needed that");
+    bench.arena.recall_for(&bench.large, SOON).unwrap();
+    assert_eq!((lease.bytes(), bench.arena.leases().len(), bench.buffer.stats().committed_bytes), (0, 0, 0));
+    bench.large.replay(A, || ()).unwrap();
+    lease.recall(SOON).unwrap();
+    let asked = bench.engine.asked.lock().unwrap().clone();
+    assert_eq!(asked.iter().map(|one| one.range.clone()).collect::<Vec<_>>(), [0..5 * PAGE]);
+    bench.audit();
+    drop(lease);
+    bench.end();
+}
+
+#[test]
+fn a_replay_past_the_check_writes_over_what_was_lent() {
+    let bench = bench();
+    let lease = bench.lend(0..5 * PAGE).unwrap();
+    bench.stamps.write(bench.buffer.base(), 5 * PAGE, 7).unwrap();
+    let (space, block) = graph(&bench.arena, 3);
+    space.replay(A, || bench.stamps.write(block, 3 * PAGE, 8)).unwrap().unwrap();
+    assert!(bench.stamps.holds(bench.buffer.base(), 5 * PAGE, 7).unwrap());
+    bench.arena.recall_all(SOON).unwrap();
+    // What the graph of the other would do, without asking.
+    let (hungry, whole) = graph(&bench.arena, 8);
+    let again = bench.lend(8 * PAGE..13 * PAGE).unwrap();
+    let lent = bench.buffer.base().0 + 8 * PAGE;
+    bench.stamps.write(Address(lent), 5 * PAGE, 9).unwrap();
+    assert!(matches!(hungry.replay(A, || ()), Err(Error::Lent { .. })));
+    bench.stamps.write(whole, 8 * PAGE, 10).unwrap();
+    assert!(!bench.stamps.holds(Address(lent), 5 * PAGE, 9).unwrap(), "the check guards nothing");
+    drop((lease, again, space, hungry));
+    bench.end();
+}
+
+#[test]
+fn what_cannot_be_lent_is_refused_with_numbers() {
+    let bench = bench();
+    let small = ElasticOptions { page_bytes: 2 * MIB, ..ElasticOptions::default() };
+    let other = Arc::new(bench.device.elastic_buffer(PAGE, &small).unwrap());
+    assert_eq!(
+        bench.arena.lend(&other, 0..PAGE, &bench.borrower).err(),
+        Some(Error::InvalidPageSize { what: "a page of the buffer", bytes: 2 * MIB, granularity: PAGE })
+    );
+    for (range, value) in [(0..0, 0), (0..MIB, MIB), (MIB..PAGE + MIB, PAGE), (0..9 * PAGE, 9 * PAGE)] {
+        let refused = bench.lend(range).err();
+        let Some(Error::InvalidArgument { value: found, .. }) = refused else { panic!("{refused:?}") };
+        assert_eq!(found, i128::from(value));
+    }
+    assert!(matches!(bench.lend(31 * PAGE..33 * PAGE), Err(Error::InvalidArgument { .. })));
+    bench.buffer.commit(3 * PAGE..4 * PAGE).unwrap();
+    refused(bench.lend(2 * PAGE..4 * PAGE), "committed");
+    let lease = bench.lend(4 * PAGE..6 * PAGE).unwrap();
+    refused(bench.lend(5 * PAGE..7 * PAGE), "committed");
+    // A second lease takes others.
+    let more = bench.lend(6 * PAGE..9 * PAGE).unwrap();
+    assert_eq!(bench.large.leases(), [lease.id(), more.id()]);
+    assert_eq!(bench.small.leases(), [0; 0]);
+    refused(bench.arena.pause(Fence::default()), "with some");
+    bench.arena.recall_all(SOON).unwrap();
+    assert!(bench.engine.asked.lock().unwrap()[1].instead == [3 * PAGE..4 * PAGE]);
+    bench.arena.pause(Fence::default()).unwrap().complete().unwrap();
+    refused(bench.lend(4 * PAGE..6 * PAGE), "paused");
+    bench.arena.resume(Duration::ZERO).unwrap();
+    refused(bench.small.replay(A, || bench.lend(4 * PAGE..6 * PAGE)).unwrap(), "inside launch");
+    drop((other, lease, more));
+    bench.end();
+}
+
+#[test]
+fn a_recall_waits_for_the_fence_until_its_deadline_and_the_pages_come_all_the_same() {
+    let bench = bench();
+    let lease = bench.lend(0..5 * PAGE).unwrap();
+    bench.engine.refuses.store(1, Relaxed);
+    refused(lease.recall(SOON), "busy");
+    assert_eq!(lease.bytes(), 5 * PAGE);
+    bench.engine.refuses.store(0, Relaxed);
+    bench.engine.busy.store(3, Relaxed);
+    bench.faulty.set_busy(true);
+    refused(lease.recall(Duration::from_millis(5)), "in use by the device");
+    assert!(matches!(bench.large.replay(A, || ()), Err(Error::Lent { .. })));
+    assert_eq!(bench.buffer.stats().leaving_bytes, 5 * PAGE);
+    bench.audit();
+    bench.faulty.set_busy(false);
+    bench.buffer.settle();
+    assert_eq!(lease.bytes(), 0);
+    bench.large.replay(A, || ()).unwrap();
+    // A driver that does not unmap: tried again.
+    drop(lease);
+    let lease = bench.lend(0..5 * PAGE).unwrap();
+    bench.faulty.refuse("unmap", true);
+    refused(lease.recall(Duration::from_millis(5)), "in use by the device");
+    assert_eq!(lease.bytes(), 5 * PAGE);
+    bench.faulty.refuse("unmap", false);
+    lease.recall(SOON).unwrap();
+    bench.large.replay(A, || ()).unwrap();
+    drop(lease);
+    bench.end();
+}
+
+#[test]
+fn two_threads_recall_one_lease_and_the_borrower_is_asked_once() {
+    let bench = bench();
+    for _ in 0..10 {
+        let lease = bench.lend(0..5 * PAGE).unwrap();
+        thread::scope(|threads| {
+            for _ in 0..2 {
+                threads.spawn(|| lease.recall(SOON).unwrap());
+            }
+            threads.spawn(|| match bench.large.replay(A, || ()) {
+                Ok(()) | Err(Error::Lent { .. }) => {}
+                Err(error) => panic!("{error}"),
+            });
+        });
+        bench.large.replay(A, || ()).unwrap();
+    }
+    assert_eq!(bench.engine.asked.lock().unwrap().len(), 10);
+    bench.audit();
+    bench.end();
+}
+
+#[test]
+fn graphs_the_arena_and_the_buffer_may_go_while_pages_are_on_lease() {
+    let mut bench = bench();
+    let lease = bench.lend(0..5 * PAGE).unwrap();
+    bench.stamps.write(bench.buffer.base(), 5 * PAGE, 7).unwrap();
+    let (next, _) = graph(&bench.arena, 1);
+    drop(std::mem::replace(&mut bench.large, next));
+    bench.arena.trim().unwrap();
+    assert!(bench.stamps.holds(bench.buffer.base(), 5 * PAGE, 7).unwrap());
+    bench.audit();
+    let arena = SharedVmmAllocator::new(&bench.device, &Options::default()).unwrap();
+    drop(std::mem::replace(&mut bench.arena, arena));
+    assert!(bench.stamps.holds(bench.buffer.base(), 5 * PAGE, 7).unwrap());
+    lease.recall(SOON).unwrap();
+    drop(lease);
+    // The borrower gives back by itself.
+    let (large, _) = graph(&bench.arena, 8);
+    let lease = bench.lend(0..5 * PAGE).unwrap();
+    bench.buffer.decommit(0..5 * PAGE, &Fence::default()).unwrap();
+    assert_eq!(lease.bytes(), 0);
+    large.replay(A, || ()).unwrap();
+    drop((lease, large));
+    bench.end();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+    #[test]
+    fn no_order_of_leases_recalls_and_replays_loses_a_byte(steps in proptest::collection::vec((0_u8..6, 0_u64..16, 1_u64..5), 1..30)) {
+        let bench = bench();
+        let mut graphs: Vec<(Arc<Space>, Address, u64)> = Vec::new();
+        for pages in [2, 5, 9] {
+            let (space, block) = graph(&bench.arena, pages);
+            graphs.push((space, block, pages));
+        }
+        let mut leases: Vec<(vmmgraph::Lease, u32)> = Vec::new();
+        for (round, (step, first, pages)) in steps.into_iter().enumerate() {
+            let round = round as u32 + 1;
+            match step {
+                0 | 1 => {
+                    if let Ok(lease) = bench.lend(first * PAGE..(first + pages) * PAGE) {
+                        let at = Address(bench.buffer.base().0 + first * PAGE);
+                        bench.stamps.write(at, pages * PAGE, round).unwrap();
+                        leases.push((lease, round));
+                    }
+                }
+                2 if !leases.is_empty() => {
+                    let (lease, _) = leases.swap_remove(first as usize % leases.len());
+                    lease.recall(SOON).unwrap();
+                }
+                3 => {
+                    let scope = bench.arena.eager_scope(A);
+                    if let Ok(scope) = scope {
+                        if let Ok(at) = scope.allocate(pages * PAGE) {
+                            bench.stamps.write(at, pages * PAGE, 99).unwrap();
+                            scope.free(at).unwrap();
+                        }
+                    }
+                }
+                _ => {
+                    let (space, block, long) = &graphs[first as usize % graphs.len()];
+                    let replayed = space.replay(A, || bench.stamps.write(*block, long * PAGE, 55).unwrap());
+                    prop_assert_eq!(replayed.is_ok(), space.leases().is_empty(), "{:?}", replayed);
+                }
+            }
+            for (lease, stamp) in &leases {
+                let at = Address(bench.buffer.base().0 + lease.range().start);
+                prop_assert!(bench.stamps.holds(at, lease.range().end - lease.range().start, *stamp).unwrap());
+            }
+            bench.audit();
+        }
+        drop((leases, graphs));
+        bench.end();
+    }
+}
