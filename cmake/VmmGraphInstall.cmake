@@ -7,7 +7,7 @@ set(_config_build_dir "${PROJECT_BINARY_DIR}/config")
 install(TARGETS vmmgraph EXPORT VmmGraphTargets
   LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT runtime NAMELINK_COMPONENT development)
 # What needs torch goes with its library, and the memory saver's with that.
-set(_torch_headers torch.hpp torch_region.hpp torch_elastic.hpp torch_c.h engine.hpp inputs.hpp)
+set(_torch_headers torch.hpp torch_region.hpp torch_elastic.hpp torch_eager.hpp torch_c.h engine.hpp inputs.hpp)
 list(TRANSFORM _torch_headers REPLACE "(.+)" "PATTERN;\\1;EXCLUDE" OUTPUT_VARIABLE _without_torch)
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/vmmgraph" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT development
   FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp" ${_without_torch} PATTERN "memory_saver.h" EXCLUDE)

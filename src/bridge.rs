@@ -17,6 +17,7 @@ use crate::driver::{DriverChoice, Executable, Graph};
 use crate::error::{Error, Result};
 use crate::executables::{self, Limits};
 use crate::region::Region;
+use crate::space::{EagerBlocks, EagerScope};
 use crate::torch;
 use crate::units::{Address, Peers, Stream};
 
@@ -71,6 +72,32 @@ mod ffi {
         fn release_to_region(region: &TorchRegion, block: usize, stream: usize) -> i32;
         /// Notes that a stream uses a block; the status.
         fn record_stream_in_region(region: &TorchRegion, block: usize, stream: usize) -> i32;
+
+        /// The blocks of an arena's eager work, as C++ holds them for the tensors in them.
+        type EagerMemory;
+        /// A scope of eager work, or none.
+        type EagerTurn;
+
+        /// The eager memory of the arena behind a C handle, whose blocks this keeps alive, and nothing else of it.
+        fn eager_memory(arena: usize) -> Result<Box<EagerMemory>>;
+        /// No scope.
+        fn no_turn() -> Box<EagerTurn>;
+        /// Begins eager work on a stream; the status.
+        fn begin_eager(turn: &mut EagerTurn, arena: usize, stream: usize) -> i32;
+        /// Ends it, if it began. On the thread that began it.
+        fn end_eager(turn: &mut EagerTurn);
+        /// Allocates in the scope under way on a stream, as a kept block or not; the status, and the address in `block` if that is 0.
+        fn allocate_eager(
+            memory: &EagerMemory,
+            bytes: usize,
+            stream: usize,
+            kept: bool,
+            block: &mut usize,
+        ) -> i32;
+        /// Frees a block that the default stream and another one may still read, if its scope is over; the status.
+        fn release_eager(memory: &EagerMemory, block: usize, stream: usize) -> i32;
+        /// Notes that a stream uses a block; the status.
+        fn record_stream_eager(memory: &EagerMemory, block: usize, stream: usize) -> i32;
 
         /// A pool of executables, as C++ holds it.
         type ExecutablePool;
@@ -276,6 +303,68 @@ fn release_to_region(region: &TorchRegion, block: usize, stream: usize) -> i32 {
 
 fn record_stream_in_region(region: &TorchRegion, block: usize, stream: usize) -> i32 {
     guarded(|| (), || region.0.record_stream(Address(block as u64), stream_of(stream as *mut _)))
+}
+
+/// The last tensor takes what is left of it along, so its end is a call too.
+struct EagerMemory(GuardedDrop<EagerBlocks>);
+
+/// Its thread's, as the turn in it is.
+struct EagerTurn(Option<GuardedDrop<EagerScope>>);
+
+fn eager_memory(arena: usize) -> Result<Box<EagerMemory>> {
+    let blocks = arena_of(arena as vmmgraph_arena_t)?.eager_blocks();
+    Ok(Box::new(EagerMemory(GuardedDrop::new(blocks))))
+}
+
+fn no_turn() -> Box<EagerTurn> {
+    Box::new(EagerTurn(None))
+}
+
+fn begin_eager(turn: &mut EagerTurn, arena: usize, stream: usize) -> i32 {
+    guarded(
+        || {
+            if let Ok(arena) = arena_of(arena as vmmgraph_arena_t) {
+                arena.close();
+            }
+        },
+        || {
+            let arena = arena_of(arena as vmmgraph_arena_t)?;
+            turn.0 = Some(GuardedDrop::new(arena.eager_scope(stream_of(stream as *mut _))?));
+            Ok(())
+        },
+    )
+}
+
+fn end_eager(turn: &mut EagerTurn) {
+    turn.0 = None;
+}
+
+fn allocate_eager(memory: &EagerMemory, bytes: usize, stream: usize, kept: bool, block: &mut usize) -> i32 {
+    guarded(
+        || memory.0.close_arena(),
+        || {
+            *block = memory.0.allocate(bytes as u64, stream_of(stream as *mut _), kept)?.0 as usize;
+            Ok(())
+        },
+    )
+}
+
+fn release_eager(memory: &EagerMemory, block: usize, stream: usize) -> i32 {
+    guarded(
+        || memory.0.close_arena(),
+        || {
+            let readers = [Stream::LEGACY, stream_of(stream as *mut _)];
+            let freed = memory.0.free(Address(block as u64), different(&readers));
+            freed.inspect_err(|error| tracing::warn!(%error, "torch freed something that is not ours"))
+        },
+    )
+}
+
+fn record_stream_eager(memory: &EagerMemory, block: usize, stream: usize) -> i32 {
+    guarded(
+        || memory.0.close_arena(),
+        || memory.0.record_stream(Address(block as u64), stream_of(stream as *mut _)),
+    )
 }
 
 /// Its end destroys executables, which is a call too.

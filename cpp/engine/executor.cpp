@@ -189,7 +189,7 @@ Ran GraphExecutor::launch(const std::function<void()>& eager, void* stream) {
     auto ran = state.planned();
     if (ran.mode == Mode::eager) {
         state.give_up();
-        eager();
+        state.run_eagerly(eager, stream);
         return ran;
     }
     const auto slot = state.decision.slot;
@@ -213,7 +213,7 @@ Ran GraphExecutor::launch(const std::function<void()>& eager, void* stream) {
         const bool there = state.capture(slot, step, stream, true, throws);
         held.reset();
         if (!there) {
-            eager();
+            state.run_eagerly(eager, stream);
             return {Mode::eager, Reason::capture_failed, {}};
         }
         held = state.enter(Work::replay);

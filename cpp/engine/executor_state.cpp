@@ -9,6 +9,7 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/Exception.h>
+#include <vmmgraph/torch_eager.hpp>
 
 #include "../torch/on_device.hpp"
 #include "../torch/registry.hpp"
@@ -143,6 +144,14 @@ void GraphExecutor::State::commit(const Graph& graph, const Step& current, void*
     }
 }
 
+void GraphExecutor::State::run_eagerly(const std::function<void()>& eager, void* stream) const {
+    if (!options.eager_in_arena || on_cpu()) {
+        return eager();
+    }
+    const torch::EagerScope scope(*arena, stream);
+    eager();
+}
+
 std::size_t GraphExecutor::State::there() const {
     return static_cast<std::size_t>(std::count_if(graphs.begin(), graphs.end(), [](const Graph& graph) { return graph.there; }));
 }
@@ -197,7 +206,7 @@ void GraphExecutor::State::run_ahead(const Graph& graph, const Step& current, vo
     const torch::OnStream capturing(inputs.device(), options.capture_stream);
     streams.behind(stream, options.capture_stream);
     try {
-        run();
+        run_eagerly(run, options.capture_stream);
     } catch (...) {
         streams.behind(options.capture_stream, stream);
         throw;

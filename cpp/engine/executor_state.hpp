@@ -76,6 +76,9 @@ struct GraphExecutor::State {
 
     bool on_cpu() const { return inputs.device().is_cpu(); }
 
+    // Runs what no graph does, with `stream` as torch's current one.
+    void run_eagerly(const std::function<void()>& eager, void* stream) const;
+
     std::size_t there() const;
     // Whether there are as many graphs as may be.
     bool full() const { return options.most_graphs > 0 && there() >= options.most_graphs; }

@@ -31,20 +31,21 @@ void delete_any(void* pointer) {
     }
 }
 
-// Where a storage of this thread belongs: to the capture that the stream takes part in, else to a region, else to torch.
+// Where a storage of this thread belongs: to the capture that the stream takes part in, else to a region or to an arena's eager work, else
+// to torch.
 struct Here {
     c10::DeviceIndex device = c10::cuda::current_device();
     cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device).stream();
     std::shared_ptr<Memory> memory = registry::memory_of(device, stream);
-    const ActiveRegion* region = memory ? nullptr : region_for(device, stream);
+    const ActiveScope* scope = memory ? nullptr : scope_for(device, stream);
 
-    [[nodiscard]] bool ours() const { return memory || region != nullptr; }
+    [[nodiscard]] bool ours() const { return memory || scope != nullptr; }
     // Null if it is torch's.
     [[nodiscard]] void* allocate(std::size_t bytes) const {
         if (memory) {
             return registry::allocate_block(memory, device, bytes, stream);
         }
-        return region != nullptr ? allocate_in(*region, bytes, stream) : nullptr;
+        return scope != nullptr ? allocate_in(*scope, bytes, stream) : nullptr;
     }
 };
 

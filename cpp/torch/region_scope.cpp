@@ -13,29 +13,37 @@
 
 namespace vmmgraph::torch {
 
-constinit thread_local const ActiveRegion* active_region = nullptr;
+constinit thread_local const ActiveScope* active_scope = nullptr;
 
-void* allocate_in(const ActiveRegion& region, std::size_t bytes, cudaStream_t stream) {
-    void* block = region.memory->allocate(bytes, region.policy, stream);
+void* allocate_in(const ActiveScope& scope, std::size_t bytes, cudaStream_t stream) {
+    const auto allocate = [&] {
+        return scope.eager ? scope.eager->allocate(bytes, stream, KeptScope::active())
+                           : scope.memory->allocate(bytes, scope.policy, stream);
+    };
+    void* block = allocate();
     if (block == nullptr) {
         {
             // What torch keeps for later is free memory to everybody else. This thread may capture on another device.
             const Relaxed relaxed;
             registry::native()->emptyCache();
         }
-        block = region.memory->allocate(bytes, region.policy, stream);
+        block = allocate();
     }
     if (block == nullptr) {
-        registry::out_of_memory(bytes, region.device, "in a region");
+        registry::out_of_memory(bytes, scope.device, scope.eager ? "for eager work in an arena" : "in a region");
     }
-    region.used = true;
-    registry::adopt(block, region.memory, bytes, region.device);
+    scope.used = true;
+    std::shared_ptr<BlockOwner> owner = scope.memory;
+    if (scope.eager) {
+        owner = scope.eager;
+    }
+    registry::adopt(block, std::move(owner), bytes, scope.device);
     return block;
 }
 
 struct RegionScope::State {
-    ActiveRegion active;
-    const ActiveRegion* around;
+    ActiveScope active;
+    const ActiveScope* around;
 };
 
 RegionScope::RegionScope(const Region& region, Policy policy) {
@@ -49,20 +57,20 @@ RegionScope::RegionScope(const Region& region, Policy policy) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "call vmmgraph::torch::install() before a RegionScope");
     }
     offer_idle_pages();
-    state_.reset(new State{{std::move(memory), policy, static_cast<c10::DeviceIndex>(device)}, active_region});
-    active_region = &state_->active;
+    state_.reset(new State{{std::move(memory), policy, static_cast<c10::DeviceIndex>(device)}, active_scope});
+    active_scope = &state_->active;
 }
 
 RegionScope::~RegionScope() {
-    active_region = state_->around;
+    active_scope = state_->around;
     if (state_->active.used) {
-        forget_region_workspaces();
+        forget_scoped_workspaces();
     }
 }
 
-bool RegionScope::active() noexcept { return active_region != nullptr; }
+bool RegionScope::active() noexcept { return active_scope != nullptr && active_scope->memory != nullptr; }
 
-DisableScope::DisableScope() noexcept : around_(std::exchange(active_region, nullptr)) {}
-DisableScope::~DisableScope() { active_region = static_cast<const ActiveRegion*>(around_); }
+DisableScope::DisableScope() noexcept : around_(std::exchange(active_scope, nullptr)) {}
+DisableScope::~DisableScope() { active_scope = static_cast<const ActiveScope*>(around_); }
 
 }  // namespace vmmgraph::torch

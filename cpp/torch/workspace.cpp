@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "eager_memory.hpp"
 #include "on_device.hpp"
 #include "region_memory.hpp"
 #include "registry.hpp"
@@ -161,7 +162,7 @@ struct WorkspaceTable::Saved {
 WorkspaceTable::WorkspaceTable(Workspace& workspace, const c10::cuda::CUDAStream& stream)
     : stream_(stream), saved_(std::make_unique<Saved>()) {
     // A graph must not bake in what steps aside.
-    forget_region_workspaces();
+    forget_scoped_workspaces();
     if (tables_are_there()) {
         in_tables([this](Map& table) { saved_->tables.push_back(take(table, stream_.stream())); });
     } else {
@@ -229,19 +230,19 @@ void WorkspaceTable::restore() {
     });
 }
 
-void forget_region_workspaces() noexcept {
+void forget_scoped_workspaces() noexcept {
     try {
         if (!tables_are_there()) {
             at::cuda::clearCublasWorkspaces();
             return;
         }
         // Freed when no lock of torch's is held.
-        std::vector<c10::DataPtr> in_regions;
+        std::vector<c10::DataPtr> in_scopes;
         in_tables([&](Map& table) {
             for (auto entry = table.begin(); entry != table.end();) {
                 const auto owner = registry::owner_of(entry->second.get());
-                if (dynamic_cast<const RegionMemory*>(owner.get()) != nullptr) {
-                    in_regions.push_back(std::move(entry->second));
+                if (dynamic_cast<const RegionMemory*>(owner.get()) != nullptr || dynamic_cast<const EagerMemory*>(owner.get()) != nullptr) {
+                    in_scopes.push_back(std::move(entry->second));
                     entry = table.erase(entry);
                 } else {
                     ++entry;

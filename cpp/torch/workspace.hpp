@@ -67,8 +67,8 @@ private:
     std::unique_ptr<Saved> saved_;
 };
 
-// Takes out of torch's tables what lies in regions, where it would step aside: the next product on that stream gets another one. Up to
-// torch 2.7 the tables are cleared. Never throws.
-void forget_region_workspaces() noexcept;
+// Takes out of torch's tables what lies in regions, where it would step aside, and in arenas' eager memory, where it would keep pages from
+// the graphs: the next product on that stream gets another one. Up to torch 2.7 the tables are cleared. Never throws.
+void forget_scoped_workspaces() noexcept;
 
 }  // namespace vmmgraph::torch

@@ -131,6 +131,10 @@ struct ExecutorOptions : dispatch::DispatcherOptions {
     // cuDNN and NCCL set up at their first call is there then. The body must bear being run more than once for a step. In warm_up() the
     // inputs are padding, and runners see no params.
     std::uint32_t eager_runs = 0;
+    // Whether steps without a graph, and the eager runs before captures, lie in the arena's memory, as a torch::EagerScope each: a replay of
+    // the arena while they last, for which launch() refuses what that refuses. What they leave alive keeps its pages from the graphs. Work
+    // between pieces is not: the graph around it has the arena's turn.
+    bool eager_in_arena = false;
     // Called once for every step that a graph runs, behind the copy of its inputs and before its capture or replay, with the launch's stream
     // as torch's current one: where kernels are planned from the padded values (GraphInputs::host). What it gives to that stream is done
     // before the graph runs. In warm_up() the step has no params, and Phase::decode for full, Phase::mixed for piecewise graphs.

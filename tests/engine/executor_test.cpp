@@ -44,6 +44,31 @@ TEST(Executor, EveryModeRunsAndSaysWhy) {
     EXPECT_NE(small.executor->prometheus().find("\nvmmgraph_dispatch_graphs 2\n"), std::string::npos);
 }
 
+TEST(Executor, EagerStepsLieInTheArenaIfTheyAreToAndTheirResultsLast) {
+    auto options = both();
+    options.most_tokens = 60;
+    options.eager_in_arena = true;
+    options.eager_runs = 1;
+    Small small(options);
+    Ran ran;
+    for (int i = 0; i < 20; ++i) {
+        EXPECT_TRUE(small.run(64 + i, Phase::mixed, ran, 0, 1.0F) && ran.mode == Mode::eager) << i;
+        const auto result = small.eager_output;
+        const auto copy = result.cpu();
+        if (small.arena) {
+            EXPECT_GE(small.arena->stats().live_bytes, result.nbytes()) << "it is torch's";
+        }
+        EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode) && ran.mode == Mode::full) << i;
+        EXPECT_TRUE(small.run(11, Phase::prefill, ran, 0, 1.5F) && ran.mode == Mode::piecewise) << i;
+        EXPECT_TRUE(at::equal(result.cpu(), copy)) << i << ": a graph wrote over it";
+    }
+    EXPECT_THROW(static_cast<void>(small.executor->run(
+                     {Key::of(64), Phase::mixed}, {{names::tokens, at::zeros({64}, at::kLong)}},
+                     [] { throw std::runtime_error("the model failed"); }, stream(small.index))),
+                 std::runtime_error);
+    EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode));
+}
+
 TEST(Executor, WarmUpCapturesAllAndTrafficIsRight) {
     Small small(both());
     EXPECT_EQ(small.executor->warm_up(), 6u);

@@ -15,6 +15,7 @@
 #include <torch/version.h>
 #include <vmmgraph/torch.hpp>
 #include <vmmgraph/torch_elastic.hpp>
+#include <vmmgraph/torch_eager.hpp>
 #include <vmmgraph/torch_region.hpp>
 
 #include "../cpp/host.hpp"
@@ -384,6 +385,23 @@ TEST(RegionScope, IsRefusedWhereTorchCannotUseTheRegion) {
     EXPECT_FALSE(RegionScope::active());
     vmmgraph::torch::uninstall();
     EXPECT_EQ(taken.stats().blocks, 0u);
+}
+
+TEST(EagerScope, IsRefusedWhereTorchCannotUseTheArena) {
+    using vmmgraph::torch::EagerScope;
+    SharedVmmAllocator arena(next_device(), shared());
+    vmmgraph::torch::install();
+    try {
+        const EagerScope scope(arena, nullptr);
+        ADD_FAILURE() << "was not refused";
+    } catch (const vmmgraph::Error& error) {
+        EXPECT_EQ(error.status(), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        EXPECT_NE(std::string(error.what()).find("host driver"), std::string::npos) << error.what();
+    }
+    EXPECT_FALSE(EagerScope::active());
+    const auto taken = std::move(arena);
+    EXPECT_EQ(status_of([&] { const EagerScope scope(arena, nullptr); }), VMMGRAPH_ERROR_INVALID_HANDLE);
+    vmmgraph::torch::uninstall();
 }
 
 TEST(BuiltFor, NamesTheTorchOfTheHeaders) { EXPECT_STREQ(vmmgraph::torch::built_for(), TORCH_VERSION); }
