@@ -18,7 +18,7 @@ use crate::elastic::ElasticBuffer;
 use crate::error::{Error, Result};
 use crate::pages::{Fence, HookGuard, next_number};
 use crate::space::Common;
-use crate::sync::{Monitor, Mutex, thread_token};
+use crate::sync::{Monitor, Mutex, thread_token, yield_now};
 
 /// How long a recall sleeps between two looks at the borrower's fence.
 const PAUSE: Duration = Duration::from_micros(50);
@@ -142,6 +142,8 @@ impl Lease {
                 let (expected, found) = ("given back by the deadline", "in use by the device");
                 return Err(Error::WrongState { what: "a lease", expected, found });
             }
+            // Another thread may be unmapping them just now.
+            yield_now();
             std::thread::sleep(PAUSE.min(left()));
         }
     }

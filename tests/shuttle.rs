@@ -7,8 +7,8 @@ use shuttle::thread;
 use vmmgraph::driver::HostDriver;
 use vmmgraph::pages::Fence;
 use vmmgraph::{
-    Device, ElasticOptions, Error, HostOptions, KvLayout, KvOptions, Options, Policy, RegionOptions,
-    RetainPolicy, SharedVmmAllocator, SpaceStats, Stream,
+    Borrower, Device, ElasticOptions, Error, HostOptions, KvLayout, KvOptions, Options, Policy,
+    RegionOptions, RetainPolicy, SharedVmmAllocator, SpaceStats, Stream, Vacate,
 };
 use vmmgraph_testkit::stream;
 
@@ -617,6 +617,66 @@ fn eager_work_runs_beside_replays_captures_and_ends() {
         assert_eq!((arena.audit(), device.pool().audit_idle()), (Ok(()), Ok(())));
         results.iter().for_each(|(at, _)| arena.eager_blocks().free(*at, &[]).unwrap());
         drop(space);
+        end(&host, device, arena);
+    };
+    shuttle::check_random(model, 300);
+    shuttle::check_pct(model, 300, 3);
+}
+
+/// Gives back whatever it is asked for.
+struct Idle;
+
+impl Borrower for Idle {
+    fn vacate(&self, _asked: &Vacate) -> vmmgraph::Result<Fence> {
+        Ok(Fence::default())
+    }
+}
+
+/// One thread lends and recalls, one recalls as well, one replays the graph in question; never does that run over what is lent.
+#[test]
+fn pages_are_lent_and_recalled_beside_replays() {
+    let model = || {
+        let (host, device, arena) = small();
+        let space = arena.open_space().unwrap();
+        let block = space.allocate(32 * KIB, Stream::LEGACY).unwrap();
+        space.free(block).unwrap();
+        space.seal().unwrap();
+        let options = ElasticOptions { page_bytes: 16 * KIB, ..ElasticOptions::default() };
+        let buffer = Arc::new(device.elastic_buffer(64 * KIB, &options).unwrap());
+        let lender = {
+            let (arena, buffer) = (Arc::clone(&arena), Arc::clone(&buffer));
+            thread::spawn(move || {
+                let idle: Arc<dyn Borrower> = Arc::new(Idle);
+                let lease = arena.lend(&buffer, 0..16 * KIB, &idle).unwrap();
+                lease.recall(std::time::Duration::from_secs(60)).unwrap();
+                let lease = arena.lend(&buffer, 16 * KIB..32 * KIB, &idle).unwrap();
+                let other = {
+                    let lease = lease.clone();
+                    thread::spawn(move || lease.recall(std::time::Duration::from_secs(60)).unwrap())
+                };
+                lease.recall(std::time::Duration::from_secs(60)).unwrap();
+                other.join().unwrap();
+                assert_eq!(lease.bytes(), 0);
+            })
+        };
+        let replayer = {
+            let (space, arena) = (Arc::clone(&space), Arc::clone(&arena));
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    // Nothing is lent while it is launched: that has the arena's turn.
+                    match space.replay(Stream::LEGACY, || space.leases()) {
+                        Ok(leases) => assert!(leases.is_empty(), "a graph ran over pages on lease"),
+                        Err(error) => assert!(matches!(error, Error::Lent { .. }), "{error}"),
+                    }
+                }
+                arena.recall_for(&space, std::time::Duration::from_secs(60)).unwrap();
+            })
+        };
+        lender.join().unwrap();
+        replayer.join().unwrap();
+        space.replay(Stream::LEGACY, || ()).unwrap();
+        assert_eq!((arena.audit(), buffer.audit(), device.pool().audit_idle()), (Ok(()), Ok(()), Ok(())));
+        drop((space, buffer));
         end(&host, device, arena);
     };
     shuttle::check_random(model, 300);

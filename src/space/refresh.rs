@@ -56,6 +56,9 @@ impl Core {
 
     /// The leases on pages that it shows.
     pub(super) fn leases(&self) -> Vec<u64> {
+        if self.common.shared.lent_bytes(None) == 0 {
+            return Vec::new();
+        }
         let shown = self.state.lock().shown();
         self.common.shared.leases(shown.iter())
     }
