@@ -1,5 +1,7 @@
 //! Pages of an arena on lease to an elastic buffer: whose graphs may run meanwhile, and how the pages come back.
 
+#![allow(clippy::single_range_in_vec_init, reason = "one span of many, not its numbers")]
+
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -313,11 +315,11 @@ proptest! {
                 }
                 3 => {
                     let scope = bench.arena.eager_scope(A);
-                    if let Ok(scope) = scope {
-                        if let Ok(at) = scope.allocate(pages * PAGE) {
-                            bench.stamps.write(at, pages * PAGE, 99).unwrap();
-                            scope.free(at).unwrap();
-                        }
+                    if let Ok(scope) = scope
+                        && let Ok(at) = scope.allocate(pages * PAGE)
+                    {
+                        bench.stamps.write(at, pages * PAGE, 99).unwrap();
+                        scope.free(at).unwrap();
                     }
                 }
                 _ => {

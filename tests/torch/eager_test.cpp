@@ -76,6 +76,8 @@ TEST_F(Eager, PrefillsBetweenReplaysAreThoseOfPlainEagerWorkInTheGraphsMemory) {
     SharedVmmAllocator arena(0), eager_only(0);
     auto shapes = this->shapes(arena, model, {4096, 256, 64, 8, 1});
     const auto graphs = arena.mapped_size();
+    // The graphs' outputs, which are on no shared page.
+    const auto outputs = arena.stats().retained_bytes;
     for (const auto& prompt : prompts) {
         const EagerScope scope(eager_only, raw());
         static_cast<void>(prefill(model, prompt.input));
@@ -115,11 +117,13 @@ TEST_F(Eager, PrefillsBetweenReplaysAreThoseOfPlainEagerWorkInTheGraphsMemory) {
     }
     EXPECT_EQ(wrong, 0);
     EXPECT_EQ(lost, 0);
-    const auto hungrier = std::max(graphs, eager);
+    const auto hungrier = std::max(graphs, eager + outputs);
     EXPECT_LE(static_cast<double>(most), 1.03 * static_cast<double>(hungrier) + 3.0 * 2 * MiB);
-    std::printf("RESULT eager: %ld prefills, %d wrong replays, %d lost results, %.1f MiB at most: graphs %.1f, eager %.1f, ratio %.3f\n",
-                rounds, wrong, lost, static_cast<double>(most) / MiB, static_cast<double>(graphs) / MiB, static_cast<double>(eager) / MiB,
-                static_cast<double>(most) / static_cast<double>(hungrier));
+    std::printf(
+        "RESULT eager: %ld prefills, %d wrong replays, %d lost results, %.1f MiB at most: graphs %.1f (outputs %.1f), eager %.1f, ratio "
+        "%.3f\n",
+        rounds, wrong, lost, static_cast<double>(most) / MiB, static_cast<double>(graphs) / MiB, static_cast<double>(outputs) / MiB,
+        static_cast<double>(eager) / MiB, static_cast<double>(most) / static_cast<double>(hungrier));
 }
 
 TEST_F(Eager, ASteadyStateMovesNoMemory) {
