@@ -1,20 +1,17 @@
-"""``python -m vmmgraph check``: which library serves the torch at hand, by which route, and why."""
+"""``python -m vmmgraph``, and the console script ``vmmgraph``."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 
-def main(arguments: list[str]) -> int:
-    """Runs a command; its exit status."""
-    import vmmgraph
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command, that of the process's own arguments if none are given; its exit status."""
+    from ._cli import main as run
 
-    if arguments == ["check"]:
-        print(vmmgraph.check())
-        return 0
-    print(__doc__, file=sys.stderr)
-    return 2
+    return run(sys.argv[1:] if arguments is None else arguments)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -69,6 +69,7 @@ class ArenaOptions(Struct):
         ("reserve_bytes", c_uint64),
         ("expected_bytes", c_uint64),
         ("peers", c_uint64),
+        ("tag", c_void_p),
     ]
 
 
@@ -91,6 +92,7 @@ class ArenaStats(Struct):
         "charged_bytes",
         "budget_bytes",
         "replays",
+        "paused",
     )
 
 
