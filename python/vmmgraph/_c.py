@@ -212,9 +212,14 @@ _TORCH: dict[str, tuple[Any, ...]] = {
 #: Not in every library; asked for by `Library.has`.
 _LATER: dict[str, tuple[Any, ...]] = {
     "vmmgraph_space_set_label": (c_void_p, c_char_p),
+    "vmmgraph_space_allocate": (c_void_p, c_uint64, c_void_p, POINTER(c_void_p)),
+    "vmmgraph_space_allocate_kept": (c_void_p, c_uint64, c_void_p, POINTER(c_void_p)),
+    "vmmgraph_space_free": (c_void_p, c_void_p),
+    "vmmgraph_arena_trace_events": (c_void_p, c_int32),
     "vmmgraph_arena_map_json": (c_void_p, POINTER(MapOptions), *_TEXT),
     "vmmgraph_map_html": (c_char_p, *_TEXT),
     "vmmgraph_map_report": (c_char_p, *_TEXT),
+    "vmmgraph_map_perfetto": (c_char_p, *_TEXT),
 }
 _OTHERS = {"vmmgraph_version": c_char_p, "vmmgraph_torch_built_for": c_char_p}
 

@@ -1,0 +1,379 @@
+"""The command ``vmmgraph``. Nothing in it needs a GPU or torch, but for ``check``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import _c, _library, _maps
+from ._maps import Unfit, mib
+
+#: Exit statuses, as of diff(1); and of a process whose reader has gone, as a shell has it.
+OK, DIFFERENT, TROUBLE, NO_READER, STOPPED = 0, 1, 2, 141, 130
+
+
+def core() -> _c.Library:
+    """The library that draws maps and has the host driver. Raises `Unfit`."""
+    path = _library.find_core()
+    if path is None:
+        given = os.environ.get("VMMGRAPH_CORE_LIBRARY")
+        raise Unfit(
+            f"VMMGRAPH_CORE_LIBRARY names {given}, which does not exist"
+            if given
+            else "this vmmgraph was installed without libvmmgraph.so; VMMGRAPH_CORE_LIBRARY may name one"
+        )
+    try:
+        return _c.Library(path, with_torch=False)
+    except (OSError, AttributeError) as error:
+        raise Unfit(f"{path} is no libvmmgraph.so of this release: {error}") from None
+
+
+def drawn(library: _c.Library, function: str, text: bytes, name: str) -> str:
+    """What the library makes of a map's JSON."""
+    if not library.has(function):
+        raise Unfit(f"{library.path} has no vmmgraph_{function}")
+    try:
+        return library.text(function, text)
+    except _c.Error as error:
+        raise Unfit(f"{name}: {error}") from None
+
+
+class Progress:
+    """A line on stderr that says what is going on, if that is a terminal and it takes long."""
+
+    def __init__(self) -> None:
+        self._on = sys.stderr.isatty()
+        self._next = time.monotonic() + 0.3
+        self._shown = False
+
+    def __call__(self, text: str) -> None:
+        if self._on and time.monotonic() >= self._next:
+            self._next = time.monotonic() + 0.1
+            sys.stderr.write(f"\r\033[K{_printable(text)[:100]}")
+            sys.stderr.flush()
+            self._shown = True
+
+    def end(self) -> None:
+        if self._shown:
+            sys.stderr.write("\r\033[K")
+            self._shown = False
+
+
+def _printable(text: str) -> str:
+    """A text of a file's on one line, with nothing that a terminal obeys."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def read(path: str) -> bytes:
+    """A file, or what comes from standard input for ``-``."""
+    return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+
+
+def write(path: str, data: bytes, *sources: str) -> None:
+    """Writes a file whole or not at all; ``-`` is standard output."""
+    if path == "-":
+        sys.stdout.buffer.write(data)
+        return
+    target = Path(path)
+    for source in sources:
+        if source != "-" and target.exists() and target.samefile(source):
+            raise Unfit(f"{path} is what is read")
+    if target.exists() and not target.is_file():
+        target.write_bytes(data)
+        return
+    target = target.resolve()
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:64]}.")
+    try:
+        with open(handle, "wb") as file:
+            file.write(data)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(name, 0o666 & ~mask)
+        os.replace(name, target)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _beside(given: str, source: str, ending: str) -> str:
+    """Where to write if nobody says: the source's name with another ending."""
+    if given:
+        return given
+    if source == "-":
+        raise Unfit("-o is needed, as the map comes from standard input")
+    return str(Path(source).with_suffix(ending))
+
+
+def report(arguments: argparse.Namespace) -> int:
+    path = arguments.map or os.environ.get("VMMGRAPH_MAP") or ("-" if not sys.stdin.isatty() else "")
+    if not path:
+        raise Unfit("which map? Name a file, or set VMMGRAPH_MAP (vmmgraph.save_map and VMMGRAPH_MAP=map.json at exit write one)")
+    _, text = _maps.load(path, read(path))
+    print(drawn(core(), "map_report", text, path), end="")
+    return OK
+
+
+def draw(arguments: argparse.Namespace) -> int:
+    _, text = _maps.load(arguments.map, read(arguments.map))
+    output = _beside(arguments.output, arguments.map, ".html")
+    write(output, drawn(core(), "map_html", text, arguments.map).encode(), arguments.map)
+    return OK
+
+
+def diff(arguments: argparse.Namespace) -> int:
+    if arguments.before == arguments.after == "-":
+        raise Unfit("standard input is one map, not two")
+    both = []
+    for path in (arguments.before, arguments.after):
+        both.append(_maps.load(path, read(path))[0])
+    with _maps.reading(f"{arguments.before} or {arguments.after}", "whole page map"):
+        lines = _maps.diff(*both)
+    for line in lines:
+        print(line)
+    return DIFFERENT if lines else OK
+
+
+def export(arguments: argparse.Namespace) -> int:
+    page_map, text = _maps.load(arguments.map, read(arguments.map))
+    if arguments.perfetto:
+        output = _beside(arguments.output, arguments.map, ".perfetto.json")
+        write(output, drawn(core(), "map_perfetto", text, arguments.map).encode(), arguments.map)
+        return OK
+    from . import _snapshot
+
+    if _library.find_core() is not None:
+        # It looks at every number in the map.
+        drawn(core(), "map_report", text, arguments.map)
+    output = _beside(arguments.output, arguments.map, ".pickle")
+    with _maps.reading(arguments.map, "whole page map"):
+        whole, lost = _snapshot.snapshot(page_map)
+    write(output, _snapshot.dumps(whole), arguments.map)
+    if all(space["events"] is None for space in page_map["spaces"]):
+        print("no events in the map: each shape is shown at its peak (docs/map.md says how to note events)", file=sys.stderr)
+    if lost:
+        print(f"{mib(lost)} of blocks lie on no page of the map any more, and are left out", file=sys.stderr)
+    return OK
+
+
+def check(_: argparse.Namespace) -> int:
+    import vmmgraph
+
+    print(vmmgraph.check())
+    return OK
+
+
+def replay(arguments: argparse.Namespace) -> int:
+    from . import _replay, _traces
+
+    progress = Progress()
+    try:
+        data = read(arguments.trace)
+        progress(f"reading {len(data) >> 20} MiB")
+        trace = _traces.read(
+            data,
+            arguments.trace,
+            pools=arguments.pools,
+            device=arguments.device,
+            split=arguments.split,
+            gap_ms=arguments.gap_ms,
+            progress=progress,
+        )
+        del data
+        events = arguments.events or ("hungriest" if arguments.output else "none")
+        try:
+            run = _replay.Run(
+                core(), trace, kept=arguments.kept, expected_bytes=arguments.expected_bytes, events=events, progress=progress
+            )
+            if arguments.output:
+                progress("the map")
+                text = run.map_json(arguments.title or Path(arguments.trace).name).encode()
+        except _c.Error as error:
+            raise Unfit(f"{arguments.trace}: {error}") from None
+    finally:
+        progress.end()
+    if arguments.output:
+        if not arguments.output.endswith((".json", ".html")):
+            raise Unfit(f"{arguments.output} is neither .json nor .html")
+        page = text if arguments.output.endswith(".json") else drawn(run.library, "map_html", text, arguments.trace).encode()
+        write(arguments.output, page, arguments.trace)
+    if arguments.json:
+        print(json.dumps({**_replay.as_json(run.cost), "recorded_bytes": trace.recorded_bytes, "source": trace.source}))
+    else:
+        print(_table(run.cost, trace))
+    return OK
+
+
+def _table(cost: Any, trace: Any) -> str:
+    rows = [
+        (
+            "floor",
+            cost.floor_bytes,
+            f"the hungriest capture at its peak, {_printable(cost.hungriest)}, and what others left alive",
+        ),
+        ("peaks", cost.peaks_bytes, "the peaks of all captures together"),
+        ("private", cost.private_bytes, "a pool of its own for each in torch, computed by its allocator's rules"),
+    ]
+    if trace.recorded_bytes is not None:
+        rows.append(("recorded", trace.recorded_bytes, "what those pools held when the snapshot was taken"))
+    times = f"{cost.held_bytes / cost.floor_bytes:.3f} x floor" if cost.floor_bytes else "nothing is allocated"
+    rows.append(("shared", cost.held_bytes, f"in an arena: {times}; {mib(cost.retained_bytes)} of it are of single captures"))
+    if cost.most_held_bytes > cost.held_bytes:
+        rows.append(("at most", cost.most_held_bytes, "while the captures were made"))
+    lines = [f"{cost.captures} captures, {cost.allocations} allocations ({_printable(trace.source)}), {cost.maps} map calls"]
+    lines += [f"{name:9} {size / (1 << 20):10.1f} MiB  {what}" for name, size, what in rows]
+    return "\n".join([*lines, *trace.notes])
+
+
+def _size(text: str) -> int:
+    """Bytes: a number, with K, M or G behind it if need be."""
+    scale = {"k": 10, "m": 20, "g": 30}.get(text[-1:].lower())
+    value = int(text[:-1]) << scale if scale else int(text)
+    if not 0 <= value < 1 << 46:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 2^46 bytes")
+    return value
+
+
+_size.__name__ = "size"
+
+
+class _Print(argparse.Action):
+    """An option that prints something and is done."""
+
+    def __init__(self, *arguments: Any, say: Callable[[], str], **more: Any) -> None:
+        super().__init__(*arguments, nargs=0, default=argparse.SUPPRESS, **more)
+        self._say = say
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        try:
+            print(self._say())
+        except FileNotFoundError as error:
+            raise Unfit(str(error)) from None
+        parser.exit()
+
+
+def version() -> str:
+    """The version of what is there: of the installed package, and of the library."""
+    import importlib.metadata
+
+    try:
+        package = importlib.metadata.version("vmmgraph")
+    except importlib.metadata.PackageNotFoundError:
+        package = "(not installed)"
+    try:
+        library = core()
+        return f"vmmgraph {package}, libvmmgraph {library.version()} ({library.path})"
+    except (Unfit, _c.Error) as error:
+        return f"vmmgraph {package}, {error}"
+
+
+def parser() -> argparse.ArgumentParser:
+    from . import _package, _traces
+
+    top = argparse.ArgumentParser(
+        prog="vmmgraph", description="Where the memory of CUDA graphs is, and what it would cost. Only check needs torch."
+    )
+    top.add_argument("--version", action=_Print, say=version, help="versions of the package and its library")
+    top.add_argument(
+        "--cmake-dir", action=_Print, say=lambda: str(_package.cmake_dir()), help="the folder for find_package(VmmGraph)"
+    )
+    top.add_argument("--include-dir", action=_Print, say=lambda: str(_package.include_dir()), help="the folder of the headers")
+    commands = top.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], text: str, more: str = "") -> argparse.ArgumentParser:
+        one = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}. {more}".strip())
+        one.set_defaults(run=run)
+        return one
+
+    a_map = "a page map, JSON or a page that has it inside; - for standard input"
+    one = command("report", report, "a page map as text that fits a log")
+    one.add_argument("map", nargs="?", help=f"{a_map}. Default: what VMMGRAPH_MAP names, or standard input")
+    one = command("map", draw, "a page map as one web page that fetches nothing")
+    one.add_argument("map", help=a_map)
+    one.add_argument("-o", "--output", metavar="FILE", default="", help="default: the map's name with .html")
+    one = command(
+        "diff",
+        diff,
+        "what shapes, pages and bytes came and went",
+        "Exit status: 0 if nothing did, 1 if something, 2 for trouble.",
+    )
+    one.add_argument("before", help=a_map)
+    one.add_argument("after", help=a_map)
+    one = command("export", export, "a page map for other viewers")
+    formats = one.add_mutually_exclusive_group(required=True)
+    formats.add_argument(
+        "--torch-snapshot", action="store_true", help="for memory_viz: a segment is a page, blocks lie where they are"
+    )
+    formats.add_argument("--perfetto", action="store_true", help="for ui.perfetto.dev: captures as a timeline")
+    one.add_argument("map", help=a_map)
+    one.add_argument("-o", "--output", metavar="FILE", default="", help="default: the map's name with .pickle or .perfetto.json")
+    command("check", check, "which library serves the torch at hand, by which route, and why")
+    one = command(
+        "replay",
+        replay,
+        "what captures would cost, without a GPU",
+        "Makes a trace's allocations and frees in an arena on the host driver. A pickle is read without running anything of it.",
+    )
+    one.add_argument(
+        "trace",
+        metavar="TRACE",
+        help="a torch memory snapshot with history (a pickle), or a trace as in tests/data; - for standard input",
+    )
+    one.add_argument("-o", "--output", metavar="FILE", default="", help="writes the page map: .json or .html")
+    one.add_argument("--json", action="store_true", help="prints the numbers as one JSON object, in bytes")
+    one.add_argument(
+        "--kept", action="store_true", help="what outlives its capture is allocated as kept blocks, packed on common pages"
+    )
+    one.add_argument(
+        "--expected-bytes", type=_size, default=0, metavar="SIZE", help="what the arena is told to expect: 1056M, 4G"
+    )
+    one.add_argument(
+        "--events",
+        choices=("none", "hungriest", "all"),
+        help="captures whose every block the map notes; default: the hungriest one's",
+    )
+    one.add_argument("--title", default="", help="the map's title; default: the trace's name")
+    snapshots = one.add_argument_group("of a torch snapshot")
+    snapshots.add_argument(
+        "--pools", choices=("graph", "all"), default="graph", help="what of it: graphs' pools (default), or all memory"
+    )
+    snapshots.add_argument("--device", type=int, help="default: the first with captures")
+    snapshots.add_argument(
+        "--split",
+        choices=_traces.SPLITS,
+        default="auto",
+        help="what begins another capture: another pool, another label (torch.cuda.memory._set_memory_metadata), an allocation outside "
+        "of graph pools in between; default: labels if there are any, else both others",
+    )
+    snapshots.add_argument("--gap-ms", type=float, metavar="MS", help="so long without an allocation begins another capture too")
+    return top
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs a command; its exit status. What is wrong with a file is one line on stderr and status 2."""
+    try:
+        try:
+            given = parser().parse_args(arguments)
+            status: int = given.run(given)
+        finally:
+            sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # Nobody reads any more, and the interpreter would say so when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NO_READER
+    except KeyboardInterrupt:
+        return STOPPED
+    except (Unfit, _c.Error, OSError) as error:
+        what = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+        print(f"vmmgraph: {_printable(what)}", file=sys.stderr)
+        return TROUBLE
+    except MemoryError:
+        print("vmmgraph: out of memory", file=sys.stderr)
+        return TROUBLE

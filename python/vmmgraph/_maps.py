@@ -1,0 +1,181 @@
+"""Page maps as files: reading them, and what came and went between two of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+_DATA = re.compile(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', re.DOTALL)
+_MIB = 1 << 20
+
+
+class Unfit(ValueError):
+    """A file that is not what it should be: one line says how."""
+
+
+@contextlib.contextmanager
+def reading(name: str, what: str) -> Iterator[None]:
+    """What goes wrong inside goes wrong because of what is in the file."""
+    try:
+        yield
+    except Unfit:
+        raise
+    except RecursionError:
+        raise Unfit(f"{name} is no {what}: nested too deep") from None
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise Unfit(f"{name} is no {what}: {type(error).__name__} {error}") from None
+
+
+def parse(data: bytes, name: str) -> tuple[dict[str, Any], bytes]:
+    """A map, and its JSON text as the library takes it: from JSON, or from a page that has it inside. Raises `Unfit`.
+
+    What is in there is looked at as far as this package needs it; the library looks at the rest.
+    """
+    with reading(name, "page map"):
+        text = data.decode("utf-8-sig")
+        if text.lstrip()[:1] == "<":
+            found = _DATA.search(text)
+            if found is None:
+                raise Unfit(f"{name} is a page without a map in it")
+            text = found[1]
+        whole = json.loads(text)
+        if not isinstance(whole, dict) or "format" not in whole:
+            raise Unfit(f"{name} is no page map: it has no format")
+        if whole["format"] != FORMAT:
+            raise Unfit(f"{name} has format {whole['format']!r}, and this vmmgraph reads {FORMAT}")
+        pages = len(whole["pages"])
+        for space in whole["spaces"]:
+            for page in (*(tile["page"] for tile in space["maps"]), *space["kept_pages"]):
+                if not 0 <= page < pages:
+                    raise Unfit(f"{name}: space {space['id']} shows page {page}, and there are {pages}")
+        return whole, text.encode()
+    raise AssertionError
+
+
+def mib(value: int) -> str:
+    """Bytes for people: exact where a tenth of a MiB would hide something."""
+    if value % _MIB == 0:
+        return f"{value // _MIB} MiB"
+    return f"{value} bytes" if abs(value) < _MIB else f"{value / _MIB:.1f} MiB"
+
+
+def names(page_map: dict[str, Any]) -> list[str]:
+    """What each shape is called, no two the same: by label, and by the order of capture where that is not enough."""
+    found: dict[str, None] = {}
+    counts: dict[str, int] = {}
+    for space in page_map["spaces"]:
+        label = " ".join(str(space["label"] or "").split())
+        name, label = label, label or "shape"
+        while not name or name in found:
+            counts[label] = counts.get(label, bool(name)) + 1
+            name = f"{label} #{counts[label]}"
+        found[name] = None
+    return list(found)
+
+
+#: Sums over the whole map. Not what else the driver has free: that is no difference of the arena.
+_SUMS = ("held_bytes", "floor_bytes", "apart_bytes", "budget_bytes", "executables_bytes", "small_page_bytes", "large_page_bytes")
+_OF_SPACE = ("peak_live_bytes", "live_bytes", "kept_bytes", "retained_bytes", "shown_bytes", "mapped_bytes", "alone_bytes")
+#: Classes whose numbers mean something: the same requests, the same numbers.
+_NUMBERED = ("large", "tape", "slab", "filler")
+
+
+def _title(field: str) -> str:
+    return field.removesuffix("_bytes").replace("_", " ")
+
+
+def _change(name: str, before: int | None, after: int | None) -> str:
+    one, two = (("none" if value is None else mib(value)) for value in (before, after))
+    if one == two:
+        one, two = f"{before} bytes", f"{after} bytes"
+    by = "" if before is None or after is None else f" ({'+' if after > before else ''}{mib(after - before)})"
+    return f"{name} {one} -> {two}{by}"
+
+
+def _ranges(numbers: list[int]) -> str:
+    """``0..3, 7``"""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}..{last}" for first, last in parts)
+
+
+def _pages(one: dict[str, Any], other: dict[str, Any], sign: str) -> Iterator[str]:
+    """The pages of one that the other has not, by class and size."""
+    there = {(page["class"], page["number"], page["bytes"]) for page in other["pages"]}
+    gone: dict[tuple[str, int], list[int]] = {}
+    for page in one["pages"]:
+        if page["class"] in _NUMBERED and (page["class"], page["number"], page["bytes"]) not in there:
+            gone.setdefault((page["class"], page["bytes"]), []).append(page["number"])
+    for (kind, size), numbers in gone.items():
+        yield f"{sign} pages: {kind} {_ranges(numbers)}, {mib(size)} each, {mib(size * len(numbers))} in all"
+
+
+def _counts(page_map: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """Pages and bytes of the classes without numbers, and of those who hold memory beside the arena."""
+    found: dict[str, tuple[int, int]] = {}
+    for page in page_map["pages"]:
+        if page["class"] not in _NUMBERED:
+            key = f"{page['class']} pages"
+            count, size = found.get(key, (0, 0))
+            found[key] = (count + 1, size + page["bytes"])
+    for holder in page_map["holders"]:
+        key = f"{holder['kind']} {holder['name']}".strip() + " beside the arena"
+        count, size = found.get(key, (0, 0))
+        found[key] = (count + holder["pages"], size + holder["bytes"])
+    return found
+
+
+def diff(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """What came (``+``), went (``-``) and changed (``~``) from one map to another; empty if nothing did.
+
+    Addresses, numbers of spaces and what the driver has free are no difference: they are of a process, not of what it captured.
+    """
+    lines = []
+    for field in _SUMS:
+        if before.get(field) != after.get(field):
+            lines.append(f"~ {_change(_title(field), before.get(field), after.get(field))}")
+    olds, news = (dict(zip(names(each), each["spaces"], strict=True)) for each in (before, after))
+    for sign, some, others in (("-", olds, news), ("+", news, olds)):
+        for name, space in some.items():
+            if name not in others:
+                gives = ("dropping it gave" if sign == "-" else "dropping it gives") + f" {mib(space['drop_gives_bytes'])} back"
+                lines.append(
+                    f"{sign} shape {name}: peak {mib(space['peak_live_bytes'])}, retained {mib(space['retained_bytes'])}, "
+                    f"mapped {mib(space['mapped_bytes'])}, {gives}"
+                )
+    for name, old in olds.items():
+        new = news.get(name)
+        if new is None:
+            continue
+        changed = [
+            _change(_title(field), old[field], new[field])
+            for field in (*_OF_SPACE, "drop_gives_bytes")
+            if old[field] != new[field]
+        ]
+        if old["phase"] != new["phase"]:
+            changed.append(f"{old['phase']} -> {new['phase']}")
+        if old["allocations"] != new["allocations"]:
+            changed.append(f"{old['allocations']} -> {new['allocations']} allocations")
+        if changed:
+            lines.append(f"~ shape {name}: {', '.join(changed)}")
+    lines += [*_pages(before, after, "-"), *_pages(after, before, "+")]
+    old_counts, new_counts = _counts(before), _counts(after)
+    for key in {**old_counts, **new_counts}:
+        (old_count, old_size), (new_count, new_size) = old_counts.get(key, (0, 0)), new_counts.get(key, (0, 0))
+        if (old_count, old_size) != (new_count, new_size):
+            lines.append(f"~ {_change(key, old_size, new_size)}, {old_count} -> {new_count} pages")
+    return lines
+
+
+def load(path: str, data: bytes | None = None) -> tuple[dict[str, Any], bytes]:
+    """A map from a file. Raises `Unfit`, `OSError`."""
+    return parse(Path(path).read_bytes() if data is None else data, path)
