@@ -525,3 +525,32 @@ fn a_paused_arena_holds_nothing_and_its_map_says_what_comes_back() {
     assert_eq!(arena.map().held_bytes, before.held_bytes);
     drop(captured);
 }
+
+#[test]
+fn what_eager_work_leaves_alive_is_on_the_map_until_it_is_freed() {
+    let device = device();
+    let arena = arena(&device);
+    let trace = load("capture-trace-qwen3-0.6b");
+    let captured = captured(&arena, &trace, false);
+    let before = arena.map();
+    let scope = arena.eager_scope(A).unwrap();
+    let (alive, gone) = (scope.allocate(40 * MIB).unwrap(), scope.allocate(3 * MIB).unwrap());
+    scope.free(gone).unwrap();
+    let blocks = scope.blocks();
+    drop(scope);
+    for at in captured.values() {
+        at.space.replay(A, || ()).unwrap();
+    }
+    let with = arena.map();
+    assert_eq!(with.held_bytes, arena.stats().physical_bytes);
+    assert!(with.held_bytes >= before.held_bytes + 40 * MIB);
+    assert_eq!(with.spaces.len(), before.spaces.len());
+    // What a shape gives back is what it was: the graphs show as many pages as before.
+    let shown = |map: &ArenaMap| -> Vec<u64> { map.spaces.iter().map(|space| space.shown_bytes).collect() };
+    assert_eq!(shown(&with), shown(&before));
+    assert_eq!(ArenaMap::from_json(&with.to_json()).unwrap(), with);
+    assert!(with.to_html().contains("</html>"));
+    blocks.free(alive, &[]).unwrap();
+    arena.trim().unwrap();
+    assert_eq!(arena.map().held_bytes, arena.stats().physical_bytes);
+}
