@@ -61,8 +61,8 @@ pub fn picture(rows: &[Row]) -> String {
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"470\" font-family=\"sans-serif\" font-size=\"11\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     );
-    let panels: [(&str, fn(&Row) -> f64); 2] = [
-        ("requests served well, of all (simulated)", |row| row.attained),
+    let panels = [
+        ("requests served well, of all (simulated)", (|row| row.attained) as fn(&Row) -> f64),
         ("mapping that a step waits for, mean, us (simulated)", |row| row.exposed_mean_us),
     ];
     for (panel, (title, value)) in panels.into_iter().enumerate() {

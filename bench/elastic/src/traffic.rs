@@ -25,7 +25,7 @@ impl Random {
     }
 
     /// Any number.
-    pub fn next(&mut self) -> u64 {
+    pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -34,12 +34,12 @@ impl Random {
 
     /// From 0 to below 1.
     pub fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+        (self.number() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
     /// Below `end`.
     pub fn below(&mut self, end: u64) -> u64 {
-        self.next() % end.max(1)
+        self.number() % end.max(1)
     }
 }
 
@@ -230,7 +230,7 @@ mod tests {
         let Arrivals::Idle(length) = idle.arrivals else { return };
         for request in idle.requests(300.0, 1) {
             let phase = (request.arrival as f64 / 1e9 / length) as u64;
-            assert!(phase % 2 == 0, "{request:?}");
+            assert!(phase.is_multiple_of(2), "{request:?}");
         }
     }
 }
