@@ -383,6 +383,8 @@ impl Colleague {
     }
 }
 
+/// Bytes of a large page where contents are written: the stand-in copies and fills them for real, some thousand times.
+const PAGE: u64 = 4 * MIB;
 const A: Stream = Stream::LEGACY;
 
 /// Create an arena, capture one shape with large, odd and packed blocks, replay it, drop it.
@@ -496,9 +498,9 @@ fn bump(run: &mut Run) -> Result<()> {
 /// Replays over poison, and a verified one.
 fn poison(run: &mut Run) -> Result<()> {
     let other = run.injector.stream();
-    let arena = run.arena(&Options { poison: true, ..Options::default() })?;
+    let arena = run.arena(&Options { poison: true, large_page_bytes: PAGE, ..Options::default() })?;
     let space = run.step("open", || arena.open_space())?;
-    let passing = run.step("allocate", || space.allocate(40 * MIB, A))?;
+    let passing = run.step("allocate", || space.allocate(10 * MIB, A))?;
     let kept = run.step("allocate", || space.allocate(MIB, A))?;
     space.free(passing)?;
     run.step("seal", || space.seal())?;
@@ -646,13 +648,13 @@ fn come_back(run: &mut Run) -> Result<()> {
 fn arena_aside(run: &mut Run) -> Result<()> {
     let (device, other) = (Arc::clone(&run.device), run.injector.stream());
     let stamps = Stamps::new(device.driver(), other);
-    let options = Options { tag: "graphs".to_owned(), ..Options::default() };
+    let options = Options { tag: "graphs".to_owned(), large_page_bytes: PAGE, ..Options::default() };
     let arena = Arc::new(run.step("create", || SharedVmmAllocator::new(&device, &options))?);
     run.arena = Arc::downgrade(&arena);
     let (mut spaces, mut blocks) = (Vec::new(), Vec::new());
     for number in 1..=2 {
         let space = run.step("open", || arena.open_space())?;
-        let passing = run.step("allocate", || space.allocate(20 * MIB, other))?;
+        let passing = run.step("allocate", || space.allocate(5 * MIB, other))?;
         for bytes in [4000, 3 * MIB] {
             blocks.push((number, run.step("allocate", || space.allocate(bytes, other))?, bytes));
         }
@@ -691,22 +693,23 @@ fn eager(run: &mut Run) -> Result<()> {
     let other = run.injector.stream();
     let device = Arc::clone(&run.device);
     let stamps = Stamps::new(device.driver(), other);
-    let arena = Arc::new(run.step("create", || SharedVmmAllocator::new(&device, &Options::default()))?);
+    let options = Options { large_page_bytes: PAGE, ..Options::default() };
+    let arena = Arc::new(run.step("create", || SharedVmmAllocator::new(&device, &options))?);
     run.arena = Arc::downgrade(&arena);
     let space = run.step("open", || arena.open_space())?;
-    let passing = run.step("allocate", || space.allocate(20 * MIB, other))?;
+    let passing = run.step("allocate", || space.allocate(5 * MIB, other))?;
     let stays = run.step("allocate", || space.allocate(3 * MIB, other))?;
     space.free(passing)?;
     run.step("seal", || space.seal())?;
     let write = || {
         run.injector.keep_busy(1);
-        stamps.write(passing, 20 * MIB, 1).and_then(|()| stamps.write(stays, 3 * MIB, 2))
+        stamps.write(passing, 5 * MIB, 1).and_then(|()| stamps.write(stays, 3 * MIB, 2))
     };
     let mut results = Vec::new();
     for round in 0..4 {
         run.step("replay", || space.replay(other, write)?)?;
         let scope = run.step("scope", || arena.eager_scope(other))?;
-        let bytes = (5 + 9 * u64::from(round)) * MIB;
+        let bytes = (2 + 3 * u64::from(round)) * MIB;
         let (first, read) =
             (run.step("work", || scope.allocate(bytes))?, run.step("work", || scope.allocate(MIB))?);
         let last = run.step("work", || scope.allocate(2 * MIB))?;
@@ -813,7 +816,7 @@ impl Borrower for Idle {
 fn lending(run: &mut Run) -> Result<()> {
     let (device, other) = (Arc::clone(&run.device), run.injector.stream());
     let stamps = Stamps::new(device.driver(), other);
-    let options = Options { large_page_bytes: 4 * MIB, ..Options::default() };
+    let options = Options { large_page_bytes: PAGE, ..Options::default() };
     let arena = Arc::new(run.step("create", || SharedVmmAllocator::new(&device, &options))?);
     run.arena = Arc::downgrade(&arena);
     let space = run.step("open", || arena.open_space())?;

@@ -31,6 +31,8 @@ VARIANT = re.compile(r"vmmgraph/_lib/torch-(\d+\.\d+)-cu(\d+)/libvmmgraph_torch\
 
 
 def output(*command: object, **more: object) -> str:
+    # What is installed, and not the package beside these tests.
+    more.setdefault("env", {key: value for key, value in os.environ.items() if key != "PYTHONPATH"})
     done = subprocess.run([str(each) for each in command], capture_output=True, text=True, timeout=300, check=False, **more)  # type: ignore[call-overload]
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
