@@ -498,9 +498,9 @@ fn bump(run: &mut Run) -> Result<()> {
 /// Replays over poison, and a verified one.
 fn poison(run: &mut Run) -> Result<()> {
     let other = run.injector.stream();
-    let arena = run.arena(&Options { poison: true, large_page_bytes: PAGE, ..Options::default() })?;
+    let arena = run.arena(&Options { poison: true, ..Options::default() })?;
     let space = run.step("open", || arena.open_space())?;
-    let passing = run.step("allocate", || space.allocate(10 * MIB, A))?;
+    let passing = run.step("allocate", || space.allocate(40 * MIB, A))?;
     let kept = run.step("allocate", || space.allocate(MIB, A))?;
     space.free(passing)?;
     run.step("seal", || space.seal())?;

@@ -569,7 +569,7 @@ def _fall_back(why: str) -> Status:
     from . import _mempool
 
     global _installed
-    hint = 'run "python -m vmmgraph build"'
+    hint = "make wheel builds libraries, VMMGRAPH_LIBRARY names one"
     try:
         _installed = _mempool.install()
     except (_c.Error, OSError, AttributeError, ImportError) as error:

@@ -209,7 +209,7 @@ def devices(saver):
 
 
 def in_a_capture(saver):
-    """Last, since torch's streams are not blocking: the wait for the device ends the capture."""
+    """Last: a wait for the device would end the capture, of torch's streams as well, which do not block."""
     import torch
 
     with saver.region("captured", True):
