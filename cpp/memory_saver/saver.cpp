@@ -120,34 +120,49 @@ int Saver::allocate(void** at, std::size_t bytes, int ordinal, const Settings& s
     if (int code = success; !within_margin(ordinal, bytes, &code)) {
         return code;
     }
-    const std::int32_t policy = settings.backup ? VMMGRAPH_POLICY_BACKUP : VMMGRAPH_POLICY_DISCARD;
-    void* block = nullptr;
-    // The default stream stands for all: a free and a pause wait for the device.
-    const auto try_in = [&](const Home* home) { return Core::found().region_allocate(home->region, bytes, policy, nullptr, &block); };
-    const auto homes = blocks_.homes(ordinal, settings.tag);
-    for (Home* home : homes) {
-        const vmmgraph_status_t status = try_in(home);
+    // Between a region that is there, or was just made, and the block in it another thread may pause them all: each further round is one
+    // in which one did.
+    constexpr int most_rounds = 1000;
+    for (int round = 1;; ++round) {
+        Home* home = nullptr;
+        void* block = nullptr;
+        int code = success;
+        const vmmgraph_status_t status = allocate_now(bytes, ordinal, settings, &home, &block, &code);
+        if (code != success) {
+            return code;
+        }
         if (status == VMMGRAPH_OK) {
             return keep(at, block, bytes, home, settings.backup);
         }
-        // Paused, perhaps since a moment ago.
-        if (status != VMMGRAPH_ERROR_WRONG_STATE) {
+        if (status != VMMGRAPH_ERROR_WRONG_STATE || round == most_rounds) {
             return fail_with(status);
+        }
+    }
+}
+
+vmmgraph_status_t Saver::allocate_now(std::size_t bytes, int ordinal, const Settings& settings, Home** home, void** block, int* code) {
+    const std::int32_t policy = settings.backup ? VMMGRAPH_POLICY_BACKUP : VMMGRAPH_POLICY_DISCARD;
+    // The default stream stands for all: a free and a pause wait for the device.
+    const auto try_in = [&](Home* in) {
+        *home = in;
+        return Core::found().region_allocate(in->region, bytes, policy, nullptr, block);
+    };
+    const auto homes = blocks_.homes(ordinal, settings.tag);
+    for (Home* const one : homes) {
+        if (const vmmgraph_status_t status = try_in(one); status != VMMGRAPH_ERROR_WRONG_STATE) {
+            return status;
         }
     }
     // All are paused, and the new memory shall be there at once: it needs a region of its own. One without blocks serves again, or
     // there would be more with each cycle.
-    for (Home* home : homes) {
-        if (blocks_.is_empty(home) && Core::found().region_resume(home->region, 0, nullptr) == VMMGRAPH_OK && try_in(home) == VMMGRAPH_OK) {
-            return keep(at, block, bytes, home, settings.backup);
+    for (Home* const one : homes) {
+        if (blocks_.is_empty(one) && Core::found().region_resume(one->region, 0, nullptr) == VMMGRAPH_OK && try_in(one) == VMMGRAPH_OK) {
+            return VMMGRAPH_OK;
         }
     }
-    Home* home = nullptr;
-    if (const int code = make_home(ordinal, settings.tag, &home); code != success) {
-        return code;
-    }
-    const int code = fail_with(try_in(home));
-    return code == success ? keep(at, block, bytes, home, settings.backup) : code;
+    Home* made = nullptr;
+    *code = make_home(ordinal, settings.tag, &made);
+    return *code == success ? try_in(made) : VMMGRAPH_ERROR_WRONG_STATE;
 }
 
 std::optional<int> Saver::free(void* at) {

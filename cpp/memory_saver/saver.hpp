@@ -33,6 +33,8 @@ private:
 
     int open(int ordinal, vmmgraph_device_t* device);
     int make_home(int ordinal, const std::string* tag, Home** home);
+    // In one round over the tag's regions; VMMGRAPH_ERROR_WRONG_STATE: other threads paused them meanwhile. `code` is a failure that was noted already.
+    vmmgraph_status_t allocate_now(std::size_t bytes, int ordinal, const Settings& settings, Home** home, void** block, int* code);
     int keep(void** at, void* block, std::size_t bytes, Home* home, bool backup);
 
     Blocks blocks_;

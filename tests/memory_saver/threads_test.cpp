@@ -41,7 +41,9 @@ TEST_F(Threads, SettingsAreAThreadsOwn) {
     tms.tms_set_interesting_region(false);
 }
 
+// Memory is there at once, also where its tag is paused between the choice of a region, or the making of one, and the block in it.
 TEST_F(Threads, AllocateFreePauseAndResumeAtOnce) {
+    constexpr int rounds = 100;
     std::atomic<bool> stop{false};
     std::atomic<int> allocated{0};
     std::vector<std::thread> threads;
@@ -50,7 +52,7 @@ TEST_F(Threads, AllocateFreePauseAndResumeAtOnce) {
             tms.tms_set_interesting_region(true);
             tms.tms_set_enable_cpu_backup(number % 2 == 0);
             tms.tms_set_current_tag(number < 2 ? "even" : "odd");
-            for (int round = 0; round < 20; ++round) {
+            for (int round = 0; round < rounds; ++round) {
                 void* block = nullptr;
                 ASSERT_EQ(cudaMalloc(&block, MiB + static_cast<std::size_t>(round)), 0);
                 ++allocated;
@@ -58,19 +60,22 @@ TEST_F(Threads, AllocateFreePauseAndResumeAtOnce) {
             }
         });
     }
-    threads.emplace_back([&] {
-        for (bool even = false; !stop; even = !even) {
-            const char* const tag = even ? "even" : nullptr;
-            EXPECT_EQ(tms.tms_pause(tag), 0);
-            EXPECT_EQ(tms.tms_resume(tag), 0);
-        }
-    });
+    for (const char* const every_other : {"even", "odd"}) {
+        threads.emplace_back([&, every_other] {
+            for (bool one = false; !stop; one = !one) {
+                const char* const tag = one ? every_other : nullptr;
+                EXPECT_EQ(tms.tms_pause(tag), 0);
+                EXPECT_EQ(tms.tms_resume(tag), 0);
+            }
+        });
+    }
     for (int number = 0; number < 4; ++number) {
         threads[static_cast<std::size_t>(number)].join();
     }
     stop = true;
-    threads.back().join();
-    EXPECT_EQ(allocated, 80);
+    threads[4].join();
+    threads[5].join();
+    EXPECT_EQ(allocated, 4 * rounds);
     EXPECT_EQ(tms.tms_resume(nullptr), 0);
 }
 
