@@ -207,6 +207,22 @@ pub enum Error {
         /// The device's number.
         device: i32,
     },
+    /// The device failed the self-test at its first opening: what is written through one address of a page does not show at another,
+    /// or a new mapping is not the page's.
+    #[error(
+        "{platform} device {device} (driver {}) cannot be used: {found}; VMMGRAPH_SELF_TEST=0 leaves the test out",
+        if version.is_empty() { "of unknown version" } else { version }
+    )]
+    Incoherent {
+        /// The platform.
+        platform: &'static str,
+        /// The device's number.
+        device: i32,
+        /// The driver's version, as it says.
+        version: String,
+        /// What was tried, and what was found.
+        found: String,
+    },
     /// The driver refused a call.
     #[error("{call} failed with {code} ({name})")]
     Driver {

@@ -160,7 +160,7 @@ fn status_of(error: &Error) -> vmmgraph_status_t {
         Error::StreamCapturing { .. } => VMMGRAPH_ERROR_STREAM_CAPTURING,
         Error::DriverMissing => VMMGRAPH_ERROR_DRIVER_MISSING,
         Error::SymbolMissing { .. } => VMMGRAPH_ERROR_DRIVER_TOO_OLD,
-        Error::Unsupported { .. } => VMMGRAPH_ERROR_UNSUPPORTED,
+        Error::Unsupported { .. } | Error::Incoherent { .. } => VMMGRAPH_ERROR_UNSUPPORTED,
         Error::Driver { .. } => VMMGRAPH_ERROR_DRIVER,
         Error::Closed { .. } => VMMGRAPH_ERROR_CLOSED,
         Error::Internal { .. } => VMMGRAPH_ERROR_INTERNAL,
@@ -199,7 +199,7 @@ fn describe(status: vmmgraph_status_t, error: &Error) -> vmmgraph_error_info_t {
             (info.requested, info.available) = (requested, limit.saturating_sub(held));
         }
         Error::StreamCapturing { stream } => info.requested = stream,
-        Error::Unsupported { device } => info.device = device,
+        Error::Unsupported { device } | Error::Incoherent { device, .. } => info.device = device,
         Error::Driver { code, .. } => info.driver_result = code,
         Error::WrongState { .. }
         | Error::InputMismatch { .. }

@@ -27,10 +27,12 @@ use crate::units::{Address, Peers, Stream};
 mod cuda;
 mod host;
 pub mod platform;
+mod self_test;
 
 pub use cuda::CudaDriver;
 pub use host::{HostDriver, HostOptions};
 pub use platform::{DriverChoice, Platform, open};
+pub use self_test::{self_test, self_test_once};
 
 /// What does not change about a device.
 #[derive(Clone, Debug)]
@@ -67,6 +69,9 @@ pub struct Capabilities {
     pub largest_reservation: u64,
     /// What two addresses of one page show of each other.
     pub alias: Alias,
+    /// That has been seen on hardware by the project's own tests. Where it has not, the first opening of a device asks for proof
+    /// ([`self_test`]).
+    pub alias_proven: bool,
     /// Pages can be mapped while a stream is captured.
     pub map_while_capturing: bool,
     /// Another page may take the place of one under an instantiated graph that does not run.
@@ -383,6 +388,11 @@ pub trait Driver: Memory + Timeline + Transfer + fmt::Debug + Send + Sync {
 
     /// What the platform can do.
     fn capabilities(&self) -> &Capabilities;
+
+    /// The version of the driver below, in its own way of counting; empty if it does not say.
+    fn version(&self) -> String {
+        String::new()
+    }
 
     /// Its graphs, if it has any.
     fn graphs(&self) -> Option<&dyn Graphs> {

@@ -1,6 +1,6 @@
 //! Which platform to take: the caller's word, else the environment's, else a GPU if there is one, else the host.
 
-use super::{HostOptions, SharedDriver, cuda, host};
+use super::{HostOptions, SharedDriver, cuda, host, self_test_once};
 use crate::error::{Error, Result};
 
 /// The environment variable that chooses when the caller leaves it open.
@@ -40,10 +40,11 @@ impl DriverChoice<'static> {
 /// Opens device `ordinal` with the chosen driver and logs the choice.
 ///
 /// # Errors
-/// What the platform says; [`Error::UnknownPlatform`] for a name that is none.
+/// What the platform says; [`Error::UnknownPlatform`] for a name that is none; those of [`self_test_once`].
 pub fn open(choice: DriverChoice, ordinal: i32, host: HostOptions) -> Result<SharedDriver> {
     let (platform, because) = decide(PLATFORMS, choice, std::env::var(VARIABLE).ok().as_deref())?;
     let driver = (platform.open)(ordinal, host)?;
+    self_test_once(&driver)?;
     tracing::info!(
         driver = platform.name,
         device = ordinal,

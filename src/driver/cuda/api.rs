@@ -51,6 +51,7 @@ driver_functions! {
     /// The driver's functions, under their exported (versioned) names.
     Api {
         cuInit(c_uint);
+        cuDriverGetVersion(*mut c_int);
         cuGetErrorName(Code, *mut *const c_char);
         cuDeviceGetCount(*mut c_int);
         cuDeviceGet(*mut sys::CUdevice, c_int);

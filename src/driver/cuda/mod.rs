@@ -125,6 +125,7 @@ impl CudaDriver {
             largest_page: MAX_BYTES,
             largest_reservation: MAX_BYTES,
             alias: Alias::AtBoundaries,
+            alias_proven: true,
             map_while_capturing: true,
             replace_under_graph: true,
             unmap_waits: false,
@@ -295,6 +296,14 @@ impl Driver for CudaDriver {
 
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
+    }
+
+    fn version(&self) -> String {
+        let mut version = 0;
+        // SAFETY: the out pointer is good; the driver is asked about itself, not about a device.
+        let known = unsafe { (self.api.cuDriverGetVersion)(&raw mut version) } == 0;
+        // cuda.h, CUDA_VERSION: 1000 x major + 10 x minor.
+        if known { format!("{}.{}", version / 1000, version % 1000 / 10) } else { String::new() }
     }
 
     fn graphs(&self) -> Option<&dyn Graphs> {

@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use rustix::process::{Resource, getrlimit};
-use rustix::system::sysinfo;
+use rustix::system::{sysinfo, uname};
 
 use super::{
     Alias, Capabilities, DeviceInfo, Driver, Event, NotMapped, PageHandle, Platform, StreamState, Timeline,
@@ -102,6 +102,7 @@ impl HostDriver {
                 largest_page: MAX_BYTES,
                 largest_reservation: MAX_BYTES,
                 alias: Alias::Coherent,
+                alias_proven: true,
                 map_while_capturing: true,
                 replace_under_graph: true,
                 unmap_waits: false,
@@ -198,6 +199,11 @@ impl Driver for HostDriver {
 
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
+    }
+
+    fn version(&self) -> String {
+        let system = uname();
+        format!("{} {}", system.sysname().to_string_lossy(), system.release().to_string_lossy())
     }
 }
 

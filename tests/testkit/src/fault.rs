@@ -195,6 +195,10 @@ impl Driver for FaultyDriver {
     fn capabilities(&self) -> &Capabilities {
         self.inner.capabilities()
     }
+
+    fn version(&self) -> String {
+        self.inner.version()
+    }
 }
 
 // SAFETY: everything that is done is done by the driver below, with the callers' promises.

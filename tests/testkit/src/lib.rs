@@ -1,14 +1,18 @@
 //! What VmmGraph's tests, benches and demo share: allocation traces of real and of made-up models, capturing and replaying them, torch's
 //! segment rules for comparison, and a driver that fails on purpose.
 
+mod broken;
 mod fault;
+mod late;
 mod model;
 mod replay;
 mod timing;
 mod torch;
 mod trace;
 
+pub use broken::{BrokenDriver, Flaw};
 pub use fault::FaultyDriver;
+pub use late::{Delay, LateDriver};
 pub use model::Model;
 pub use replay::{Captured, Replayed, Stamps, capture, capture_with, replay};
 pub use timing::median;

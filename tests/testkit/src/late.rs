@@ -1,0 +1,298 @@
+//! A driver whose streams do nothing before somebody waits for it: whoever forgot to wait, or waited for the wrong thing, sees old bytes.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use parking_lot::Mutex;
+use vmmgraph::driver::{
+    Capabilities, DeviceInfo, Driver, Event, Memory, NotMapped, PageHandle, SharedDriver, StreamState,
+    Timeline, Transfer, Whole,
+};
+use vmmgraph::{Address, Error, Peers, Result, Stream};
+
+/// What is wrong with a [`LateDriver`]'s order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delay {
+    /// Nothing: late, and right.
+    Right,
+    /// Streams do not wait for events.
+    IgnoresWaits,
+    /// Streams do their work last first.
+    LastFirst,
+    /// An event is said to have happened as soon as it is recorded.
+    QueryHopes,
+    /// Waiting for an event does not wait.
+    SynchronizeHopes,
+    /// An event stays where it was recorded first.
+    KeepsFirstRecord,
+    /// What a destroyed stream has not done is lost.
+    DestroyForgets,
+    /// Who waits for an event that is destroyed waits no longer.
+    DestroyReleases,
+    /// The default stream forgets what it is given.
+    DefaultForgets,
+    /// Unmapping is said to wait, and does not.
+    UnmapHopes,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Work {
+    Fill { at: Address, len: u64, value: u32 },
+    ToHost { from: Address, to: usize, len: usize },
+    FromHost { to: Address, from: usize, len: usize },
+    Record(u64),
+    Wait(u64),
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queues: HashMap<u64, VecDeque<Work>>,
+    /// The ticket of an event's last record.
+    events: HashMap<u64, u64>,
+    done: HashSet<u64>,
+    asked: HashSet<u64>,
+    last: u64,
+    /// The first thing that went wrong on the device.
+    failure: Option<Error>,
+}
+
+/// Passes memory on to another driver, and keeps the work of streams until it is waited for.
+#[derive(Debug)]
+pub struct LateDriver {
+    inner: SharedDriver,
+    delay: Delay,
+    capabilities: Capabilities,
+    state: Mutex<State>,
+}
+
+impl LateDriver {
+    /// Over `inner`, whose streams do their work at once.
+    #[must_use]
+    pub fn new(inner: SharedDriver, delay: Delay) -> Self {
+        let mut capabilities = *inner.capabilities();
+        capabilities.unmap_waits |= delay == Delay::UnmapHopes;
+        Self { inner, delay, capabilities, state: Mutex::default() }
+    }
+
+    fn give(&self, stream: Stream, work: Work) -> Result<()> {
+        if self.delay == Delay::DefaultForgets && stream == Stream::LEGACY && !matches!(work, Work::Record(_))
+        {
+            return Ok(());
+        }
+        let mut state = self.state.lock();
+        let queue = state.queues.entry(stream.raw()).or_default();
+        if self.delay == Delay::LastFirst && !matches!(work, Work::Record(_) | Work::Wait(_)) {
+            queue.push_front(work);
+        } else {
+            queue.push_back(work);
+        }
+        state.failure.clone().map_or(Ok(()), Err)
+    }
+
+    /// Does what comes before a record, wherever that is.
+    fn run(&self, state: &mut State, ticket: u64) {
+        let holds =
+            |queue: &VecDeque<Work>| queue.iter().any(|w| matches!(w, Work::Record(t) if *t == ticket));
+        let Some(stream) = state.queues.iter().find(|(_, queue)| holds(queue)).map(|(stream, _)| *stream)
+        else {
+            return;
+        };
+        while !state.done.contains(&ticket) {
+            let Some(work) = state.queues.get_mut(&stream).and_then(VecDeque::pop_front) else { return };
+            // SAFETY: whoever gave it out keeps what it uses until it is done.
+            let result = unsafe {
+                match work {
+                    Work::Fill { at, len, value } => self.inner.fill(at, len, value, Stream::LEGACY),
+                    Work::ToHost { from, to, len } => {
+                        self.inner.copy_to_host(from, to as *mut u8, len, Stream::LEGACY)
+                    }
+                    Work::FromHost { to, from, len } => {
+                        self.inner.copy_from_host(to, from as *const u8, len, Stream::LEGACY)
+                    }
+                    Work::Record(other) => {
+                        state.done.insert(other);
+                        Ok(())
+                    }
+                    Work::Wait(other) => {
+                        self.run(state, other);
+                        Ok(())
+                    }
+                }
+            };
+            if let Err(error) = result {
+                state.failure.get_or_insert(error);
+            }
+        }
+    }
+}
+
+impl Driver for LateDriver {
+    fn info(&self) -> &DeviceInfo {
+        self.inner.info()
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn version(&self) -> String {
+        self.inner.version()
+    }
+}
+
+// SAFETY: everything that is done is done by the driver below, with the callers' promises.
+unsafe impl Memory for LateDriver {
+    fn free_bytes(&self) -> Result<u64> {
+        self.inner.free_bytes()
+    }
+
+    fn reserve(&self, len: u64) -> Result<Address> {
+        self.inner.reserve(len)
+    }
+
+    unsafe fn free_addresses(&self, base: Address, len: u64) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.free_addresses(base, len) }
+    }
+
+    fn create(&self, len: u64) -> Result<PageHandle> {
+        self.inner.create(len)
+    }
+
+    unsafe fn release(&self, page: PageHandle) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.release(page) }
+    }
+
+    unsafe fn map(&self, at: Address, pages: &[Whole], peers: Peers) -> Result<(), NotMapped> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.map(at, pages, peers) }
+    }
+
+    unsafe fn grant(&self, at: Address, len: u64, peers: Peers) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.grant(at, len, peers) }
+    }
+
+    unsafe fn unmap(&self, at: Address, len: u64) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.unmap(at, len) }
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Timeline for LateDriver {
+    unsafe fn stream_state(&self, stream: Stream) -> Result<StreamState> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.stream_state(stream) }
+    }
+
+    fn event_create(&self) -> Result<Event> {
+        self.inner.event_create()
+    }
+
+    unsafe fn event_destroy(&self, event: Event) -> Result<()> {
+        let mut state = self.state.lock();
+        let ticket = state.events.remove(&event.raw());
+        if self.delay == Delay::DestroyReleases {
+            for queue in state.queues.values_mut() {
+                queue.retain(|work| !matches!(work, Work::Wait(other) if Some(*other) == ticket));
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.event_destroy(event) }
+    }
+
+    unsafe fn event_record(&self, event: Event, stream: Stream) -> Result<()> {
+        let ticket = {
+            let mut state = self.state.lock();
+            state.last += 1;
+            let ticket = state.last;
+            if self.delay != Delay::KeepsFirstRecord || !state.events.contains_key(&event.raw()) {
+                state.events.insert(event.raw(), ticket);
+            }
+            ticket
+        };
+        self.give(stream, Work::Record(ticket))
+    }
+
+    unsafe fn event_wait(&self, event: Event, stream: Stream) -> Result<()> {
+        let recorded = self.state.lock().events.get(&event.raw()).copied();
+        match (self.delay, recorded) {
+            (Delay::IgnoresWaits, _) => Ok(()),
+            (_, Some(ticket)) => self.give(stream, Work::Wait(ticket)),
+            (_, None) => Ok(()),
+        }
+    }
+
+    unsafe fn event_query(&self, event: Event) -> Result<bool> {
+        let mut state = self.state.lock();
+        let Some(ticket) = state.events.get(&event.raw()).copied() else { return Ok(true) };
+        if self.delay == Delay::QueryHopes {
+            return Ok(true);
+        }
+        // The first question comes too early; the second finds it done.
+        if !state.asked.insert(ticket) {
+            self.run(&mut state, ticket);
+        }
+        Ok(state.done.contains(&ticket))
+    }
+
+    unsafe fn event_synchronize(&self, event: Event) -> Result<()> {
+        let mut state = self.state.lock();
+        let recorded = state.events.get(&event.raw()).copied();
+        if let Some(ticket) = recorded.filter(|_| self.delay != Delay::SynchronizeHopes) {
+            self.run(&mut state, ticket);
+        }
+        state.failure.clone().map_or(Ok(()), Err)
+    }
+
+    fn stream_create(&self) -> Result<Stream> {
+        self.inner.stream_create()
+    }
+
+    unsafe fn stream_destroy(&self, stream: Stream) -> Result<()> {
+        if self.delay == Delay::DestroyForgets {
+            let mut state = self.state.lock();
+            if let Some(queue) = state.queues.get_mut(&stream.raw()) {
+                queue.retain(|work| matches!(work, Work::Record(_)));
+            }
+        }
+        // SAFETY: the caller's promise. What is left in the queue is done all the same.
+        unsafe { self.inner.stream_destroy(stream) }
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Transfer for LateDriver {
+    unsafe fn fill(&self, at: Address, len: u64, value: u32, stream: Stream) -> Result<()> {
+        self.give(stream, Work::Fill { at, len, value })
+    }
+
+    unsafe fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.read(at, into) }
+    }
+
+    unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.write(at, from) }
+    }
+
+    unsafe fn host_register(&self, at: *mut u8, len: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.host_register(at, len) }
+    }
+
+    unsafe fn host_unregister(&self, at: *mut u8) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.host_unregister(at) }
+    }
+
+    unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, stream: Stream) -> Result<()> {
+        self.give(stream, Work::ToHost { from, to: to as usize, len })
+    }
+
+    unsafe fn copy_from_host(&self, to: Address, from: *const u8, len: usize, stream: Stream) -> Result<()> {
+        self.give(stream, Work::FromHost { to, from: from as usize, len })
+    }
+}
