@@ -1,0 +1,222 @@
+//! What goes on beside a capture, and graphs. Captures themselves are made by the [`Plug`].
+
+use vmmgraph::driver::{Executable, Graph, Graphs, StreamState};
+use vmmgraph::{Address, Stream};
+
+use crate::ground::{Ground, ensure};
+use crate::{Launch, Plug, Stop, Subject, Verdict};
+
+fn plug<'p>(subject: &Subject<'p>) -> Result<&'p dyn Plug, Stop> {
+    subject.plug.ok_or_else(|| Stop::NotOffered("nobody can make a capture here".to_owned()))
+}
+
+/// Captures `body` on a stream of its own, which is ended whatever becomes of it; the graph.
+fn captured(
+    subject: &Subject,
+    ground: &Ground,
+    stream: Stream,
+    body: impl FnOnce() -> Verdict,
+) -> Result<Graph, Stop> {
+    let plug = plug(subject)?;
+    plug.begin(stream).map_err(|why| Stop::Failed(format!("the capture does not begin: {why}")))?;
+    let verdict = body();
+    let ended = plug.end(stream);
+    if let (Err(stop), Ok(graph)) = (&verdict, &ended) {
+        plug.destroy(*graph);
+        return Err(stop.clone());
+    }
+    verdict?;
+    let graph = ended.map_err(|why| Stop::Failed(format!("the capture is broken: {why}")))?;
+    // It is over, and everything works as before.
+    ground.settle(stream)?;
+    Ok(graph)
+}
+
+/// Captures `body` beside one fill, and throws the graph away.
+fn beside(subject: &Subject, ground: &Ground, body: impl FnOnce() -> Verdict) -> Verdict {
+    let plug = plug(subject)?;
+    let (at, _) = ground.single_pages(1)?;
+    let stream = ground.stream()?;
+    let graph = captured(subject, ground, stream, || {
+        ground.fill(at, ground.granule, 1, stream)?;
+        body()
+    })?;
+    plug.destroy(graph);
+    Ok(())
+}
+
+pub(super) fn seen(subject: &Subject, ground: &Ground) -> Verdict {
+    let plug = plug(subject)?;
+    let (stream, other) = (ground.stream()?, ground.stream()?);
+    // SAFETY: streams of this case.
+    let state = |stream| unsafe { ground.driver.stream_state(stream) };
+    let ready = |stream, when: &str| {
+        let state = state(stream)?;
+        ensure(state == StreamState::Ready, || format!("a stream {when} is {state:?}"))
+    };
+    ready(stream, "before its capture")?;
+    let graph = captured(subject, ground, stream, || {
+        let now = state(stream)?;
+        ensure(now == StreamState::Capturing, || format!("a stream that is captured is {now:?}"))?;
+        ready(other, "beside a capture")
+    })?;
+    plug.destroy(graph);
+    ready(stream, "after its capture")
+}
+
+pub(super) fn memory(subject: &Subject, ground: &Ground) -> Verdict {
+    if !ground.driver.capabilities().map_while_capturing {
+        return Err(Stop::NotOffered("pages are not mapped while a stream is captured".to_owned()));
+    }
+    beside(subject, ground, || {
+        ground.driver.free_bytes()?;
+        let (at, pages) = ground.single_pages(3)?;
+        ground.unmap(at.plus(ground.granule), 1)?;
+        ground.map(at.plus(ground.granule), &[pages[1]])?;
+        ground.unmap(at, 3)?;
+        for page in pages {
+            ground.release(page)?;
+        }
+        Ok(ground.free(at)?)
+    })
+}
+
+pub(super) fn events(subject: &Subject, ground: &Ground) -> Verdict {
+    let (first, second) = (ground.stream()?, ground.stream()?);
+    let (at, _) = ground.single_pages(1)?;
+    beside(subject, ground, || {
+        let event = ground.event()?;
+        ground.fill(at, ground.granule, 3, first)?;
+        ground.record(event, first)?;
+        ground.wait(event, second)?;
+        ground.happened(event)?;
+        ground.synchronise(event)?;
+        ground.settle(second)?;
+        ensure(ground.happened(event)?, || "an event that was waited for has not happened".to_owned())?;
+        ground.destroy_event(event)?;
+        let own = ground.stream()?;
+        Ok(ground.destroy_stream(own)?)
+    })
+}
+
+pub(super) fn copies(subject: &Subject, ground: &Ground) -> Verdict {
+    let (at, _) = ground.single_pages(1)?;
+    let stream = ground.stream()?;
+    beside(subject, ground, || {
+        let bytes = ground.noise(ground.granule);
+        ground.write(at, &bytes)?;
+        ground.expect(at, &bytes, "bytes written and read beside a capture")?;
+        let mut found = vec![0; bytes.len()];
+        ground.copy_from_host(at, &bytes, stream)?;
+        ground.copy_to_host(at, &mut found, stream)?;
+        Ok(ground.settle(stream)?)
+    })
+}
+
+/// A graph ready to be launched, and gone in the right way.
+struct Ready<'c> {
+    plug: &'c dyn Plug,
+    graphs: Option<&'c dyn Graphs>,
+    graph: Graph,
+    executable: Option<Executable>,
+}
+
+impl<'c> Ready<'c> {
+    fn new(ground: &'c Ground, plug: &'c dyn Plug, graph: Graph) -> Result<Self, Stop> {
+        let mut ready = Self { plug, graphs: ground.driver.graphs(), graph, executable: None };
+        if let Some(graphs) = ready.graphs {
+            // SAFETY: a graph of this case.
+            ready.executable = Some(unsafe { graphs.instantiate(graph, false) }?);
+        }
+        Ok(ready)
+    }
+
+    fn launch(&self, ground: &Ground, stream: Stream) -> Verdict {
+        let what = self.executable.map_or(Launch::Graph(self.graph), Launch::Executable);
+        self.plug
+            .launch(what, stream)
+            .map_err(|why| Stop::Failed(format!("the graph is not launched: {why}")))?;
+        Ok(ground.settle(stream)?)
+    }
+}
+
+impl Drop for Ready<'_> {
+    fn drop(&mut self) {
+        if let (Some(graphs), Some(executable)) = (self.graphs, self.executable) {
+            // SAFETY: made in `new`, and every launch was waited for.
+            let _ = unsafe { graphs.executable_destroy(executable) };
+        }
+        self.plug.destroy(self.graph);
+    }
+}
+
+/// A graph that fills a granule.
+fn fill_graph(
+    subject: &Subject,
+    ground: &Ground,
+    at: Address,
+    byte: u8,
+    stream: Stream,
+) -> Result<Graph, Stop> {
+    captured(subject, ground, stream, || Ok(ground.fill(at, ground.granule, byte, stream)?))
+}
+
+pub(super) fn replay_after_replace(subject: &Subject, ground: &Ground) -> Verdict {
+    if !ground.driver.capabilities().replace_under_graph {
+        return Err(Stop::NotOffered("no page is replaced under a graph".to_owned()));
+    }
+    let plug = plug(subject)?;
+    let (at, pages) = ground.single_pages(1)?;
+    let stream = ground.stream()?;
+    let graph = fill_graph(subject, ground, at, 0x11, stream)?;
+    let ready = Ready::new(ground, plug, graph)?;
+    let filled = vec![0x11; ground.granule as usize];
+    ready.launch(ground, stream)?;
+    ground.expect(at, &filled, "memory that a graph filled")?;
+    let old = ground.noise(ground.granule);
+    ground.write(at, &old)?;
+    // Another page in its place.
+    let page = ground.create(1)?;
+    ground.unmap(at, 1)?;
+    ground.map(at, &[page])?;
+    ready.launch(ground, stream)?;
+    ground.expect(at, &filled, "the page that came under a graph, after its replay")?;
+    let elsewhere = ground.reserve(1)?;
+    ground.map(elsewhere, &pages)?;
+    ground.expect(elsewhere, &old, "the page that was under a graph before, after its replay")?;
+    // Unmapped for a while, and back.
+    ground.unmap(at, 1)?;
+    ground.unmap(elsewhere, 1)?;
+    ground.map(at, &pages)?;
+    ready.launch(ground, stream)?;
+    ground.expect(at, &filled, "the page that came back under a graph, after its replay")
+}
+
+pub(super) fn executables(subject: &Subject, ground: &Ground) -> Verdict {
+    let Some(graphs) = ground.driver.graphs() else {
+        return Err(Stop::NotOffered("the driver has no graphs".to_owned()));
+    };
+    let plug = plug(subject)?;
+    let (at, _) = ground.single_pages(2)?;
+    let stream = ground.stream()?;
+    let first = Ready::new(ground, plug, fill_graph(subject, ground, at, 0x11, stream)?)?;
+    let there = at.plus(ground.granule);
+    let second = Ready::new(ground, plug, fill_graph(subject, ground, there, 0x22, stream)?)?;
+    // SAFETY: graphs of this case, used by this thread only.
+    let shapes = unsafe { [graphs.graph_shape(first.graph)?, graphs.graph_shape(second.graph)?] };
+    for shape in shapes {
+        ensure(shape.nodes == 1 && shape.updatable, || format!("a graph of one fill is {shape:?}"))?;
+    }
+    ensure(shapes[0].topology == shapes[1].topology, || format!("two graphs of one fill are {shapes:?}"))?;
+    let Some(executable) = first.executable else { return Ok(()) };
+    ground.write(at, &vec![0; 2 * ground.granule as usize])?;
+    first.launch(ground, stream)?;
+    // SAFETY: as above, and no launch is under way.
+    let updated = unsafe { graphs.executable_update(executable, second.graph) }?;
+    ensure(updated, || "a graph of one fill is no update for another".to_owned())?;
+    ground.write(at, &vec![0; 2 * ground.granule as usize])?;
+    first.launch(ground, stream)?;
+    let (zeros, filled) = (vec![0; ground.granule as usize], vec![0x22; ground.granule as usize]);
+    ground.expect(at, &zeros, "what an executable filled before its update")?;
+    ground.expect(there, &filled, "what an executable fills after its update")
+}
