@@ -7,7 +7,9 @@ log=$(mktemp)
 # With the cxx bridge, whose guard has tests too; what is built without it is checked by clippy and by CMake below.
 cargo test --locked --workspace --features bridge 2>&1 | tee "$log"
 
-cmake -S . -B build/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TESTS=ON -DVMMGRAPH_EXAMPLES=ON
+# The program conformance in the folder where the demo was built, if it was: the core is there then.
+cmake -S . -B build/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TESTS=ON -DVMMGRAPH_EXAMPLES=ON \
+  -DVMMGRAPH_CONFORMANCE=ON -DVMMGRAPH_CONFORMANCE_TARGET_DIR="$PWD/target"
 cmake --build build/cmake
 ctest --test-dir build/cmake --output-on-failure -j"$(nproc)" 2>&1 | tee -a "$log"
 

@@ -8,21 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 headers=${HEADERS:-build}
-read -ra pip <<<"${PIP:-.venv/bin/python -m pip}"
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-
-# unpack FOLDER PREFIX...: what is below a PREFIX in the wheels of $work.
-unpack() {
-  python3 - "$work" "$@" <<'END'
-import pathlib, sys, zipfile
-for path in pathlib.Path(sys.argv[1]).glob("*.whl"):
-    wheel = zipfile.ZipFile(path)
-    wheel.extractall(sys.argv[2], [name for name in wheel.namelist() if name.startswith(tuple(sys.argv[3:]))])
-END
-}
-
-download() { "${pip[@]}" --quiet --disable-pip-version-check download --no-deps --only-binary=:all: --dest "$work" "$@"; }
+. scripts/wheels.bash
 
 case ${1:-} in
 torch)
