@@ -4,7 +4,7 @@
 //! address faults. The rules are checked, not assumed: what CUDA refuses is refused here (design measured on an H200, driver
 //! 580; `tests/conformance.rs` holds both to them).
 //!
-//! This file names nothing of the crate, because the stand-in libcuda.so of the tests is built on the very same source.
+//! This file names nothing of the crate, because the stand-ins of the tests are built on the very same source.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
@@ -82,7 +82,7 @@ impl Memory {
     }
 
     /// What mapped lengths and addresses are multiples of.
-    #[allow(dead_code, reason = "only the stand-in libcuda.so asks")]
+    #[allow(dead_code, reason = "only stand-ins ask")]
     pub fn granularity(&self) -> u64 {
         self.granularity
     }
@@ -194,7 +194,7 @@ impl Memory {
     }
 
     /// Another handle to the page mapped at an address; it must be released as well.
-    #[allow(dead_code, reason = "only the stand-in libcuda.so offers this")]
+    #[allow(dead_code, reason = "only stand-ins offer this")]
     pub fn retain_at(&self, at: u64) -> Result<u64, Refusal> {
         let mut state = self.state.lock();
         let (_, mapping) = state.mapping_over(at).ok_or(Refusal::Invalid("nothing is mapped there"))?;
@@ -297,6 +297,20 @@ impl Memory {
         Ok(())
     }
 
+    /// Where the mapping over an address begins, and its length.
+    #[allow(dead_code, reason = "only stand-ins ask")]
+    pub fn mapping_at(&self, at: u64) -> Option<(u64, u64)> {
+        self.state.lock().mapping_over(at).map(|(start, mapping)| (start, mapping.len))
+    }
+
+    /// Where the first mapping of the reservation around an address begins.
+    #[allow(dead_code, reason = "only stand-ins ask")]
+    pub fn first_mapping(&self, at: u64) -> Option<u64> {
+        let state = self.state.lock();
+        let (base, len) = state.reservations.range(..=at).next_back()?;
+        state.mappings.range(base..&(base + len)).next().map(|(start, _)| *start)
+    }
+
     /// Whether every byte of the range may be read and written.
     pub fn accessible(&self, at: u64, len: u64) -> bool {
         let state = self.state.lock();
@@ -312,7 +326,7 @@ impl Memory {
     }
 
     /// Whether every byte of the range is reserved, mapped or not.
-    #[allow(dead_code, reason = "only the stand-in libcuda.so asks")]
+    #[allow(dead_code, reason = "only stand-ins ask")]
     pub fn reserved(&self, at: u64, len: u64) -> bool {
         let state = self.state.lock();
         let Some(end) = at.checked_add(len) else { return false };

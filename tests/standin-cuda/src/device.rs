@@ -3,11 +3,13 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::capture;
-use crate::code::{CAPTURE_UNSUPPORTED, Code, INVALID_CONTEXT, INVALID_VALUE, describe};
+use standin::state::{device, devices, initialise};
+use standin::{Why, capture, give};
+
+use crate::answer;
+use crate::code::{Code, code_of, describe};
 use crate::faults::{Call, counted};
-use crate::state::{context_of, contexts, current, device, device_of, devices, initialise};
-use crate::{answer, give};
+use crate::state::{context_of, contexts, current, device_of};
 
 /// The version that `cuDriverGetVersion` names: 13.0.
 const VERSION: c_int = 13000;
@@ -16,7 +18,7 @@ const NAME: &[u8] = b"Stand-in GPU\0";
 /// Starts the driver.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuInit(flags: c_uint) -> Code {
-    answer(|| if flags == 0 { initialise() } else { Err(INVALID_VALUE) })
+    answer(|| if flags == 0 { initialise("STANDIN_CUDA") } else { Err(Why::Invalid) })
 }
 
 /// The driver's version; as with CUDA, also before `cuInit`.
@@ -32,7 +34,7 @@ pub unsafe extern "C" fn cuGetErrorName(error: Code, text: *mut *const c_char) -
     let known = describe(error);
     // SAFETY: the caller's contract. An unknown code gets a null pointer and an error, as with CUDA.
     answer(|| unsafe { give(text, known.map_or(std::ptr::null(), |(name, _)| name.as_ptr())) })
-        .max(if known.is_some() { 0 } else { INVALID_VALUE })
+        .max(if known.is_some() { 0 } else { code_of(Why::Invalid) })
 }
 
 /// A sentence about a result code.
@@ -41,7 +43,7 @@ pub unsafe extern "C" fn cuGetErrorString(error: Code, text: *mut *const c_char)
     let known = describe(error);
     // SAFETY: the caller's contract. An unknown code gets a null pointer and an error, as with CUDA.
     answer(|| unsafe { give(text, known.map_or(std::ptr::null(), |(_, sentence)| sentence.as_ptr())) })
-        .max(if known.is_some() { 0 } else { INVALID_VALUE })
+        .max(if known.is_some() { 0 } else { code_of(Why::Invalid) })
 }
 
 /// How many devices there are.
@@ -68,7 +70,7 @@ pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, len: c_int, dev: c_i
         device(dev)?;
         let room = usize::try_from(len).unwrap_or(0);
         if name.is_null() || room == 0 {
-            return Err(INVALID_VALUE);
+            return Err(Why::Invalid);
         }
         let count = room.min(NAME.len()) - 1;
         // SAFETY: by the caller's contract the buffer has `room` bytes, which are more than `count`.
@@ -93,7 +95,7 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_in
             // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
             75 => 9,
             1..=255 => 0,
-            _ => return Err(INVALID_VALUE),
+            _ => return Err(Why::Invalid),
         };
         // SAFETY: the caller's contract.
         unsafe { give(value, number) }
@@ -135,7 +137,7 @@ pub extern "C" fn cuDevicePrimaryCtxRelease_v2(dev: c_int) -> Code {
     answer(|| {
         let (index, device) = device(dev)?;
         let before = device.retained.fetch_update(Relaxed, Relaxed, |n| n.checked_sub(1));
-        if before.map_err(|_| INVALID_CONTEXT)? == 1 {
+        if before.map_err(|_| Why::NoContext)? == 1 {
             capture::table().forget(index);
         }
         Ok(())
@@ -158,7 +160,7 @@ pub extern "C" fn cuCtxPushCurrent_v2(context: *mut c_void) -> Code {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut *mut c_void) -> Code {
     answer(|| {
-        let index = contexts(|stack| stack.pop().ok_or(INVALID_CONTEXT))?;
+        let index = contexts(|stack| stack.pop().ok_or(Why::NoContext))?;
         if context.is_null() {
             return Ok(());
         }
@@ -200,11 +202,9 @@ pub unsafe extern "C" fn cuCtxGetDevice(out: *mut c_int) -> Code {
 /// Waits for the device, which is never behind. Refused while a stream of the context is captured, whose capture is then lost.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSynchronize() -> Code {
-    answer(
-        || {
-            if capture::table().invalidate_device(current()?.0) { Err(CAPTURE_UNSUPPORTED) } else { Ok(()) }
-        },
-    )
+    answer(|| {
+        if capture::table().invalidate_device(current()?.0) { Err(Why::CaptureUnsupported) } else { Ok(()) }
+    })
 }
 
 /// Free and total bytes of the current device.

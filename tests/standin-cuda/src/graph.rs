@@ -3,13 +3,14 @@
 use std::ffi::{c_int, c_uchar, c_uint, c_void};
 use std::sync::Arc;
 
-use crate::capture::{Node, Target, table, target};
-use crate::code::{
-    Answer, Code, GRAPH_EXEC_UPDATE_FAILURE, ILLEGAL_ADDRESS, INVALID_HANDLE, INVALID_VALUE, refused,
-};
+use standin::capture::{Node, table};
+use standin::state::{device_at, devices};
+use standin::{Answer, Why, give, graph, refused};
+
+use crate::answer;
+use crate::code::{Code, code_of};
 use crate::faults::{Call, counted};
-use crate::state::{current, device_at, devices};
-use crate::{answer, give};
+use crate::state::{current, target};
 
 /// The legacy stream, on which calls without a stream work.
 const LEGACY: *mut c_void = std::ptr::null_mut();
@@ -25,16 +26,9 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
         counted(Call::cuGraphInstantiateWithFlags)?;
         current()?;
         if out.is_null() {
-            return Err(INVALID_VALUE);
+            return Err(Why::Invalid);
         }
-        let mut table = table();
-        let nodes = table.graphs.get(&(graph as u64)).map(Arc::clone).ok_or(INVALID_HANDLE)?;
-        // What a capture took over unmapped addresses must be mapped by now (measured).
-        if !nodes.iter().all(|node| node.mapped()) {
-            return Err(INVALID_VALUE);
-        }
-        let exec = table.next();
-        table.execs.insert(exec, nodes);
+        let exec = graph::instantiate(graph as u64)?;
         // SAFETY: the caller's contract.
         unsafe { give(out, exec as *mut c_void) }
     })
@@ -43,18 +37,7 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
 /// Runs a graph on what is mapped now, or adds its nodes to the stream's capture.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGraphLaunch(exec: *mut c_void, stream: *mut c_void) -> Code {
-    answer(|| {
-        let target = target(stream)?;
-        let mut table = table();
-        let nodes = table.execs.get(&(exec as u64)).map(Arc::clone).ok_or(INVALID_HANDLE)?;
-        if let Some(capture) = table.enter(target)? {
-            table.push(capture, target, &nodes);
-            return Ok(());
-        }
-        drop(table);
-        // A GPU would fault here and lose the context; the stand-in only says so.
-        nodes.iter().try_for_each(|node| node.run().map_err(|_| ILLEGAL_ADDRESS))
-    })
+    answer(|| graph::launch(exec as u64, target(stream)?))
 }
 
 /// Destroys a graph; executables made of it live on.
@@ -62,7 +45,7 @@ pub extern "C" fn cuGraphLaunch(exec: *mut c_void, stream: *mut c_void) -> Code 
 pub extern "C" fn cuGraphDestroy(graph: *mut c_void) -> Code {
     answer(|| {
         devices()?;
-        table().graphs.remove(&(graph as u64)).map(drop).ok_or(INVALID_HANDLE)
+        table().graphs.remove(&(graph as u64)).map(drop).ok_or(Why::InvalidHandle)
     })
 }
 
@@ -89,9 +72,9 @@ pub unsafe extern "C" fn cuGraphGetNodes(
     count: *mut usize,
 ) -> Code {
     answer(|| {
-        let nodes = table().graphs.get(&(graph as u64)).map(Arc::clone).ok_or(INVALID_HANDLE)?;
+        let nodes = table().graphs.get(&(graph as u64)).map(Arc::clone).ok_or(Why::InvalidHandle)?;
         if count.is_null() {
-            return Err(INVALID_VALUE);
+            return Err(Why::Invalid);
         }
         if !out.is_null() {
             // SAFETY: not null, and then readable by the caller's contract.
@@ -112,8 +95,8 @@ pub unsafe extern "C" fn cuGraphNodeGetType(node: *mut c_void, out: *mut c_int) 
     answer(|| {
         let (graph, place) = ((node as u64) >> NODE_BITS, (node as usize) & ((1 << NODE_BITS) - 1));
         let table = table();
-        let nodes = table.graphs.get(&graph).ok_or(INVALID_HANDLE)?;
-        let node = place.checked_sub(1).and_then(|place| nodes.get(place)).ok_or(INVALID_HANDLE)?;
+        let nodes = table.graphs.get(&graph).ok_or(Why::InvalidHandle)?;
+        let node = place.checked_sub(1).and_then(|place| nodes.get(place)).ok_or(Why::InvalidHandle)?;
         // SAFETY: the caller's contract.
         unsafe { give(out, kind(node)) }
     })
@@ -129,9 +112,9 @@ pub unsafe extern "C" fn cuGraphGetEdges_v2(
     count: *mut usize,
 ) -> Code {
     answer(|| {
-        let nodes = table().graphs.get(&(graph as u64)).map(Arc::clone).ok_or(INVALID_HANDLE)?;
+        let nodes = table().graphs.get(&(graph as u64)).map(Arc::clone).ok_or(Why::InvalidHandle)?;
         if count.is_null() {
-            return Err(INVALID_VALUE);
+            return Err(Why::Invalid);
         }
         let edges = nodes.len().saturating_sub(1);
         if !from.is_null() && !to.is_null() && !data.is_null() {
@@ -163,23 +146,9 @@ pub unsafe extern "C" fn cuGraphExecUpdate_v2(
         counted(Call::cuGraphExecUpdate_v2)?;
         current()?;
         if result.is_null() {
-            return Err(INVALID_VALUE);
+            return Err(Why::Invalid);
         }
-        let mut table = table();
-        let nodes = table.graphs.get(&(graph as u64)).map(Arc::clone).ok_or(INVALID_HANDLE)?;
-        let before = table.execs.get_mut(&(exec as u64)).ok_or(INVALID_HANDLE)?;
-        let alike = |pair: (&Node, &Node)| match pair {
-            (Node::Copy { len: a, .. }, Node::Copy { len: b, .. }) => a == b,
-            (a, b) => kind(a) == kind(b),
-        };
-        if before.len() != nodes.len() || !before.iter().zip(nodes.iter()).all(alike) {
-            return Err(GRAPH_EXEC_UPDATE_FAILURE);
-        }
-        if !nodes.iter().all(|node| node.mapped()) {
-            return Err(INVALID_VALUE);
-        }
-        *before = nodes;
-        Ok(())
+        graph::update(exec as u64, graph as u64)
     })
 }
 
@@ -190,13 +159,13 @@ pub extern "C" fn cuGraphKernelNodeGetAttribute(
     _attribute: c_int,
     _value: *mut c_void,
 ) -> Code {
-    INVALID_VALUE
+    code_of(Why::Invalid)
 }
 
 /// Refuses: no node is a kernel here.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGraphKernelNodeGetParams_v2(_node: *mut c_void, _params: *mut c_void) -> Code {
-    INVALID_VALUE
+    code_of(Why::Invalid)
 }
 
 /// Destroys an executable graph.
@@ -205,26 +174,8 @@ pub extern "C" fn cuGraphExecDestroy(exec: *mut c_void) -> Code {
     answer(|| {
         counted(Call::cuGraphExecDestroy)?;
         devices()?;
-        table().execs.remove(&(exec as u64)).map(drop).ok_or(INVALID_HANDLE)
+        table().execs.remove(&(exec as u64)).map(drop).ok_or(Why::InvalidHandle)
     })
-}
-
-/// Does work at once, or records it if the stream is captured and `recordable` allows that.
-fn submit(stream: *mut c_void, node: Node, recordable: impl FnOnce() -> Answer) -> Answer {
-    current()?;
-    let target = target(stream)?;
-    let mut table = table();
-    match table.enter(target)? {
-        Some(capture) => {
-            recordable()?;
-            table.push(capture, target, &[node]);
-            Ok(())
-        }
-        None => {
-            drop(table);
-            node.run()
-        }
-    }
 }
 
 /// Repeats a 32-bit value, in the stream's order. A capture takes it over any reserved addresses, mapped or not (measured).
@@ -232,11 +183,8 @@ fn submit(stream: *mut c_void, node: Node, recordable: impl FnOnce() -> Answer) 
 pub extern "C" fn cuMemsetD32Async(at: u64, value: c_uint, count: usize, stream: *mut c_void) -> Code {
     answer(|| {
         counted(Call::cuMemsetD32Async)?;
-        let len = (count as u64).checked_mul(4).ok_or(INVALID_VALUE)?;
-        submit(stream, Node::Fill { at, len, value }, || {
-            let reserved = at.is_multiple_of(4) && device_at(at)?.1.memory.reserved(at, len);
-            if reserved { Ok(()) } else { Err(INVALID_VALUE) }
-        })
+        current()?;
+        graph::fill(target(stream)?, at, count as u64, value)
     })
 }
 
@@ -244,19 +192,14 @@ pub extern "C" fn cuMemsetD32Async(at: u64, value: c_uint, count: usize, stream:
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, len: usize, stream: *mut c_void) -> Code {
     answer(|| {
-        let len = len as u64;
-        submit(stream, Node::Copy { to, from, len }, || {
-            let both = [to, from].into_iter().try_fold(true, |both, at| {
-                Ok::<_, Code>(both && device_at(at)?.1.memory.accessible(at, len))
-            })?;
-            if both { Ok(()) } else { Err(INVALID_VALUE) }
-        })
+        current()?;
+        graph::copy(target(stream)?, to, from, len as u64)
     })
 }
 
 /// Refuses what works on the legacy stream while that is not to be used.
 fn legacy() -> Answer {
-    let target: Target = target(LEGACY)?;
+    let target = target(LEGACY)?;
     table().enter(target).map(drop)
 }
 
@@ -273,7 +216,7 @@ pub extern "C" fn cuMemsetD8_v2(at: u64, value: c_uchar, count: usize) -> Code {
         legacy()?;
         let memory = &device_at(at)?.1.memory;
         if !memory.accessible(at, count as u64) {
-            return Err(INVALID_VALUE);
+            return Err(Why::Invalid);
         }
         const STEP: usize = 1 << 20;
         let bytes = vec![value; STEP.min(count)];
@@ -288,15 +231,8 @@ pub extern "C" fn cuMemsetD8_v2(at: u64, value: c_uchar, count: usize) -> Code {
 pub unsafe extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, len: usize) -> Code {
     answer(|| {
         legacy()?;
-        if len == 0 {
-            return Ok(());
-        }
-        if to.is_null() || len > isize::MAX as usize {
-            return Err(INVALID_VALUE);
-        }
-        // SAFETY: not null, and then room for `len` bytes by the caller's contract.
-        let into = unsafe { std::slice::from_raw_parts_mut(to.cast::<u8>(), len) };
-        device_at(from)?.1.memory.read(from, into).map_err(refused)
+        // SAFETY: the caller's contract.
+        unsafe { graph::read(to.cast(), from, len) }
     })
 }
 
@@ -305,15 +241,8 @@ pub unsafe extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, len: usize)
 pub unsafe extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, len: usize) -> Code {
     answer(|| {
         legacy()?;
-        if len == 0 {
-            return Ok(());
-        }
-        if from.is_null() || len > isize::MAX as usize {
-            return Err(INVALID_VALUE);
-        }
-        // SAFETY: not null, and then `len` bytes by the caller's contract.
-        let bytes = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), len) };
-        device_at(to)?.1.memory.write(to, bytes).map_err(refused)
+        // SAFETY: the caller's contract.
+        unsafe { graph::write(to, from.cast(), len) }
     })
 }
 

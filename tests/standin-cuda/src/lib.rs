@@ -1,8 +1,6 @@
 //! A stand-in for libcuda.so, for tests only: the CUDA driver's memory, streams and capture without a GPU.
 //!
-//! Memory is the source of the host driver, so aliasing, contents and faults after unmap are real. Streams do their work at
-//! once and in order; while one is captured its work becomes graph nodes, which act on whatever is mapped when the graph is
-//! launched. What CUDA refuses is refused here with the same code; `tests/conformance.rs` of the root package runs on both.
+//! The model is `tests/standin`, shared with the other platforms' stand-ins; CUDA's names, numbers and contexts are here. What CUDA refuses is refused here with the same code; `tests/conformance.rs` of the root package runs on both.
 //!
 //! Where it is stricter than CUDA: addresses belong to the device whose context was current when they were reserved, only that
 //! device's pages go there, handles are never exportable, and a handle to anything destroyed is refused instead of crashing.
@@ -16,14 +14,10 @@
 #![allow(non_snake_case, reason = "the functions have CUDA's names")]
 #![allow(clippy::missing_safety_doc, reason = "the contract of each function is the CUDA driver's")]
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use standin::Answer;
 
-mod capture;
 mod code;
 mod faults;
-#[allow(unreachable_pub, reason = "the host driver compiles the same file as its own module")]
-#[path = "../../../src/driver/host/memory.rs"]
-mod memory;
 mod state;
 
 pub mod control;
@@ -33,26 +27,9 @@ pub mod host;
 pub mod stream;
 pub mod vmm;
 
-use code::{Answer, Code, INVALID_VALUE, UNKNOWN};
+use code::Code;
 
 /// Runs the body of an exported function and turns what it says, or its panic, into a result code.
 fn answer(body: impl FnOnce() -> Answer) -> Code {
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(())) => code::SUCCESS,
-        Ok(Err(code)) => code,
-        Err(_) => UNKNOWN,
-    }
-}
-
-/// Stores a result where the caller wants it.
-///
-/// # Safety
-/// `to` is null or may be written.
-unsafe fn give<T>(to: *mut T, value: T) -> Answer {
-    if to.is_null() {
-        return Err(INVALID_VALUE);
-    }
-    // SAFETY: not null, and then writable by the caller's contract.
-    unsafe { to.write(value) };
-    Ok(())
+    standin::answer(code::code_of, body)
 }

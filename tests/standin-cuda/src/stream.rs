@@ -2,17 +2,16 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use crate::capture::{Target, table, target};
-use crate::code::{
-    CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURE_UNJOINED, CAPTURE_UNMATCHED, CAPTURE_UNSUPPORTED,
-    CAPTURE_WRONG_THREAD, Code, ILLEGAL_STATE, INVALID_VALUE, NOT_READY,
-};
-use crate::faults::{Call, busy, counted};
-use crate::state::{CAPTURE_MODE, current, devices};
-use crate::{answer, give};
+use standin::capture::table;
+use standin::faults::busy;
+use standin::state::{devices, exchange_capture_mode};
+use standin::{Why, give};
 
-/// `CU_STREAM_CAPTURE_MODE_RELAXED`; GLOBAL is 0, THREAD_LOCAL 1.
-const RELAXED: c_int = 2;
+use crate::answer;
+use crate::code::Code;
+use crate::faults::{Call, counted};
+use crate::state::{current, target};
+
 /// `CU_EVENT_WAIT_EXTERNAL`
 const WAIT_EXTERNAL: c_uint = 1;
 
@@ -23,7 +22,7 @@ pub unsafe extern "C" fn cuStreamCreate(out: *mut *mut c_void, flags: c_uint) ->
         counted(Call::cuStreamCreate)?;
         let (device, _) = current()?;
         if out.is_null() || flags > 1 {
-            return Err(INVALID_VALUE);
+            return Err(Why::Invalid);
         }
         let stream = table().add_stream(device, flags == 0);
         // SAFETY: the caller's contract.
@@ -56,14 +55,7 @@ pub extern "C" fn cuStreamSynchronize(stream: *mut c_void) -> Code {
 pub unsafe extern "C" fn cuStreamIsCapturing(stream: *mut c_void, status: *mut c_int) -> Code {
     answer(|| {
         counted(Call::cuStreamIsCapturing)?;
-        let target = target(stream)?;
-        let table = table();
-        let state = match target {
-            Target::Legacy { device } if table.legacy_blocked(device) => return Err(CAPTURE_IMPLICIT),
-            Target::Legacy { .. } => 0,
-            Target::Created(id) if !table.has_stream(id) => return Err(crate::code::INVALID_HANDLE),
-            Target::Created(id) => table.capture_of(id).map_or(0, |(_, c)| if c.valid { 1 } else { 2 }),
-        };
+        let state = table().status(target(stream)?)?;
         // SAFETY: the caller's contract.
         unsafe { give(status, state) }
     })
@@ -76,7 +68,7 @@ pub extern "C" fn cuStreamWaitEvent(stream: *mut c_void, event: *mut c_void, fla
         counted(Call::cuStreamWaitEvent)?;
         current()?;
         if flags > WAIT_EXTERNAL {
-            return Err(INVALID_VALUE);
+            return Err(Why::Invalid);
         }
         let target = target(stream)?;
         table().wait(target, event as u64, flags == WAIT_EXTERNAL)
@@ -87,15 +79,8 @@ pub extern "C" fn cuStreamWaitEvent(stream: *mut c_void, event: *mut c_void, fla
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamBeginCapture_v2(stream: *mut c_void, mode: c_int) -> Code {
     answer(|| {
-        if !(0..=RELAXED).contains(&mode) {
-            return Err(INVALID_VALUE);
-        }
-        let Target::Created(id) = target(stream)? else { return Err(CAPTURE_UNSUPPORTED) };
-        let mut table = table();
-        if table.capture_of(id).is_some() {
-            return Err(ILLEGAL_STATE);
-        }
-        table.begin(id, std::thread::current().id(), mode)
+        let target = target(stream)?;
+        table().begin(target, mode)
     })
 }
 
@@ -105,24 +90,8 @@ pub unsafe extern "C" fn cuStreamEndCapture(stream: *mut c_void, out: *mut *mut 
     answer(|| {
         // SAFETY: the caller's contract.
         unsafe { give(out, std::ptr::null_mut()) }?;
-        let Target::Created(id) = target(stream)? else { return Err(ILLEGAL_STATE) };
-        let mut table = table();
-        let (number, capture) = table.capture_of(id).ok_or(ILLEGAL_STATE)?;
-        if capture.origin != id {
-            return Err(CAPTURE_UNMATCHED);
-        }
-        if capture.mode != RELAXED && capture.thread != std::thread::current().id() {
-            return Err(CAPTURE_WRONG_THREAD);
-        }
-        let capture = table.finish(number).ok_or(ILLEGAL_STATE)?;
-        if !capture.valid {
-            return Err(CAPTURE_INVALIDATED);
-        }
-        if !capture.unjoined.is_empty() {
-            return Err(CAPTURE_UNJOINED);
-        }
-        let graph = table.next();
-        table.graphs.insert(graph, capture.nodes.into());
+        let target = target(stream)?;
+        let graph = table().end(target)?;
         // SAFETY: the caller's contract.
         unsafe { give(out, graph as *mut c_void) }
     })
@@ -134,15 +103,13 @@ pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> 
     answer(|| {
         devices()?;
         if mode.is_null() {
-            return Err(INVALID_VALUE);
+            return Err(Why::Invalid);
         }
         // SAFETY: not null, and then readable by the caller's contract.
         let wanted = unsafe { mode.read() };
-        if !(0..=RELAXED).contains(&wanted) {
-            return Err(INVALID_VALUE);
-        }
+        let before = exchange_capture_mode(wanted)?;
         // SAFETY: the caller's contract.
-        unsafe { give(mode, CAPTURE_MODE.replace(wanted)) }
+        unsafe { give(mode, before) }
     })
 }
 
@@ -154,7 +121,7 @@ pub unsafe extern "C" fn cuEventCreate(out: *mut *mut c_void, flags: c_uint) -> 
         let (device, _) = current()?;
         // Blocking sync 1, no timing 2; interprocess events (4) are not offered.
         if out.is_null() || flags > 3 {
-            return Err(INVALID_VALUE);
+            return Err(Why::Invalid);
         }
         let event = table().add_event(device);
         // SAFETY: the caller's contract.
@@ -190,7 +157,7 @@ pub extern "C" fn cuEventQuery(event: *mut c_void) -> Code {
         counted(Call::cuEventQuery)?;
         current()?;
         table().happened(event as u64)?;
-        if busy() { Err(NOT_READY) } else { Ok(()) }
+        if busy() { Err(Why::NotReady) } else { Ok(()) }
     })
 }
 

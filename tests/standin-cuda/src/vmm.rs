@@ -2,10 +2,13 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use crate::code::{Answer, Code, INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, refused};
+use standin::state::{device, device_at, handle as handle_of, page};
+use standin::{Answer, Why, give, refused};
+
+use crate::answer;
+use crate::code::Code;
 use crate::faults::{Call, counted};
-use crate::state::{current, device, device_at, handle as handle_of, page};
-use crate::{answer, give};
+use crate::state::current;
 
 /// `CUmemLocation`
 #[repr(C)]
@@ -48,7 +51,7 @@ const TYPE_PINNED: c_uint = 1;
 const ACCESS_READ_WRITE: c_uint = 3;
 
 fn at_device(location: Location) -> Answer<c_int> {
-    if location.kind == LOCATION_DEVICE { Ok(location.id) } else { Err(INVALID_VALUE) }
+    if location.kind == LOCATION_DEVICE { Ok(location.id) } else { Err(Why::Invalid) }
 }
 
 /// The device that plain device memory is asked of.
@@ -57,12 +60,12 @@ fn at_device(location: Location) -> Answer<c_int> {
 /// `prop` is null or may be read.
 unsafe fn asked_device(prop: *const AllocationProp) -> Answer<c_int> {
     // SAFETY: null or readable by the caller's contract.
-    let prop = unsafe { prop.as_ref() }.ok_or(INVALID_VALUE)?;
+    let prop = unsafe { prop.as_ref() }.ok_or(Why::Invalid)?;
     if prop.kind != TYPE_PINNED {
-        return Err(INVALID_VALUE);
+        return Err(Why::Invalid);
     }
     if prop.requested_handle_types != 0 || prop.alloc_flags != [0; 8] {
-        return Err(NOT_SUPPORTED);
+        return Err(Why::NotSupported);
     }
     at_device(prop.location)
 }
@@ -80,10 +83,10 @@ pub unsafe extern "C" fn cuMemAddressReserve(
         counted(Call::cuMemAddressReserve)?;
         let memory = &current()?.1.memory;
         if out.is_null() || flags != 0 || (alignment != 0 && !alignment.is_power_of_two()) {
-            return Err(INVALID_VALUE);
+            return Err(Why::Invalid);
         }
         if alignment as u64 > memory.granularity() {
-            return Err(NOT_SUPPORTED);
+            return Err(Why::NotSupported);
         }
         let base = memory.reserve(size as u64).map_err(refused)?;
         // SAFETY: the caller's contract.
@@ -113,7 +116,7 @@ pub unsafe extern "C" fn cuMemCreate(
         // SAFETY: the caller's contract.
         let (index, device) = device(unsafe { asked_device(prop) }?)?;
         if out.is_null() || flags != 0 {
-            return Err(INVALID_VALUE);
+            return Err(Why::Invalid);
         }
         let page = device.memory.create(size as u64).map_err(refused)?;
         // SAFETY: the caller's contract.
@@ -138,7 +141,7 @@ pub extern "C" fn cuMemMap(at: u64, size: usize, offset: usize, handle: u64, fla
         counted(Call::cuMemMap)?;
         let (_, device, page) = page(handle)?;
         if flags != 0 {
-            return Err(INVALID_VALUE);
+            return Err(Why::Invalid);
         }
         device.memory.map(at, size as u64, offset as u64, page).map_err(refused)
     })
@@ -161,7 +164,7 @@ pub unsafe extern "C" fn cuMemSetAccess(at: u64, size: usize, desc: *const Acces
         counted(Call::cuMemSetAccess)?;
         let (index, owner) = device_at(at)?;
         if desc.is_null() || count == 0 || count > 64 {
-            return Err(INVALID_VALUE);
+            return Err(Why::Invalid);
         }
         // SAFETY: not null, and then `count` descriptions by the caller's contract.
         let descriptions = unsafe { std::slice::from_raw_parts(desc, count) };
@@ -169,7 +172,7 @@ pub unsafe extern "C" fn cuMemSetAccess(at: u64, size: usize, desc: *const Acces
         for AccessDesc { location, flags } in descriptions {
             let asked = device(at_device(*location)?)?.0;
             if *flags != ACCESS_READ_WRITE {
-                return Err(NOT_SUPPORTED);
+                return Err(Why::NotSupported);
             }
             own |= asked == index;
             peers |= u64::from(asked != index) << asked;
@@ -184,8 +187,8 @@ pub unsafe extern "C" fn cuMemSetAccess(at: u64, size: usize, desc: *const Acces
 pub unsafe extern "C" fn cuMemGetAccess(flags: *mut u64, location: *const Location, at: u64) -> Code {
     answer(|| {
         // SAFETY: null or readable by the caller's contract.
-        let location = unsafe { location.as_ref() }.ok_or(INVALID_VALUE)?;
-        let asked = device(at_device(*location)?).map_err(|_| INVALID_DEVICE)?.0;
+        let location = unsafe { location.as_ref() }.ok_or(Why::Invalid)?;
+        let asked = device(at_device(*location)?).map_err(|_| Why::InvalidDevice)?.0;
         let (index, owner) = device_at(at)?;
         // Holding the page for a moment tells a mapping without access from no mapping.
         let page = owner.memory.retain_at(at).map_err(refused)?;
@@ -208,7 +211,7 @@ pub unsafe extern "C" fn cuMemGetAllocationGranularity(
         // SAFETY: the caller's contract.
         let (_, device) = device(unsafe { asked_device(prop) }?)?;
         if !(0..=1).contains(&option) {
-            return Err(INVALID_VALUE);
+            return Err(Why::Invalid);
         }
         // SAFETY: the caller's contract.
         unsafe { give(granularity, device.memory.granularity() as usize) }
@@ -221,7 +224,7 @@ pub unsafe extern "C" fn cuMemRetainAllocationHandle(out: *mut u64, at: *mut c_v
     answer(|| {
         let (index, device) = device_at(at as u64)?;
         if out.is_null() {
-            return Err(INVALID_VALUE);
+            return Err(Why::Invalid);
         }
         let page = device.memory.retain_at(at as u64).map_err(refused)?;
         // SAFETY: the caller's contract.

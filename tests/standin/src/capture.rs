@@ -1,0 +1,486 @@
+//! Streams, events and graphs, and what is being captured.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+use std::thread::ThreadId;
+
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::state::{self, RELAXED};
+use crate::{Answer, Why, refused};
+
+/// A node of a graph. Addresses are looked at when it runs, not when it is made.
+#[derive(Clone, Copy, Debug)]
+pub enum Node {
+    /// Repeats a 32-bit value.
+    Fill {
+        /// From here on.
+        at: u64,
+        /// Bytes.
+        len: u64,
+        /// The value.
+        value: u32,
+    },
+    /// Copies within device memory.
+    Copy {
+        /// The destination.
+        to: u64,
+        /// The source.
+        from: u64,
+        /// Bytes.
+        len: u64,
+    },
+}
+
+impl Node {
+    /// Whether everything it touches is mapped now.
+    #[must_use]
+    pub fn mapped(self) -> bool {
+        let accessible =
+            |at, len| state::device_at(at).is_ok_and(|(_, device)| device.memory.accessible(at, len));
+        match self {
+            Self::Fill { at, len, .. } => accessible(at, len),
+            Self::Copy { to, from, len } => accessible(to, len) && accessible(from, len),
+        }
+    }
+
+    /// Does the work on what is mapped now.
+    ///
+    /// # Errors
+    /// [`Why::Invalid`] where nothing is.
+    pub fn run(self) -> Answer {
+        match self {
+            Self::Fill { len: 0, .. } | Self::Copy { len: 0, .. } => Ok(()),
+            Self::Fill { at, len, value } => {
+                state::device_at(at)?.1.memory.fill(at, len, value).map_err(refused)
+            }
+            Self::Copy { to, from, len } => state::copy(to, from, len).map_err(refused),
+        }
+    }
+}
+
+/// A stream as a caller names it.
+#[derive(Clone, Copy, Debug)]
+pub enum Target {
+    /// The legacy stream of the current context.
+    Legacy {
+        /// The context's device.
+        device: usize,
+    },
+    /// One that was created, or a thread's default stream, which is created when the thread first names it.
+    Created(u64),
+}
+
+struct Stream {
+    device: usize,
+    blocking: bool,
+}
+
+#[derive(Clone, Copy)]
+enum Recorded {
+    /// Never, or in work that is done.
+    Happened,
+    /// In a capture, by this stream of it.
+    Captured { capture: u64, by: u64 },
+}
+
+struct Event {
+    device: usize,
+    recorded: Recorded,
+}
+
+/// A capture that is open.
+pub struct Capture {
+    device: usize,
+    origin: u64,
+    thread: ThreadId,
+    mode: c_int,
+    /// It was not lost.
+    pub valid: bool,
+    nodes: Vec<Node>,
+    /// The streams in it: the origin and those that waited for an event of it.
+    members: BTreeSet<u64>,
+    /// Members whose work nothing of the capture waits for yet.
+    unjoined: BTreeSet<u64>,
+    blocking: bool,
+}
+
+/// Everything with a handle, by handle. Handles are never used twice, so a stale one is always noticed.
+pub struct Table {
+    last: u64,
+    streams: BTreeMap<u64, Stream>,
+    events: BTreeMap<u64, Event>,
+    captures: BTreeMap<u64, Capture>,
+    /// Graphs.
+    pub graphs: BTreeMap<u64, Arc<[Node]>>,
+    /// Executable ones.
+    pub execs: BTreeMap<u64, Arc<[Node]>>,
+}
+
+static TABLE: Mutex<Table> = Mutex::new(Table {
+    last: 0,
+    streams: BTreeMap::new(),
+    events: BTreeMap::new(),
+    captures: BTreeMap::new(),
+    graphs: BTreeMap::new(),
+    execs: BTreeMap::new(),
+});
+
+/// The table, locked.
+pub fn table() -> MutexGuard<'static, Table> {
+    TABLE.lock()
+}
+
+/// A thread's default streams, by device. They go with the thread.
+#[derive(Default)]
+struct Own(BTreeMap<usize, u64>);
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        let mut table = table();
+        for id in self.0.values() {
+            // A capture that began on one of them can never be ended.
+            table.captures.retain(|_, capture| capture.origin != *id);
+            table.streams.remove(id);
+        }
+    }
+}
+
+thread_local! {
+    static OWN: RefCell<Own> = RefCell::default();
+}
+
+/// What a stream handle names on platforms that take CUDA's: null and 1 the legacy stream, 2 the thread's own, else a created one. `current` tells the
+/// device of the first two.
+///
+/// # Errors
+/// [`Why::NotInitialised`], or what `current` says.
+pub fn target(stream: *mut c_void, current: impl FnOnce() -> Answer<usize>) -> Answer<Target> {
+    state::devices()?;
+    match stream as u64 {
+        0 | 1 => Ok(Target::Legacy { device: current()? }),
+        2 => own(current()?).map(Target::Created),
+        created => Ok(Target::Created(created)),
+    }
+}
+
+/// The calling thread's default stream on a device, which is a blocking one. A context that came back has new ones.
+fn own(device: usize) -> Answer<u64> {
+    let found = OWN.try_with(|own| {
+        let mut table = table();
+        let id = own.borrow().0.get(&device).copied().filter(|id| table.has_stream(*id));
+        id.unwrap_or_else(|| {
+            let id = table.add_stream(device, true);
+            own.borrow_mut().0.insert(device, id);
+            id
+        })
+    });
+    // A thread that is ending has none.
+    found.map_err(|_| Why::InvalidHandle)
+}
+
+impl Table {
+    /// A new handle, which looks like an aligned pointer.
+    pub fn next_handle(&mut self) -> u64 {
+        self.last += 1;
+        0xE000_0000 + self.last * 16
+    }
+
+    /// How many events are alive.
+    #[must_use]
+    pub fn events(&self) -> u64 {
+        self.events.len() as u64
+    }
+
+    /// How many streams are alive, threads' default ones included.
+    #[must_use]
+    pub fn streams(&self) -> u64 {
+        self.streams.len() as u64
+    }
+
+    /// Drops everything of a context that is gone.
+    pub fn forget(&mut self, device: usize) {
+        self.captures.retain(|_, c| c.device != device);
+        self.streams.retain(|_, s| s.device != device);
+        self.events.retain(|_, e| e.device != device);
+    }
+
+    /// A new stream, which waits for the legacy stream and that for it if it is a blocking one.
+    pub fn add_stream(&mut self, device: usize, blocking: bool) -> u64 {
+        let id = self.next_handle();
+        self.streams.insert(id, Stream { device, blocking });
+        id
+    }
+
+    /// Destroys a stream.
+    ///
+    /// # Errors
+    /// [`Why::CaptureUnsupported`] for one that is captured, [`Why::InvalidHandle`] for none.
+    pub fn remove_stream(&mut self, id: u64) -> Answer {
+        if self.capture_of(id).is_some() {
+            return Err(Why::CaptureUnsupported);
+        }
+        self.streams.remove(&id).map(drop).ok_or(Why::InvalidHandle)
+    }
+
+    /// A new event, in which nothing is recorded.
+    pub fn add_event(&mut self, device: usize) -> u64 {
+        let id = self.next_handle();
+        self.events.insert(id, Event { device, recorded: Recorded::Happened });
+        id
+    }
+
+    /// Destroys an event.
+    ///
+    /// # Errors
+    /// [`Why::InvalidHandle`].
+    pub fn remove_event(&mut self, id: u64) -> Answer {
+        self.events.remove(&id).map(drop).ok_or(Why::InvalidHandle)
+    }
+
+    /// The capture that a stream takes part in.
+    #[must_use]
+    pub fn capture_of(&self, stream: u64) -> Option<(u64, &Capture)> {
+        self.captures.iter().find(|(_, c)| c.members.contains(&stream)).map(|(id, c)| (*id, c))
+    }
+
+    fn invalidate(&mut self, capture: u64) {
+        if let Some(capture) = self.captures.get_mut(&capture) {
+            capture.valid = false;
+        }
+    }
+
+    /// Spoils every capture of a device; whether there was one.
+    pub fn invalidate_device(&mut self, device: usize) -> bool {
+        let mut any = false;
+        for capture in self.captures.values_mut().filter(|c| c.device == device) {
+            capture.valid = false;
+            any = true;
+        }
+        any
+    }
+
+    /// Spoils every capture of the process; whether there was one.
+    pub fn invalidate_all(&mut self) -> bool {
+        self.captures.values_mut().for_each(|capture| capture.valid = false);
+        !self.captures.is_empty()
+    }
+
+    /// How many captures are open.
+    #[must_use]
+    pub fn captures(&self) -> u64 {
+        self.captures.len() as u64
+    }
+
+    /// Whether the legacy stream would have to wait for a stream under capture.
+    #[must_use]
+    pub fn legacy_blocked(&self, device: usize) -> bool {
+        self.captures.values().any(|c| c.device == device && c.blocking)
+    }
+
+    fn stream_device(&self, target: Target) -> Answer<usize> {
+        match target {
+            Target::Legacy { device } => Ok(device),
+            Target::Created(id) => self.streams.get(&id).map(|s| s.device).ok_or(Why::InvalidHandle),
+        }
+    }
+
+    /// What every piece of work for a stream begins with: the capture it goes to, if one is open on that stream.
+    ///
+    /// # Errors
+    /// [`Why::CaptureImplicit`], which spoils the captures in the way; [`Why::CaptureInvalidated`]; [`Why::InvalidHandle`].
+    pub fn enter(&mut self, target: Target) -> Answer<Option<u64>> {
+        let device = self.stream_device(target)?;
+        match target {
+            Target::Legacy { .. } => {
+                if self.legacy_blocked(device) {
+                    for capture in self.captures.values_mut().filter(|c| c.device == device && c.blocking) {
+                        capture.valid = false;
+                    }
+                    return Err(Why::CaptureImplicit);
+                }
+                Ok(None)
+            }
+            Target::Created(id) => match self.capture_of(id) {
+                None => Ok(None),
+                Some((capture, Capture { valid: true, .. })) => Ok(Some(capture)),
+                Some(_) => Err(Why::CaptureInvalidated),
+            },
+        }
+    }
+
+    /// Adds work of a stream to its capture.
+    pub fn push(&mut self, capture: u64, target: Target, nodes: &[Node]) {
+        let (Some(capture), Target::Created(stream)) = (self.captures.get_mut(&capture), target) else {
+            return;
+        };
+        capture.nodes.extend_from_slice(nodes);
+        if stream != capture.origin {
+            capture.unjoined.insert(stream);
+        }
+    }
+
+    /// Begins to capture a stream. The modes differ in what they forbid other calls; VMM calls none of them does (measured on CUDA).
+    ///
+    /// # Errors
+    /// [`Why::CaptureUnsupported`] for the legacy stream, [`Why::IllegalState`] for one that is captured, [`Why::Invalid`] for a mode that is none.
+    pub fn begin(&mut self, target: Target, mode: c_int) -> Answer {
+        if !(0..=RELAXED).contains(&mode) {
+            return Err(Why::Invalid);
+        }
+        let Target::Created(stream) = target else { return Err(Why::CaptureUnsupported) };
+        if self.capture_of(stream).is_some() {
+            return Err(Why::IllegalState);
+        }
+        let Stream { device, blocking } = *self.streams.get(&stream).ok_or(Why::InvalidHandle)?;
+        let id = self.next_handle();
+        let capture = Capture {
+            device,
+            origin: stream,
+            thread: std::thread::current().id(),
+            mode,
+            valid: true,
+            nodes: Vec::new(),
+            members: BTreeSet::from([stream]),
+            unjoined: BTreeSet::new(),
+            blocking,
+        };
+        self.captures.insert(id, capture);
+        Ok(())
+    }
+
+    /// Ends a capture; the handle of its graph.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn end(&mut self, target: Target) -> Answer<u64> {
+        let Target::Created(id) = target else { return Err(Why::IllegalState) };
+        let (number, capture) = self.capture_of(id).ok_or(Why::IllegalState)?;
+        if capture.origin != id {
+            return Err(Why::CaptureUnmatched);
+        }
+        if capture.mode != RELAXED && capture.thread != std::thread::current().id() {
+            return Err(Why::CaptureWrongThread);
+        }
+        let capture = self.captures.remove(&number).ok_or(Why::IllegalState)?;
+        if !capture.valid {
+            return Err(Why::CaptureInvalidated);
+        }
+        if !capture.unjoined.is_empty() {
+            return Err(Why::CaptureUnjoined);
+        }
+        let graph = self.next_handle();
+        self.graphs.insert(graph, capture.nodes.into());
+        Ok(graph)
+    }
+
+    /// Whether a stream is captured: 0 no, 1 yes, 2 yes but the capture is lost: the numbers of every vendor.
+    ///
+    /// # Errors
+    /// [`Why::CaptureImplicit`] for a legacy stream that must not be used now; [`Why::InvalidHandle`].
+    pub fn status(&self, target: Target) -> Answer<c_int> {
+        match target {
+            Target::Legacy { device } if self.legacy_blocked(device) => Err(Why::CaptureImplicit),
+            Target::Legacy { .. } => Ok(0),
+            Target::Created(id) if !self.has_stream(id) => Err(Why::InvalidHandle),
+            Target::Created(id) => Ok(self.capture_of(id).map_or(0, |(_, c)| if c.valid { 1 } else { 2 })),
+        }
+    }
+
+    /// Whether there is such a stream.
+    #[must_use]
+    pub fn has_stream(&self, stream: u64) -> bool {
+        self.streams.contains_key(&stream)
+    }
+
+    /// Records an event: on a stream under capture it marks a place in the graph, otherwise work that is done already.
+    ///
+    /// # Errors
+    /// As [`enter`](Self::enter).
+    pub fn record(&mut self, event: u64, target: Target) -> Answer {
+        let device = self.stream_device(target)?;
+        if self.events.get(&event).is_none_or(|e| e.device != device) {
+            return Err(Why::InvalidHandle);
+        }
+        let recorded = match (self.enter(target)?, target) {
+            (Some(capture), Target::Created(by)) => Recorded::Captured { capture, by },
+            _ => Recorded::Happened,
+        };
+        if let Some(event) = self.events.get_mut(&event) {
+            event.recorded = recorded;
+        }
+        Ok(())
+    }
+
+    /// Makes a stream wait for an event: a stream that waits for an event of an open capture joins it; nothing else crosses the boundary.
+    ///
+    /// # Errors
+    /// What would cross it.
+    pub fn wait(&mut self, target: Target, event: u64, external: bool) -> Answer {
+        let recorded = self.events.get(&event).ok_or(Why::InvalidHandle)?.recorded;
+        let waiting = self.enter(target)?;
+        match (waiting, recorded) {
+            (None, Recorded::Happened) => Ok(()),
+            (Some(_), Recorded::Happened) if external => Ok(()),
+            (Some(capture), Recorded::Happened) => {
+                self.invalidate(capture);
+                Err(Why::CaptureIsolation)
+            }
+            (Some(mine), Recorded::Captured { capture, by }) if mine == capture => {
+                if let Some(capture) = self.captures.get_mut(&mine) {
+                    capture.unjoined.remove(&by);
+                }
+                Ok(())
+            }
+            (Some(mine), Recorded::Captured { capture, .. }) => {
+                self.invalidate(mine);
+                self.invalidate(capture);
+                Err(if self.captures.contains_key(&capture) {
+                    Why::CaptureMerge
+                } else {
+                    Why::CaptureIsolation
+                })
+            }
+            (None, Recorded::Captured { capture, .. }) => {
+                let Target::Created(stream) = target else { return Err(Why::CaptureImplicit) };
+                let capture = self.captures.get_mut(&capture).ok_or(Why::CaptureIsolation)?;
+                if !capture.valid {
+                    return Err(Why::CaptureInvalidated);
+                }
+                capture.members.insert(stream);
+                capture.unjoined.insert(stream);
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether an event has happened, which it has unless it is in a graph: that is nothing that happens, and asking spoils the capture.
+    ///
+    /// # Errors
+    /// [`Why::CapturedEvent`], [`Why::InvalidHandle`].
+    pub fn happened(&mut self, event: u64) -> Answer {
+        match self.events.get(&event).ok_or(Why::InvalidHandle)?.recorded {
+            Recorded::Happened => Ok(()),
+            Recorded::Captured { capture, .. } => {
+                self.invalidate(capture);
+                Err(Why::CapturedEvent)
+            }
+        }
+    }
+
+    /// Waits for a stream: refused on one under capture, which is then lost.
+    ///
+    /// # Errors
+    /// As [`enter`](Self::enter), and [`Why::CaptureUnsupported`].
+    pub fn synchronise(&mut self, target: Target) -> Answer {
+        match self.enter(target)? {
+            None => Ok(()),
+            Some(capture) => {
+                self.invalidate(capture);
+                Err(Why::CaptureUnsupported)
+            }
+        }
+    }
+}

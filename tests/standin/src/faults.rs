@@ -1,0 +1,113 @@
+//! Counting the calls that can fail in real life, and making the n-th of them fail.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use parking_lot::Mutex;
+
+use crate::{Answer, Why};
+
+/// How many of the next questions whether an event has happened are answered with no.
+static BUSY: AtomicU64 = AtomicU64::new(0);
+
+/// Answers the next so many questions for an event with no.
+pub fn keep_busy(questions: u64) {
+    BUSY.store(questions, Relaxed);
+}
+
+/// Whether this question for an event is one of those.
+pub fn busy() -> bool {
+    BUSY.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok()
+}
+
+/// A failure to come.
+struct Fault {
+    calls_left: u64,
+    code: i32,
+}
+
+/// The counted functions of a stand-in. `counted_calls!` makes it.
+pub struct Faults<const N: usize> {
+    /// With a zero at the end, for C.
+    names: [&'static str; N],
+    counts: [AtomicU64; N],
+    failed: [AtomicU64; N],
+    faults: Mutex<[Option<Fault>; 2]>,
+}
+
+impl<const N: usize> Faults<N> {
+    /// Nothing counted, nothing armed. Names end in a zero.
+    #[must_use]
+    pub const fn new(names: [&'static str; N]) -> Self {
+        Self {
+            names,
+            counts: [const { AtomicU64::new(0) }; N],
+            failed: [const { AtomicU64::new(0) }; N],
+            faults: Mutex::new([const { None }; 2]),
+        }
+    }
+
+    /// Counts a call of the `index`-th function. Comes first in its function, so that it has no effect when it fails.
+    ///
+    /// # Errors
+    /// If it is the one that was to fail.
+    pub fn counted(&self, index: usize) -> Answer {
+        self.counts[index].fetch_add(1, Relaxed);
+        let mut result = Ok(());
+        for slot in self.faults.lock().iter_mut() {
+            let Some(fault) = slot else { continue };
+            fault.calls_left -= 1;
+            if fault.calls_left == 0 {
+                result = Err(Why::Injected(fault.code));
+                self.failed[index].fetch_add(1, Relaxed);
+                *slot = None;
+            }
+        }
+        result
+    }
+
+    /// Makes the `nth` counted call from now fail, in one of two independent slots; zero disarms the slot.
+    pub fn arm(&self, slot: usize, nth: u64, code: i32) {
+        self.faults.lock()[slot] = (nth > 0).then_some(Fault { calls_left: nth, code });
+    }
+
+    /// Counted calls of one name since the last reset, or of all.
+    pub fn count(&self, name: Option<&str>) -> u64 {
+        self.names
+            .iter()
+            .zip(&self.counts)
+            .filter(|(n, _)| name.is_none_or(|name| name == n.trim_end_matches('\0')))
+            .map(|(_, c)| c.load(Relaxed))
+            .sum()
+    }
+
+    /// The name of the `index`-th counted function and how often a call of it was made to fail, ever.
+    pub fn failed(&self, index: usize) -> Option<(&'static str, u64)> {
+        Some((*self.names.get(index)?, self.failed[index].load(Relaxed)))
+    }
+
+    /// Starts counting anew.
+    pub fn reset(&self) {
+        self.counts.iter().for_each(|c| c.store(0, Relaxed));
+    }
+}
+
+/// The functions that a library's memory layer calls and must survive the failure of: makes `Call` with a variant for each, the static
+/// `FAULTS` and `counted(Call)`.
+#[macro_export]
+macro_rules! counted_calls {
+    ($($name:ident),* $(,)?) => {
+        /// The calls that are counted and can be made to fail.
+        #[derive(Clone, Copy)]
+        #[allow(clippy::enum_variant_names, reason = "the functions' own names")]
+        #[allow(non_camel_case_types, reason = "the functions' own names")]
+        pub(crate) enum Call { $($name),* }
+
+        pub(crate) static FAULTS: $crate::faults::Faults<{ [$(stringify!($name)),*].len() }> =
+            $crate::faults::Faults::new([$(concat!(stringify!($name), "\0")),*]);
+
+        /// Counts a call; an error if it is the one that was to fail.
+        pub(crate) fn counted(call: Call) -> $crate::Answer {
+            FAULTS.counted(call as usize)
+        }
+    };
+}

@@ -1,0 +1,58 @@
+//! Host memory: registering it, and what copies of it refuse.
+
+use std::collections::BTreeMap;
+
+use parking_lot::Mutex;
+
+use crate::capture::{Target, table};
+use crate::{Answer, Why};
+
+/// Registered memory: beginning to length.
+static REGISTERED: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+
+/// How many registrations there are.
+#[must_use]
+pub fn registrations() -> u64 {
+    REGISTERED.lock().len() as u64
+}
+
+/// Registers host memory.
+///
+/// # Errors
+/// [`Why::Invalid`], [`Why::AlreadyRegistered`].
+pub fn register(start: usize, len: usize) -> Answer {
+    if start == 0 || len == 0 || start.checked_add(len).is_none() {
+        return Err(Why::Invalid);
+    }
+    let mut registered = REGISTERED.lock();
+    let before = registered.range(..start + len).next_back();
+    if before.is_some_and(|(other, bytes)| other + bytes > start) {
+        return Err(Why::AlreadyRegistered);
+    }
+    registered.insert(start, len);
+    Ok(())
+}
+
+/// Ends a registration.
+///
+/// # Errors
+/// [`Why::NotRegistered`].
+pub fn unregister(start: usize) -> Answer {
+    REGISTERED.lock().remove(&start).map(drop).ok_or(Why::NotRegistered)
+}
+
+/// What copies in a stream's order refuse: a stream under capture, which is not modelled, and a copy over the end of a registration.
+///
+/// # Errors
+/// [`Why::CaptureUnsupported`], [`Why::Invalid`].
+pub fn check(start: usize, len: usize, target: Target) -> Answer {
+    if table().enter(target)?.is_some() {
+        return Err(Why::CaptureUnsupported);
+    }
+    let end = start.checked_add(len).filter(|_| start != 0).ok_or(Why::Invalid)?;
+    let registered = REGISTERED.lock();
+    let crosses = registered
+        .iter()
+        .any(|(at, bytes)| *at < end && at + bytes > start && !(*at <= start && end <= at + bytes));
+    if crosses || len > isize::MAX as usize { Err(Why::Invalid) } else { Ok(()) }
+}
