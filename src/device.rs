@@ -62,8 +62,8 @@ impl Device {
         if let Some((known, options)) = opened.get(&(platform, ordinal))
             && let Some(known) = known.upgrade()
         {
-            // Only host devices differ in options; others are given the same ones by everybody.
-            let same = *options == host || known.driver().capabilities().descriptors_per_page == 0;
+            // Where a platform takes options.
+            let same = *options == host || known.driver().info().options.is_none();
             // Neither goes under the lock.
             drop(opened);
             return if same { Ok(known) } else { Err(Error::DeviceInUse { driver: platform, ordinal }) };

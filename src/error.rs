@@ -193,13 +193,28 @@ pub enum Error {
         stream: u64,
     },
     /// The driver's library cannot be loaded.
-    #[error("the CUDA driver library is not there (libcuda.so.1)")]
-    DriverMissing,
+    #[error("the {driver} driver's library is not there (tried {tried})")]
+    DriverMissing {
+        /// The platform.
+        driver: &'static str,
+        /// The names that were tried, and who named them.
+        tried: String,
+    },
     /// The driver's library lacks a function.
-    #[error("the CUDA driver library has no {name}: a newer driver is needed")]
+    #[error("the {driver} driver's library has no {name}: a newer driver is needed")]
     SymbolMissing {
+        /// The platform.
+        driver: &'static str,
         /// The missing function.
         name: &'static str,
+    },
+    /// The driver is there, and is not one that this library works with.
+    #[error("the {driver} driver cannot be used: {problem}")]
+    UnfitDriver {
+        /// The platform.
+        driver: &'static str,
+        /// What is wrong, with the version found.
+        problem: String,
     },
     /// The device cannot do what the library is built on.
     #[error("device {device} has no virtual memory management")]

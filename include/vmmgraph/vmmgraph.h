@@ -102,10 +102,10 @@
 // The driver refused a call; vmmgraph_last_error names the call and its result.
 #define VMMGRAPH_ERROR_DRIVER 300
 
-// The CUDA driver library cannot be loaded.
+// The driver's library cannot be loaded.
 #define VMMGRAPH_ERROR_DRIVER_MISSING 301
 
-// The CUDA driver library is too old.
+// The driver's library is too old, or not one that this library works with.
 #define VMMGRAPH_ERROR_DRIVER_TOO_OLD 302
 
 // The device has no virtual memory management.

@@ -52,9 +52,9 @@ pub const VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS: i32 = 203;
 pub const VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY: i32 = 204;
 /// The driver refused a call; vmmgraph_last_error names the call and its result.
 pub const VMMGRAPH_ERROR_DRIVER: i32 = 300;
-/// The CUDA driver library cannot be loaded.
+/// The driver's library cannot be loaded.
 pub const VMMGRAPH_ERROR_DRIVER_MISSING: i32 = 301;
-/// The CUDA driver library is too old.
+/// The driver's library is too old, or not one that this library works with.
 pub const VMMGRAPH_ERROR_DRIVER_TOO_OLD: i32 = 302;
 /// The device has no virtual memory management.
 pub const VMMGRAPH_ERROR_UNSUPPORTED: i32 = 303;
@@ -158,8 +158,8 @@ fn status_of(error: &Error) -> vmmgraph_status_t {
         Error::OutOfDescriptors { .. } => VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS,
         Error::OutOfHostMemory { .. } => VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY,
         Error::StreamCapturing { .. } => VMMGRAPH_ERROR_STREAM_CAPTURING,
-        Error::DriverMissing => VMMGRAPH_ERROR_DRIVER_MISSING,
-        Error::SymbolMissing { .. } => VMMGRAPH_ERROR_DRIVER_TOO_OLD,
+        Error::DriverMissing { .. } => VMMGRAPH_ERROR_DRIVER_MISSING,
+        Error::SymbolMissing { .. } | Error::UnfitDriver { .. } => VMMGRAPH_ERROR_DRIVER_TOO_OLD,
         Error::Unsupported { .. } | Error::Incoherent { .. } => VMMGRAPH_ERROR_UNSUPPORTED,
         Error::Driver { .. } => VMMGRAPH_ERROR_DRIVER,
         Error::Closed { .. } => VMMGRAPH_ERROR_CLOSED,
@@ -205,8 +205,9 @@ fn describe(status: vmmgraph_status_t, error: &Error) -> vmmgraph_error_info_t {
         | Error::InputMismatch { .. }
         | Error::InvalidMap { .. }
         | Error::UnknownPlatform { .. }
-        | Error::DriverMissing
+        | Error::DriverMissing { .. }
         | Error::SymbolMissing { .. }
+        | Error::UnfitDriver { .. }
         | Error::Closed { .. }
         | Error::Lent { .. }
         | Error::Internal { .. } => {}
@@ -225,7 +226,7 @@ pub unsafe extern "C" fn vmmgraph_last_error(info: *mut vmmgraph_error_info_t) -
         let info = unsafe { OutStruct::new(info, "info") }?;
         info.write(match last() {
             Some((status, error)) => describe(status, &error),
-            None => describe(VMMGRAPH_OK, &Error::DriverMissing),
+            None => describe(VMMGRAPH_OK, &Error::Internal { what: String::new() }),
         });
         Ok(())
     })

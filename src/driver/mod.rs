@@ -8,7 +8,7 @@
 //! here once, and only `pages/` calls them.
 //!
 //! * Lengths are non-zero multiples of [`Capabilities::granularity`], and so are addresses.
-//! * A page is mapped whole. What is unmapped is one or more whole mappings without a gap between them.
+//! * A page is mapped whole. What is unmapped is one or more whole mappings without a gap between them; one, if [`Capabilities::unmap_each`].
 //! * Addresses are returned with the base and length they were reserved with, after the last unmap inside them.
 //! * A page is released once; it may still be mapped, and its memory goes back after the last unmap.
 //! * Whoever unmaps has made sure that the device no longer uses those addresses, unless [`Capabilities::unmap_waits`].
@@ -24,12 +24,16 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::units::{Address, Peers, Stream};
 
+pub mod abi;
 mod cuda;
+mod hip;
 mod host;
+mod library;
 pub mod platform;
 mod self_test;
 
 pub use cuda::CudaDriver;
+pub use hip::HipDriver;
 pub use host::{HostDriver, HostOptions};
 pub use platform::{DriverChoice, Platform, open};
 pub use self_test::{self_test, self_test_once};
@@ -45,6 +49,8 @@ pub struct DeviceInfo {
     pub name: String,
     /// Bytes of the device.
     pub total_bytes: u64,
+    /// What it was opened with, on a platform that takes options.
+    pub options: Option<HostOptions>,
 }
 
 /// Whether, and when, one address of a page shows what was written through another.
@@ -78,6 +84,8 @@ pub struct Capabilities {
     pub replace_under_graph: bool,
     /// `unmap` waits until the device no longer uses the addresses.
     pub unmap_waits: bool,
+    /// `unmap` takes one mapping at a time, as it was mapped.
+    pub unmap_each: bool,
     /// File descriptors of the process that a page takes.
     pub descriptors_per_page: u32,
     /// Host memory can be registered, so that copies run at the link's speed and beside the caller. Where it can, the operating system

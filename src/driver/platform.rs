@@ -1,6 +1,7 @@
 //! Which platform to take: the caller's word, else the environment's, else a GPU if there is one, else the host.
 
-use super::{HostOptions, SharedDriver, cuda, host, self_test_once};
+use super::abi::Abi;
+use super::{HostOptions, SharedDriver, cuda, hip, host, self_test_once};
 use crate::error::{Error, Result};
 
 /// The environment variable that chooses when the caller leaves it open.
@@ -15,10 +16,12 @@ pub struct Platform {
     pub count: fn() -> Result<i32>,
     /// Opens device number `ordinal`. The options are for the host only.
     pub open: fn(ordinal: i32, host: HostOptions) -> Result<SharedDriver>,
+    /// What its driver assumes of the vendor's header; empty where it declares nothing of its own.
+    pub abi: fn() -> Abi,
 }
 
 /// Every platform there is, the one to prefer first; the last one needs no hardware.
-pub const PLATFORMS: &[Platform] = &[cuda::PLATFORM, host::PLATFORM];
+pub const PLATFORMS: &[Platform] = &[cuda::PLATFORM, hip::PLATFORM, host::PLATFORM];
 
 /// What the caller wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,6 +36,8 @@ pub enum DriverChoice<'a> {
 impl DriverChoice<'static> {
     /// CUDA.
     pub const CUDA: Self = Self::Named(cuda::PLATFORM.name);
+    /// HIP.
+    pub const HIP: Self = Self::Named(hip::PLATFORM.name);
     /// The host driver.
     pub const HOST: Self = Self::Named(host::PLATFORM.name);
 }
@@ -81,7 +86,7 @@ mod tests {
     use super::*;
 
     fn named(name: &'static str, count: fn() -> Result<i32>) -> Platform {
-        Platform { name, count, open: host::PLATFORM.open }
+        Platform { name, count, ..host::PLATFORM }
     }
 
     #[test]
@@ -99,7 +104,8 @@ mod tests {
         for unset in [None, Some("")] {
             assert_eq!(name(two, Auto, unset), Ok("cuda"));
             assert_eq!(name(none, Auto, unset), Ok("host"));
-            assert_eq!(name(|| Err(Error::DriverMissing), Auto, unset), Ok("host"));
+            let missing = || Err(Error::DriverMissing { driver: "cuda", tried: String::new() });
+            assert_eq!(name(missing, Auto, unset), Ok("host"));
         }
         let unknown = Err(Error::UnknownPlatform { name: "gpu".to_owned() });
         assert_eq!(name(two, Auto, Some("gpu")), unknown);

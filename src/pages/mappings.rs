@@ -147,11 +147,12 @@ impl PagePool {
                 let state = self.lock();
                 let Some(found) = state.ranges.get(range) else { return Ok(()) };
                 let mut run: Option<(u64, u64, bool)> = None;
+                let each = self.driver().capabilities().unmap_each;
                 for (at, (page, bytes)) in found.mapped.range(offset..offset.saturating_add(len)) {
                     let away = state.is_away(*page, range, *at);
                     match &mut run {
                         None => run = Some((*at, at + bytes, away)),
-                        Some((_, end, same)) if *end == *at && *same == away => *end += bytes,
+                        Some((_, end, same)) if !each && *end == *at && *same == away => *end += bytes,
                         Some(_) => break,
                     }
                 }

@@ -31,7 +31,7 @@ macro_rules! driver_functions {
             fn load() -> Result<Self> {
                 // SAFETY: only asks whether the library can be loaded.
                 if !unsafe { sys::is_culib_present() } {
-                    return Err(Error::DriverMissing);
+                    return Err(Error::DriverMissing { driver: "cuda", tried: "libcuda.so.1".to_owned() });
                 }
                 // SAFETY: the library can be loaded, by the check above, so this does not panic.
                 let library = unsafe { sys::culib() };
@@ -40,7 +40,7 @@ macro_rules! driver_functions {
                     // SAFETY: the signature is the one of the CUDA driver API for this name, checked against cuda.h 13.0; the
                     // library is never unloaded, so the pointer stays good.
                     *unsafe { library.get::<unsafe extern "C" fn($($arg),*) -> Code>(symbol.as_bytes()) }
-                        .map_err(|_| Error::SymbolMissing { name: stringify!($name) })?
+                        .map_err(|_| Error::SymbolMissing { driver: "cuda", name: stringify!($name) })?
                 },)* })
             }
         }

@@ -25,6 +25,7 @@ pub(super) const PLATFORM: Platform = Platform {
     name: "cuda",
     count: CudaDriver::count,
     open: |ordinal, _| Ok(Arc::new(CudaDriver::new(ordinal)?)),
+    abi: super::abi::Abi::default,
 };
 
 const ERROR_OUT_OF_MEMORY: Code = 2;
@@ -118,7 +119,8 @@ impl CudaDriver {
         // SAFETY: the out pointer is good. Last, so that nothing after it can fail and lose the reference.
         let code = unsafe { (api.cuDevicePrimaryCtxRetain)(&raw mut context, device) };
         check(api, "cuDevicePrimaryCtxRetain", code)?;
-        let info = DeviceInfo { platform: PLATFORM.name, ordinal, name, total_bytes: total as u64 };
+        let info =
+            DeviceInfo { platform: PLATFORM.name, ordinal, name, total_bytes: total as u64, options: None };
         // Measured on an H200, driver 580: tests/conformance.rs.
         let capabilities = Capabilities {
             granularity: granularity as u64,
@@ -129,6 +131,7 @@ impl CudaDriver {
             map_while_capturing: true,
             replace_under_graph: true,
             unmap_waits: false,
+            unmap_each: false,
             descriptors_per_page: 0,
             register_host: true,
             peers,

@@ -30,6 +30,7 @@ pub(super) const PLATFORM: Platform = Platform {
     name: "host",
     count: || Ok(DEVICES),
     open: |ordinal, options| Ok(Arc::new(HostDriver::new(ordinal, options)?)),
+    abi: super::abi::Abi::default,
 };
 
 /// What a host device looks like.
@@ -96,6 +97,7 @@ impl HostDriver {
                 ordinal,
                 name: format!("host memory {ordinal}"),
                 total_bytes: memory_bytes,
+                options: Some(options),
             },
             capabilities: Capabilities {
                 granularity,
@@ -106,6 +108,7 @@ impl HostDriver {
                 map_while_capturing: true,
                 replace_under_graph: true,
                 unmap_waits: false,
+                unmap_each: false,
                 descriptors_per_page: 1,
                 register_host: true,
                 peers: Peers::of_bits((1 << DEVICES) - 1).without(Peers::one(ordinal)),

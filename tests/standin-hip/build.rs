@@ -1,0 +1,6 @@
+//! The name that a loaded library is found by.
+
+fn main() {
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libamdhip64.so.7");
+    println!("cargo::rerun-if-changed=build.rs");
+}
