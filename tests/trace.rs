@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use vmmgraph::driver::platform::PLATFORMS;
 use vmmgraph::driver::{HostDriver, SharedDriver};
 use vmmgraph::{Device, HostOptions, Options, SharedVmmAllocator, Stream};
@@ -177,8 +178,8 @@ fn physical_memory_stays_near_the_floor_in_every_order() {
     }
 }
 
-/// Platforms whose drivers are run over their stand-ins here: one line each.
-const STAND_INS: &[&str] = &["cuda"];
+/// Platforms whose drivers are run over their stand-ins here, and the stand-ins' files: one line each.
+const STAND_INS: &[(&str, &str)] = &[("cuda", "libcuda.so"), ("hip", "libstandin_hip.so")];
 
 #[test]
 fn every_platform_takes_the_pages_and_maps_of_the_host() {
@@ -198,7 +199,10 @@ fn every_platform_takes_the_pages_and_maps_of_the_host() {
     for (trace, ..) in measured() {
         let host = counts(Arc::new(HostDriver::new(0, HostOptions::default()).unwrap()), &trace);
         assert!(host.1.iter().all(|count| *count > 0), "{}: {:?}", trace.name, host.1);
-        for name in STAND_INS {
+        for (name, file) in STAND_INS {
+            // SAFETY: a stand-in, which runs nothing when it is loaded; it stays, and drivers take what the process has.
+            let library = unsafe { Library::open(Some(*file), RTLD_NOW | RTLD_LOCAL) };
+            std::mem::forget(library.unwrap());
             let platform = PLATFORMS.iter().find(|platform| platform.name == *name).unwrap();
             let driver = (platform.open)(0, HostOptions::default()).unwrap();
             assert_eq!(driver.info().platform, *name);

@@ -85,9 +85,16 @@ impl<'d> Ground<'d> {
 
     pub(crate) fn unmap(&self, at: Address, granules: u64) -> Result<()> {
         let len = granules * self.granule;
-        // SAFETY: whole mappings of this case, on which no work is under way.
-        unsafe { self.driver.unmap(at, len) }?;
-        self.mapped.borrow_mut().retain(|start, _| *start < at || start.0 >= at.0 + len);
+        let each: Vec<(Address, u64)> = if self.driver.capabilities().unmap_each {
+            self.mapped.borrow().range(at..at.plus(len)).map(|(at, len)| (*at, *len)).collect()
+        } else {
+            vec![(at, len)]
+        };
+        for (at, len) in each {
+            // SAFETY: whole mappings of this case, on which no work is under way; one, where that is said.
+            unsafe { self.driver.unmap(at, len) }?;
+            self.mapped.borrow_mut().retain(|start, _| *start < at || start.0 >= at.0 + len);
+        }
         Ok(())
     }
 

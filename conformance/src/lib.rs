@@ -15,6 +15,7 @@ mod ground;
 mod plug;
 mod report;
 
+pub mod abi;
 pub mod captures;
 
 pub use cases::CASES;

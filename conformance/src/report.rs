@@ -73,6 +73,7 @@ impl Report {
             ("map_while_capturing", json!(can.map_while_capturing)),
             ("replace_under_graph", json!(can.replace_under_graph)),
             ("unmap_waits", json!(can.unmap_waits)),
+            ("unmap_each", json!(can.unmap_each)),
             ("descriptors_per_page", json!(can.descriptors_per_page)),
             ("register_host", json!(can.register_host)),
             ("peers", json!(can.peers.iter().collect::<Vec<_>>())),

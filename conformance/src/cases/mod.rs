@@ -25,7 +25,7 @@ cases! {
     "release-while-mapped": memory::release_while_mapped, "a page released while it is mapped keeps its contents until it is unmapped, and its memory goes then";
     "map-several": memory::map_several, "several pages of different lengths are mapped one behind the other in one call";
     "map-in-any-order": memory::map_in_any_order, "pages are mapped into one reservation in any order of addresses";
-    "unmap-several": memory::unmap_several, "one call unmaps several whole mappings, or one between two others";
+    "unmap-several": memory::unmap_several, "several whole mappings go in one call, or one by one where the platform says so, or one between two others";
     "large-page": memory::large_page, "a page of many granules is mapped whole, at any granule";
     "out-of-memory": memory::out_of_memory, "no memory left is an error of its own, with its numbers and without effect";
     "descriptors": memory::descriptors, "a page takes as many file descriptors as the platform says";

@@ -127,6 +127,7 @@ impl HipDriver {
             largest_reservation: MAX_BYTES,
             // The programming guide has CUDA's contract, with a caveat for RDNA.
             alias: Alias::AtBoundaries,
+            alias_proven: false,
             map_while_capturing: true,
             // Kernel nodes hold addresses. What copy nodes keep of a page that is replaced is not known.
             replace_under_graph: false,
@@ -388,6 +389,13 @@ impl Driver for HipDriver {
 
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
+    }
+
+    fn version(&self) -> String {
+        version(self.api).map_or_else(
+            |_| String::new(),
+            |found| format!("{}.{}", found / 10_000_000, found / 100_000 % 100),
+        )
     }
 }
 
