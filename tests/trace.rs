@@ -3,9 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use vmmgraph::driver::platform::PLATFORMS;
-use vmmgraph::driver::{HostDriver, SharedDriver};
+use vmmgraph::driver::HostDriver;
 use vmmgraph::{Device, HostOptions, Options, SharedVmmAllocator, Stream};
 use vmmgraph_testkit::{
     Captured, Event, MIB, Model, Order, Replayed, Stamps, Trace, capture, capture_with, private_pools_bytes,
@@ -175,39 +173,6 @@ fn physical_memory_stays_near_the_floor_in_every_order() {
         // What a space maps depends on its own requests only, so the order of capture changes nothing at all.
         assert!(seen.iter().all(|run| *run == seen[0]), "{}: {seen:?}", trace.name);
         assert!(pages.iter().all(|run| *run == pages[0]), "{}", trace.name);
-    }
-}
-
-/// Platforms whose drivers are run over their stand-ins here, and the stand-ins' files: one line each.
-const STAND_INS: &[(&str, &str)] = &[("cuda", "libcuda.so"), ("hip", "libstandin_hip.so")];
-
-#[test]
-fn every_platform_takes_the_pages_and_maps_of_the_host() {
-    let counts = |driver: SharedDriver, trace: &Trace| {
-        let device = Device::with_driver(driver);
-        let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
-        let captured: Vec<Captured> =
-            trace.shapes.iter().map(|shape| capture(&arena, shape, STREAM).unwrap()).collect();
-        let of = |captured: &Captured| {
-            let report = &captured.report;
-            (report.small_pages, report.large_pages, report.maps, captured.maps_after.clone())
-        };
-        let each: Vec<_> = captured.iter().map(of).collect();
-        let stats = device.stats();
-        (each, [stats.pages_created, stats.maps, stats.physical_bytes, stats.reserved_bytes])
-    };
-    for (trace, ..) in measured() {
-        let host = counts(Arc::new(HostDriver::new(0, HostOptions::default()).unwrap()), &trace);
-        assert!(host.1.iter().all(|count| *count > 0), "{}: {:?}", trace.name, host.1);
-        for (name, file) in STAND_INS {
-            // SAFETY: a stand-in, which runs nothing when it is loaded; it stays, and drivers take what the process has.
-            let library = unsafe { Library::open(Some(*file), RTLD_NOW | RTLD_LOCAL) };
-            std::mem::forget(library.unwrap());
-            let platform = PLATFORMS.iter().find(|platform| platform.name == *name).unwrap();
-            let driver = (platform.open)(0, HostOptions::default()).unwrap();
-            assert_eq!(driver.info().platform, *name);
-            assert_eq!(counts(driver, &trace), host, "{name}: {}", trace.name);
-        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The library's declarations of vendors' functions against the vendors' own headers, one compilation a version.
 //!
-//! `scripts/abi.sh` fetches the headers and runs this; without them (`VMMGRAPH_ABI_HEADERS`) only the test of the test is left.
+//! `scripts/abi.sh` fetches the headers and runs this; without them (`VMMGRAPH_ABI_HEADERS`) only the tests of the test are left.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -37,11 +37,10 @@ fn mentioned(folder: &Path, word: &str) -> bool {
 }
 
 #[test]
+#[ignore = "SKIPPED: it needs the vendors' headers, which scripts/abi.sh fetches"]
 fn the_vendors_headers_say_what_is_called() {
-    let Some(folder) = std::env::var_os("VMMGRAPH_ABI_HEADERS").map(PathBuf::from) else {
-        println!("SKIPPED: no headers; scripts/abi.sh fetches them");
-        return;
-    };
+    let folder = std::env::var_os("VMMGRAPH_ABI_HEADERS").map(PathBuf::from);
+    let folder = folder.expect("VMMGRAPH_ABI_HEADERS names the folder of scripts/abi.sh");
     let mut passed = 0;
     for (name, version, lacking) in HEADERS {
         let include = folder.join(format!("{name}-{version}"));

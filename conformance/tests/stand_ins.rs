@@ -1,11 +1,15 @@
-//! The suite on the stand-in of every platform, through the driver that a real device would have.
+//! What every platform has to do, on its stand-in and through the driver that a real device would have.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use vmmgraph::HostOptions;
-use vmmgraph::driver::SharedDriver;
 use vmmgraph::driver::platform::PLATFORMS;
+use vmmgraph::driver::{HostDriver, SharedDriver};
+use vmmgraph::{Device, HostOptions, Options, SharedVmmAllocator, Stream};
 use vmmgraph_conformance::captures::Captures;
 use vmmgraph_conformance::{Outcome, Plug, Subject, run};
+use vmmgraph_testkit::{Captured, Trace, capture};
 
 /// A platform, the file of its stand-in, and the cases that its driver does not offer.
 type Row = (&'static str, &'static str, &'static [&'static str]);
@@ -16,20 +20,78 @@ const STAND_INS: &[Row] = &[
     ("hip", "libstandin_hip.so", &["replay-after-replace", "graph-executables"]),
 ];
 
+/// The free memory of devices is compared: the tests take turns.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A platform's device over its stand-in.
+fn open(name: &str, file: &str, ordinal: i32) -> SharedDriver {
+    // SAFETY: a stand-in, which runs nothing when it is loaded; it stays, and drivers take what the process has loaded.
+    let library = unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) };
+    std::mem::forget(library.unwrap_or_else(|error| panic!("{file}: {error}")));
+    let platform = PLATFORMS.iter().find(|platform| platform.name == name);
+    let platform = platform.unwrap_or_else(|| panic!("there is no platform {name}"));
+    (platform.open)(ordinal, HostOptions::default()).unwrap()
+}
+
 #[test]
 fn every_stand_in_passes_what_its_driver_offers() {
+    let _turn = turn();
     for (name, file, not_offered) in STAND_INS {
-        // Drivers take what the process has loaded.
-        // SAFETY: a stand-in, which runs nothing when it is loaded; it stays.
-        let library = unsafe { Library::open(Some(*file), RTLD_NOW | RTLD_LOCAL) };
-        std::mem::forget(library.unwrap_or_else(|error| panic!("{file}: {error}")));
-        let platform = PLATFORMS.iter().find(|platform| platform.name == *name).unwrap();
-        let open = |ordinal| -> SharedDriver { (platform.open)(ordinal, HostOptions::default()).unwrap() };
+        let [driver, other] = [0, 1].map(|ordinal| open(name, file, ordinal));
         let captures = Captures::of(name).unwrap_or_else(|| panic!("no captures of {name}"));
         let plug: Option<&dyn Plug> = Some(&captures);
-        let report = run(&Subject { driver: open(0), other: Some(open(1)), plug });
+        let report = run(&Subject { driver, other: Some(other), plug });
         println!("{report}");
         assert_eq!(report.names(Outcome::Failed), [""; 0], "{name}");
         assert_eq!(report.names(Outcome::NotOffered), *not_offered, "{name}");
+    }
+}
+
+/// Every platform has a line above, or is the host.
+#[test]
+fn no_platform_is_left_out() {
+    let named = STAND_INS.iter().map(|(name, ..)| *name).chain(["host"]);
+    let there = PLATFORMS.iter().map(|platform| platform.name);
+    let (mut named, mut there): (Vec<_>, Vec<_>) = (named.collect(), there.collect());
+    named.sort_unstable();
+    there.sort_unstable();
+    assert_eq!(there, named);
+}
+
+/// The counts of a trace's captures: for each shape small pages, large pages, maps and maps after each event; then the device's.
+type Counts = (Vec<(u64, u64, u64, Vec<u64>)>, [u64; 4]);
+
+fn counts(driver: SharedDriver, trace: &Trace) -> Counts {
+    let device = Device::with_driver(driver);
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let captured: Vec<Captured> =
+        trace.shapes.iter().map(|shape| capture(&arena, shape, Stream::LEGACY).unwrap()).collect();
+    let of = |captured: &Captured| {
+        let report = &captured.report;
+        (report.small_pages, report.large_pages, report.maps, captured.maps_after.clone())
+    };
+    let each = captured.iter().map(of).collect();
+    let stats = device.stats();
+    (each, [stats.pages_created, stats.maps, stats.physical_bytes, stats.reserved_bytes])
+}
+
+/// The traces of `tests/trace.rs`.
+#[test]
+fn every_platform_takes_the_pages_and_maps_of_the_host() {
+    let _turn = turn();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data");
+    let load = |name: &str| Trace::load(&folder, name).unwrap();
+    let all = load("capture-trace-65");
+    let names = ["capture-trace-llama-70b-tp8", "capture-trace-qwen3-0.6b", "capture-trace-vision"];
+    for trace in [all.decode_only(), all].into_iter().chain(names.map(load)) {
+        let host = counts(Arc::new(HostDriver::new(0, HostOptions::default()).unwrap()), &trace);
+        assert!(host.1.iter().all(|count| *count > 0), "{}: {:?}", trace.name, host.1);
+        println!("{}: pages, maps, bytes, addresses {:?}", trace.name, host.1);
+        for (name, file, _) in STAND_INS {
+            assert!(counts(open(name, file, 0), &trace) == host, "{name}: {}", trace.name);
+        }
     }
 }
