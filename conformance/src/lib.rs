@@ -102,7 +102,7 @@ impl Case {
         let ground = Ground::new(&*subject.driver);
         let verdict = (self.run)(subject, &ground);
         let back = ground.give_back().map_err(|error| Stop::Failed(format!("giving back: {error}")));
-        let (outcome, note) = match verdict.and_then(|()| back) {
+        let (outcome, note) = match verdict.and(back) {
             Ok(()) => (Outcome::Passed, String::new()),
             Err(Stop::NotOffered(why)) => (Outcome::NotOffered, why),
             Err(Stop::Failed(found)) => (Outcome::Failed, found),

@@ -61,6 +61,26 @@ fn no_platform_is_left_out() {
     assert_eq!(there, named);
 }
 
+/// What differs between platforms is in their capabilities; only how captures are made is found by name.
+#[test]
+fn the_suite_names_no_platform() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let cases = std::fs::read_dir(source.join("cases")).unwrap().map(|entry| entry.unwrap().path());
+    let others = ["ground.rs", "lib.rs", "plug.rs", "report.rs"].map(|file| source.join(file));
+    let (mut words, mut files) = (0, 0);
+    for path in cases.chain(others) {
+        let text = std::fs::read_to_string(&path).unwrap().to_lowercase();
+        for word in text.split(|c: char| !c.is_ascii_alphanumeric()) {
+            // The host is where bytes come from, too.
+            let named = word != "host" && PLATFORMS.iter().any(|platform| platform.name == word);
+            assert!(!named, "{} names {word}", path.display());
+            words += 1;
+        }
+        files += 1;
+    }
+    assert!(files > 10 && words > 5_000, "{files} files, {words} words");
+}
+
 /// The counts of a trace's captures: for each shape small pages, large pages, maps and maps after each event; then the device's.
 type Counts = (Vec<(u64, u64, u64, Vec<u64>)>, [u64; 4]);
 

@@ -76,7 +76,7 @@ pub struct Capabilities {
     /// What two addresses of one page show of each other.
     pub alias: Alias,
     /// That has been seen on hardware by the project's own tests. Where it has not, the first opening of a device asks for proof
-    /// ([`self_test`]).
+    /// ([`self_test()`]).
     pub alias_proven: bool,
     /// Pages can be mapped while a stream is captured.
     pub map_while_capturing: bool,
