@@ -44,7 +44,7 @@
 //!   executables         beside them: which captured graphs have an executable
 //!   order   device      replay order; the root that everything alive holds
 //!   pages               page pool, accounts, changes, fences, numbered pages
-//!   driver              the one platform door: CUDA, host
+//!   driver              the one platform door: CUDA, HIP, host
 //!   gate                captures alone, replays together, for engines that want that
 //!   units error sync    numbers with invariants; failures; locks
 //! ```

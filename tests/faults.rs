@@ -1,4 +1,4 @@
-//! Every driver call fails once, in every scenario, on the host driver and on the stand-in libcuda.so.
+//! Every driver call fails once, in every scenario, on the host driver and on the stand-ins for libcuda.so and libamdhip64.so.
 //!
 //! A dry run counts a scenario's calls. Then run `n` fails call `n`: the step that met the fault answers with an error, the books
 //! balance with what the driver really holds, the same step succeeds when it is repeated, and at the end nothing is left. Pairs
@@ -16,12 +16,13 @@ use std::ops::Range;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::sys::{self, culib};
-use vmmgraph::driver::{CudaDriver, HostDriver, SharedDriver};
+use libloading::Library;
+use vmmgraph::driver::{CudaDriver, HipDriver, HostDriver, SharedDriver};
 use vmmgraph::pages::Fence;
 use vmmgraph::{
     Address, Borrower, Device, ElasticOptions, Error, HostOptions, KvLayout, KvOptions, Options, Peers,
@@ -101,10 +102,11 @@ fn driver_functions() -> Vec<String> {
     names.filter(|name| !["info", "capabilities", "write"].contains(&name.as_str())).collect()
 }
 
-/// The CUDA driver over the stand-in. Faults are process-wide there, so one test at a time.
+/// A platform's driver over its stand-in. Faults are process-wide there, so one test at a time.
 struct StandIn {
     driver: SharedDriver,
     stream: Stream,
+    library: &'static Library,
     _alone: MutexGuard<'static, ()>,
 }
 
@@ -114,13 +116,19 @@ type Failed = unsafe extern "C" fn(usize, *mut u64) -> *const c_char;
 type KeepBusy = unsafe extern "C" fn(u64);
 type Leftovers = unsafe extern "C" fn(*mut u64);
 
-fn control<T: Copy>(name: &[u8]) -> T {
-    // SAFETY: the driver is open, so the library is there; the signatures are those of tests/standin-cuda/src/control.rs.
-    unsafe { *culib().get::<T>(name).expect("not the stand-in") }
-}
+/// AMD's stand-in, by the name that nothing else has. The driver finds it by its soname then.
+static HIP: LazyLock<Library> = LazyLock::new(|| {
+    // SAFETY: loading the stand-in runs nothing.
+    unsafe { Library::new("libstandin_hip.so") }.expect("`cargo test` puts it on LD_LIBRARY_PATH")
+});
 
 impl StandIn {
-    fn new() -> Self {
+    fn control<T: Copy>(&self, name: &[u8]) -> T {
+        // SAFETY: the signatures are those of tests/standin/src/control.rs.
+        unsafe { *self.library.get::<T>(name).expect("not the stand-in") }
+    }
+
+    fn cuda() -> Self {
         static ALONE: Mutex<()> = Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let driver = Arc::new(CudaDriver::new(0).unwrap());
@@ -133,7 +141,18 @@ impl StandIn {
             sys::cuCtxPopCurrent_v2(&raw mut context).result().unwrap();
             sys::cuDevicePrimaryCtxRelease_v2(0).result().unwrap();
         }
-        Self { driver, stream: vmmgraph_testkit::stream(stream as u64), _alone: alone }
+        // SAFETY: the driver is open, so the library is there.
+        let library = unsafe { culib() };
+        Self { driver, stream: vmmgraph_testkit::stream(stream as u64), library, _alone: alone }
+    }
+
+    fn hip() -> Self {
+        static ALONE: Mutex<()> = Mutex::new(());
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let library = &*HIP;
+        let driver: SharedDriver = Arc::new(HipDriver::new(0).unwrap());
+        let stream = driver.stream_create().unwrap();
+        Self { driver, stream, library, _alone: alone }
     }
 }
 
@@ -143,34 +162,34 @@ impl Injector for StandIn {
     }
     fn arm(&self, fail: &[u64]) {
         let nth = |index: usize| fail.get(index).copied().unwrap_or(0);
-        // SAFETY: the signatures as above; 2 is CUDA_ERROR_OUT_OF_MEMORY, a code every counted call may return.
+        // SAFETY: the signatures as above; 2 is CUDA's and HIP's number for out of memory, a code every counted call may return.
         unsafe {
-            control::<Calls>(b"standin_reset_counters\0")();
-            control::<Fail>(b"standin_fail\0")(nth(0), 2);
-            control::<Fail>(b"standin_fail_second\0")(nth(1), 2);
+            self.control::<Calls>(b"standin_reset_counters\0")();
+            self.control::<Fail>(b"standin_fail\0")(nth(0), 2);
+            self.control::<Fail>(b"standin_fail_second\0")(nth(1), 2);
         }
     }
     fn calls(&self) -> u64 {
         // SAFETY: as above.
-        unsafe { control::<Calls>(b"standin_calls\0")() }
+        unsafe { self.control::<Calls>(b"standin_calls\0")() }
     }
     fn held(&self) -> [u64; 4] {
         let mut held = [0; 4];
         // SAFETY: as above; the array has room for the four numbers.
-        unsafe { control::<Leftovers>(b"standin_leftovers\0")(held.as_mut_ptr()) };
+        unsafe { self.control::<Leftovers>(b"standin_leftovers\0")(held.as_mut_ptr()) };
         held
     }
     fn host_held(&self) -> [u64; 2] {
         let mut held = [0; 2];
         // SAFETY: as above, with room for two.
-        unsafe { control::<Leftovers>(b"standin_host_leftovers\0")(held.as_mut_ptr()) };
+        unsafe { self.control::<Leftovers>(b"standin_host_leftovers\0")(held.as_mut_ptr()) };
         held
     }
     fn failed(&self) -> BTreeMap<String, u64> {
         let name = |index| {
             let mut times = 0;
             // SAFETY: as above; a name is a static string that ends with a zero.
-            let name = unsafe { control::<Failed>(b"standin_failed\0")(index, &raw mut times) };
+            let name = unsafe { self.control::<Failed>(b"standin_failed\0")(index, &raw mut times) };
             // SAFETY: as above.
             (!name.is_null()).then(|| (unsafe { CStr::from_ptr(name) }.to_str().unwrap().to_owned(), times))
         };
@@ -181,7 +200,7 @@ impl Injector for StandIn {
     }
     fn keep_busy(&self, questions: u64) {
         // SAFETY: as above.
-        unsafe { control::<KeepBusy>(b"standin_keep_busy\0")(questions) }
+        unsafe { self.control::<KeepBusy>(b"standin_keep_busy\0")(questions) }
     }
 }
 
@@ -885,7 +904,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
 /// What a scenario's sweep came to.
 #[derive(Default)]
 struct Swept {
-    /// Driver calls without a fault; each failed once alone and in some pairs.
+    /// Driver calls without a fault; each failed once alone and in pairs.
     calls: u64,
     runs: u64,
     /// Single faults that were errors of a step. The others were met by destructors, which keep what was refused for another try.
@@ -922,12 +941,13 @@ fn end(run: Run, what: &str) {
     assert_eq!(injector.host_held(), host_held, "{what}");
 }
 
-/// In how many pairs a call fails: VMMGRAPH_FAULT_PAIRS, 3 if it is not set. The address sanitizer's run takes none.
-fn pairs() -> u64 {
-    std::env::var("VMMGRAPH_FAULT_PAIRS").ok().and_then(|pairs| pairs.parse().ok()).unwrap_or(3)
+/// In how many pairs a call fails: as asked, or VMMGRAPH_FAULT_PAIRS if that is less. The address sanitizer's run takes none.
+fn pairs(asked: u64) -> u64 {
+    let most = std::env::var("VMMGRAPH_FAULT_PAIRS").ok().and_then(|pairs| pairs.parse().ok());
+    asked.min(most.unwrap_or(asked))
 }
 
-fn sweep(injector: &dyn Injector, name: &str, scenario: Scenario) -> Swept {
+fn sweep(injector: &dyn Injector, name: &str, scenario: Scenario, pairs: u64) -> Swept {
     let start = |fail: &[u64]| start(injector, None, fail);
     let mut run = start(&[]);
     scenario(&mut run).unwrap();
@@ -940,24 +960,24 @@ fn sweep(injector: &dyn Injector, name: &str, scenario: Scenario) -> Swept {
         assert!(result.is_ok(), "{name}: call {nth} fails: {result:?}");
         swept.errors += run.errors;
         end(run, &format!("{name}, fail [{nth}]"));
-        swept.runs += 1;
-        for gap in 1..=pairs() {
+        for gap in 1..=pairs {
             let fail = [nth, nth + gap];
             let mut run = start(&fail);
             // A fault during the undoing may cost the space. Nothing else.
             let _ = scenario(&mut run);
             end(run, &format!("{name}, fail {fail:?}"));
-            swept.runs += 1;
         }
+        swept.runs += 1 + pairs;
     }
     swept
 }
 
-/// Every scenario; then every function of the driver must have failed somewhere.
-fn sweep_all(injector: &dyn Injector, driver: &str) {
+/// Every scenario, with so many pairs of faults a call; then every function of the driver must have failed somewhere.
+fn sweep_all(injector: &dyn Injector, driver: &str, asked: u64) {
+    let pairs = pairs(asked);
     let mut all = Swept::default();
     for (name, scenario) in SCENARIOS {
-        let swept = sweep(injector, name, *scenario);
+        let swept = sweep(injector, name, *scenario, pairs);
         let Swept { calls, runs, errors } = swept;
         println!(
             "{driver}, {name}: {calls} calls, {runs} runs, {errors} single faults were errors of a step"
@@ -971,10 +991,9 @@ fn sweep_all(injector: &dyn Injector, driver: &str) {
     let times: u64 = failed.values().sum();
     let Swept { calls, runs, errors } = all;
     println!(
-        "{driver}: {calls} calls of {} functions, each call failed alone and in {} pairs: {runs} runs, {times} faults, {errors} \
+        "{driver}: {calls} calls of {} functions, each call failed alone and in {pairs} pairs: {runs} runs, {times} faults, {errors} \
          errors of a step: {failed:?}",
-        failed.len(),
-        pairs()
+        failed.len()
     );
     assert!(failed.len() >= 14, "only {} functions: has the form of the source changed?", failed.len());
     let never: Vec<_> = failed.iter().filter(|(_, times)| **times == 0).map(|(name, _)| name).collect();
@@ -1030,7 +1049,7 @@ fn host_with_a_second_thread() {
             let what = format!("{name} with a second thread, fail {nth}");
             beside(&host, &colleague, *scenario, &[nth], turns.clone(), &what);
             runs += 1;
-            if pairs() > 0 {
+            if pairs(1) > 0 {
                 beside(&host, &colleague, *scenario, &[nth, nth + 1], turns, &format!("{what} and the next"));
                 runs += 1;
             }
@@ -1045,10 +1064,16 @@ fn host_with_a_second_thread() {
 
 #[test]
 fn host() {
-    sweep_all(&Host::new(), "host");
+    sweep_all(&Host::new(), "host", 3);
 }
 
 #[test]
 fn stand_in() {
-    sweep_all(&StandIn::new(), "stand-in");
+    sweep_all(&StandIn::cuda(), "stand-in", 3);
+}
+
+#[test]
+fn stand_in_of_hip() {
+    // What is above the door is the same, so pairs that are further apart meet nothing new.
+    sweep_all(&StandIn::hip(), "HIP's stand-in", 1);
 }

@@ -117,6 +117,32 @@ fn policies_of_elastic_memory_know_no_driver_and_no_clock() {
     }
 }
 
+/// Above the door nobody asks which platform it is: names of platforms stand in `driver`, in the C enumerators, and in the seam to torch, whose devices
+/// are CUDA's.
+#[test]
+fn no_platform_is_named_above_the_door() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = Vec::new();
+    sources(&src, &mut files);
+    let names = ["cuda", "hip", "ascend", "mlu"];
+    let (mut read, mut inside_the_door) = (0, 0);
+    for file in files {
+        let inside = file.strip_prefix(&src).unwrap().to_string_lossy().into_owned();
+        let text = fs::read_to_string(&file).unwrap();
+        let product = text.split("#[cfg(test)]").next().unwrap_or_default();
+        let code = product.lines().filter(|line| !line.trim_start().starts_with("//"));
+        let words = code.flat_map(|line| line.split(|c: char| !c.is_alphanumeric())).map(str::to_lowercase);
+        let named = words.filter(|word| names.contains(&word.as_str())).count();
+        if inside.starts_with("driver/") || inside == "capi/device.rs" || inside == "bridge.rs" {
+            inside_the_door += named;
+        } else {
+            assert_eq!(named, 0, "{inside} names a platform");
+            read += 1;
+        }
+    }
+    assert!(read > 100 && inside_the_door > 10, "{read} files, {inside_the_door} names");
+}
+
 #[test]
 fn cudarc_is_named_in_the_cuda_driver_only_and_policy_has_no_unsafe() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");

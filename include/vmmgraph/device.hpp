@@ -17,12 +17,14 @@ using DeviceStats = vmmgraph_device_stats_t;
 
 // Which driver a device is opened with.
 enum class DriverChoice : std::int32_t {
-    // By the environment variable VMMGRAPH_DRIVER (cuda or host) if set; else a GPU if there is one; else the host.
+    // By the environment variable VMMGRAPH_DRIVER (cuda, hip or host) if set; else the first of these with a usable device.
     automatic = VMMGRAPH_DRIVER_AUTO,
     // CUDA, or an Error that says what is missing.
     cuda = VMMGRAPH_DRIVER_CUDA,
     // This machine's memory; addresses are ordinary pointers of this process.
     host = VMMGRAPH_DRIVER_HOST,
+    // HIP on AMD GPUs, or an Error that says what is missing. Never run on a device.
+    hip = VMMGRAPH_DRIVER_HIP,
 };
 
 // How to open a device. 0 is the default of every number.

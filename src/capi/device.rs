@@ -8,6 +8,7 @@ use super::log::start;
 use super::sized::{OutStruct, options};
 use super::status::vmmgraph_status_t;
 use super::text::copy_text;
+use crate::driver::platform::{number_of, numbered};
 use crate::error::Error;
 use crate::{Device, DriverChoice, HostOptions};
 
@@ -19,12 +20,14 @@ pub struct vmmgraph_device {
 /// A device: its driver and its page pool. Calls with it are thread-safe.
 pub type vmmgraph_device_t = *mut vmmgraph_device;
 
-/// Choose by VMMGRAPH_DRIVER (cuda or host) if set; else a GPU if there is one; else the host.
+/// Choose by VMMGRAPH_DRIVER (cuda, hip or host) if set; else the first of these with a usable device.
 pub const VMMGRAPH_DRIVER_AUTO: i32 = 0;
 /// CUDA, or an error that says what is missing.
 pub const VMMGRAPH_DRIVER_CUDA: i32 = 1;
 /// This machine's memory; addresses are ordinary pointers of this process.
 pub const VMMGRAPH_DRIVER_HOST: i32 = 2;
+/// HIP on AMD GPUs, ROCm 6.2 and newer, or an error that says what is missing. Never run on a device: see README.
+pub const VMMGRAPH_DRIVER_HIP: i32 = 3;
 
 /// How to open a device. Zero everything, then set struct_size and what differs from the default; 0 is the default.
 #[repr(C)]
@@ -32,7 +35,7 @@ pub const VMMGRAPH_DRIVER_HOST: i32 = 2;
 pub struct vmmgraph_device_options_t {
     /// sizeof(vmmgraph_device_options_t).
     pub struct_size: usize,
-    /// VMMGRAPH_DRIVER_AUTO, _CUDA or _HOST.
+    /// VMMGRAPH_DRIVER_AUTO, _CUDA, _HIP or _HOST.
     pub driver: i32,
     /// The device's number with that driver, from 0.
     pub device: i32,
@@ -50,7 +53,7 @@ pub struct vmmgraph_device_options_t {
 pub struct vmmgraph_device_info_t {
     /// Set to sizeof(vmmgraph_device_info_t) before the call.
     pub struct_size: usize,
-    /// VMMGRAPH_DRIVER_CUDA or _HOST.
+    /// VMMGRAPH_DRIVER_CUDA, _HIP or _HOST.
     pub driver: i32,
     /// The device's number.
     pub device: i32,
@@ -100,15 +103,6 @@ pub struct vmmgraph_device_stats_t {
     pub pages_reused: u64,
 }
 
-/// What C calls a platform; 0 for one that has no number yet.
-fn driver_number(platform: &str) -> i32 {
-    match DriverChoice::Named(platform) {
-        DriverChoice::CUDA => VMMGRAPH_DRIVER_CUDA,
-        DriverChoice::HOST => VMMGRAPH_DRIVER_HOST,
-        _ => VMMGRAPH_DRIVER_AUTO,
-    }
-}
-
 /// Opens a device. Opening one again gives another handle to the same page pool. `options` may be null.
 ///
 /// # Safety
@@ -126,20 +120,14 @@ pub unsafe extern "C" fn vmmgraph_device_open(
         let mut budget = None;
         let (mut choice, mut ordinal) = (DriverChoice::Auto, 0);
         if let Some(given) = given {
-            choice = match given.driver {
-                VMMGRAPH_DRIVER_AUTO => DriverChoice::Auto,
-                VMMGRAPH_DRIVER_CUDA => DriverChoice::CUDA,
-                VMMGRAPH_DRIVER_HOST => DriverChoice::HOST,
-                other => {
-                    let expected = "VMMGRAPH_DRIVER_AUTO, _CUDA or _HOST";
-                    return Err(Error::InvalidArgument {
-                        what: "driver",
-                        value: i128::from(other),
-                        expected,
-                    }
-                    .into());
-                }
-            };
+            if given.driver != VMMGRAPH_DRIVER_AUTO {
+                let unknown = || Error::InvalidArgument {
+                    what: "driver",
+                    value: i128::from(given.driver),
+                    expected: "VMMGRAPH_DRIVER_AUTO or the number of a platform, such as VMMGRAPH_DRIVER_HOST",
+                };
+                choice = DriverChoice::Named(numbered(given.driver).ok_or_else(unknown)?.name);
+            }
             ordinal = given.device;
             budget = (given.budget_bytes > 0).then_some(given.budget_bytes);
             if given.host_granularity_bytes > 0 {
@@ -183,7 +171,7 @@ pub unsafe extern "C" fn vmmgraph_device_info(
         unsafe { copy_text(&found.name, name.as_mut_ptr(), name.len(), std::ptr::null_mut()) };
         info.write(vmmgraph_device_info_t {
             struct_size: info.struct_size,
-            driver: driver_number(found.platform),
+            driver: number_of(found.platform),
             device: found.ordinal,
             granularity_bytes: device.driver().capabilities().granularity,
             total_bytes: found.total_bytes,
@@ -256,4 +244,24 @@ pub unsafe extern "C" fn vmmgraph_device_trim(
         }
         Ok(())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::platform::PLATFORMS;
+
+    #[test]
+    fn every_platform_has_a_number_of_its_own_which_stays() {
+        let numbers =
+            [("cuda", VMMGRAPH_DRIVER_CUDA), ("hip", VMMGRAPH_DRIVER_HIP), ("host", VMMGRAPH_DRIVER_HOST)];
+        for (name, number) in numbers {
+            assert_eq!((number_of(name), numbered(number).map(|found| found.name)), (number, Some(name)));
+        }
+        for platform in PLATFORMS {
+            let same = PLATFORMS.iter().filter(|other| other.number == platform.number).count();
+            assert!(platform.number > 0 && same == 1, "{}", platform.name);
+        }
+        assert!(numbered(VMMGRAPH_DRIVER_AUTO).is_none() && number_of("gpu") == 0);
+    }
 }

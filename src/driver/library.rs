@@ -240,6 +240,7 @@ mod tests {
 
     c_functions! {
         /// One that must be there, and is not.
+        #[allow(dead_code, reason = "it is never called")]
         Lacking of C_LIBRARY {
             required { vmmgraph_is_not_there() -> Word; }
             optional { }
@@ -249,8 +250,13 @@ mod tests {
     #[test]
     fn names_are_tried_in_order_and_optional_functions_may_be_missing() {
         let api = Api::get().unwrap();
-        // SAFETY: the C library's own function, on a string.
-        assert_eq!(unsafe { (api.strlen)(c"four".as_ptr()) }, 4);
+        let mut copy = [0_u8; 4];
+        // SAFETY: the C library's own functions, on a string and on room for it.
+        let length = unsafe {
+            (api.memcpy)(copy.as_mut_ptr().cast(), c"four".as_ptr().cast(), 4);
+            (api.strlen)(c"four".as_ptr())
+        };
+        assert_eq!((&copy, length), (b"four", 4));
         assert!(api.vmmgraph_is_not_there.is_none() && api.getpid.is_some());
         let missing = Lacking::get().map(drop);
         assert_eq!(missing, Err(Error::SymbolMissing { driver: "test", name: "vmmgraph_is_not_there" }));
@@ -269,6 +275,7 @@ mod tests {
             ]
         );
         assert!(Api::functions().iter().map(|f| f.optional).eq([false, false, true, true]));
+        assert_eq!(Lacking::functions()[0].pointer(), "word_t (*)(void)");
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! Three traits, since a platform's answers to them differ independently: [`Memory`] (addresses and pages), [`Timeline`] (streams
 //! and events) and [`Transfer`] (bytes); and [`Graphs`], which not every platform has. What a platform can and cannot do is data, [`Capabilities`]; above this door nobody asks
-//! which platform it is. Platforms are rows of a table and are opened by name ([`platform`]).
+//! which platform it is. Platforms are rows of a table and are opened by name ([`platform`]). Only CUDA was ever run on hardware; `hip` was built
+//! against AMD's declarations and is tested on a stand-in.
 //!
 //! The traits are `unsafe`, as are the functions that take handles, addresses or streams: what the callers promise is stated
 //! here once, and only `pages/` calls them.

@@ -12,6 +12,8 @@ const VARIABLE: &str = "VMMGRAPH_DRIVER";
 pub struct Platform {
     /// What callers, the environment and statistics call it.
     pub name: &'static str,
+    /// What C calls it: a positive number that stays (`VMMGRAPH_DRIVER_...`).
+    pub number: i32,
     /// How many usable devices there are; zero, not an error, where its driver finds none.
     pub count: fn() -> Result<i32>,
     /// Opens device number `ordinal`. The options are for the host only.
@@ -22,6 +24,18 @@ pub struct Platform {
 
 /// Every platform there is, the one to prefer first; the last one needs no hardware.
 pub const PLATFORMS: &[Platform] = &[cuda::PLATFORM, hip::PLATFORM, host::PLATFORM];
+
+/// The platform that C calls by a number.
+#[must_use]
+pub fn numbered(number: i32) -> Option<&'static Platform> {
+    PLATFORMS.iter().find(|platform| platform.number == number)
+}
+
+/// What C calls a platform; 0, which is none's, for an unknown name.
+#[must_use]
+pub fn number_of(name: &str) -> i32 {
+    PLATFORMS.iter().find(|platform| platform.name == name).map_or(0, |platform| platform.number)
+}
 
 /// What the caller wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

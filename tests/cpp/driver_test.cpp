@@ -24,7 +24,7 @@ int main(int argc, char** argv) {
     const std::string wanted = argc > 1 ? argv[1] : "host";
     const vmmgraph::Device device = vmmgraph::Device::open();
     const auto info = device.info();
-    const std::string found = info.driver == VMMGRAPH_DRIVER_CUDA ? "cuda" : "host";
+    const std::string found = info.driver == VMMGRAPH_DRIVER_CUDA ? "cuda" : info.driver == VMMGRAPH_DRIVER_HIP ? "hip" : "host";
     std::printf("%s driver: %s\n", found.c_str(), info.name);
     expect(found == wanted, "another driver than the one wanted");
     {

@@ -1,6 +1,6 @@
 //! The main job on the driver at hand: real models' captures, replayed with contents, against what they would cost otherwise.
 //!
-//! `make demo`, or `cargo run --release -p vmmgraph-demo -- [--json FILE] [--data FOLDER]`. VMMGRAPH_DRIVER=cuda|host chooses the driver.
+//! `make demo`, or `cargo run --release -p vmmgraph-demo -- [--json FILE] [--data FOLDER]`. VMMGRAPH_DRIVER=cuda|hip|host chooses the driver.
 
 use std::io::{IsTerminal, Write as _};
 use std::path::PathBuf;

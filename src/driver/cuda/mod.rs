@@ -23,6 +23,7 @@ use api::{Api, Code, GraphApi};
 
 pub(super) const PLATFORM: Platform = Platform {
     name: "cuda",
+    number: 1,
     count: CudaDriver::count,
     open: |ordinal, _| Ok(Arc::new(CudaDriver::new(ordinal)?)),
     abi: super::abi::Abi::default,

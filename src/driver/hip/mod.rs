@@ -34,6 +34,7 @@ use api::{
 
 pub(super) const PLATFORM: Platform = Platform {
     name: "hip",
+    number: 3,
     count: HipDriver::count,
     open: |ordinal, _| Ok(Arc::new(HipDriver::new(ordinal)?)),
     abi: api::abi,

@@ -28,6 +28,7 @@ const DEVICES: i32 = 8;
 
 pub(super) const PLATFORM: Platform = Platform {
     name: "host",
+    number: 2,
     count: || Ok(DEVICES),
     open: |ordinal, options| Ok(Arc::new(HostDriver::new(ordinal, options)?)),
     abi: super::abi::Abi::default,
