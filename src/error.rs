@@ -192,6 +192,14 @@ pub enum Error {
         /// The stream's handle.
         stream: u64,
     },
+    /// On this platform nobody may wait for the device while something of it is being captured: that would break the capture.
+    #[error(
+        "device {device}: waiting would break a capture that is under way there; try again when its space is sealed"
+    )]
+    DeviceCapturing {
+        /// The device's number.
+        device: i32,
+    },
     /// The driver's library cannot be loaded.
     #[error("the {driver} driver's library is not there (tried {tried})")]
     DriverMissing {

@@ -81,7 +81,7 @@
 // The device is open with other settings.
 #define VMMGRAPH_ERROR_DEVICE_IN_USE 102
 
-// The stream of the last replay is being captured.
+// The stream of the last replay is being captured; or something is, on a platform where nobody may wait for the device then.
 #define VMMGRAPH_ERROR_STREAM_CAPTURING 103
 
 // The device's memory is used up. Nothing has changed.

@@ -38,7 +38,7 @@ pub const VMMGRAPH_ERROR_WRONG_STATE: i32 = 100;
 pub const VMMGRAPH_ERROR_CLOSED: i32 = 101;
 /// The device is open with other settings.
 pub const VMMGRAPH_ERROR_DEVICE_IN_USE: i32 = 102;
-/// The stream of the last replay is being captured.
+/// The stream of the last replay is being captured; or something is, on a platform where nobody may wait for the device then.
 pub const VMMGRAPH_ERROR_STREAM_CAPTURING: i32 = 103;
 /// The device's memory is used up. Nothing has changed.
 pub const VMMGRAPH_ERROR_OUT_OF_MEMORY: i32 = 200;
@@ -157,7 +157,7 @@ fn status_of(error: &Error) -> vmmgraph_status_t {
         Error::OutOfAddresses { .. } => VMMGRAPH_ERROR_OUT_OF_ADDRESSES,
         Error::OutOfDescriptors { .. } => VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS,
         Error::OutOfHostMemory { .. } => VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY,
-        Error::StreamCapturing { .. } => VMMGRAPH_ERROR_STREAM_CAPTURING,
+        Error::StreamCapturing { .. } | Error::DeviceCapturing { .. } => VMMGRAPH_ERROR_STREAM_CAPTURING,
         Error::DriverMissing { .. } => VMMGRAPH_ERROR_DRIVER_MISSING,
         Error::SymbolMissing { .. } | Error::UnfitDriver { .. } => VMMGRAPH_ERROR_DRIVER_TOO_OLD,
         Error::Unsupported { .. } | Error::Incoherent { .. } => VMMGRAPH_ERROR_UNSUPPORTED,
@@ -199,7 +199,9 @@ fn describe(status: vmmgraph_status_t, error: &Error) -> vmmgraph_error_info_t {
             (info.requested, info.available) = (requested, limit.saturating_sub(held));
         }
         Error::StreamCapturing { stream } => info.requested = stream,
-        Error::Unsupported { device } | Error::Incoherent { device, .. } => info.device = device,
+        Error::Unsupported { device } | Error::DeviceCapturing { device } | Error::Incoherent { device, .. } => {
+            info.device = device;
+        }
         Error::Driver { code, .. } => info.driver_result = code,
         Error::WrongState { .. }
         | Error::InputMismatch { .. }

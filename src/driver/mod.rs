@@ -14,8 +14,8 @@
 //! * A page is released once; it may still be mapped, and its memory goes back after the last unmap.
 //! * Whoever unmaps has made sure that the device no longer uses those addresses, unless [`Capabilities::unmap_waits`].
 //!
-//! Every function may be called from any thread, with any context current, also while a stream of that thread is being captured,
-//! and none waits for a device or a context. A failed call has changed nothing, unless it says otherwise. A driver that is already
+//! Every function may be called from any thread, with any context current, also while a stream of that thread is being captured
+//! (where a platform cannot wait then, it says so: [`Timeline::may_wait`]), and none waits for a device or a context. A failed call has changed nothing, unless it says otherwise. A driver that is already
 //! shut down answers the functions that give things back (`free_addresses`, `release`, `unmap`, `event_destroy`, `executable_destroy`) with success,
 //! since then there is nothing left to give.
 
@@ -293,6 +293,28 @@ pub unsafe trait Timeline {
     /// # Safety
     /// A stream of [`stream_create`](Self::stream_create), destroyed once and not used afterwards.
     unsafe fn stream_destroy(&self, stream: Stream) -> Result<()>;
+
+    /// Somebody is about to capture work of the device. No platform can be asked whether anybody does, and some forbid to wait meanwhile.
+    fn capture_begins(&self) {}
+
+    /// A capture that was told of is over.
+    fn capture_ends(&self) {}
+
+    /// Whether the calling thread may be blocked until the device has done something: asked before anything is begun whose end has to be
+    /// waited for. [`event_synchronize`](Self::event_synchronize) asks by itself, and [`event_query`](Self::event_query) answers no where it cannot ask.
+    ///
+    /// # Errors
+    /// [`Error::DeviceCapturing`]; the driver's library was not called.
+    fn may_wait(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// From here to [`wait_ends`](Self::wait_ends) this thread waits for what it gave to the device while it [might](Self::may_wait) wait: the
+    /// wait goes on if a capture begins meanwhile, as one does that is inside the driver just then.
+    fn wait_begins(&self) {}
+
+    /// Such a wait is over.
+    fn wait_ends(&self) {}
 }
 
 /// Bytes.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::host_memory::{HostMemory, copy_bytes};
 use super::host_pool::{CopyPath, HostPiece};
+use super::waits::Wait;
 use super::{Events, Fence};
 use crate::driver::SharedDriver;
 use crate::error::Result;
@@ -65,6 +66,7 @@ impl Copier {
     }
 
     pub(super) fn wait(&self, fence: &mut Fence) -> Result<()> {
+        let _goes_on = Wait::begin(&self.driver);
         let mut tries = 0;
         loop {
             tries += 1;
@@ -75,8 +77,9 @@ impl Copier {
         }
     }
 
-    /// Copies device bytes into pieces. The caller has seen that they are mapped.
+    /// Copies device bytes into pieces. The caller has seen that they are mapped. Refused where nobody could wait for the end of it.
     pub(super) fn copy_out(&self, from: Address, pieces: &[HostPiece], done: &mut Fence) -> Result<CopyPath> {
+        self.driver.may_wait()?;
         let stream = self.stream(0)?;
         let mut from = from;
         let copied = pieces.iter().try_fold(CopyPath::None, |worst, piece| {
@@ -94,8 +97,9 @@ impl Copier {
         copied
     }
 
-    /// Copies pieces to device bytes.
+    /// Copies pieces to device bytes. Refused as [`copy_out`](Self::copy_out) is.
     pub(super) fn copy_in(&self, to: Address, pieces: &[HostPiece], done: &mut Fence) -> Result<CopyPath> {
+        self.driver.may_wait()?;
         let stream = self.stream(1)?;
         let mut to = to;
         let copied = pieces.iter().try_fold(CopyPath::None, |worst, piece| {

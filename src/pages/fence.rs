@@ -289,7 +289,8 @@ impl Fence {
     /// Blocks the caller until all of it is over, at most for this long; whether it is.
     ///
     /// # Errors
-    /// [`Error::StreamCapturing`] if a stream's end cannot be recorded yet, or what the driver says.
+    /// [`Error::StreamCapturing`] if a stream's end cannot be recorded yet; [`Error::DeviceCapturing`] where the platform forbids to wait while
+    /// something is captured; or what the driver says.
     pub fn block(&mut self, events: &Arc<Events>, limit: Duration) -> Result<bool> {
         let start = Instant::now();
         loop {
@@ -301,6 +302,7 @@ impl Fence {
             {
                 return Err(Error::StreamCapturing { stream: stream.raw() });
             }
+            events.driver.may_wait()?;
             let left = limit.saturating_sub(start.elapsed());
             if left.is_zero() {
                 return Ok(false);

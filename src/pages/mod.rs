@@ -13,6 +13,7 @@
 //!   HostPool                      host memory for contents, and copies of it                     host_pool.rs  copier.rs  copies.rs
 //!   Pausable                      what can step aside, found by tag; the way back                pausable.rs  resume.rs
 //!   Fence, Mark                   points in streams' work                                        fence.rs
+//!   Capturing                     what forbids to wait for them on some platforms                waits.rs
 //! ```
 //!
 //! A page that nobody maps and nobody has pinned is *free*: it belongs to the device, lies on the list of its size, and goes to
@@ -41,6 +42,7 @@ mod shared;
 mod survey;
 #[cfg(test)]
 mod tests;
+mod waits;
 
 pub(crate) use absent::{Hold, Standing};
 pub use account::{Account, AccountStats, Limits};
@@ -60,6 +62,7 @@ pub use reservation::Reservation;
 pub(crate) use resume::{resume, resume_into};
 pub use shared::SharedSet;
 pub(crate) use survey::{Other, PageName, SurveyedPage};
+pub(crate) use waits::Capturing;
 
 slotmap::new_key_type! {
     /// A page of the pool. Never used for another page; a page that was free has another one afterwards.

@@ -37,6 +37,7 @@ pub(crate) fn resume_into(
     behind: &mut Vec<(usize, Fence)>,
 ) -> Result<ResumeReport> {
     let start = Instant::now();
+    let _go_on = pool.begin_waits()?;
     let mut report = ResumeReport::default();
     // Turns are taken in the order of numbers, so that two threads do not wait for each other.
     let mut numbered: Vec<_> = all.iter().enumerate().collect();

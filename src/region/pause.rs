@@ -39,6 +39,7 @@ impl Region {
     /// Gives the pages back, all of them that can go.
     pub(super) fn step_aside(&self, fence: Fence) -> Result<PauseReport> {
         let mut turn = self.take_turn()?;
+        let _go_on = self.device.pool().begin_waits()?;
         let start = Instant::now();
         let mut report = PauseReport::default();
         let (leaving, generation) = {

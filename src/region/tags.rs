@@ -43,8 +43,9 @@ impl Ready {
     /// Blocks the caller until they are there.
     ///
     /// # Errors
-    /// What the driver says.
+    /// [`DeviceCapturing`](crate::Error::DeviceCapturing) where nobody may wait just now, or what the driver says.
     pub fn wait(&mut self) -> Result<()> {
+        self.device.driver().may_wait()?;
         self.device.host_pool().wait(&mut self.contents)
     }
 }

@@ -59,6 +59,7 @@ impl Common {
     pub(crate) fn step_aside(&self, fence: Fence) -> Result<PauseReport> {
         let start = Instant::now();
         let mut report = PauseReport::default();
+        let _go_on = self.pool().begin_waits()?;
         let Some(mut turn) = self.begin_pause()? else { return Ok(report) };
         report.regions = u64::from(turn.back == Stage::Resident);
         self.wait_for_users(fence)?;

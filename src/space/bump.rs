@@ -103,6 +103,7 @@ impl Bump {
 impl State {
     /// Shows the tape as far as the block needs it and puts the block there. On failure nothing has changed.
     pub(super) fn append(&mut self, common: &Common, space: u64, bytes: BlockBytes) -> Result<Place> {
+        self.capture.get_or_insert_with(|| common.pool().capture());
         let Placement::Bump(bump) = &self.placement else {
             return Err(Error::Internal { what: "a stitched space appends nothing".into() });
         };

@@ -14,7 +14,7 @@ use super::presence::Opened;
 use super::refresh::Stale;
 use super::{Common, Phase};
 use crate::error::{Error, Result};
-use crate::pages::{Calls, Change, Fence, Holder, Reservation};
+use crate::pages::{Calls, Capturing, Change, Fence, Holder, Reservation};
 use crate::sync::{Mutex, MutexGuard};
 use crate::units::{Address, BlockBytes, Stream};
 
@@ -26,6 +26,8 @@ pub(super) struct State {
     pub(super) phase: Phase,
     /// As long as it is not sealed.
     pub(super) opened: Option<Opened>,
+    /// As long as it may be captured: until somebody begins to seal it; from its first block on if it is a bump space.
+    pub(super) capture: Option<Capturing>,
     pub(super) placement: Placement,
     /// The placement's ranges, under the same indices.
     pub(super) ranges: Vec<Reservation>,

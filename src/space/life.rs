@@ -90,6 +90,7 @@ impl Core {
         }
         state.phase = Phase::Retired;
         state.opened = None;
+        state.capture = None;
         let mut remains = Remains::default();
         let mut unmapped = 0;
         for (number, range) in state.ranges.iter().enumerate() {

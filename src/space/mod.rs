@@ -254,12 +254,15 @@ impl Space {
 
     fn with(common: &Arc<Common>, placement: Placement) -> Result<Arc<Self>> {
         let opened = Some(common.presence.open()?);
+        // A bump space may be opened long before its capture, or behind the last one: there its first block begins it.
+        let capture = matches!(placement, Placement::Stitched(_)).then(|| common.pool().capture());
         let id = next_space();
         // Before its first page is asked for.
         let seen = AtomicU64::new(common.shared.version());
         let state = State {
             phase: Phase::Open,
             opened,
+            capture,
             placement,
             ranges: Vec::new(),
             kept: KeptBlocks::default(),

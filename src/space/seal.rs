@@ -82,6 +82,8 @@ impl Space {
     /// # Errors
     /// As [`seal`](Self::seal); [`Error::InvalidArgument`] for a bump space and another policy than [`RetainPolicy::Share`].
     pub fn seal_with(&self, policy: RetainPolicy) -> Result<SealReport> {
+        // Whoever seals says that the capture is over: memory may be waited for again, also by the seal itself.
+        drop(self.core.state.lock().capture.take());
         let report = self.core.relieved(|| self.core.seal(policy));
         self.core.common.pool().check();
         if let Ok(report) = &report {

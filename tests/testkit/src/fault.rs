@@ -32,6 +32,10 @@ struct Plan {
     busy: bool,
     /// The same for so many questions.
     busy_for: u64,
+    /// Nobody may wait while something is captured.
+    waits_forbidden: bool,
+    /// Captures that were told of.
+    captures: u64,
 }
 
 /// Called before each call of the driver, with its name.
@@ -49,6 +53,8 @@ pub struct FaultyDriver {
 thread_local! {
     /// Whether this thread is inside a hook, whose own calls have none.
     static HOOKED: Cell<bool> = const { Cell::new(false) };
+    /// Waits that this thread is in the middle of.
+    static WAITING: Cell<u32> = const { Cell::new(0) };
 }
 
 impl fmt::Debug for FaultyDriver {
@@ -146,6 +152,23 @@ impl FaultyDriver {
     /// As if the device were busy, for the next so many questions.
     pub fn set_busy_for(&self, questions: u64) {
         self.plan.lock().busy_for = questions;
+    }
+
+    /// From now on nobody may wait for the device or ask whether an event has happened while a capture is under way that was told of, as on
+    /// platforms that forbid it: waits are refused, and no event is known to have happened.
+    pub fn forbid_waits(&self, forbidden: bool) {
+        self.plan.lock().waits_forbidden = forbidden;
+    }
+
+    /// Captures under way that were told of.
+    #[must_use]
+    pub fn captures(&self) -> u64 {
+        self.plan.lock().captures
+    }
+
+    fn must_not_wait(&self) -> bool {
+        let plan = self.plan.lock();
+        plan.waits_forbidden && plan.captures > 0 && WAITING.get() == 0
     }
 
     fn called(&self, name: &'static str, with: String) -> Result<()> {
@@ -292,6 +315,9 @@ unsafe impl Timeline for FaultyDriver {
 
     unsafe fn event_query(&self, event: Event) -> Result<bool> {
         self.called("event_query", format!(" {event:?}"))?;
+        if self.must_not_wait() {
+            return Ok(false);
+        }
         // SAFETY: the caller's promise.
         let happened = unsafe { self.inner.event_query(event) }?;
         let mut plan = self.plan.lock();
@@ -301,6 +327,7 @@ unsafe impl Timeline for FaultyDriver {
     }
 
     unsafe fn event_synchronize(&self, event: Event) -> Result<()> {
+        self.may_wait()?;
         self.called("event_synchronize", format!(" {event:?}"))?;
         while self.plan.lock().busy {
             std::thread::yield_now();
@@ -318,6 +345,33 @@ unsafe impl Timeline for FaultyDriver {
         self.called("stream_destroy", format!(" {stream:?}"))?;
         // SAFETY: the caller's promise.
         unsafe { self.inner.stream_destroy(stream) }
+    }
+
+    fn capture_begins(&self) {
+        self.plan.lock().captures += 1;
+        self.inner.capture_begins();
+    }
+
+    fn capture_ends(&self) {
+        self.plan.lock().captures -= 1;
+        self.inner.capture_ends();
+    }
+
+    fn may_wait(&self) -> Result<()> {
+        if self.must_not_wait() {
+            return Err(Error::DeviceCapturing { device: self.inner.info().ordinal });
+        }
+        self.inner.may_wait()
+    }
+
+    fn wait_begins(&self) {
+        WAITING.set(WAITING.get() + 1);
+        self.inner.wait_begins();
+    }
+
+    fn wait_ends(&self) {
+        WAITING.set(WAITING.get() - 1);
+        self.inner.wait_ends();
     }
 }
 
