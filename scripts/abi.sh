@@ -28,5 +28,5 @@ fetch ascend-2.11 torch-npu==2.11.0.post3 torch_npu/include/third_party/acl/inc
 fetch ascend-2.14 torch-npu==2.14.0 torch_npu/include/third_party/acl/inc
 
 # --workspace: as scripts/test.sh has built it.
-VMMGRAPH_ABI_HEADERS=$PWD/build/abi cargo test --locked --workspace --test abi -- --include-ignored --nocapture
+VMMGRAPH_ABI_HEADERS=$PWD/build/abi cargo test --locked --workspace --features bridge --test abi -- --include-ignored --nocapture
 echo "SKIPPED: $missing header proofs need the Python index"

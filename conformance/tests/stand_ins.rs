@@ -17,6 +17,7 @@ type Row = (&'static str, &'static str, &'static [&'static str]);
 /// One line a platform.
 const STAND_INS: &[Row] = &[
     ("cuda", "libcuda.so", &["unmap-waits"]),
+    ("ascend", "libstandin_ascend.so", &[]),
     ("hip", "libstandin_hip.so", &["replay-after-replace", "graph-executables"]),
 ];
 

@@ -20,7 +20,7 @@ pub struct vmmgraph_device {
 /// A device: its driver and its page pool. Calls with it are thread-safe.
 pub type vmmgraph_device_t = *mut vmmgraph_device;
 
-/// Choose by VMMGRAPH_DRIVER (cuda, hip or host) if set; else the first of these with a usable device.
+/// Choose by VMMGRAPH_DRIVER (cuda, hip, ascend or host) if set; else the first of these with a usable device.
 pub const VMMGRAPH_DRIVER_AUTO: i32 = 0;
 /// CUDA, or an error that says what is missing.
 pub const VMMGRAPH_DRIVER_CUDA: i32 = 1;
@@ -28,6 +28,8 @@ pub const VMMGRAPH_DRIVER_CUDA: i32 = 1;
 pub const VMMGRAPH_DRIVER_HOST: i32 = 2;
 /// HIP on AMD GPUs, ROCm 6.2 and newer, or an error that says what is missing. Never run on a device: see README.
 pub const VMMGRAPH_DRIVER_HIP: i32 = 3;
+/// Ascend NPUs by CANN's ACL runtime, 8.5 and newer, or an error that says what is missing. Never run on a device: see README.
+pub const VMMGRAPH_DRIVER_ASCEND: i32 = 4;
 
 /// How to open a device. Zero everything, then set struct_size and what differs from the default; 0 is the default.
 #[repr(C)]
@@ -35,7 +37,7 @@ pub const VMMGRAPH_DRIVER_HIP: i32 = 3;
 pub struct vmmgraph_device_options_t {
     /// sizeof(vmmgraph_device_options_t).
     pub struct_size: usize,
-    /// VMMGRAPH_DRIVER_AUTO, _CUDA, _HIP or _HOST.
+    /// VMMGRAPH_DRIVER_AUTO, _CUDA, _HIP, _ASCEND or _HOST.
     pub driver: i32,
     /// The device's number with that driver, from 0.
     pub device: i32,
@@ -53,7 +55,7 @@ pub struct vmmgraph_device_options_t {
 pub struct vmmgraph_device_info_t {
     /// Set to sizeof(vmmgraph_device_info_t) before the call.
     pub struct_size: usize,
-    /// VMMGRAPH_DRIVER_CUDA, _HIP or _HOST.
+    /// VMMGRAPH_DRIVER_CUDA, _HIP, _ASCEND or _HOST.
     pub driver: i32,
     /// The device's number.
     pub device: i32,
@@ -253,8 +255,12 @@ mod tests {
 
     #[test]
     fn every_platform_has_a_number_of_its_own_which_stays() {
-        let numbers =
-            [("cuda", VMMGRAPH_DRIVER_CUDA), ("hip", VMMGRAPH_DRIVER_HIP), ("host", VMMGRAPH_DRIVER_HOST)];
+        let numbers = [
+            ("cuda", VMMGRAPH_DRIVER_CUDA),
+            ("hip", VMMGRAPH_DRIVER_HIP),
+            ("ascend", VMMGRAPH_DRIVER_ASCEND),
+            ("host", VMMGRAPH_DRIVER_HOST),
+        ];
         for (name, number) in numbers {
             assert_eq!((number_of(name), numbered(number).map(|found| found.name)), (number, Some(name)));
         }

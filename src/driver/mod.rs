@@ -26,6 +26,7 @@ use crate::error::{Error, Result};
 use crate::units::{Address, Peers, Stream};
 
 pub mod abi;
+mod ascend;
 mod cuda;
 mod hip;
 mod host;
@@ -33,6 +34,7 @@ mod library;
 pub mod platform;
 mod self_test;
 
+pub use ascend::AscendDriver;
 pub use cuda::CudaDriver;
 pub use hip::HipDriver;
 pub use host::{HostDriver, HostOptions};
