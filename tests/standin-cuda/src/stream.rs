@@ -55,7 +55,8 @@ pub extern "C" fn cuStreamSynchronize(stream: *mut c_void) -> Code {
 pub unsafe extern "C" fn cuStreamIsCapturing(stream: *mut c_void, status: *mut c_int) -> Code {
     answer(|| {
         counted(Call::cuStreamIsCapturing)?;
-        let state = table().status(target(stream)?)?;
+        let target = target(stream)?;
+        let state = table().status(target)?;
         // SAFETY: the caller's contract.
         unsafe { give(status, state) }
     })
