@@ -11,22 +11,23 @@ fi
 export VMMGRAPH_STRESS_SECONDS="${VMMGRAPH_STRESS_SECONDS:-30}"
 # Each call fails alone here; in pairs too in the tests without a sanitizer, four times as many runs.
 export VMMGRAPH_FAULT_PAIRS="${VMMGRAPH_FAULT_PAIRS:-0}"
-# The stand-in is loaded with dlopen and cannot find the sanitizer's functions then, so it goes in as it is; cargo's own folders
-# come first on the path, and the instrumented libcuda.so there is passed over because it does not load.
-cargo build --locked --package standin-cuda
+# The stand-ins are loaded with dlopen and cannot find the sanitizer's functions then, so they go in as they are; cargo's own folders
+# come first on the path, and the instrumented ones there are passed over because they do not load.
+cargo build --locked --package standin-cuda --package standin-hip --package standin-ascend
 plain=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 mkdir -p "$plain/standin"
 cp "$plain/debug/libcuda.so" "$plain/standin/libcuda.so.1"
+cp "$plain/debug/libstandin_hip.so" "$plain/standin/libamdhip64.so.7"
+cp "$plain/debug/libstandin_ascend.so" "$plain/standin/libascendcl.so"
 export LD_LIBRARY_PATH="$plain/standin"
 # The children of tests/spaces.rs die by SIGSEGV on purpose; handle_segv=0 leaves that to the kernel.
 export ASAN_OPTIONS="detect_leaks=1:handle_segv=0"
-# The stand-ins of other platforms have one name only and are instrumented under it: their sweeps are left to the run without.
 tests=(--lib --test faults --test spaces --test order --test c_abi --test trace --test fuzz_model --test fuzz_hostile)
 sanitized() { RUSTFLAGS="-Zsanitizer=$1" CARGO_TARGET_DIR="$plain/$1" cargo +nightly test --locked --target "$host" "${@:2}"; }
 if [[ -d "$(rustc +nightly --print sysroot)/lib/rustlib/src/rust/library" ]]; then
-  sanitized address "${tests[@]}" -- --skip stand_in_of
+  sanitized address "${tests[@]}"
   sanitized thread -Zbuild-std --test stress -- --nocapture
 else
   echo "SKIPPED: thread sanitizer for Rust (no rust-src in the nightly toolchain); the stress test runs under the address sanitizer"
-  sanitized address "${tests[@]}" --test stress -- --skip stand_in_of
+  sanitized address "${tests[@]}" --test stress
 fi
