@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from ctypes import byref
 from typing import Any
 
-from . import _c, _library
+from . import _c, _core
 from ._arena import Arena, Shape, address_of
 
 log = logging.getLogger("vmmgraph")
@@ -210,17 +210,11 @@ class Status:
 
 
 def _open_door() -> Door:
-    """Loads the library for the torch at hand. Raises `Error` if there is none."""
+    """Opens the door of the library for the torch at hand. Raises as `_core.for_torch`."""
     global _door
     with _lock:
         if _door is None:
-            path, why = _library.find()
-            if path is None:
-                raise _c.Error(why, _c.WRONG_STATE)
-            # Torch's libraries first, so that they are found by name.
-            import torch  # noqa: F401
-
-            _door = Door(_c.Library(path, with_torch=True))
+            _door = Door(_core.for_torch())
         return _door
 
 

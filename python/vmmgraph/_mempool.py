@@ -7,14 +7,13 @@ arena: when all graphs of a pool are gone.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import threading
 import weakref
 from ctypes import byref, c_void_p
 from typing import Any
 
-from . import _c, _library
+from . import _c, _core
 
 log = logging.getLogger("vmmgraph")
 
@@ -158,9 +157,6 @@ def graph_class(library: _c.Library, base: type) -> type:
 
 def install() -> Any:
     """Puts the class in place of torch's. Raises `Error` where that cannot be."""
-    path = _library.find_core()
-    if path is None:
-        raise _c.Error("there is no libvmmgraph.so in the package", _c.WRONG_STATE)
     why = possible()
     if why is not None:
         raise _c.Error(why, _c.WRONG_STATE)
@@ -168,9 +164,7 @@ def install() -> Any:
 
     from . import _door, _trees
 
-    library = _c.Library(path, with_torch=False)
-    # Torch finds the functions by name in the library that is loaded.
-    ctypes.CDLL(str(path))
+    library = _core.any_one()
     base = torch.cuda.CUDAGraph
     installed = _door.put_in_place(graph_class(library, base), base)
     with contextlib.suppress(Exception):

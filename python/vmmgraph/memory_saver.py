@@ -187,11 +187,21 @@ def _refuse_expandable_segments() -> None:
             )
 
 
+def _choose_core() -> None:
+    """Loads what `vmmgraph.enable` would, which the C functions then find: regions and arenas have one page pool, whichever is used first."""
+    from . import _c, _core
+
+    # Without one in the package, the C functions look beside their own library.
+    with contextlib.suppress(_c.Error, OSError, AttributeError):
+        _core.any_one()
+
+
 class _Saver:
     """What there is from the first use on."""
 
     def __init__(self, mode: HookMode) -> None:
         _refuse_expandable_segments()
+        _choose_core()
         self.library = _Library(mode)
         self.c = self.library.c
         self._pools: dict[tuple[Any, ...], Any] = {}

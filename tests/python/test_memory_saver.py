@@ -364,6 +364,7 @@ def test_the_core_that_is_loaded_is_used() -> None:
         alone = shutil.copy({str(LIBRARY)!r}, folder)
         memory_saver.library_path = lambda: alone
         os.environ["LD_LIBRARY_PATH"] = ""
+        os.environ.pop("VMMGRAPH_CORE_LIBRARY", None)
         with saver.region():
             assert c().tms_torch_malloc(MIB, 0, None) is None
         code, why = saver._ready().library.last_error()
