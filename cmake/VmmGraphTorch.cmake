@@ -27,7 +27,13 @@ target_include_directories(vmmgraph_torch
 target_compile_options(vmmgraph_torch PRIVATE -Wall -Wextra $<$<BOOL:${VMMGRAPH_WERROR}>:-Werror>)
 # Torch's headers take longer than what is made of them; for those who build for many releases, and have no compiler cache.
 option(VMMGRAPH_TORCH_PRECOMPILE "Read torch's headers once" OFF)
-if(VMMGRAPH_TORCH_PRECOMPILE)
+# For CI, which has compiled these sources for the same torch a moment ago: only the link is another.
+set(VMMGRAPH_TORCH_OBJECTS "" CACHE PATH "Take the objects of this build folder instead of compiling")
+if(VMMGRAPH_TORCH_OBJECTS)
+  get_target_property(_sources vmmgraph_torch SOURCES)
+  list(TRANSFORM _sources REPLACE "(.+)" "${VMMGRAPH_TORCH_OBJECTS}/CMakeFiles/vmmgraph_torch.dir/\\1.o")
+  set_target_properties(vmmgraph_torch PROPERTIES SOURCES "${_sources}" LINKER_LANGUAGE CXX)
+elseif(VMMGRAPH_TORCH_PRECOMPILE)
   target_precompile_headers(vmmgraph_torch PRIVATE <ATen/core/Tensor.h> <ATen/cuda/CUDAGraph.h> <c10/cuda/CUDACachingAllocator.h>
     <c10/cuda/CUDAGuard.h> <torch/csrc/cuda/CUDAPluggableAllocator.h>)
 endif()

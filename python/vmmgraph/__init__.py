@@ -110,6 +110,8 @@ def check() -> str:
 
     route = "blocks"
     if path is None:
+        if torch.version.cuda:
+            lines.append("build    python -m vmmgraph build makes one")
         core = _library.find_core()
         route = f"mempool ({core})" if core is not None and _mempool.possible() is None else "none"
     else:

@@ -7,13 +7,13 @@ import json
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import _c, _library, _maps
 from ._maps import Unfit, mib
+from ._progress import Progress, printable
 
 #: Exit statuses, as of diff(1); and of a process whose reader has gone, as a shell has it.
 OK, DIFFERENT, TROUBLE, NO_READER, STOPPED = 0, 1, 2, 141, 130
@@ -43,32 +43,6 @@ def drawn(library: _c.Library, function: str, text: bytes, name: str) -> str:
         return library.text(function, text)
     except _c.Error as error:
         raise Unfit(f"{name}: {error}") from None
-
-
-class Progress:
-    """A line on stderr that says what is going on, if that is a terminal and it takes long."""
-
-    def __init__(self) -> None:
-        self._on = sys.stderr.isatty()
-        self._next = time.monotonic() + 0.3
-        self._shown = False
-
-    def __call__(self, text: str) -> None:
-        if self._on and time.monotonic() >= self._next:
-            self._next = time.monotonic() + 0.1
-            sys.stderr.write(f"\r\033[K{_printable(text)[:100]}")
-            sys.stderr.flush()
-            self._shown = True
-
-    def end(self) -> None:
-        if self._shown:
-            sys.stderr.write("\r\033[K")
-            self._shown = False
-
-
-def _printable(text: str) -> str:
-    """A text of a file's on one line, with nothing that a terminal obeys."""
-    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def read(path: str) -> bytes:
@@ -169,6 +143,18 @@ def check(_: argparse.Namespace) -> int:
     return OK
 
 
+def build(arguments: argparse.Namespace) -> int:
+    from . import _build
+
+    progress = Progress(lines=True)
+    try:
+        path = _build.build(arguments.source, arguments.archive, arguments.jobs, arguments.define, arguments.force, say=progress)
+    finally:
+        progress.end()
+    print(path)
+    return OK
+
+
 def replay(arguments: argparse.Namespace) -> int:
     from . import _replay, _traces
 
@@ -215,7 +201,7 @@ def _table(cost: Any, trace: Any) -> str:
         (
             "floor",
             cost.floor_bytes,
-            f"the hungriest capture at its peak, {_printable(cost.hungriest)}, and what others left alive",
+            f"the hungriest capture at its peak, {printable(cost.hungriest)}, and what others left alive",
         ),
         ("peaks", cost.peaks_bytes, "the peaks of all captures together"),
         ("private", cost.private_bytes, "a pool of its own for each in torch, computed by its allocator's rules"),
@@ -226,7 +212,7 @@ def _table(cost: Any, trace: Any) -> str:
     rows.append(("shared", cost.held_bytes, f"in an arena: {times}; {mib(cost.retained_bytes)} of it are of single captures"))
     if cost.most_held_bytes > cost.held_bytes:
         rows.append(("at most", cost.most_held_bytes, "while the captures were made"))
-    lines = [f"{cost.captures} captures, {cost.allocations} allocations ({_printable(trace.source)}), {cost.maps} map calls"]
+    lines = [f"{cost.captures} captures, {cost.allocations} allocations ({printable(trace.source)}), {cost.maps} map calls"]
     lines += [f"{name:9} {size / (1 << 20):10.1f} MiB  {what}" for name, size, what in rows]
     return "\n".join([*lines, *trace.notes])
 
@@ -277,7 +263,8 @@ def parser() -> argparse.ArgumentParser:
     from . import _package, _traces
 
     top = argparse.ArgumentParser(
-        prog="vmmgraph", description="Where the memory of CUDA graphs is, and what it would cost. Only check needs torch."
+        prog="vmmgraph",
+        description="Where the memory of CUDA graphs is, and what it would cost. Only check and build need torch.",
     )
     top.add_argument("--version", action=_Print, say=version, help="versions of the package and its library")
     top.add_argument(
@@ -314,6 +301,28 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("map", help=a_map)
     one.add_argument("-o", "--output", metavar="FILE", default="", help="default: the map's name with .pickle or .perfetto.json")
     command("check", check, "which library serves the torch at hand, by which route, and why")
+    one = command(
+        "build",
+        build,
+        "a library for the torch at hand, from this package's sources or a checkout's",
+        "Needs a C++20 compiler and cmake, and cargo for a checkout. Prints where the library is; vmmgraph finds it there.",
+    )
+    one.add_argument(
+        "--source", metavar="FOLDER", default="", help="a checkout; default: the package's sources, or the checkout it is in"
+    )
+    one.add_argument(
+        "--archive",
+        metavar="FILE",
+        default="",
+        help="a core (libvmmgraph.a with the bridge) that is there already, for a checkout without cargo",
+    )
+    one.add_argument(
+        "-j", "--jobs", type=int, default=0, metavar="N", help="files at once; default: what processors and memory allow"
+    )
+    one.add_argument(
+        "-D", "--define", action="append", default=[], metavar="NAME=VALUE", help="of CMake, behind those that are set"
+    )
+    one.add_argument("--force", action="store_true", help="also if it is there")
     one = command(
         "replay",
         replay,
@@ -372,7 +381,7 @@ def main(arguments: Sequence[str]) -> int:
         return STOPPED
     except (Unfit, _c.Error, OSError) as error:
         what = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
-        print(f"vmmgraph: {_printable(what)}", file=sys.stderr)
+        print(f"vmmgraph: {printable(what)}", file=sys.stderr)
         return TROUBLE
     except MemoryError:
         print("vmmgraph: out of memory", file=sys.stderr)

@@ -563,7 +563,7 @@ def _fall_back(why: str) -> Status:
     from . import _mempool
 
     global _installed
-    hint = "make wheel builds libraries, VMMGRAPH_LIBRARY names one"
+    hint = '"python -m vmmgraph build" makes one, VMMGRAPH_LIBRARY names one'
     try:
         _installed = _mempool.install()
     except (_c.Error, OSError, AttributeError, ImportError) as error:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from . import _package
+
 #: A path to libvmmgraph_torch.so, or to its folder, in place of the choice.
 VARIABLE = "VMMGRAPH_LIBRARY"
 NAME = "libvmmgraph_torch.so"
+#: A folder for libraries that ``python -m vmmgraph build`` makes, in place of ``~/.cache/vmmgraph``.
+CACHE = "VMMGRAPH_CACHE"
 FOLDER = Path(__file__).parent / "_lib"
 
 _RELEASE = re.compile(r"^(\d+)\.(\d+)(?:\.(\d+))?(?P<pre>(?:a|b|rc|\.dev)\d*.*?)?(?:\+(?P<local>.*))?$")
@@ -54,6 +60,35 @@ def available(folder: Path = FOLDER) -> list[str]:
     return sorted(path.parent.name for path in folder.glob(f"torch-*/{NAME}"))
 
 
+def cache_folder() -> Path:
+    """Where libraries that were built here are. It may not exist."""
+    given = os.environ.get(CACHE)
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vmmgraph"
+
+
+def built_path() -> Path:
+    """Where the library is, or would be, that ``python -m vmmgraph build`` makes for the torch that is imported: it belongs to that very
+    build of torch, and to this release of VmmGraph."""
+    import torch
+
+    version = torch.__version__
+    facts = (version, getattr(torch.version, "git_version", ""), torch.version.cuda, platform.machine(), _package.version())
+    digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+    cuda = str(torch.version.cuda).split(".")[0]
+    return cache_folder() / f"torch-{re.sub(r'[^0-9A-Za-z.]', '-', version)}-cu{cuda}-{digest}" / NAME
+
+
+def _built() -> Path | None:
+    """The library that was built here for this torch, if it is there and nobody else's."""
+    try:
+        path = built_path()
+        return path if path.stat().st_uid in (os.getuid(), 0) else None
+    except (OSError, RuntimeError):
+        return None
+
+
 def find() -> tuple[Path | None, str]:
     """The path of the library for the torch that is imported, and why it is that one or none."""
     given = os.environ.get(VARIABLE)
@@ -63,6 +98,9 @@ def find() -> tuple[Path | None, str]:
         return (path, VARIABLE) if path.exists() else (None, f"{VARIABLE} names {path}, which does not exist")
     import torch
 
+    built = _built()
+    if built is not None:
+        return built, "built here"
     choice = choose(torch.__version__, torch.version.cuda, torch._C._GLIBCXX_USE_CXX11_ABI, available())
     return (FOLDER / choice.name / NAME if choice.name else None), choice.why
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import re
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
@@ -19,6 +21,24 @@ def cmake_dir() -> Path:
 def include_dir() -> Path:
     """The folder that ``#include <vmmgraph/vmmgraph.h>`` is relative to. Raises as `cmake_dir`."""
     return _there("include")
+
+
+def source_dir() -> Path:
+    """The folder of what ``python -m vmmgraph build`` compiles. It is there in a wheel, and not in a checkout."""
+    return _HERE / "_src"
+
+
+def version() -> str:
+    """The version of this package: of the checkout that it lies in, else as it was installed; empty where nobody says."""
+    cargo = _HERE.parents[1] / "Cargo.toml"
+    if cargo.is_file():
+        found = re.search(r'^\[workspace\.package\]\nversion = "([^"]+)"', cargo.read_text(), re.MULTILINE)
+        if found:
+            return found[1]
+    try:
+        return importlib.metadata.version("vmmgraph")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _there(name: str) -> Path:

@@ -18,7 +18,7 @@ from ctypes import byref, c_void_p
 from pathlib import Path
 
 import pytest
-from vmmgraph import _c, _cli, _maps, _package, _replay, _snapshot, _traces
+from vmmgraph import _c, _cli, _maps, _package, _progress, _replay, _snapshot, _traces
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 MIB = 1 << 20
@@ -728,10 +728,10 @@ def test_folders_for_builds(
 
 def test_progress_is_for_terminals_and_for_long_work(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     now = [0.0]
-    monkeypatch.setattr(_cli.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(_progress.time, "monotonic", lambda: now[0])
     for terminal in (False, True):
         monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
-        progress = _cli.Progress()
+        progress = _progress.Progress()
         progress("at once")
         now[0] += 1
         progress("capture \x1b[31m 1")

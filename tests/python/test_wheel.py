@@ -8,6 +8,7 @@ import hashlib
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -110,7 +111,8 @@ def test_its_libraries_and_nothing_of_the_machine(wheel: zipfile.ZipFile, unpack
     }
     assert set(variants) <= known
     assert not [name for name in names if name.endswith((".a", ".o", ".pyc"))]
-    assert WHEELS[-1].stat().st_size < (2 + 2 * len(variants)) << 20
+    # 8 for the core that `python -m vmmgraph build` takes.
+    assert WHEELS[-1].stat().st_size < (2 + 8 + 2 * len(variants)) << 20
     for name in names:
         assert str(ROOT).encode() not in wheel.read(name) or name.endswith(".so"), name
     for library in libraries(unpacked):
@@ -196,13 +198,68 @@ def test_cmake_finds_it(installed: Path, tmp_path: Path) -> None:
     output(tmp_path / "b/user")
 
 
-def test_beside_a_torch_without_a_gpu(installed: Path, tmp_path: Path) -> None:
-    """The pip torch of .venv, whose CUDA libraries are stand-ins: the library for it loads with every symbol, and says what it is for."""
+def test_the_sources_are_whole(unpacked: Path) -> None:
+    """What the package's own C++ includes is in the package, and what CMake is told to compile."""
+    sources = unpacked / "vmmgraph/_src"
+    include = unpacked / "vmmgraph/include"
+    bridge = sources / "core/cxxbridge"
+    looked = 0
+    for path in [*sources.glob("cpp/**/*.?pp"), *include.glob("vmmgraph/*")]:
+        for name in re.findall(r'#include "([^"]+)"', path.read_text()):
+            folders = (path.parent, include, bridge)
+            assert any((folder / name).is_file() for folder in folders), f"{path.name} includes {name}"
+            looked += 1
+        for name in re.findall(r"#include <(vmmgraph/[^>]+)>", path.read_text()):
+            assert (include / name).is_file(), f"{path.name} includes {name}"
+            looked += 1
+    assert looked > 50
+    compiled = re.findall(r"cpp/(?:torch|engine)/\w+\.cpp", (sources / "cmake/VmmGraphTorch.cmake").read_text())
+    assert len(compiled) > 20
+    assert {sources / each for each in compiled} == set(sources.glob("cpp/**/*.cpp"))
+    # Whoever has the package for another torch has its headers for all of the component.
+    ours = {path.name for path in (ROOT / "include/vmmgraph").iterdir()}
+    assert {path.name for path in (include / "vmmgraph").iterdir()} == ours
+
+
+@pytest.fixture(scope="module")
+def beside_torch(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process that imports the pip torch of .venv, whose CUDA libraries are stand-ins."""
     site = next(iter((ROOT / ".venv/lib").glob("python3*/site-packages")), None)
     if site is None or not (site / "torch").exists() or not (site / "sympy").exists():
         pytest.skip("SKIPPED: no torch in .venv that can be imported (scripts/setup.sh test)")
+    folder = tmp_path_factory.mktemp("standins")
     cudart = site / "nvidia/cu13/lib"
-    output(sys.executable, ROOT / "tests/torch/standins.py", tmp_path, site / "torch/lib", cudart)
+    output(sys.executable, ROOT / "tests/torch/standins.py", folder, site / "torch/lib", cudart)
+    return os.environ | {"LD_LIBRARY_PATH": f"{folder}:{cudart}", "PYTHONPATH": str(site), "VMMGRAPH_DRIVER": "host"}
+
+
+def test_a_library_is_built_from_the_package(installed: Path, beside_torch: dict[str, str], tmp_path: Path) -> None:
+    """All of it but the compiler's work, which build/torch has done: unpacking, CMake over the package's files, the link with its core, loading
+    beside torch. No Rust is on the path."""
+    objects = ROOT / "build/torch"
+    if not (objects / "CMakeFiles/vmmgraph_torch.dir/cpp/torch/shape.cpp.o").exists():
+        pytest.skip("SKIPPED: no build/torch (scripts/test.sh)")
+    path = tmp_path / "path"
+    path.mkdir()
+    for tool in ("cmake", "ninja", "c++", "cc", "ld", "as", "ar", "ranlib", "nm", "strip", "uname", "sh"):
+        found = shutil.which(tool)
+        if found is not None:
+            (path / tool).symlink_to(found)
+    environment = beside_torch | {"PATH": str(path), "VMMGRAPH_CACHE": str(tmp_path / "cache")}
+    environment.pop("VMMGRAPH_LIBRARY", None)
+    said = output(
+        installed, "-W", "ignore", "-m", "vmmgraph", "build", "-j1", "-D", f"VMMGRAPH_TORCH_OBJECTS={objects}", env=environment
+    )
+    library = Path(said.strip())
+    assert library.is_file() and library.stat().st_size < 4 << 20
+    assert dynamic(library, "RUNPATH") == ["$ORIGIN"] and dynamic(library, "SONAME") == ["libvmmgraph_torch.so"]
+    found = output(installed, "-W", "ignore", "-m", "vmmgraph", "check", env=environment)
+    assert f"library  {library} (built here)" in found
+    assert re.search(r"^built    for torch (\S+), ", found, re.MULTILINE)[1] in found.splitlines()[0]  # type: ignore[index]
+
+
+def test_beside_a_torch_without_a_gpu(installed: Path, beside_torch: dict[str, str]) -> None:
+    """The library for it loads with every symbol, and says what it is for."""
     body = """
 import ctypes, pathlib, torch
 from vmmgraph import memory_saver
@@ -219,12 +276,7 @@ else:
     print("torch", torch.__version__, "library for", built_for().decode())
     assert torch.ones(3).sum() == 3
 """
-    environment = os.environ | {
-        "LD_LIBRARY_PATH": f"{tmp_path}:{cudart}",
-        "PYTHONPATH": str(site),
-        "VMMGRAPH_DRIVER": "host",
-    }
-    said = output(installed, "-W", "ignore", "-c", body, env=environment)
+    said = output(installed, "-W", "ignore", "-c", body, env=beside_torch)
     if "SKIPPED" in said:
         pytest.skip(said.strip())
     torch, library = re.search(r"torch (\S+) library for (\S+)", said).groups()  # type: ignore[union-attr]

@@ -1,0 +1,37 @@
+"""What is said on stderr while a command works."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+
+class Progress:
+    """A line on stderr that says what is going on, if that is a terminal and it takes long."""
+
+    def __init__(self, lines: bool = False) -> None:
+        self._on = sys.stderr.isatty()
+        self._next = time.monotonic() + 0.3
+        self._shown = False
+        #: Elsewhere, as in the log of a container's build: a line now and then.
+        self._lines = lines and not self._on
+
+    def __call__(self, text: str) -> None:
+        if self._lines and time.monotonic() >= self._next:
+            self._next = time.monotonic() + 10
+            print(f"vmmgraph: {printable(text)}", file=sys.stderr, flush=True)
+        if self._on and time.monotonic() >= self._next:
+            self._next = time.monotonic() + 0.1
+            sys.stderr.write(f"\r\033[K{printable(text)[:100]}")
+            sys.stderr.flush()
+            self._shown = True
+
+    def end(self) -> None:
+        if self._shown:
+            sys.stderr.write("\r\033[K")
+            self._shown = False
+
+
+def printable(text: str) -> str:
+    """A text of a file's on one line, with nothing that a terminal obeys."""
+    return "".join(c if c.isprintable() else " " for c in text)
