@@ -108,7 +108,7 @@ run() {
     python3 "$out/test_gpu.py"
   row "memory saver under torch" python3 "$out/gpu.py" "$out/libvmmgraph_memory_saver.so"
   row "memory saver from Python" env VMMGRAPH_MEMORY_SAVER_LIBRARY="$PWD/$out/libvmmgraph_memory_saver.so" \
-    VMMGRAPH_TEST_PACKAGE="$PWD/$out/python" python3 "$out/test_memory_saver_gpu.py"
+    VMMGRAPH_LIBRARY="$PWD/$out/libvmmgraph_torch.so.0.1" VMMGRAPH_TEST_PACKAGE="$PWD/$out/python" python3 "$out/test_memory_saver_gpu.py"
   row "torch's histories replayed" env VMMGRAPH_CORE_LIBRARY="$PWD/$out/libvmmgraph.so" VMMGRAPH_TEST_PACKAGE="$PWD/$out/python" \
     python3 "$out/test_cli_gpu.py"
   libtorch "an engine that sleeps" sleep_example

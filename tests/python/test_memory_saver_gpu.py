@@ -344,6 +344,34 @@ def calls_of_vllm(saver):
     assert (cache.fill_(4) == 4).all()
 
 
+@case()
+def beside_arenas(saver):
+    """A region first, arenas then: one core, whose pool has both, and a graph over memory that stepped aside in between."""
+    import torch
+    import vmmgraph
+
+    if not os.environ.get("VMMGRAPH_LIBRARY") and vmmgraph.library_path() is None:
+        print("SKIPPED: no library for this torch")
+        return
+    with saver.region("weights", enable_cpu_backup=True):
+        weights = new(64 * MIB, 3)
+    assert vmmgraph.enable(strict=True).route == "blocks"
+    paths = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libvmmgraph" in line}
+    cores = {path for path in paths if "memory_saver" not in path}
+    assert len(cores) == 1, cores
+    graph, output = torch.cuda.CUDAGraph(), torch.empty(MIB, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        output.copy_((weights[:MIB] + 1) * 2)
+    assert graph.arena.map()["held_bytes"] > 0
+    assert any(holder["kind"] == "region" for holder in graph.arena.map()["holders"])
+    saver.pause("weights")
+    saver.resume("weights")
+    graph.replay()
+    assert (output == 8).all()
+    graph.reset()
+
+
 def no_gpu(count=1):
     """Why cases cannot run; None: they can."""
     try:
