@@ -43,6 +43,20 @@ def _base(page_map: dict[str, Any]) -> list[int]:
     return found
 
 
+def _file(label: str) -> str:
+    """A shape's name as the name of a file: of what has slashes torch's own tools show the end only, and a semicolon ends a frame there."""
+    return label.replace("/", "|").replace(";", ",")
+
+
+def _captured_at(site: str | None) -> list[dict[str, Any]]:
+    """The frame below a block's own: where its capture began, if that is known."""
+    if not site:
+        return []
+    file, _, line = site.rpartition(":")
+    known = bool(file) and line.isascii() and line.isdigit() and len(line) < 10
+    return [{"filename": _file(file if known else site), "line": int(line) if known else 0, "name": "capture"}]
+
+
 class _Places:
     """Where the addresses of a space are."""
 
@@ -105,14 +119,15 @@ def snapshot(page_map: dict[str, Any]) -> tuple[dict[str, Any], int]:
         kept = _Places([(pages[page]["address"], pages[page]["bytes"], page) for page in space["kept_pages"]])
         places = _Places([(tile["address"], pages[tile["page"]]["bytes"], tile["page"]) for tile in space["maps"]])
         shared: dict[int, list[tuple[int, int, int]]] = {}
+        site = _captured_at(space.get("site"))
 
         def parts_of(
-            block: dict[str, Any], where: _Places, name: str = name
+            block: dict[str, Any], where: _Places, name: str = name, site: list[dict[str, Any]] = site
         ) -> tuple[list[tuple[int, int, int]], list[dict[str, Any]]]:
             nonlocal lost
             found = list(where.parts(block["address"], block["bytes"]))
             lost += block["bytes"] - sum(size for _, _, size in found)
-            return found, [{"filename": name, "line": block["allocation"], "name": f"block {block['allocation']}"}]
+            return found, [{"filename": _file(name), "line": block["allocation"], "name": f"block {block['allocation']}"}, *site]
 
         for block in space["kept"]:
             come(*parts_of(block, kept))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import itertools
 import json
@@ -336,6 +335,11 @@ def test_blocks_over_two_pages_are_two_and_lie_where_the_page_is(tmp_path: Path)
     assert found[:3] == [("alloc", 3 * 4096 + 0x800, 2048), ("alloc", 0, 2048), ("alloc", 0x800, 1024)]
     # Its page has other users, so it goes with its capture.
     assert found[-1] == ("free_completed", 0x800, 1024) and lost == 512 and look(snapshot) == (5120, [])
+    assert {len(each["frames"]) for each in snapshot["device_traces"][2]} == {1}
+    for site, file, line in (("engine/run.py:12", "engine|run.py", 12), ("somewhere", "somewhere", 0), ("a:b", "a:b", 0)):
+        space["site"] = site
+        frames = _snapshot.snapshot(drawn)[0]["device_traces"][2][0]["frames"]
+        assert frames[1:] == [{"filename": file, "line": line, "name": "capture"}] and frames[0]["filename"] == "x"
     pages[1]["class"] = "own"
     snapshot, _ = _snapshot.snapshot(drawn)
     assert look(snapshot) == (5120, [1024])
@@ -343,20 +347,6 @@ def test_blocks_over_two_pages_are_two_and_lie_where_the_page_is(tmp_path: Path)
     space["events"][2]["begin"], space["events"][2]["end"] = 1, None
     with pytest.raises(_maps.Unfit, match="two live blocks"):
         _snapshot.snapshot(drawn)
-
-
-def test_torchs_own_reader_takes_it(maps: Path) -> None:
-    found = importlib.util.find_spec("torch")
-    if found is None:
-        pytest.skip("SKIPPED: no torch")
-    path = Path(found.submodule_search_locations[0]) / "cuda/_memory_viz.py"
-    spec = importlib.util.spec_from_file_location("memory_viz", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    snapshot, _ = _snapshot.snapshot(page_map(maps, "capture-trace-65-retained"))
-    snapshot = pickle.loads(_snapshot.dumps(snapshot))
-    assert f"segments: {len(snapshot['segments'])}" in module.segsum(snapshot)
-    assert f"{len(snapshot['device_traces'][0])} entries" in module.trace(snapshot)
 
 
 def test_perfetto_is_the_librarys(maps: Path, tmp_path: Path) -> None:

@@ -1,0 +1,131 @@
+"""Torch's own tools for memory snapshots (torch/cuda/_memory_viz.py, which needs neither CUDA nor the rest of torch) over exported maps.
+
+What draws in the browser, MemoryViz.js, is not in torch's wheel: tests/python/test_cli.py holds the pickle to the opcodes that it knows.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import importlib.util
+import json
+import os
+import pickle
+import pickletools
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from test_cli import VIEWER
+from vmmgraph import _maps, _snapshot
+
+TRACE = Path(__file__).resolve().parents[1] / "data" / "capture-trace-65-retained.txt"
+#: Names that mean something to a tool: a path, frames of a flame graph, a count behind one, a frame of torch's that is left out.
+LABELS = ["a/b/prefill 8192", "one;two", "decode 64 1000", "x/Register", "\N{GREEK SMALL LETTER ALPHA}"]
+
+
+@pytest.fixture(scope="module")
+def viz() -> ModuleType:
+    found = importlib.util.find_spec("torch")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("SKIPPED: no torch")
+    path = Path(found.submodule_search_locations[0]) / "cuda/_memory_viz.py"
+    spec = importlib.util.spec_from_file_location("memory_viz", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """A map of captures that leave something alive, with every event; the first shapes have names that are hard to show."""
+    if not os.environ.get("VMMGRAPH_CORE_LIBRARY"):
+        pytest.skip("SKIPPED: VMMGRAPH_CORE_LIBRARY names no library")
+    out = tmp_path_factory.mktemp("map") / "map.json"
+    command = [sys.executable, "-m", "vmmgraph", "replay", TRACE, "--events", "all", "-o", out]
+    subprocess.run([str(each) for each in command], check=True, capture_output=True, timeout=300)
+    found = json.loads(out.read_text())
+    for space, label in zip(found["spaces"], LABELS, strict=False):
+        space["label"] = label
+    return found
+
+
+@pytest.fixture
+def snapshot(drawn: dict) -> dict:
+    """As it is after a way through a file."""
+    return pickle.loads(_snapshot.dumps(_snapshot.snapshot(copy.deepcopy(drawn))[0]))
+
+
+def flames(lines: str) -> list[tuple[list[str], int]]:
+    """The stacks of a flame graph and their bytes, as flamegraph.pl reads them."""
+    found = []
+    for line in lines.splitlines():
+        stack, _, count = line.rpartition(" ")
+        found.append((stack.split(";"), int(count)))
+    return found
+
+
+@pytest.mark.parametrize("tool", ["segments", "memory"])
+def test_flame_graphs_have_every_byte_and_every_shape(viz: ModuleType, drawn: dict, snapshot: dict, tool: str) -> None:
+    found = flames(getattr(viz, tool)(snapshot, format_flamegraph=lambda lines: lines))
+    assert sum(count for _, count in found) == drawn["held_bytes"]
+    alive = sum(segment["active_size"] for segment in snapshot["segments"])
+    assert sum(count for stack, count in found if "active_allocated" in stack) == alive > 0
+    depth = 4 if tool == "segments" else 3
+    assert {len(stack) for stack, _ in found} == {depth}, "one frame each"
+    shown = {stack[-1].rsplit(":", 2)[0] for stack, _ in found if "active_allocated" in stack}
+    names = dict(zip((space["id"] for space in drawn["spaces"]), _maps.names(drawn), strict=True))
+    living = {names[space["id"]] for space in drawn["spaces"] if space["retained_bytes"] or space["kept"]}
+    assert shown == {name.replace("/", "|").replace(";", ",") for name in living}
+    assert {"a|b|prefill 8192", "one,two", "x|Register"} <= shown
+
+
+def test_what_came_and_went_between_two_maps(viz: ModuleType, drawn: dict, snapshot: dict, capsys: pytest.CaptureFixture) -> None:
+    assert viz.compare(snapshot["segments"], snapshot["segments"], format_flamegraph=lambda lines: lines) == ""
+    less = copy.deepcopy(snapshot)
+    gone = less["segments"].pop()
+    found = flames(viz.compare(snapshot["segments"], less["segments"], format_flamegraph=lambda lines: lines))
+    assert sum(count for _, count in found) == gone["total_size"]
+    assert {stack[0] for stack, _ in found} == {"only_before"}
+    assert f"only_before = [{gone['address']}]" in capsys.readouterr().out
+
+
+def test_tables_add_up(viz: ModuleType, drawn: dict, snapshot: dict) -> None:
+    table = viz.segsum(snapshot)
+    assert f"segments: {len(drawn['pages'])}\n" in table
+    assert f"total_reserved: {viz.Bytes(drawn['held_bytes'])}\n" in table
+    events = snapshot["device_traces"][0]
+    lines = viz.trace(snapshot).splitlines()
+    assert lines[1] == f"{len(events)} entries"
+    came = [line for line in lines if re.fullmatch(r"\w+ = \w+\[\d+:\S+\]", line)]
+    assert len(came) == sum(event["action"] == "alloc" for event in events)
+    assert sum(line.startswith("del ") for line in lines) == sum(event["action"] == "free_requested" for event in events)
+
+
+@pytest.mark.parametrize("plot", ["trace_plot", "segments", "segment_plot", "filtered"])
+def test_plots_carry_the_snapshot(viz: ModuleType, snapshot: dict, plot: str) -> None:
+    ways = {
+        "trace_plot": lambda: viz.trace_plot(snapshot),
+        "segments": lambda: viz.trace_plot(snapshot, plot_segments=True),
+        "segment_plot": lambda: viz.segment_plot(snapshot),
+        "filtered": lambda: viz.trace_plot(copy.deepcopy(snapshot), filter_freed=True),
+    }
+    page = ways[plot]()
+    inside = json.loads(re.search(r"const local_files = (.*)\n", page)[1])[0]["base64"]
+    data = base64.b64decode(inside)
+    carried = pickle.loads(data)
+    if plot == "filtered":
+        # What is alive to the end, and nothing else.
+        left = carried["device_traces"][0]
+        alive = sum(segment["active_size"] for segment in snapshot["segments"])
+        assert {event["action"] for event in left} == {"alloc"} and sum(event["size"] for event in left) == alive
+    else:
+        assert carried == snapshot
+    written = data[: pickle.dumps(carried).__len__()]
+    if sys.version_info < (3, 14):
+        # Torch writes it with Python's own protocol, which is 5 from then on.
+        assert {opcode.name for opcode, *_ in pickletools.genops(written)} <= VIEWER
