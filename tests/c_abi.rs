@@ -581,6 +581,17 @@ fn a_life_cycle_with_its_numbers() {
     assert_eq!(unsafe { CStr::from_ptr(name.as_ptr()) }.to_str(), Ok("decode 8"));
     assert_eq!(needed, 9);
     assert_eq!(unsafe { vmmgraph_space_set_label(space, null_mut()) }, VMMGRAPH_ERROR_NULL_ARGUMENT);
+    // So is where it was captured, which the map shows.
+    let mut site = b"model.cpp:120\0".to_vec();
+    assert_eq!(unsafe { vmmgraph_space_set_site(space, site.as_ptr().cast()) }, VMMGRAPH_OK);
+    site.fill(b'X');
+    assert_eq!(unsafe { vmmgraph_space_set_site(space, null_mut()) }, VMMGRAPH_ERROR_NULL_ARGUMENT);
+    unsafe { vmmgraph_arena_map_json(arena, null_mut(), null_mut(), 0, &raw mut needed) };
+    let mut text = vec![1 as c_char; needed];
+    unsafe { vmmgraph_arena_map_json(arena, null_mut(), text.as_mut_ptr(), needed, null_mut()) };
+    let map = unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().unwrap();
+    let map: serde_json::Value = serde_json::from_str(map).unwrap();
+    assert_eq!(map["spaces"][0]["site"], "model.cpp:120");
     // Cut short, it is still terminated.
     let mut short = [1 as c_char; 8];
     unsafe { vmmgraph_arena_stats_json(arena, short.as_mut_ptr(), 8, null_mut()) };

@@ -433,6 +433,28 @@ fn a_label_is_in_statistics_and_in_what_fails_for_lack_of_memory() {
 }
 
 #[test]
+fn where_a_shape_was_captured_is_on_the_map_and_maps_without_it_are_read() {
+    let device = device();
+    let arena = arena(&device);
+    let space = arena.open_space().unwrap();
+    space.allocate(MIB, A).unwrap();
+    assert_eq!(arena.map().spaces[0].site, None);
+    space.set_site("model.py:120").unwrap();
+    let long = "x".repeat(1025);
+    assert!(matches!(space.set_site(&long), Err(Error::InvalidSize { bytes: 1025, limit: 1024, .. })));
+    let map = arena.map();
+    assert_eq!(map.spaces[0].site.as_deref(), Some("model.py:120"));
+    assert_eq!(ArenaMap::from_json(&map.to_json()).as_ref(), Ok(&map));
+    // One of an older release.
+    let older = map.to_json().replace(r#""site":"model.py:120","#, "");
+    assert_ne!(older, map.to_json());
+    assert_eq!(ArenaMap::from_json(&older).unwrap().spaces[0].site, None);
+    space.set_site(&long[1..]).unwrap();
+    space.set_site("").unwrap();
+    assert_eq!(arena.map().spaces[0].site, None);
+}
+
+#[test]
 fn what_is_no_map_is_refused_with_the_reason() {
     let arena = arena(&device());
     let space = arena.open_space().unwrap();

@@ -31,6 +31,8 @@ fn page(name: &str, kept: bool) -> (vmmgraph::ArenaMap, String) {
         captured.push(capture_with(&arena, shape, A, kept).unwrap());
         let label = if index == 1 { EVIL.to_owned() } else { shape.label() };
         captured[index].space.set_label(&label).unwrap();
+        // The third says where it is, as the traced one.
+        captured[index].space.set_site(if index == 2 { "engine/capture.py:77" } else { "" }).unwrap();
     }
     let mut map = arena.map();
     EVIL.clone_into(&mut map.title);

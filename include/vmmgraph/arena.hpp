@@ -208,6 +208,10 @@ public:
     // memory, and on the page map. The text, 1024 bytes at most, is copied; an empty one takes the name away.
     void set_label(const std::string& label) const { detail::check(vmmgraph_space_set_label(handle(), label.c_str())); }
 
+    // Says where in the program the capture is ("model.cpp:120"), for the page map. The text, 1024 bytes at most, is copied; an empty one
+    // takes it away.
+    void set_site(const std::string& site) const { detail::check(vmmgraph_space_set_site(handle(), site.c_str())); }
+
     // What set_label() was given last; empty if nothing.
     [[nodiscard]] std::string label() const {
         return detail::read_text([this](char* buffer, std::size_t capacity, std::size_t* needed) {

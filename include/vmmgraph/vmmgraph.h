@@ -2527,6 +2527,15 @@ VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_set_label(vmmgraph_space_t space,
                                            const char *label);
 
+// Says where in the caller's program a space is captured ("model.cpp:120"), for the page map. The text, UTF-8 of 1024 bytes at most, is
+// copied; an empty one takes it away.
+//
+// Arguments:
+// `site` is null or a zero-terminated string.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_space_set_site(vmmgraph_space_t space,
+                                          const char *site);
+
 // The label of a space; empty if it has none. Copies as vmmgraph_last_error_message does.
 //
 // Arguments:

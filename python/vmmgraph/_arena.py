@@ -12,6 +12,7 @@ from ctypes import byref, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any
 
 from . import _c
+from ._site import call_site
 
 if TYPE_CHECKING:
     import torch
@@ -225,10 +226,16 @@ class Shape:
         self.library.torch_shape_open(arena.handle, byref(self.handle))
         self.space = c_void_p()
         self.library.torch_shape_space(self.handle, byref(self.space))
-        if label and self.library.has("space_set_label"):
-            # A name that is refused is no reason to capture nothing.
-            text = label.encode()[:1000].decode(errors="ignore").replace("\0", " ")
-            self.library.raw["space_set_label"](self.space, text.encode())
+        #: Where in the program its first capture began.
+        self.site = call_site()
+        self._say("space_set_label", label)
+        self._say("space_set_site", self.site)
+
+    def _say(self, function: str, text: str) -> None:
+        """Gives the library a text for people. One that is refused is no reason to capture nothing."""
+        if text and self.library.has(function):
+            short = text.encode(errors="replace")[:1000].decode(errors="ignore").replace("\0", " ")
+            self.library.raw[function](self.space, short.encode())
 
     def seal(self) -> None:
         report = _c.SealReport()

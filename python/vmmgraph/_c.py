@@ -212,6 +212,7 @@ _TORCH: dict[str, tuple[Any, ...]] = {
 #: Not in every library; asked for by `Library.has`.
 _LATER: dict[str, tuple[Any, ...]] = {
     "vmmgraph_space_set_label": (c_void_p, c_char_p),
+    "vmmgraph_space_set_site": (c_void_p, c_char_p),
     "vmmgraph_space_allocate": (c_void_p, c_uint64, c_void_p, POINTER(c_void_p)),
     "vmmgraph_space_allocate_kept": (c_void_p, c_uint64, c_void_p, POINTER(c_void_p)),
     "vmmgraph_space_free": (c_void_p, c_void_p),

@@ -161,6 +161,23 @@ pub unsafe extern "C" fn vmmgraph_space_set_label(
     })
 }
 
+/// Says where in the caller's program a space is captured ("model.cpp:120"), for the page map. The text, UTF-8 of 1024 bytes at most, is
+/// copied; an empty one takes it away.
+///
+/// # Safety
+/// `site` is null or a zero-terminated string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_space_set_site(
+    space: vmmgraph_space_t,
+    site: *const c_char,
+) -> vmmgraph_status_t {
+    with(space, |space| {
+        // SAFETY: the caller's contract.
+        let site = unsafe { text(site, "site") }?;
+        Ok(space.set_site(&site)?)
+    })
+}
+
 /// The label of a space; empty if it has none. Copies as vmmgraph_last_error_message does.
 ///
 /// # Safety

@@ -4,7 +4,15 @@ use super::ArenaMap;
 
 const TEMPLATE: &str = include_str!("page/map.html");
 const STYLE: &str = include_str!("page/map.css");
-const SCRIPT: &str = include_str!("page/map.js");
+/// One scope: a file may use what another declares, and `facts.js` comes before, `page.js` behind all others.
+const SCRIPT: &str = concat!(
+    include_str!("page/facts.js"),
+    include_str!("page/figures.js"),
+    include_str!("page/matrix.js"),
+    include_str!("page/choice.js"),
+    include_str!("page/inside.js"),
+    include_str!("page/page.js"),
+);
 
 impl ArenaMap {
     /// The map as a web page: one file, which needs no network and no other file.

@@ -98,6 +98,9 @@ pub struct MapSpace {
     pub id: u64,
     /// What its owner calls it.
     pub label: Option<String>,
+    /// Where in the owner's program it was captured, if the owner said so: "model.py:120".
+    #[serde(default)]
+    pub site: Option<String>,
     /// "open", "sealed", "retired" (its graph is gone and somebody has a block of it) or "broken".
     pub phase: String,
     /// Blocks that were allocated in all.

@@ -181,6 +181,7 @@ fn space(
     MapSpace {
         id: picture.id,
         label: picture.label,
+        site: picture.site,
         phase: phase(picture.phase).to_owned(),
         allocations: picture.allocations,
         live_bytes: picture.live_bytes,

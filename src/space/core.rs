@@ -45,6 +45,8 @@ pub(super) struct State {
     pub(super) origins: Origins,
     /// What the space's owner calls it.
     pub(super) label: Option<String>,
+    /// Where in the user's program it was captured, as its owner says.
+    pub(super) site: Option<String>,
     /// What came and went, if that is noted.
     pub(super) events: Option<Events>,
 }

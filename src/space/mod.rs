@@ -272,6 +272,7 @@ impl Space {
             work: Work::default(),
             layout_hash: 0,
             label: None,
+            site: None,
             events: common.trace_events.load(Ordering::Relaxed).then(Events::default),
             origins: common.trace_blocks.then(HashMap::new),
         };

@@ -18,6 +18,7 @@ pub(crate) struct Spot {
 pub(crate) struct Picture {
     pub(crate) id: u64,
     pub(crate) label: Option<String>,
+    pub(crate) site: Option<String>,
     pub(crate) phase: Phase,
     pub(crate) allocations: u64,
     pub(crate) live_bytes: u64,
@@ -49,6 +50,7 @@ impl Core {
         Picture {
             id: self.id,
             label: state.label.clone(),
+            site: state.site.clone(),
             phase: state.phase,
             allocations: usage.allocations + kept.allocations,
             live_bytes: usage.bytes + kept.bytes,

@@ -133,6 +133,7 @@ std::vector<Call> space_calls(vmmgraph_space_t space) {
         {"space_record_stream", [=] { return vmmgraph_space_record_stream(space, address(512), nullptr); }},
         {"space_wait", [=] { return vmmgraph_space_wait(space); }},
         {"space_set_label", [=] { return vmmgraph_space_set_label(space, "a shape"); }},
+        {"space_set_site", [=] { return vmmgraph_space_set_site(space, "a.cpp:1"); }},
         {"space_label", [=] { return vmmgraph_space_label(space, nullptr, 0, nullptr); }},
         {"space_seal", [=] { return vmmgraph_space_seal(space, VMMGRAPH_RETAIN_DEFAULT, nullptr); }},
         {"space_replay", [=] { return vmmgraph_space_replay(space, nullptr, nothing, nullptr); }},
@@ -253,6 +254,8 @@ TEST_F(Hostile, NullForEveryPointer) {
     EXPECT_EQ(vmmgraph_space_live_blocks(space, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_space_set_label(space, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_space_set_label(space, std::string(1025, 'x').c_str()), VMMGRAPH_ERROR_INVALID_SIZE);
+    EXPECT_EQ(vmmgraph_space_set_site(space, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_space_set_site(space, std::string(1025, 'x').c_str()), VMMGRAPH_ERROR_INVALID_SIZE);
     EXPECT_EQ(vmmgraph_space_label(space, nullptr, SIZE_MAX, nullptr), VMMGRAPH_OK);
     std::size_t count = 77;
     EXPECT_EQ(vmmgraph_space_live_blocks(space, nullptr, 3, &count), VMMGRAPH_ERROR_NULL_ARGUMENT);

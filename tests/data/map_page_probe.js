@@ -77,6 +77,8 @@
     same($("#inside-title").textContent, `Inside ${third.label}`, "the inside");
     same(+$("#inside .give b").dataset.bytes, third.drop_gives_bytes, "what it gives back");
     same($("#picked").hidden, false, "what is chosen");
+    same($("#inside .site code").textContent, third.site, "where it was captured");
+    same($(".name", row).title, `${third.label}, captured at ${third.site}`, "and beside its name");
     const plot = $("#inside canvas"), where = plot.getBoundingClientRect();
     let seen = new Set();
     for (let x = 1; x < where.width; x += 3) for (let y = 1; y < where.height - 30; y += 6) {
@@ -111,6 +113,9 @@
     key("Escape");
     key("/", document.body);
     same(document.activeElement, $("#find"), "find");
+    $("#find").value = "Capture.py:77";
+    $("#find").dispatchEvent(new Event("input", { bubbles: true }));
+    same(all("#matrix tbody tr").map((one) => +one.dataset.space).join(), `${third.id}`, "a row found by where it was captured");
     $("#find").value = "PREFILL 2";
     $("#find").dispatchEvent(new Event("input", { bubbles: true }));
     same(all("#matrix tbody tr").length, map.spaces.filter((space) => (space.label || "").includes("prefill 2")).length, "rows found");

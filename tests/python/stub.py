@@ -112,7 +112,7 @@ class Library:
     def __init__(self, log: list[Any]) -> None:
         self.log = log
         self.answers: dict[str, int] = {}
-        self.missing = {"space_set_label"}
+        self.missing = {"space_set_label", "space_set_site"}
         self.handles = itertools.count(0x100)
         self.pieces: dict[int, int] = {}
         self.replayable = True

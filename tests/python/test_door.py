@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
+import sys
 import threading
 
 import pytest
 import stub
 import vmmgraph
-from vmmgraph import _c, _door
+from vmmgraph import _c, _door, _site
 
 
 def calls(door) -> list[str]:
@@ -255,6 +257,27 @@ def test_where_the_address_is_not_known_replays_go_through_torch_in_turn(door):
         graph.replay()
     # A turn that is not given back would stop every replay of the arena.
     assert calls(door) == ["space_enter", "replay", "space_leave"]
+
+
+def test_a_shape_says_where_it_was_captured(door, monkeypatch, tmp_path):
+    door.library.missing.clear()
+    graph = door.torch.cuda.CUDAGraph()
+    line = sys._getframe().f_lineno + 1
+    graph.capture_begin(pool=(0, 50))
+    graph.capture_end()
+    here = f"python/test_door.py:{line}"
+    assert [entry for entry in door.log if entry[0] == "space_set_site"] == [
+        ("space_set_site", graph._shape.space.value, here.encode())
+    ]
+    # Not torch's frames, nor those of this package or of context managers.
+    program, engine = tmp_path / "torch/cuda/graphs.py", tmp_path / "engine/runner.py"
+    monkeypatch.setattr(door.torch, "__file__", str(tmp_path / "torch/__init__.py"), raising=False)
+    scope = {"contextlib": contextlib, "site": _site.call_site}
+    exec(compile("def inner():\n    with contextlib.ExitStack() as stack:\n        return site()", str(program), "exec"), scope)  # noqa: S102
+    exec(compile("\n\ndef outer():\n    return inner()", str(engine), "exec"), scope)  # noqa: S102
+    _site._machinery.cache_clear()
+    assert scope["outer"]() == "engine/runner.py:4"
+    _site._machinery.cache_clear()
 
 
 def test_a_graph_that_the_program_keeps_is_not_touched(door):
