@@ -177,6 +177,19 @@ pub enum Error {
         /// The most it may hold; 0: only the machine has a limit.
         limit: u64,
     },
+    /// Host memory is there and could not be registered with the device (pinned), and whoever asked takes no other: copies of it would not run
+    /// beside the caller.
+    #[error(
+        "host memory of {requested} bytes could not be registered with the device: {registered} of {held} bytes that the host pool holds are"
+    )]
+    HostNotRegistered {
+        /// Bytes asked for.
+        requested: u64,
+        /// Bytes that the host pool holds.
+        held: u64,
+        /// Those of them that are registered.
+        registered: u64,
+    },
     /// Pages that are needed are on lease ([`SharedVmmAllocator::lend`](crate::SharedVmmAllocator::lend)): recall them first.
     #[error("pages that are needed are on lease to somebody: leases {leases:?}")]
     Lent {

@@ -41,6 +41,7 @@
 //!   stats               snapshots
 //!   space   region      blocks, slabs, kept blocks, seal, life; memory that steps aside
 //!   elastic             beside them: memory that grows and shrinks, KV caches, which blocks to use
+//!   ring                beside them: many addresses over few slots, filled from the host
 //!   executables         beside them: which captured graphs have an executable
 //!   order   device      replay order; the root that everything alive holds
 //!   pages               page pool, accounts, changes, fences, numbered pages
@@ -67,6 +68,7 @@ pub mod map;
 mod order;
 pub mod pages;
 mod region;
+pub mod ring;
 mod space;
 mod stats;
 mod sync;
@@ -87,6 +89,7 @@ pub use lending::{Borrower, Lease, Vacate};
 pub use map::ArenaMap;
 pub use order::ReplayOrder;
 pub use region::{Policy, Ready, Region, RegionOptions, RegionStats};
+pub use ring::{HostBuffer, Pinning, Ring, RingOptions, RingStats, RingUnit};
 pub use space::{Block, Difference, POISON, Phase, RetainPolicy, SealReport, Space, SpaceStats, TracedBlock};
 pub use space::{EagerBlocks, EagerScope, EagerStats};
 pub use stats::{ArenaStats, Snapshot};

@@ -100,6 +100,7 @@ impl fmt::Display for Snapshot {
                 Holder::Kept { arena } => write!(f, "  arena {arena}, kept")?,
                 Holder::Region { region } => write!(f, "  region {region}")?,
                 Holder::Elastic { buffer } => write!(f, "  elastic buffer {buffer}")?,
+                Holder::Ring { ring } => write!(f, "  ring {ring}")?,
                 Holder::Free => write!(f, "  free")?,
                 Holder::Leaving => write!(f, "  refused by the driver")?,
             }

@@ -24,9 +24,11 @@ use cudarc::driver::sys;
 use libloading::os::unix::Library;
 use vmmgraph::driver::{CudaDriver, HostDriver, SharedDriver, platform};
 use vmmgraph::pages::Fence;
+use vmmgraph::ring::HostRun;
 use vmmgraph::{
-    Address, Borrower, Device, DriverChoice, ElasticOptions, Error, HostOptions, KvLayout, KvOptions,
-    Options, Peers, Policy, RegionOptions, Result, RetainPolicy, SharedVmmAllocator, Space, Stream, Vacate,
+    Address, Borrower, Device, DriverChoice, ElasticOptions, Error, HostBuffer, HostOptions, KvLayout,
+    KvOptions, Options, Peers, Pinning, Policy, RegionOptions, Result, RetainPolicy, RingOptions, RingUnit,
+    SharedVmmAllocator, Space, Stream, Vacate,
 };
 use vmmgraph_testkit::{FaultyDriver, MIB, Stamps, stream};
 
@@ -134,7 +136,7 @@ impl StandIn {
     /// scripts/asan.sh has put a plain one on the path by the second name.
     fn library(files: [&str; 2]) -> Library {
         // SAFETY: a stand-in, whose initialisers do nothing.
-        let found = files.iter().find_map(|file| unsafe { Library::new(file) }.ok());
+        let found = files.iter().find_map(|file| unsafe { Library::new(*file) }.ok());
         found.expect("not on LD_LIBRARY_PATH: use `cargo test`")
     }
 
@@ -893,6 +895,59 @@ fn cache(run: &mut Run) -> Result<()> {
     run.step("audit", || cache.audit())
 }
 
+/// A ring is made and filled, used by two streams, has sources changed in place and for others, is aborted, and goes while a unit is acquired.
+/// What failed ahead is done again when it is needed.
+fn ring(run: &mut Run) -> Result<()> {
+    let (device, other) = (Arc::clone(&run.device), run.injector.stream());
+    let stamps = Stamps::new(device.driver(), other);
+    let mut units = [RingUnit::streamed(UNIT); 5];
+    units[3].resident = true;
+    let options = RingOptions { name: "weights", slots: 2, ..RingOptions::default() };
+    let ring = run.step("ring", || device.ring(&units, &options))?;
+    let buffer = run.step("host buffer", || device.host_buffer(5 * UNIT, Pinning::Required))?;
+    let contents = |stamp: u32| stamp.to_le_bytes().repeat(UNIT as usize / 4);
+    let source =
+        |source: &Arc<HostBuffer>, from| [HostRun { source: Arc::clone(source), from, to: 0, bytes: UNIT }];
+    let mut numbers = [0; 5];
+    for (unit, number) in numbers.iter_mut().enumerate() {
+        *number = 100 + unit as u32;
+        run.step("write", || buffer.write(unit as u64 * UNIT, &contents(*number)))?;
+        ring.set_source(unit, &source(&buffer, unit as u64 * UNIT))?;
+    }
+    run.step("prime", || ring.prime())?;
+    for round in 0..2 {
+        for (unit, number) in numbers.iter().enumerate() {
+            let stream = if unit == 1 { A } else { other };
+            run.step("acquire", || ring.acquire(unit, stream))?;
+            let at = ring.address(unit)?;
+            let holds = run.step("read", || stamps.holds(at, UNIT, *number))?;
+            assert!(holds, "unit {unit} is not there in round {round}");
+            run.injector.keep_busy(2);
+            run.step("release", || ring.release(unit, stream))?;
+        }
+        run.step("audit", || ring.audit())?;
+        if round == 0 {
+            numbers[1] = 201;
+            run.step("write", || buffer.write(UNIT, &contents(201)))?;
+            let more = run.step("host buffer", || device.host_buffer(UNIT, Pinning::Required))?;
+            numbers[4] = 204;
+            run.step("write", || more.write(0, &contents(204)))?;
+            ring.set_source(4, &source(&more, 0))?;
+            run.step("acquire", || ring.acquire(2, other))?;
+            ring.abort();
+        }
+    }
+    run.step("acquire", || ring.acquire(0, other))?;
+    run.injector.keep_busy(3);
+    drop(ring);
+    run.balance("drop the ring");
+    drop(buffer);
+    run.step("trim host", || device.host_pool().trim()).map(drop)
+}
+
+/// Bytes of a ring's unit.
+const UNIT: u64 = 16 << 10;
+
 type Scenario = fn(&mut Run) -> Result<()>;
 
 const SCENARIOS: &[(&str, Scenario)] = &[
@@ -913,6 +968,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("elastic", elastic),
     ("lending", lending),
     ("cache", cache),
+    ("ring", ring),
 ];
 
 /// What a scenario's sweep came to.
@@ -1101,5 +1157,9 @@ fn stand_in_of_hip() {
 #[test]
 fn stand_in_of_ascend() {
     // ACL_ERROR_RT_MEMORY_ALLOCATION
-    sweep_all(&StandIn::of("ascend", ["libstandin_ascend.so", "libascendcl.so"], 207_001), "Ascend's stand-in", 0);
+    sweep_all(
+        &StandIn::of("ascend", ["libstandin_ascend.so", "libascendcl.so"], 207_001),
+        "Ascend's stand-in",
+        0,
+    );
 }

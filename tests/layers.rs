@@ -14,7 +14,7 @@ const LAYERS: &[&[&str]] = &[
     &["pages"],
     &["order", "device"],
     // They do not name each other.
-    &["space", "region", "elastic", "executables"],
+    &["space", "region", "elastic", "executables", "ring"],
     &["lending"],
     &["stats"],
     &["map"],
@@ -141,6 +141,22 @@ fn no_platform_is_named_above_the_door() {
         }
     }
     assert!(read > 100 && inside_the_door > 10, "{read} files, {inside_the_door} names");
+}
+
+#[test]
+fn the_plain_code_of_rings_knows_no_driver_and_no_clock() {
+    for file in ["plan.rs", "runs.rs", "schedule.rs"] {
+        let text =
+            fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ring").join(file)).unwrap();
+        let code: Vec<&str> = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+        for other in ["std::time", "std::thread", "std::sync", "unsafe", "Mutex"] {
+            assert!(!code.iter().any(|line| line.contains(other)), "{file} names {other}");
+        }
+        for named in code.join(" ").split("crate::").skip(1) {
+            let plain = ["error::", "units::"].iter().any(|module| named.starts_with(module));
+            assert!(plain, "{file} names crate::{named:.20}");
+        }
+    }
 }
 
 #[test]

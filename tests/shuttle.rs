@@ -6,9 +6,10 @@ use std::sync::Arc;
 use shuttle::thread;
 use vmmgraph::driver::HostDriver;
 use vmmgraph::pages::Fence;
+use vmmgraph::ring::HostRun;
 use vmmgraph::{
-    Borrower, Device, ElasticOptions, Error, HostOptions, KvLayout, KvOptions, Options, Policy,
-    RegionOptions, RetainPolicy, SharedVmmAllocator, SpaceStats, Stream, Vacate,
+    Borrower, Device, ElasticOptions, Error, HostOptions, KvLayout, KvOptions, Options, Pinning, Policy,
+    RegionOptions, RetainPolicy, RingOptions, RingUnit, SharedVmmAllocator, SpaceStats, Stream, Vacate,
 };
 use vmmgraph_testkit::stream;
 
@@ -681,4 +682,64 @@ fn pages_are_lent_and_recalled_beside_replays() {
     };
     shuttle::check_random(model, 300);
     shuttle::check_pct(model, 300, 3);
+}
+
+#[test]
+fn a_ring_is_read_while_its_sources_change_and_others_fill_it() {
+    const UNIT: u64 = 4 * KIB;
+    let model = || {
+        let (host, device, arena) = small();
+        let options = RingOptions { slots: 2, ..RingOptions::default() };
+        let ring = Arc::new(device.ring(&[RingUnit::streamed(UNIT); 4], &options).unwrap());
+        let buffer = device.host_buffer(4 * UNIT, Pinning::Required).unwrap();
+        for unit in 0..4 {
+            buffer.write(unit * UNIT, &[unit as u8; UNIT as usize]).unwrap();
+            let run = HostRun { source: Arc::clone(&buffer), from: unit * UNIT, to: 0, bytes: UNIT };
+            ring.set_source(unit as usize, &[run]).unwrap();
+        }
+        let user = {
+            let ring = Arc::clone(&ring);
+            thread::spawn(move || {
+                for unit in 0..4 {
+                    ring.acquire(unit, stream(1)).unwrap();
+                    let at = ring.address(unit).unwrap();
+                    // SAFETY: acquired, on the host driver, whose copies are done when they are given.
+                    let bytes = unsafe { std::slice::from_raw_parts(at.0 as *const u8, UNIT as usize) };
+                    let before = bytes[0];
+                    thread::yield_now();
+                    // Its own, of one version, whoever changes it meanwhile.
+                    assert!(bytes.iter().all(|byte| *byte == before), "unit {unit} is torn");
+                    assert_eq!(usize::from(before % 16), unit);
+                    ring.release(unit, stream(1)).unwrap();
+                }
+            })
+        };
+        let changer = {
+            let (ring, device) = (Arc::clone(&ring), Arc::clone(&device));
+            thread::spawn(move || {
+                buffer.write(UNIT, &[17; UNIT as usize]).unwrap();
+                let other = device.host_buffer(UNIT, Pinning::Required).unwrap();
+                other.write(0, &[18; UNIT as usize]).unwrap();
+                ring.set_source(2, &[HostRun { source: other, from: 0, to: 0, bytes: UNIT }]).unwrap();
+            })
+        };
+        let filler = {
+            let ring = Arc::clone(&ring);
+            thread::spawn(move || {
+                ring.prime().unwrap();
+                assert!(ring.stats().acquired <= 1);
+            })
+        };
+        for thread in [user, changer, filler] {
+            thread.join().unwrap();
+        }
+        assert_eq!(ring.audit(), Ok(()));
+        drop((ring, arena));
+        device.host_pool().trim().unwrap();
+        device.trim().unwrap();
+        drop(device);
+        assert_eq!((host.leftovers(), host.host_leftovers()), ([0; 4], [0; 2]));
+    };
+    shuttle::check_random(model, 100);
+    shuttle::check_pct(model, 100, 3);
 }

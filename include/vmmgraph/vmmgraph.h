@@ -111,6 +111,9 @@
 // The device has no virtual memory management.
 #define VMMGRAPH_ERROR_UNSUPPORTED 303
 
+// Host memory could not be registered with the device (pinned), and the call takes no other.
+#define VMMGRAPH_ERROR_HOST_NOT_REGISTERED 304
+
 // A bug in the library; the arena is closed, the process goes on.
 #define VMMGRAPH_ERROR_INTERNAL 900
 

@@ -58,6 +58,8 @@ pub const VMMGRAPH_ERROR_DRIVER_MISSING: i32 = 301;
 pub const VMMGRAPH_ERROR_DRIVER_TOO_OLD: i32 = 302;
 /// The device has no virtual memory management.
 pub const VMMGRAPH_ERROR_UNSUPPORTED: i32 = 303;
+/// Host memory could not be registered with the device (pinned), and the call takes no other.
+pub const VMMGRAPH_ERROR_HOST_NOT_REGISTERED: i32 = 304;
 /// A bug in the library; the arena is closed, the process goes on.
 pub const VMMGRAPH_ERROR_INTERNAL: i32 = 900;
 
@@ -88,6 +90,7 @@ pub extern "C" fn vmmgraph_status_name(status: vmmgraph_status_t) -> *const c_ch
         VMMGRAPH_ERROR_DRIVER_MISSING => c"driver missing",
         VMMGRAPH_ERROR_DRIVER_TOO_OLD => c"driver too old",
         VMMGRAPH_ERROR_UNSUPPORTED => c"unsupported device",
+        VMMGRAPH_ERROR_HOST_NOT_REGISTERED => c"host memory not registered",
         VMMGRAPH_ERROR_INTERNAL => c"internal error",
         _ => c"unknown status",
     };
@@ -157,6 +160,7 @@ fn status_of(error: &Error) -> vmmgraph_status_t {
         Error::OutOfAddresses { .. } => VMMGRAPH_ERROR_OUT_OF_ADDRESSES,
         Error::OutOfDescriptors { .. } => VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS,
         Error::OutOfHostMemory { .. } => VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY,
+        Error::HostNotRegistered { .. } => VMMGRAPH_ERROR_HOST_NOT_REGISTERED,
         Error::StreamCapturing { .. } | Error::DeviceCapturing { .. } => VMMGRAPH_ERROR_STREAM_CAPTURING,
         Error::DriverMissing { .. } => VMMGRAPH_ERROR_DRIVER_MISSING,
         Error::SymbolMissing { .. } | Error::UnfitDriver { .. } => VMMGRAPH_ERROR_DRIVER_TOO_OLD,
@@ -197,6 +201,9 @@ fn describe(status: vmmgraph_status_t, error: &Error) -> vmmgraph_error_info_t {
         Error::OutOfAddresses { requested, device } => (info.requested, info.device) = (requested, device),
         Error::OutOfHostMemory { requested, held, limit } => {
             (info.requested, info.available) = (requested, limit.saturating_sub(held));
+        }
+        Error::HostNotRegistered { requested, registered, .. } => {
+            (info.requested, info.available) = (requested, registered);
         }
         Error::StreamCapturing { stream } => info.requested = stream,
         Error::Unsupported { device } | Error::DeviceCapturing { device } | Error::Incoherent { device, .. } => {
@@ -265,7 +272,7 @@ mod tests {
         let name = |status| unsafe { CStr::from_ptr(vmmgraph_status_name(status)) }.to_str().unwrap();
         assert_eq!(name(VMMGRAPH_OK), "ok");
         assert_eq!(name(VMMGRAPH_ERROR_OVER_BUDGET), "over budget");
-        for status in [-1, 10, 104, 205, 304, 901, i32::MIN, i32::MAX] {
+        for status in [-1, 10, 104, 205, 305, 901, i32::MIN, i32::MAX] {
             assert_eq!(name(status), "unknown status");
         }
     }

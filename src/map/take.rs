@@ -217,6 +217,7 @@ fn holders(others: Vec<Other>) -> Vec<MapHolder> {
             Holder::Shared { .. } | Holder::Retained { .. } | Holder::Kept { .. } => "arena",
             Holder::Region { .. } => "region",
             Holder::Elastic { .. } => "elastic",
+            Holder::Ring { .. } => "ring",
             Holder::Free => "free",
             Holder::Leaving => "leaving",
         };

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::host_memory::{HostMemory, copy_bytes};
-use super::host_pool::{CopyPath, HostPiece};
+use super::host_pool::CopyPath;
 use super::waits::Wait;
-use super::{Events, Fence};
+use super::{Events, Fence, HostPiece};
 use crate::driver::SharedDriver;
 use crate::error::Result;
 use crate::sync::Mutex;
@@ -234,6 +234,14 @@ pub(super) fn read(pieces: &[HostPiece], mut skip: usize, mut into: &mut [u8]) {
         now.copy_from_slice(&bytes[from..from + take]);
         (into, skip) = (later, skip - from);
     }
+}
+
+/// Writes bytes to a piece of the same length.
+pub(super) fn write(piece: &HostPiece, from: &[u8]) {
+    let bytes = piece.bytes.min(from.len());
+    // SAFETY: memory of the pool, which stays while a piece of it is out; whoever asks has waited for what is copied from it, and a slice
+    // of the caller's does not overlap it unless it is the same bytes, which `copy` allows.
+    unsafe { std::ptr::copy(from.as_ptr(), piece.at as *mut u8, bytes) };
 }
 
 /// A sum that changes with every byte and its place, eight bytes at a time.

@@ -7,20 +7,20 @@ use std::time::{Duration, Instant};
 
 use super::copier::Copier;
 use super::host_memory::HostMemory;
-use super::{Events, Fence, PagePool, RangeId};
+use super::{Events, Fence, HostPiece, PagePool, RangeId};
 use crate::driver::SharedDriver;
 use crate::error::{Error, Result};
 use crate::sync::Mutex;
 use crate::units::Stream;
 
 /// Bytes that are registered with one call: more at a time would keep others of the machine waiting.
-const CHUNK: u64 = 1 << 30;
+pub(super) const CHUNK: u64 = 1 << 30;
 /// What chunks are multiples of, in bytes.
 const GRAIN: u64 = 2 << 20;
 /// What a piece is a multiple of, in bytes.
-const PIECE: u64 = 4096;
+pub(super) const PIECE: u64 = 4096;
 /// How often memory is asked for again when others took what came.
-const TRIES: u32 = 8;
+pub(super) const TRIES: u32 = 8;
 /// How long the end of the device waits for copies.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -51,20 +51,12 @@ pub struct HostStats {
     pub limit_bytes: Option<u64>,
 }
 
-/// A piece of the pool's memory. Whoever has it gives it back.
-#[derive(Debug)]
-pub struct HostPiece {
-    pub(super) at: usize,
-    pub(super) bytes: usize,
-    pub(super) registered: bool,
-}
-
 #[derive(Default)]
-struct State {
+pub(super) struct State {
     /// By base.
     chunks: BTreeMap<usize, HostMemory>,
     /// Stretches that nobody has: address to bytes. Neighbours in a chunk are one.
-    free: BTreeMap<usize, usize>,
+    pub(super) free: BTreeMap<usize, usize>,
     /// Given back, and perhaps still copied from or to.
     waiting: Vec<(Fence, Vec<HostPiece>)>,
     held: u64,
@@ -76,9 +68,9 @@ struct State {
 /// The host memory of one device for the contents of pages. Thread-safe; no lock is held while memory is mapped or registered.
 pub struct HostPool {
     driver: SharedDriver,
-    events: Arc<Events>,
+    pub(super) events: Arc<Events>,
     copier: Copier,
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
 }
 
 impl HostPool {
@@ -150,7 +142,7 @@ impl HostPool {
     }
 
     /// Tries again to register chunks that nothing is in.
-    fn register_again(&self) {
+    pub(super) fn register_again(&self) {
         if !self.driver.capabilities().register_host {
             return;
         }
@@ -163,7 +155,7 @@ impl HostPool {
     }
 
     /// Maps, faults in and registers `bytes` more.
-    fn grow(&self, bytes: u64) -> Result<()> {
+    pub(super) fn grow(&self, bytes: u64) -> Result<()> {
         let mut left = bytes.next_multiple_of(GRAIN);
         while left > 0 {
             let more = left.min(CHUNK);
@@ -320,7 +312,7 @@ impl State {
         taken
     }
 
-    fn chunk_of(&self, at: usize) -> Option<&HostMemory> {
+    pub(super) fn chunk_of(&self, at: usize) -> Option<&HostMemory> {
         self.chunks.range(..=at).next_back().map(|(_, chunk)| chunk)
     }
 
@@ -350,7 +342,7 @@ impl State {
         Some(pieces)
     }
 
-    fn put(&mut self, piece: HostPiece) {
+    pub(super) fn put(&mut self, piece: HostPiece) {
         let (mut at, mut bytes) = (piece.at, piece.bytes.next_multiple_of(PIECE as usize));
         if let Some((before, free)) = self.free.range(..at).next_back().map(|(a, b)| (*a, *b))
             && before + free == at
@@ -367,7 +359,7 @@ impl State {
         self.free.insert(at, bytes);
     }
 
-    fn settle(&mut self, events: &Arc<Events>) {
+    pub(super) fn settle(&mut self, events: &Arc<Events>) {
         let mut done = Vec::new();
         self.waiting.retain_mut(|(fence, pieces)| {
             let over = fence.done(events).unwrap_or(false);

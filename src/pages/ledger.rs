@@ -39,6 +39,11 @@ pub enum Holder {
         /// The buffer's number.
         buffer: u64,
     },
+    /// A ring: the units of a slot, which are used one after the other, show the page.
+    Ring {
+        /// The ring's number.
+        ring: u64,
+    },
     /// The device: whoever asks next gets it.
     Free,
     /// Nobody: the driver would not take it back, and is asked again.
@@ -50,7 +55,9 @@ impl Holder {
     pub(super) fn arena(self) -> Option<u64> {
         match self {
             Self::Shared { arena } | Self::Retained { arena, .. } | Self::Kept { arena } => Some(arena),
-            Self::Region { .. } | Self::Elastic { .. } | Self::Free | Self::Leaving => None,
+            Self::Region { .. } | Self::Elastic { .. } | Self::Ring { .. } | Self::Free | Self::Leaving => {
+                None
+            }
         }
     }
 }

@@ -10,7 +10,7 @@
 //!      absent                     pages that keep their place and have no memory                 absent.rs
 //!      deferred                   what waits for a fence, and what the driver refused            deferred.rs
 //!      reclaimers                 who is asked when memory is short                              reclaim.rs
-//!   HostPool                      host memory for contents, and copies of it                     host_pool.rs  copier.rs  copies.rs
+//!   HostPool                      host memory for contents, and copies of it                     host_pool.rs  host_piece.rs  copier.rs  copies.rs
 //!   Pausable                      what can step aside, found by tag; the way back                pausable.rs  resume.rs
 //!   Fence, Mark                   points in streams' work                                        fence.rs
 //!   Capturing                     what forbids to wait for them on some platforms                waits.rs
@@ -30,6 +30,7 @@ mod copies;
 mod deferred;
 mod fence;
 mod host_memory;
+mod host_piece;
 mod host_pool;
 mod ledger;
 mod mappings;
@@ -51,7 +52,8 @@ pub(crate) use copies::{Copied, HostCopy, behind_copies};
 pub use deferred::Remains;
 pub(crate) use deferred::retry_orphans;
 pub use fence::{Events, Fence, Mark, Promise};
-pub use host_pool::{CopyPath, HostPiece, HostPool, HostStats};
+pub use host_piece::HostPiece;
+pub use host_pool::{CopyPath, HostPool, HostStats};
 pub use ledger::{Holder, Holding};
 pub use mappings::Mapping;
 pub(crate) use pausable::{HookGuard, MoveTurn, Pausables, next_number};

@@ -1,10 +1,12 @@
 //! What VmmGraph's tests, benches and demo share: allocation traces of real and of made-up models, capturing and replaying them, torch's
-//! segment rules for comparison, and a driver that fails on purpose.
+//! segment rules for comparison, a driver that fails on purpose, one that
+//! breaks a rule, and two that work as late as they may: `LateDriver` when somebody waits, `ReorderingDriver` in any order that events allow.
 
 mod broken;
 mod fault;
 mod late;
 mod model;
+mod reordering;
 mod replay;
 mod timing;
 mod torch;
@@ -14,6 +16,7 @@ pub use broken::{BrokenDriver, Flaw};
 pub use fault::FaultyDriver;
 pub use late::{Delay, LateDriver};
 pub use model::Model;
+pub use reordering::ReorderingDriver;
 pub use replay::{Captured, Replayed, Stamps, capture, capture_with, replay};
 pub use timing::median;
 pub use torch::{private_pools_bytes, published_design};

@@ -1,0 +1,121 @@
+//! Pieces of the host pool's memory: those that contents wait in, and whole ones that are written once and copied from again and again.
+
+use super::host_memory::HostMemory;
+use super::host_pool::{CHUNK, CopyPath, HostPool, HostStats, PIECE, State, TRIES};
+use super::{Fence, PagePool, RangeId};
+use crate::error::{Error, Result};
+
+/// A piece of the pool's memory. Whoever has it gives it back.
+#[derive(Debug)]
+pub struct HostPiece {
+    pub(super) at: usize,
+    pub(super) bytes: usize,
+    pub(super) registered: bool,
+}
+
+impl HostPiece {
+    /// Where it begins in this process.
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.at as *mut u8
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes as u64
+    }
+
+    /// Whether it is registered with the device.
+    pub(crate) fn registered(&self) -> bool {
+        self.registered
+    }
+
+    /// A part of it, which is not given back.
+    fn part(&self, skip: u64, bytes: u64) -> Result<Self> {
+        if skip.checked_add(bytes).is_none_or(|end| end > self.bytes as u64) {
+            let limit = (self.bytes as u64).saturating_sub(skip);
+            return Err(Error::InvalidSize { what: "a part of host memory", bytes, limit });
+        }
+        Ok(Self { at: self.at + skip as usize, bytes: bytes as usize, registered: self.registered })
+    }
+}
+
+impl HostPool {
+    /// One piece of `bytes`, registered with the device. Where only memory that is not registered is left, that is tried again; more is asked
+    /// of the operating system only where nothing is long enough.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare); [`Error::InvalidSize`] for nothing and for more than is registered with one call;
+    /// [`Error::HostNotRegistered`], unless `any` memory will do.
+    pub(crate) fn take_whole(&self, bytes: u64, any: bool) -> Result<HostPiece> {
+        if bytes == 0 || bytes > CHUNK {
+            return Err(Error::InvalidSize { what: "a host buffer", bytes, limit: CHUNK });
+        }
+        for _ in 0..TRIES {
+            for again in [true, false] {
+                {
+                    let mut state = self.state.lock();
+                    state.settle(&self.events);
+                    if let Some(piece) = state.take_whole(bytes, |chunk| chunk.registered()) {
+                        return Ok(piece);
+                    }
+                }
+                if again {
+                    self.register_again();
+                }
+            }
+            {
+                let mut state = self.state.lock();
+                if let Some(piece) = state.take_whole(bytes, |_| true) {
+                    if any {
+                        return Ok(piece);
+                    }
+                    state.put(piece);
+                    drop(state);
+                    let HostStats { held_bytes: held, registered_bytes: registered, .. } = self.stats();
+                    return Err(Error::HostNotRegistered { requested: bytes, held, registered });
+                }
+            }
+            self.grow(bytes)?;
+        }
+        Err(Error::OutOfHostMemory { requested: bytes, held: self.stats().held_bytes, limit: 0 })
+    }
+
+    /// Gives the copy of a part of a piece to the stream of copies to the device. Otherwise as [`copy_in`](Self::copy_in).
+    ///
+    /// # Errors
+    /// As [`copy_in`](Self::copy_in); [`Error::InvalidSize`] beyond the piece's end.
+    pub(crate) fn load_part(
+        &self,
+        pool: &PagePool,
+        place: (RangeId, u64),
+        piece: &HostPiece,
+        (skip, bytes): (u64, u64),
+        done: &mut Fence,
+    ) -> Result<CopyPath> {
+        self.copy_in(pool, place, &[piece.part(skip, bytes)?], done)
+    }
+
+    /// Writes host bytes to a piece, from `skip` on. Nobody copies from there.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSize`] beyond the piece's end.
+    pub(crate) fn write(&self, piece: &HostPiece, skip: u64, from: &[u8]) -> Result<()> {
+        super::copier::write(&piece.part(skip, from.len() as u64)?, from);
+        Ok(())
+    }
+}
+
+impl State {
+    /// The smallest stretch that all of it fits in, of such chunks.
+    fn take_whole(&mut self, bytes: u64, which: impl Fn(&HostMemory) -> bool) -> Option<HostPiece> {
+        let padded = usize::try_from(bytes.next_multiple_of(PIECE)).ok()?;
+        let fits = self.free.iter().filter(|(_, free)| **free >= padded);
+        let fits = fits.filter(|(at, _)| self.chunk_of(**at).is_some_and(&which));
+        let (at, free) = fits.min_by_key(|(at, free)| (**free, **at)).map(|(at, free)| (*at, *free))?;
+        self.free.remove(&at);
+        if padded < free {
+            self.free.insert(at + padded, free - padded);
+        }
+        let registered = self.chunk_of(at).is_some_and(HostMemory::registered);
+        Some(HostPiece { at, bytes: bytes as usize, registered })
+    }
+}

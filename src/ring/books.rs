@@ -1,0 +1,149 @@
+//! What a ring knows of its places: what each holds, who reads it, what its units are copied from.
+
+use std::sync::Arc;
+
+use super::HostBuffer;
+use super::runs::Run;
+use super::schedule::{Held, Schedule};
+use crate::error::{Error, Result};
+use crate::pages::{Events, Fence, Promise};
+use crate::sync::thread_token;
+use crate::units::Stream;
+
+/// Who reads a place now.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct User {
+    pub(super) unit: usize,
+    stream: Stream,
+    /// Whose thread's stream it is, where that matters; else 0.
+    thread: u64,
+}
+
+impl User {
+    pub(super) fn new(unit: usize, stream: Stream) -> Self {
+        Self { unit, stream, thread: if stream == Stream::PER_THREAD { thread_token() } else { 0 } }
+    }
+
+    /// Behind everything that its stream was given so far.
+    fn leave(self, events: &Arc<Events>, fence: &mut Fence) {
+        if self.thread == 0 || self.thread == thread_token() {
+            fence.add(events, self.stream);
+        } else {
+            // Only that thread can say where its default stream is.
+            fence.add_promise(self.stream, self.thread, &Promise::default());
+        }
+    }
+}
+
+/// A slot, or the place of a resident unit.
+#[derive(Debug, Default)]
+pub(super) struct Place {
+    /// What it holds once the copies that were given are over; `None`: nobody knows.
+    pub(super) held: Option<Held>,
+    /// Behind those copies.
+    pub(super) ready: Fence,
+    /// Behind those who read it since.
+    pub(super) readers: Fence,
+    /// Who is reading it.
+    pub(super) user: Option<User>,
+}
+
+/// What a unit is copied from.
+#[derive(Debug)]
+pub(super) struct Source {
+    pub(super) runs: Vec<Run<Arc<HostBuffer>>>,
+    /// Which change it was that set it.
+    pub(super) set: u64,
+}
+
+impl Source {
+    /// The last change of it, or of what it is made of.
+    pub(super) fn stamp(&self) -> u64 {
+        self.runs.iter().map(|run| run.source.last_change()).fold(self.set, u64::max)
+    }
+}
+
+/// Counts since the ring was made.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    pub(super) copies: u64,
+    pub(super) copied_bytes: u64,
+    pub(super) acquires: u64,
+    pub(super) filled_ahead: u64,
+    pub(super) filled_late: u64,
+    pub(super) ahead_failed: u64,
+    pub(super) aborts: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Books {
+    pub(super) places: Vec<Place>,
+    /// By unit.
+    pub(super) sources: Vec<Option<Source>>,
+    pub(super) counts: Counts,
+}
+
+impl Books {
+    pub(super) fn new(schedule: &Schedule) -> Self {
+        Self {
+            places: (0..schedule.places()).map(|_| Place::default()).collect(),
+            sources: (0..schedule.units()).map(|_| None).collect(),
+            counts: Counts::default(),
+        }
+    }
+
+    pub(super) fn place(&mut self, place: usize) -> Result<&mut Place> {
+        let none = || Error::Internal { what: "a ring lacks a place".to_owned() };
+        self.places.get_mut(place).ok_or_else(none)
+    }
+
+    /// What a unit is copied from, and its stamp.
+    pub(super) fn source(&self, unit: usize) -> Result<(&Source, u64)> {
+        let none = || {
+            let (expected, found) = ("told what it is copied from", "without a source");
+            Error::WrongState { what: "a ring's unit", expected, found }
+        };
+        let source = self.sources.get(unit).and_then(Option::as_ref).ok_or_else(none)?;
+        Ok((source, source.stamp()))
+    }
+
+    pub(super) fn acquired(&self) -> u64 {
+        self.places.iter().filter(|place| place.user.is_some()).count() as u64
+    }
+
+    /// Everybody who reads has done so behind what his stream was given, and nobody knows what the places hold.
+    pub(super) fn forget(&mut self, events: &Arc<Events>) {
+        for place in &mut self.places {
+            place.held = None;
+            if let Some(user) = place.user.take() {
+                user.leave(events, &mut place.readers);
+            }
+        }
+    }
+
+    /// What is behind every copy and every reader there is.
+    pub(super) fn leave(&mut self, events: &Arc<Events>, fence: &mut Fence) {
+        self.forget(events);
+        for place in &mut self.places {
+            fence.join(std::mem::take(&mut place.ready));
+            fence.join(std::mem::take(&mut place.readers));
+        }
+    }
+
+    /// Whether what places hold and who reads them is theirs; what is not.
+    pub(super) fn audit(&self, schedule: &Schedule) -> Result<(), String> {
+        for (number, place) in self.places.iter().enumerate() {
+            let held = place.held.map(|held| held.unit);
+            let user = place.user.map(|user| user.unit);
+            for unit in [held, user].into_iter().flatten() {
+                if schedule.place_of(unit) != Some(number) {
+                    return Err(format!("place {number} holds unit {unit}, whose it is not"));
+                }
+            }
+            if user.is_some() && held.is_some() && user != held {
+                return Err(format!("place {number} is read as unit {user:?} and holds {held:?}"));
+            }
+        }
+        Ok(())
+    }
+}

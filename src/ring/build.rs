@@ -1,0 +1,144 @@
+//! A ring's addresses and pages: one range, in which the units of a slot show the same pages.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::books::Books;
+use super::{Ring, RingOptions, RingUnit, Schedule, plan};
+use crate::device::Device;
+use crate::driver::Alias;
+use crate::error::{Error, Result};
+use crate::pages::{Account, Change, Holder, Limits, Reservation};
+use crate::sync::Mutex;
+use crate::units::{MAX_BYTES, Peers};
+
+/// Slots that nobody asked for.
+const SLOTS: usize = 3;
+/// The longest page that nobody asked for, in bytes: what an arena's large pages are by default.
+const LONGEST: u64 = 16 << 20;
+/// How many pages the longest unit has at least, if nobody says how long they are and the granularity allows it.
+const PAGES: u64 = 8;
+/// How often memory is asked for again after somebody gave some back.
+const TRIES: u32 = 8;
+
+impl Device {
+    /// A ring over these units, in the order of use: addresses for each, pages for the slots and for the resident ones. Nothing is copied yet.
+    ///
+    /// # Errors
+    /// Those of [`Schedule::new`]; [`Error::InvalidSize`] for a unit that is empty or too long, [`Error::InvalidPageSize`];
+    /// [`Error::InvalidArgument`] on a platform where a page shows once; [`Error::OutOfMemory`], [`Error::OverBudget`] or
+    /// [`Error::OutOfAddresses`], with nothing changed; what the driver says.
+    pub fn ring(self: &Arc<Self>, units: &[RingUnit], options: &RingOptions<'_>) -> Result<Ring> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let capabilities = self.driver().capabilities();
+        if capabilities.alias == Alias::None {
+            let expected = "on a platform where a page shows at several addresses";
+            return Err(Error::InvalidArgument { what: "a ring", value: 0, expected });
+        }
+        let page = page_bytes(self, units, options.page_bytes)?;
+        let resident: Vec<bool> = units.iter().map(|unit| unit.resident).collect();
+        let slots = if options.slots == 0 { SLOTS } else { options.slots };
+        let schedule = Schedule::new(&resident, slots, options.remainder)?;
+        let mut offsets = Vec::with_capacity(units.len());
+        let mut end = 0_u64;
+        for unit in units {
+            offsets.push(end);
+            end = end.saturating_add(unit.bytes.next_multiple_of(page));
+        }
+        if end > MAX_BYTES {
+            return Err(Error::InvalidSize { what: "a ring", bytes: end, limit: MAX_BYTES });
+        }
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let limits = Limits { most: options.budget_bytes, least: 0 };
+        let account = self.account(&format!("ring {id} {:?}", options.name), options.account, limits)?;
+        let wanted = Wanted { id, units, page, schedule: &schedule, offsets: &offsets, account: &account };
+        let mut tries = 0;
+        let range = loop {
+            let error = match wanted.build(self, end) {
+                Ok(range) => break range,
+                Err(error) => error,
+            };
+            tries += 1;
+            if !error.is_out_of_memory() || tries > TRIES || !self.pool().relieve(error.requested_bytes()) {
+                return Err(error);
+            }
+        };
+        for adjustment in schedule.adjustments() {
+            tracing::warn!(ring = id, name = options.name, %adjustment, "a ring is not as it was asked for");
+        }
+        let (places, streamed) = (schedule.places(), schedule.streamed().len());
+        tracing::info!(
+            ring = id,
+            name = options.name,
+            units = units.len(),
+            streamed,
+            places,
+            page,
+            "ring made"
+        );
+        self.pool().check();
+        let books = Mutex::new(Books::new(&schedule));
+        let (name, across_steps) = (options.name.to_owned(), !options.within_step);
+        let (units, device) = (units.to_vec(), Arc::clone(self));
+        let range = Some(range);
+        Ok(Ring { id, name, schedule, units, page, offsets, across_steps, range, account, books, device })
+    }
+}
+
+/// What is to be built.
+struct Wanted<'a> {
+    id: u64,
+    units: &'a [RingUnit],
+    page: u64,
+    schedule: &'a Schedule,
+    offsets: &'a [u64],
+    account: &'a Account,
+}
+
+impl Wanted<'_> {
+    /// Addresses and pages in one change, which is undone if anything fails.
+    fn build(&self, device: &Arc<Device>, bytes: u64) -> Result<Reservation> {
+        let mut change = Change::on(device.pool());
+        let range = change.reserve(bytes, self.id, Peers::NONE)?;
+        let mut places = Vec::new();
+        for bytes in plan::place_bytes(self.schedule, self.units, self.page) {
+            let mut pages = Vec::new();
+            for _ in 0..bytes / self.page {
+                pages.push(change.take(self.page, Holder::Ring { ring: self.id }, self.account.id())?);
+            }
+            places.push(pages);
+        }
+        for (unit, (offset, RingUnit { bytes, .. })) in self.offsets.iter().zip(self.units).enumerate() {
+            let count = usize::try_from(bytes.div_ceil(self.page)).unwrap_or(usize::MAX);
+            let pages = self.schedule.place_of(unit).and_then(|place| places.get(place)?.get(..count));
+            let pages =
+                pages.ok_or_else(|| Error::Internal { what: "a ring's unit lacks pages".to_owned() })?;
+            change.map(range, *offset, pages)?;
+        }
+        let (_, mut reserved) = change.commit();
+        reserved.pop().ok_or_else(super::gone)
+    }
+}
+
+/// Bytes of a page: what is asked for, or what fits the longest unit.
+fn page_bytes(device: &Device, units: &[RingUnit], asked: u64) -> Result<u64> {
+    let capabilities = device.driver().capabilities();
+    let granularity = capabilities.granularity;
+    if !asked.is_multiple_of(granularity) || asked > capabilities.largest_page {
+        return Err(Error::InvalidPageSize { what: "ring page", bytes: asked, granularity });
+    }
+    for RingUnit { bytes, .. } in units {
+        if *bytes == 0 || *bytes > MAX_BYTES {
+            return Err(Error::InvalidSize { what: "a ring's unit", bytes: *bytes, limit: MAX_BYTES });
+        }
+    }
+    if asked > 0 {
+        return Ok(asked);
+    }
+    let longest = units.iter().map(|unit| unit.bytes).max().unwrap_or(0);
+    let mut page = granularity;
+    while page * 2 <= LONGEST.min(capabilities.largest_page) && page * 2 * PAGES <= longest {
+        page *= 2;
+    }
+    Ok(page)
+}

@@ -1,0 +1,187 @@
+//! Host memory that units are copied from: whole, from the device's host pool, and known to be read or not.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::pages::{CopyPath, Fence, HostPiece, RangeId};
+use crate::sync::Mutex;
+
+/// Whether memory that could not be registered with the device will do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pinning {
+    /// No: it is an error. Never falls back silently.
+    #[default]
+    Required,
+    /// Yes: where registration is refused, copies go over the host pool's ring of small registered buffers, and the caller waits for each.
+    Preferred,
+}
+
+/// Numbers of changes, of contents and of sources: a later change has a larger one, in the whole process.
+pub(super) fn next_change() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+#[derive(Default)]
+struct Use {
+    /// Behind the copies from it that were given.
+    copies: Fence,
+    /// Which change of the contents was the last.
+    changed: u64,
+}
+
+/// Host memory of a device's [host pool](Device::host_pool), in one piece at one address. It keeps the device open, and goes back to the pool behind
+/// the copies from it.
+///
+/// Thread-safe. Two are equal if they are the same memory.
+pub struct HostBuffer {
+    piece: Option<HostPiece>,
+    used: Mutex<Use>,
+    device: Arc<Device>,
+}
+
+impl Device {
+    /// Host memory for the sources of a ring's units. Its contents are anything.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSize`] for nothing and for more than 1 GiB, which is what is registered with one call;
+    /// [`Error::OutOfHostMemory`]; [`Error::HostNotRegistered`] with [`Pinning::Required`].
+    pub fn host_buffer(self: &Arc<Self>, bytes: u64, pinning: Pinning) -> Result<Arc<HostBuffer>> {
+        let piece = self.host_pool().take_whole(bytes, pinning == Pinning::Preferred)?;
+        let used = Mutex::new(Use { copies: Fence::default(), changed: next_change() });
+        Ok(Arc::new(HostBuffer { piece: Some(piece), used, device: Arc::clone(self) }))
+    }
+}
+
+impl HostBuffer {
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.piece.as_ref().map_or(0, HostPiece::bytes)
+    }
+
+    /// Whether it is registered with the device.
+    #[must_use]
+    pub fn registered(&self) -> bool {
+        self.piece.as_ref().is_some_and(HostPiece::registered)
+    }
+
+    /// Where it begins in this process. Who writes there waits for the copies from it first ([`wait`](Self::wait)), lets no ring copy meanwhile, and
+    /// says so afterwards ([`changed`](Self::changed)).
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.piece.as_ref().map_or(std::ptr::null_mut(), HostPiece::base)
+    }
+
+    /// Writes bytes, from `at` on, when the copies from it that were given are over. What rings hold of it is out of date from then on: the next
+    /// use copies it again.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSize`] beyond the end; what the driver says of the copies. Nothing is written then.
+    pub fn write(&self, at: u64, from: &[u8]) -> Result<()> {
+        let host = self.device.host_pool();
+        loop {
+            let mut copies = {
+                let mut used = self.used.lock();
+                if used.copies.done(self.device.pool().events())? {
+                    // Under the lock: no copy begins meanwhile.
+                    host.write(self.piece()?, at, from)?;
+                    used.changed = next_change();
+                    return Ok(());
+                }
+                used.copies.clone()
+            };
+            host.wait(&mut copies)?;
+        }
+    }
+
+    /// Reads bytes, from `at` on.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSize`] beyond the end.
+    pub fn read(&self, at: u64, into: &mut [u8]) -> Result<()> {
+        let piece = self.piece()?;
+        if at.checked_add(into.len() as u64).is_none_or(|end| end > piece.bytes()) {
+            let limit = piece.bytes().saturating_sub(at);
+            return Err(Error::InvalidSize {
+                what: "a part of host memory",
+                bytes: into.len() as u64,
+                limit,
+            });
+        }
+        // Nobody writes meanwhile.
+        let used = self.used.lock();
+        self.device.host_pool().read(std::slice::from_ref(piece), at, into);
+        drop(used);
+        Ok(())
+    }
+
+    /// Says that the contents were changed otherwise than by [`write`](Self::write): the next use of what rings hold of it copies it again.
+    pub fn changed(&self) {
+        self.used.lock().changed = next_change();
+    }
+
+    /// Blocks until the copies from it that were given are over.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn wait(&self) -> Result<()> {
+        let mut copies = self.used.lock().copies.clone();
+        self.device.host_pool().wait(&mut copies)
+    }
+
+    pub(super) fn last_change(&self) -> u64 {
+        self.used.lock().changed
+    }
+
+    /// Gives the copy of a part to the stream of copies; `done` is behind it, also if it fails.
+    pub(super) fn load(&self, place: (RangeId, u64), part: (u64, u64), done: &mut Fence) -> Result<CopyPath> {
+        let (host, pool) = (self.device.host_pool(), self.device.pool());
+        let mut used = self.used.lock();
+        let mut this = Fence::default();
+        let loaded = host.load_part(pool, place, self.piece()?, part, &mut this);
+        if loaded.is_ok() {
+            // All copies are on one stream: what is behind this one is behind those before.
+            used.copies = this.clone();
+            *done = this;
+        } else {
+            used.copies.join(this.clone());
+            done.join(this);
+        }
+        loaded
+    }
+
+    fn piece(&self) -> Result<&HostPiece> {
+        self.piece
+            .as_ref()
+            .ok_or_else(|| Error::Internal { what: "a host buffer lacks its memory".to_owned() })
+    }
+}
+
+impl PartialEq for HostBuffer {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self, other)
+    }
+}
+
+impl Drop for HostBuffer {
+    fn drop(&mut self) {
+        let copies = std::mem::take(&mut self.used.get_mut().copies);
+        self.device.host_pool().give(self.piece.take().into_iter().collect(), copies);
+    }
+}
+
+impl fmt::Debug for HostBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HostBuffer({:p} + {:#x}, registered: {})", self.as_ptr(), self.bytes(), self.registered())
+    }
+}

@@ -1,0 +1,390 @@
+//! What a ring can come to at best, before anything is built: plain arithmetic, no driver, no memory.
+
+use std::fmt;
+
+use super::schedule::{Adjustment, Remainder, Schedule, spread};
+use crate::error::{Error, Result};
+use crate::units::MAX_BYTES;
+
+const MIB: f64 = (1_u64 << 20) as f64;
+const GIB: f64 = (1_u64 << 30) as f64;
+
+/// A piece of what a step reads, in the order of use: mostly a layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RingUnit {
+    /// Its bytes.
+    pub bytes: u64,
+    /// It is to stay on the device: it is copied once, and again when its source changes.
+    pub resident: bool,
+}
+
+impl RingUnit {
+    /// One that streams.
+    #[must_use]
+    pub const fn streamed(bytes: u64) -> Self {
+        Self { bytes, resident: false }
+    }
+
+    /// One that stays.
+    #[must_use]
+    pub const fn resident(bytes: u64) -> Self {
+        Self { bytes, resident: true }
+    }
+}
+
+/// What a step has to do and what there is for it.
+#[derive(Clone, Copy, Debug)]
+pub struct Demand<'a> {
+    /// The units, in the order of use.
+    pub units: &'a [RingUnit],
+    /// Slots that are wanted.
+    pub slots: usize,
+    /// What to do with units that the slots do not divide.
+    pub remainder: Remainder,
+    /// Bytes of a page: places are as long as whole ones. 1 if that is no matter.
+    pub page_bytes: u64,
+    /// The most bytes of the device that slots and resident units may take; `None`: no limit.
+    pub budget_bytes: Option<u64>,
+    /// GiB a second that the link brings from pinned host memory.
+    pub link_gib_per_second: f64,
+    /// Seconds that a step takes with everything resident.
+    pub compute_seconds: f64,
+    /// Tokens of a step, all sequences together.
+    pub tokens: u64,
+}
+
+/// What bounds a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// The copies take longer.
+    Link,
+    /// The work takes longer: streaming costs nothing.
+    Compute,
+}
+
+/// What a step comes to with so many units resident.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Residency {
+    /// Units that are resident.
+    pub resident: usize,
+    /// Bytes of the device: slots and resident units.
+    pub device_bytes: u64,
+    /// Bytes that go over the link in a step.
+    pub link_bytes: u64,
+    /// Seconds of a step at best.
+    pub step_seconds: f64,
+    /// Tokens a second at best.
+    pub tokens_per_second: f64,
+    /// What bounds it.
+    pub bound: Bound,
+}
+
+/// The best that can be had. No arrangement of copies is faster; how near a ring comes is to be measured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ceiling {
+    /// Which units stream, and through which slots.
+    pub schedule: Schedule,
+    /// With the units that stream so.
+    pub asked: Residency,
+    /// Seconds of the copies alone, at the link's speed.
+    pub link_seconds: f64,
+    /// Seconds of the work alone.
+    pub compute_seconds: f64,
+    /// What more residency would buy: as many units more as there are slots at a time, up to all. None of them is over the budget.
+    pub residency: Vec<Residency>,
+    /// Everything that is otherwise than it was asked for.
+    pub adjustments: Vec<Adjustment>,
+    /// Bytes of the device if everything were resident.
+    pub all_resident_bytes: u64,
+}
+
+/// The best that a ring can do for such a step. Slots that do not fit the budget become fewer, which is among the adjustments.
+///
+/// # Errors
+/// Those of [`Schedule::new`]; [`Error::InvalidSize`] for a unit that is empty or too long, and if the budget holds not even one slot and what
+/// is to be resident; [`Error::InvalidArgument`] for a link without speed, for times that are none, and for no tokens or pages.
+pub fn ceiling(demand: &Demand<'_>) -> Result<Ceiling> {
+    check(demand)?;
+    let resident: Vec<bool> = demand.units.iter().map(|unit| unit.resident).collect();
+    let limit = demand.budget_bytes.unwrap_or(u64::MAX);
+    let mut slots = demand.slots;
+    let schedule = loop {
+        let schedule = Schedule::new(&resident, slots, demand.remainder);
+        let bytes = schedule.as_ref().map(|schedule| device_bytes(schedule, demand)).unwrap_or(0);
+        match schedule {
+            Ok(schedule) if bytes <= limit => break schedule,
+            // Fewer may divide the units, or leave fewer over.
+            _ if slots > 1 && (bytes > limit) => slots -= 1,
+            Ok(_) => {
+                return Err(Error::InvalidSize { what: "a ring's slots and resident units", bytes, limit });
+            }
+            Err(error) => return Err(error),
+        }
+    };
+    let mut adjustments = Vec::new();
+    if slots < demand.slots {
+        // Said by whom it was, the budget, with what came of it.
+        let given = if schedule.slots() == 0 { slots } else { schedule.slots() };
+        adjustments.push(Adjustment::FewerSlots { asked: demand.slots, given });
+    }
+    let own = schedule.adjustments().iter();
+    let again = |one: &&Adjustment| slots < demand.slots && matches!(one, Adjustment::FewerSlots { .. });
+    adjustments.extend(own.filter(|one| !again(one)).cloned());
+    let asked = residency_of(&schedule, demand);
+    let residency = more_resident(&schedule, demand).into_iter().filter(|row| row.device_bytes <= limit);
+    Ok(Ceiling {
+        asked,
+        link_seconds: asked.link_bytes as f64 / (demand.link_gib_per_second * GIB),
+        compute_seconds: demand.compute_seconds,
+        residency: residency.collect(),
+        adjustments,
+        all_resident_bytes: demand.units.iter().map(|unit| paged(unit.bytes, demand)).sum(),
+        schedule,
+    })
+}
+
+impl Ceiling {
+    /// The least residency that hides the link, of what was asked for and of what fits the budget.
+    #[must_use]
+    pub fn link_hidden_from(&self) -> Option<&Residency> {
+        std::iter::once(&self.asked).chain(&self.residency).find(|row| row.bound == Bound::Compute)
+    }
+}
+
+fn check(demand: &Demand<'_>) -> Result<()> {
+    let wrong = |what, value: i128, expected| Err(Error::InvalidArgument { what, value, expected });
+    for unit in demand.units {
+        if unit.bytes == 0 || unit.bytes > MAX_BYTES {
+            return Err(Error::InvalidSize { what: "a ring's unit", bytes: unit.bytes, limit: MAX_BYTES });
+        }
+    }
+    let link = demand.link_gib_per_second;
+    if !link.is_finite() || link <= 0.0 {
+        return wrong("GiB a second of the link", link as i128, "a number above 0");
+    }
+    if !demand.compute_seconds.is_finite() || demand.compute_seconds < 0.0 {
+        return wrong("seconds of a step's work", demand.compute_seconds as i128, "a number from 0 on");
+    }
+    if demand.tokens == 0 {
+        return wrong("the tokens of a step", 0, "at least 1");
+    }
+    if demand.page_bytes == 0 || demand.page_bytes > MAX_BYTES {
+        return wrong("the bytes of a page", demand.page_bytes.into(), "between 1 and 2^46");
+    }
+    let sum = demand.units.iter().try_fold(0_u64, |sum, unit| sum.checked_add(paged(unit.bytes, demand)));
+    if sum.is_none_or(|sum| sum > MAX_BYTES) {
+        return wrong("the bytes of all units", sum.unwrap_or(u64::MAX).into(), "at most 2^46");
+    }
+    Ok(())
+}
+
+fn paged(bytes: u64, demand: &Demand<'_>) -> u64 {
+    bytes.next_multiple_of(demand.page_bytes)
+}
+
+/// What each place is to hold, in bytes.
+pub(super) fn place_bytes(schedule: &Schedule, units: &[RingUnit], page: u64) -> Vec<u64> {
+    let mut places = vec![0; schedule.places()];
+    for (unit, RingUnit { bytes, .. }) in units.iter().enumerate() {
+        if let Some(bytes_of) = schedule.place_of(unit).and_then(|place| places.get_mut(place)) {
+            *bytes_of = (*bytes_of).max(bytes.next_multiple_of(page));
+        }
+    }
+    places
+}
+
+fn device_bytes(schedule: &Schedule, demand: &Demand<'_>) -> u64 {
+    place_bytes(schedule, demand.units, demand.page_bytes).iter().sum()
+}
+
+fn residency_of(schedule: &Schedule, demand: &Demand<'_>) -> Residency {
+    let link_bytes = schedule.streamed().iter().map(|unit| demand.units[*unit].bytes).sum::<u64>();
+    let link = link_bytes as f64 / (demand.link_gib_per_second * GIB);
+    let step_seconds = link.max(demand.compute_seconds);
+    Residency {
+        resident: schedule.residents().len(),
+        device_bytes: device_bytes(schedule, demand),
+        link_bytes,
+        step_seconds,
+        tokens_per_second: if step_seconds > 0.0 {
+            demand.tokens as f64 / step_seconds
+        } else {
+            f64::INFINITY
+        },
+        bound: if link > demand.compute_seconds { Bound::Link } else { Bound::Compute },
+    }
+}
+
+/// As many more resident as there are slots, again and again, evenly spread, until nothing streams.
+fn more_resident(schedule: &Schedule, demand: &Demand<'_>) -> Vec<Residency> {
+    let slots = schedule.slots();
+    let mut rows = Vec::new();
+    for times in 1..=schedule.streamed().len().checked_div(slots).unwrap_or(0) {
+        let mut streams = vec![false; schedule.units()];
+        schedule.streamed().iter().for_each(|unit| streams[*unit] = true);
+        spread(&streams, times * slots).into_iter().for_each(|unit| streams[unit] = false);
+        let resident: Vec<bool> = streams.iter().map(|streams| !streams).collect();
+        // A multiple of the slots is left; one turn for each slot would be resident with all others.
+        if let Ok(next) = Schedule::new(&resident, slots, Remainder::Refuse) {
+            let row = residency_of(&next, demand);
+            if rows.last() != Some(&row) {
+                rows.push(row);
+            }
+        }
+    }
+    rows
+}
+
+/// For people: what bounds the step, what was done otherwise than asked, and what residency would buy.
+impl fmt::Display for Ceiling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let line = |f: &mut fmt::Formatter<'_>, row: &Residency| {
+            writeln!(
+                f,
+                "{:>5} resident: {:>10.1} MiB on the device, {:>10.1} MiB a step, {:>9.2} ms, {:>9.2} tokens/s at best, bound by the {}",
+                row.resident,
+                row.device_bytes as f64 / MIB,
+                row.link_bytes as f64 / MIB,
+                row.step_seconds * 1e3,
+                row.tokens_per_second,
+                if row.bound == Bound::Link { "link" } else { "work" },
+            )
+        };
+        let (streamed, slots) = (self.schedule.streamed().len(), self.schedule.slots());
+        writeln!(
+            f,
+            "{streamed} of {} units stream through {slots} slots: link alone {:.2} ms, work alone {:.2} ms",
+            self.schedule.units(),
+            self.link_seconds * 1e3,
+            self.compute_seconds * 1e3
+        )?;
+        for adjustment in &self.adjustments {
+            writeln!(f, "  not as asked: {adjustment}")?;
+        }
+        line(f, &self.asked)?;
+        self.residency.iter().try_for_each(|row| line(f, row))
+    }
+}
+
+impl fmt::Display for Adjustment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::FewerSlots { asked, given } => write!(f, "{given} slots instead of {asked}"),
+            Self::KeptResident { units } => {
+                write!(f, "units {units:?} stay resident, since the slots do not divide those that stream")
+            }
+            Self::NothingStreams { units, slots } => {
+                write!(f, "nothing streams: {slots} slots hold all {units} units that were to")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LAYER: u64 = 128 << 20;
+
+    /// The reference's case: 36 layers of a context of 32K, batch 1.
+    fn demand(units: &[RingUnit]) -> Demand<'_> {
+        Demand {
+            units,
+            slots: 3,
+            remainder: Remainder::KeepResident,
+            page_bytes: 2 << 20,
+            budget_bytes: None,
+            link_gib_per_second: 51.5,
+            compute_seconds: 5.4e-3,
+            tokens: 1,
+        }
+    }
+
+    #[test]
+    fn the_link_bounds_a_long_context_and_batches_share_it() {
+        let units = [RingUnit::streamed(LAYER); 36];
+        let found = ceiling(&demand(&units)).unwrap();
+        assert_eq!((found.asked.link_bytes, found.asked.bound), (36 * LAYER, Bound::Link));
+        assert!((found.asked.step_seconds * 1e3 - 87.4).abs() < 0.1, "{found}");
+        assert!((found.asked.tokens_per_second - 11.4).abs() < 0.1, "{found}");
+        assert_eq!((found.asked.device_bytes, found.all_resident_bytes), (3 * LAYER, 36 * LAYER));
+        assert_eq!(found.adjustments, []);
+        // Twelve rows at three units each; the last has all of them and is bound by the work.
+        let rows = &found.residency;
+        assert_eq!(rows.len(), 11, "{found}");
+        assert!(rows.windows(2).all(|pair| pair[0].link_bytes > pair[1].link_bytes), "{found}");
+        assert!(rows.windows(2).all(|pair| pair[0].tokens_per_second <= pair[1].tokens_per_second));
+        let last = rows.last().unwrap();
+        assert_eq!((last.resident, last.link_bytes, last.device_bytes), (36, 0, 36 * LAYER));
+        assert_eq!(last.bound, Bound::Compute);
+        // 5.4 ms hide two layers, and three is what the slots allow at a time: so none but all.
+        assert_eq!(found.link_hidden_from().map(|row| row.resident), Some(36));
+        let short = [RingUnit::streamed(4 << 20); 36];
+        let found = ceiling(&demand(&short)).unwrap();
+        assert_eq!(
+            (found.asked.bound, found.link_hidden_from().map(|row| row.resident)),
+            (Bound::Compute, Some(0))
+        );
+        assert_eq!(found.asked.step_seconds, 5.4e-3);
+    }
+
+    #[test]
+    fn what_a_budget_takes_away_is_named() {
+        let units = [RingUnit::streamed(LAYER); 36];
+        let with = |bytes| ceiling(&Demand { budget_bytes: Some(bytes), ..demand(&units) });
+        let found = with(2 * LAYER).unwrap();
+        assert_eq!(found.schedule.slots(), 2);
+        assert_eq!(found.adjustments, [Adjustment::FewerSlots { asked: 3, given: 2 }]);
+        assert!(found.to_string().contains("not as asked: 2 slots instead of 3"), "{found}");
+        assert_eq!(found.residency, [], "none of them fits");
+        // Room for some residency: rows up to that.
+        let found = with(10 * LAYER).unwrap();
+        assert!(found.residency.iter().all(|row| row.device_bytes <= 10 * LAYER));
+        assert_eq!(found.residency.iter().map(|row| row.resident).collect::<Vec<_>>(), [3, 6]);
+        let refused = Err(Error::InvalidSize {
+            what: "a ring's slots and resident units",
+            bytes: LAYER,
+            limit: LAYER - 1,
+        });
+        assert_eq!(with(LAYER - 1), refused);
+    }
+
+    #[test]
+    fn what_the_slots_do_not_divide_is_named_with_what_it_costs() {
+        let units = [RingUnit::streamed(LAYER); 61];
+        let found = ceiling(&Demand { slots: 4, ..demand(&units) }).unwrap();
+        assert_eq!(found.adjustments, [Adjustment::KeptResident { units: vec![30] }]);
+        assert_eq!(found.asked.device_bytes, 5 * LAYER);
+        assert_eq!(found.asked.link_bytes, 60 * LAYER);
+        assert!(ceiling(&Demand { slots: 4, remainder: Remainder::Refuse, ..demand(&units) }).is_err());
+        let few = ceiling(&Demand { slots: 4, ..demand(&units[..4]) }).unwrap();
+        assert_eq!(few.adjustments, [Adjustment::NothingStreams { units: 4, slots: 4 }]);
+        assert_eq!((few.asked.link_bytes, few.asked.bound), (0, Bound::Compute));
+        // Places are as long as the longest unit that uses them, in whole pages.
+        let uneven = [1, 5, 3, 2].map(RingUnit::streamed);
+        let found = ceiling(&Demand { slots: 2, page_bytes: 4, ..demand(&uneven) }).unwrap();
+        assert_eq!((found.asked.device_bytes, found.all_resident_bytes), (4 + 8, 4 + 8 + 4 + 4));
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let units = [RingUnit::streamed(LAYER); 6];
+        let good = demand(&units);
+        for link_gib_per_second in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            assert!(ceiling(&Demand { link_gib_per_second, ..good }).is_err());
+        }
+        for compute_seconds in [-1.0, f64::NAN, f64::INFINITY] {
+            assert!(ceiling(&Demand { compute_seconds, ..good }).is_err());
+        }
+        assert!(ceiling(&Demand { tokens: 0, ..good }).is_err());
+        assert!(ceiling(&Demand { page_bytes: 0, ..good }).is_err());
+        assert!(ceiling(&Demand { slots: 0, ..good }).is_err());
+        for bytes in [0, MAX_BYTES + 1, u64::MAX, MAX_BYTES] {
+            assert!(ceiling(&Demand { units: &[RingUnit::streamed(bytes); 2], ..good }).is_err());
+        }
+        // No work at all is a number too.
+        let nothing =
+            ceiling(&Demand { units: &[RingUnit::resident(1)], compute_seconds: 0.0, ..good }).unwrap();
+        assert!(nothing.asked.tokens_per_second.is_infinite());
+    }
+}

@@ -1,0 +1,192 @@
+//! Eager work over a ring: a unit is filled ahead of its use, read between acquire and release, and its slot refilled behind that.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::books::{Books, Source, User};
+use super::host::next_change;
+use super::runs::{Run, merge};
+use super::schedule::Held;
+use super::{HostRun, Ring, gone, no_unit};
+use crate::error::{Error, Result};
+use crate::pages::Fence;
+use crate::units::Stream;
+
+impl Ring {
+    /// Says what a unit is copied from, from its next acquire on; nothing: that it needs no copy, and finds whatever its slot holds. Runs that lie
+    /// behind one another on both sides are one copy. What reads the unit now goes on with what it has. A copy of the old source that is under way
+    /// is finished, and done again from the new one before the unit is read; the old memory goes behind it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a unit that there is not, a run beyond the unit's end or its source's, one on another's bytes, and a source of
+    /// another device. The source is as before then.
+    pub fn set_source(&self, unit: usize, runs: &[HostRun]) -> Result<()> {
+        let bytes = self.units.get(unit).ok_or_else(|| no_unit(unit))?.bytes;
+        let mut merged = Vec::with_capacity(runs.len());
+        for HostRun { source, from, to, bytes } in runs {
+            let wrong = |what, value: u64, expected| {
+                Err(Error::InvalidArgument { what, value: value.into(), expected })
+            };
+            if !Arc::ptr_eq(source.device(), &self.device) {
+                let ordinal = source.device().driver().info().ordinal;
+                return wrong("the device of a run's source", ordinal as u64, "the ring's own");
+            }
+            if from.checked_add(*bytes).is_none_or(|end| end > source.bytes()) {
+                return wrong("a run's place in its source", *from, "with its bytes within the source");
+            }
+            merged.push(Run { source: Arc::clone(source), from: *from, to: *to, bytes: *bytes });
+        }
+        let source = Source { runs: merge(&merged, bytes)?, set: next_change() };
+        let old = {
+            let mut books = self.books.lock();
+            let place = books.sources.get_mut(unit).ok_or_else(|| no_unit(unit))?;
+            place.replace(source)
+        };
+        // Not under the lock: host memory may go with it.
+        drop(old);
+        Ok(())
+    }
+
+    /// Makes later work of a stream find a unit's bytes at its addresses, until [`release`](Self::release). Does not block, unless a source is not
+    /// registered. The units behind it are filled ahead, as far as their slots are free.
+    ///
+    /// Any order of units is right; the order of use is fast. A slot has one user at a time.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a unit that there is not; [`Error::WrongState`] if it has no source, is acquired, or another unit of its slot is;
+    /// [`Error::StreamCapturing`]; what the driver says. It is not acquired then, and the call can be repeated.
+    pub fn acquire(&self, unit: usize, stream: Stream) -> Result<()> {
+        let number = self.schedule.place_of(unit).ok_or_else(|| no_unit(unit))?;
+        let events = self.device.pool().events();
+        if !events.ready(stream)? {
+            return Err(Error::StreamCapturing { stream: stream.raw() });
+        }
+        let mut guard = self.books.lock();
+        let books = &mut *guard;
+        if let Some(user) = books.place(number)?.user {
+            let found = if user.unit == unit { "acquired" } else { "read as another unit" };
+            return Err(Error::WrongState { what: "a ring's slot", expected: "released", found });
+        }
+        let late = self.fill(books, unit)?;
+        if let Some(turn) = self.schedule.turn_of(unit) {
+            self.fill_ahead(books, turn + 1..turn + self.schedule.slots());
+        }
+        let place = books.place(number)?;
+        place.ready.before(events, stream)?;
+        place.user = Some(User::new(unit, stream));
+        books.counts.acquires += 1;
+        books.counts.filled_late += u64::from(late);
+        Ok(())
+    }
+
+    /// Says that what a stream was given so far is the last that reads a unit's bytes. Its slot is filled again behind that, with the unit whose turn it
+    /// is next.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a unit that there is not; [`Error::WrongState`] unless it is acquired; [`Error::StreamCapturing`]; what
+    /// the driver says. It is still acquired then, and the call can be repeated.
+    pub fn release(&self, unit: usize, stream: Stream) -> Result<()> {
+        let number = self.schedule.place_of(unit).ok_or_else(|| no_unit(unit))?;
+        let mut guard = self.books.lock();
+        let books = &mut *guard;
+        let place = books.place(number)?;
+        if place.user.is_none_or(|user| user.unit != unit) {
+            let (expected, found) = ("acquired", "not acquired");
+            return Err(Error::WrongState { what: "a ring's unit", expected, found });
+        }
+        let mark = self.device.pool().events().record(stream)?;
+        place.readers.add_mark(mark);
+        place.user = None;
+        if let Some(turn) = self.schedule.turn_of(unit) {
+            self.fill_ahead(books, turn + 1..turn + 1 + self.schedule.slots());
+        }
+        Ok(())
+    }
+
+    /// Fills the resident units and the first ones that stream, where their places do not hold what they are to: before the first step, after an abort,
+    /// when sources have changed. Places that are read now are left as they are. Returns how many units were filled.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] for a unit without a source; what the driver says. Units before it are filled.
+    pub fn prime(&self) -> Result<u64> {
+        let mut books = self.books.lock();
+        let first = self.schedule.streamed().iter().take(self.schedule.slots());
+        let mut units: Vec<usize> = self.schedule.residents().iter().chain(first).copied().collect();
+        units.sort_unstable();
+        let mut filled = 0;
+        for unit in units {
+            let number = self.schedule.place_of(unit).ok_or_else(|| no_unit(unit))?;
+            if books.place(number)?.user.is_none() && self.fill(&mut books, unit)? {
+                books.counts.filled_ahead += 1;
+                filled += 1;
+            }
+        }
+        Ok(filled)
+    }
+
+    /// A step ends before its end: every unit that is acquired is released behind all that its stream was given, and what places hold counts no more, so that
+    /// the next use of a unit copies it again. Sources stay. Cannot fail; a stream that is being captured is asked again later.
+    pub fn abort(&self) {
+        let mut books = self.books.lock();
+        books.forget(self.device.pool().events());
+        books.counts.aborts += 1;
+    }
+
+    /// Gives the copies of a unit whose place nobody reads, unless it holds that already; whether it did.
+    fn fill(&self, books: &mut Books, unit: usize) -> Result<bool> {
+        let number = self.schedule.place_of(unit).ok_or_else(|| no_unit(unit))?;
+        let stamp = books.source(unit)?.1;
+        let now = Some(Held { unit, stamp });
+        if books.place(number)?.held == now {
+            return Ok(false);
+        }
+        let events = self.device.pool().events();
+        let copies = self.device.host_pool().stream_in()?;
+        let place = books.place(number)?;
+        place.readers.before(events, copies)?;
+        // From the first copy on it holds neither.
+        place.held = None;
+        let mut ready = std::mem::take(&mut place.ready);
+        let result = self.copy(books, unit, &mut ready);
+        let place = books.place(number)?;
+        place.ready = ready;
+        result?;
+        // The copies are behind the readers.
+        place.readers = Fence::default();
+        place.held = now;
+        Ok(true)
+    }
+
+    fn copy(&self, books: &mut Books, unit: usize, ready: &mut Fence) -> Result<()> {
+        let range = self.range.as_ref().ok_or_else(gone)?.id();
+        let offset = self.offsets.get(unit).copied().ok_or_else(|| no_unit(unit))?;
+        let Books { sources, counts, .. } = books;
+        let source = sources.get(unit).and_then(Option::as_ref);
+        for run in source.map_or(&[][..], |source| &source.runs) {
+            run.source.load((range, offset + run.to), (run.from, run.bytes), ready)?;
+            counts.copies += 1;
+            counts.copied_bytes += run.bytes;
+        }
+        Ok(())
+    }
+
+    /// Fills units ahead of their turn, in order, up to the first whose slot is in use. What fails is left to the acquire.
+    fn fill_ahead(&self, books: &mut Books, turns: Range<usize>) {
+        let last = if self.across_steps { usize::MAX } else { self.schedule.streamed().len() };
+        for turn in turns.start.min(last)..turns.end.min(last) {
+            let Some(unit) = self.schedule.unit_at(turn) else { return };
+            let free = books.place(turn % self.schedule.slots()).is_ok_and(|place| place.user.is_none());
+            if !free || books.source(unit).is_err() {
+                return;
+            }
+            match self.fill(books, unit) {
+                Ok(filled) => books.counts.filled_ahead += u64::from(filled),
+                Err(error) => {
+                    tracing::debug!(ring = self.id, unit, %error, "a unit was not filled ahead");
+                    books.counts.ahead_failed += 1;
+                    return;
+                }
+            }
+        }
+    }
+}

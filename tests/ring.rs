@@ -1,0 +1,601 @@
+//! Rings, on the host driver and on one whose streams do their work late and beside each other: there a wait that is missing is wrong bytes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use vmmgraph::driver::{HostDriver, SharedDriver};
+use vmmgraph::pages::{Holder, Limits};
+use vmmgraph::ring::{Adjustment, HostRun, Remainder};
+use vmmgraph::{
+    Address, Device, Error, HostBuffer, HostOptions, Pinning, Ring, RingOptions, RingUnit, Stream,
+};
+use vmmgraph_testkit::{FaultyDriver, ReorderingDriver, stream};
+
+const PAGE: u64 = 4096;
+const A: Stream = stream(0xa0);
+const B: Stream = stream(0xb0);
+
+fn host() -> Arc<HostDriver> {
+    Arc::new(HostDriver::new(0, HostOptions { granularity: PAGE, memory_bytes: 64 << 20 }).unwrap())
+}
+
+/// All of it for one unit, from the beginning of a buffer.
+fn whole(source: &Arc<HostBuffer>, bytes: u64) -> Vec<HostRun> {
+    vec![HostRun { source: Arc::clone(source), from: 0, to: 0, bytes }]
+}
+
+/// What a unit's bytes are at a version.
+fn pattern(unit: usize, version: u64, bytes: u64) -> Vec<u8> {
+    (0..bytes).map(|at| (at.wrapping_mul(7) ^ (unit as u64 * 31) ^ (version * 101)) as u8).collect()
+}
+
+/// Units with a buffer each, and what is in those.
+struct Model {
+    device: Arc<Device>,
+    ring: Ring,
+    units: Vec<RingUnit>,
+    buffers: Vec<Arc<HostBuffer>>,
+    versions: Vec<u64>,
+}
+
+impl Model {
+    fn new(driver: SharedDriver, units: &[RingUnit], options: &RingOptions<'_>) -> Self {
+        let device = Device::with_driver(driver);
+        let ring = device.ring(units, options).unwrap();
+        let mut buffers = Vec::new();
+        for (unit, RingUnit { bytes, .. }) in units.iter().enumerate() {
+            let buffer = device.host_buffer(*bytes, Pinning::Preferred).unwrap();
+            buffer.write(0, &pattern(unit, 0, *bytes)).unwrap();
+            ring.set_source(unit, &whole(&buffer, *bytes)).unwrap();
+            buffers.push(buffer);
+        }
+        Self { device, ring, units: units.to_vec(), buffers, versions: vec![0; units.len()] }
+    }
+
+    fn expected(&self, unit: usize) -> Vec<u8> {
+        pattern(unit, self.versions[unit], self.units[unit].bytes)
+    }
+}
+
+fn read(driver: &SharedDriver, at: Address, bytes: usize) -> Vec<u8> {
+    let mut found = vec![0; bytes];
+    // SAFETY: a unit's addresses, which are mapped.
+    unsafe { driver.read(at, &mut found) }.unwrap();
+    found
+}
+
+/// A few units of different lengths, some resident.
+fn mixed(count: usize) -> Vec<RingUnit> {
+    let unit = |number: usize| {
+        let bytes = PAGE * (1 + number as u64 % 3) - number as u64 * 11;
+        if number % 5 == 3 { RingUnit::resident(bytes) } else { RingUnit::streamed(bytes) }
+    };
+    (0..count).map(unit).collect()
+}
+
+#[test]
+fn units_have_addresses_of_their_own_over_the_pages_of_their_slots() {
+    let (host, units) = (host(), [RingUnit::streamed(2 * PAGE); 6]);
+    let device = Device::with_driver(host.clone());
+    let tenant = device.account("tenant", None, Limits { most: Some(20 * PAGE), least: 0 }).unwrap();
+    let options = RingOptions { name: "kv", slots: 2, account: Some(&tenant), ..RingOptions::default() };
+    let ring = device.ring(&units, &options).unwrap();
+    assert_eq!(ring.audit(), Ok(()));
+    let stats = ring.stats();
+    assert_eq!((stats.units, stats.streamed, stats.slots, stats.page_bytes), (6, 6, 2, PAGE));
+    assert_eq!((stats.device_bytes, stats.reserved_bytes), (4 * PAGE, 12 * PAGE));
+    // Exact: two slots and no more, in its own account, the tenant's and the pool's.
+    assert_eq!(stats.account.charged_bytes, 4 * PAGE);
+    assert_eq!(tenant.stats().charged_bytes, 4 * PAGE);
+    let holdings = device.pool().holdings();
+    let own = holdings.iter().find(|holding| holding.holder == Holder::Ring { ring: stats.id }).unwrap();
+    assert_eq!((own.pages, own.bytes, own.mappings), (4, 4 * PAGE, 12));
+    // Six ranges of addresses, in which every other one is the same bytes.
+    let at = |unit| ring.address(unit).unwrap();
+    let driver: SharedDriver = host.clone();
+    for (unit, value) in [(0, 1_u8), (1, 2)] {
+        // SAFETY: mapped, and nobody else's.
+        unsafe { driver.write(at(unit), &[value; 64]) }.unwrap();
+    }
+    for unit in 0..6 {
+        assert_eq!(read(&driver, at(unit), 64), [1 + unit as u8 % 2; 64], "unit {unit}");
+        assert!(unit == 0 || at(unit).0 >= at(unit - 1).0 + 2 * PAGE);
+    }
+    drop(ring);
+    assert_eq!((tenant.stats().charged_bytes, device.pool().audit_idle()), (0, Ok(())));
+    drop((tenant, device));
+    assert_eq!(host.leftovers(), [0; 4]);
+}
+
+#[test]
+fn what_the_slots_do_not_divide_stays_resident_and_says_so() {
+    let device = Device::with_driver(host());
+    let units = [RingUnit::streamed(PAGE); 7];
+    let ring = device.ring(&units, &RingOptions::default()).unwrap();
+    assert_eq!(ring.schedule().adjustments(), [Adjustment::KeptResident { units: vec![3] }]);
+    assert_eq!((ring.stats().streamed, ring.stats().device_bytes), (6, 4 * PAGE));
+    let refuse = RingOptions { remainder: Remainder::Refuse, ..RingOptions::default() };
+    assert!(matches!(device.ring(&units, &refuse), Err(Error::InvalidArgument { value: 7, .. })));
+    assert_eq!(ring.audit(), Ok(()));
+}
+
+#[test]
+fn a_ring_that_does_not_fit_changes_nothing() {
+    let host = host();
+    let device = Device::with_driver(host.clone());
+    let units = [RingUnit::streamed(2 * PAGE); 6];
+    let over = RingOptions { budget_bytes: Some(5 * PAGE), ..RingOptions::default() };
+    let before = (host.leftovers(), device.pool().holdings());
+    let refused = device.ring(&units, &over);
+    assert!(matches!(refused, Err(Error::OverBudget { budget, .. }) if budget == 5 * PAGE), "{refused:?}");
+    let long = [RingUnit::streamed(40 << 20); 6];
+    assert!(matches!(device.ring(&long, &RingOptions::default()), Err(Error::OutOfMemory { .. })));
+    device.trim().unwrap();
+    assert_eq!((host.leftovers(), device.pool().holdings()), before);
+    for (units, options) in [
+        (&units[..], RingOptions { page_bytes: PAGE + 1, ..RingOptions::default() }),
+        (&[RingUnit::streamed(0)], RingOptions::default()),
+        (&[RingUnit::streamed(u64::MAX)], RingOptions::default()),
+        (&[RingUnit::streamed(1 << 46); 4], RingOptions::default()),
+        (&[], RingOptions::default()),
+    ] {
+        assert!(device.ring(units, &options).is_err());
+    }
+    assert_eq!(host.leftovers(), before.0);
+}
+
+/// Steps over a late driver, with sources that change between them; how many uses found other bytes than theirs.
+fn run_late(seed: u64, units: &[RingUnit], slots: usize, losing: Option<fn(Stream) -> bool>) -> (u64, u64) {
+    let host = host();
+    let late = ReorderingDriver::new(host.clone(), seed);
+    let options = RingOptions { slots, within_step: seed % 4 == 3, ..RingOptions::default() };
+    let mut model = Model::new(late.clone(), units, &options);
+    if let Some(losing) = losing {
+        late.lose_waits(losing);
+    }
+    if seed.is_multiple_of(3) {
+        model.ring.prime().unwrap();
+    }
+    let wrong = Arc::new(AtomicU64::new(0));
+    for step in 0..3_u64 {
+        let main = if (seed + step) % 5 == 4 { B } else { A };
+        if main == B {
+            // Another stream, behind the step before.
+            let mark = model.device.pool().events().record(A).unwrap();
+            mark.before(B).unwrap();
+        }
+        for unit in 0..units.len() {
+            model.ring.acquire(unit, main).unwrap();
+            let (at, expected) = (model.ring.address(unit).unwrap(), model.expected(unit));
+            let count = Arc::clone(&wrong);
+            // Looked at twice, as a slow kernel does.
+            for _ in 0..2 {
+                let (expected, count) = (expected.clone(), Arc::clone(&count));
+                late.launch(main, move |driver| {
+                    let found = read(driver, at, expected.len());
+                    count.fetch_add(u64::from(found != expected), Relaxed);
+                });
+            }
+            model.ring.release(unit, main).unwrap();
+        }
+        if main == B {
+            let mark = model.device.pool().events().record(B).unwrap();
+            mark.before(A).unwrap();
+        }
+        // Some change, in three ways: in place, by another buffer, and not at all.
+        for (unit, RingUnit { bytes, .. }) in units.iter().enumerate() {
+            let bytes = *bytes;
+            match (seed + step + unit as u64 * 3) % 7 {
+                0 if losing.is_none() => {
+                    model.versions[unit] += 1;
+                    model.buffers[unit].write(0, &model.expected(unit)).unwrap();
+                }
+                1 => {
+                    model.versions[unit] += 1;
+                    let buffer = model.device.host_buffer(bytes, Pinning::Required).unwrap();
+                    buffer.write(0, &model.expected(unit)).unwrap();
+                    model.ring.set_source(unit, &whole(&buffer, bytes)).unwrap();
+                    model.buffers[unit] = buffer;
+                }
+                _ => {}
+            }
+        }
+    }
+    let stats = model.ring.stats();
+    assert_eq!((stats.acquired, stats.ahead_failed), (0, 0));
+    assert_eq!(stats.acquires, 3 * units.len() as u64);
+    assert_eq!(model.ring.audit(), Ok(()));
+    // Nothing is waited for: what goes, goes behind the work that is still to be done.
+    let Model { device, ring, buffers, .. } = model;
+    drop((ring, buffers));
+    if losing.is_none() {
+        late.drain();
+        device.trim().unwrap();
+        device.host_pool().trim().unwrap();
+        assert_eq!((late.failed(), device.pool().audit_idle()), (vec![], Ok(())));
+        drop(device);
+        assert_eq!((host.leftovers(), host.host_leftovers()[1]), ([0; 4], 0));
+    } else {
+        late.drain();
+    }
+    (wrong.load(Relaxed), late.lost())
+}
+
+#[test]
+fn every_unit_finds_its_bytes_in_whatever_order_streams_work() {
+    for seed in 0..120 {
+        for (count, slots) in [(9, 2), (10, 3), (6, 1)] {
+            assert_eq!(run_late(seed, &mixed(count), slots, None).0, 0, "seed {seed}, {count} over {slots}");
+        }
+    }
+}
+
+#[test]
+fn a_wait_that_is_missing_is_wrong_bytes() {
+    let wrong = |losing: fn(Stream) -> bool| {
+        let found = (0..20).map(|seed| run_late(seed, &mixed(9), 2, Some(losing)));
+        found.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1))
+    };
+    // The reader's for the copy, and the copy's for the last reader.
+    let of_readers = wrong(|stream| stream == A || stream == B);
+    let of_copies = wrong(|stream| stream != A && stream != B);
+    assert!(of_readers.0 > 0 && of_readers.1 > 0, "{of_readers:?}");
+    assert!(of_copies.0 > 0 && of_copies.1 > 0, "{of_copies:?}");
+}
+
+#[test]
+fn bytes_moved_are_bytes_planned() {
+    let units = mixed(10);
+    let mut model = Model::new(host(), &units, &RingOptions { within_step: true, ..RingOptions::default() });
+    let streamed: u64 = model.ring.schedule().streamed().iter().map(|unit| units[*unit].bytes).sum();
+    let resident: u64 = units.iter().map(|unit| unit.bytes).sum::<u64>() - streamed;
+    let step = |model: &Model| {
+        for (unit, RingUnit { bytes, .. }) in units.iter().enumerate() {
+            model.ring.acquire(unit, A).unwrap();
+            let found = read(model.device.driver(), model.ring.address(unit).unwrap(), *bytes as usize);
+            assert_eq!(found, model.expected(unit), "unit {unit}");
+            model.ring.release(unit, A).unwrap();
+        }
+    };
+    for steps in 1..=4 {
+        step(&model);
+        let stats = model.ring.stats();
+        assert_eq!(stats.copied_bytes, resident + steps * streamed, "after {steps} steps");
+        // Only the first unit of a step, and a resident one the first time, waits for a copy that begins at its acquire.
+        let copies = stats.filled_ahead + stats.filled_late;
+        assert_eq!(copies, model.ring.schedule().residents().len() as u64 + steps * stats.streamed);
+        assert_eq!(stats.filled_late, model.ring.schedule().residents().len() as u64 + steps);
+        assert_eq!(stats.copies, copies);
+    }
+    // A resident one is copied again when its source has changed, and then once.
+    let before = model.ring.stats().copied_bytes;
+    let unit = model.ring.schedule().residents()[0];
+    model.versions[unit] = 1;
+    model.buffers[unit].write(0, &model.expected(unit)).unwrap();
+    step(&model);
+    step(&model);
+    assert_eq!(model.ring.stats().copied_bytes - before, 2 * streamed + units[unit].bytes);
+    // Across steps everything is ahead, but for the first.
+    let model = Model::new(host(), &units, &RingOptions::default());
+    assert_eq!(model.ring.prime(), Ok(3 + model.ring.schedule().residents().len() as u64));
+    assert_eq!(model.ring.prime(), Ok(0));
+    (0..3).for_each(|_| step(&model));
+    assert_eq!(model.ring.stats().filled_late, 0);
+}
+
+#[test]
+fn runs_that_lie_together_are_one_copy() {
+    let device = Device::with_driver(host());
+    let ring = device
+        .ring(&[RingUnit::streamed(PAGE); 4], &RingOptions { slots: 2, ..RingOptions::default() })
+        .unwrap();
+    let buffer = device.host_buffer(4 * PAGE, Pinning::Required).unwrap();
+    buffer.write(0, &pattern(1, 2, 4 * PAGE)).unwrap();
+    let run = |from, to, bytes| HostRun { source: Arc::clone(&buffer), from, to, bytes };
+    ring.set_source(0, &[run(100, 100, 50), run(0, 0, 100), run(7, 150, 0), run(150, 150, 10)]).unwrap();
+    ring.set_source(1, &[run(100, 0, 50), run(0, 50, 100)]).unwrap();
+    // The first acquire fills the second unit's slot too.
+    for (unit, copies) in [(0, 1 + 2), (1, 0)] {
+        let before = ring.stats().copies;
+        ring.acquire(unit, A).unwrap();
+        assert_eq!(ring.stats().copies - before, copies);
+        ring.release(unit, A).unwrap();
+    }
+    let bytes = pattern(1, 2, 160);
+    assert_eq!(read(device.driver(), ring.address(0).unwrap(), 160), bytes);
+    assert_eq!(
+        read(device.driver(), ring.address(1).unwrap(), 150),
+        [&bytes[100..150], &bytes[..100]].concat()
+    );
+    // Nothing at all is a source too: it finds whatever is in its slot.
+    ring.set_source(2, &[]).unwrap();
+    let before = ring.stats().copied_bytes;
+    ring.acquire(2, A).unwrap();
+    ring.release(2, A).unwrap();
+    assert_eq!(ring.stats().copied_bytes, before);
+}
+
+#[test]
+fn what_is_wrong_is_said_and_the_ring_goes_on() {
+    let model = Model::new(host(), &mixed(8), &RingOptions { slots: 2, ..RingOptions::default() });
+    let (ring, buffer) = (&model.ring, &model.buffers[0]);
+    assert_eq!(ring.schedule().place_of(0), ring.schedule().place_of(2));
+    let none = |result: Result<(), Error>| {
+        assert!(matches!(result, Err(Error::InvalidArgument { .. })), "{result:?}")
+    };
+    none(ring.acquire(8, A));
+    none(ring.release(usize::MAX, A));
+    none(ring.set_source(8, &[]));
+    none(ring.address(8).map(drop));
+    let state = |result: Result<(), Error>, wanted: &str| match result {
+        Err(Error::WrongState { found, .. }) => assert_eq!(found, wanted),
+        other => panic!("{other:?}"),
+    };
+    state(ring.release(0, A), "not acquired");
+    ring.acquire(0, A).unwrap();
+    state(ring.acquire(0, B), "acquired");
+    state(ring.acquire(2, A), "read as another unit");
+    state(ring.release(2, A), "not acquired");
+    assert_eq!(ring.stats().acquired, 1);
+    ring.release(0, A).unwrap();
+    ring.acquire(2, A).unwrap();
+    ring.release(2, A).unwrap();
+    // Sources that cannot be.
+    let run = |from, to, bytes| HostRun { source: Arc::clone(buffer), from, to, bytes };
+    for runs in [
+        vec![run(0, 1, PAGE)],
+        vec![run(buffer.bytes(), 0, 1)],
+        vec![run(u64::MAX, 0, 2)],
+        vec![run(0, u64::MAX, 2)],
+        vec![run(0, 0, 10), run(20, 9, 10)],
+    ] {
+        none(ring.set_source(0, &runs));
+    }
+    let other = Device::with_driver(host());
+    let foreign = other.host_buffer(PAGE, Pinning::Required).unwrap();
+    none(ring.set_source(0, &whole(&foreign, 10)));
+    // A refused one has changed nothing.
+    ring.acquire(0, A).unwrap();
+    let bytes = model.units[0].bytes as usize;
+    assert_eq!(read(model.device.driver(), ring.address(0).unwrap(), bytes), model.expected(0));
+    ring.release(0, A).unwrap();
+    // Without a source nobody can say what a unit is.
+    let fresh = model
+        .device
+        .ring(&[RingUnit::streamed(PAGE); 4], &RingOptions { slots: 2, ..RingOptions::default() })
+        .unwrap();
+    state(fresh.acquire(0, A), "without a source");
+    state(fresh.prime().map(drop), "without a source");
+    fresh.set_source(0, &whole(buffer, 10)).unwrap();
+    fresh.acquire(0, A).unwrap();
+    fresh.release(0, A).unwrap();
+    for bytes in [0, (1 << 30) + 1, u64::MAX] {
+        let refused = model.device.host_buffer(bytes, Pinning::Preferred).map(drop);
+        assert!(matches!(refused, Err(Error::InvalidSize { .. })), "{refused:?}");
+    }
+    for (at, len) in [(PAGE, 1), (u64::MAX, 1), (PAGE - 1, 2)] {
+        assert!(foreign.write(at, &vec![0; len]).is_err() && foreign.read(at, &mut vec![0; len]).is_err());
+    }
+    assert_eq!((ring.audit(), fresh.audit()), (Ok(()), Ok(())));
+}
+
+#[test]
+fn a_stream_under_capture_is_refused_and_its_capture_intact() {
+    let faulty = FaultyDriver::new(host());
+    let model = Model::new(faulty.clone(), &mixed(8), &RingOptions::default());
+    let refused = |result: Result<(), Error>| {
+        assert!(matches!(result, Err(Error::StreamCapturing { .. })), "{result:?}")
+    };
+    faulty.set_capturing(A, true);
+    refused(model.ring.acquire(0, A));
+    model.ring.acquire(0, B).unwrap();
+    refused(model.ring.release(0, A));
+    model.ring.release(0, B).unwrap();
+    faulty.set_capturing(A, false);
+    model.ring.acquire(0, A).unwrap();
+    faulty.set_capturing(A, true);
+    refused(model.ring.release(0, A));
+    // What ends early waits for the end of the capture, and so does whoever wants the slot then.
+    model.ring.abort();
+    refused(model.ring.acquire(0, B));
+    faulty.set_capturing(A, false);
+    model.ring.acquire(0, B).unwrap();
+    model.ring.release(0, B).unwrap();
+    assert_eq!(faulty.broken_captures(), Vec::<String>::new());
+    assert_eq!(model.ring.audit(), Ok(()));
+}
+
+#[test]
+fn a_step_that_ends_early_leaves_a_ring_that_knows_nothing_and_works() {
+    for seed in 0..30 {
+        let host = host();
+        let late = ReorderingDriver::new(host.clone(), seed);
+        let model = Model::new(late.clone(), &mixed(9), &RingOptions { slots: 2, ..RingOptions::default() });
+        let wrong = Arc::new(AtomicU64::new(0));
+        let expect = |unit: usize| {
+            let (at, expected) = (model.ring.address(unit).unwrap(), model.expected(unit));
+            let count = Arc::clone(&wrong);
+            late.launch(A, move |driver| {
+                count.fetch_add(u64::from(read(driver, at, expected.len()) != expected), Relaxed);
+            });
+        };
+        // Two are acquired, their work is not done, and an exception flies.
+        for unit in [0, 1] {
+            model.ring.acquire(unit, A).unwrap();
+            expect(unit);
+        }
+        assert_eq!(model.ring.stats().acquired, 2);
+        model.ring.abort();
+        assert_eq!((model.ring.stats().acquired, model.ring.stats().aborts), (0, 1));
+        let before = model.ring.stats().copied_bytes;
+        for unit in 0..9 {
+            model.ring.acquire(unit, A).unwrap();
+            expect(unit);
+            model.ring.release(unit, A).unwrap();
+        }
+        assert!(model.ring.stats().copied_bytes - before >= model.units.iter().map(|unit| unit.bytes).sum());
+        late.drain();
+        assert_eq!((wrong.load(Relaxed), late.failed()), (0, vec![]), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_source_that_changes_while_its_copy_is_under_way_is_copied_again() {
+    for seed in 0..30 {
+        let host = host();
+        let late = ReorderingDriver::new(host.clone(), seed);
+        let mut model = Model::new(
+            late.clone(),
+            &[RingUnit::streamed(PAGE); 8],
+            &RingOptions { slots: 4, ..RingOptions::default() },
+        );
+        assert_eq!(model.ring.prime(), Ok(4));
+        let busy = late.done();
+        let free = model.device.host_pool().stats().free_bytes;
+        // In place: the writer waits for the copy. By another buffer: nobody waits, and the old one goes behind the copy.
+        model.versions[0] = 1;
+        model.buffers[0].write(0, &model.expected(0)).unwrap();
+        assert!(late.done() > busy, "the copy was over before it was written");
+        model.versions[3] = 1;
+        let buffer = model.device.host_buffer(PAGE, Pinning::Required).unwrap();
+        buffer.write(0, &model.expected(3)).unwrap();
+        model.ring.set_source(3, &whole(&buffer, PAGE)).unwrap();
+        let old = std::mem::replace(&mut model.buffers[3], buffer);
+        drop(old);
+        let wrong = Arc::new(AtomicU64::new(0));
+        for unit in 0..8 {
+            model.ring.acquire(unit, A).unwrap();
+            let (at, expected, count) =
+                (model.ring.address(unit).unwrap(), model.expected(unit), Arc::clone(&wrong));
+            late.launch(A, move |driver| {
+                count.fetch_add(u64::from(read(driver, at, expected.len()) != expected), Relaxed);
+            });
+            model.ring.release(unit, A).unwrap();
+        }
+        late.drain();
+        assert_eq!((wrong.load(Relaxed), late.failed()), (0, vec![]), "seed {seed}");
+        // The old memory is there again for others.
+        let one = model.device.host_buffer(PAGE, Pinning::Required).unwrap();
+        assert_eq!(model.device.host_pool().stats().free_bytes, free - PAGE);
+        drop(one);
+    }
+}
+
+#[test]
+fn dropping_a_ring_in_use_waits_for_nobody_and_takes_nothing_away() {
+    for seed in 0..30 {
+        let host = host();
+        let late = ReorderingDriver::new(host.clone(), seed);
+        let model = Model::new(late.clone(), &mixed(8), &RingOptions::default());
+        let wrong = Arc::new(AtomicU64::new(0));
+        for unit in 0..3 {
+            model.ring.acquire(unit, A).unwrap();
+            let (at, expected, count) =
+                (model.ring.address(unit).unwrap(), model.expected(unit), Arc::clone(&wrong));
+            late.launch(A, move |driver| {
+                count.fetch_add(u64::from(read(driver, at, expected.len()) != expected), Relaxed);
+            });
+            if unit < 2 {
+                model.ring.release(unit, A).unwrap();
+            }
+        }
+        // Unit 2 is acquired still, copies are under way, and everything goes, the sources first.
+        let Model { device, ring, buffers, .. } = model;
+        drop(buffers);
+        drop(ring);
+        late.drain();
+        assert_eq!((wrong.load(Relaxed), late.failed()), (0, vec![]), "seed {seed}");
+        device.trim().unwrap();
+        device.host_pool().trim().unwrap();
+        assert_eq!(device.stats().physical_bytes, 0);
+        drop(device);
+        assert_eq!((host.leftovers(), host.host_leftovers()[1]), ([0; 4], 0));
+    }
+}
+
+#[test]
+fn host_memory_that_cannot_be_pinned_is_an_error_unless_it_was_said_to_do() {
+    let host = host();
+    let faulty = FaultyDriver::new(host.clone());
+    faulty.refuse("host_register", true);
+    let device = Device::with_driver(faulty.clone());
+    let required = || device.host_buffer(3 * PAGE, Pinning::Required);
+    let held = 2 << 20;
+    for _ in 0..3 {
+        // Asked again and again it takes no more memory.
+        let expected = Error::HostNotRegistered { requested: 3 * PAGE, held, registered: 0 };
+        assert_eq!(required().map(drop), Err(expected));
+        assert_eq!(device.host_pool().stats().held_bytes, held);
+    }
+    // What was said to do works, over the ring of small buffers or as the driver copies pageable memory.
+    let mut model = Model::new(faulty.clone(), &mixed(8), &RingOptions::default());
+    assert!(model.buffers.iter().all(|buffer| !buffer.registered()));
+    for step in 0..2 {
+        for unit in 0..8 {
+            model.ring.acquire(unit, A).unwrap();
+            let found = read(
+                model.device.driver(),
+                model.ring.address(unit).unwrap(),
+                model.units[unit].bytes as usize,
+            );
+            assert_eq!(found, model.expected(unit));
+            model.ring.release(unit, A).unwrap();
+        }
+        if step == 0 {
+            model.versions[5] += 1;
+            model.buffers[5].write(0, &model.expected(5)).unwrap();
+        }
+    }
+    // Where it is granted later, the same memory is registered then.
+    faulty.refuse("host_register", false);
+    let buffer = required().unwrap();
+    assert!(buffer.registered());
+    assert_eq!(device.host_pool().stats().held_bytes, held);
+    // Beyond the pool's limit nothing is mapped.
+    device.host_pool().set_limit(Some(held));
+    let refused = device.host_buffer(4 << 20, Pinning::Required).map(drop);
+    assert!(matches!(refused, Err(Error::OutOfHostMemory { .. })), "{refused:?}");
+}
+
+#[test]
+fn a_thread_that_changes_sources_never_shows_half_of_one() {
+    let units = [RingUnit::streamed(8 * PAGE); 6];
+    let model = Model::new(host(), &units, &RingOptions { slots: 2, ..RingOptions::default() });
+    /// Ends the other thread, whatever happens here.
+    struct Stop<'a>(&'a AtomicU64);
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.store(1, Relaxed);
+        }
+    }
+    let (stop, steps) = (AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let _stop = Stop(&stop);
+        scope.spawn(|| {
+            let mut version = 1;
+            while stop.load(Relaxed) == 0 {
+                let unit = version as usize % units.len();
+                let bytes = vec![version as u8; 8 * PAGE as usize];
+                if version % 3 == 0 {
+                    let buffer = model.device.host_buffer(8 * PAGE, Pinning::Required).unwrap();
+                    buffer.write(0, &bytes).unwrap();
+                    model.ring.set_source(unit, &whole(&buffer, 8 * PAGE)).unwrap();
+                } else {
+                    model.buffers[unit].write(0, &bytes).unwrap();
+                }
+                version += 1;
+            }
+        });
+        for _ in 0..40 {
+            for unit in 0..units.len() {
+                model.ring.acquire(unit, A).unwrap();
+                let found = read(model.device.driver(), model.ring.address(unit).unwrap(), 8 * PAGE as usize);
+                let first = pattern(unit, 0, 8 * PAGE);
+                assert!(found == first || found.iter().all(|byte| *byte == found[0]), "unit {unit} is torn");
+                model.ring.release(unit, A).unwrap();
+            }
+            steps.fetch_add(1, Relaxed);
+        }
+    });
+    assert_eq!((steps.load(Relaxed), model.ring.audit()), (40, Ok(())));
+}

@@ -1,0 +1,335 @@
+//! A driver whose streams do their work late, and beside each other in any order that events allow: what nothing puts behind something happens
+//! before it, sooner or later, and copies read their source when they happen.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use vmmgraph::driver::{
+    Capabilities, DeviceInfo, Driver, Event, Memory, NotMapped, PageHandle, SharedDriver, StreamState,
+    Timeline, Transfer, Whole,
+};
+use vmmgraph::{Address, Error, Peers, Result, Stream};
+
+/// Work of the test's own, in a stream's order.
+type Launch = Box<dyn FnOnce(&SharedDriver) + Send>;
+
+enum Work {
+    Launch(Launch),
+    /// The event's so-manieth record.
+    Record(u64),
+    Wait(u64),
+    Fill {
+        at: Address,
+        len: u64,
+        value: u32,
+    },
+    Out {
+        from: Address,
+        to: usize,
+        len: usize,
+    },
+    In {
+        to: Address,
+        from: usize,
+        len: usize,
+    },
+}
+
+#[derive(Default)]
+struct State {
+    random: u64,
+    streams: BTreeMap<u64, VecDeque<Work>>,
+    /// By event: its last record.
+    events: HashMap<Event, u64>,
+    records: u64,
+    happened: HashSet<u64>,
+    failed: Vec<String>,
+    done: u64,
+    /// Waits of such streams are lost.
+    losing: Option<Losing>,
+    /// How many were.
+    lost: u64,
+}
+
+/// Which streams lose their waits.
+type Losing = Box<dyn Fn(Stream) -> bool + Send>;
+
+impl State {
+    fn next(&mut self) -> u64 {
+        // Xorshift.
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random
+    }
+
+    fn push(&mut self, stream: Stream, work: Work) {
+        self.streams.entry(stream.raw()).or_default().push_back(work);
+    }
+
+    /// Takes the first work of one of the streams that wait for nothing.
+    fn take(&mut self) -> Option<Work> {
+        let happened = &self.happened;
+        let waits = |work: &Work| matches!(work, Work::Wait(record) if !happened.contains(record));
+        let ready = self.streams.iter().filter(|(_, all)| all.front().is_some_and(|work| !waits(work)));
+        let ready: Vec<u64> = ready.map(|(stream, _)| *stream).collect();
+        let chosen = *ready.get((self.next() % ready.len().max(1) as u64) as usize)?;
+        self.done += 1;
+        self.streams.get_mut(&chosen)?.pop_front()
+    }
+}
+
+/// Passes everything on to another driver, what has a stream late.
+pub struct ReorderingDriver {
+    inner: SharedDriver,
+    state: Mutex<State>,
+}
+
+impl ReorderingDriver {
+    /// Does work in an order that `seed` decides.
+    #[must_use]
+    pub fn new(inner: SharedDriver, seed: u64) -> Arc<Self> {
+        let random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        Arc::new(Self { inner, state: Mutex::new(State { random, ..State::default() }) })
+    }
+
+    /// Gives a stream work of the test's own.
+    pub fn launch(&self, stream: Stream, work: impl FnOnce(&SharedDriver) + Send + 'static) {
+        self.state.lock().push(stream, Work::Launch(Box::new(work)));
+    }
+
+    /// Does one piece of work; whether there was any that waits for nothing.
+    pub fn step(&self) -> bool {
+        let Some(work) = self.state.lock().take() else { return false };
+        // Whoever gave the work promised that it can be done until the stream has done it; what is not mapped any more is refused.
+        let done = match work {
+            Work::Launch(launch) => {
+                launch(&self.inner);
+                Ok(())
+            }
+            Work::Wait(_) => Ok(()),
+            Work::Record(record) => {
+                self.state.lock().happened.insert(record);
+                Ok(())
+            }
+            // SAFETY: as above.
+            Work::Fill { at, len, value } => unsafe { self.inner.fill(at, len, value, Stream::LEGACY) },
+            // SAFETY: as above.
+            Work::Out { from, to, len } => unsafe {
+                self.inner.copy_to_host(from, to as *mut u8, len, Stream::LEGACY)
+            },
+            // SAFETY: as above.
+            Work::In { to, from, len } => unsafe {
+                self.inner.copy_from_host(to, from as *const u8, len, Stream::LEGACY)
+            },
+        };
+        if let Err(error) = done {
+            self.state.lock().failed.push(error.to_string());
+        }
+        true
+    }
+
+    /// Does all the work there is.
+    ///
+    /// # Panics
+    /// If some waits for ever.
+    pub fn drain(&self) {
+        while self.step() {}
+        let left: usize = self.state.lock().streams.values().map(VecDeque::len).sum();
+        assert_eq!(left, 0, "work that waits for what never happens");
+    }
+
+    /// Work that could not be done when its time came: what it was about was gone.
+    #[must_use]
+    pub fn failed(&self) -> Vec<String> {
+        self.state.lock().failed.clone()
+    }
+
+    /// Pieces of work that were done.
+    #[must_use]
+    pub fn done(&self) -> u64 {
+        self.state.lock().done
+    }
+
+    /// From now on waits of such streams are lost, for tests that must notice.
+    pub fn lose_waits(&self, losing: impl Fn(Stream) -> bool + Send + 'static) {
+        self.state.lock().losing = Some(Box::new(losing));
+    }
+
+    /// Waits that were lost.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.state.lock().lost
+    }
+
+    /// A few pieces of work, or none.
+    fn some(&self) {
+        let count = self.state.lock().next() % 4;
+        for _ in 0..count {
+            self.step();
+        }
+    }
+
+    fn last_record(&self, event: Event) -> u64 {
+        self.state.lock().events.get(&event).copied().unwrap_or(0)
+    }
+}
+
+impl fmt::Debug for ReorderingDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReorderingDriver").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}
+
+impl Driver for ReorderingDriver {
+    fn info(&self) -> &DeviceInfo {
+        self.inner.info()
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+}
+
+// SAFETY: everything is done by the driver below, with the callers' promises, which hold until a stream has done its work.
+unsafe impl Memory for ReorderingDriver {
+    fn free_bytes(&self) -> Result<u64> {
+        self.inner.free_bytes()
+    }
+
+    fn reserve(&self, len: u64) -> Result<Address> {
+        self.inner.reserve(len)
+    }
+
+    unsafe fn free_addresses(&self, base: Address, len: u64) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.free_addresses(base, len) }
+    }
+
+    fn create(&self, len: u64) -> Result<PageHandle> {
+        self.inner.create(len)
+    }
+
+    unsafe fn release(&self, page: PageHandle) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.release(page) }
+    }
+
+    unsafe fn map(&self, at: Address, pages: &[Whole], peers: Peers) -> Result<(), NotMapped> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.map(at, pages, peers) }
+    }
+
+    unsafe fn grant(&self, at: Address, len: u64, peers: Peers) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.grant(at, len, peers) }
+    }
+
+    unsafe fn unmap(&self, at: Address, len: u64) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.unmap(at, len) }
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Timeline for ReorderingDriver {
+    unsafe fn stream_state(&self, _stream: Stream) -> Result<StreamState> {
+        Ok(StreamState::Ready)
+    }
+
+    fn event_create(&self) -> Result<Event> {
+        self.inner.event_create()
+    }
+
+    unsafe fn event_destroy(&self, event: Event) -> Result<()> {
+        self.state.lock().events.remove(&event);
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.event_destroy(event) }
+    }
+
+    unsafe fn event_record(&self, event: Event, stream: Stream) -> Result<()> {
+        let mut state = self.state.lock();
+        state.records += 1;
+        let record = state.records;
+        state.events.insert(event, record);
+        state.push(stream, Work::Record(record));
+        Ok(())
+    }
+
+    unsafe fn event_wait(&self, event: Event, stream: Stream) -> Result<()> {
+        let record = self.last_record(event);
+        let mut state = self.state.lock();
+        if state.losing.as_ref().is_some_and(|losing| losing(stream)) {
+            state.lost += 1;
+        } else if record > 0 {
+            state.push(stream, Work::Wait(record));
+        }
+        Ok(())
+    }
+
+    unsafe fn event_query(&self, event: Event) -> Result<bool> {
+        self.some();
+        let record = self.last_record(event);
+        Ok(record == 0 || self.state.lock().happened.contains(&record))
+    }
+
+    unsafe fn event_synchronize(&self, event: Event) -> Result<()> {
+        let record = self.last_record(event);
+        while record > 0 && !self.state.lock().happened.contains(&record) {
+            if !self.step() {
+                let name = "an event that never happens".to_owned();
+                return Err(Error::Driver { call: "event_synchronize", code: 702, name });
+            }
+        }
+        Ok(())
+    }
+
+    fn stream_create(&self) -> Result<Stream> {
+        self.inner.stream_create()
+    }
+
+    unsafe fn stream_destroy(&self, stream: Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.stream_destroy(stream) }
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Transfer for ReorderingDriver {
+    unsafe fn fill(&self, at: Address, len: u64, value: u32, stream: Stream) -> Result<()> {
+        self.state.lock().push(stream, Work::Fill { at, len, value });
+        Ok(())
+    }
+
+    unsafe fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.read(at, into) }
+    }
+
+    unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.write(at, from) }
+    }
+
+    unsafe fn host_register(&self, at: *mut u8, len: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.host_register(at, len) }
+    }
+
+    unsafe fn host_unregister(&self, at: *mut u8) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.host_unregister(at) }
+    }
+
+    unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, stream: Stream) -> Result<()> {
+        self.state.lock().push(stream, Work::Out { from, to: to as usize, len });
+        Ok(())
+    }
+
+    unsafe fn copy_from_host(&self, to: Address, from: *const u8, len: usize, stream: Stream) -> Result<()> {
+        self.state.lock().push(stream, Work::In { to, from: from as usize, len });
+        Ok(())
+    }
+}
