@@ -2,27 +2,27 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::device::Device;
-use crate::elastic::ElasticBuffer;
 use crate::error::{Error, Result};
-use crate::lending::{Borrower, Lease, Leases};
+use crate::lending::Leases;
 use crate::map::{self, ArenaMap};
 use crate::order::ReplayOrder;
 use crate::pages::{
     Account, Fence, Holder, Limits, Pausable, PauseReport, ResumeReport, SharedSet, next_number, resume,
 };
 use crate::space::{
-    Common, EagerBlocks, EagerScope, EagerSpace, EagerStats, Heap, Phase, Presence, RetainPolicy, Space,
-    Totals, disjoint,
+    Common, EagerBlocks, EagerScope, EagerSpace, EagerStats, Heap, Phase, Presence, Recall, Recalls,
+    RetainPolicy, Space, Totals, disjoint,
 };
 use crate::stats::{ArenaStats, Snapshot};
 use crate::sync::Mutex;
 use crate::units::{Address, BlockBytes, Geometry, Peers, Stream};
+
+mod lending;
 
 const MIB: u64 = 1 << 20;
 
@@ -44,6 +44,9 @@ pub struct Options {
     /// The most bytes of physical memory the arena may hold; `None`: no limit but the device's. See
     /// [`SharedVmmAllocator::set_budget`].
     pub budget_bytes: Option<u64>,
+    /// Bytes that it is sure to get, among accounts with a limit above them: so much of what it has is never
+    /// [lent](SharedVmmAllocator::lend) either.
+    pub least_bytes: u64,
     /// Bytes of addresses that the current space of the published design has from its beginning on; 0: addresses are reserved as they
     /// are needed. More is reserved when those are used up.
     pub reserve_bytes: u64,
@@ -72,6 +75,7 @@ impl Default for Options {
             poison: false,
             trace_blocks: false,
             budget_bytes: None,
+            least_bytes: 0,
             reserve_bytes: 0,
             expected_bytes: 0,
             serial: false,
@@ -114,7 +118,7 @@ pub struct SharedVmmAllocator {
     /// The current space of the published design, and the ones before it.
     serial: Mutex<Serial>,
     eager: Eager,
-    leases: Leases,
+    leases: Arc<Leases>,
 }
 
 /// The addresses of the arena's eager work, from the first scope on. When the arena goes they go too, but for those of live blocks.
@@ -153,7 +157,7 @@ impl SharedVmmAllocator {
         let peers = options.peers.without(Peers::one(device.driver().info().ordinal));
         device.driver().capabilities().require_peers(peers)?;
         let geometry = options.geometry(device.driver().capabilities().granularity)?;
-        let limits = Limits { most: options.budget_bytes, least: 0 };
+        let limits = Limits { most: options.budget_bytes, least: options.least_bytes };
         let account = device.account(&format!("arena {id}"), above, limits)?;
         let events = device.pool().events();
         let common = Common {
@@ -161,6 +165,7 @@ impl SharedVmmAllocator {
             order: if options.serial { ReplayOrder::serial(events) } else { ReplayOrder::new(events) },
             heap: Heap::default(),
             presence: Presence::default(),
+            recalls: Recalls::default(),
             tag: options.tag.clone(),
             retain: options.retain,
             poison: options.poison || asked_for("VMMGRAPH_POISON"),
@@ -181,8 +186,10 @@ impl SharedVmmAllocator {
             reserve_bytes: options.reserve_bytes,
             serial: Mutex::default(),
             eager: Eager::default(),
-            leases: Leases::default(),
+            leases: Arc::default(),
         };
+        let leases: Arc<dyn Recall> = arena.leases.clone();
+        arena.common.recalls.by(Arc::downgrade(&leases));
         if options.reserve_bytes > 0 {
             let first = arena.open_serial()?;
             arena.serial.lock().current = Some(first);
@@ -248,51 +255,6 @@ impl SharedVmmAllocator {
     pub fn eager_stats(&self) -> EagerStats {
         let space = self.eager.0.lock().clone();
         space.map_or_else(EagerStats::default, |space| space.stats())
-    }
-
-    /// Lends large pages to a part of a buffer, in whole pages, where nothing is committed: they show there too and are usable, with
-    /// undefined contents. They stay mapped for the graphs; those that show one are not replayed until a [recall](Lease::recall), nor are
-    /// they given to captures and eager work ([`Error::Lent`]). Of the pages that are not on lease those go that the fewest spaces show. They count
-    /// for the arena; what its account is sure to get is not lent.
-    ///
-    /// Work on them waits for [`Lease::before`] first. Waits for the end of a replay or scope that another thread is at, not for the device.
-    ///
-    /// # Errors
-    /// [`Error::InvalidPageSize`] with both sizes if the buffer's pages are not as long as the arena's large ones; [`Error::WrongState`] while
-    /// the arena is paused, inside a launch or scope of it, or if something of the range is there; [`Error::InvalidArgument`] for a range
-    /// that is empty, of no whole pages, beyond the buffer's end or of more pages than there are to lend, and for another device's buffer;
-    /// what the driver says of mapping. Nothing has changed then.
-    pub fn lend(
-        &self,
-        buffer: &Arc<ElasticBuffer>,
-        range: Range<u64>,
-        borrower: &Arc<dyn Borrower>,
-    ) -> Result<Lease> {
-        self.usable()?;
-        self.leases.lend(&self.common, buffer, range, borrower)
-    }
-
-    /// The leases that are not over.
-    #[must_use]
-    pub fn leases(&self) -> Vec<Lease> {
-        self.leases.current()
-    }
-
-    /// Recalls every lease that stands in the way of a space's replay; they share the time.
-    ///
-    /// # Errors
-    /// The first failure of a [recall](Lease::recall); the others were tried too.
-    pub fn recall_for(&self, space: &Space, deadline: Duration) -> Result<()> {
-        let needed = space.leases();
-        self.leases.recall(|lease| needed.contains(&lease.id()), deadline)
-    }
-
-    /// Recalls every lease; they share the time.
-    ///
-    /// # Errors
-    /// As [`recall_for`](Self::recall_for).
-    pub fn recall_all(&self, deadline: Duration) -> Result<()> {
-        self.leases.recall(|_| true, deadline)
     }
 
     fn prepare(&self) -> Result<()> {
@@ -375,7 +337,8 @@ impl SharedVmmAllocator {
     ///
     /// Exact, whatever other threads do: what is being created counts. Pages that nobody maps do not: they are the device's.
     pub fn set_budget(&self, bytes: Option<u64>) {
-        self.common.shared.account().set_limits(Limits { most: bytes, least: 0 });
+        let account = self.common.shared.account();
+        account.set_limits(Limits { most: bytes, least: account.stats().least_bytes });
     }
 
     /// Closes the arena after a bug was caught: every later call but destruction answers [`Error::Closed`].

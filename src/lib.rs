@@ -85,7 +85,7 @@ pub use elastic::{KvCache, KvLayout, KvOptions, KvStats, LimitChange};
 pub use error::{Error, Result};
 pub use executables::{ExecutablePool, ExecutableStats, GraphTemplate};
 pub use gate::CaptureGate;
-pub use lending::{Borrower, Lease, Vacate};
+pub use lending::{BlockBorrower, Borrower, Lease, Vacate, VacateBlocks, Vacated};
 pub use map::ArenaMap;
 pub use order::ReplayOrder;
 pub use region::{Policy, Ready, Region, RegionOptions, RegionStats};

@@ -397,7 +397,8 @@ fn streams_are_used_again_and_never_destroyed_while_the_device_is_open() {
     let none = fresh.stream_create().unwrap_err().to_string();
     assert!(none.contains("aclrtCreateStream") && none.contains("NO_STREAM_RESOURCE"), "{none}");
     drop(driver);
-    assert_eq!((count(c"aclrtCreateStream"), count(c"aclrtDestroyStream")), (made + 3, destroyed + 3));
+    // One of those calls was refused.
+    assert_eq!((count(c"aclrtCreateStream"), count(c"aclrtDestroyStream")), (made + 4, destroyed + 3));
 }
 
 #[test]

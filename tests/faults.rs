@@ -26,9 +26,9 @@ use vmmgraph::driver::{CudaDriver, HostDriver, SharedDriver, platform};
 use vmmgraph::pages::Fence;
 use vmmgraph::ring::HostRun;
 use vmmgraph::{
-    Address, Borrower, Device, DriverChoice, ElasticOptions, Error, HostBuffer, HostOptions, KvLayout,
-    KvOptions, Options, Peers, Pinning, Policy, RegionOptions, Result, RetainPolicy, RingOptions, RingUnit,
-    SharedVmmAllocator, Space, Stream, Vacate,
+    Address, BlockBorrower, Borrower, Committed, Device, DriverChoice, ElasticOptions, Error, HostBuffer,
+    HostOptions, KvLayout, KvOptions, Options, Peers, Pinning, Policy, RegionOptions, Result, RetainPolicy,
+    RingOptions, RingUnit, SharedVmmAllocator, Space, Stream, Vacate, VacateBlocks, Vacated,
 };
 use vmmgraph_testkit::{FaultyDriver, MIB, Stamps, stream};
 
@@ -878,6 +878,47 @@ fn lending(run: &mut Run) -> Result<()> {
     run.step("replay", || space.replay(other, || ()))
 }
 
+/// Gives up every block that it is asked for.
+struct Vacant;
+
+impl BlockBorrower for Vacant {
+    fn vacate(&self, asked: &VacateBlocks) -> Result<Vacated> {
+        Ok(Vacated { blocks: asked.blocks.clone(), fence: Fence::default() })
+    }
+}
+
+/// Pages of a graph are lent to the blocks of a cache, a neighbour is backed on one of them, and a replay waits for their recall, twice: it
+/// never runs over pages on lease. The second thread's captures wait for recalls as well, which that thread then does.
+fn lending_blocks(run: &mut Run) -> Result<()> {
+    let (device, other) = (Arc::clone(&run.device), run.injector.stream());
+    let arena = run.arena(&Options { large_page_bytes: PAGE, least_bytes: PAGE, ..Options::default() })?;
+    arena.set_recall(Some(Duration::from_secs(10)));
+    let space = run.step("open", || arena.open_space())?;
+    let block = run.step("allocate", || space.allocate(20 * MIB, other))?;
+    space.free(block)?;
+    run.step("seal", || space.seal())?;
+    let memory = ElasticOptions { name: "kv", page_bytes: PAGE, ..ElasticOptions::default() };
+    let planes = [PAGE / 2, PAGE / 2];
+    let options = KvOptions { planes: &planes, blocks_most: 16, layout: KvLayout::ByPlane, memory };
+    let cache = run.step("reserve", || device.kv_cache(&options))?;
+    let vacant: Arc<dyn BlockBorrower> = Arc::new(Vacant);
+    for _ in 0..2 {
+        let lease = run.step("lend", || arena.lend_blocks(&cache, 2..5, &vacant))?;
+        run.step("order", || lease.before(other))?;
+        run.step("back a neighbour", || match cache.commit(5..6) {
+            // The second thread has begun to recall the page.
+            Err(Error::WrongState { .. }) => Ok(Committed::default()),
+            result => result,
+        })?;
+        let launched = run.step("replay", || space.replay(other, || space.leases()))?;
+        assert!(launched.is_empty(), "a graph ran over pages on lease");
+        run.step("recall", || lease.recall(Duration::from_secs(10)))?;
+        run.step("release", || cache.release(0..16, &Fence::default()))?;
+    }
+    run.step("settle", || Ok(cache.settle()))?;
+    run.step("audit", || cache.audit())
+}
+
 /// A cache of three planes grows in all of them or in none, shrinks around a busy block, and has a hole filled.
 fn cache(run: &mut Run) -> Result<()> {
     let device = Arc::clone(&run.device);
@@ -967,6 +1008,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("peers", peers),
     ("elastic", elastic),
     ("lending", lending),
+    ("lending blocks", lending_blocks),
     ("cache", cache),
     ("ring", ring),
 ];

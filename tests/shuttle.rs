@@ -8,8 +8,9 @@ use vmmgraph::driver::HostDriver;
 use vmmgraph::pages::Fence;
 use vmmgraph::ring::HostRun;
 use vmmgraph::{
-    Borrower, Device, ElasticOptions, Error, HostOptions, KvLayout, KvOptions, Options, Pinning, Policy,
-    RegionOptions, RetainPolicy, RingOptions, RingUnit, SharedVmmAllocator, SpaceStats, Stream, Vacate,
+    BlockBorrower, Borrower, Device, ElasticOptions, Error, HostOptions, KvLayout, KvOptions, Options,
+    Pinning, Policy, RegionOptions, RetainPolicy, RingOptions, RingUnit, SharedVmmAllocator, SpaceStats,
+    Stream, Vacate, VacateBlocks, Vacated,
 };
 use vmmgraph_testkit::stream;
 
@@ -152,7 +153,7 @@ fn two_arenas_at_the_end_of_memory_never_hold_more_than_there_is() {
                 let space = arena.open_space().unwrap();
                 let before = space.stats();
                 match space.allocate(24 * KIB, stream(number)) {
-                    Ok(block) => drop(space.free(block).unwrap()),
+                    Ok(block) => space.free(block).unwrap(),
                     Err(error) => {
                         assert!(error.is_out_of_memory(), "{error}");
                         // Mappings made so far count also when they were undone.
@@ -631,6 +632,91 @@ impl Borrower for Idle {
     fn vacate(&self, _asked: &Vacate) -> vmmgraph::Result<Fence> {
         Ok(Fence::default())
     }
+}
+
+/// Gives up every block that it is asked for.
+struct Vacant;
+
+impl BlockBorrower for Vacant {
+    fn vacate(&self, asked: &VacateBlocks) -> vmmgraph::Result<Vacated> {
+        Ok(Vacated { blocks: asked.blocks.clone(), fence: Fence::default() })
+    }
+}
+
+/// A cache is lent blocks, grows, shrinks and is limited while a graph is replayed that recalls what it needs: each page has one holder or a lease,
+/// the sums agree, nothing shows that nobody holds, nothing is granted beyond a limit, and the graph finds its pages its own.
+#[test]
+fn blocks_are_lent_recalled_grown_and_shrunk_beside_replays() {
+    let model = || {
+        let (host, device, arena) = small();
+        let space = arena.open_space().unwrap();
+        let block = space.allocate(64 * KIB, Stream::LEGACY).unwrap();
+        space.free(block).unwrap();
+        space.seal().unwrap();
+        let minute = std::time::Duration::from_secs(60);
+        arena.set_recall(Some(minute));
+        let memory = ElasticOptions { page_bytes: 16 * KIB, ..ElasticOptions::default() };
+        let options = KvOptions { planes: &[8 * KIB], blocks_most: 12, layout: KvLayout::ByPlane, memory };
+        let cache = device.kv_cache(&options).unwrap();
+        // What must hold at any time.
+        let look = {
+            let (device, arena, cache) = (Arc::clone(&device), Arc::clone(&arena), Arc::clone(&cache));
+            move || {
+                assert_eq!(device.pool().audit(), Ok(()));
+                assert!(arena.lent_bytes() <= 64 * KIB);
+                assert!(cache.account().stats().charged_bytes <= 6 * 16 * KIB);
+            }
+        };
+        let lender = {
+            let (arena, cache, look) = (Arc::clone(&arena), Arc::clone(&cache), look.clone());
+            thread::spawn(move || {
+                let vacant: Arc<dyn BlockBorrower> = Arc::new(Vacant);
+                let lease = arena.lend_blocks(&cache, 0..4, &vacant).unwrap();
+                look();
+                // Another thread's replay may have recalled it.
+                lease.recall_bytes(16 * KIB, minute).unwrap();
+                look();
+                // What is left may be in use: then it is not lent twice.
+                match arena.lend_blocks(&cache, 0..2, &vacant) {
+                    Ok(again) => again.recall(minute).unwrap(),
+                    Err(error) => assert!(matches!(error, Error::WrongState { .. }), "{error}"),
+                }
+                lease.recall(minute).unwrap();
+            })
+        };
+        let replayer = {
+            let (space, look) = (Arc::clone(&space), look.clone());
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    let leases = space.replay(Stream::LEGACY, || space.leases()).unwrap();
+                    assert!(leases.is_empty(), "a graph ran over pages on lease");
+                    look();
+                }
+            })
+        };
+        let grower = {
+            let cache = Arc::clone(&cache);
+            thread::spawn(move || {
+                cache.commit(6..10).unwrap();
+                cache.shrink_to(8, &[], &Fence::default()).unwrap();
+                cache.set_limit(8, 1);
+                assert!(matches!(cache.commit(8..10), Err(Error::OverBudget { .. })), "beyond the limit");
+                look();
+                cache.release(6..8, &Fence::default()).unwrap();
+            })
+        };
+        for thread in [lender, replayer, grower] {
+            thread.join().unwrap();
+        }
+        space.replay(Stream::LEGACY, || ()).unwrap();
+        cache.settle();
+        assert_eq!((arena.lent_bytes(), cache.backed()), (0, vec![]));
+        assert_eq!((arena.audit(), cache.audit(), device.pool().audit_idle()), (Ok(()), Ok(()), Ok(())));
+        drop((space, cache));
+        end(&host, device, arena);
+    };
+    shuttle::check_random(model, 200);
+    shuttle::check_pct(model, 200, 3);
 }
 
 /// One thread lends and recalls, one recalls as well, one replays the graph in question; never does that run over what is lent.

@@ -69,6 +69,8 @@ struct ArenaOptions {
     // Other devices that may read and write the arena's pages, added up: 1 << n for device n, below 64; the arena's own counts for nothing.
     // Every map costs more for each. For programs that use several devices in one process. Throws for a device without peer access.
     std::uint64_t peers = 0;
+    // Bytes that it is sure to get, out of the device's budget: so much of what it has is never lent (lease.hpp) either.
+    std::uint64_t least_bytes = 0;
     // What vmmgraph::pause and vmmgraph::resume (region.hpp) find the arena by; empty: only when they are asked for everything.
     std::string tag;
 };
@@ -283,6 +285,7 @@ public:
         given.reserve_bytes = options.reserve_bytes;
         given.expected_bytes = options.expected_bytes;
         given.peers = options.peers;
+        given.least_bytes = options.least_bytes;
         given.tag = options.tag.empty() ? nullptr : options.tag.c_str();
         vmmgraph_arena_t handle = nullptr;
         detail::check(vmmgraph_arena_create(device.handle(), &given, &handle));

@@ -119,15 +119,26 @@ public:
     // still has there. Returns the bytes that are empty afterwards. Both are called without a lock; what they throw is thrown on.
     std::uint64_t ask(std::uint64_t bytes, std::uint64_t by, const std::function<bool(std::uint64_t)>& evictable,
                       const std::function<void(const EvictionRequest&)>& evict) {
-        Asking asking{evictable, evict, nullptr};
         std::uint64_t empty = 0;
-        const auto status =
-            vmmgraph_block_pool_ask(handle(), bytes, by, evictable ? Asking::may : nullptr, Asking::vacate, &asking, &empty);
-        if (asking.thrown) {
-            std::rethrow_exception(asking.thrown);
-        }
-        detail::check(status);
+        ask_by(evictable, evict,
+               [&](auto may, auto vacate, void* user) { return vmmgraph_block_pool_ask(handle(), bytes, by, may, vacate, user, &empty); });
         return empty;
+    }
+
+    // The same, of the pages only that these blocks lie on: what a recall of a lease (lease.hpp) wants back. What can be given back afterwards
+    // says unused_of().
+    void ask_of(const std::vector<BlockRange>& among, std::uint64_t bytes, const std::function<bool(std::uint64_t)>& evictable,
+                const std::function<void(const EvictionRequest&)>& evict) {
+        ask_by(evictable, evict, [&](auto may, auto vacate, void* user) {
+            return vmmgraph_block_pool_ask_of(handle(), among.data(), among.size(), bytes, may, vacate, user);
+        });
+    }
+
+    // The pages on which no block is used, of those that these blocks lie on, as ranges of blocks.
+    [[nodiscard]] std::vector<BlockRange> unused_of(const std::vector<BlockRange>& among) const {
+        return detail::read_items<BlockRange>([&](BlockRange* ranges, std::size_t capacity, std::size_t* count) {
+            return vmmgraph_block_pool_unused(handle(), among.data(), among.size(), ranges, capacity, count);
+        });
     }
 
     // What it has now.
@@ -142,6 +153,17 @@ public:
 
 private:
     explicit BlockPool(const KvStats& stats) : BlockPool(stats.most_blocks, stats.blocks_a_page, stats.block_bytes) {}
+
+    template <class Ask>
+    static void ask_by(const std::function<bool(std::uint64_t)>& evictable, const std::function<void(const EvictionRequest&)>& evict,
+                       Ask&& ask) {
+        Asking asking{evictable, evict, nullptr};
+        const auto status = ask(evictable ? Asking::may : nullptr, Asking::vacate, &asking);
+        if (asking.thrown) {
+            std::rethrow_exception(asking.thrown);
+        }
+        detail::check(status);
+    }
 
     // Functions of the engine's, behind C and Rust: nothing may be thrown through those.
     struct Asking {

@@ -449,6 +449,9 @@ typedef struct vmmgraph_input_plan vmmgraph_input_plan;
 // Never defined: a vmmgraph_kv_cache_t is a key, not an address.
 typedef struct vmmgraph_kv_cache vmmgraph_kv_cache;
 
+// Never defined: a vmmgraph_lease_t is a key, not an address.
+typedef struct vmmgraph_lease vmmgraph_lease;
+
 // Never defined: a vmmgraph_pause_hooks_t is a key, not an address.
 typedef struct vmmgraph_pause_hooks vmmgraph_pause_hooks;
 
@@ -466,6 +469,9 @@ typedef struct vmmgraph_region vmmgraph_region;
 
 // Never defined: a vmmgraph_space_t is a key, not an address.
 typedef struct vmmgraph_space vmmgraph_space;
+
+// Never defined: a vmmgraph_vacating_t is a key, not an address.
+typedef struct vmmgraph_vacating vmmgraph_vacating;
 
 // The result of a call: VMMGRAPH_OK or one of the VMMGRAPH_ERROR numbers. Numbers are never reused; treat an unknown one as a
 // failure.
@@ -519,6 +525,8 @@ typedef struct vmmgraph_arena_options_t {
   // What vmmgraph_device_pause and vmmgraph_device_resume find the arena by, zero-terminated; null: only when they are asked for
   // everything.
   const char *tag;
+  // Bytes that it is sure to get, out of the device's budget: so much of what it has is never lent either.
+  uint64_t least_bytes;
 } vmmgraph_arena_options_t;
 
 // An arena: physical pages shared by graphs that never run at the same time. Calls with it are thread-safe.
@@ -1146,6 +1154,40 @@ typedef struct vmmgraph_kv_stats_t {
   uint64_t blocks_a_page;
 } vmmgraph_kv_stats_t;
 
+// What the user of pages on lease is asked for: which of these, so many bytes, by then.
+typedef struct vmmgraph_vacate_t {
+  // sizeof(vmmgraph_vacate_t) of the library.
+  size_t struct_size;
+  // The lease's number.
+  uint64_t lease;
+  // Of a buffer: bytes from its base, one range, all of which are to go. Of a cache: the blocks with memory that lie on the lease's pages.
+  const struct vmmgraph_block_range_t *ranges;
+  // How many.
+  size_t range_count;
+  // What else has memory there and is not on lease: bytes, or blocks.
+  const struct vmmgraph_block_range_t *instead;
+  // How many.
+  size_t instead_count;
+  // Bytes of pages that are wanted.
+  uint64_t bytes;
+  // How much time is left, in microseconds.
+  uint64_t micros;
+} vmmgraph_vacate_t;
+
+// A recall under way, while its borrower is asked.
+typedef struct vmmgraph_vacating *vmmgraph_vacating_t;
+
+// Stops using what it is asked for, says which blocks it gave up by vmmgraph_vacating_add (of a buffer: all of the range, without saying so)
+// and behind what by vmmgraph_vacating_behind, and returns 0; anything else: it needs them all, and the recall fails. `asked` and
+// `vacating` are valid during the call, which comes on the thread that recalls, with no lock of the library's held. It may commit other
+// parts, and not wait for this lease. Must not throw.
+typedef int32_t (*vmmgraph_vacate_fn)(const struct vmmgraph_vacate_t *asked,
+                                      vmmgraph_vacating_t vacating,
+                                      void *user);
+
+// Pages of an arena that show in elastic memory as well. Calls with it are thread-safe.
+typedef struct vmmgraph_lease *vmmgraph_lease_t;
+
 // Receives one line of text: `length` bytes of UTF-8, not zero-terminated, valid during the call. May be called from any thread, by
 // several at once; must not throw. No lock of the library's is held: a sink may call every function, vmmgraph_set_log_sink too,
 // but what it causes is not logged, and its failures are not kept for vmmgraph_last_error.
@@ -1672,6 +1714,33 @@ vmmgraph_status_t vmmgraph_block_pool_ask(vmmgraph_block_pool_t pool,
                                           vmmgraph_evict_fn evict,
                                           void *user,
                                           uint64_t *empty_bytes);
+
+// As vmmgraph_block_pool_ask, of the pages only that the blocks in `ranges` lie on: what a recall of a lease wants back. What
+// can be given back afterwards says vmmgraph_block_pool_unused.
+//
+// Arguments:
+// As vmmgraph_block_pool_ask; `ranges` points to `range_count` ranges, or that is 0.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_block_pool_ask_of(vmmgraph_block_pool_t pool,
+                                             const struct vmmgraph_block_range_t *ranges,
+                                             size_t range_count,
+                                             uint64_t bytes,
+                                             vmmgraph_evictable_fn evictable,
+                                             vmmgraph_evict_fn evict,
+                                             void *user);
+
+// The pages on which no block is used, of those that the blocks in `among` lie on: what can be given back now, as ranges of blocks. Writes at
+// most `capacity` ranges, and how many there are.
+//
+// Arguments:
+// `among` points to `among_count` ranges, or that is 0; `ranges` to `capacity` writable ranges, or that is 0; `count` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_block_pool_unused(vmmgraph_block_pool_t pool,
+                                             const struct vmmgraph_block_range_t *among,
+                                             size_t among_count,
+                                             struct vmmgraph_block_range_t *ranges,
+                                             size_t capacity,
+                                             size_t *count);
 
 // What the pool has now.
 //
@@ -2220,6 +2289,113 @@ vmmgraph_status_t vmmgraph_kv_cache_observe(vmmgraph_kv_cache_t cache,
                                             vmmgraph_shown_fn before_unmap,
                                             void *user,
                                             vmmgraph_elastic_observer_t *observer);
+
+// Lends large pages of an arena to `bytes` bytes of a buffer from `offset` on, whole pages where nothing is committed: they show there too and
+// are usable, with undefined contents, and stay mapped for the graphs. Those that show one are not replayed until a recall
+// (VMMGRAPH_ERROR_WRONG_STATE), nor do captures and eager work get them; vmmgraph_arena_set_recall makes them wait. Of the pages that are
+// not on lease those go that the fewest graphs show. They count for the arena; what its account, and those above it, are sure to get
+// is not lent. First work on them waits for vmmgraph_lease_before. Waits for the end of a replay that another thread is launching. What
+// fails changes nothing.
+//
+// Arguments:
+// `vacate` may be called with `user` from any thread that recalls, until the lease is over and the recalls that were under way then have
+// returned; `lease` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_arena_lend(vmmgraph_arena_t arena,
+                                      vmmgraph_elastic_buffer_t buffer,
+                                      uint64_t offset,
+                                      uint64_t bytes,
+                                      vmmgraph_vacate_fn vacate,
+                                      void *user,
+                                      vmmgraph_lease_t *lease);
+
+// As vmmgraph_arena_lend, for blocks of a KV cache from `first` to below `end`, of which none has memory: they are backed in all planes, or
+// nothing has changed. Wherever a page of theirs is missing, one is lent; VMMGRAPH_ERROR_OVER_BUDGET beyond the cache's limit.
+//
+// Arguments:
+// As vmmgraph_arena_lend.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_arena_lend_blocks(vmmgraph_arena_t arena,
+                                             vmmgraph_kv_cache_t cache,
+                                             uint64_t first,
+                                             uint64_t end,
+                                             vmmgraph_vacate_fn vacate,
+                                             void *user,
+                                             vmmgraph_lease_t *lease);
+
+// What becomes of replays, eager work and captures of the arena that need pages on lease, from now on: with microseconds, they recall those
+// leases themselves and wait so long at most; 0, as at first: they are refused. Nothing runs over such pages either way.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_arena_set_recall(vmmgraph_arena_t arena,
+                                            uint64_t micros);
+
+// Recalls every lease in the way of a space's replay, or every lease of the arena if `space` is null, within so many microseconds. All are
+// tried; the status is the first failure's.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_arena_recall(vmmgraph_arena_t arena,
+                                        vmmgraph_space_t space,
+                                        uint64_t micros);
+
+// How many bytes could be lent now to somebody who shares none of the arena's accounts, and how many are lent. Either may be null.
+//
+// Arguments:
+// `lendable` and `lent` are null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_arena_lendable(vmmgraph_arena_t arena,
+                                          uint64_t *lendable,
+                                          uint64_t *lent);
+
+// The numbers of the leases on pages that a space shows: as long as there are any, it is not replayed. Writes at most `capacity`, and how
+// many there are.
+//
+// Arguments:
+// `leases` points to `capacity` writable numbers, or `capacity` is 0; `count` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_space_leases(vmmgraph_space_t space,
+                                        uint64_t *leases,
+                                        size_t capacity,
+                                        size_t *count);
+
+// A lease's number, and its bytes that are still on lease; 0: it is over. Either may be null.
+//
+// Arguments:
+// `number` and `bytes` are null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_lease_bytes(vmmgraph_lease_t lease,
+                                       uint64_t *number,
+                                       uint64_t *bytes);
+
+// Makes later work of a stream, the borrower's first on these pages, wait for the graphs that used them before. Does not block.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_lease_before(vmmgraph_lease_t lease,
+                                        void *stream);
+
+// Has `bytes` bytes of pages given back, or all of them if 0: asks the borrower, waits for its fence, and unmaps them from its memory; over
+// already: nothing. One thread recalls at a time. VMMGRAPH_ERROR_WRONG_STATE if the borrower refused or gave up too little, or if its fence
+// is not over within so many microseconds: then the pages are no longer the borrower's, and come back when somebody looks again.
+// Until they are back, nothing is committed in their places.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_lease_recall(vmmgraph_lease_t lease,
+                                        uint64_t bytes,
+                                        uint64_t micros);
+
+// Ends a handle; the lease goes on until the borrower has its pages no more.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_lease_destroy(vmmgraph_lease_t lease);
+
+// The borrower gave up the blocks from `first` to below `end`. While it is asked only.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_vacating_add(vmmgraph_vacating_t vacating,
+                                        uint64_t first,
+                                        uint64_t end);
+
+// What the borrower gave up is in use until this fence is over (null: nothing). While it is asked only; several fences add up, and their
+// events need to be there during this call only.
+//
+// Arguments:
+// `fence` is null or points to a struct whose struct_size is set, with as many streams and recorded events as it says.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_vacating_behind(vmmgraph_vacating_t vacating,
+                                           const struct vmmgraph_fence_t *fence);
 
 // Sends log lines up to `max_level` to `sink` from now on; null: to nobody, or to stderr if VMMGRAPH_LOG says so. The sink
 // before is dropped once nobody is inside it.

@@ -70,6 +70,8 @@ pub struct vmmgraph_arena_options_t {
     /// What vmmgraph_device_pause and vmmgraph_device_resume find the arena by, zero-terminated; null: only when they are asked for
     /// everything.
     pub tag: *const c_char,
+    /// Bytes that it is sure to get, out of the device's budget: so much of what it has is never lent either.
+    pub least_bytes: u64,
 }
 
 /// What an arena holds.
@@ -200,6 +202,7 @@ pub unsafe extern "C" fn vmmgraph_arena_create(
                 poison: flags(given.flags)? & VMMGRAPH_ARENA_POISON != 0,
                 trace_blocks: given.flags & VMMGRAPH_ARENA_TRACE_BLOCKS != 0,
                 budget_bytes: limit(given.budget_bytes),
+                least_bytes: given.least_bytes,
                 reserve_bytes: given.reserve_bytes,
                 expected_bytes: given.expected_bytes,
                 serial: given.flags & VMMGRAPH_ARENA_SERIAL != 0,

@@ -1,12 +1,13 @@
 //! Which blocks of a cache to use, and when to commit: bookkeeping without memory.
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::Arc;
 
-use super::elastic::write_number;
 use super::guard::{Failure, guard, items, items_mut, null, out};
 use super::handle::{get, register, remove};
-use super::kv::{vmmgraph_block_range_t, write_ranges};
+use super::kv::vmmgraph_block_range_t;
+use super::memory::{read_ranges, write_number, write_ranges};
 use super::sized::OutStruct;
 use super::status::vmmgraph_status_t;
 use crate::sync::Mutex;
@@ -161,8 +162,7 @@ pub unsafe extern "C" fn vmmgraph_block_pool_unback(
     guard(|| {
         let cost = with(pool, |pool| Ok(pool.unback(&(first..end))))?;
         // SAFETY: the caller's contract.
-        unsafe { write_number(lost, cost) };
-        Ok(())
+        unsafe { write_number(lost, cost) }
     })
 }
 
@@ -269,8 +269,7 @@ pub unsafe extern "C" fn vmmgraph_block_pool_free(
         let blocks = unsafe { items(blocks, count, "blocks") }?;
         let pages = with(pool, |pool| Ok(pool.free(blocks)?))?;
         // SAFETY: the caller's contract.
-        unsafe { write_number(emptied, pages.len() as u64) };
-        Ok(())
+        unsafe { write_number(emptied, pages.len() as u64) }
     })
 }
 
@@ -288,8 +287,7 @@ pub unsafe extern "C" fn vmmgraph_block_pool_set_limit(
     guard(|| {
         let cost = with(pool, |pool| Ok(pool.set_limit(blocks)))?;
         // SAFETY: the caller's contract.
-        unsafe { write_number(lost, cost) };
-        Ok(())
+        unsafe { write_number(lost, cost) }
     })
 }
 
@@ -377,35 +375,97 @@ pub unsafe extern "C" fn vmmgraph_block_pool_ask(
     user: *mut c_void,
     empty_bytes: *mut u64,
 ) -> vmmgraph_status_t {
-    guard(|| {
-        let evict = evict.ok_or_else(|| null("evict"))?;
-        // As it is now: the engine is asked without the lock.
-        let seen = with(pool, |pool| Ok(pool.clone()))?;
-        // SAFETY: the caller's contract.
-        let ask = seen.ask(bytes, by, |block| evictable.is_none_or(|may| unsafe { may(block, user) } != 0));
-        let candidate = |page: &Candidate| vmmgraph_candidate_t {
-            page: page.page,
-            blocks: page.blocks.as_ptr(),
-            block_count: page.blocks.len(),
-        };
-        let pages: Vec<_> = ask.pages.iter().map(candidate).collect();
-        let told = vmmgraph_ask_t {
-            struct_size: size_of::<vmmgraph_ask_t>(),
-            pages: pages.as_ptr(),
-            page_count: pages.len(),
-            bytes: ask.bytes,
-            there: ask.there,
-            by: ask.by,
-        };
-        if !pages.is_empty() {
-            // SAFETY: the caller's contract.
-            unsafe { evict(&raw const told, user) };
-        }
-        let empty = with(pool, |pool| Ok(pool.empty_bytes()))?;
-        // SAFETY: the caller's contract.
-        unsafe { write_number(empty_bytes, empty) };
-        Ok(())
+    // SAFETY: the caller's contract.
+    guard(|| unsafe {
+        ask(pool, None, (bytes, by), (evictable, evict, user))?;
+        write_number(empty_bytes, with(pool, |pool| Ok(pool.empty_bytes()))?)
     })
+}
+
+/// As vmmgraph_block_pool_ask, of the pages only that the blocks in `ranges` lie on: what a recall of a lease wants back. What
+/// can be given back afterwards says vmmgraph_block_pool_unused.
+///
+/// # Safety
+/// As vmmgraph_block_pool_ask; `ranges` points to `range_count` ranges, or that is 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_block_pool_ask_of(
+    pool: vmmgraph_block_pool_t,
+    ranges: *const vmmgraph_block_range_t,
+    range_count: usize,
+    bytes: u64,
+    evictable: vmmgraph_evictable_fn,
+    evict: vmmgraph_evict_fn,
+    user: *mut c_void,
+) -> vmmgraph_status_t {
+    guard(|| {
+        // SAFETY: the caller's contract.
+        let among = unsafe { read_ranges(ranges, range_count) }?;
+        // SAFETY: the caller's contract.
+        unsafe { ask(pool, Some(&among), (bytes, 0), (evictable, evict, user)) }
+    })
+}
+
+/// The pages on which no block is used, of those that the blocks in `among` lie on: what can be given back now, as ranges of blocks. Writes at
+/// most `capacity` ranges, and how many there are.
+///
+/// # Safety
+/// `among` points to `among_count` ranges, or that is 0; `ranges` to `capacity` writable ranges, or that is 0; `count` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_block_pool_unused(
+    pool: vmmgraph_block_pool_t,
+    among: *const vmmgraph_block_range_t,
+    among_count: usize,
+    ranges: *mut vmmgraph_block_range_t,
+    capacity: usize,
+    count: *mut usize,
+) -> vmmgraph_status_t {
+    guard(|| {
+        // SAFETY: the caller's contract.
+        let among = unsafe { read_ranges(among, among_count) }?;
+        let found = with(pool, |pool| Ok(pool.unused_of(&among)))?;
+        // SAFETY: the caller's contract.
+        unsafe { write_ranges(&found, ranges, capacity, count) }
+    })
+}
+
+/// Asks, of all pages or of those that some blocks lie on.
+///
+/// # Safety
+/// As vmmgraph_block_pool_ask.
+unsafe fn ask(
+    pool: vmmgraph_block_pool_t,
+    among: Option<&[Range<u64>]>,
+    (bytes, by): (u64, u64),
+    (evictable, evict, user): (vmmgraph_evictable_fn, vmmgraph_evict_fn, *mut c_void),
+) -> Result<(), Failure> {
+    let evict = evict.ok_or_else(|| null("evict"))?;
+    // As it is now: the engine is asked without the lock.
+    let seen = with(pool, |pool| Ok(pool.clone()))?;
+    // SAFETY: the caller's contract.
+    let may = |block| evictable.is_none_or(|may| unsafe { may(block, user) } != 0);
+    let ask = match among {
+        Some(among) => seen.ask_of(among, bytes, by, may),
+        None => seen.ask(bytes, by, may),
+    };
+    let candidate = |page: &Candidate| vmmgraph_candidate_t {
+        page: page.page,
+        blocks: page.blocks.as_ptr(),
+        block_count: page.blocks.len(),
+    };
+    let pages: Vec<_> = ask.pages.iter().map(candidate).collect();
+    let told = vmmgraph_ask_t {
+        struct_size: size_of::<vmmgraph_ask_t>(),
+        pages: pages.as_ptr(),
+        page_count: pages.len(),
+        bytes: ask.bytes,
+        there: ask.there,
+        by: ask.by,
+    };
+    if !pages.is_empty() {
+        // SAFETY: the caller's contract.
+        unsafe { evict(&raw const told, user) };
+    }
+    Ok(())
 }
 
 /// What the pool has now.

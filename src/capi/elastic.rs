@@ -6,18 +6,15 @@ use std::sync::Arc;
 
 use super::arena::stream_of;
 use super::device::vmmgraph_device_t;
-use super::guard::{Failure, copy_items, guard, items, not_null, out};
+use super::guard::{guard, out};
 use super::handle::{get, register, remove};
-use super::pause::{vmmgraph_fence_t, vmmgraph_range_t};
-use super::region::limit;
-use super::sized::{OutStruct, options};
-use super::status::vmmgraph_status_t;
-use super::text::text;
-use crate::driver::Event;
-use crate::pages::{Fence, Limits};
-use crate::{
-    Address, Committed, Device, ElasticBuffer, ElasticObserver, ElasticOptions, ElasticStats, Pending, Shown,
+use super::memory::{
+    Observer, committed, copy_counted, fence_of, hand_over, observed, set_budget, with_options, write_number,
+    write_stats,
 };
+use super::pause::{vmmgraph_fence_t, vmmgraph_range_t};
+use super::status::vmmgraph_status_t;
+use crate::{Device, ElasticBuffer, Pending};
 
 /// Never defined: a vmmgraph_elastic_buffer_t is a key, not an address.
 pub struct vmmgraph_elastic_buffer {
@@ -136,130 +133,9 @@ pub struct vmmgraph_shown_t {
 /// would wait there for pages that another thread moves is VMMGRAPH_ERROR_WRONG_STATE.
 pub type vmmgraph_shown_fn = Option<unsafe extern "C" fn(shown: *const vmmgraph_shown_t, user: *mut c_void)>;
 
-/// Runs `then` with the options that C describes; null: the default.
-///
-/// # Safety
-/// `given` is null or points to a struct whose struct_size is set and whose name is null or a zero-terminated string.
-pub(super) unsafe fn with_options<R>(
-    given: *const vmmgraph_elastic_options_t,
-    then: impl FnOnce(&ElasticOptions<'_>) -> Result<R, Failure>,
-) -> Result<R, Failure> {
-    // SAFETY: the caller's contract.
-    let Some(given) = (unsafe { options(given) })? else { return then(&ElasticOptions::default()) };
-    // SAFETY: the caller's contract.
-    let name = if given.name.is_null() { String::new() } else { unsafe { text(given.name, "name") }? };
-    then(&ElasticOptions {
-        name: &name,
-        page_bytes: given.page_bytes,
-        budget_bytes: limit(given.budget_bytes),
-        least_bytes: given.least_bytes,
-        account: None,
-    })
-}
-
-/// The fence that C describes, of events that need not stay; null: nothing.
-///
-/// # Safety
-/// `fence` is null or points to a struct whose struct_size is set, with as many streams and recorded events as it says.
-pub(super) unsafe fn fence_of(device: &Device, fence: *const vmmgraph_fence_t) -> Result<Fence, Failure> {
-    let mut made = Fence::default();
-    // SAFETY: the caller's contract.
-    let Some(given) = (unsafe { options(fence) })? else { return Ok(made) };
-    let events = device.pool().events();
-    // SAFETY: the caller's contract.
-    for event in unsafe { items(given.events, given.event_count, "events") }? {
-        not_null(*event, "an event")?;
-        // SAFETY: a recorded event of the caller's, that is there during the call.
-        if let Some(mark) = unsafe { events.follow(Event::from_raw(*event as u64)) }? {
-            made.add_mark(mark);
-        }
-    }
-    // SAFETY: the caller's contract.
-    for stream in unsafe { items(given.streams, given.stream_count, "streams") }? {
-        made.add(events, stream_of(*stream));
-    }
-    Ok(made)
-}
-
 /// A range of `bytes` bytes; one whose end no number can say ends at the highest there is, which is beyond any buffer.
 fn range(offset: u64, bytes: u64) -> Range<u64> {
     offset..offset.saturating_add(bytes)
-}
-
-/// Where the result of a commit goes, if somebody wants it.
-///
-/// # Safety
-/// The pointer is null or points to a struct whose struct_size is set.
-pub(super) unsafe fn wanted(
-    done: *mut vmmgraph_committed_t,
-) -> Result<Option<OutStruct<vmmgraph_committed_t>>, Failure> {
-    if done.is_null() {
-        return Ok(None);
-    }
-    // SAFETY: the caller's contract.
-    unsafe { OutStruct::new(done, "done") }.map(Some)
-}
-
-pub(super) fn write_done(to: Option<&OutStruct<vmmgraph_committed_t>>, done: Committed) {
-    let Some(to) = to else { return };
-    to.write(vmmgraph_committed_t {
-        struct_size: to.struct_size,
-        bytes: done.bytes,
-        pages: done.pages,
-        created: done.created,
-        revived: done.revived,
-    });
-}
-
-/// Writes a number, if somebody wants it.
-///
-/// # Safety
-/// The pointer is null or writable.
-pub(super) unsafe fn write_number(to: *mut u64, value: u64) {
-    // SAFETY: the caller's contract.
-    if let Some(to) = unsafe { to.as_mut() } {
-        *to = value;
-    }
-}
-
-/// Copies as many items as there is room for, and says how many there are.
-///
-/// # Safety
-/// `to` points to `capacity` writable items, or `capacity` is 0; `count` is null or writable.
-pub(super) unsafe fn copy_counted<T: Copy>(
-    from: &[T],
-    to: *mut T,
-    capacity: usize,
-    count: *mut usize,
-) -> Result<(), Failure> {
-    // SAFETY: the caller's contract.
-    let count = unsafe { out(count, "count") }?;
-    // SAFETY: the caller's contract.
-    unsafe { copy_items(from, to, capacity) }?;
-    *count = from.len();
-    Ok(())
-}
-
-pub(super) fn write_stats(to: &OutStruct<vmmgraph_elastic_stats_t>, stats: &ElasticStats) {
-    to.write(vmmgraph_elastic_stats_t {
-        struct_size: to.struct_size,
-        id: stats.id,
-        page_bytes: stats.page_bytes,
-        reserved_bytes: stats.reserved_bytes,
-        committed_bytes: stats.committed_bytes,
-        peak_committed_bytes: stats.peak_committed_bytes,
-        coming_bytes: stats.coming_bytes,
-        leaving_bytes: stats.leaving_bytes,
-        commits: stats.commits,
-        refused: stats.refused,
-        decommits: stats.decommits,
-        pages_mapped: stats.pages_mapped,
-        pages_created: stats.pages_created,
-        pages_revived: stats.pages_revived,
-        pages_unmapped: stats.pages_unmapped,
-        charged_bytes: stats.account.charged_bytes,
-        budget_bytes: stats.account.most_bytes.unwrap_or(0),
-    });
 }
 
 /// Reserves `bytes` of addresses, without memory yet. `options` may be null. The buffer keeps the device open.
@@ -324,9 +200,7 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_commit(
     guard(|| {
         let buffer = get::<ElasticBuffer, _>(buffer)?;
         // SAFETY: the caller's contract.
-        let to = unsafe { wanted(done) }?;
-        write_done(to.as_ref(), buffer.commit(range(offset, bytes))?);
-        Ok(())
+        unsafe { committed(done, || buffer.commit(range(offset, bytes))) }
     })
 }
 
@@ -350,17 +224,6 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_commit_async(
     })
 }
 
-/// Gives somebody a handle to a commit under way, if he wants one.
-///
-/// # Safety
-/// `to` is null or writable.
-pub(super) unsafe fn hand_over(pending: Pending, to: *mut vmmgraph_pending_t) {
-    // SAFETY: the caller's contract.
-    if let Some(to) = unsafe { to.as_mut() } {
-        *to = register(Arc::new(pending));
-    }
-}
-
 /// Gives back the pages of `bytes` bytes from `offset` on, rounded inward. They are not to be used from now on, and go behind `fence`
 /// (null: at once); nobody waits for the device. Until they went they count toward the budget. Its events need to be there during the call
 /// only. `gone`, which may be null, is the bytes of what was there.
@@ -382,8 +245,7 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_decommit(
         let fence = unsafe { fence_of(buffer.device(), fence) }?;
         let bytes = buffer.decommit(range(offset, bytes), &fence)?;
         // SAFETY: the caller's contract.
-        unsafe { write_number(gone, bytes) };
-        Ok(())
+        unsafe { write_number(gone, bytes) }
     })
 }
 
@@ -396,12 +258,8 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_settle(
     buffer: vmmgraph_elastic_buffer_t,
     gone: *mut u64,
 ) -> vmmgraph_status_t {
-    guard(|| {
-        let bytes = get::<ElasticBuffer, _>(buffer)?.settle();
-        // SAFETY: the caller's contract.
-        unsafe { write_number(gone, bytes) };
-        Ok(())
-    })
+    // SAFETY: the caller's contract.
+    guard(|| unsafe { write_number(gone, get::<ElasticBuffer, _>(buffer)?.settle()) })
 }
 
 /// Makes later work of a stream wait for what may still use pages that were committed again before they went. Does not block.
@@ -419,12 +277,7 @@ pub extern "C" fn vmmgraph_elastic_buffer_set_budget(
     buffer: vmmgraph_elastic_buffer_t,
     bytes: u64,
 ) -> vmmgraph_status_t {
-    guard(|| {
-        let buffer = get::<ElasticBuffer, _>(buffer)?;
-        let least = buffer.account().stats().least_bytes;
-        buffer.account().set_limits(Limits { most: limit(bytes), least });
-        Ok(())
-    })
+    guard(|| set_budget(get::<ElasticBuffer, _>(buffer)?.account(), bytes))
 }
 
 /// The parts that are committed, in order, in whole pages. Writes at most `capacity` of them, and how many there are.
@@ -463,9 +316,7 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_stats(
     guard(|| {
         let buffer = get::<ElasticBuffer, _>(buffer)?;
         // SAFETY: the caller's contract.
-        let stats = unsafe { OutStruct::new(stats, "stats") }?;
-        write_stats(&stats, &buffer.stats());
-        Ok(())
+        unsafe { write_stats(stats, || buffer.stats()) }
     })
 }
 
@@ -486,63 +337,8 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_observe(
     guard(|| {
         let buffer = get::<ElasticBuffer, _>(buffer)?;
         // SAFETY: the caller's contract.
-        let observer = unsafe { out(observer, "observer") }?;
-        *observer = Observer::begin(after_map, before_unmap, user, |told| buffer.observe(told));
-        Ok(())
+        unsafe { observed((after_map, before_unmap, user), observer, |told| buffer.observe(told)) }
     })
-}
-
-/// C functions that are told.
-pub(super) struct Observer {
-    after_map: vmmgraph_shown_fn,
-    before_unmap: vmmgraph_shown_fn,
-    user: *mut c_void,
-}
-
-// SAFETY: the caller of an observe function promises that the functions may be called with `user` from any thread.
-unsafe impl Send for Observer {}
-// SAFETY: as above.
-unsafe impl Sync for Observer {}
-
-impl Observer {
-    /// A handle to one that `observe` was given.
-    pub(super) fn begin(
-        after_map: vmmgraph_shown_fn,
-        before_unmap: vmmgraph_shown_fn,
-        user: *mut c_void,
-        observe: impl FnOnce(&Arc<dyn ElasticObserver>),
-    ) -> vmmgraph_elastic_observer_t {
-        let made = Arc::new(Self { after_map, before_unmap, user });
-        let told: Arc<dyn ElasticObserver> = made.clone();
-        observe(&told);
-        register(made)
-    }
-
-    fn tell(&self, function: vmmgraph_shown_fn, shown: &Shown<'_>) {
-        let Some(function) = function else { return };
-        let mut name: Vec<u8> = shown.name.bytes().filter(|byte| *byte != 0).collect();
-        name.push(0);
-        let range = |(at, bytes): &(Address, u64)| vmmgraph_range_t { address: at.0, bytes: *bytes };
-        let ranges: Vec<_> = shown.ranges.iter().map(range).collect();
-        let told = vmmgraph_shown_t {
-            struct_size: size_of::<vmmgraph_shown_t>(),
-            name: name.as_ptr().cast(),
-            buffer: shown.buffer,
-            ranges: ranges.as_ptr(),
-            range_count: ranges.len(),
-        };
-        // SAFETY: the caller of an observe function promised that it may be called so.
-        unsafe { function(&raw const told, self.user) };
-    }
-}
-
-impl ElasticObserver for Observer {
-    fn after_map(&self, shown: &Shown<'_>) {
-        self.tell(self.after_map, shown);
-    }
-    fn before_unmap(&self, shown: &Shown<'_>) {
-        self.tell(self.before_unmap, shown);
-    }
 }
 
 /// The functions are called no more, but by calls that are under way.
@@ -583,9 +379,7 @@ pub unsafe extern "C" fn vmmgraph_pending_wait(
     guard(|| {
         let pending = get::<Pending, _>(pending)?;
         // SAFETY: the caller's contract.
-        let to = unsafe { wanted(done) }?;
-        write_done(to.as_ref(), pending.wait()?);
-        Ok(())
+        unsafe { committed(done, || pending.wait()) }
     })
 }
 

@@ -9,15 +9,16 @@ use parking_lot::RwLock;
 use slotmap::{DefaultKey, Key, KeyData, SlotMap};
 
 use super::blocks::{Policy, Pool};
-use super::elastic::Observer;
 use super::guard::Failure;
 use super::inputs::PlannedInputs;
+use super::lease::Vacating;
+use super::memory::Observer;
 use super::pause::Hooks;
 use super::ready::Shared as Ready;
 use super::status::VMMGRAPH_ERROR_INVALID_HANDLE;
 use crate::dispatch::Dispatcher;
 use crate::error::Error;
-use crate::{Device, ElasticBuffer, KvCache, Pending, Region, SharedVmmAllocator, Space};
+use crate::{Device, ElasticBuffer, KvCache, Lease, Pending, Region, SharedVmmAllocator, Space};
 
 enum Object {
     Device(Arc<Device>),
@@ -32,6 +33,8 @@ enum Object {
     Cache(Arc<KvCache>),
     Pending(Arc<Pending>),
     Observer(Arc<Observer>),
+    Lease(Arc<Lease>),
+    Vacating(Arc<Vacating>),
     Pool(Arc<Pool>),
     Policy(Arc<Policy>),
 }
@@ -76,6 +79,8 @@ handled! {
     Cache: KvCache, "a KV cache handle";
     Pending: Pending, "a pending commit's handle";
     Observer: Observer, "an elastic observer handle";
+    Lease: Lease, "a lease handle";
+    Vacating: Vacating, "a handle of a recall under way";
     Pool: Pool, "a block pool handle";
     Policy: Policy, "a pre-commit handle";
 }

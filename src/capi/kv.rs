@@ -6,18 +6,19 @@ use std::ops::Range;
 use super::arena::stream_of;
 use super::device::vmmgraph_device_t;
 use super::elastic::{
-    Observer, copy_counted, fence_of, hand_over, vmmgraph_committed_t, vmmgraph_elastic_observer_t,
-    vmmgraph_elastic_options_t, vmmgraph_elastic_stats_t, vmmgraph_pending_t, vmmgraph_shown_fn, wanted,
-    with_options, write_done, write_number, write_stats,
+    vmmgraph_committed_t, vmmgraph_elastic_observer_t, vmmgraph_elastic_options_t, vmmgraph_elastic_stats_t,
+    vmmgraph_pending_t, vmmgraph_shown_fn,
 };
 use super::guard::{Failure, guard, items, null, out, pick};
 use super::handle::{get, register, remove};
+use super::memory::{
+    committed, fence_of, hand_over, observed, read_ranges, set_budget, with_options, write_number,
+    write_ranges, write_stats,
+};
 use super::pause::vmmgraph_fence_t;
-use super::region::limit;
 use super::sized::{OutStruct, options};
 use super::status::vmmgraph_status_t;
 use crate::error::Error;
-use crate::pages::Limits;
 use crate::{Device, ElasticOptions, KvCache, KvLayout, KvOptions, LimitChange};
 
 /// Never defined: a vmmgraph_kv_cache_t is a key, not an address.
@@ -225,9 +226,7 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_commit(
     guard(|| {
         let cache = get::<KvCache, _>(cache)?;
         // SAFETY: the caller's contract.
-        let to = unsafe { wanted(done) }?;
-        write_done(to.as_ref(), cache.commit(first..end)?);
-        Ok(())
+        unsafe { committed(done, || cache.commit(first..end)) }
     })
 }
 
@@ -271,14 +270,12 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_shrink_to(
     guard(|| {
         let cache = get::<KvCache, _>(cache)?;
         // SAFETY: the caller's contract.
-        let busy = unsafe { items(busy, busy_count, "busy") }?;
-        let busy: Vec<_> = busy.iter().map(|range| range.first..range.end).collect();
+        let busy = unsafe { read_ranges(busy, busy_count) }?;
         // SAFETY: the caller's contract.
         let fence = unsafe { fence_of(cache.device(), fence) }?;
         let stay = cache.shrink_to(blocks, &busy, &fence)?;
         // SAFETY: the caller's contract.
-        unsafe { write_number(left, stay) };
-        Ok(())
+        unsafe { write_number(left, stay) }
     })
 }
 
@@ -355,21 +352,6 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_beyond(
     guard(|| unsafe { write_ranges(&get::<KvCache, _>(cache)?.beyond(), ranges, capacity, count) })
 }
 
-/// Writes at most `capacity` ranges, and how many there are.
-///
-/// # Safety
-/// As [`copy_counted`].
-pub(super) unsafe fn write_ranges(
-    found: &[Range<u64>],
-    ranges: *mut vmmgraph_block_range_t,
-    capacity: usize,
-    count: *mut usize,
-) -> Result<(), Failure> {
-    let found: Vec<_> = found.iter().map(vmmgraph_block_range_t::of).collect();
-    // SAFETY: the caller's contract.
-    unsafe { copy_counted(&found, ranges, capacity, count) }
-}
-
 /// Unmaps what was released and is no longer in use. Does not wait. `gone`, which may be null, is the bytes.
 ///
 /// # Safety
@@ -379,12 +361,8 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_settle(
     cache: vmmgraph_kv_cache_t,
     gone: *mut u64,
 ) -> vmmgraph_status_t {
-    guard(|| {
-        let bytes = get::<KvCache, _>(cache)?.settle();
-        // SAFETY: the caller's contract.
-        unsafe { write_number(gone, bytes) };
-        Ok(())
-    })
+    // SAFETY: the caller's contract.
+    guard(|| unsafe { write_number(gone, get::<KvCache, _>(cache)?.settle()) })
 }
 
 /// Makes later work of a stream wait for what may still use blocks that were backed again before they went. Does not block.
@@ -399,12 +377,7 @@ pub extern "C" fn vmmgraph_kv_cache_before(
 /// Limits the bytes of physical memory that the cache may hold; 0: no limit but the device's. Nothing is taken away.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_kv_cache_set_budget(cache: vmmgraph_kv_cache_t, bytes: u64) -> vmmgraph_status_t {
-    guard(|| {
-        let cache = get::<KvCache, _>(cache)?;
-        let least = cache.account().stats().least_bytes;
-        cache.account().set_limits(Limits { most: limit(bytes), least });
-        Ok(())
-    })
+    guard(|| set_budget(get::<KvCache, _>(cache)?.account(), bytes))
 }
 
 /// What the cache has now.
@@ -450,9 +423,7 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_memory(
     guard(|| {
         let cache = get::<KvCache, _>(cache)?;
         // SAFETY: the caller's contract.
-        let stats = unsafe { OutStruct::new(stats, "stats") }?;
-        write_stats(&stats, &cache.stats().memory);
-        Ok(())
+        unsafe { write_stats(stats, || cache.stats().memory) }
     })
 }
 
@@ -471,8 +442,6 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_observe(
     guard(|| {
         let cache = get::<KvCache, _>(cache)?;
         // SAFETY: the caller's contract.
-        let observer = unsafe { out(observer, "observer") }?;
-        *observer = Observer::begin(after_map, before_unmap, user, |told| cache.observe(told));
-        Ok(())
+        unsafe { observed((after_map, before_unmap, user), observer, |told| cache.observe(told)) }
     })
 }

@@ -5,20 +5,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::books::{Books, Plan, Run, Tally, runs_of};
+use super::books::{Books, Plan, Run, Tally};
 use super::observer::{Observers, Shown};
 use super::worker::{Worker, refuse_waiting};
 use super::{Committed, ElasticObserver, ElasticOptions, ElasticStats, Pending};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::pages::{
-    Account, Change, Fence, Holder, Limits, PageId, RangeId, Reclaimer, Remains, Reservation,
-};
+use crate::pages::{Account, Change, Fence, Holder, Limits, Reclaimer, Remains, Reservation};
 use crate::sync::Monitor;
 use crate::units::{Address, MAX_BYTES, Peers, Stream};
 
+mod borrowed;
 mod moving;
 
+pub(crate) use borrowed::Lender;
 use moving::{Leaving, Marks};
 
 /// How often a commit asks for memory again after somebody gave some back.
@@ -29,6 +29,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const LONGEST: u64 = 16 << 20;
 /// How many pages a range has at least, if nobody says how long they are and the granularity allows it.
 const PAGES: u64 = 64;
+/// What is refused.
+const WHAT: &str = "a part of elastic memory";
 
 /// Why a commit failed, with everything as it was.
 pub(super) struct Refused {
@@ -151,16 +153,27 @@ impl Backing {
     /// Commits on a thread of the library, and nobody is asked to give up memory for it.
     pub(super) fn commit_async(self: &Arc<Self>, runs: Vec<Run>) -> Pending {
         let (there, marked) = (Arc::clone(self), runs.clone());
-        let mark = || self.books.change(|books| (!books.moving(&marked)).then(|| books.begin(&marked)));
+        let mark = || {
+            let free = |books: &Books| !books.moving(&marked) && !books.is_recalled(&marked);
+            self.books.change(|books| free(books).then(|| books.begin(&marked)))
+        };
         self.worker.push(mark, move |plan| {
             let plan = plan.map_or_else(|| there.mark(&runs), Ok)?;
             there.carry_out(plan).map_err(|refused| refused.error)
         })
     }
 
-    /// Marks what is to be mapped, once nobody moves any of it.
+    /// Marks what is to be mapped, once nobody moves any of it. Others' pages that are to go back do not stay.
     fn mark(&self, runs: &[Run]) -> Result<Plan> {
-        self.when_at_rest(runs, |books| books.begin(runs))
+        let begin = |books: &mut Books| (!books.is_recalled(runs)).then(|| books.begin(runs));
+        if let Some(plan) = self.when_at_rest(runs, begin)? {
+            return Ok(plan);
+        }
+        self.settle();
+        self.when_at_rest(runs, begin)?.ok_or_else(|| {
+            let (expected, found) = ("given back to its lender", "being recalled");
+            Error::WrongState { what: WHAT, expected, found }
+        })
     }
 
     fn when_at_rest<R>(&self, runs: &[Run], mut then: impl FnMut(&mut Books) -> R) -> Result<R> {
@@ -193,60 +206,6 @@ impl Backing {
         marked.finish(&done);
         self.device.pool().check();
         Ok(done)
-    }
-
-    /// Maps pages of another holder, which keeps them, where nothing is; and where each is.
-    pub(super) fn borrow_pages(
-        &self,
-        run: Run,
-        pages: &[PageId],
-        holder: Holder,
-        fence: Fence,
-    ) -> Result<Vec<(PageId, RangeId, u64)>> {
-        let there = || {
-            let (expected, found) = ("without memory", "committed");
-            Error::WrongState { what: "a part of the buffer", expected, found }
-        };
-        self.settle();
-        let plan = self.when_at_rest(&[run], |books| books.is_empty(run).then(|| books.begin(&[run])))?;
-        let marked = Marks { backing: self, plan: Some(plan.ok_or_else(there)?) };
-        let Some(range) = self.ranges.get(run.range) else {
-            return Err(Error::Internal { what: "an elastic buffer lacks a range".to_owned() });
-        };
-        let mut change = Change::on(self.device.pool());
-        for page in pages {
-            if change.rely_on(*page, holder) != Some(self.page) {
-                return Err(Error::Internal { what: "a page that was to be lent is gone".to_owned() });
-            }
-        }
-        change.map(range.id(), run.first * self.page, pages)?;
-        let calls = change.commit().0;
-        let done = Committed { pages: calls.maps, bytes: calls.mapped_bytes, ..Committed::default() };
-        self.tell(&[run], false);
-        self.read(|books| books.earlier.join(fence));
-        marked.finish(&done);
-        self.device.pool().check();
-        let places = pages.iter().zip(run.first..);
-        Ok(places.map(|(page, at)| (*page, range.id(), at * self.page)).collect())
-    }
-
-    /// Which of the pages that are there are its own.
-    pub(super) fn owned(&self, runs: &[Run]) -> Vec<Run> {
-        let own = Some(Holder::Elastic { buffer: self.id });
-        let pool = self.device.pool();
-        let is_own = |(range, page): &(usize, u64)| {
-            let found = self.ranges.get(*range).map(|range| pool.mapped_in(range.id(), page * self.page, 1));
-            found.and_then(|found| Some(pool.holder(found.first()?.page) == own)).unwrap_or(false)
-        };
-        runs_of(self.here(runs).into_iter().flat_map(Run::places).filter(is_own))
-    }
-
-    /// Bytes that show here and are others'.
-    fn borrowed(&self) -> u64 {
-        let pool = self.device.pool();
-        let mapped = self.ranges.iter().flat_map(|range| range.mapped());
-        let others = mapped.filter(|at| pool.holder(at.page) != Some(Holder::Elastic { buffer: self.id }));
-        others.map(|at| at.bytes).sum()
     }
 
     fn map(&self, change: &mut Change<'_>, run: Run, missing: &mut u64) -> Result<()> {

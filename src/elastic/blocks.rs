@@ -387,9 +387,48 @@ impl BlockPool {
     /// [`free`](Self::free) says which pages came empty.
     #[must_use]
     pub fn ask(&self, bytes: u64, by: u64, evictable: impl Fn(u64) -> bool) -> Ask {
-        let mut there = self.empty_bytes();
         let backed = self.pages.iter().enumerate().filter(|(_, page)| page.backed);
-        let mut order: Vec<_> = backed.filter(|(_, page)| page.used > 0).collect();
+        self.ask_among(backed.collect(), (bytes, by), evictable)
+    }
+
+    /// As [`ask`](Self::ask), of the pages that these blocks lie on only: what a [recall](crate::BlockBorrower) wants back. `there` is what
+    /// [`unused_of`](Self::unused_of) them is.
+    #[must_use]
+    pub fn ask_of(&self, blocks: &[Range<u64>], bytes: u64, by: u64, evictable: impl Fn(u64) -> bool) -> Ask {
+        let pages = self.pages_of(blocks);
+        let pages = pages.iter().filter_map(|index| Some((*index, self.pages.get(*index)?)));
+        self.ask_among(pages.collect(), (bytes, by), evictable)
+    }
+
+    /// The pages that these blocks lie on and of which none is used, as ranges of blocks, in order: what can be vacated now.
+    #[must_use]
+    pub fn unused_of(&self, blocks: &[Range<u64>]) -> Vec<Range<u64>> {
+        let mut found = Vec::new();
+        for index in self.pages_of(blocks) {
+            if self.pages.get(index).is_some_and(|page| page.used == 0) {
+                join(&mut found, self.blocks_of(index as u64));
+            }
+        }
+        found
+    }
+
+    /// The pages that these blocks lie on.
+    fn pages_of(&self, blocks: &[Range<u64>]) -> BTreeSet<usize> {
+        let pages = |blocks: &Range<u64>| {
+            let end = if blocks.is_empty() { 0 } else { blocks.end.min(self.blocks).div_ceil(self.a_page) };
+            (blocks.start / self.a_page) as usize..end as usize
+        };
+        blocks.iter().flat_map(pages).collect()
+    }
+
+    fn ask_among(
+        &self,
+        among: Vec<(usize, &Page)>,
+        (bytes, by): (u64, u64),
+        evictable: impl Fn(u64) -> bool,
+    ) -> Ask {
+        let (mut order, empty): (Vec<_>, Vec<_>) = among.into_iter().partition(|(_, page)| page.used > 0);
+        let mut there: u64 = empty.iter().map(|(index, _)| self.bytes_of(*index as u64)).sum();
         order.sort_by_key(|(index, page)| {
             (self.blocks_of(*index as u64).start < self.limit, page.used, *index)
         });

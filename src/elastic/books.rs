@@ -96,6 +96,8 @@ pub(super) struct Books {
     tally: Tally,
     /// What may still use pages that were committed again before their fence was over.
     pub(super) earlier: Fence,
+    /// Pages of others that are to go back: as long as they are mapped, nothing is committed there.
+    recalled: BTreeSet<Place>,
     pub(super) counts: Counts,
 }
 
@@ -120,7 +122,10 @@ impl Books {
     fn set(&mut self, place: Place, slot: Option<Slot>) {
         let old = match slot {
             Some(slot) => self.slots.insert(place, slot),
-            None => self.slots.remove(&place),
+            None => {
+                self.recalled.remove(&place);
+                self.slots.remove(&place)
+            }
         };
         if let Some(old) = old {
             *self.count(old) -= 1;
@@ -149,9 +154,23 @@ impl Books {
         all.any(|(_, slot)| matches!(slot, Slot::Coming | Slot::Going))
     }
 
-    /// Whether nothing of it has memory, or is about to.
-    pub(super) fn is_empty(&self, run: Run) -> bool {
-        self.slots_in(run).next().is_none()
+    /// Whether nothing of these has memory, or is about to.
+    pub(super) fn is_empty(&self, runs: &[Run]) -> bool {
+        runs.iter().all(|run| self.slots_in(*run).next().is_none())
+    }
+
+    /// These are others' pages, which are to go back.
+    pub(super) fn recall(&mut self, places: impl IntoIterator<Item = Place>) {
+        let slots = &self.slots;
+        self.recalled.extend(places.into_iter().filter(|place| slots.contains_key(place)));
+    }
+
+    /// Whether any of these are others' pages that are to go back.
+    pub(super) fn is_recalled(&self, runs: &[Run]) -> bool {
+        !self.recalled.is_empty()
+            && runs
+                .iter()
+                .any(|run| self.recalled.range((run.range, run.first)..(run.range, run.end)).next().is_some())
     }
 
     /// Which of these are there.

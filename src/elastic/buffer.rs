@@ -4,12 +4,12 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::backing::Backing;
-use super::books::Run;
+use super::backing::{Backing, Lender};
+use super::books::{Run, runs_of};
 use super::{Committed, ElasticObserver, ElasticOptions, ElasticStats, Pending};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::pages::{Account, Fence, Holder, PageId, RangeId};
+use crate::pages::{Account, Fence, LentPlace};
 use crate::units::{Address, Stream};
 
 /// Addresses for the most that something may ever be, and pages for what is used of it. They never move: captured graphs that use
@@ -108,16 +108,26 @@ impl ElasticBuffer {
         if run.first >= run.end { Ok(0) } else { self.backing.decommit(&[run], fence) }
     }
 
-    /// Shows pages of another holder, which keeps them, in a range of whole pages where nothing is: page, range and offset of each. They are
-    /// committed as any until they are decommitted; work on them is to wait for [`before`](Self::before), which is behind `fence` too.
-    pub(crate) fn borrow_pages(
-        &self,
-        range: Range<u64>,
-        pages: &[PageId],
-        holder: Holder,
-        fence: Fence,
-    ) -> Result<Vec<(PageId, RangeId, u64)>> {
-        self.backing.borrow_pages(self.outward(&range)?, pages, holder, fence)
+    /// Shows pages of a lender, who keeps them, in a range of whole pages where nothing is. They are committed as any until they are
+    /// decommitted; work on them is to wait for [`before`](Self::before), which is behind the lender's fence too.
+    pub(crate) fn borrow_pages(&self, range: Range<u64>, lender: Lender<'_>) -> Result<()> {
+        self.backing.borrow(&[self.outward(&range)?], true, lender)
+    }
+
+    /// The range from the first to the last of these pages of a lender that is committed; `None`: none is.
+    pub(crate) fn in_use(&self, lent: &[LentPlace]) -> Option<Range<u64>> {
+        let here = self.backing.here(&runs_of(self.backing.places(lent)));
+        let (first, last) = here.first().zip(here.last())?;
+        Some(first.first * self.page_bytes()..last.end * self.page_bytes())
+    }
+
+    /// Decommits these pages of a lender; the bytes that go, those that were decommitted before included. Nothing is committed there
+    /// before they have gone.
+    pub(crate) fn give_back(&self, lent: &[LentPlace], fence: &Fence) -> Result<u64> {
+        let places = self.backing.places(lent);
+        self.backing.recall(&places);
+        self.backing.decommit(&runs_of(places.iter().copied()), fence)?;
+        Ok(places.len() as u64 * self.page_bytes())
     }
 
     /// The parts that are committed and whose pages are its own.

@@ -17,6 +17,7 @@ use crate::sync::{Monitor, Mutex};
 use crate::units::{Address, Stream};
 
 mod books;
+mod lent;
 
 pub use books::LimitChange;
 use books::{Books, count};
@@ -196,6 +197,12 @@ impl KvCache {
         let done = self.backing.try_commit(&runs)?;
         self.books.lock().came(blocks.end, &missing, ahead);
         Ok(done)
+    }
+
+    /// Bytes of its pages.
+    #[must_use]
+    pub fn page_bytes(&self) -> u64 {
+        self.backing.page()
     }
 
     fn beyond_limit(&self, books: &Books, blocks: u64) -> Error {

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!   ElasticBuffer     commit, decommit behind a fence, ahead on a thread         buffer.rs
-//!   KvCache           planes that grow and shrink together by blocks             cache.rs  cache/books.rs  planes.rs
+//!   KvCache           planes that grow and shrink together by blocks             cache.rs  cache/books.rs  cache/lent.rs  planes.rs
 //!   BlockPool         which blocks to use, so that pages come free               blocks.rs      plain code
 //!   policy            who gets memory, and when: see there                       policy/         plain code
-//!   backing           ranges of addresses, and the pages behind them             backing.rs  backing/moving.rs  observer.rs
+//!   backing           ranges of addresses, and the pages behind them             backing.rs  backing/moving.rs  backing/borrowed.rs  observer.rs
 //!   books  worker     which page is there, coming, to go; the thread             books.rs       plain code;  worker.rs
 //! ```
 //!
@@ -28,6 +28,7 @@ pub mod policy;
 mod spans;
 mod worker;
 
+pub(crate) use backing::Lender;
 pub use blocks::{Ask, BlockPool, Candidate};
 pub use buffer::ElasticBuffer;
 pub use cache::{KvCache, KvOptions, KvStats, LimitChange};

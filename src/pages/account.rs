@@ -39,14 +39,20 @@ struct Entry {
     used: u64,
     /// Bytes that the driver is being asked for.
     moving: u64,
+    /// Bytes of its pages, and of those below it, that are on lease to somebody who is not below it.
+    lent: u64,
     /// Handles to it, pages in it, and accounts below it.
     users: u64,
 }
 
 impl Entry {
-    /// What it counts for in the account above.
+    /// What it counts for in the account above: its least beside what it has lent, so that it gets that also if what it used goes.
     fn charge(&self) -> u64 {
-        (self.used + self.moving).max(self.limits.least)
+        self.charge_of(self.used + self.moving)
+    }
+
+    fn charge_of(&self, bytes: u64) -> u64 {
+        bytes.max(self.limits.least + self.lent)
     }
 }
 
@@ -61,7 +67,8 @@ impl Accounts {
     pub(super) fn new() -> Self {
         let mut entries = SlotMap::with_key();
         let (limits, label) = (Limits::default(), String::new());
-        let root = entries.insert(Entry { label, parent: None, limits, used: 0, moving: 0, users: 1 });
+        let root =
+            entries.insert(Entry { label, parent: None, limits, used: 0, moving: 0, lent: 0, users: 1 });
         Self { entries, root }
     }
 
@@ -97,7 +104,7 @@ impl Accounts {
                     tightest = Some((left, error));
                 }
             }
-            more = (entry.used + entry.moving + more).max(entry.limits.least) - entry.charge();
+            more = entry.charge_of(entry.used + entry.moving + more) - entry.charge();
             next = entry.parent;
         }
         tightest.map(|(_, error)| error)
@@ -112,6 +119,35 @@ impl Accounts {
             entry.moving = entry.moving.saturating_add_signed(moving);
             (used, moving) = (entry.charge() as i64 - before as i64, 0);
             next = entry.parent;
+        }
+    }
+
+    /// Those from an account up to the device's, that one left out, which are not above another account as well.
+    fn apart(&self, from: AccountId, to: AccountId) -> Vec<AccountId> {
+        let above = |id: AccountId| {
+            std::iter::successors(Some(id), |id| self.entries.get(*id).and_then(|entry| entry.parent))
+        };
+        let both: Vec<AccountId> = above(to).chain([self.root]).collect();
+        above(from).take_while(|id| !both.contains(id)).collect()
+    }
+
+    /// How many bytes an account can lend to another one: what all that are [apart](Self::apart) have above their least.
+    pub(super) fn lendable(&self, from: AccountId, to: AccountId) -> u64 {
+        let entries = self.apart(from, to).into_iter().filter_map(|id| self.entries.get(id));
+        let beyond = entries.map(|entry| entry.used.saturating_sub(entry.limits.least + entry.lent));
+        beyond.min().unwrap_or(u64::MAX)
+    }
+
+    /// So many bytes more are on lease, or fewer.
+    pub(super) fn lend(&mut self, from: AccountId, to: AccountId, bytes: i64) {
+        for id in self.apart(from, to) {
+            let Some(entry) = self.entries.get_mut(id) else { return };
+            let before = entry.charge();
+            entry.lent = entry.lent.saturating_add_signed(bytes);
+            let (delta, parent) = (entry.charge() as i64 - before as i64, entry.parent);
+            if let Some(parent) = parent {
+                self.change(parent, delta, 0);
+            }
         }
     }
 
@@ -182,6 +218,7 @@ impl Account {
             limits: Limits { most: None, least: 0 },
             used: 0,
             moving: 0,
+            lent: 0,
             users: 1,
         };
         let id = state.accounts.entries.insert(entry);

@@ -170,6 +170,7 @@ impl PagePool {
             {
                 found.mapped.remove(&at);
                 let mut counted = true;
+                self.unmapped_from(state, id, (range, at));
                 if let Some(page) = state.pages.get_mut(id) {
                     page.mappings.remove(&(range, at));
                     counted = !page.away.remove(&(range, at));

@@ -7,6 +7,7 @@
 //!   PagePool (one a device)       pages, mappings, free lists, accounts                          pool.rs  mappings.rs
 //!      accounts                   a tree of budgets                                              account.rs
 //!      ledger                     who holds what; the audit                                      ledger.rs
+//!      lent                       pages on lease, and what of an account is never lent               lent.rs
 //!      absent                     pages that keep their place and have no memory                 absent.rs
 //!      deferred                   what waits for a fence, and what the driver refused            deferred.rs
 //!      reclaimers                 who is asked when memory is short                              reclaim.rs
@@ -33,6 +34,7 @@ mod host_memory;
 mod host_piece;
 mod host_pool;
 mod ledger;
+mod lent;
 mod mappings;
 mod pausable;
 mod pool;
@@ -55,6 +57,7 @@ pub use fence::{Events, Fence, Mark, Promise};
 pub use host_piece::HostPiece;
 pub use host_pool::{CopyPath, HostPool, HostStats};
 pub use ledger::{Holder, Holding};
+pub(crate) use lent::LentPlace;
 pub use mappings::Mapping;
 pub(crate) use pausable::{HookGuard, MoveTurn, Pausables, next_number};
 pub use pausable::{Moved, Pausable, PauseHooks, PauseReport, ResumeReport, Resuming};

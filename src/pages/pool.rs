@@ -11,11 +11,13 @@ use super::account::Accounts;
 use super::deferred::Deferred;
 use super::fence::Events;
 use super::ledger::{Holder, Tally};
+use super::lent::LentPages;
 use super::mappings::Range;
 use super::reclaim::Reclaimers;
 use super::{AccountId, PageId, RangeId};
 use crate::driver::{PageHandle, SharedDriver};
 use crate::error::{Error, Result};
+use crate::sync::atomic::AtomicU64;
 use crate::sync::{Mutex, MutexGuard};
 use crate::units::{Address, Peers};
 
@@ -110,6 +112,8 @@ pub(super) struct State {
     /// Ranges whose teardown it refused.
     pub(super) stuck: Vec<RangeId>,
     pub(super) deferred: Vec<Deferred>,
+    /// Pages on lease.
+    pub(super) lent: LentPages,
     /// Bytes that the driver is being asked for.
     pub(super) creating: u64,
     /// Pages that the driver is being given back, and their bytes.
@@ -239,6 +243,8 @@ pub struct PagePool {
     driver: SharedDriver,
     events: Arc<Events>,
     state: Mutex<State>,
+    /// How many pages are on lease, to be asked without the lock.
+    pub(super) lent: AtomicU64,
     pub(super) reclaimers: Reclaimers,
 }
 
@@ -260,12 +266,14 @@ impl PagePool {
             absent: (0, 0),
             stuck: Vec::new(),
             deferred: Vec::new(),
+            lent: LentPages::default(),
             creating: 0,
             releasing: (0, 0),
             stats: PoolStats::default(),
         };
         let events = Events::new(&driver);
-        Arc::new(Self { driver, events, state: Mutex::new(state), reclaimers: Reclaimers::default() })
+        let (state, lent, reclaimers) = (Mutex::new(state), AtomicU64::new(0), Reclaimers::default());
+        Arc::new(Self { driver, events, state, lent, reclaimers })
     }
 
     /// The driver of the device.

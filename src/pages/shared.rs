@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::survey::PageName;
-use super::{Account, Change, Class, Fence, Holder, Mark, PageId, PageNo, PagePool, RangeId};
+use super::{Account, Change, Class, Fence, Holder, Mark, PageId, PageNo, PagePool};
 use crate::error::{Error, Result};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -24,15 +24,6 @@ pub struct SharedSet {
     numbers: Mutex<Numbers>,
     /// Counts how often pages left their numbers.
     version: AtomicU64,
-}
-
-/// A page on lease: it is as long as it shows there.
-#[derive(Clone, Copy, Debug)]
-struct Lent {
-    lease: u64,
-    range: RangeId,
-    offset: u64,
-    bytes: u64,
 }
 
 /// How many of the newest marks are kept.
@@ -51,8 +42,6 @@ struct Numbers {
     marks: VecDeque<(u64, Mark)>,
     /// Pages that stay where they show: somebody else has taken hold of them.
     fixed: HashSet<PageId>,
-    /// Pages on lease.
-    lent: HashMap<PageId, Lent>,
     /// How many pieces of eager work, at whose end pages may leave their numbers, are under way or wait for their turn.
     eager: u32,
 }
@@ -134,7 +123,7 @@ impl SharedSet {
         if let Some(page) = numbers.pages.get(&no).copied()
             && change.rely_on(page, self.holder()).is_some()
         {
-            let leases = self.on_lease(numbers, [page].iter());
+            let leases = self.pool.leases([page].iter());
             return if leases.is_empty() { Ok(page) } else { Err(Error::Lent { leases }) };
         }
         let bytes = match no.class {
@@ -231,58 +220,16 @@ impl SharedSet {
             })
             .map(|(no, page)| (no.index, *page))
             .collect();
-        let mut free: Vec<(usize, u32, PageId)> = Vec::new();
-        for (index, page) in all {
-            if self.on_lease(numbers, [page].iter()).is_empty() {
-                free.push((self.pool.shown_by(page), u32::MAX - index, page));
-            }
-        }
+        let free = all.into_iter().filter(|(_, page)| self.pool.leases([*page].iter()).is_empty());
+        let mut free: Vec<_> =
+            free.map(|(index, page)| (self.pool.shown_by(page), u32::MAX - index, page)).collect();
         free.sort_unstable_by_key(|(shown, behind, _)| (*shown, *behind));
         free.into_iter().map(|(.., page)| page).collect()
     }
 
-    /// Pages are on lease from now on, as long as each shows at its place.
-    pub fn lend(&self, lease: u64, places: &[(PageId, RangeId, u64)]) {
-        let bytes = self.geometry.large();
-        let numbers = &mut *self.numbers.lock();
-        let lent = |(page, range, offset): &(PageId, RangeId, u64)| {
-            (*page, Lent { lease, range: *range, offset: *offset, bytes })
-        };
-        numbers.lent.extend(places.iter().map(lent));
-        // Whoever shows one is to look before the device uses it.
+    /// Some pages are on lease: whoever shows one is to look before the device uses it.
+    pub fn lent(&self) {
         self.version.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// The leases on any of these pages.
-    pub fn leases<'a>(&self, pages: impl Iterator<Item = &'a PageId>) -> Vec<u64> {
-        self.on_lease(&mut self.numbers.lock(), pages)
-    }
-
-    fn on_lease<'a>(&self, numbers: &mut Numbers, pages: impl Iterator<Item = &'a PageId>) -> Vec<u64> {
-        if numbers.lent.is_empty() {
-            return Vec::new();
-        }
-        let mut leases: Vec<u64> = Vec::new();
-        for page in pages {
-            let Some(lent) = numbers.lent.get(page).copied() else { continue };
-            if self.pool.shows(lent.range, lent.offset, *page) {
-                leases.push(lent.lease);
-            } else {
-                numbers.lent.remove(page);
-            }
-        }
-        leases.sort_unstable();
-        leases.dedup();
-        leases
-    }
-
-    /// Bytes on lease: on one, or on all.
-    #[must_use]
-    pub fn lent_bytes(&self, lease: Option<u64>) -> u64 {
-        let numbers = &mut *self.numbers.lock();
-        numbers.lent.retain(|page, lent| self.pool.shows(lent.range, lent.offset, *page));
-        let of = |lent: &&Lent| lease.is_none_or(|lease| lent.lease == lease);
-        numbers.lent.values().filter(of).map(|lent| lent.bytes).sum()
     }
 
     /// From now on these pages stay where they show; they never leave their numbers.

@@ -109,7 +109,7 @@ impl Common {
         if !self.presence.turn.try_take("the arena")? {
             return Ok(None);
         }
-        let lent = self.shared.lent_bytes(None) > 0;
+        let lent = self.pool().lent_bytes(None, self.shared.account()) > 0;
         let was = self.presence.with(|aside| {
             if aside.stage == Stage::Resident && lent {
                 let (expected, found) = ("without pages on lease", "with some");

@@ -149,6 +149,7 @@ mod tests {
             spaces: Mutex::default(),
             retired: Mutex::default(),
             eager: Mutex::default(),
+            recalls: Default::default(),
             device,
         })
     }

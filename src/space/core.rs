@@ -105,7 +105,7 @@ impl Core {
         mut full: Option<MutexGuard<'_, State>>,
     ) -> Result<Address> {
         let mut origin = self.common.trace_blocks.then(Origin::here);
-        let result = self.relieved(|| {
+        let mut placed = || {
             let (mut state, asked) = match full.take() {
                 Some(state) => (state, true),
                 None => (self.state.lock(), false),
@@ -122,7 +122,8 @@ impl Core {
                 origins.insert(address, origin);
             }
             Ok(address)
-        });
+        };
+        let result = self.common.recalled(|| self.relieved(&mut placed));
         match &result {
             Ok(_) => self.common.totals.allocated(bytes.get()),
             Err(error) => {

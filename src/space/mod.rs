@@ -37,6 +37,7 @@ mod picture;
 mod placement;
 mod poison;
 mod presence;
+mod recall;
 mod recency;
 mod refresh;
 mod seal;
@@ -57,6 +58,7 @@ use layout::Layout;
 pub(crate) use picture::{Picture, Spot};
 use placement::Placement;
 pub(crate) use presence::Presence;
+pub(crate) use recall::{Recall, Recalls};
 
 pub use block::Block;
 pub use eager::{EagerBlocks, EagerScope, EagerStats};
@@ -72,6 +74,8 @@ pub(crate) struct Common {
     pub(crate) heap: Heap,
     /// Whether the pages are there.
     pub(crate) presence: Presence,
+    /// What becomes of work that needs pages on lease.
+    pub(crate) recalls: Recalls,
     /// What the arena is found by when memory is to step aside; empty: by nothing.
     pub(crate) tag: String,
     pub(crate) retain: RetainPolicy,
@@ -365,7 +369,8 @@ impl Space {
     /// replay or a mark in this arena is refused, as is a replay in another arena that would wait for this one in the end.
     ///
     /// # Errors
-    /// [`Error::Lent`] if it shows pages on lease; [`Error::WrongState`] unless the space is sealed, and while the arena is paused; those of [`ReplayOrder::replay`]. Out of memory or
+    /// [`Error::Lent`] if it shows pages on lease, or what a recall of them says, if the arena is to
+    /// [wait](crate::SharedVmmAllocator::set_recall) for that; [`Error::WrongState`] unless the space is sealed, and while the arena is paused; those of [`ReplayOrder::replay`]. Out of memory or
     /// budget, or what the driver says, if pages that eager work keeps had to be replaced. `launch` was not called then.
     pub fn replay<T>(&self, stream: Stream, launch: impl FnOnce() -> T) -> Result<T> {
         self.core.common.usable()?;

@@ -20,7 +20,7 @@ pub(super) type Stale = (usize, u64, u64, PageId);
 impl Core {
     /// Takes the arena's turn for a replay of this space.
     pub(super) fn enter(&self, stream: Stream) -> Result<Entered<'_>> {
-        self.relieved(|| self.common.order.begin(stream, || self.bring_up()))
+        self.common.recalled(|| self.relieved(|| self.common.order.begin(stream, || self.bring_up())))
     }
 
     /// Whether a page that it shows may have left since.
@@ -56,11 +56,11 @@ impl Core {
 
     /// The leases on pages that it shows.
     pub(super) fn leases(&self) -> Vec<u64> {
-        if self.common.shared.lent_bytes(None) == 0 {
+        if !self.common.pool().any_lent() {
             return Vec::new();
         }
         let shown = self.state.lock().shown();
-        self.common.shared.leases(shown.iter())
+        self.common.pool().leases(shown.iter())
     }
 
     fn replace(&self, state: &mut State) -> Result<()> {

@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
+#include <optional>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -10,6 +12,7 @@
 #include <vector>
 #include <vmmgraph/blocks.hpp>
 #include <vmmgraph/elastic.hpp>
+#include <vmmgraph/lease.hpp>
 
 #include "host.hpp"
 
@@ -341,6 +344,68 @@ TEST(Elastic, HandlesMove) {
     auto other = std::move(pending);
     other.wait();
     EXPECT_TRUE(other.done());
+}
+
+// A graph of eight pages, four of which a cache has meanwhile.
+TEST(Leases, BlocksAreLentAndTheReplayRecallsThem) {
+    using namespace std::chrono_literals;
+    const Device device = open_device();
+    vmmgraph::ArenaOptions options;
+    options.small_page_bytes = 4 * KiB;
+    options.large_page_bytes = 64 * KiB;
+    options.least_bytes = 128 * KiB;
+    vmmgraph::SharedVmmAllocator arena(device, options);
+    vmmgraph::Space space = arena.open_space();
+    space.free(space.allocate(512 * KiB));
+    space.seal();
+    KvCache cache(device, {{16 * KiB, 16 * KiB}, 100, KvLayout::by_plane, pages_of(64 * KiB)});
+    BlockPool pool(cache);
+    bool needed = false;
+    vmmgraph::Borrower engine([&](const vmmgraph::Vacate& asked) -> std::optional<vmmgraph::Vacated> {
+        if (needed) {
+            throw std::runtime_error("the engine's");
+        }
+        pool.ask_of(asked.blocks, asked.bytes, {}, [&](const vmmgraph::EvictionRequest& ask) {
+            for (std::size_t page = 0; page < ask.page_count; ++page) {
+                pool.free({ask.pages[page].blocks, ask.pages[page].blocks + ask.pages[page].block_count});
+            }
+        });
+        vmmgraph::Vacated gone;
+        gone.blocks = pool.unused_of(asked.blocks);
+        for (const auto& range : gone.blocks) {
+            pool.unback(range);
+        }
+        return gone;
+    });
+    EXPECT_EQ(vmmgraph::lendable(arena).first, 384 * KiB);
+    vmmgraph::Lease lease = vmmgraph::lend(arena, cache, {0, 8}, engine);
+    pool.back({0, 8});
+    ASSERT_TRUE(pool.allocate(6).has_value());
+    lease.before(nullptr);
+    Written(cache).write(5, 7);
+    EXPECT_TRUE(Written(cache).holds(5, 7));
+    EXPECT_EQ(lease.bytes(), 256 * KiB);
+    EXPECT_EQ(vmmgraph::leases(space), std::vector<std::uint64_t>{lease.number()});
+    int launched = 0;
+    EXPECT_THROW(space.replay(nullptr, [&] { ++launched; }), vmmgraph::Error);
+    // The page with two blocks costs less than that with four.
+    lease.recall(1s, 1);
+    EXPECT_EQ(lease.bytes(), 128 * KiB);
+    EXPECT_EQ(pool.stats().in_use, 4U);
+    needed = true;
+    EXPECT_THROW(vmmgraph::recall(arena, space, 1s), vmmgraph::Error);
+    needed = false;
+    vmmgraph::set_recall(arena, 1s);
+    space.replay(nullptr, [&] { ++launched; });
+    EXPECT_EQ(launched, 1);
+    EXPECT_EQ(lease.bytes(), 0U);
+    EXPECT_TRUE(cache.backed().empty());
+    // A buffer.
+    ElasticBuffer buffer(device, MiB, pages_of(64 * KiB));
+    const vmmgraph::Lease other = vmmgraph::lend(arena, buffer, 0, 128 * KiB, engine);
+    EXPECT_EQ(vmmgraph::lendable(arena), std::pair(256 * KiB, 128 * KiB));
+    vmmgraph::recall(arena, 1s);
+    EXPECT_EQ(other.bytes(), 0U);
 }
 
 }  // namespace

@@ -502,4 +502,195 @@ TEST_F(HostileElastic, ManyThreadsOnOneHandle) {
     EXPECT_EQ(bad, 0);
 }
 
+// An arena with one graph of eight pages, as long as the buffer's and the cache's.
+class HostileLease : public HostileElastic {
+protected:
+    vmmgraph_arena_t arena = nullptr;
+    vmmgraph_space_t space = nullptr;
+
+    void SetUp() override {
+        HostileElastic::SetUp();
+        auto options = sized<vmmgraph_arena_options_t>();
+        options.small_page_bytes = 4 * KiB;
+        options.large_page_bytes = 64 * KiB;
+        options.least_bytes = 128 * KiB;
+        ASSERT_EQ(vmmgraph_arena_create(device, &options, &arena), VMMGRAPH_OK);
+        ASSERT_EQ(vmmgraph_space_open(arena, &space), VMMGRAPH_OK);
+        void* block = nullptr;
+        ASSERT_EQ(vmmgraph_space_allocate(space, 512 * KiB, nullptr, &block), VMMGRAPH_OK);
+        ASSERT_EQ(vmmgraph_space_free(space, block), VMMGRAPH_OK);
+        ASSERT_EQ(vmmgraph_space_seal(space, 0, nullptr), VMMGRAPH_OK);
+    }
+
+    void TearDown() override {
+        ASSERT_EQ(vmmgraph_space_destroy(space), VMMGRAPH_OK);
+        ASSERT_EQ(vmmgraph_arena_destroy(arena), VMMGRAPH_OK);
+        HostileElastic::TearDown();
+    }
+
+    // The status of a replay: the turn is left at once.
+    vmmgraph_status_t replay() const {
+        const auto status = vmmgraph_space_enter(space, nullptr);
+        return status == VMMGRAPH_OK ? vmmgraph_space_leave(space) : status;
+    }
+};
+
+// Gives up all blocks that it is asked for, and calls whatever it likes meanwhile.
+struct Giving {
+    vmmgraph_lease_t lease = nullptr;
+    std::int32_t refuses = 0;
+    vmmgraph_vacating_t last = nullptr;
+    std::uint64_t bytes = 0;
+    int times = 0;
+};
+
+std::int32_t give(const vmmgraph_vacate_t* asked, vmmgraph_vacating_t vacating, void* user) {
+    auto& giving = *static_cast<Giving*>(user);
+    ++giving.times;
+    giving.last = vacating;
+    giving.bytes = asked->bytes;
+    EXPECT_EQ(asked->struct_size, sizeof(vmmgraph_vacate_t));
+    EXPECT_LE(asked->micros, 1'000'000U);
+    // It would wait for itself.
+    EXPECT_EQ(vmmgraph_lease_recall(giving.lease, 0, 1000), VMMGRAPH_ERROR_WRONG_STATE);
+    EXPECT_EQ(vmmgraph_vacating_add(vacating, 9, 8), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_vacating_add(vacating, 1'000'000, ~std::uint64_t{0}), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_vacating_behind(vacating, nullptr), VMMGRAPH_OK);
+    auto fence = sized<vmmgraph_fence_t>();
+    fence.stream_count = 1;
+    EXPECT_EQ(vmmgraph_vacating_behind(vacating, &fence), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    for (std::size_t i = 0; i < asked->range_count; ++i) {
+        EXPECT_EQ(vmmgraph_vacating_add(vacating, asked->ranges[i].first, asked->ranges[i].end), VMMGRAPH_OK);
+    }
+    return giving.refuses;
+}
+
+TEST_F(HostileLease, HandlesThatAreNoneAndNulls) {
+    Giving giving;
+    vmmgraph_lease_t lease = nullptr;
+    for (const std::uint64_t value : {std::uint64_t{0}, std::uint64_t{1}, ~std::uint64_t{0}, reinterpret_cast<std::uint64_t>(device)}) {
+        const auto none = garbage<vmmgraph_lease_t>(value);
+        EXPECT_EQ(vmmgraph_lease_bytes(none, nullptr, nullptr), VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_lease_before(none, nullptr), VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_lease_recall(none, 0, 0), VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_lease_destroy(none), VMMGRAPH_ERROR_INVALID_HANDLE);
+        const auto vacating = garbage<vmmgraph_vacating_t>(value);
+        EXPECT_EQ(vmmgraph_vacating_add(vacating, 0, 1), VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_vacating_behind(vacating, nullptr), VMMGRAPH_ERROR_INVALID_HANDLE);
+        const auto no_arena = garbage<vmmgraph_arena_t>(value);
+        EXPECT_EQ(vmmgraph_arena_lend(no_arena, buffer, 0, 64 * KiB, give, &giving, &lease), VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_arena_lend_blocks(no_arena, cache, 0, 4, give, &giving, &lease), VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_arena_set_recall(no_arena, 5), VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_arena_recall(no_arena, nullptr, 5), VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_arena_lendable(no_arena, nullptr, nullptr), VMMGRAPH_ERROR_INVALID_HANDLE);
+        std::size_t count = 0;
+        EXPECT_EQ(vmmgraph_space_leases(garbage<vmmgraph_space_t>(value), nullptr, 0, &count), VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_arena_lend(arena, garbage<vmmgraph_elastic_buffer_t>(value), 0, 64 * KiB, give, &giving, &lease),
+                  VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_arena_lend_blocks(arena, garbage<vmmgraph_kv_cache_t>(value), 0, 4, give, &giving, &lease),
+                  VMMGRAPH_ERROR_INVALID_HANDLE);
+        if (value != 0) {
+            // Null is every lease.
+            EXPECT_EQ(vmmgraph_arena_recall(arena, garbage<vmmgraph_space_t>(value), 5), VMMGRAPH_ERROR_INVALID_HANDLE);
+        }
+        const auto no_pool = garbage<vmmgraph_block_pool_t>(value);
+        EXPECT_EQ(vmmgraph_block_pool_unused(no_pool, nullptr, 0, nullptr, 0, &count), VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_block_pool_ask_of(
+                      no_pool, nullptr, 0, 0, nullptr, [](const vmmgraph_ask_t*, void*) {}, nullptr),
+                  VMMGRAPH_ERROR_INVALID_HANDLE);
+    }
+    EXPECT_EQ(vmmgraph_arena_lend(arena, buffer, 0, 64 * KiB, nullptr, nullptr, &lease), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_arena_lend(arena, buffer, 0, 64 * KiB, give, &giving, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_arena_lend_blocks(arena, cache, 0, 4, nullptr, nullptr, &lease), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_arena_lend_blocks(arena, cache, 0, 4, give, &giving, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_space_leases(space, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_arena_lendable(arena, nullptr, nullptr), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_block_pool_ask_of(pool, nullptr, 0, 0, nullptr, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_block_pool_unused(pool, nullptr, 3, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    const auto huge = ~std::uint64_t{0};
+    for (const auto& [offset, bytes] : {std::pair<std::uint64_t, std::uint64_t>{0, 0},
+                                        {0, KiB},
+                                        {KiB, 64 * KiB},
+                                        {huge, huge},
+                                        {0, huge},
+                                        {16 * MiB, 64 * KiB},
+                                        {0, 448 * KiB}}) {
+        EXPECT_NE(vmmgraph_arena_lend(arena, buffer, offset, bytes, give, &giving, &lease), VMMGRAPH_OK) << offset << " " << bytes;
+    }
+    for (const auto& [first, end] : {std::pair<std::uint64_t, std::uint64_t>{4, 4}, {4, 0}, {96, 101}, {huge, huge}, {0, huge}, {0, 13}}) {
+        EXPECT_NE(vmmgraph_arena_lend_blocks(arena, cache, first, end, give, &giving, &lease), VMMGRAPH_OK) << first << " " << end;
+    }
+    EXPECT_EQ(lease, nullptr);
+    EXPECT_EQ(giving.times, 0);
+    EXPECT_EQ(replay(), VMMGRAPH_OK);
+}
+
+TEST_F(HostileLease, ABorrowerMaySayAndCallAnything) {
+    Giving giving;
+    std::uint64_t lendable = 0;
+    std::uint64_t lent = 0;
+    ASSERT_EQ(vmmgraph_arena_lendable(arena, &lendable, &lent), VMMGRAPH_OK);
+    // Of eight pages, the arena is sure of two.
+    EXPECT_EQ(lendable, 384 * KiB);
+    ASSERT_EQ(vmmgraph_arena_lend_blocks(arena, cache, 0, 8, give, &giving, &giving.lease), VMMGRAPH_OK);
+    vmmgraph_lease_t second = nullptr;
+    ASSERT_EQ(vmmgraph_arena_lend(arena, buffer, 0, 128 * KiB, give, &giving, &second), VMMGRAPH_OK);
+    ASSERT_EQ(vmmgraph_arena_lendable(arena, &lendable, &lent), VMMGRAPH_OK);
+    EXPECT_EQ(lendable, 0U);
+    EXPECT_EQ(lent, 384 * KiB);
+    std::uint64_t numbers[2] = {};
+    std::size_t count = 0;
+    ASSERT_EQ(vmmgraph_space_leases(space, numbers, 2, &count), VMMGRAPH_OK);
+    EXPECT_EQ(count, 2U);
+    EXPECT_EQ(replay(), VMMGRAPH_ERROR_WRONG_STATE);
+    EXPECT_EQ(vmmgraph_lease_before(giving.lease, nullptr), VMMGRAPH_OK);
+    giving.refuses = 1;
+    EXPECT_EQ(vmmgraph_arena_recall(arena, space, 1'000'000), VMMGRAPH_ERROR_WRONG_STATE);
+    std::uint64_t number = 0;
+    std::uint64_t bytes = 0;
+    ASSERT_EQ(vmmgraph_lease_bytes(giving.lease, &number, &bytes), VMMGRAPH_OK);
+    EXPECT_EQ(number, numbers[0]);
+    EXPECT_EQ(bytes, 256 * KiB);
+    giving.refuses = 0;
+    // What was valid while it was asked is not any more.
+    EXPECT_EQ(vmmgraph_vacating_add(giving.last, 0, 1), VMMGRAPH_ERROR_INVALID_HANDLE);
+    EXPECT_EQ(vmmgraph_vacating_behind(giving.last, nullptr), VMMGRAPH_ERROR_INVALID_HANDLE);
+    // The replay recalls both, the handle of one of which is gone.
+    ASSERT_EQ(vmmgraph_lease_destroy(second), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_lease_destroy(second), VMMGRAPH_ERROR_INVALID_HANDLE);
+    ASSERT_EQ(vmmgraph_arena_set_recall(arena, 1'000'000), VMMGRAPH_OK);
+    EXPECT_EQ(replay(), VMMGRAPH_OK);
+    EXPECT_EQ(giving.times, 4);
+    ASSERT_EQ(vmmgraph_arena_lendable(arena, &lendable, &lent), VMMGRAPH_OK);
+    EXPECT_EQ(lent, 0U);
+    ASSERT_EQ(vmmgraph_lease_recall(giving.lease, 0, 0), VMMGRAPH_OK);
+    ASSERT_EQ(vmmgraph_arena_recall(arena, nullptr, 0), VMMGRAPH_OK);
+    ASSERT_EQ(vmmgraph_lease_destroy(giving.lease), VMMGRAPH_OK);
+}
+
+TEST_F(HostileLease, APoolIsAskedForSomePagesOnly) {
+    ASSERT_EQ(vmmgraph_block_pool_back(pool, 0, 100), VMMGRAPH_OK);
+    std::vector<std::uint64_t> blocks(12);
+    std::int32_t there = 0;
+    ASSERT_EQ(vmmgraph_block_pool_allocate(pool, 12, blocks.data(), &there), VMMGRAPH_OK);
+    // Three pages are used; of the second and a fourth one a page's bytes more than is free are wanted.
+    const vmmgraph_block_range_t among[] = {{5, 6}, {12, 16}, {200, ~std::uint64_t{0}}};
+    vmmgraph_block_range_t unused[2] = {};
+    std::size_t count = 0;
+    ASSERT_EQ(vmmgraph_block_pool_unused(pool, among, 3, unused, 2, &count), VMMGRAPH_OK);
+    ASSERT_EQ(count, 1U);
+    EXPECT_EQ(unused[0].first, 12U);
+    const auto evict = [](const vmmgraph_ask_t* ask, void* user) {
+        ASSERT_EQ(ask->page_count, 1U);
+        EXPECT_EQ(ask->pages[0].page, 1U);
+        EXPECT_EQ(
+            vmmgraph_block_pool_free(static_cast<vmmgraph_block_pool_t>(user), ask->pages[0].blocks, ask->pages[0].block_count, nullptr),
+            VMMGRAPH_OK);
+    };
+    ASSERT_EQ(vmmgraph_block_pool_ask_of(pool, among, 3, 200 * KiB, nullptr, evict, pool), VMMGRAPH_OK);
+    ASSERT_EQ(vmmgraph_block_pool_unused(pool, among, 3, unused, 2, &count), VMMGRAPH_OK);
+    EXPECT_EQ(count, 2U);
+    EXPECT_EQ(unused[0].first, 4U);
+}
+
 }  // namespace

@@ -168,7 +168,7 @@ FIELD(vmmgraph_device_stats_t, reservations, 104, 8);
 FIELD(vmmgraph_device_stats_t, pending, 112, 8);
 FIELD(vmmgraph_device_stats_t, pages_reused, 120, 8);
 
-SIZE(vmmgraph_arena_options_t, 72);
+SIZE(vmmgraph_arena_options_t, 80);
 FIELD(vmmgraph_arena_options_t, struct_size, 0, 8);
 FIELD(vmmgraph_arena_options_t, small_page_bytes, 8, 8);
 FIELD(vmmgraph_arena_options_t, large_page_bytes, 16, 8);
@@ -179,6 +179,7 @@ FIELD(vmmgraph_arena_options_t, reserve_bytes, 40, 8);
 FIELD(vmmgraph_arena_options_t, expected_bytes, 48, 8);
 FIELD(vmmgraph_arena_options_t, peers, 56, 8);
 FIELD(vmmgraph_arena_options_t, tag, 64, 8);
+FIELD(vmmgraph_arena_options_t, least_bytes, 72, 8);
 
 SIZE(vmmgraph_arena_stats_t, 152);
 FIELD(vmmgraph_arena_stats_t, struct_size, 0, 8);
@@ -512,6 +513,16 @@ FIELD(vmmgraph_shown_t, name, 8, 8);
 FIELD(vmmgraph_shown_t, buffer, 16, 8);
 FIELD(vmmgraph_shown_t, ranges, 24, 8);
 FIELD(vmmgraph_shown_t, range_count, 32, 8);
+
+SIZE(vmmgraph_vacate_t, 64);
+FIELD(vmmgraph_vacate_t, struct_size, 0, 8);
+FIELD(vmmgraph_vacate_t, lease, 8, 8);
+FIELD(vmmgraph_vacate_t, ranges, 16, 8);
+FIELD(vmmgraph_vacate_t, range_count, 24, 8);
+FIELD(vmmgraph_vacate_t, instead, 32, 8);
+FIELD(vmmgraph_vacate_t, instead_count, 40, 8);
+FIELD(vmmgraph_vacate_t, bytes, 48, 8);
+FIELD(vmmgraph_vacate_t, micros, 56, 8);
 
 SIZE(vmmgraph_kv_options_t, 48);
 FIELD(vmmgraph_kv_options_t, struct_size, 0, 8);

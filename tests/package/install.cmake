@@ -10,6 +10,7 @@ set(development
   "${INCLUDEDIR}/vmmgraph/dispatch.hpp"
   "${INCLUDEDIR}/vmmgraph/region.hpp"
   "${INCLUDEDIR}/vmmgraph/elastic.hpp"
+  "${INCLUDEDIR}/vmmgraph/lease.hpp"
   "${INCLUDEDIR}/vmmgraph/blocks.hpp"
   "${INCLUDEDIR}/vmmgraph/plan.hpp"
   "${INCLUDEDIR}/vmmgraph/vmmgraph.hpp"

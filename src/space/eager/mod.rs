@@ -372,7 +372,7 @@ impl EagerSpace {
     fn allocate(&self, size: u64, stream: Stream, kept: bool) -> Result<Address> {
         let bytes = BlockBytes::round_up(size)?;
         self.common.usable()?;
-        let address = self.common.relieved(|| {
+        let place = || {
             let state = &mut *self.state.lock();
             if state.scope.as_ref().is_none_or(|(on, _)| *on != stream) {
                 let (expected, found) = ("under way on this stream", "not");
@@ -385,7 +385,8 @@ impl EagerSpace {
                 return Ok(address);
             }
             self.place(state, bytes)
-        })?;
+        };
+        let address = self.common.recalled(|| self.common.relieved(place))?;
         self.common.totals.allocated(bytes.get());
         Ok(address)
     }

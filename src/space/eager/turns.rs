@@ -26,7 +26,8 @@ impl EagerSpace {
         let common = &self.common;
         common.shared.begin_eager();
         let under_way = UnderWay(&common.shared);
-        let entered = common.relieved(|| common.order.begin(stream, || self.bring_up()))?;
+        let entered =
+            common.recalled(|| common.relieved(|| common.order.begin(stream, || self.bring_up())))?;
         let mark = common.pool().events().record(stream)?;
         let state = &mut *self.state.lock();
         state.scope = Some((stream, mark));
@@ -51,7 +52,7 @@ impl EagerSpace {
                 if state.seen != version {
                     let pages: Vec<PageId> =
                         state.current.slots.all().iter().map(|(_, slot)| slot.page).collect();
-                    let leases = common.shared.leases(pages.iter());
+                    let leases = common.pool().leases(pages.iter());
                     if !leases.is_empty() {
                         return Err(Error::Lent { leases });
                     }

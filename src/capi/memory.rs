@@ -1,0 +1,248 @@
+//! What buffers and caches have in common in C: options, fences, results of commits, statistics, observers.
+
+use std::ffi::c_void;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::arena::stream_of;
+use super::elastic::{
+    vmmgraph_committed_t, vmmgraph_elastic_observer_t, vmmgraph_elastic_options_t, vmmgraph_elastic_stats_t,
+    vmmgraph_pending_t, vmmgraph_shown_fn, vmmgraph_shown_t,
+};
+use super::guard::{Failure, copy_items, items, not_null, out};
+use super::handle::register;
+use super::kv::vmmgraph_block_range_t;
+use super::pause::{vmmgraph_fence_t, vmmgraph_range_t};
+use super::region::limit;
+use super::sized::{OutStruct, options};
+use super::text::text;
+use crate::driver::Event;
+use crate::error;
+use crate::pages::{Account, Fence, Limits};
+use crate::{Address, Committed, Device, ElasticObserver, ElasticOptions, ElasticStats, Pending, Shown};
+
+/// Runs `then` with the options that C describes; null: the default.
+///
+/// # Safety
+/// `given` is null or points to a struct whose struct_size is set and whose name is null or a zero-terminated string.
+pub(super) unsafe fn with_options<R>(
+    given: *const vmmgraph_elastic_options_t,
+    then: impl FnOnce(&ElasticOptions<'_>) -> Result<R, Failure>,
+) -> Result<R, Failure> {
+    // SAFETY: the caller's contract.
+    let Some(given) = (unsafe { options(given) })? else { return then(&ElasticOptions::default()) };
+    // SAFETY: the caller's contract.
+    let name = if given.name.is_null() { String::new() } else { unsafe { text(given.name, "name") }? };
+    then(&ElasticOptions {
+        name: &name,
+        page_bytes: given.page_bytes,
+        budget_bytes: limit(given.budget_bytes),
+        least_bytes: given.least_bytes,
+        account: None,
+    })
+}
+
+/// The fence that C describes, of events that need not stay; null: nothing.
+///
+/// # Safety
+/// `fence` is null or points to a struct whose struct_size is set, with as many streams and recorded events as it says.
+pub(super) unsafe fn fence_of(device: &Device, fence: *const vmmgraph_fence_t) -> Result<Fence, Failure> {
+    let mut made = Fence::default();
+    // SAFETY: the caller's contract.
+    let Some(given) = (unsafe { options(fence) })? else { return Ok(made) };
+    let events = device.pool().events();
+    // SAFETY: the caller's contract.
+    for event in unsafe { items(given.events, given.event_count, "events") }? {
+        not_null(*event, "an event")?;
+        // SAFETY: a recorded event of the caller's, that is there during the call.
+        if let Some(mark) = unsafe { events.follow(Event::from_raw(*event as u64)) }? {
+            made.add_mark(mark);
+        }
+    }
+    // SAFETY: the caller's contract.
+    for stream in unsafe { items(given.streams, given.stream_count, "streams") }? {
+        made.add(events, stream_of(*stream));
+    }
+    Ok(made)
+}
+
+/// The ranges that C names.
+///
+/// # Safety
+/// `ranges` points to `count` ranges, or that is 0.
+pub(super) unsafe fn read_ranges(
+    ranges: *const vmmgraph_block_range_t,
+    count: usize,
+) -> Result<Vec<Range<u64>>, Failure> {
+    // SAFETY: the caller's contract.
+    Ok(unsafe { items(ranges, count, "ranges") }?.iter().map(|range| range.first..range.end).collect())
+}
+
+/// Commits, and says what that did to whom it concerns.
+///
+/// # Safety
+/// `done` is null or points to a struct whose struct_size is set.
+pub(super) unsafe fn committed(
+    done: *mut vmmgraph_committed_t,
+    commit: impl FnOnce() -> error::Result<Committed>,
+) -> Result<(), Failure> {
+    // SAFETY: the caller's contract.
+    let to = if done.is_null() { None } else { Some(unsafe { OutStruct::new(done, "done") }?) };
+    let Committed { bytes, pages, created, revived } = commit()?;
+    if let Some(to) = to {
+        to.write(vmmgraph_committed_t { struct_size: to.struct_size, bytes, pages, created, revived });
+    }
+    Ok(())
+}
+
+/// Writes a number, if somebody wants it.
+///
+/// # Safety
+/// The pointer is null or writable.
+pub(super) unsafe fn write_number(to: *mut u64, value: u64) -> Result<(), Failure> {
+    // SAFETY: the caller's contract.
+    if let Some(to) = unsafe { to.as_mut() } {
+        *to = value;
+    }
+    Ok(())
+}
+
+/// Copies as many items as there is room for, and says how many there are.
+///
+/// # Safety
+/// `to` points to `capacity` writable items, or `capacity` is 0; `count` is null or writable.
+pub(super) unsafe fn copy_counted<T: Copy>(
+    from: &[T],
+    to: *mut T,
+    capacity: usize,
+    count: *mut usize,
+) -> Result<(), Failure> {
+    // SAFETY: the caller's contract.
+    let count = unsafe { out(count, "count") }?;
+    // SAFETY: the caller's contract.
+    unsafe { copy_items(from, to, capacity) }?;
+    *count = from.len();
+    Ok(())
+}
+
+/// Writes what elastic memory holds.
+///
+/// # Safety
+/// `to` is null or points to a struct whose struct_size is set.
+pub(super) unsafe fn write_stats(
+    to: *mut vmmgraph_elastic_stats_t,
+    stats: impl FnOnce() -> ElasticStats,
+) -> Result<(), Failure> {
+    // SAFETY: the caller's contract.
+    let (to, stats) = (unsafe { OutStruct::new(to, "stats") }?, stats());
+    to.write(vmmgraph_elastic_stats_t {
+        struct_size: to.struct_size,
+        id: stats.id,
+        page_bytes: stats.page_bytes,
+        reserved_bytes: stats.reserved_bytes,
+        committed_bytes: stats.committed_bytes,
+        peak_committed_bytes: stats.peak_committed_bytes,
+        coming_bytes: stats.coming_bytes,
+        leaving_bytes: stats.leaving_bytes,
+        commits: stats.commits,
+        refused: stats.refused,
+        decommits: stats.decommits,
+        pages_mapped: stats.pages_mapped,
+        pages_created: stats.pages_created,
+        pages_revived: stats.pages_revived,
+        pages_unmapped: stats.pages_unmapped,
+        charged_bytes: stats.account.charged_bytes,
+        budget_bytes: stats.account.most_bytes.unwrap_or(0),
+    });
+    Ok(())
+}
+
+/// Writes at most `capacity` ranges, and how many there are.
+///
+/// # Safety
+/// As [`copy_counted`].
+pub(super) unsafe fn write_ranges(
+    found: &[Range<u64>],
+    ranges: *mut vmmgraph_block_range_t,
+    capacity: usize,
+    count: *mut usize,
+) -> Result<(), Failure> {
+    let found: Vec<_> = found.iter().map(vmmgraph_block_range_t::of).collect();
+    // SAFETY: the caller's contract.
+    unsafe { copy_counted(&found, ranges, capacity, count) }
+}
+
+/// Limits what an account may have.
+pub(super) fn set_budget(account: &Account, bytes: u64) -> Result<(), Failure> {
+    account.set_limits(Limits { most: limit(bytes), least: account.stats().least_bytes });
+    Ok(())
+}
+
+/// Has C functions told.
+///
+/// # Safety
+/// The functions may be called with the pointer from any thread until the observer is destroyed; `observer` is null or writable.
+pub(super) unsafe fn observed(
+    (after_map, before_unmap, user): (vmmgraph_shown_fn, vmmgraph_shown_fn, *mut c_void),
+    observer: *mut vmmgraph_elastic_observer_t,
+    observe: impl FnOnce(&Arc<dyn ElasticObserver>),
+) -> Result<(), Failure> {
+    // SAFETY: the caller's contract.
+    let observer = unsafe { out(observer, "observer") }?;
+    let made = Arc::new(Observer { after_map, before_unmap, user });
+    let told: Arc<dyn ElasticObserver> = made.clone();
+    observe(&told);
+    *observer = register(made);
+    Ok(())
+}
+
+/// Gives somebody a handle to a commit under way, if he wants one.
+///
+/// # Safety
+/// `to` is null or writable.
+pub(super) unsafe fn hand_over(pending: Pending, to: *mut vmmgraph_pending_t) {
+    // SAFETY: the caller's contract.
+    if let Some(to) = unsafe { to.as_mut() } {
+        *to = register(Arc::new(pending));
+    }
+}
+
+/// C functions that are told.
+pub(super) struct Observer {
+    after_map: vmmgraph_shown_fn,
+    before_unmap: vmmgraph_shown_fn,
+    user: *mut c_void,
+}
+
+// SAFETY: the caller of an observe function promises that the functions may be called with `user` from any thread.
+unsafe impl Send for Observer {}
+// SAFETY: as above.
+unsafe impl Sync for Observer {}
+
+impl Observer {
+    fn tell(&self, function: vmmgraph_shown_fn, shown: &Shown<'_>) {
+        let Some(function) = function else { return };
+        let mut name: Vec<u8> = shown.name.bytes().filter(|byte| *byte != 0).collect();
+        name.push(0);
+        let range = |(at, bytes): &(Address, u64)| vmmgraph_range_t { address: at.0, bytes: *bytes };
+        let ranges: Vec<_> = shown.ranges.iter().map(range).collect();
+        let told = vmmgraph_shown_t {
+            struct_size: size_of::<vmmgraph_shown_t>(),
+            name: name.as_ptr().cast(),
+            buffer: shown.buffer,
+            ranges: ranges.as_ptr(),
+            range_count: ranges.len(),
+        };
+        // SAFETY: the caller of an observe function promised that it may be called so.
+        unsafe { function(&raw const told, self.user) };
+    }
+}
+
+impl ElasticObserver for Observer {
+    fn after_map(&self, shown: &Shown<'_>) {
+        self.tell(self.after_map, shown);
+    }
+    fn before_unmap(&self, shown: &Shown<'_>) {
+        self.tell(self.before_unmap, shown);
+    }
+}

@@ -1,0 +1,103 @@
+//! Pages of another holder that show here too, on lease.
+
+use super::super::Committed;
+use super::super::books::{Place, Run, runs_of};
+use super::moving::Marks;
+use super::{Backing, WHAT};
+use crate::error::{Error, Result};
+use crate::pages::{Change, Fence, Holder, LentPlace, PageId, Reservation};
+
+/// Who lends, in his own order's turn.
+pub(crate) struct Lender<'a> {
+    /// Notes that pages are on lease at these places, and says which.
+    pub(crate) choose: &'a mut dyn FnMut(&[LentPlace]) -> Result<Vec<PageId>>,
+    /// Who has them, and keeps them.
+    pub(crate) holder: Holder,
+    /// What used them before.
+    pub(crate) fence: Fence,
+}
+
+impl Backing {
+    /// Shows a lender's pages wherever nothing is of these; all or none. What is there is to be at rest, and may be its own pages only.
+    /// `whole`: nothing may be there.
+    pub(in super::super) fn borrow(&self, runs: &[Run], whole: bool, lender: Lender<'_>) -> Result<()> {
+        let there = |found| Error::WrongState { what: WHAT, expected: "without memory", found };
+        self.settle();
+        let plan = self.when_at_rest(runs, |books| {
+            if books.is_recalled(runs) {
+                return Err(there("being recalled"));
+            }
+            if whole && !books.is_empty(runs) { Err(there("committed")) } else { Ok(books.begin(runs)) }
+        })??;
+        let marked = Marks { backing: self, plan: Some(plan) };
+        let Some(plan) = &marked.plan else { return Ok(()) };
+        let absent = plan.absent.clone();
+        let mut places = Vec::new();
+        for (range, page) in absent.iter().flat_map(|run| run.places()) {
+            let range = self.range(range)?;
+            places.push((range.id(), page * self.page));
+        }
+        let pages = (lender.choose)(&places)?;
+        let mut change = Change::on(self.device.pool());
+        for page in &pages {
+            if change.rely_on(*page, lender.holder) != Some(self.page) {
+                return Err(Error::Internal { what: "a page that was to be lent is gone".to_owned() });
+            }
+        }
+        let mut rest = pages.as_slice();
+        for run in &absent {
+            let Some((these, others)) = rest.split_at_checked(run.pages() as usize) else {
+                return Err(Error::Internal { what: "fewer pages were lent than were asked for".to_owned() });
+            };
+            change.map(self.range(run.range)?.id(), run.first * self.page, these)?;
+            rest = others;
+        }
+        let revived = plan.revived_pages();
+        let calls = change.commit().0;
+        let done =
+            Committed { pages: calls.maps, bytes: calls.mapped_bytes, revived, ..Committed::default() };
+        self.tell(&absent, false);
+        self.read(|books| books.earlier.join(lender.fence));
+        marked.finish(&done);
+        self.device.pool().check();
+        Ok(())
+    }
+
+    fn range(&self, range: usize) -> Result<&Reservation> {
+        let lacks = || Error::Internal { what: "an elastic buffer lacks a range".to_owned() };
+        self.ranges.get(range).ok_or_else(lacks)
+    }
+
+    /// Which of its pages these are.
+    pub(in super::super) fn places(&self, lent: &[LentPlace]) -> Vec<Place> {
+        let number = |id| self.ranges.iter().position(|range| range.id() == id);
+        lent.iter().filter_map(|(id, offset)| Some((number(*id)?, offset / self.page))).collect()
+    }
+
+    /// Nothing is committed at these places any more until what is there has gone.
+    pub(in super::super) fn recall(&self, places: &[Place]) {
+        self.read(|books| books.recall(places.iter().copied()));
+    }
+
+    /// Which of the pages that are there are its own.
+    pub(in super::super) fn owned(&self, runs: &[Run]) -> Vec<Run> {
+        runs_of(self.here(runs).into_iter().flat_map(Run::places).filter(|place| self.is_own(*place)))
+    }
+
+    fn is_own(&self, (range, page): Place) -> bool {
+        let pool = self.device.pool();
+        let found = self.ranges.get(range).map(|range| pool.mapped_in(range.id(), page * self.page, 1));
+        found.and_then(|found| Some(pool.holder(found.first()?.page) == Some(self.holder()))).unwrap_or(false)
+    }
+
+    fn holder(&self) -> Holder {
+        Holder::Elastic { buffer: self.id }
+    }
+
+    /// Bytes that show here and are others'.
+    pub(super) fn borrowed(&self) -> u64 {
+        let pool = self.device.pool();
+        let mapped = self.ranges.iter().flat_map(|range| range.mapped());
+        mapped.filter(|at| pool.holder(at.page) != Some(self.holder())).map(|at| at.bytes).sum()
+    }
+}

@@ -1,0 +1,76 @@
+//! Blocks of a cache on pages of a lender.
+
+use std::ops::Range;
+
+use super::super::backing::Lender;
+use super::super::books::Place;
+use super::super::spans::Spans;
+use super::KvCache;
+use crate::error::{Error, Result};
+use crate::pages::{Fence, LentPlace};
+
+impl KvCache {
+    /// Backs a range of blocks, none of which is, with pages of a lender, who keeps them, wherever no page is. They are backed as any until
+    /// they are released; work on them is to wait for [`before`](Self::before), which is behind the lender's fence too.
+    pub(crate) fn borrow_pages(&self, blocks: &Range<u64>, lender: Lender<'_>) -> Result<()> {
+        self.check(blocks)?;
+        let _turn = self.take_turn()?;
+        self.let_go_now();
+        {
+            let books = self.books.lock();
+            if blocks.end > books.limit {
+                return Err(self.beyond_limit(&books, blocks.end));
+            }
+            if !books.backed.within(blocks).is_empty() {
+                let (expected, found) = ("without memory", "backed");
+                return Err(Error::WrongState { what: "blocks to be lent pages for", expected, found });
+            }
+        }
+        self.backing.borrow(&self.shape.pages(blocks), false, lender)?;
+        self.books.lock().came(blocks.end, std::slice::from_ref(blocks), None);
+        Ok(())
+    }
+
+    /// The backed blocks that lie on these pages, and the others.
+    pub(crate) fn blocks_on(&self, lent: &[LentPlace]) -> (Vec<Range<u64>>, Vec<Range<u64>>) {
+        let on = self.spans_on(&self.backing.places(lent));
+        let backed = self.books.lock().backed.clone();
+        let mut others = backed.clone();
+        let all = 0..self.shape.most();
+        let on: Vec<_> = on.within(&all).iter().flat_map(|span| backed.within(span)).collect();
+        on.iter().for_each(|span| others.remove(span));
+        (on, others.within(&all))
+    }
+
+    /// The blocks that lie on these pages, backed or not.
+    fn spans_on(&self, places: &[Place]) -> Spans {
+        let mut on = Spans::default();
+        places.iter().for_each(|(range, page)| on.insert(&self.shape.blocks_on(*range, *page)));
+        on
+    }
+
+    /// Releases those blocks that lie on these pages of a lender; the bytes of pages that go, those without a backed block before included.
+    /// No block on those is backed again before they have gone.
+    pub(crate) fn give_back(&self, lent: &[LentPlace], blocks: &[Range<u64>], fence: &Fence) -> Result<u64> {
+        let places = self.backing.places(lent);
+        let _turn = self.take_turn()?;
+        self.let_go_now();
+        let (mut given, mut going) = (Spans::default(), Vec::new());
+        blocks.iter().for_each(|blocks| given.insert(blocks));
+        {
+            let books = &mut *self.books.lock();
+            for place in &places {
+                let mut on = books.backed.within(&self.shape.blocks_on(place.0, place.1)).into_iter();
+                if on.all(|span| given.missing(&span).is_empty()) {
+                    going.push(*place);
+                }
+            }
+            // No commit is under way: this has the turn.
+            self.backing.recall(&going);
+            let on = self.spans_on(&places).within(&(0..self.shape.most()));
+            let vacated = on.iter().flat_map(|span| given.within(span));
+            books.released.extend(vacated.map(|span| (span, fence.clone())));
+        }
+        Ok(going.len() as u64 * self.backing.page())
+    }
+}

@@ -1,0 +1,70 @@
+//! Work that needs pages on lease waits for their recall, if the arena's user wants that.
+
+use std::fmt;
+use std::sync::Weak;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::Common;
+use crate::error::{Error, Result};
+use crate::sync::{Mutex, yield_now};
+
+/// Who can recall leases.
+pub(crate) trait Recall: Send + Sync {
+    /// Recalls these; they share the time. The caller holds no lock.
+    fn recall(&self, leases: &[u64], deadline: Duration) -> Result<()>;
+}
+
+/// Whether work that needs pages on lease waits, how long, and who recalls them.
+#[derive(Default)]
+pub(crate) struct Recalls {
+    /// 0: it is refused.
+    micros: AtomicU64,
+    by: Mutex<Option<Weak<dyn Recall>>>,
+}
+
+impl Recalls {
+    pub(crate) fn by(&self, by: Weak<dyn Recall>) {
+        *self.by.lock() = Some(by);
+    }
+
+    pub(crate) fn set(&self, wait: Option<Duration>) {
+        let micros = wait.map_or(0, |wait| u64::try_from(wait.as_micros()).unwrap_or(u64::MAX).max(1));
+        self.micros.store(micros, Ordering::Relaxed);
+    }
+
+    pub(crate) fn wait(&self) -> Option<Duration> {
+        let micros = self.micros.load(Ordering::Relaxed);
+        (micros > 0).then(|| Duration::from_micros(micros))
+    }
+}
+
+impl Common {
+    /// Does something again behind a recall of the leases in its way, if the arena is to wait for that. The caller holds no lock; it may
+    /// have the arena's turn. Costs nothing where nothing is on lease.
+    pub(super) fn recalled<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
+        let mut since: Option<Instant> = None;
+        loop {
+            let result = work();
+            let Err(Error::Lent { leases }) = &result else { return result };
+            let Some(wait) = self.recalls.wait() else { return result };
+            let left = wait.saturating_sub(since.get_or_insert_with(Instant::now).elapsed());
+            let by = self.recalls.by.lock().as_ref().and_then(Weak::upgrade);
+            match by {
+                Some(by) if !left.is_zero() => {
+                    by.recall(leases, left)?;
+                    // One that is being lent just now is in the pool's books before its arena knows it: let that thread go on.
+                    yield_now();
+                }
+                // Time is up, or the arena is gone.
+                _ => return result,
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Recalls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recalls").field("wait", &self.wait()).finish_non_exhaustive()
+    }
+}
