@@ -52,7 +52,7 @@ pub extern "C" fn cuGraphDestroy(graph: *mut c_void) -> Code {
 /// What `CU_GRAPH_NODE_TYPE_MEMCPY` and `..._MEMSET` are.
 fn kind(node: &Node) -> c_int {
     match node {
-        Node::Copy { .. } => 1,
+        Node::Copy { .. } | Node::Load { .. } => 1,
         Node::Fill { .. } => 2,
     }
 }
@@ -79,13 +79,13 @@ pub unsafe extern "C" fn cuGraphGetNodes(
         if !out.is_null() {
             // SAFETY: not null, and then readable by the caller's contract.
             let room = unsafe { *count };
-            for place in 0..nodes.len().min(room) {
+            for place in 0..nodes.all.len().min(room) {
                 // SAFETY: room for so many by the caller's contract.
                 unsafe { out.add(place).write(node_name(graph, place)) };
             }
         }
         // SAFETY: not null, and then writable by the caller's contract.
-        unsafe { give(count, nodes.len()) }
+        unsafe { give(count, nodes.all.len()) }
     })
 }
 
@@ -96,13 +96,13 @@ pub unsafe extern "C" fn cuGraphNodeGetType(node: *mut c_void, out: *mut c_int) 
         let (graph, place) = ((node as u64) >> NODE_BITS, (node as usize) & ((1 << NODE_BITS) - 1));
         let table = table();
         let nodes = table.graphs.get(&graph).ok_or(Why::InvalidHandle)?;
-        let node = place.checked_sub(1).and_then(|place| nodes.get(place)).ok_or(Why::InvalidHandle)?;
+        let node = place.checked_sub(1).and_then(|place| nodes.all.get(place)).ok_or(Why::InvalidHandle)?;
         // SAFETY: the caller's contract.
         unsafe { give(out, kind(node)) }
     })
 }
 
-/// Writes how many edges there are: one between any two nodes that follow one another, as all work here is in a line.
+/// Writes as many edges as there is room for; with no room, how many there are.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGraphGetEdges_v2(
     graph: *mut c_void,
@@ -116,26 +116,26 @@ pub unsafe extern "C" fn cuGraphGetEdges_v2(
         if count.is_null() {
             return Err(Why::Invalid);
         }
-        let edges = nodes.len().saturating_sub(1);
+        let edges = nodes.edges();
         if !from.is_null() && !to.is_null() && !data.is_null() {
             // SAFETY: not null, and then readable by the caller's contract.
             let room = unsafe { *count };
-            for place in 0..edges.min(room) {
+            for (place, (before, behind)) in edges.iter().enumerate().take(room) {
                 // SAFETY: room for so many in all three by the caller's contract.
                 unsafe {
                     data.add(place).write([0; 8]);
-                    from.add(place).write(node_name(graph, place));
-                    to.add(place).write(node_name(graph, place + 1));
+                    from.add(place).write(node_name(graph, *before));
+                    to.add(place).write(node_name(graph, *behind));
                 }
             }
         }
         // SAFETY: not null, and then writable by the caller's contract.
-        unsafe { give(count, edges) }
+        unsafe { give(count, edges.len()) }
     })
 }
 
-/// Makes an executable that of another graph, if its nodes are of the same kinds and its copies as long, which stands for what CUDA finds
-/// different in graphs that look alike.
+/// Makes an executable that of another graph, if its nodes are of the same kinds with the same edges and its copies as long, which stands for
+/// what CUDA finds different in graphs that look alike.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGraphExecUpdate_v2(
     exec: *mut c_void,

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_uint, c_void};
 
-use standin::{Answer, Why, graph, host};
+use standin::{Why, graph, host};
 
 use crate::answer;
 use crate::code::Code;
@@ -32,12 +32,7 @@ pub unsafe extern "C" fn cuMemHostUnregister(at: *mut c_void) -> Code {
     })
 }
 
-fn check(host: *const c_void, len: usize, stream: *mut c_void) -> Answer {
-    current()?;
-    host::check(host as usize, len, target(stream)?)
-}
-
-/// Copies to host memory, in the stream's order: at once.
+/// Copies to host memory, in the stream's order: at once. Not modelled for a stream under capture.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
     to: *mut c_void,
@@ -47,13 +42,15 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
 ) -> Code {
     answer(|| {
         counted(Call::cuMemcpyDtoHAsync_v2)?;
-        check(to, len, stream)?;
+        current()?;
+        host::check(to as usize, len, target(stream)?)?;
         // SAFETY: the caller's contract.
         unsafe { graph::read(to.cast(), from, len) }
     })
 }
 
-/// Copies from host memory, in the stream's order: at once.
+/// Copies from host memory, in the stream's order: at once, or as a node of the stream's capture. A capture takes it from registered memory
+/// to mapped addresses only; what CUDA does with other host memory there was not measured.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
     to: u64,
@@ -63,8 +60,8 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
 ) -> Code {
     answer(|| {
         counted(Call::cuMemcpyHtoDAsync_v2)?;
-        check(from, len, stream)?;
+        current()?;
         // SAFETY: the caller's contract.
-        unsafe { graph::write(to, from.cast(), len) }
+        unsafe { graph::load(target(stream)?, to, from.cast(), len) }
     })
 }

@@ -8,20 +8,23 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cuda::control::{
     standin_calls, standin_count, standin_fail, standin_fail_second, standin_failed, standin_keep_busy,
-    standin_leftovers, standin_reset_counters,
+    standin_leftovers, standin_reset_counters, standin_shuffle,
 };
 use cuda::device::{
     cuCtxGetCurrent, cuCtxSetCurrent, cuCtxSynchronize, cuDeviceGetCount, cuDevicePrimaryCtxRelease_v2,
     cuDevicePrimaryCtxRetain, cuDeviceTotalMem_v2, cuGetErrorName, cuInit, cuMemGetInfo_v2,
 };
-use cuda::graph::cuGraphDestroy;
+use cuda::graph::{
+    cuGraphDestroy, cuGraphExecDestroy, cuGraphInstantiateWithFlags, cuGraphLaunch, cuMemcpyDtoH_v2,
+};
+use cuda::host::{cuMemHostRegister_v2, cuMemHostUnregister, cuMemcpyHtoDAsync_v2};
 use cuda::stream::{
-    cuEventCreate, cuEventDestroy_v2, cuEventQuery, cuStreamBeginCapture_v2, cuStreamCreate,
-    cuStreamEndCapture, cuStreamIsCapturing, cuStreamSynchronize,
+    cuEventCreate, cuEventDestroy_v2, cuEventQuery, cuEventRecord, cuStreamBeginCapture_v2, cuStreamCreate,
+    cuStreamDestroy_v2, cuStreamEndCapture, cuStreamIsCapturing, cuStreamSynchronize, cuStreamWaitEvent,
 };
 use cuda::vmm::{
-    AllocationProp, Location, cuMemAddressFree, cuMemAddressReserve, cuMemCreate, cuMemMap, cuMemRelease,
-    cuMemUnmap,
+    AccessDesc, AllocationProp, Location, cuMemAddressFree, cuMemAddressReserve, cuMemCreate, cuMemMap,
+    cuMemRelease, cuMemSetAccess, cuMemUnmap,
 };
 
 const GRANULE: usize = 2 << 20;
@@ -213,6 +216,81 @@ fn pages_are_told_apart_across_devices() {
     assert_eq!(cuMemUnmap(base, GRANULE), 0);
     assert_eq!(cuMemAddressFree(base, GRANULE), 0);
     assert_eq!((cuMemRelease(here), cuMemRelease(there)), (0, 0));
+}
+
+#[test]
+fn branches_of_a_graph_run_in_any_order_that_edges_allow_and_copies_read_when_they_run() {
+    let _turn = turn(0);
+    let made = |make: &dyn Fn(*mut *mut c_void) -> i32| {
+        let mut made = ptr::null_mut();
+        assert_eq!(make(&raw mut made), 0);
+        made
+    };
+    // SAFETY: the out pointers are good.
+    let stream = || made(&|out| unsafe { cuStreamCreate(out, 1) });
+    // SAFETY: as above.
+    let event = || made(&|out| unsafe { cuEventCreate(out, 2) });
+    let (page, base) = (create(0).unwrap(), reserve().unwrap());
+    assert_eq!(cuMemMap(base, GRANULE, 0, page, 0), 0);
+    let access = AccessDesc { location: Location { kind: 1, id: 0 }, flags: 3 };
+    // SAFETY: one description.
+    assert_eq!(unsafe { cuMemSetAccess(base, GRANULE, &raw const access, 1) }, 0);
+    let host: *mut u8 = Box::into_raw(Box::new([0_u8; 2])).cast();
+    // SAFETY: two bytes of this test's, which stay until they are unregistered.
+    assert_eq!(unsafe { cuMemHostRegister_v2(host.cast(), 2, 0) }, 0);
+    let (main, side) = (stream(), stream());
+    let copy = |from: usize, stream| {
+        // SAFETY: a byte of those.
+        unsafe { cuMemcpyHtoDAsync_v2(base, host.add(from).cast(), 1, stream) }
+    };
+    // The first byte by the main stream and the second by another, to one place: behind the first or not, and then joined or not.
+    let capture = |ordered: bool, joined: bool| {
+        assert_eq!(cuStreamBeginCapture_v2(main, 2), 0);
+        let [fork, join] = [event(), event()];
+        let forked = || assert_eq!((cuEventRecord(fork, main), cuStreamWaitEvent(side, fork, 0)), (0, 0));
+        (!ordered).then(forked);
+        assert_eq!(copy(0, main), 0);
+        ordered.then(forked);
+        assert_eq!((copy(1, side), cuEventRecord(join, side), cuStreamWaitEvent(main, join, 0)), (0, 0, 0));
+        // What is given after its stream was joined is not joined.
+        assert_eq!(if joined { 0 } else { copy(1, side) }, 0);
+        let mut graph = ptr::null_mut();
+        // SAFETY: the out pointer is good.
+        let code = unsafe { cuStreamEndCapture(main, &raw mut graph) };
+        assert_eq!((cuEventDestroy_v2(fork), cuEventDestroy_v2(join)), (0, 0));
+        (code, graph)
+    };
+    assert_eq!(capture(true, false), (904, ptr::null_mut()));
+    let last = |ordered: bool, seed| {
+        let (code, graph) = capture(ordered, true);
+        assert_eq!(code, 0);
+        // SAFETY: the out pointer is good.
+        let exec = made(&|out| unsafe { cuGraphInstantiateWithFlags(out, graph, 0) });
+        // SAFETY: nothing runs.
+        unsafe { host.cast::<[u8; 2]>().write([1, 2]) };
+        standin_shuffle(seed);
+        assert_eq!(cuGraphLaunch(exec, main), 0);
+        let mut found = 255_u8;
+        // SAFETY: a byte of this stack.
+        assert_eq!(unsafe { cuMemcpyDtoH_v2((&raw mut found).cast(), base, 1) }, 0);
+        // SAFETY: nothing runs.
+        unsafe { host.cast::<[u8; 2]>().write([0, 0]) };
+        assert_eq!((cuGraphExecDestroy(exec), cuGraphDestroy(graph)), (0, 0));
+        found
+    };
+    let of = |ordered| (0..20).map(|seed| last(ordered, seed)).collect::<Vec<_>>();
+    assert_eq!(of(true), [2; 20]);
+    // As captured without a seed; with one in both orders.
+    let either = of(false);
+    assert!(either[0] == 2 && either.contains(&1) && either[1..].contains(&2), "{either:?}");
+    standin_shuffle(0);
+    assert_eq!((cuStreamDestroy_v2(main), cuStreamDestroy_v2(side)), (0, 0));
+    // SAFETY: as they were made.
+    unsafe {
+        assert_eq!(cuMemHostUnregister(host.cast()), 0);
+        drop(Box::from_raw(host.cast::<[u8; 2]>()));
+    }
+    assert_eq!((cuMemUnmap(base, GRANULE), cuMemAddressFree(base, GRANULE), cuMemRelease(page)), (0, 0, 0));
 }
 
 #[test]

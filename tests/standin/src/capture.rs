@@ -32,6 +32,93 @@ pub enum Node {
         /// Bytes.
         len: u64,
     },
+    /// From host memory, which is read when it runs. Only [`graph::load`](crate::graph::load) makes it.
+    #[non_exhaustive]
+    Load {
+        /// The destination.
+        to: u64,
+        /// The source, an address of the host.
+        from: usize,
+        /// Bytes.
+        len: u64,
+    },
+}
+
+/// The nodes of a graph, in the order in which they were captured.
+#[derive(Clone, Debug, Default)]
+pub struct Nodes {
+    /// The nodes.
+    pub all: Vec<Node>,
+    /// By node: those that it is behind, which are earlier ones.
+    pub after: Vec<Vec<usize>>,
+}
+
+impl Nodes {
+    /// A node alone.
+    #[must_use]
+    pub fn one(node: Node) -> Self {
+        Self { all: vec![node], after: vec![Vec::new()] }
+    }
+
+    /// Adds nodes behind some; those that nothing of them is behind.
+    fn append(&mut self, more: &Self, behind: &[usize]) -> Vec<usize> {
+        let first = self.all.len();
+        self.all.extend_from_slice(&more.all);
+        for after in &more.after {
+            let moved: Vec<usize> = after.iter().map(|node| first + node).collect();
+            self.after.push(if moved.is_empty() { behind.to_vec() } else { moved });
+        }
+        let inner: BTreeSet<usize> = more.after.iter().flatten().map(|node| first + node).collect();
+        (first..self.all.len()).filter(|node| !inner.contains(node)).collect()
+    }
+
+    /// Edges, by the node that is behind.
+    #[must_use]
+    pub fn edges(&self) -> Vec<(usize, usize)> {
+        let behind = self.after.iter().enumerate();
+        behind.flat_map(|(to, after)| after.iter().map(move |from| (*from, to))).collect()
+    }
+
+    /// Whether everything is mapped now that they touch.
+    #[must_use]
+    pub fn mapped(&self) -> bool {
+        self.all.iter().all(|node| node.mapped())
+    }
+
+    /// Whether everything is among these or before them.
+    fn all_before(&self, tips: &[usize]) -> bool {
+        let mut seen: BTreeSet<usize> = tips.iter().copied().collect();
+        let mut open: Vec<usize> = tips.to_vec();
+        while let Some(node) = open.pop() {
+            open.extend(self.after[node].iter().filter(|before| seen.insert(**before)));
+        }
+        seen.len() == self.all.len()
+    }
+
+    /// Runs all of it: as captured, or in any order that the edges allow.
+    ///
+    /// # Errors
+    /// [`Why::Invalid`] where nothing is mapped.
+    pub fn run(&self, mut random: Option<impl FnMut() -> u64>) -> Answer {
+        let mut open: Vec<usize> = self.after.iter().map(Vec::len).collect();
+        let mut behind = vec![Vec::new(); self.all.len()];
+        self.edges().into_iter().for_each(|(from, to)| behind[from].push(to));
+        let mut ready: BTreeSet<usize> = (0..self.all.len()).filter(|node| open[*node] == 0).collect();
+        while !ready.is_empty() {
+            // Without chance the first one: captured order is an order that the edges allow.
+            let pick = random.as_mut().map_or(0, |random| (random() % ready.len() as u64) as usize);
+            let Some(node) = ready.iter().nth(pick).copied() else { break };
+            ready.remove(&node);
+            self.all[node].run()?;
+            for next in &behind[node] {
+                open[*next] -= 1;
+                if open[*next] == 0 {
+                    ready.insert(*next);
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Node {
@@ -43,6 +130,7 @@ impl Node {
         match self {
             Self::Fill { at, len, .. } => accessible(at, len),
             Self::Copy { to, from, len } => accessible(to, len) && accessible(from, len),
+            Self::Load { to, len, .. } => accessible(to, len),
         }
     }
 
@@ -52,11 +140,16 @@ impl Node {
     /// [`Why::Invalid`] where nothing is.
     pub fn run(self) -> Answer {
         match self {
-            Self::Fill { len: 0, .. } | Self::Copy { len: 0, .. } => Ok(()),
+            Self::Fill { len: 0, .. } | Self::Copy { len: 0, .. } | Self::Load { len: 0, .. } => Ok(()),
             Self::Fill { at, len, value } => {
                 state::device_at(at)?.1.memory.fill(at, len, value).map_err(refused)
             }
             Self::Copy { to, from, len } => state::copy(to, from, len).map_err(refused),
+            Self::Load { to, from, len } => {
+                // SAFETY: host memory that stays as long as the graph may run, by the contract of the copy that was captured.
+                let bytes = unsafe { std::slice::from_raw_parts(from as *const u8, len as usize) };
+                state::device_at(to)?.1.memory.write(to, bytes).map_err(refused)
+            }
         }
     }
 }
@@ -78,12 +171,12 @@ struct Stream {
     blocking: bool,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 enum Recorded {
     /// Never, or in work that is done.
     Happened,
-    /// In a capture, by this stream of it.
-    Captured { capture: u64, by: u64 },
+    /// In a capture, by this stream of it, behind these nodes.
+    Captured { capture: u64, by: u64, behind: Vec<usize> },
 }
 
 struct Event {
@@ -99,12 +192,28 @@ pub struct Capture {
     mode: c_int,
     /// It was not lost.
     pub valid: bool,
-    nodes: Vec<Node>,
-    /// The streams in it: the origin and those that waited for an event of it.
-    members: BTreeSet<u64>,
+    nodes: Nodes,
+    /// The streams in it, the origin and those that waited for an event of it: the nodes that a stream's next work is behind.
+    members: BTreeMap<u64, Vec<usize>>,
     /// Members whose work nothing of the capture waits for yet.
     unjoined: BTreeSet<u64>,
     blocking: bool,
+}
+
+impl Capture {
+    /// Whether something was given to another stream that the origin is not behind.
+    fn is_unjoined(&self) -> bool {
+        let tips = self.members.get(&self.origin).map_or(&[][..], Vec::as_slice);
+        !self.unjoined.is_empty() || !self.nodes.all_before(tips)
+    }
+
+    /// A stream's next work is behind these too.
+    fn wait(&mut self, stream: u64, behind: &[usize]) {
+        let tips = self.members.entry(stream).or_default();
+        tips.extend(behind);
+        tips.sort_unstable();
+        tips.dedup();
+    }
 }
 
 /// Everything with a handle, by handle. Handles are never used twice, so a stale one is always noticed.
@@ -114,9 +223,9 @@ pub struct Table {
     events: BTreeMap<u64, Event>,
     captures: BTreeMap<u64, Capture>,
     /// Graphs.
-    pub graphs: BTreeMap<u64, Arc<[Node]>>,
+    pub graphs: BTreeMap<u64, Arc<Nodes>>,
     /// Executable ones.
-    pub execs: BTreeMap<u64, Arc<[Node]>>,
+    pub execs: BTreeMap<u64, Arc<Nodes>>,
 }
 
 static TABLE: Mutex<Table> = Mutex::new(Table {
@@ -243,7 +352,7 @@ impl Table {
     /// The capture that a stream takes part in.
     #[must_use]
     pub fn capture_of(&self, stream: u64) -> Option<(u64, &Capture)> {
-        self.captures.iter().find(|(_, c)| c.members.contains(&stream)).map(|(id, c)| (*id, c))
+        self.captures.iter().find(|(_, c)| c.members.contains_key(&stream)).map(|(id, c)| (*id, c))
     }
 
     fn invalidate(&mut self, capture: u64) {
@@ -312,11 +421,13 @@ impl Table {
     }
 
     /// Adds work of a stream to its capture.
-    pub fn push(&mut self, capture: u64, target: Target, nodes: &[Node]) {
+    pub fn push(&mut self, capture: u64, target: Target, nodes: &Nodes) {
         let (Some(capture), Target::Created(stream)) = (self.captures.get_mut(&capture), target) else {
             return;
         };
-        capture.nodes.extend_from_slice(nodes);
+        let behind = capture.members.remove(&stream).unwrap_or_default();
+        let tips = capture.nodes.append(nodes, &behind);
+        capture.members.insert(stream, if tips.is_empty() { behind } else { tips });
         if stream != capture.origin {
             capture.unjoined.insert(stream);
         }
@@ -342,8 +453,8 @@ impl Table {
             thread: std::thread::current().id(),
             mode,
             valid: true,
-            nodes: Vec::new(),
-            members: BTreeSet::from([stream]),
+            nodes: Nodes::default(),
+            members: BTreeMap::from([(stream, Vec::new())]),
             unjoined: BTreeSet::new(),
             blocking,
         };
@@ -368,11 +479,11 @@ impl Table {
         if !capture.valid {
             return Err(Why::CaptureInvalidated);
         }
-        if !capture.unjoined.is_empty() {
+        if capture.is_unjoined() {
             return Err(Why::CaptureUnjoined);
         }
         let graph = self.next_handle();
-        self.graphs.insert(graph, capture.nodes.into());
+        self.graphs.insert(graph, Arc::new(capture.nodes));
         Ok(graph)
     }
 
@@ -405,7 +516,11 @@ impl Table {
             return Err(Why::InvalidHandle);
         }
         let recorded = match (self.enter(target)?, target) {
-            (Some(capture), Target::Created(by)) => Recorded::Captured { capture, by },
+            (Some(capture), Target::Created(by)) => {
+                let members = self.captures.get(&capture).map(|capture| &capture.members);
+                let behind = members.and_then(|members| members.get(&by)).cloned().unwrap_or_default();
+                Recorded::Captured { capture, by, behind }
+            }
             _ => Recorded::Happened,
         };
         if let Some(event) = self.events.get_mut(&event) {
@@ -419,7 +534,7 @@ impl Table {
     /// # Errors
     /// What would cross it.
     pub fn wait(&mut self, target: Target, event: u64, external: bool) -> Answer {
-        let recorded = self.events.get(&event).ok_or(Why::InvalidHandle)?.recorded;
+        let recorded = self.events.get(&event).ok_or(Why::InvalidHandle)?.recorded.clone();
         let waiting = self.enter(target)?;
         match (waiting, recorded) {
             (None, Recorded::Happened) => Ok(()),
@@ -428,9 +543,10 @@ impl Table {
                 self.invalidate(capture);
                 Err(Why::CaptureIsolation)
             }
-            (Some(mine), Recorded::Captured { capture, by }) if mine == capture => {
-                if let Some(capture) = self.captures.get_mut(&mine) {
+            (Some(mine), Recorded::Captured { capture, by, behind }) if mine == capture => {
+                if let (Some(capture), Target::Created(stream)) = (self.captures.get_mut(&mine), target) {
                     capture.unjoined.remove(&by);
+                    capture.wait(stream, &behind);
                 }
                 Ok(())
             }
@@ -443,13 +559,13 @@ impl Table {
                     Why::CaptureIsolation
                 })
             }
-            (None, Recorded::Captured { capture, .. }) => {
+            (None, Recorded::Captured { capture, behind, .. }) => {
                 let Target::Created(stream) = target else { return Err(Why::CaptureImplicit) };
                 let capture = self.captures.get_mut(&capture).ok_or(Why::CaptureIsolation)?;
                 if !capture.valid {
                     return Err(Why::CaptureInvalidated);
                 }
-                capture.members.insert(stream);
+                capture.wait(stream, &behind);
                 capture.unjoined.insert(stream);
                 Ok(())
             }
@@ -461,7 +577,7 @@ impl Table {
     /// # Errors
     /// [`Why::CapturedEvent`], [`Why::InvalidHandle`].
     pub fn happened(&mut self, event: u64) -> Answer {
-        match self.events.get(&event).ok_or(Why::InvalidHandle)?.recorded {
+        match self.events.get(&event).ok_or(Why::InvalidHandle)?.recorded.clone() {
             Recorded::Happened => Ok(()),
             Recorded::Captured { capture, .. } => {
                 self.invalidate(capture);

@@ -68,6 +68,13 @@ macro_rules! controls {
             $crate::faults::keep_busy(questions);
         }
 
+        /// From now on a graph's nodes run in random orders that its edges allow, beginning with one that `seed` decides; 0: as they were
+        /// captured. Copies read their source when they run.
+        #[unsafe(no_mangle)]
+        pub extern "C" fn standin_shuffle(seed: u64) {
+            $crate::faults::shuffle(seed);
+        }
+
         /// The name of the `index`-th counted function; null behind the last. Writes how often a call of it was made to fail, ever.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn standin_failed(index: usize, times: *mut u64) -> *const c_char {

@@ -19,6 +19,29 @@ pub fn busy() -> bool {
     BUSY.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok()
 }
 
+/// What graphs are shuffled by; 0: they run as they were captured.
+static SHUFFLE: AtomicU64 = AtomicU64::new(0);
+
+/// From now on graphs run in an order that `seed` decides; 0: as captured.
+pub fn shuffle(seed: u64) {
+    SHUFFLE.store(seed, Relaxed);
+}
+
+/// Random numbers for one launch, if graphs are shuffled.
+pub fn shuffled() -> Option<impl FnMut() -> u64> {
+    // Every launch is another one.
+    let mut state = match SHUFFLE.load(Relaxed) {
+        0 => return None,
+        seed => SHUFFLE.fetch_add(2, Relaxed).wrapping_add(seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
+    };
+    Some(move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    })
+}
+
 /// A failure to come.
 struct Fault {
     calls_left: u64,

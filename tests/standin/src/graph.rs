@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::capture::{Node, Target, table};
+use crate::capture::{Node, Nodes, Target, table};
 use crate::state::device_at;
-use crate::{Answer, Why, refused};
+use crate::{Answer, Why, faults, host, refused};
 
 /// Makes a graph executable; what a capture took over unmapped addresses must be mapped by now (measured on CUDA).
 ///
@@ -13,7 +13,7 @@ use crate::{Answer, Why, refused};
 pub fn instantiate(graph: u64) -> Answer<u64> {
     let mut table = table();
     let nodes = table.graphs.get(&graph).map(Arc::clone).ok_or(Why::InvalidHandle)?;
-    if !nodes.iter().all(|node| node.mapped()) {
+    if !nodes.mapped() {
         return Err(Why::Invalid);
     }
     let exec = table.next_handle();
@@ -33,11 +33,11 @@ pub fn launch(exec: u64, target: Target) -> Answer {
         return Ok(());
     }
     drop(table);
-    nodes.iter().try_for_each(|node| node.run().map_err(|_| Why::IllegalAddress))
+    nodes.run(faults::shuffled()).map_err(|_| Why::IllegalAddress)
 }
 
-/// Makes an executable that of another graph, if its nodes are of the same kinds and its copies as long, which stands for what a driver finds
-/// different in graphs that look alike.
+/// Makes an executable that of another graph, if its nodes are of the same kinds with the same edges and its copies as long, which stands for
+/// what a driver finds different in graphs that look alike.
 ///
 /// # Errors
 /// [`Why::NotUpdatable`], [`Why::Invalid`], [`Why::InvalidHandle`].
@@ -46,14 +46,15 @@ pub fn update(exec: u64, graph: u64) -> Answer {
     let nodes = table.graphs.get(&graph).map(Arc::clone).ok_or(Why::InvalidHandle)?;
     let before = table.execs.get_mut(&exec).ok_or(Why::InvalidHandle)?;
     let alike = |pair: (&Node, &Node)| match pair {
-        (Node::Copy { len: a, .. }, Node::Copy { len: b, .. }) => a == b,
+        (Node::Copy { len: a, .. }, Node::Copy { len: b, .. })
+        | (Node::Load { len: a, .. }, Node::Load { len: b, .. }) => a == b,
         (Node::Fill { .. }, Node::Fill { .. }) => true,
         _ => false,
     };
-    if before.len() != nodes.len() || !before.iter().zip(nodes.iter()).all(alike) {
+    if before.after != nodes.after || !before.all.iter().zip(&nodes.all).all(alike) {
         return Err(Why::NotUpdatable);
     }
-    if !nodes.iter().all(|node| node.mapped()) {
+    if !nodes.mapped() {
         return Err(Why::Invalid);
     }
     *before = nodes;
@@ -69,7 +70,7 @@ pub fn submit(target: Target, node: Node, recordable: impl FnOnce() -> Answer) -
     match table.enter(target)? {
         Some(capture) => {
             recordable()?;
-            table.push(capture, target, &[node]);
+            table.push(capture, target, &Nodes::one(node));
             Ok(())
         }
         None => {
@@ -101,6 +102,23 @@ pub fn copy(target: Target, to: u64, from: u64, len: u64) -> Answer {
             .into_iter()
             .try_fold(true, |both, at| Ok::<_, Why>(both && device_at(at)?.1.memory.accessible(at, len)))?;
         if both { Ok(()) } else { Err(Why::Invalid) }
+    })
+}
+
+/// Copies from host memory, in the stream's order. A capture takes it from registered memory to mapped addresses only; what a driver does with
+/// other host memory there was not measured.
+///
+/// # Errors
+/// As [`submit`] and [`host::registered`].
+///
+/// # Safety
+/// `from` is null or has `len` bytes, and keeps them as long as a graph that this was captured into may run.
+pub unsafe fn load(target: Target, to: u64, from: *const u8, len: usize) -> Answer {
+    let registered = host::registered(from as usize, len)?;
+    let len = len as u64;
+    submit(target, Node::Load { to, from: from as usize, len }, || {
+        let taken = registered && device_at(to)?.1.memory.accessible(to, len);
+        if taken { Ok(()) } else { Err(Why::Invalid) }
     })
 }
 

@@ -41,7 +41,7 @@ pub fn unregister(start: usize) -> Answer {
     REGISTERED.lock().remove(&start).map(drop).ok_or(Why::NotRegistered)
 }
 
-/// What copies in a stream's order refuse: a stream under capture, which is not modelled, and a copy over the end of a registration.
+/// What copies in a stream's order refuse that cannot be captured here: a stream under capture, and what [`registered`] refuses.
 ///
 /// # Errors
 /// [`Why::CaptureUnsupported`], [`Why::Invalid`].
@@ -49,10 +49,21 @@ pub fn check(start: usize, len: usize, target: Target) -> Answer {
     if table().enter(target)?.is_some() {
         return Err(Why::CaptureUnsupported);
     }
+    registered(start, len).map(drop)
+}
+
+/// Whether all of some host memory is registered.
+///
+/// # Errors
+/// [`Why::Invalid`] for null, and for what goes over the end of a registration.
+pub fn registered(start: usize, len: usize) -> Answer<bool> {
     let end = start.checked_add(len).filter(|_| start != 0).ok_or(Why::Invalid)?;
     let registered = REGISTERED.lock();
     let crosses = registered
         .iter()
         .any(|(at, bytes)| *at < end && at + bytes > start && !(*at <= start && end <= at + bytes));
-    if crosses || len > isize::MAX as usize { Err(Why::Invalid) } else { Ok(()) }
+    if crosses || len > isize::MAX as usize {
+        return Err(Why::Invalid);
+    }
+    Ok(registered.range(..=start).next_back().is_some_and(|(at, bytes)| end <= at + bytes))
 }
