@@ -187,11 +187,13 @@ impl Plug for Captures {
         let (mut current, mut mode) = (0, THREAD_LOCAL);
         // SAFETY: an out pointer with room for a pointer or an int. Where there is none, that is an answer too.
         let code = unsafe { (self.current)(&raw mut current) };
-        // SAFETY: the mode comes back, and the one that was there before is put back below.
-        succeeded("asking for the capture mode", unsafe { (self.exchange)(&raw mut mode) })?;
+        // SAFETY: the mode comes back, and the one that was there before is put back below. Where there is no context, some refuse to say.
+        let asked = unsafe { (self.exchange)(&raw mut mode) };
         let before = mode;
-        // SAFETY: as above.
-        succeeded("asking for the capture mode", unsafe { (self.exchange)(&raw mut mode) })?;
-        Ok(vec![code as u64, current, before as u64])
+        if asked == 0 {
+            // SAFETY: as above.
+            succeeded("putting the capture mode back", unsafe { (self.exchange)(&raw mut mode) })?;
+        }
+        Ok(vec![code as u64, current, asked as u64, before as u64])
     }
 }

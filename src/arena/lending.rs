@@ -13,14 +13,14 @@ use crate::space::Space;
 impl SharedVmmAllocator {
     /// Lends large pages to a part of a buffer, in whole pages, where nothing is committed: they show there too and are usable, with
     /// undefined contents. They stay mapped for the graphs; those that show one are not replayed until a [recall](Lease::recall), nor are
-    /// they given to captures and eager work ([`Error::Lent`]). Of the pages that are not on lease those go that the fewest spaces show. They count
+    /// they given to captures and eager work ([`Error::Lent`](crate::Error::Lent)). Of the pages that are not on lease those go that the fewest spaces show. They count
     /// for the arena; what its account is sure to get is not lent.
     ///
     /// Work on them waits for [`Lease::before`] first. Waits for the end of a replay or scope that another thread is at, not for the device.
     ///
     /// # Errors
-    /// [`Error::InvalidPageSize`] with both sizes if the buffer's pages are not as long as the arena's large ones; [`Error::WrongState`] while
-    /// the arena is paused, inside a launch or scope of it, or if something of the range is there; [`Error::InvalidArgument`] for a range
+    /// [`Error::InvalidPageSize`](crate::Error::InvalidPageSize) with both sizes if the buffer's pages are not as long as the arena's large ones; [`Error::WrongState`](crate::Error::WrongState) while
+    /// the arena is paused, inside a launch or scope of it, or if something of the range is there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a range
     /// that is empty, of no whole pages, beyond the buffer's end or of more pages than there are to lend, and for another device's buffer;
     /// what the driver says of mapping. Nothing has changed then.
     pub fn lend(
@@ -38,7 +38,7 @@ impl SharedVmmAllocator {
     /// missing, one is lent; where neighbours have brought a page already, that stays. They count for the arena, not for the cache.
     ///
     /// # Errors
-    /// As [`lend`](Self::lend), with [`Error::WrongState`] if a block of these is backed; [`Error::OverBudget`] beyond the cache's limit.
+    /// As [`lend`](Self::lend), with [`Error::WrongState`](crate::Error::WrongState) if a block of these is backed; [`Error::OverBudget`](crate::Error::OverBudget) beyond the cache's limit.
     /// Nothing has changed then.
     pub fn lend_blocks(
         &self,
@@ -67,7 +67,7 @@ impl SharedVmmAllocator {
     }
 
     /// What becomes of replays, eager scopes and captures that need pages on lease, from now on: with a time, they recall those leases
-    /// themselves and wait so long at most; `None`, as at first: they are [`Error::Lent`]. Either way nothing runs over such pages. What waits
+    /// themselves and wait so long at most; `None`, as at first: they are [`Error::Lent`](crate::Error::Lent). Either way nothing runs over such pages. What waits
     /// may wait with the arena's turn (in a scope or a launch), so that other replays wait too.
     pub fn set_recall(&self, wait: Option<Duration>) {
         self.common.recalls.set(wait);

@@ -18,9 +18,15 @@ fn captured(
     body: impl FnOnce() -> Verdict,
 ) -> Result<Graph, Stop> {
     let plug = plug(subject)?;
-    plug.begin(stream).map_err(|why| Stop::Failed(format!("the capture does not begin: {why}")))?;
-    let verdict = body();
-    let ended = plug.end(stream);
+    // As a space does.
+    ground.driver.capture_begins();
+    let begun = plug.begin(stream).map_err(|why| Stop::Failed(format!("the capture does not begin: {why}")));
+    let verdict = begun.and_then(|()| {
+        let verdict = body();
+        Ok((verdict, plug.end(stream)))
+    });
+    ground.driver.capture_ends();
+    let (verdict, ended) = verdict?;
     if let (Err(stop), Ok(graph)) = (&verdict, &ended) {
         plug.destroy(*graph);
         return Err(stop.clone());
@@ -30,6 +36,13 @@ fn captured(
     // It is over, and everything works as before.
     ground.settle(stream)?;
     Ok(graph)
+}
+
+/// The driver lets nobody wait for the device just now.
+fn waits(ground: &Ground) -> Verdict {
+    let not_offered =
+        |_| Stop::NotOffered("the device is not waited for while something is captured".to_owned());
+    ground.driver.may_wait().map_err(not_offered)
 }
 
 /// Captures `body` beside one fill, and throws the graph away.
@@ -85,6 +98,7 @@ pub(super) fn events(subject: &Subject, ground: &Ground) -> Verdict {
     let (first, second) = (ground.stream()?, ground.stream()?);
     let (at, _) = ground.single_pages(1)?;
     beside(subject, ground, || {
+        waits(ground)?;
         let event = ground.event()?;
         ground.fill(at, ground.granule, 3, first)?;
         ground.record(event, first)?;
@@ -103,6 +117,7 @@ pub(super) fn copies(subject: &Subject, ground: &Ground) -> Verdict {
     let (at, _) = ground.single_pages(1)?;
     let stream = ground.stream()?;
     beside(subject, ground, || {
+        waits(ground)?;
         let bytes = ground.noise(ground.granule);
         ground.write(at, &bytes)?;
         ground.expect(at, &bytes, "bytes written and read beside a capture")?;
