@@ -133,27 +133,34 @@ impl Lease {
         }
         let _over = Recalling(inner);
         let there = self.bytes();
-        let wanted = bytes.min(there);
-        if wanted == 0 {
-            return Ok(());
-        }
-        let lent = inner.common.pool().lent_places(inner.id);
-        let going = inner.to.vacate(inner.id, &lent, wanted, left())?;
-        let stay = there - wanted.min(going);
-        loop {
-            inner.to.settle();
-            if self.bytes() <= stay {
-                break;
+        let stay = there - bytes.min(there);
+        while self.bytes() > stay {
+            let lent = inner.common.pool().lent_places(inner.id);
+            let now = self.bytes();
+            let given = inner.to.vacate(inner.id, &lent, now.saturating_sub(stay), left())?;
+            let going = now.saturating_sub(given.bytes).max(stay);
+            loop {
+                inner.to.settle();
+                if self.bytes() <= going {
+                    break;
+                }
+                if left().is_zero() {
+                    return Err(late("in use by the device"));
+                }
+                wait();
             }
-            if left().is_zero() {
-                return Err(late("in use by the device"));
+            if self.bytes() > stay {
+                // A borrower that gave up all it was asked for is asked again: another thread has backed something there since.
+                if !given.all || left().is_zero() {
+                    return Err(late("needed by its borrower"));
+                }
+                wait();
             }
-            wait();
         }
         let micros = start.elapsed().as_micros() as u64;
-        let back = there - self.bytes().min(there);
+        let back = there.saturating_sub(self.bytes());
         tracing::debug!(lease = inner.id, bytes = back, micros, "pages on lease are back");
-        if back < wanted { Err(late("needed by its borrower")) } else { Ok(()) }
+        Ok(())
     }
 }
 

@@ -69,6 +69,26 @@ pub trait BlockBorrower: Send + Sync {
     fn vacate(&self, asked: &VacateBlocks) -> Result<Vacated>;
 }
 
+/// What a borrower gave up.
+pub(super) struct Given {
+    /// Bytes of pages that go back.
+    pub(super) bytes: u64,
+    /// All blocks that it was asked for.
+    pub(super) all: bool,
+}
+
+/// Whether every block of a range is in one of others.
+fn covered(range: &Range<u64>, by: &[Range<u64>]) -> bool {
+    let mut at = range.start;
+    while at < range.end {
+        match by.iter().find(|other| other.contains(&at)) {
+            Some(other) => at = other.end,
+            None => return false,
+        }
+    }
+    true
+}
+
 /// Where the pages of a lease show.
 pub(crate) enum To {
     Buffer(Arc<ElasticBuffer>, Arc<dyn Borrower>),
@@ -127,14 +147,14 @@ impl To {
         }
     }
 
-    /// Has its user vacate `bytes` of these pages, which go behind the fence that he gives; the bytes that will. Holds no lock.
+    /// Has its user vacate `bytes` of these pages, which go behind the fence that he gives. Holds no lock.
     pub(super) fn vacate(
         &self,
         lease: u64,
         lent: &[LentPlace],
         bytes: u64,
         deadline: Duration,
-    ) -> Result<u64> {
+    ) -> Result<Given> {
         match self {
             Self::Buffer(buffer, borrower) => {
                 // A part of a buffer is given back from its end.
@@ -148,18 +168,20 @@ impl To {
                     }
                     None => Fence::default(),
                 };
-                buffer.give_back(lent, &fence)
+                Ok(Given { bytes: buffer.give_back(lent, &fence)?, all: false })
             }
             Self::Cache(cache, borrower) => {
                 let (blocks, instead) = cache.blocks_on(lent);
-                let done = if blocks.is_empty() {
-                    Vacated::default()
+                let (done, all) = if blocks.is_empty() {
+                    (Vacated::default(), true)
                 } else {
                     let asked = VacateBlocks { lease, blocks, bytes, instead, deadline };
                     let _inside = HookGuard::enter();
-                    borrower.vacate(&asked)?
+                    let done = borrower.vacate(&asked)?;
+                    let all = asked.blocks.iter().all(|range| covered(range, &done.blocks));
+                    (done, all)
                 };
-                cache.give_back(lent, &done.blocks, &done.fence)
+                Ok(Given { bytes: cache.give_back(lent, &done.blocks, &done.fence)?, all })
             }
         }
     }

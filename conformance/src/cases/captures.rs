@@ -21,9 +21,9 @@ fn captured(
     // As a space does.
     ground.driver.capture_begins();
     let begun = plug.begin(stream).map_err(|why| Stop::Failed(format!("the capture does not begin: {why}")));
-    let verdict = begun.and_then(|()| {
+    let verdict = begun.map(|()| {
         let verdict = body();
-        Ok((verdict, plug.end(stream)))
+        (verdict, plug.end(stream))
     });
     ground.driver.capture_ends();
     let (verdict, ended) = verdict?;
