@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use vmmgraph::driver::abi::Abi;
 
-/// A C file that compiles where a vendor's header says what the library assumes of it: the prototype of every function, the size and the
+/// A C file that compiles, optimised, where a vendor's header says what the library assumes of it: the prototype of every function, the size and the
 /// offsets of every structure, the value of every constant. A function that the library can do without is left out with
 /// `-DWITHOUT_name`, for headers older than it.
 #[must_use]
@@ -37,7 +37,12 @@ pub fn assertions(abi: &Abi) -> String {
     }
     for constant in &abi.constants {
         let (name, value) = (constant.name, constant.value);
-        let _ = writeln!(text, "_Static_assert((long long)({name}) == {value}LL, \"the value of {name}\");");
+        // Some headers have constant objects, which are no constant expressions in C: an optimiser knows their values all the same.
+        let _ = writeln!(
+            text,
+            "extern void differs_{name}(void) __attribute__((error(\"the value of {name}\")));\nvoid look_at_{name}(void) \
+             {{ if ((long long)({name}) != {value}LL) differs_{name}(); }}"
+        );
     }
     text
 }

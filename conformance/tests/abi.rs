@@ -17,7 +17,7 @@ const HEADERS: &[(&str, &str, &[&str])] =
 /// Compiles and says what the compiler complains of.
 fn compile(code: &str, include: &Path, without: &[&str]) -> Result<(), String> {
     let mut cc = Command::new("cc");
-    cc.args(["-std=gnu11", "-fsyntax-only", "-w", "-x", "c", "-", "-I"]).arg(include);
+    cc.args(["-std=gnu11", "-O1", "-c", "-o", "/dev/null", "-w", "-x", "c", "-", "-I"]).arg(include);
     cc.args(without.iter().map(|name| format!("-DWITHOUT_{name}")));
     let mut cc = cc.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     cc.stdin.take().unwrap().write_all(code.as_bytes()).unwrap();

@@ -18,7 +18,12 @@ type Row = (&'static str, &'static str, &'static [&'static str], &'static [&'sta
 const STAND_INS: &[Row] = &[
     ("cuda", "libcuda.so", &["unmap-waits"], &[]),
     // ACL has no way back to no context on a thread that had none: the driver leaves its own.
-    ("ascend", "libstandin_ascend.so", &["capture-events", "capture-copies"], &["thread-state"]),
+    (
+        "ascend",
+        "libstandin_ascend.so",
+        &["peers", "unmap-waits", "capture-events", "capture-copies", "graph-executables"],
+        &["thread-state"],
+    ),
     ("hip", "libstandin_hip.so", &["replay-after-replace", "graph-executables"], &[]),
 ];
 
