@@ -4,6 +4,7 @@
 //! for the life of the process, so that its functions do.
 
 use std::ffi::{CStr, OsStr, OsString};
+use std::mem::ManuallyDrop;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
@@ -28,10 +29,11 @@ pub(super) struct Vendor {
 }
 
 /// A library that was found.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Loaded {
     driver: &'static str,
-    library: &'static Library,
+    /// Never closed.
+    library: ManuallyDrop<Library>,
 }
 
 impl Vendor {
@@ -81,7 +83,7 @@ impl Vendor {
     fn load(&self, name: &OsStr, flags: i32) -> Option<Loaded> {
         // SAFETY: loading a vendor's library runs its initialisers, which is what whoever chose this platform asks for.
         let library = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL | flags) }.ok()?;
-        Some(Loaded { driver: self.driver, library: Box::leak(Box::new(library)) })
+        Some(Loaded { driver: self.driver, library: ManuallyDrop::new(library) })
     }
 }
 
@@ -93,7 +95,7 @@ impl Loaded {
     ///
     /// # Safety
     /// The symbol, where there is one, is a function of this signature.
-    pub(super) unsafe fn required<F: Signature>(self, name: &'static CStr) -> Result<F> {
+    pub(super) unsafe fn required<F: Signature>(&self, name: &'static CStr) -> Result<F> {
         // SAFETY: the caller's contract.
         let missing = || Error::SymbolMissing { driver: self.driver, name: name.to_str().unwrap_or("") };
         // SAFETY: the caller's contract.
@@ -104,7 +106,7 @@ impl Loaded {
     ///
     /// # Safety
     /// As [`required`](Self::required).
-    pub(super) unsafe fn optional<F: Signature>(self, name: &'static CStr) -> Option<F> {
+    pub(super) unsafe fn optional<F: Signature>(&self, name: &'static CStr) -> Option<F> {
         // SAFETY: the caller's contract; the library is never unloaded, so the pointer stays good.
         unsafe { self.library.get::<F>(name.to_bytes_with_nul()) }.ok().map(|symbol| *symbol)
     }
