@@ -228,14 +228,16 @@ fn the_budget_holds_while_threads_race_and_others_change_it() {
                 let (arena, fitted, over) = (&arena, &fitted, &over);
                 let looks = &looks;
                 scope.spawn(move || {
-                    for round in
-                        (0..).take_while(|round| *round < 150 || *round < 5000 && looks.load(Relaxed) < 20)
-                    {
+                    // Until there was something to see, however few of them run at a time.
+                    let enough = || looks.load(Relaxed) >= 20 && over.load(Relaxed) > 20;
+                    for round in (0..).take_while(|round| *round < 150 || *round < 5000 && !enough()) {
                         let space = arena.open_space().unwrap();
                         let mut kept: Vec<Address> = Vec::new();
                         let result = (0..4).try_for_each(|n| {
                             let bytes = (thread * 37 + round * 101 + n * 71) % 300 * KIB + 700;
                             kept.push(space.allocate(bytes, stream(thread))?);
+                            // The others allocate too while this one holds what it has.
+                            std::thread::yield_now();
                             if n % 2 == 0 { space.free(kept.swap_remove(0)) } else { Ok(()) }
                         });
                         match result.and_then(|()| space.seal()) {
