@@ -1,0 +1,205 @@
+//! Addresses and pages: one call for each mapping's access and for its end, and what ROCm 7.0 to 7.13 want instead.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use super::api::{
+    self, AccessDesc, AccessFlags, AllocationProp, AllocationType, Flags, Handle, HandleType, Location,
+    LocationType,
+};
+use super::{HipDriver, PLATFORM, pointer};
+use crate::driver::{Memory, NotMapped, PageHandle, Whole};
+use crate::error::{Error, Result};
+use crate::sync::Mutex;
+use crate::units::{Address, Peers};
+
+fn location(ordinal: i32) -> Location {
+    Location { kind: LocationType(api::LOCATION_DEVICE), id: ordinal }
+}
+
+/// Plain device memory of one GPU.
+pub(super) fn allocation(ordinal: i32) -> AllocationProp {
+    AllocationProp {
+        kind: AllocationType(api::PINNED),
+        requested: HandleType(api::HANDLE_NONE),
+        location: location(ordinal),
+        win32: ptr::null_mut(),
+        flags: [0; 8],
+    }
+}
+
+fn access_by(ordinal: i32) -> AccessDesc {
+    AccessDesc { location: location(ordinal), flags: AccessFlags(api::READ_WRITE) }
+}
+
+fn handle(page: PageHandle) -> Handle {
+    Handle(page.0 as *mut c_void)
+}
+
+impl HipDriver {
+    fn out_of_memory(&self, requested: u64, error: Error) -> Error {
+        match error {
+            Error::Driver { code: api::OUT_OF_MEMORY, .. } => Error::OutOfMemory {
+                requested,
+                free: self.free_bytes().unwrap_or(0),
+                total: self.info.total_bytes,
+                device: self.info.ordinal,
+                space: None,
+            },
+            other => other,
+        }
+    }
+
+    fn map_one(&self, at: Address, page: Whole) -> Result<()> {
+        // SAFETY: a free place of a reservation of ours and a live page (preconditions of the door).
+        self.call("hipMemMap", |api| unsafe {
+            (api.hipMemMap)(pointer(at), page.bytes as usize, 0, handle(page.page), Flags(0))
+        })
+        .map_err(|error| self.out_of_memory(page.bytes, error))
+    }
+
+    /// Makes whole mappings readable and writable by these devices and ours. Ours is last: 7.14 spoils a mapping whose own device had access before
+    /// the others (openxla/xla #46576).
+    fn set_access(&self, at: Address, len: u64, peers: Peers) -> Result<()> {
+        let mut access = [access_by(self.info.ordinal); 65];
+        let mut count = 1;
+        for (place, device) in access.iter_mut().zip(peers.iter()) {
+            *place = access_by(device);
+            count += 1;
+        }
+        // SAFETY: the pointer is good for `count` of them; for a range that is not mapped any more the runtime has an error.
+        self.call("hipMemSetAccess", |api| unsafe {
+            (api.hipMemSetAccess)(pointer(at), len as usize, access.as_ptr(), count)
+        })
+        .map_err(|error| self.out_of_memory(len, error))
+    }
+
+    /// Maps a page and gives access to it; if that fails, says whether it is mapped all the same.
+    fn map_with_access(&self, at: Address, page: Whole, peers: Peers) -> Result<(), (Error, bool)> {
+        let Some(ranges) = &self.ranges else {
+            self.map_one(at, page).map_err(|error| (error, false))?;
+            return self.set_access(at, page.bytes, peers).map_err(|error| (error, !self.undo_map(at, page)));
+        };
+        // Across all calls: whoever took a mapping before this one away meanwhile would make the range wrong.
+        let mut ranges = ranges.lock();
+        let first = ranges.begin(at).ok_or_else(|| {
+            let problem = "this version of ROCm gives access only to mappings that follow a reservation's first one without a gap; 6.2 to 6.4 \
+                           and 7.14 have no such defect"
+                .to_owned();
+            (Error::UnfitDriver { driver: PLATFORM.name, problem }, false)
+        })?;
+        self.map_one(at, page).map_err(|error| (error, false))?;
+        match self.set_access(first, at.plus(page.bytes).0 - first.0, Peers::NONE) {
+            Ok(()) => {
+                ranges.map(at, page.bytes);
+                Ok(())
+            }
+            Err(error) => {
+                let undone = self.undo_map(at, page);
+                if !undone {
+                    ranges.map(at, page.bytes);
+                }
+                Err((error, !undone))
+            }
+        }
+    }
+
+    fn undo_map(&self, at: Address, page: Whole) -> bool {
+        // SAFETY: mapped just now and never used.
+        self.give_back("hipMemUnmap", |api| unsafe { (api.hipMemUnmap)(pointer(at), page.bytes as usize) })
+            .is_ok()
+    }
+}
+
+// SAFETY: the runtime's functions do what the module says, by its sources and documents; tests/hip.rs holds the driver to its rules.
+unsafe impl Memory for HipDriver {
+    fn free_bytes(&self) -> Result<u64> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the out pointers are good.
+        self.call("hipMemGetInfo", |api| unsafe { (api.hipMemGetInfo)(&raw mut free, &raw mut total) })?;
+        Ok(free as u64)
+    }
+
+    fn reserve(&self, len: u64) -> Result<Address> {
+        let mut base = ptr::null_mut();
+        // SAFETY: the out pointer is good; alignment 0 is the default and a null hint leaves the choice to the runtime.
+        self.call("hipMemAddressReserve", |api| unsafe {
+            (api.hipMemAddressReserve)(&raw mut base, len as usize, 0, ptr::null_mut(), Flags(0))
+        })
+        .map_err(|error| match error {
+            Error::Driver { code: api::OUT_OF_MEMORY, .. } => {
+                Error::OutOfAddresses { requested: len, device: self.info.ordinal }
+            }
+            other => other,
+        })?;
+        let base = Address(base as u64);
+        if let Some(ranges) = &self.ranges {
+            ranges.lock().reserve(base, len);
+        }
+        Ok(base)
+    }
+
+    unsafe fn free_addresses(&self, base: Address, len: u64) -> Result<()> {
+        // Under the lock: once the runtime has them, another thread may be given them.
+        let mut ranges = self.ranges.as_ref().map(Mutex::lock);
+        // SAFETY: a reservation of ours with nothing mapped in it (precondition of the door).
+        self.give_back("hipMemAddressFree", |api| unsafe {
+            (api.hipMemAddressFree)(pointer(base), len as usize)
+        })?;
+        if let Some(ranges) = &mut ranges {
+            ranges.free(base);
+        }
+        Ok(())
+    }
+
+    fn create(&self, len: u64) -> Result<PageHandle> {
+        let mut made = Handle(ptr::null_mut());
+        let prop = allocation(self.info.ordinal);
+        // SAFETY: both pointers are good.
+        self.call("hipMemCreate", |api| unsafe {
+            (api.hipMemCreate)(&raw mut made, len as usize, &raw const prop, Flags(0))
+        })
+        .map_err(|error| self.out_of_memory(len, error))?;
+        Ok(PageHandle(made.0 as u64))
+    }
+
+    unsafe fn release(&self, page: PageHandle) -> Result<()> {
+        // SAFETY: a handle of ours, released once (precondition of the door).
+        self.give_back("hipMemRelease", |api| unsafe { (api.hipMemRelease)(handle(page)) })
+    }
+
+    unsafe fn map(&self, at: Address, pages: &[Whole], peers: Peers) -> Result<(), NotMapped> {
+        let mut starts = Vec::with_capacity(pages.len());
+        let mut end = at;
+        for page in pages {
+            if let Err((error, stays)) = self.map_with_access(end, *page, peers) {
+                if stays {
+                    return Err(NotMapped { error, mapped: starts.len() + 1 });
+                }
+                // Last first, so that what stays is a beginning of the range.
+                let undone = starts.iter().rev().take_while(|(at, bytes)| {
+                    // SAFETY: mapped just now and never used.
+                    unsafe { self.unmap(*at, *bytes) }.is_ok()
+                });
+                return Err(NotMapped { error, mapped: starts.len() - undone.count() });
+            }
+            starts.push((end, page.bytes));
+            end = end.plus(page.bytes);
+        }
+        Ok(())
+    }
+
+    unsafe fn grant(&self, at: Address, len: u64, peers: Peers) -> Result<()> {
+        self.set_access(at, len, peers)
+    }
+
+    unsafe fn unmap(&self, at: Address, len: u64) -> Result<()> {
+        let mut ranges = self.ranges.as_ref().map(Mutex::lock);
+        // SAFETY: a whole mapping of ours that the device no longer uses (preconditions of the door).
+        self.give_back("hipMemUnmap", |api| unsafe { (api.hipMemUnmap)(pointer(at), len as usize) })?;
+        if let Some(ranges) = &mut ranges {
+            ranges.unmap(at, len);
+        }
+        Ok(())
+    }
+}
