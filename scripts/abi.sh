@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Holds what VmmGraph declares of the vendors' libraries against the vendors' headers, of several versions: prototypes, sizes, offsets and
 # constants (conformance/tests/abi.rs). The headers come out of Python packages that carry them, into build/abi; none is in the repository.
-# What cannot be fetched is counted as SKIPPED; what is there already is not fetched again. Needs .venv (scripts/setup.sh test).
+# What cannot be had is counted as SKIPPED; what is there already is not fetched again. Needs .venv (scripts/setup.sh test).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/wheels.bash
@@ -27,6 +27,16 @@ fetch hip-7.1 triton==3.9.0 triton/backends/amd/include
 fetch ascend-2.11 torch-npu==2.11.0.post3 torch_npu/include/third_party/acl/inc
 fetch ascend-2.14 torch-npu==2.14.0 torch_npu/include/third_party/acl/inc
 
+# No package carries Cambricon's: only where CNToolkit is installed, in its usual folder or in that of its own variable.
+neuware=${NEUWARE_HOME:-/usr/local/neuware}/include
+if [ -e "$neuware/cn_api.h" ]; then
+  ln -sfn "$neuware" build/abi/mlu-installed
+else
+  rm -f build/abi/mlu-installed
+  echo "SKIPPED header proof mlu installed: no CNToolkit here (NEUWARE_HOME)"
+  missing=$((missing + 1))
+fi
+
 # --workspace: as scripts/test.sh has built it.
 VMMGRAPH_ABI_HEADERS=$PWD/build/abi cargo test --locked --workspace --features bridge --test abi -- --include-ignored --nocapture
-echo "SKIPPED: $missing header proofs need the Python index"
+echo "SKIPPED: $missing header proofs need the Python index or an installed toolkit"

@@ -13,12 +13,13 @@ export VMMGRAPH_STRESS_SECONDS="${VMMGRAPH_STRESS_SECONDS:-30}"
 export VMMGRAPH_FAULT_PAIRS="${VMMGRAPH_FAULT_PAIRS:-0}"
 # The stand-ins are loaded with dlopen and cannot find the sanitizer's functions then, so they go in as they are; cargo's own folders
 # come first on the path, and the instrumented ones there are passed over because they do not load.
-cargo build --locked --package standin-cuda --package standin-hip --package standin-ascend
+cargo build --locked --package standin-cuda --package standin-hip --package standin-ascend --package standin-mlu
 plain=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 mkdir -p "$plain/standin"
 cp "$plain/debug/libcuda.so" "$plain/standin/libcuda.so.1"
 cp "$plain/debug/libstandin_hip.so" "$plain/standin/libamdhip64.so.7"
 cp "$plain/debug/libstandin_ascend.so" "$plain/standin/libascendcl.so"
+cp "$plain/debug/libstandin_mlu.so" "$plain/standin/libcndrv.so"
 export LD_LIBRARY_PATH="$plain/standin"
 # The children of tests/spaces.rs die by SIGSEGV on purpose; handle_segv=0 leaves that to the kernel.
 export ASAN_OPTIONS="detect_leaks=1:handle_segv=0"

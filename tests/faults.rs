@@ -1092,8 +1092,14 @@ const ELSEWHERE: [&str; 3] = ["aclrtCreateStream", "aclrtDestroyStream", "aclrtM
 fn sweep_all(injector: &dyn Injector, driver: &str, asked: u64) {
     let pairs = pairs(asked);
     let mut all = Swept::default();
-    let peers = !injector.driver().capabilities().peers.is_empty();
-    for (name, scenario) in SCENARIOS.iter().filter(|(name, _)| peers || *name != "peers") {
+    let capabilities = *injector.driver().capabilities();
+    let offered = |name: &str| match name {
+        "peers" => !capabilities.peers.is_empty(),
+        // Its host memory is registered, or is not had.
+        "ring" => capabilities.register_host,
+        _ => true,
+    };
+    for (name, scenario) in SCENARIOS.iter().filter(|(name, _)| offered(name)) {
         let swept = sweep(injector, name, *scenario, pairs);
         let Swept { calls, runs, errors } = swept;
         println!(
@@ -1204,4 +1210,10 @@ fn stand_in_of_ascend() {
         "Ascend's stand-in",
         0,
     );
+}
+
+#[test]
+fn stand_in_of_mlu() {
+    // CN_MEMORY_ERROR_OUT_OF_MEMORY
+    sweep_all(&StandIn::of("mlu", ["libstandin_mlu.so", "libcndrv.so"], 100_100), "MLU's stand-in", 0);
 }

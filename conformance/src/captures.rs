@@ -1,6 +1,6 @@
 //! How captures are made where the platform's own library is at hand: one row a platform, found by name at run time.
 //!
-//! Every platform has the same few functions here, with the same arguments: pointers, a mode and an out pointer; they differ in their
+//! Every platform has the same few functions here, with the same arguments but for one: pointers, a mode and an out pointer; they differ in their
 //! names. Whoever adds a platform adds a row, or none: then the cases about captures are not offered.
 
 use std::ffi::{c_int, c_void};
@@ -28,8 +28,16 @@ struct Names {
     current: &'static str,
     /// `int (int *mode)`
     exchange: &'static str,
-    /// `int (executable *, graph, uint64_t flags)` and `int (executable)`, where graphs are not launched as they are.
-    executables: Option<(&'static str, &'static str)>,
+    /// Where graphs are not launched as they are.
+    executables: Option<Making>,
+}
+
+/// The names of the functions that make an executable of a graph, and destroy it: `int (executable)`.
+enum Making {
+    /// `int (executable *, graph, uint64_t flags)`
+    Flags(&'static str, &'static str),
+    /// `int (executable *, graph, node *, char *, size_t)`: room for what is wrong with it
+    Log(&'static str, &'static str),
 }
 
 const PLATFORMS: &[Names] = &[
@@ -43,7 +51,7 @@ const PLATFORMS: &[Names] = &[
         launch: "cuGraphLaunch",
         current: "cuCtxGetCurrent",
         exchange: "cuThreadExchangeStreamCaptureMode",
-        executables: Some(("cuGraphInstantiateWithFlags", "cuGraphExecDestroy")),
+        executables: Some(Making::Flags("cuGraphInstantiateWithFlags", "cuGraphExecDestroy")),
     },
     // hip_runtime_api.h of HIP 6.2 and 7.1
     Names {
@@ -55,7 +63,7 @@ const PLATFORMS: &[Names] = &[
         launch: "hipGraphLaunch",
         current: "hipGetDevice",
         exchange: "hipThreadExchangeStreamCaptureMode",
-        executables: Some(("hipGraphInstantiateWithFlags", "hipGraphExecDestroy")),
+        executables: Some(Making::Flags("hipGraphInstantiateWithFlags", "hipGraphExecDestroy")),
     },
     // acl_rt.h and acl_mdl.h of CANN 8.5 and later
     Names {
@@ -69,6 +77,18 @@ const PLATFORMS: &[Names] = &[
         exchange: "aclmdlRICaptureThreadExchangeMode",
         executables: None,
     },
+    // cn_api.h of CNDrv 2.15.5
+    Names {
+        platform: "mlu",
+        libraries: &["libcndrv.so"],
+        begin: "cnQueueBeginCapture",
+        end: "cnQueueEndCapture",
+        destroy: "cnTaskTopoDestroy",
+        launch: "cnTaskTopoEntityInvoke",
+        current: "cnCtxGetCurrent",
+        exchange: "cnThreadExchangeQueueCaptureMode",
+        executables: Some(Making::Log("cnTaskTopoInstantiate", "cnTaskTopoEntityDestroy")),
+    },
 ];
 
 type Pointer = *mut c_void;
@@ -78,7 +98,15 @@ type OfOne = unsafe extern "C" fn(Pointer) -> c_int;
 type OfTwo = unsafe extern "C" fn(Pointer, Pointer) -> c_int;
 type Current = unsafe extern "C" fn(*mut u64) -> c_int;
 type Exchange = unsafe extern "C" fn(*mut c_int) -> c_int;
-type Instantiate = unsafe extern "C" fn(*mut Pointer, Pointer, u64) -> c_int;
+type WithFlags = unsafe extern "C" fn(*mut Pointer, Pointer, u64) -> c_int;
+type WithLog = unsafe extern "C" fn(*mut Pointer, Pointer, *mut Pointer, Pointer, usize) -> c_int;
+
+/// What makes an executable of a graph.
+#[derive(Clone, Copy, Debug)]
+enum Make {
+    Flags(WithFlags),
+    Log(WithLog),
+}
 
 /// The mode in which a capture allows its thread the least; the same number everywhere.
 const GLOBAL: c_int = 0;
@@ -94,7 +122,7 @@ pub struct Captures {
     launch: OfTwo,
     current: Current,
     exchange: Exchange,
-    executables: Option<(Instantiate, OfOne)>,
+    executables: Option<(Make, OfOne)>,
 }
 
 impl Captures {
@@ -119,9 +147,14 @@ impl Captures {
                 current: *library.get(names.current.as_bytes()).ok()?,
                 exchange: *library.get(names.exchange.as_bytes()).ok()?,
                 executables: match names.executables {
-                    Some((make, destroy)) => {
-                        Some((*library.get(make.as_bytes()).ok()?, *library.get(destroy.as_bytes()).ok()?))
-                    }
+                    Some(Making::Flags(make, destroy)) => Some((
+                        Make::Flags(*library.get(make.as_bytes()).ok()?),
+                        *library.get(destroy.as_bytes()).ok()?,
+                    )),
+                    Some(Making::Log(make, destroy)) => Some((
+                        Make::Log(*library.get(make.as_bytes()).ok()?),
+                        *library.get(destroy.as_bytes()).ok()?,
+                    )),
                     None => None,
                 },
             }
@@ -172,8 +205,14 @@ impl Plug for Captures {
             (Launch::Graph(graph), None) => launch(graph.raw() as Pointer),
             (Launch::Graph(graph), Some((make, destroy))) => {
                 let mut executable = std::ptr::null_mut();
-                // SAFETY: a live graph and a good out pointer.
-                let code = unsafe { make(&raw mut executable, graph.raw() as Pointer, 0) };
+                let (to, graph, null) = (&raw mut executable, graph.raw() as Pointer, std::ptr::null_mut());
+                // SAFETY: a live graph and a good out pointer; nobody asks what is wrong with it.
+                let code = unsafe {
+                    match make {
+                        Make::Flags(make) => make(to, graph, 0),
+                        Make::Log(make) => make(to, graph, null, null.cast(), 0),
+                    }
+                };
                 succeeded("instantiating", code)?;
                 let launched = launch(executable);
                 // SAFETY: made above; platforms destroy an executable behind its last launch.

@@ -25,6 +25,12 @@ const STAND_INS: &[Row] = &[
         &["thread-state"],
     ),
     ("hip", "libstandin_hip.so", &["replay-after-replace", "graph-executables"], &[]),
+    (
+        "mlu",
+        "libstandin_mlu.so",
+        &["peers", "unmap-waits", "copies-registered", "replay-after-replace", "graph-executables"],
+        &[],
+    ),
 ];
 
 /// The free memory of devices is compared: the tests take turns.

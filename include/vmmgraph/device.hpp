@@ -17,7 +17,7 @@ using DeviceStats = vmmgraph_device_stats_t;
 
 // Which driver a device is opened with.
 enum class DriverChoice : std::int32_t {
-    // By the environment variable VMMGRAPH_DRIVER (cuda, hip, ascend or host) if set; else the first of these with a usable device.
+    // By the environment variable VMMGRAPH_DRIVER (cuda, hip, ascend, mlu or host) if set; else the first of these with a usable device.
     automatic = VMMGRAPH_DRIVER_AUTO,
     // CUDA, or an Error that says what is missing.
     cuda = VMMGRAPH_DRIVER_CUDA,
@@ -27,6 +27,8 @@ enum class DriverChoice : std::int32_t {
     hip = VMMGRAPH_DRIVER_HIP,
     // Ascend NPUs, or an Error that says what is missing. Never run on a device.
     ascend = VMMGRAPH_DRIVER_ASCEND,
+    // Cambricon MLUs, or an Error that says what is missing. Never run on a device.
+    mlu = VMMGRAPH_DRIVER_MLU,
 };
 
 // How to open a device. 0 is the default of every number.

@@ -152,7 +152,7 @@
 // The memory of so many free blocks is to be given back.
 #define VMMGRAPH_AHEAD_GIVE_BACK 2
 
-// Choose by VMMGRAPH_DRIVER (cuda, hip, ascend or host) if set; else the first of these with a usable device.
+// Choose by VMMGRAPH_DRIVER (cuda, hip, ascend, mlu or host) if set; else the first of these with a usable device.
 #define VMMGRAPH_DRIVER_AUTO 0
 
 // CUDA, or an error that says what is missing.
@@ -166,6 +166,10 @@
 
 // Ascend NPUs by CANN's ACL runtime, 8.5 and newer, or an error that says what is missing. Never run on a device: see README.
 #define VMMGRAPH_DRIVER_ASCEND 4
+
+// Cambricon MLUs by CNDrv 2.15, or an error that says what is missing. Never run on a device, nor held against the vendor's header: see
+// README.
+#define VMMGRAPH_DRIVER_MLU 5
 
 // Options only: decode tries full graphs, then piecewise ones; the other phases piecewise ones.
 #define VMMGRAPH_MODE_DEFAULT 0
@@ -723,7 +727,7 @@ typedef struct vmmgraph_pre_commit *vmmgraph_pre_commit_t;
 typedef struct vmmgraph_device_options_t {
   // sizeof(vmmgraph_device_options_t).
   size_t struct_size;
-  // VMMGRAPH_DRIVER_AUTO, _CUDA, _HIP, _ASCEND or _HOST.
+  // VMMGRAPH_DRIVER_AUTO, _CUDA, _HIP, _ASCEND, _MLU or _HOST.
   int32_t driver;
   // The device's number with that driver, from 0.
   int32_t device;
@@ -739,7 +743,7 @@ typedef struct vmmgraph_device_options_t {
 typedef struct vmmgraph_device_info_t {
   // Set to sizeof(vmmgraph_device_info_t) before the call.
   size_t struct_size;
-  // VMMGRAPH_DRIVER_CUDA, _HIP, _ASCEND or _HOST.
+  // VMMGRAPH_DRIVER_CUDA, _HIP, _ASCEND, _MLU or _HOST.
   int32_t driver;
   // The device's number.
   int32_t device;

@@ -20,7 +20,7 @@ pub struct vmmgraph_device {
 /// A device: its driver and its page pool. Calls with it are thread-safe.
 pub type vmmgraph_device_t = *mut vmmgraph_device;
 
-/// Choose by VMMGRAPH_DRIVER (cuda, hip, ascend or host) if set; else the first of these with a usable device.
+/// Choose by VMMGRAPH_DRIVER (cuda, hip, ascend, mlu or host) if set; else the first of these with a usable device.
 pub const VMMGRAPH_DRIVER_AUTO: i32 = 0;
 /// CUDA, or an error that says what is missing.
 pub const VMMGRAPH_DRIVER_CUDA: i32 = 1;
@@ -30,6 +30,9 @@ pub const VMMGRAPH_DRIVER_HOST: i32 = 2;
 pub const VMMGRAPH_DRIVER_HIP: i32 = 3;
 /// Ascend NPUs by CANN's ACL runtime, 8.5 and newer, or an error that says what is missing. Never run on a device: see README.
 pub const VMMGRAPH_DRIVER_ASCEND: i32 = 4;
+/// Cambricon MLUs by CNDrv 2.15, or an error that says what is missing. Never run on a device, nor held against the vendor's header: see
+/// README.
+pub const VMMGRAPH_DRIVER_MLU: i32 = 5;
 
 /// How to open a device. Zero everything, then set struct_size and what differs from the default; 0 is the default.
 #[repr(C)]
@@ -37,7 +40,7 @@ pub const VMMGRAPH_DRIVER_ASCEND: i32 = 4;
 pub struct vmmgraph_device_options_t {
     /// sizeof(vmmgraph_device_options_t).
     pub struct_size: usize,
-    /// VMMGRAPH_DRIVER_AUTO, _CUDA, _HIP, _ASCEND or _HOST.
+    /// VMMGRAPH_DRIVER_AUTO, _CUDA, _HIP, _ASCEND, _MLU or _HOST.
     pub driver: i32,
     /// The device's number with that driver, from 0.
     pub device: i32,
@@ -55,7 +58,7 @@ pub struct vmmgraph_device_options_t {
 pub struct vmmgraph_device_info_t {
     /// Set to sizeof(vmmgraph_device_info_t) before the call.
     pub struct_size: usize,
-    /// VMMGRAPH_DRIVER_CUDA, _HIP, _ASCEND or _HOST.
+    /// VMMGRAPH_DRIVER_CUDA, _HIP, _ASCEND, _MLU or _HOST.
     pub driver: i32,
     /// The device's number.
     pub device: i32,
@@ -259,6 +262,7 @@ mod tests {
             ("cuda", VMMGRAPH_DRIVER_CUDA),
             ("hip", VMMGRAPH_DRIVER_HIP),
             ("ascend", VMMGRAPH_DRIVER_ASCEND),
+            ("mlu", VMMGRAPH_DRIVER_MLU),
             ("host", VMMGRAPH_DRIVER_HOST),
         ];
         for (name, number) in numbers {

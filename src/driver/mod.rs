@@ -31,6 +31,7 @@ mod cuda;
 mod hip;
 mod host;
 mod library;
+mod mlu;
 pub mod platform;
 mod self_test;
 
@@ -38,6 +39,7 @@ pub use ascend::AscendDriver;
 pub use cuda::CudaDriver;
 pub use hip::HipDriver;
 pub use host::{HostDriver, HostOptions};
+pub use mlu::MluDriver;
 pub use platform::{DriverChoice, Platform, open};
 pub use self_test::{self_test, self_test_once};
 

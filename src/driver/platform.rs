@@ -1,7 +1,7 @@
 //! Which platform to take: the caller's word, else the environment's, else a GPU if there is one, else the host.
 
 use super::abi::Abi;
-use super::{HostOptions, SharedDriver, ascend, cuda, hip, host, self_test_once};
+use super::{HostOptions, SharedDriver, ascend, cuda, hip, host, mlu, self_test_once};
 use crate::error::{Error, Result};
 
 /// The environment variable that chooses when the caller leaves it open.
@@ -23,7 +23,8 @@ pub struct Platform {
 }
 
 /// Every platform there is, the one to prefer first; the last one needs no hardware.
-pub const PLATFORMS: &[Platform] = &[cuda::PLATFORM, hip::PLATFORM, ascend::PLATFORM, host::PLATFORM];
+pub const PLATFORMS: &[Platform] =
+    &[cuda::PLATFORM, hip::PLATFORM, ascend::PLATFORM, mlu::PLATFORM, host::PLATFORM];
 
 /// The platform that C calls by a number.
 #[must_use]
@@ -54,6 +55,8 @@ impl DriverChoice<'static> {
     pub const HIP: Self = Self::Named(hip::PLATFORM.name);
     /// Ascend.
     pub const ASCEND: Self = Self::Named(ascend::PLATFORM.name);
+    /// MLU.
+    pub const MLU: Self = Self::Named(mlu::PLATFORM.name);
     /// The host driver.
     pub const HOST: Self = Self::Named(host::PLATFORM.name);
 }

@@ -1,0 +1,186 @@
+//! Queues, which are streams, notifiers, which are events, and bytes.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
+
+use super::api::{self, CaptureStatus, CnAddress, Notifier, Queue};
+use super::{MluDriver, NAME};
+use crate::driver::{Event, StreamState, Timeline, Transfer};
+use crate::error::{Error, Result};
+use crate::units::{Address, Stream};
+
+/// An event: a notifier, and whether it was ever placed. Until then it has happened, as with the other platforms, and CNDrv is not asked.
+struct Placed {
+    notifier: Notifier,
+    placed: AtomicBool,
+}
+
+/// What an event of this driver is.
+///
+/// # Safety
+/// A live event of this driver.
+unsafe fn placed<'event>(event: Event) -> &'event Placed {
+    // SAFETY: `event_create` made it of a box, which `event_destroy` takes back (the caller's contract).
+    unsafe { &*(event.raw() as *const Placed) }
+}
+
+impl Placed {
+    /// The notifier, if it was placed.
+    fn notifier(&self) -> Option<Notifier> {
+        self.placed.load(Acquire).then_some(self.notifier)
+    }
+}
+
+// SAFETY: CNDrv's functions do what the door says, by its header; never run on hardware. The stand-in of the tests holds this to it.
+unsafe impl Timeline for MluDriver {
+    unsafe fn stream_state(&self, asked: Stream) -> Result<StreamState> {
+        let queue = self.queue(asked)?;
+        if queue.0.is_null() {
+            // It cannot be captured (header). What it would do to a capture elsewhere is not said.
+            let open = self.captures.load(SeqCst) > 0;
+            return Ok(if open { StreamState::Capturing } else { StreamState::Ready });
+        }
+        let mut status = CaptureStatus(api::CAPTURE_NONE);
+        // SAFETY: the out pointer is good, and the queue exists (precondition of the door).
+        self.call("cnQueueIsCapturing", |api| unsafe { (api.cnQueueIsCapturing)(queue, &raw mut status) })?;
+        // A capture that is lost is one until it is ended.
+        let ready = status == CaptureStatus(api::CAPTURE_NONE);
+        Ok(if ready { StreamState::Ready } else { StreamState::Capturing })
+    }
+
+    fn event_create(&self) -> Result<Event> {
+        let mut notifier = Notifier(ptr::null_mut());
+        // SAFETY: the out pointer is good.
+        self.call("cnCreateNotifier", |api| unsafe {
+            (api.cnCreateNotifier)(&raw mut notifier, api::NO_TIMING)
+        })?;
+        let made = Box::new(Placed { notifier, placed: AtomicBool::new(false) });
+        // SAFETY: it is what this driver takes for an event.
+        Ok(unsafe { Event::from_raw(Box::into_raw(made) as u64) })
+    }
+
+    unsafe fn event_destroy(&self, destroyed: Event) -> Result<()> {
+        // SAFETY: a live event of ours (precondition of the door).
+        let notifier = unsafe { placed(destroyed) }.notifier;
+        // SAFETY: a notifier of ours, destroyed once. One that is pending is released later (header).
+        self.give_back("cnDestroyNotifier", |api| unsafe { (api.cnDestroyNotifier)(notifier) })?;
+        // SAFETY: made of a box in `event_create`, and nobody's any more. Where the driver refused above, the event lives on.
+        drop(unsafe { Box::from_raw(destroyed.raw() as *mut Placed) });
+        Ok(())
+    }
+
+    unsafe fn event_record(&self, recorded: Event, on: Stream) -> Result<()> {
+        let queue = self.queue(on)?;
+        // SAFETY: a live event of ours (precondition of the door).
+        let event = unsafe { placed(recorded) };
+        // SAFETY: a notifier of ours and a queue that exists (precondition of the door).
+        self.call("cnPlaceNotifier", |api| unsafe { (api.cnPlaceNotifier)(event.notifier, queue) })?;
+        event.placed.store(true, Release);
+        Ok(())
+    }
+
+    unsafe fn event_wait(&self, awaited: Event, by: Stream) -> Result<()> {
+        let queue = self.queue(by)?;
+        // SAFETY: a live event of ours (precondition of the door).
+        let Some(notifier) = (unsafe { placed(awaited) }).notifier() else { return Ok(()) };
+        // SAFETY: a notifier of ours and a queue that exists (precondition of the door).
+        self.call("cnQueueWaitNotifier", |api| unsafe { (api.cnQueueWaitNotifier)(queue, notifier) })
+    }
+
+    unsafe fn event_query(&self, asked: Event) -> Result<bool> {
+        // SAFETY: a live event of ours (precondition of the door).
+        let Some(notifier) = (unsafe { placed(asked) }).notifier() else { return Ok(true) };
+        // SAFETY: a notifier of ours.
+        match self.call("cnQueryNotifier", |api| unsafe { (api.cnQueryNotifier)(notifier) }) {
+            Ok(()) => Ok(true),
+            Err(Error::Driver { code: api::NOT_READY, .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    unsafe fn event_synchronize(&self, awaited: Event) -> Result<()> {
+        // SAFETY: a live event of ours (precondition of the door).
+        let Some(notifier) = (unsafe { placed(awaited) }).notifier() else { return Ok(()) };
+        // SAFETY: a notifier of ours.
+        self.call("cnWaitNotifier", |api| unsafe { (api.cnWaitNotifier)(notifier) })
+    }
+
+    fn stream_create(&self) -> Result<Stream> {
+        let mut made = Queue(ptr::null_mut());
+        // SAFETY: the out pointer is good; flags are to be 0.
+        self.call("cnCreateQueue", |api| unsafe { (api.cnCreateQueue)(&raw mut made, 0) })?;
+        // SAFETY: the driver gave it out just now; whoever asked keeps it until it is destroyed.
+        Ok(unsafe { Stream::from_raw(made.0 as u64) })
+    }
+
+    unsafe fn stream_destroy(&self, destroyed: Stream) -> Result<()> {
+        let queue = Queue(destroyed.raw() as *mut _);
+        // SAFETY: a queue of ours, destroyed once (precondition of the door). What it was given is still done (header).
+        self.give_back("cnDestroyQueue", |api| unsafe { (api.cnDestroyQueue)(queue) })
+    }
+
+    fn capture_begins(&self) {
+        self.captures.fetch_add(1, SeqCst);
+    }
+
+    fn capture_ends(&self) {
+        // One end for each beginning.
+        self.captures.fetch_sub(1, SeqCst);
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Transfer for MluDriver {
+    unsafe fn fill(&self, at: Address, len: u64, value: u32, on: Stream) -> Result<()> {
+        let queue = self.queue(on)?;
+        // SAFETY: the range is mapped and the caller's to write; the queue exists (precondition of the door).
+        self.call("cnMemsetD32Async", |api| unsafe {
+            (api.cnMemsetD32Async)(CnAddress(at.0), value, len / 4, queue)
+        })
+    }
+
+    unsafe fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
+        // SAFETY: the destination is a slice of that length; the source is mapped (precondition of the door).
+        self.call("cnMemcpyDtoH", |api| unsafe {
+            (api.cnMemcpyDtoH)(into.as_mut_ptr().cast(), CnAddress(at.0), into.len() as u64)
+        })
+    }
+
+    unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()> {
+        // SAFETY: the source is a slice of that length; the destination is mapped (precondition of the door).
+        self.call("cnMemcpyHtoD", |api| unsafe {
+            (api.cnMemcpyHtoD)(CnAddress(at.0), from.as_ptr().cast(), from.len() as u64)
+        })
+    }
+
+    unsafe fn host_register(&self, _at: *mut u8, _len: usize) -> Result<()> {
+        Err(no_registration())
+    }
+
+    unsafe fn host_unregister(&self, _at: *mut u8) -> Result<()> {
+        Err(no_registration())
+    }
+
+    unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, on: Stream) -> Result<()> {
+        let queue = self.queue(on)?;
+        // SAFETY: both are mapped and stay so until the queue has done it (precondition of the door).
+        self.call("cnMemcpyDtoHAsync_V2", |api| unsafe {
+            (api.cnMemcpyDtoHAsync_V2)(to.cast::<c_void>(), CnAddress(from.0), len as u64, queue)
+        })
+    }
+
+    unsafe fn copy_from_host(&self, to: Address, from: *const u8, len: usize, on: Stream) -> Result<()> {
+        let queue = self.queue(on)?;
+        // SAFETY: as above.
+        self.call("cnMemcpyHtoDAsync_V2", |api| unsafe {
+            (api.cnMemcpyHtoDAsync_V2)(CnAddress(to.0), from.cast::<c_void>(), len as u64, queue)
+        })
+    }
+}
+
+fn no_registration() -> Error {
+    let problem = "CNDrv 2.15 has no function that registers host memory of others";
+    Error::UnfitDriver { driver: NAME, problem: problem.to_owned() }
+}

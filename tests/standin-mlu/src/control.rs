@@ -1,0 +1,3 @@
+//! What the tests steer the stand-in by: `standin_*`, found with `cudarc::driver::sys::culib().get(b"standin_...\0")`.
+
+standin::controls!(crate::faults::FAULTS);
