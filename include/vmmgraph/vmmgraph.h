@@ -250,6 +250,12 @@
 // Counted beside what was decided for it here; the graph counts as used.
 #define VMMGRAPH_GRAPH_IMPOSED 6
 
+// Host memory that cannot be registered with the device is VMMGRAPH_ERROR_HOST_NOT_REGISTERED. Never falls back silently.
+#define VMMGRAPH_PINNING_REQUIRED 0
+
+// It will do: copies go over the host pool's ring of small registered buffers then, and the caller of an acquire waits for each.
+#define VMMGRAPH_PINNING_PREFERRED 1
+
 // Written by the host before every step; travels with the other host inputs in one copy.
 #define VMMGRAPH_ROLE_HOST_INPUT 0
 
@@ -398,6 +404,21 @@
 // For finding bugs: a pause copies all the same, and compares with what the host has. Costs the copy.
 #define VMMGRAPH_REGION_VERIFY_CLEAN 2
 
+// Nothing is copied ahead for the next step, since its sources will be others.
+#define VMMGRAPH_RING_WITHIN_STEP 1
+
+// Of a ring's units that its slots do not divide, as many as are too many stay on the device, evenly spread.
+#define VMMGRAPH_REMAINDER_KEEP_RESIDENT 0
+
+// They are VMMGRAPH_ERROR_INVALID_ARGUMENT.
+#define VMMGRAPH_REMAINDER_REFUSE 1
+
+// The copies take longer than the work.
+#define VMMGRAPH_BOUND_LINK 0
+
+// The work takes longer: streaming costs nothing.
+#define VMMGRAPH_BOUND_COMPUTE 1
+
 // Being captured: blocks may be allocated.
 #define VMMGRAPH_SPACE_OPEN 0
 
@@ -447,6 +468,9 @@ typedef struct vmmgraph_elastic_buffer vmmgraph_elastic_buffer;
 // Never defined: a vmmgraph_elastic_observer_t is a key, not an address.
 typedef struct vmmgraph_elastic_observer vmmgraph_elastic_observer;
 
+// Never defined: a vmmgraph_host_buffer_t is a key, not an address.
+typedef struct vmmgraph_host_buffer vmmgraph_host_buffer;
+
 // Never defined: a vmmgraph_input_plan_t is a key, not an address.
 typedef struct vmmgraph_input_plan vmmgraph_input_plan;
 
@@ -470,6 +494,9 @@ typedef struct vmmgraph_ready vmmgraph_ready;
 
 // Never defined: a vmmgraph_region_t is a key, not an address.
 typedef struct vmmgraph_region vmmgraph_region;
+
+// Never defined: a vmmgraph_ring_t is a key, not an address.
+typedef struct vmmgraph_ring vmmgraph_ring;
 
 // Never defined: a vmmgraph_space_t is a key, not an address.
 typedef struct vmmgraph_space vmmgraph_space;
@@ -988,6 +1015,9 @@ typedef struct vmmgraph_host_stats_t {
   uint64_t limit_bytes;
 } vmmgraph_host_stats_t;
 
+// Host memory that units are copied from, in one piece at one address. Calls with it are thread-safe.
+typedef struct vmmgraph_host_buffer *vmmgraph_host_buffer_t;
+
 // How long a dimension is. Never grows, so it has no struct_size.
 typedef struct vmmgraph_extent_t {
   // VMMGRAPH_EXTENT_FIXED, _ALONG or _UP_TO.
@@ -1390,6 +1420,183 @@ typedef struct vmmgraph_region_stats_t {
   // Its byte budget; 0: none.
   uint64_t budget_bytes;
 } vmmgraph_region_stats_t;
+
+// A piece of what a step reads, mostly a layer; an array of them is in the order of use. Never grows, so it has no struct_size.
+typedef struct vmmgraph_ring_unit_t {
+  // Its bytes.
+  uint64_t bytes;
+  // 1: it is to stay on the device, copied once and again when its source changes. 0: it streams.
+  int32_t resident;
+  // 0.
+  int32_t reserved;
+} vmmgraph_ring_unit_t;
+
+// How to make a ring. Zero everything, then set struct_size and what differs from the default; 0 is the default.
+typedef struct vmmgraph_ring_options_t {
+  // sizeof(vmmgraph_ring_options_t).
+  size_t struct_size;
+  // Its name in messages, zero-terminated; null: none.
+  const char *name;
+  // Slots that the streamed units share; 0: three, of which one is read, one is filled and one is ready.
+  size_t slots;
+  // What to do with units that the slots do not divide, one of VMMGRAPH_REMAINDER_*.
+  int32_t remainder;
+  // Any of VMMGRAPH_RING_*, added up.
+  int32_t flags;
+  // Bytes of every page, a multiple of the device's granularity; 0: about an eighth of the longest unit, 16 MiB at most. Calls cost per
+  // page and not per byte; a place is as long as whole pages.
+  uint64_t page_bytes;
+  // The most bytes of physical memory it may hold; 0: no limit but the device's.
+  uint64_t budget_bytes;
+} vmmgraph_ring_options_t;
+
+// Units that are read in one order, again and again, and are not all on the device. Calls with it are thread-safe; one step is under way at a
+// time, as a slot has one user at a time. Never run on a GPU.
+typedef struct vmmgraph_ring *vmmgraph_ring_t;
+
+// Where a unit's contents are. Never grows, so it has no struct_size.
+typedef struct vmmgraph_ring_place_t {
+  // The place: a slot, counted from 0, or behind the slots one of its own. Units of one place show the same memory.
+  uint64_t place;
+  // Which of the units that stream it is in a step, counted from 0; UINT64_MAX: it is resident.
+  uint64_t turn;
+} vmmgraph_ring_place_t;
+
+// Which units stream, and through how many slots.
+typedef struct vmmgraph_ring_schedule_t {
+  // Set to sizeof(vmmgraph_ring_schedule_t) before the call.
+  size_t struct_size;
+  // Units.
+  uint64_t units;
+  // Those of them that stream.
+  uint64_t streamed;
+  // Slots that these share: fewer than asked for where some would never be used twice; 0: nothing streams.
+  uint64_t slots;
+  // Slots and resident units.
+  uint64_t places;
+  // Units that were to stream and are resident all the same: the slots do not divide the others, or hold all of them.
+  uint64_t kept_resident;
+} vmmgraph_ring_schedule_t;
+
+// Bytes of host memory that go to a place in a unit. Never grows, so it has no struct_size.
+typedef struct vmmgraph_host_run_t {
+  // The host memory, of the ring's device.
+  vmmgraph_host_buffer_t source;
+  // From its beginning, in bytes.
+  uint64_t from;
+  // From the unit's beginning, in bytes.
+  uint64_t to;
+  // How many; 0: nothing is to be copied.
+  uint64_t bytes;
+} vmmgraph_host_run_t;
+
+// What a ring holds, and what it did since it was made.
+typedef struct vmmgraph_ring_stats_t {
+  // Set to sizeof(vmmgraph_ring_stats_t) before the call.
+  size_t struct_size;
+  // Its number, unique in the process.
+  uint64_t id;
+  // Its units.
+  uint64_t units;
+  // Those of them that stream.
+  uint64_t streamed;
+  // The slots they share.
+  uint64_t slots;
+  // Bytes of a page.
+  uint64_t page_bytes;
+  // Bytes of addresses.
+  uint64_t reserved_bytes;
+  // Bytes of the device: slots and resident units.
+  uint64_t device_bytes;
+  // Units that are acquired now.
+  uint64_t acquired;
+  // Copies that were given.
+  uint64_t copies;
+  // Their bytes.
+  uint64_t copied_bytes;
+  // Units that were acquired.
+  uint64_t acquires;
+  // Units that were filled ahead of their acquire.
+  uint64_t filled_ahead;
+  // Units that were filled by their acquire, whose stream then waits for the copy.
+  uint64_t filled_late;
+  // Fillings ahead that failed. The acquire tries again, and says so if that fails too.
+  uint64_t ahead_failed;
+  // How often it was aborted.
+  uint64_t aborts;
+  // Bytes that count toward its budget.
+  uint64_t charged_bytes;
+  // Its byte budget; 0: none.
+  uint64_t budget_bytes;
+} vmmgraph_ring_stats_t;
+
+// What a step has to do and what there is for it. Zero everything, then set struct_size and what there is.
+typedef struct vmmgraph_ring_demand_t {
+  // sizeof(vmmgraph_ring_demand_t).
+  size_t struct_size;
+  // The units, in the order of use.
+  const struct vmmgraph_ring_unit_t *units;
+  // How many.
+  size_t unit_count;
+  // Slots that are wanted; 0: three.
+  size_t slots;
+  // One of VMMGRAPH_REMAINDER_*.
+  int32_t remainder;
+  // 0.
+  int32_t reserved;
+  // Bytes of a page: places are as long as whole ones; 0: no matter.
+  uint64_t page_bytes;
+  // The most bytes of the device that slots and resident units may take; 0: no limit.
+  uint64_t budget_bytes;
+  // Tokens of a step, all sequences together; 0: one.
+  uint64_t tokens;
+  // GiB a second that the link brings from pinned host memory; above 0. Measure it: the library has no number for it.
+  double link_gib_per_second;
+  // Seconds that a step takes with everything resident; from 0 on.
+  double compute_seconds;
+} vmmgraph_ring_demand_t;
+
+// What a step comes to with so many units resident. Never grows, so it has no struct_size.
+typedef struct vmmgraph_ring_residency_t {
+  // Units that are resident.
+  uint64_t resident;
+  // Bytes of the device: slots and resident units.
+  uint64_t device_bytes;
+  // Bytes that go over the link in a step.
+  uint64_t link_bytes;
+  // Seconds of a step at best.
+  double step_seconds;
+  // Tokens a second at best; infinity for a step that takes no time.
+  double tokens_per_second;
+  // What bounds it, one of VMMGRAPH_BOUND_*.
+  int32_t bound;
+  // 0.
+  int32_t reserved;
+} vmmgraph_ring_residency_t;
+
+// The best that can be had. No arrangement of copies is faster; how near a ring comes is to be measured.
+typedef struct vmmgraph_ring_ceiling_t {
+  // Set to sizeof(vmmgraph_ring_ceiling_t) before the call.
+  size_t struct_size;
+  // With the units that stream as asked, or as near to that as slots and budget allow.
+  struct vmmgraph_ring_residency_t asked;
+  // Seconds of the copies alone, at the link's speed.
+  double link_seconds;
+  // Seconds of the work alone.
+  double compute_seconds;
+  // Bytes of the device if everything were resident.
+  uint64_t all_resident_bytes;
+  // Units.
+  uint64_t units;
+  // Those of them that stream.
+  uint64_t streamed;
+  // Slots that these share: fewer than asked for where the budget holds no more or some would never be used twice; 0: nothing streams.
+  uint64_t slots;
+  // Units that were to stream and are resident all the same.
+  uint64_t kept_resident;
+  // Rows of more residency that fit the budget.
+  size_t residency_count;
+} vmmgraph_ring_ceiling_t;
 
 // What a capture used.
 typedef struct vmmgraph_seal_report_t {
@@ -2055,6 +2262,64 @@ VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_host_stats(vmmgraph_device_t device,
                                              struct vmmgraph_host_stats_t *stats);
 
+// Takes `bytes` bytes of host memory, at most 1 GiB, from the device's host pool, for the sources of a ring's units. Their contents are
+// anything. `pinning` is one of VMMGRAPH_PINNING_*. The buffer keeps the device open.
+//
+// Arguments:
+// `buffer` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_host_buffer_create(vmmgraph_device_t device,
+                                              uint64_t bytes,
+                                              int32_t pinning,
+                                              vmmgraph_host_buffer_t *buffer);
+
+// Ends a handle. The memory stays for as long as a ring has it as a source, and goes back to the host pool behind the copies from it. Blocks
+// nobody.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_host_buffer_destroy(vmmgraph_host_buffer_t buffer);
+
+// Where the memory begins in this process, its bytes, and whether it is registered with the device (1, else 0). Any may be null. Who writes
+// there waits for the copies from it first (vmmgraph_host_buffer_wait), lets no ring copy meanwhile, and says so afterwards
+// (vmmgraph_host_buffer_changed). The address is good while the handle is, or a ring has the buffer as a source.
+//
+// Arguments:
+// `base`, `bytes` and `registered` are null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_host_buffer_info(vmmgraph_host_buffer_t buffer,
+                                            void **base,
+                                            uint64_t *bytes,
+                                            int32_t *registered);
+
+// Writes `bytes` bytes of `from` to the buffer, from `at` on. Blocks until the copies from it that were given are over. What rings hold of it is out
+// of date then: the next use copies it again. VMMGRAPH_ERROR_INVALID_SIZE beyond the end; nothing is written on failure.
+//
+// Arguments:
+// `from` points to `bytes` readable bytes that are not the buffer's own, or that is 0.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_host_buffer_write(vmmgraph_host_buffer_t buffer,
+                                             uint64_t at,
+                                             const void *from,
+                                             size_t bytes);
+
+// Reads `bytes` bytes of the buffer, from `at` on, to `into`. VMMGRAPH_ERROR_INVALID_SIZE beyond the end.
+//
+// Arguments:
+// `into` points to `bytes` writable bytes that are not the buffer's own, or that is 0.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_host_buffer_read(vmmgraph_host_buffer_t buffer,
+                                            uint64_t at,
+                                            void *into,
+                                            size_t bytes);
+
+// Says that the contents were changed otherwise than by vmmgraph_host_buffer_write: the next use of what rings hold of it copies it again.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_host_buffer_changed(vmmgraph_host_buffer_t buffer);
+
+// Blocks the caller until the copies from it that were given are over. VMMGRAPH_ERROR_STREAM_CAPTURING where a platform allows no wait while
+// something is captured.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_host_buffer_wait(vmmgraph_host_buffer_t buffer);
+
 // Lays inputs and outputs out for every bucket, each at a multiple of `alignment` bytes (a power of two from 256 to 2 MiB; 0: 512).
 //
 // Arguments:
@@ -2682,6 +2947,141 @@ vmmgraph_status_t vmmgraph_region_set_budget(vmmgraph_region_t region,
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_region_stats(vmmgraph_region_t region,
                                         struct vmmgraph_region_stats_t *stats);
+
+// Makes a ring over these units, in the order of use: addresses for each, pages for the slots and for the resident ones. Nothing is copied
+// yet. What is otherwise than asked is logged, and said by vmmgraph_ring_places. `options` may be null. The ring keeps the device open. Out of
+// memory, budget or addresses leaves everything as it was; VMMGRAPH_ERROR_INVALID_ARGUMENT on a platform where a page shows once. Never
+// run on a GPU.
+//
+// Arguments:
+// `units` points to `unit_count` units, or that is 0; `options` is null or points to a struct whose struct_size is set, and whose name is
+// null or a zero-terminated string; `ring` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_ring_create(vmmgraph_device_t device,
+                                       const struct vmmgraph_ring_unit_t *units,
+                                       size_t unit_count,
+                                       const struct vmmgraph_ring_options_t *options,
+                                       vmmgraph_ring_t *ring);
+
+// Ends a handle, and with it the ring, in use or not. Waits for nobody: addresses and pages go behind the copies and the readers there are, a unit
+// that is still acquired behind everything that its stream has been given by now. That stream exists until then.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_ring_destroy(vmmgraph_ring_t ring);
+
+// The first address of a unit, counted from 0. It never changes, resident or streamed; its contents are there from the unit's acquire to its
+// release only.
+//
+// Arguments:
+// `address` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_ring_address(vmmgraph_ring_t ring,
+                                        size_t unit,
+                                        void **address);
+
+// Where each unit's contents are. Writes the places of at most `capacity` units, by unit, and to `result` what they come to, as
+// vmmgraph_ring_schedule does; either may be null.
+//
+// Arguments:
+// `places` points to `capacity` writable places, or that is 0; `result` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_ring_places(vmmgraph_ring_t ring,
+                                       struct vmmgraph_ring_place_t *places,
+                                       size_t capacity,
+                                       struct vmmgraph_ring_schedule_t *result);
+
+// Says what a unit is copied from, from its next acquire on; no runs: that it needs no copy, and finds whatever its slot holds. Runs that lie behind
+// one another on both sides are one copy. The ring keeps the buffers. What reads the unit now goes on with what it has; a copy of the old
+// source that is under way is finished, and done again from the new one before the unit is read. Does not block.
+// VMMGRAPH_ERROR_INVALID_ARGUMENT for a run beyond the unit's end or its source's, one on another's bytes, and a source of another device; the
+// source is as before then.
+//
+// Arguments:
+// `runs` points to `run_count` runs, or that is 0.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_ring_set_source(vmmgraph_ring_t ring,
+                                           size_t unit,
+                                           const struct vmmgraph_host_run_t *runs,
+                                           size_t run_count);
+
+// Makes later work of a stream find a unit's bytes at its addresses, until vmmgraph_ring_release. Does not block, unless a source is not registered.
+// The units behind it are copied ahead, as far as their slots are free: any order of units is right, the order of use is fast. Work reads the
+// unit only; what it writes there is lost. VMMGRAPH_ERROR_WRONG_STATE if the unit has no source, is acquired, or another of its slot is;
+// VMMGRAPH_ERROR_STREAM_CAPTURING while the stream is captured. It is not acquired then, and the call can be repeated. The stream exists
+// until the release.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_ring_acquire(vmmgraph_ring_t ring,
+                                        size_t unit,
+                                        void *stream);
+
+// Says that what a stream was given so far is the last that reads a unit's bytes: its slot is filled again behind that. A stream other than that of the
+// acquire is one whose work is behind all that read the unit. VMMGRAPH_ERROR_WRONG_STATE unless it is acquired;
+// VMMGRAPH_ERROR_STREAM_CAPTURING while the stream is captured. It is still acquired then, and the call can be repeated. Does not block.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_ring_release(vmmgraph_ring_t ring,
+                                        size_t unit,
+                                        void *stream);
+
+// Copies the resident units and the first ones that stream, where their places do not hold what they are to: before the first step, after an
+// abort, when sources have changed. Places that are read now are left as they are. `filled`, which may be null, is how many units were.
+// VMMGRAPH_ERROR_WRONG_STATE for a unit without a source; those before it are filled then.
+//
+// Arguments:
+// `filled` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_ring_prime(vmmgraph_ring_t ring,
+                                      uint64_t *filled);
+
+// A step ends before its end: every unit that is acquired is released behind all that its stream was given, and what places hold counts no more, so
+// that the next use of a unit copies it again. Sources stay. Does not fail; a stream that is captured is asked again later.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_ring_abort(vmmgraph_ring_t ring);
+
+// What a ring holds now.
+//
+// Arguments:
+// `stats` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_stats(vmmgraph_ring_t ring, struct vmmgraph_ring_stats_t *stats);
+
+// Which of these units would stream, through which of so many slots (0: three). Plain arithmetic: nothing is made, no device is asked, and any
+// thread may call it. Writes the places of at most `capacity` units, by unit, and to `result` what they come to; either may be null.
+// VMMGRAPH_ERROR_INVALID_ARGUMENT without units, and with VMMGRAPH_REMAINDER_REFUSE if the slots do not divide those that stream.
+//
+// Arguments:
+// `units` points to `unit_count` units, or that is 0; `places` points to `capacity` writable places, or that is 0; `result` is null or
+// points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_ring_schedule(const struct vmmgraph_ring_unit_t *units,
+                                         size_t unit_count,
+                                         size_t slots,
+                                         int32_t remainder,
+                                         struct vmmgraph_ring_place_t *places,
+                                         size_t capacity,
+                                         struct vmmgraph_ring_schedule_t *result);
+
+// The best that a ring can do for such a step: bytes over the link, seconds, tokens a second, and what bounds them. Plain arithmetic, as
+// vmmgraph_ring_schedule. Slots that do not fit the budget become fewer. Writes at most `capacity` rows of what more residency
+// would buy, from the next more up to all, as far as the budget holds them. VMMGRAPH_ERROR_INVALID_SIZE for a unit that is empty or too long, and
+// if the budget does not hold one slot and what is to be resident; VMMGRAPH_ERROR_INVALID_ARGUMENT for a link without speed and for times that are none.
+//
+// Arguments:
+// `demand` is null or points to a struct whose struct_size is set, with as many units as it says; `rows` points to `capacity` writable
+// rows, or that is 0; `result` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_ring_ceiling(const struct vmmgraph_ring_demand_t *demand,
+                                        struct vmmgraph_ring_residency_t *rows,
+                                        size_t capacity,
+                                        struct vmmgraph_ring_ceiling_t *result);
+
+// The same in words, for people and logs: what bounds a step, everything that is otherwise than asked, and what residency would buy, a line each.
+// Copies as vmmgraph_last_error_message does.
+//
+// Arguments:
+// `demand` as in vmmgraph_ring_ceiling; `buffer` is null or points to `capacity` writable bytes; `needed` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_ring_ceiling_text(const struct vmmgraph_ring_demand_t *demand,
+                                             char *buffer,
+                                             size_t capacity,
+                                             size_t *needed);
 
 // Opens a space for a capture. The arena's pages stay while the space does, also after the arena is destroyed. Replays so far are
 // marked, so that their stream may be captured; whatever state that stream is in, this does not fail because of it.

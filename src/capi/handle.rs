@@ -18,7 +18,9 @@ use super::ready::Shared as Ready;
 use super::status::VMMGRAPH_ERROR_INVALID_HANDLE;
 use crate::dispatch::Dispatcher;
 use crate::error::Error;
-use crate::{Device, ElasticBuffer, KvCache, Lease, Pending, Region, SharedVmmAllocator, Space};
+use crate::{
+    Device, ElasticBuffer, HostBuffer, KvCache, Lease, Pending, Region, Ring, SharedVmmAllocator, Space,
+};
 
 enum Object {
     Device(Arc<Device>),
@@ -37,6 +39,8 @@ enum Object {
     Vacating(Arc<Vacating>),
     Pool(Arc<Pool>),
     Policy(Arc<Policy>),
+    Ring(Arc<Ring>),
+    HostBuffer(Arc<HostBuffer>),
 }
 
 /// An object that C knows by handle.
@@ -83,6 +87,8 @@ handled! {
     Vacating: Vacating, "a handle of a recall under way";
     Pool: Pool, "a block pool handle";
     Policy: Policy, "a pre-commit handle";
+    Ring: Ring, "a ring handle";
+    HostBuffer: HostBuffer, "a host buffer handle";
 }
 
 type Table = RwLock<SlotMap<DefaultKey, ObjectBox>>;

@@ -13,7 +13,7 @@ use crate::sync::Mutex;
 use crate::units::{MAX_BYTES, Peers};
 
 /// Slots that nobody asked for.
-const SLOTS: usize = 3;
+pub(crate) const SLOTS: usize = 3;
 /// The longest page that nobody asked for, in bytes: what an arena's large pages are by default.
 const LONGEST: u64 = 16 << 20;
 /// How many pages the longest unit has at least, if nobody says how long they are and the granularity allows it.

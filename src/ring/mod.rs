@@ -40,6 +40,7 @@ mod schedule;
 mod turns;
 
 use books::Books;
+pub(crate) use build::SLOTS;
 pub use host::{HostBuffer, Pinning};
 pub use options::{HostRun, RingOptions, RingStats};
 pub use plan::{Bound, Ceiling, Demand, Residency, RingUnit, ceiling};

@@ -253,16 +253,22 @@ impl fmt::Display for Ceiling {
         let (streamed, slots) = (self.schedule.streamed().len(), self.schedule.slots());
         writeln!(
             f,
-            "{streamed} of {} units stream through {slots} slots: link alone {:.2} ms, work alone {:.2} ms",
+            "{streamed} of {} units stream through {slots} slots: link alone {:.2} ms, work alone {:.2} ms; {:.1} MiB if all were resident",
             self.schedule.units(),
             self.link_seconds * 1e3,
-            self.compute_seconds * 1e3
+            self.compute_seconds * 1e3,
+            self.all_resident_bytes as f64 / MIB
         )?;
         for adjustment in &self.adjustments {
             writeln!(f, "  not as asked: {adjustment}")?;
         }
         line(f, &self.asked)?;
-        self.residency.iter().try_for_each(|row| line(f, row))
+        self.residency.iter().try_for_each(|row| line(f, row))?;
+        match self.link_hidden_from() {
+            Some(row) if row.resident == self.asked.resident => writeln!(f, "the work hides the link"),
+            Some(row) => writeln!(f, "the work hides the link from {} resident units on", row.resident),
+            None => writeln!(f, "no residency within the budget hides the link"),
+        }
     }
 }
 
@@ -319,6 +325,13 @@ mod tests {
         assert_eq!(last.bound, Bound::Compute);
         // 5.4 ms hide two layers, and three is what the slots allow at a time: so none but all.
         assert_eq!(found.link_hidden_from().map(|row| row.resident), Some(36));
+        let text = found.to_string();
+        assert!(text.ends_with("the work hides the link from 36 resident units on\n"), "{text}");
+        assert_eq!(text.lines().count(), 1 + 12 + 1, "{text}");
+        assert!(
+            text.lines().next().is_some_and(|line| line.ends_with("4608.0 MiB if all were resident")),
+            "{text}"
+        );
         let short = [RingUnit::streamed(4 << 20); 36];
         let found = ceiling(&demand(&short)).unwrap();
         assert_eq!(
@@ -326,6 +339,7 @@ mod tests {
             (Bound::Compute, Some(0))
         );
         assert_eq!(found.asked.step_seconds, 5.4e-3);
+        assert!(found.to_string().ends_with("\nthe work hides the link\n"), "{found}");
     }
 
     #[test]
@@ -337,6 +351,7 @@ mod tests {
         assert_eq!(found.adjustments, [Adjustment::FewerSlots { asked: 3, given: 2 }]);
         assert!(found.to_string().contains("not as asked: 2 slots instead of 3"), "{found}");
         assert_eq!(found.residency, [], "none of them fits");
+        assert!(found.to_string().ends_with("\nno residency within the budget hides the link\n"), "{found}");
         // Room for some residency: rows up to that.
         let found = with(10 * LAYER).unwrap();
         assert!(found.residency.iter().all(|row| row.device_bytes <= 10 * LAYER));

@@ -127,6 +127,13 @@ NUMBER(VMMGRAPH_DTYPE_F64, 9);
 NUMBER(VMMGRAPH_DTYPE_F8, 10);
 NUMBER(VMMGRAPH_SIZES_XLLM, 0);
 NUMBER(VMMGRAPH_SIZES_VLLM, 1);
+NUMBER(VMMGRAPH_REMAINDER_KEEP_RESIDENT, 0);
+NUMBER(VMMGRAPH_REMAINDER_REFUSE, 1);
+NUMBER(VMMGRAPH_BOUND_LINK, 0);
+NUMBER(VMMGRAPH_BOUND_COMPUTE, 1);
+NUMBER(VMMGRAPH_PINNING_REQUIRED, 0);
+NUMBER(VMMGRAPH_PINNING_PREFERRED, 1);
+NUMBER(VMMGRAPH_RING_WITHIN_STEP, 1);
 
 SIZE(vmmgraph_error_info_t, 40);
 FIELD(vmmgraph_error_info_t, struct_size, 0, 8);
@@ -571,9 +578,98 @@ SIZE(vmmgraph_pending_t, 8);
 SIZE(vmmgraph_elastic_observer_t, 8);
 SIZE(vmmgraph_block_pool_t, 8);
 SIZE(vmmgraph_pre_commit_t, 8);
+SIZE(vmmgraph_ring_t, 8);
+SIZE(vmmgraph_host_buffer_t, 8);
 SIZE(vmmgraph_dispatcher_t, 8);
 SIZE(vmmgraph_input_plan_t, 8);
 _Static_assert(_Generic((vmmgraph_status_t)0, int32_t: 1, default: 0), "statuses are int32_t");
 
 /* The library that is linked is of the same ABI. */
+
+SIZE(vmmgraph_ring_unit_t, 16);
+FIELD(vmmgraph_ring_unit_t, bytes, 0, 8);
+FIELD(vmmgraph_ring_unit_t, resident, 8, 4);
+FIELD(vmmgraph_ring_unit_t, reserved, 12, 4);
+
+SIZE(vmmgraph_ring_place_t, 16);
+FIELD(vmmgraph_ring_place_t, place, 0, 8);
+FIELD(vmmgraph_ring_place_t, turn, 8, 8);
+
+SIZE(vmmgraph_ring_schedule_t, 48);
+FIELD(vmmgraph_ring_schedule_t, struct_size, 0, 8);
+FIELD(vmmgraph_ring_schedule_t, units, 8, 8);
+FIELD(vmmgraph_ring_schedule_t, streamed, 16, 8);
+FIELD(vmmgraph_ring_schedule_t, slots, 24, 8);
+FIELD(vmmgraph_ring_schedule_t, places, 32, 8);
+FIELD(vmmgraph_ring_schedule_t, kept_resident, 40, 8);
+
+SIZE(vmmgraph_ring_demand_t, 80);
+FIELD(vmmgraph_ring_demand_t, struct_size, 0, 8);
+FIELD(vmmgraph_ring_demand_t, units, 8, 8);
+FIELD(vmmgraph_ring_demand_t, unit_count, 16, 8);
+FIELD(vmmgraph_ring_demand_t, slots, 24, 8);
+FIELD(vmmgraph_ring_demand_t, remainder, 32, 4);
+FIELD(vmmgraph_ring_demand_t, reserved, 36, 4);
+FIELD(vmmgraph_ring_demand_t, page_bytes, 40, 8);
+FIELD(vmmgraph_ring_demand_t, budget_bytes, 48, 8);
+FIELD(vmmgraph_ring_demand_t, tokens, 56, 8);
+FIELD(vmmgraph_ring_demand_t, link_gib_per_second, 64, 8);
+FIELD(vmmgraph_ring_demand_t, compute_seconds, 72, 8);
+
+SIZE(vmmgraph_ring_residency_t, 48);
+FIELD(vmmgraph_ring_residency_t, resident, 0, 8);
+FIELD(vmmgraph_ring_residency_t, device_bytes, 8, 8);
+FIELD(vmmgraph_ring_residency_t, link_bytes, 16, 8);
+FIELD(vmmgraph_ring_residency_t, step_seconds, 24, 8);
+FIELD(vmmgraph_ring_residency_t, tokens_per_second, 32, 8);
+FIELD(vmmgraph_ring_residency_t, bound, 40, 4);
+FIELD(vmmgraph_ring_residency_t, reserved, 44, 4);
+
+SIZE(vmmgraph_ring_ceiling_t, 120);
+FIELD(vmmgraph_ring_ceiling_t, struct_size, 0, 8);
+FIELD(vmmgraph_ring_ceiling_t, asked, 8, 48);
+FIELD(vmmgraph_ring_ceiling_t, link_seconds, 56, 8);
+FIELD(vmmgraph_ring_ceiling_t, compute_seconds, 64, 8);
+FIELD(vmmgraph_ring_ceiling_t, all_resident_bytes, 72, 8);
+FIELD(vmmgraph_ring_ceiling_t, units, 80, 8);
+FIELD(vmmgraph_ring_ceiling_t, streamed, 88, 8);
+FIELD(vmmgraph_ring_ceiling_t, slots, 96, 8);
+FIELD(vmmgraph_ring_ceiling_t, kept_resident, 104, 8);
+FIELD(vmmgraph_ring_ceiling_t, residency_count, 112, 8);
+
+SIZE(vmmgraph_ring_options_t, 48);
+FIELD(vmmgraph_ring_options_t, struct_size, 0, 8);
+FIELD(vmmgraph_ring_options_t, name, 8, 8);
+FIELD(vmmgraph_ring_options_t, slots, 16, 8);
+FIELD(vmmgraph_ring_options_t, remainder, 24, 4);
+FIELD(vmmgraph_ring_options_t, flags, 28, 4);
+FIELD(vmmgraph_ring_options_t, page_bytes, 32, 8);
+FIELD(vmmgraph_ring_options_t, budget_bytes, 40, 8);
+
+SIZE(vmmgraph_host_run_t, 32);
+FIELD(vmmgraph_host_run_t, source, 0, 8);
+FIELD(vmmgraph_host_run_t, from, 8, 8);
+FIELD(vmmgraph_host_run_t, to, 16, 8);
+FIELD(vmmgraph_host_run_t, bytes, 24, 8);
+
+SIZE(vmmgraph_ring_stats_t, 144);
+FIELD(vmmgraph_ring_stats_t, struct_size, 0, 8);
+FIELD(vmmgraph_ring_stats_t, id, 8, 8);
+FIELD(vmmgraph_ring_stats_t, units, 16, 8);
+FIELD(vmmgraph_ring_stats_t, streamed, 24, 8);
+FIELD(vmmgraph_ring_stats_t, slots, 32, 8);
+FIELD(vmmgraph_ring_stats_t, page_bytes, 40, 8);
+FIELD(vmmgraph_ring_stats_t, reserved_bytes, 48, 8);
+FIELD(vmmgraph_ring_stats_t, device_bytes, 56, 8);
+FIELD(vmmgraph_ring_stats_t, acquired, 64, 8);
+FIELD(vmmgraph_ring_stats_t, copies, 72, 8);
+FIELD(vmmgraph_ring_stats_t, copied_bytes, 80, 8);
+FIELD(vmmgraph_ring_stats_t, acquires, 88, 8);
+FIELD(vmmgraph_ring_stats_t, filled_ahead, 96, 8);
+FIELD(vmmgraph_ring_stats_t, filled_late, 104, 8);
+FIELD(vmmgraph_ring_stats_t, ahead_failed, 112, 8);
+FIELD(vmmgraph_ring_stats_t, aborts, 120, 8);
+FIELD(vmmgraph_ring_stats_t, charged_bytes, 128, 8);
+FIELD(vmmgraph_ring_stats_t, budget_bytes, 136, 8);
+
 int main(void) { return vmmgraph_abi_version() == VMMGRAPH_ABI_VERSION ? 0 : 1; }

@@ -13,6 +13,7 @@ set(development
   "${INCLUDEDIR}/vmmgraph/lease.hpp"
   "${INCLUDEDIR}/vmmgraph/blocks.hpp"
   "${INCLUDEDIR}/vmmgraph/plan.hpp"
+  "${INCLUDEDIR}/vmmgraph/ring.hpp"
   "${INCLUDEDIR}/vmmgraph/vmmgraph.hpp"
   "${LIBDIR}/cmake/VmmGraph/VmmGraphConfig.cmake"
   "${LIBDIR}/cmake/VmmGraph/VmmGraphConfigVersion.cmake"

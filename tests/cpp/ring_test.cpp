@@ -1,0 +1,484 @@
+// Rings by the C++ interface, on the driver that VMMGRAPH_DRIVER names: ctest runs this on the host driver and on the stand-in libcuda.so.
+#include <vmmgraph/ring.hpp>
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "host.hpp"
+
+namespace {
+
+using vmmgraph::Device;
+using vmmgraph::HostBuffer;
+using vmmgraph::HostRun;
+using vmmgraph::Pinning;
+using vmmgraph::Ring;
+using vmmgraph::RingOptions;
+using vmmgraph::RingUnit;
+using vmmgraph::UnitScope;
+using Bytes = std::vector<unsigned char>;
+
+// A device with two streams, and a way to see what a stream's work finds. No name of CUDA's is linked: there may be none.
+class Machine {
+public:
+    Machine() : device(Device::open(options())) {
+        if (!cuda()) {
+            return;
+        }
+        library_ = dlopen("libcuda.so", RTLD_NOW);
+        library_ = library_ == nullptr ? dlopen("libcuda.so.1", RTLD_NOW) : library_;
+        EXPECT_NE(library_, nullptr) << dlerror();
+        void* context = nullptr;
+        EXPECT_EQ(call<int(void**, int)>("cuDevicePrimaryCtxRetain")(&context, 0), 0);
+        EXPECT_EQ(call<int(void*)>("cuCtxSetCurrent")(context), 0);
+        for (void*& stream : streams_) {
+            EXPECT_EQ(call<int(void**, unsigned)>("cuStreamCreate")(&stream, 1), 0);
+        }
+    }
+    Machine(const Machine&) = delete;
+    Machine& operator=(const Machine&) = delete;
+    // Nothing of what the tests made is left.
+    ~Machine() {
+        for (void* const stream : streams_) {
+            if (cuda()) {
+                EXPECT_EQ(call<int(void*)>("cuStreamSynchronize")(stream), 0);
+            }
+        }
+        device.trim();
+        EXPECT_EQ(device.stats().physical_bytes, 0U);
+        EXPECT_EQ(device.stats().reserved_bytes, 0U);
+        if (cuda()) {
+            for (void* const stream : streams_) {
+                EXPECT_EQ(call<int(void*)>("cuStreamDestroy_v2")(stream), 0);
+            }
+            EXPECT_EQ(call<int(int)>("cuDevicePrimaryCtxRelease_v2")(0), 0);
+        }
+    }
+
+    [[nodiscard]] bool cuda() const { return device.info().driver == VMMGRAPH_DRIVER_CUDA; }
+    [[nodiscard]] std::uint64_t page() const { return device.info().granularity_bytes; }
+    [[nodiscard]] void* stream(std::size_t which) const { return streams_[which]; }
+
+    // What work of a stream finds at an address. The host driver has done its work when a call returns.
+    [[nodiscard]] Bytes read(const void* at, std::size_t bytes, void* stream) const {
+        Bytes found(bytes);
+        if (cuda()) {
+            const auto address = reinterpret_cast<std::uint64_t>(at);
+            EXPECT_EQ((call<int(void*, std::uint64_t, std::size_t, void*)>("cuMemcpyDtoHAsync_v2")(found.data(), address, bytes, stream)),
+                      0);
+            EXPECT_EQ(call<int(void*)>("cuStreamSynchronize")(stream), 0);
+        } else {
+            std::memcpy(found.data(), at, bytes);
+        }
+        return found;
+    }
+
+    void begin_capture(void* stream) const { EXPECT_EQ((call<int(void*, int)>("cuStreamBeginCapture_v2")(stream, 2)), 0); }
+    void end_capture(void* stream) const {
+        void* graph = nullptr;
+        EXPECT_EQ((call<int(void*, void**)>("cuStreamEndCapture")(stream, &graph)), 0) << "the capture was spoilt";
+        EXPECT_EQ(call<int(void*)>("cuGraphDestroy")(graph), 0);
+    }
+
+    Device device;
+
+private:
+    static vmmgraph::DeviceOptions options() {
+        const char* const wanted = std::getenv("VMMGRAPH_DRIVER");
+        return wanted != nullptr && std::strcmp(wanted, "cuda") == 0 ? vmmgraph::DeviceOptions{vmmgraph::DriverChoice::cuda, 0, 0, 0, 0}
+                                                                     : host::device_options(3);
+    }
+    template <class Function>
+    [[nodiscard]] Function* call(const char* name) const {
+        void* const found = dlsym(library_, name);
+        EXPECT_NE(found, nullptr) << name;
+        return reinterpret_cast<Function*>(found);
+    }
+
+    void* library_ = nullptr;
+    // The host driver takes any name of a stream.
+    std::array<void*, 2> streams_{reinterpret_cast<void*>(0xa0), reinterpret_cast<void*>(0xb0)};
+};
+
+Bytes pattern(std::size_t unit, int version, std::size_t bytes) {
+    Bytes made(bytes);
+    for (std::size_t at = 0; at < bytes; ++at) {
+        made[at] = static_cast<unsigned char>(at * 7 ^ unit * 31 ^ static_cast<std::size_t>(version) * 101);
+    }
+    return made;
+}
+
+// A ring, a source for each unit, and what is in those.
+struct Model {
+    Model(const Machine& on, const std::vector<RingUnit>& of, const RingOptions& options)
+        : machine(on), units(of), ring(on.device, of, options) {
+        for (std::size_t unit = 0; unit < units.size(); ++unit) {
+            sources.emplace_back(machine.device, units[unit].bytes);
+            versions.push_back(0);
+            write(unit);
+            ring.set_source(unit, sources[unit]);
+        }
+    }
+
+    [[nodiscard]] Bytes expected(std::size_t unit) const {
+        return pattern(unit, versions[unit], static_cast<std::size_t>(units[unit].bytes));
+    }
+    void write(std::size_t unit) {
+        const Bytes bytes = expected(unit);
+        sources[unit].write(0, bytes.data(), bytes.size());
+    }
+    // What a stream's work finds in a unit between its acquire and its release.
+    [[nodiscard]] Bytes use(std::size_t unit, void* stream) {
+        const UnitScope scope(ring, unit, stream);
+        EXPECT_EQ(scope.address(), ring.address(unit));
+        return machine.read(scope.address(), static_cast<std::size_t>(units[unit].bytes), stream);
+    }
+    void step(void* stream) {
+        for (std::size_t unit = 0; unit < units.size(); ++unit) {
+            EXPECT_EQ(use(unit, stream), expected(unit)) << "unit " << unit;
+        }
+    }
+
+    const Machine& machine;
+    std::vector<RingUnit> units;
+    Ring ring;
+    std::vector<HostBuffer> sources;
+    std::vector<int> versions;
+};
+
+// Of different lengths, and the fourth stays.
+std::vector<RingUnit> mixed(std::uint64_t page, std::size_t count = 9) {
+    std::vector<RingUnit> units;
+    for (std::size_t unit = 0; unit < count; ++unit) {
+        units.push_back({page * (1 + unit % 2) - unit * 11, unit == 3});
+    }
+    return units;
+}
+
+RingOptions slots(std::size_t count) {
+    RingOptions options;
+    options.name = "layers";
+    options.slots = count;
+    return options;
+}
+
+template <class Body>
+vmmgraph_status_t status_of(Body&& body) {
+    try {
+        body();
+    } catch (const vmmgraph::Error& error) {
+        return error.status();
+    }
+    return VMMGRAPH_OK;
+}
+
+TEST(Ring, StepsOnTwoStreamsFindEveryUnitAtItsOwnAddress) {
+    const Machine machine;
+    Model model(machine, mixed(machine.page()), slots(2));
+    std::vector<void*> addresses;
+    for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+        addresses.push_back(model.ring.address(unit));
+        for (std::size_t other = 0; other < unit; ++other) {
+            EXPECT_NE(addresses[unit], addresses[other]);
+        }
+    }
+    EXPECT_EQ(model.ring.prime(), 3U);
+    EXPECT_EQ(model.ring.prime(), 0U);
+    for (int step = 0; step < 4; ++step) {
+        // Between two steps nothing but the ring's own marks puts one stream behind the other.
+        model.step(machine.stream(static_cast<std::size_t>(step) % 2));
+    }
+    for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+        EXPECT_EQ(model.ring.address(unit), addresses[unit]);
+    }
+    const auto stats = model.ring.stats();
+    EXPECT_EQ(stats.acquires, 36U);
+    EXPECT_EQ(stats.acquired + stats.filled_late + stats.ahead_failed + stats.aborts, 0U);
+    EXPECT_EQ(stats.device_bytes, 6 * machine.page()) << "two slots of two pages, and the resident unit";
+    EXPECT_EQ(stats.charged_bytes, stats.device_bytes);
+    // Every streamed unit a step, two of the next one ahead, and the resident one once.
+    EXPECT_EQ(stats.copies, 4 * 8 + 2 + 1U);
+}
+
+TEST(Ring, AUnitsMemoryIsThatOfItsSlot) {
+    const Machine machine;
+    Model model(machine, std::vector<RingUnit>(6, {machine.page()}), slots(2));
+    const auto schedule = model.ring.schedule();
+    EXPECT_EQ(schedule.slots, 2U);
+    EXPECT_EQ(schedule.streamed, 6U);
+    EXPECT_EQ(model.ring.stats().device_bytes, 2 * machine.page());
+    void* const stream = machine.stream(0);
+    for (std::size_t unit = 0; unit < 6; ++unit) {
+        EXPECT_EQ(schedule.places[unit].place, unit % 2);
+        EXPECT_EQ(schedule.places[unit].turn, unit);
+        EXPECT_EQ(model.use(unit, stream), model.expected(unit));
+    }
+    // Where one is acquired, every other unit of its slot is the same bytes at other addresses.
+    const UnitScope scope(model.ring, 2, stream);
+    for (const std::size_t other : {0U, 4U}) {
+        EXPECT_EQ(machine.read(model.ring.address(other), 64, stream), machine.read(scope.address(), 64, stream));
+        EXPECT_EQ(status_of([&] { model.ring.acquire(other, machine.stream(1)); }), VMMGRAPH_ERROR_WRONG_STATE);
+    }
+}
+
+TEST(Ring, AStepThatAnExceptionEndsLeavesARingThatWorks) {
+    const Machine machine;
+    Model model(machine, mixed(machine.page()), slots(2));
+    void* const stream = machine.stream(0);
+    try {
+        const UnitScope first(model.ring, 0, stream);
+        const UnitScope second(model.ring, 1, stream);
+        EXPECT_EQ(model.ring.stats().acquired, 2U);
+        throw std::runtime_error("in the step");
+    } catch (const std::runtime_error&) {
+    }
+    EXPECT_EQ(model.ring.stats().acquired, 0U);
+    EXPECT_EQ(model.ring.stats().aborts, 0U);
+    model.step(machine.stream(1));
+    {
+        // One that knows only the ring aborts it; the scope's end then says nothing.
+        const UnitScope lost(model.ring, 4, stream);
+        const auto before = model.ring.stats();
+        model.ring.abort();
+        EXPECT_EQ(model.ring.stats().acquired, 0U);
+        EXPECT_EQ(model.ring.stats().aborts, before.aborts + 1);
+    }
+    EXPECT_EQ(model.ring.stats().aborts, 1U);
+    const auto copied = model.ring.stats().copied_bytes;
+    model.step(stream);
+    std::uint64_t all = 0;
+    for (const RingUnit& unit : model.units) {
+        all += unit.bytes;
+    }
+    EXPECT_GE(model.ring.stats().copied_bytes - copied, all) << "nothing that was held counts any more";
+}
+
+TEST(Ring, ASourceThatChangesIsReadFromTheNextAcquireOn) {
+    const Machine machine;
+    Model model(machine, mixed(machine.page()), slots(2));
+    void* const stream = machine.stream(0);
+    model.step(stream);
+    // In place, of a unit that streams and of the resident one.
+    for (const std::size_t unit : {1U, 3U}) {
+        ++model.versions[unit];
+        model.write(unit);
+    }
+    // By a pointer, which has to be said.
+    ++model.versions[5];
+    const Bytes bytes = model.expected(5);
+    model.sources[5].wait();
+    std::memcpy(model.sources[5].data(), bytes.data(), bytes.size());
+    model.sources[5].changed();
+    model.step(machine.stream(1));
+    // By another buffer while it is read; the old one goes at once.
+    {
+        const UnitScope scope(model.ring, 0, stream);
+        const Bytes before = model.expected(0);
+        ++model.versions[0];
+        HostBuffer other(machine.device, model.units[0].bytes);
+        std::swap(model.sources[0], other);
+        model.write(0);
+        model.ring.set_source(0, model.sources[0]);
+        EXPECT_EQ(machine.read(scope.address(), before.size(), stream), before);
+    }
+    model.step(stream);
+    // And a buffer that nobody but the ring has.
+    model.sources.clear();
+    for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+        EXPECT_EQ(model.use(unit, stream), model.expected(unit));
+    }
+}
+
+TEST(Ring, RunsThatLieTogetherAreOneCopy) {
+    const Machine machine;
+    Ring ring(machine.device, std::vector<RingUnit>(4, {machine.page()}), slots(2));
+    HostBuffer buffer(machine.device, machine.page());
+    const Bytes bytes = pattern(1, 2, 400);
+    buffer.write(0, bytes.data(), bytes.size());
+    ring.set_source(0, {HostRun{buffer, 100, 100, 50}, HostRun{buffer, 0, 0, 100}, HostRun{buffer, 7, 150, 0}});
+    ring.set_source(1, {HostRun{buffer, 200, 0, 50}, HostRun{buffer, 0, 50, 100}});
+    EXPECT_EQ(ring.stats().copies, 0U);
+    void* const stream = machine.stream(0);
+    {
+        const UnitScope scope(ring, 0, stream);
+        EXPECT_EQ(ring.stats().copies, 1 + 2U) << "the next unit is copied ahead";
+        EXPECT_EQ(machine.read(scope.address(), 150, stream), Bytes(bytes.begin(), bytes.begin() + 150));
+    }
+    const UnitScope scope(ring, 1, stream);
+    EXPECT_EQ(machine.read(scope.address(), 50, stream), Bytes(bytes.begin() + 200, bytes.begin() + 250));
+    Bytes found(50);
+    buffer.read(200, found.data(), found.size());
+    EXPECT_EQ(found, Bytes(bytes.begin() + 200, bytes.begin() + 250));
+    // Nothing is a source too, of a unit that finds whatever is in its slot.
+    ring.set_source(2, std::vector<HostRun>{});
+    EXPECT_EQ(ring.stats().copied_bytes, 150U + 150U);
+}
+
+TEST(Ring, ARingInUseGoesWithoutAWait) {
+    const Machine machine;
+    auto model = std::make_unique<Model>(machine, mixed(machine.page()), slots(2));
+    void* const stream = machine.stream(0);
+    model->step(stream);
+    // Acquired still, and its neighbours' copies were given.
+    model->ring.acquire(0, stream);
+    model->sources.clear();
+    model.reset();
+    // What was there is free for another one, which is as large.
+    Model next(machine, mixed(machine.page()), slots(2));
+    next.step(machine.stream(1));
+}
+
+TEST(Ring, AStreamUnderCaptureIsRefusedAndItsCaptureGoesOn) {
+    const Machine machine;
+    if (!machine.cuda()) {
+        // The host driver has no captures.
+        return;
+    }
+    Model model(machine, mixed(machine.page()), slots(2));
+    void* const captured = machine.stream(0);
+    machine.begin_capture(captured);
+    EXPECT_EQ(status_of([&] { model.ring.acquire(0, captured); }), VMMGRAPH_ERROR_STREAM_CAPTURING);
+    EXPECT_EQ(model.use(0, machine.stream(1)), model.expected(0));
+    machine.end_capture(captured);
+    {
+        UnitScope scope(model.ring, 0, captured);
+        machine.begin_capture(captured);
+        EXPECT_EQ(status_of([&] { scope.release(); }), VMMGRAPH_ERROR_STREAM_CAPTURING);
+        EXPECT_EQ(model.ring.stats().acquired, 1U);
+        // The scope ends inside the capture: the ring is aborted, and nobody gets the slot before the stream can be asked.
+    }
+    EXPECT_EQ(model.ring.stats().aborts, 1U);
+    EXPECT_EQ(status_of([&] { model.ring.acquire(0, machine.stream(1)); }), VMMGRAPH_ERROR_STREAM_CAPTURING);
+    machine.end_capture(captured);
+    model.step(machine.stream(1));
+    UnitScope scope(model.ring, 0, captured);
+    scope.release();
+    EXPECT_EQ(model.ring.stats().acquired, 0U);
+}
+
+TEST(Ring, WhatIsRefusedChangesNothing) {
+    const Machine machine;
+    const std::vector<RingUnit> units(7, {machine.page()});
+    auto options = slots(3);
+    options.budget_bytes = 3 * machine.page();
+    EXPECT_THROW(Ring(machine.device, units, options), vmmgraph::OutOfMemory);
+    options.remainder = vmmgraph::Remainder::refuse;
+    options.budget_bytes = 0;
+    EXPECT_EQ(status_of([&] { const Ring refused(machine.device, units, options); }), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(machine.device.stats().reserved_bytes, 0U);
+    options.remainder = vmmgraph::Remainder::keep_resident;
+    options.budget_bytes = 4 * machine.page();
+    options.page_bytes = machine.page();
+    options.within_step = true;
+    Model model(machine, units, options);
+    EXPECT_EQ(model.ring.schedule().kept_resident, 1U);
+    EXPECT_EQ(model.ring.schedule().places[3].turn, vmmgraph::RingSchedule::resident);
+    EXPECT_EQ(model.ring.stats().budget_bytes, 4 * machine.page());
+    const HostBuffer& source = model.sources[0];
+    for (const HostRun& run : {HostRun{source, 1, 0, machine.page()}, HostRun{source, 0, 1, machine.page()},
+                               HostRun{source, ~std::uint64_t{0}, 0, 2}, HostRun{source, 0, ~std::uint64_t{0}, 2}}) {
+        EXPECT_EQ(status_of([&] { model.ring.set_source(0, {run}); }), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    }
+    EXPECT_EQ(status_of([&] { model.ring.release(0, nullptr); }), VMMGRAPH_ERROR_WRONG_STATE);
+    EXPECT_EQ(status_of([&] { static_cast<void>(model.ring.address(7)); }), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    model.step(machine.stream(0));
+    model.step(machine.stream(0));
+    EXPECT_EQ(model.ring.stats().filled_late, 2 + 1U) << "within a step the first one is always late, and the resident one once";
+}
+
+TEST(Ring, HostBuffersSayWhatTheyAreAndOwnersMove) {
+    const Machine machine;
+    HostBuffer buffer(machine.device, 1000, Pinning::preferred);
+    EXPECT_EQ(buffer.bytes(), 1000U);
+    EXPECT_TRUE(buffer.registered());
+    void* const at = buffer.data();
+    HostBuffer moved(std::move(buffer));
+    EXPECT_EQ(moved.data(), at);
+    EXPECT_EQ(status_of([&] { buffer.changed(); }), VMMGRAPH_ERROR_INVALID_HANDLE);
+    EXPECT_EQ(status_of([&] { moved.write(999, "ab", 2); }), VMMGRAPH_ERROR_INVALID_SIZE);
+    Ring ring(machine.device, {{100}, {100}, {100}, {100}}, slots(2));
+    Ring other(std::move(ring));
+    EXPECT_EQ(status_of([&] { ring.abort(); }), VMMGRAPH_ERROR_INVALID_HANDLE);
+    EXPECT_EQ(status_of([&] { other.acquire(0, nullptr); }), VMMGRAPH_ERROR_WRONG_STATE) << "it has no source";
+    ring = std::move(other);
+    ring.abort();
+    EXPECT_EQ(ring.stats().aborts, 1U);
+}
+
+constexpr std::uint64_t layer = std::uint64_t{128} << 20;
+
+vmmgraph::RingDemand demand(std::size_t count) {
+    vmmgraph::RingDemand demand;
+    demand.units.assign(count, {layer});
+    demand.link_gib_per_second = 51.5;
+    demand.compute_seconds = 5.4e-3;
+    return demand;
+}
+
+TEST(RingPlan, TheCeilingSaysWhatBoundsAStepAndWhatResidencyBuys) {
+    const auto found = vmmgraph::ring_ceiling(demand(36));
+    EXPECT_EQ(found.slots, 3U);
+    EXPECT_EQ(found.asked.link_bytes, 36 * layer);
+    EXPECT_EQ(found.asked.device_bytes, 3 * layer);
+    EXPECT_EQ(found.all_resident_bytes, 36 * layer);
+    EXPECT_EQ(found.asked.bound, VMMGRAPH_BOUND_LINK);
+    EXPECT_NEAR(found.link_seconds, 36 * 0.125 / 51.5, 1e-9);
+    EXPECT_NEAR(found.asked.tokens_per_second, 51.5 / (36 * 0.125), 1e-6);
+    EXPECT_EQ(found.compute_seconds, 5.4e-3);
+    ASSERT_EQ(found.more.size(), 11U);
+    for (std::size_t row = 1; row < found.more.size(); ++row) {
+        EXPECT_GT(found.more[row].resident, found.more[row - 1].resident);
+        EXPECT_LT(found.more[row].link_bytes, found.more[row - 1].link_bytes);
+    }
+    EXPECT_EQ(found.more.back().resident, 36U);
+    EXPECT_EQ(found.more.back().bound, VMMGRAPH_BOUND_COMPUTE);
+    // Tokens of a batch share the link.
+    auto batch = demand(36);
+    batch.tokens = 64;
+    EXPECT_NEAR(vmmgraph::ring_ceiling(batch).asked.tokens_per_second, 64 * found.asked.tokens_per_second, 1e-6);
+    auto nothing = demand(1);
+    nothing.units[0].resident = true;
+    nothing.compute_seconds = 0;
+    EXPECT_TRUE(std::isinf(vmmgraph::ring_ceiling(nothing).asked.tokens_per_second));
+}
+
+TEST(RingPlan, WhatIsOtherwiseThanAskedIsInTheNumbersAndInTheText) {
+    auto few = demand(36);
+    few.budget_bytes = 2 * layer;
+    EXPECT_EQ(vmmgraph::ring_ceiling(few).slots, 2U);
+    EXPECT_TRUE(vmmgraph::ring_ceiling(few).more.empty());
+    const std::string text = vmmgraph::ring_ceiling_text(few);
+    EXPECT_NE(text.find("not as asked: 2 slots instead of 3"), std::string::npos) << text;
+    EXPECT_NE(text.find("tokens/s at best, bound by the link"), std::string::npos) << text;
+    few.budget_bytes = layer - 1;
+    EXPECT_EQ(status_of([&] { static_cast<void>(vmmgraph::ring_ceiling(few)); }), VMMGRAPH_ERROR_INVALID_SIZE);
+    EXPECT_EQ(status_of([&] { static_cast<void>(vmmgraph::ring_ceiling_text(few)); }), VMMGRAPH_ERROR_INVALID_SIZE);
+    auto prime = demand(61);
+    prime.slots = 4;
+    EXPECT_EQ(vmmgraph::ring_ceiling(prime).kept_resident, 1U);
+    EXPECT_GT(vmmgraph::ring_ceiling_text(prime).size(), 1000U) << "a text longer than the first buffer";
+    const auto schedule = vmmgraph::ring_schedule(prime.units, 4);
+    EXPECT_EQ(schedule.streamed, 60U);
+    EXPECT_EQ(schedule.places[30].turn, vmmgraph::RingSchedule::resident);
+    EXPECT_EQ(schedule.places[30].place, 4U);
+    EXPECT_EQ(schedule.places[31].turn, 30U);
+    EXPECT_EQ(schedule.places[31].place, 2U);
+    EXPECT_EQ(status_of([&] { static_cast<void>(vmmgraph::ring_schedule(prime.units, 4, vmmgraph::Remainder::refuse)); }),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    // All of them fit the slots, so nothing streams.
+    const auto all = vmmgraph::ring_schedule(demand(3).units);
+    EXPECT_EQ(all.slots, 0U);
+    EXPECT_EQ(all.kept_resident, 3U);
+}
+
+}  // namespace
