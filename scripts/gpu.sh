@@ -23,8 +23,8 @@ build() {
   cargo build --locked --release -p vmmgraph-demo
   strip -o "$out/demo" target/release/vmmgraph-demo
   cmake -S . -B build/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TESTS=ON >/dev/null
-  cmake --build build/cmake --target vmmgraph driver_test vmmgraph_memory_saver
-  cp -P build/cmake/libvmmgraph.so* build/cmake/tests/cpp/driver_test "$out/"
+  cmake --build build/cmake --target vmmgraph driver_test ring_test vmmgraph_memory_saver
+  cp -P build/cmake/libvmmgraph.so* build/cmake/tests/cpp/{driver,ring}_test "$out/"
   cp build/cmake/libvmmgraph_memory_saver.so tests/memory_saver/gpu.py "$out/"
   torch=$(echo "$PWD"/.venv/lib/python3*/site-packages/torch)
   cmake -S . -B build/torch -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TORCH=ON -DVMMGRAPH_TORCH_ROOT="$torch" \
@@ -113,6 +113,7 @@ run() {
     python3 "$out/test_cli_gpu.py"
   libtorch "an engine that sleeps" sleep_example
   row "C++ over the shared library" env LD_LIBRARY_PATH="$PWD/$out" "$out/driver_test" cuda
+  row "rings from C++" env LD_LIBRARY_PATH="$PWD/$out" "$out/ring_test"
   end
 }
 

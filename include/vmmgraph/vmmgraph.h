@@ -3072,7 +3072,8 @@ vmmgraph_status_t vmmgraph_ring_ceiling(const struct vmmgraph_ring_demand_t *dem
                                         size_t capacity,
                                         struct vmmgraph_ring_ceiling_t *result);
 
-// The same in words, for people and logs: what bounds a step, everything that is otherwise than asked, and what residency would buy, a line each.
+// The same in words, for people and logs, a line each: what bounds a step, everything that is otherwise than asked, what residency would buy, and from
+// where on the work hides the link.
 // Copies as vmmgraph_last_error_message does.
 //
 // Arguments:

@@ -300,7 +300,8 @@ pub unsafe extern "C" fn vmmgraph_ring_ceiling(
     })
 }
 
-/// The same in words, for people and logs: what bounds a step, everything that is otherwise than asked, and what residency would buy, a line each.
+/// The same in words, for people and logs, a line each: what bounds a step, everything that is otherwise than asked, what residency would buy, and from
+/// where on the work hides the link.
 /// Copies as vmmgraph_last_error_message does.
 ///
 /// # Safety

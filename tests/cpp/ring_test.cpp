@@ -11,6 +11,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -27,6 +28,12 @@ using vmmgraph::RingOptions;
 using vmmgraph::RingUnit;
 using vmmgraph::UnitScope;
 using Bytes = std::vector<unsigned char>;
+
+template <class T>
+constexpr bool owner = !std::is_copy_constructible_v<T> && !std::is_copy_assignable_v<T> && std::is_nothrow_move_constructible_v<T> &&
+                       std::is_nothrow_move_assignable_v<T> && std::is_nothrow_destructible_v<T> && sizeof(T) == sizeof(void*);
+static_assert(owner<Ring> && owner<HostBuffer>);
+static_assert(!std::is_move_constructible_v<UnitScope> && std::is_nothrow_destructible_v<UnitScope>, "it ends where it began");
 
 // A device with two streams, and a way to see what a stream's work finds. No name of CUDA's is linked: there may be none.
 class Machine {
@@ -208,6 +215,13 @@ TEST(Ring, StepsOnTwoStreamsFindEveryUnitAtItsOwnAddress) {
     EXPECT_EQ(stats.charged_bytes, stats.device_bytes);
     // Every streamed unit a step, two of the next one ahead, and the resident one once.
     EXPECT_EQ(stats.copies, 4 * 8 + 2 + 1U);
+    EXPECT_EQ(stats.filled_ahead, stats.copies);
+    EXPECT_EQ(stats.units, 9U);
+    EXPECT_EQ(stats.streamed, 8U);
+    EXPECT_EQ(stats.slots, 2U);
+    EXPECT_EQ(stats.page_bytes, machine.page());
+    EXPECT_EQ(stats.reserved_bytes, 13 * machine.page()) << "five units of a page and four of two";
+    EXPECT_EQ(stats.budget_bytes, 0U);
 }
 
 TEST(Ring, AUnitsMemoryIsThatOfItsSlot) {
@@ -227,8 +241,9 @@ TEST(Ring, AUnitsMemoryIsThatOfItsSlot) {
     const UnitScope scope(model.ring, 2, stream);
     for (const std::size_t other : {0U, 4U}) {
         EXPECT_EQ(machine.read(model.ring.address(other), 64, stream), machine.read(scope.address(), 64, stream));
-        EXPECT_EQ(status_of([&] { model.ring.acquire(other, machine.stream(1)); }), VMMGRAPH_ERROR_WRONG_STATE);
+        EXPECT_EQ(status_of([&] { const UnitScope refused(model.ring, other, machine.stream(1)); }), VMMGRAPH_ERROR_WRONG_STATE);
     }
+    EXPECT_EQ(model.ring.stats().acquired, 1U) << "a scope that never began has released another's unit";
 }
 
 TEST(Ring, AStepThatAnExceptionEndsLeavesARingThatWorks) {
@@ -254,6 +269,13 @@ TEST(Ring, AStepThatAnExceptionEndsLeavesARingThatWorks) {
         EXPECT_EQ(model.ring.stats().aborts, before.aborts + 1);
     }
     EXPECT_EQ(model.ring.stats().aborts, 1U);
+    {
+        UnitScope early(model.ring, 0, stream);
+        early.release();
+        model.ring.acquire(0, stream);
+    }
+    EXPECT_EQ(model.ring.stats().acquired, 1U) << "a scope that was over has released another's";
+    model.ring.abort();
     const auto copied = model.ring.stats().copied_bytes;
     model.step(stream);
     std::uint64_t all = 0;
@@ -372,6 +394,8 @@ TEST(Ring, WhatIsRefusedChangesNothing) {
     auto options = slots(3);
     options.budget_bytes = 3 * machine.page();
     EXPECT_THROW(Ring(machine.device, units, options), vmmgraph::OutOfMemory);
+    const std::vector<RingUnit> long_ones(6, {machine.device.info().total_bytes});
+    EXPECT_EQ(status_of([&] { const Ring refused(machine.device, long_ones); }), VMMGRAPH_ERROR_OUT_OF_MEMORY);
     options.remainder = vmmgraph::Remainder::refuse;
     options.budget_bytes = 0;
     EXPECT_EQ(status_of([&] { const Ring refused(machine.device, units, options); }), VMMGRAPH_ERROR_INVALID_ARGUMENT);
