@@ -265,7 +265,7 @@ pub unsafe extern "C" fn vmmgraph_ring_schedule(
 
 /// The best that a ring can do for such a step: bytes over the link, seconds, tokens a second, and what bounds them. Plain arithmetic, as
 /// vmmgraph_ring_schedule. Slots that do not fit the budget become fewer. Writes at most `capacity` rows of what more residency
-/// would buy, from the next more up to all, as far as the budget holds them. VMMGRAPH_ERROR_INVALID_SIZE for a unit that is empty or too long, and
+/// would buy, from the next more up to all and 256 at most, as far as the budget holds them. VMMGRAPH_ERROR_INVALID_SIZE for a unit that is empty or too long, and
 /// if the budget does not hold one slot and what is to be resident; VMMGRAPH_ERROR_INVALID_ARGUMENT for a link without speed and for times that are none.
 ///
 /// # Safety

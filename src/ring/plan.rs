@@ -8,6 +8,8 @@ use crate::units::MAX_BYTES;
 
 const MIB: f64 = (1_u64 << 20) as f64;
 const GIB: f64 = (1_u64 << 30) as f64;
+/// Rows of more residency at most, since each is a schedule of its own.
+const ROWS: usize = 256;
 
 /// A piece of what a step reads, in the order of use: mostly a layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,7 +92,8 @@ pub struct Ceiling {
     pub link_seconds: f64,
     /// Seconds of the work alone.
     pub compute_seconds: f64,
-    /// What more residency would buy: as many units more as there are slots at a time, up to all. None of them is over the budget.
+    /// What more residency would buy: as many units more as there are slots at a time, up to all; of more than 256 such rows only some. None of
+    /// them is over the budget.
     pub residency: Vec<Residency>,
     /// Everything that is otherwise than it was asked for.
     pub adjustments: Vec<Adjustment>,
@@ -219,7 +222,10 @@ fn residency_of(schedule: &Schedule, demand: &Demand<'_>) -> Residency {
 fn more_resident(schedule: &Schedule, demand: &Demand<'_>) -> Vec<Residency> {
     let slots = schedule.slots();
     let mut rows = Vec::new();
-    for times in 1..=schedule.streamed().len().checked_div(slots).unwrap_or(0) {
+    let most = schedule.streamed().len().checked_div(slots).unwrap_or(0);
+    let stride = most.div_ceil(ROWS).max(1);
+    // The last one is all of them, whatever the stride.
+    for times in (1..=most).filter(|times| (most - times).is_multiple_of(stride)) {
         let mut streams = vec![false; schedule.units()];
         schedule.streamed().iter().for_each(|unit| streams[*unit] = true);
         spread(&streams, times * slots).into_iter().for_each(|unit| streams[unit] = false);
@@ -340,6 +346,18 @@ mod tests {
         );
         assert_eq!(found.asked.step_seconds, 5.4e-3);
         assert!(found.to_string().ends_with("\nthe work hides the link\n"), "{found}");
+    }
+
+    #[test]
+    fn any_number_of_units_has_few_rows_and_the_last_is_all_of_them() {
+        for count in [256, 257, 5_000] {
+            let units = vec![RingUnit::streamed(4); count];
+            let found = ceiling(&Demand { slots: 1, ..demand(&units) }).unwrap();
+            let rows = &found.residency;
+            assert!(rows.len() <= 256 && rows.len() > 100, "{count} units, {} rows", rows.len());
+            assert!(rows.windows(2).all(|pair| pair[0].resident < pair[1].resident));
+            assert_eq!(rows.last().map(|row| row.resident), Some(count));
+        }
     }
 
     #[test]
