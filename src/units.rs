@@ -13,6 +13,12 @@ pub const MAX_BYTES: u64 = 1 << 46;
 /// Largest small page, in bytes: 16 MiB, so that a length inside a slab fits 16 bits.
 pub const MAX_SMALL_PAGE: u64 = BLOCK_GRANULE << 15;
 
+/// A hash with one more number in it: the same in every process and build, unlike the standard library's. As FxHash does, which is good
+/// enough to tell two orders of the same things apart and costs a multiplication.
+pub(crate) fn mix(hash: u64, number: u64) -> u64 {
+    (hash.rotate_left(5) ^ number).wrapping_mul(0x517c_c1b7_2722_0a95)
+}
+
 /// An address on the device (on the host driver, in this process).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(pub u64);

@@ -528,6 +528,46 @@ fn the_layout_hash_tells_captures_apart_and_is_the_same_for_the_same_requests() 
     {
         assert_ne!(capture(&one, different, false).0, hash, "{different:?}");
     }
+    // What is live at the end gets pages of its own, unless the policy says otherwise.
+    let retained = capture(&one, &sizes, true).0;
+    assert_ne!(retained, hash);
+    let options = Options { retain: RetainPolicy::Share, ..Options::default() };
+    let sharing = SharedVmmAllocator::new(&device, &options).unwrap();
+    assert!(![retained, hash].contains(&capture(&sharing, &sizes, true).0));
+    // Pages of another size have seams elsewhere, where no block's place says so.
+    let options = Options { large_page_bytes: 32 * MIB, ..Options::default() };
+    let larger = SharedVmmAllocator::new(&device, &options).unwrap();
+    assert_ne!(capture(&larger, &[4096], false).0, capture(&one, &[4096], false).0);
+}
+
+#[test]
+fn the_layout_hash_tells_pages_apart_that_show_at_the_same_places() {
+    let (_, device) = device(HostOptions::default());
+    let arena = arena(&device);
+    // The second block lies behind the first one's addresses each time: on its pages, or on pages of its own.
+    let capture = |first: Stream, second: Stream, early: bool| {
+        let space = arena.open_space().unwrap();
+        let one = space.allocate(32 * MIB, first).unwrap();
+        if early {
+            space.free(one).unwrap();
+        }
+        let two = space.allocate(48 * MIB, second).unwrap();
+        assert_eq!(two.0 - one.0, 32 * MIB);
+        if !early {
+            space.free(one).unwrap();
+        }
+        space.free(two).unwrap();
+        let report = space.seal().unwrap();
+        (report.layout_hash, report.large_pages)
+    };
+    let reused = capture(A, A, true);
+    let apart = capture(A, A, false);
+    assert_eq!((reused.1, apart.1), (3, 5));
+    assert_ne!(reused.0, apart.0);
+    // Nothing serves two streams; which handles they have does not matter.
+    assert_eq!(capture(A, B, true), apart);
+    assert_eq!(capture(B, A, true), apart);
+    assert_eq!(capture(B, B, true), reused);
 }
 
 #[test]

@@ -56,9 +56,10 @@ pub struct vmmgraph_seal_report_t {
     pub driver_ns: u64,
     /// Blocks that were allocated in all.
     pub allocations: u64,
-    /// A hash of every block's place and bytes, in order: in a stitched space the same for the same requests, in any process and whatever
-    /// was captured before, so that ranks can compare what they captured. Places of kept blocks do not count; those of a bump space depend
-    /// on the arena's tape too, from its second range of addresses on.
+    /// A hash of the capture's plan: page sizes, which numbered page is where, every block's place and bytes in order, what is live at its
+    /// end and the policy for that. In a stitched space the same for the same requests, in any process and whatever was captured before,
+    /// so that ranks can compare what they captured. Places of kept blocks do not count; those of a bump space depend on the arena's tape
+    /// too, from its second range of addresses on.
     pub layout_hash: u64,
 }
 

@@ -9,6 +9,7 @@ use super::block::{Origin, Origins};
 use super::events::Events;
 use super::kept::KeptBlocks;
 use super::layout::{NotLive, Place, Usage};
+use super::layout_hash::LayoutHash;
 use super::placement::Placement;
 use super::presence::Opened;
 use super::refresh::Stale;
@@ -40,8 +41,7 @@ pub(super) struct State {
     /// or stay mapped, and go later.
     pub(super) readers: Fence,
     pub(super) work: Work,
-    /// Of every block so far: where it was placed, and its bytes.
-    pub(super) layout_hash: u64,
+    pub(super) layout_hash: LayoutHash,
     pub(super) origins: Origins,
     /// What the space's owner calls it.
     pub(super) label: Option<String>,
@@ -166,8 +166,7 @@ impl Core {
         if let Placement::Stitched(layout) = &state.placement {
             self.common.totals.rose_to(layout.usage().peak_bytes);
         }
-        state.hash(place.offset + ((place.range as u64) << 48));
-        state.hash(bytes.get());
+        state.layout_hash.block(place, bytes);
         let address = state.address(place);
         if let Some(events) = &mut state.events {
             events.allocated(place, address, bytes.get(), state.placement.usage().allocations);
@@ -332,11 +331,6 @@ impl State {
     pub(super) fn note_mapped(&mut self, common: &Common, before: u64, after: u64) {
         self.work.mapped_bytes = self.work.mapped_bytes - before + after;
         common.totals.mapped.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
-    }
-
-    /// As FxHash does, which is good enough to tell two captures apart and costs a multiplication.
-    pub(super) fn hash(&mut self, value: u64) {
-        self.layout_hash = (self.layout_hash.rotate_left(5) ^ value).wrapping_mul(0x517c_c1b7_2722_0a95);
     }
 
     pub(super) fn usage(&self) -> Usage {

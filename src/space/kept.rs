@@ -265,8 +265,7 @@ impl Core {
     pub(super) fn keep(&self, state: &mut State, bytes: BlockBytes) -> Result<Address> {
         self.common.refuse_hopeless(bytes)?;
         let address = self.common.heap.allocate(&self.common.shared, bytes.get())?;
-        // Where the heap puts it depends on other spaces.
-        state.hash(!bytes.get());
+        state.layout_hash.kept(bytes);
         let serial = state.usage().allocations + state.kept.usage.add(bytes);
         state.kept.blocks.insert(address, Kept { bytes: bytes.get(), serial, freed: None });
         Ok(address)

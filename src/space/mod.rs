@@ -30,6 +30,7 @@ mod events;
 mod kept;
 mod label;
 mod layout;
+mod layout_hash;
 mod life;
 mod page_table;
 mod peak;
@@ -55,6 +56,7 @@ use events::Events;
 pub(crate) use kept::Heap;
 use kept::KeptBlocks;
 use layout::Layout;
+use layout_hash::LayoutHash;
 pub(crate) use picture::{Picture, Spot};
 use placement::Placement;
 pub(crate) use presence::Presence;
@@ -274,7 +276,7 @@ impl Space {
             users: Vec::new(),
             readers: Fence::default(),
             work: Work::default(),
-            layout_hash: 0,
+            layout_hash: LayoutHash::new(common.shared.geometry()),
             label: None,
             site: None,
             events: common.trace_events.load(Ordering::Relaxed).then(Events::default),

@@ -56,9 +56,10 @@ pub struct SealReport {
     pub retained_bytes: u64,
     /// Blocks that were allocated in all.
     pub allocations: u64,
-    /// A hash of every block's place and bytes, in order. In a stitched space the same for the same requests, in any process and whatever
-    /// was captured before; so ranks can compare what they captured. (Places of kept blocks do not count. Those of a bump space depend on
-    /// the arena's tape too, from its second range of addresses on.)
+    /// A hash of the capture's plan: page sizes, which numbered page is where, every block's place and bytes in order, what is live at
+    /// its end and the policy for that. In a stitched space the same for the same requests, in any process and whatever was captured before; so ranks can compare what
+    /// they captured. (Places of kept blocks do not count. Those of a bump space depend on the arena's tape too, from its second range of
+    /// addresses on.)
     pub layout_hash: u64,
     /// Blocks that are still live, by address.
     pub retained: Vec<Block>,
@@ -122,6 +123,7 @@ impl Core {
             state.work.time += start.elapsed();
             fillers = retained?;
         }
+        state.end_layout_hash(policy);
         let parked = state.usage();
         state.placement.seal();
         state.phase = Phase::Sealed;
@@ -141,7 +143,7 @@ impl Core {
             driver_time: state.work.time,
             retained_bytes: self.common.pool().held(self.own()).0,
             allocations: usage.allocations + kept.allocations,
-            layout_hash: state.layout_hash,
+            layout_hash: state.layout_hash.get(),
             retained: state.blocks(),
         })
     }
@@ -177,6 +179,22 @@ impl Core {
         let (calls, reserved) = change.commit();
         state.adopt(&self.common, calls, reserved);
         Ok(next - slabs)
+    }
+}
+
+impl State {
+    /// The capture ends: what is live now gets other pages than what passed.
+    fn end_layout_hash(&mut self, policy: RetainPolicy) {
+        let mut placed: Vec<u64> = self.placement.blocks().iter().map(|live| live.serial).collect();
+        let mut kept: Vec<u64> = self.kept.live().map(|(.., serial)| serial).collect();
+        placed.sort_unstable();
+        kept.sort_unstable();
+        let policy = match policy {
+            RetainPolicy::Retain => 0,
+            RetainPolicy::Share => 1,
+            RetainPolicy::InPlace => 2,
+        };
+        self.layout_hash.end(policy, &placed, &kept);
     }
 }
 

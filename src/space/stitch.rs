@@ -34,6 +34,7 @@ impl State {
         }
         let (done, reserved) = change.commit();
         self.adopt(common, done, reserved);
+        growth.pages.iter().for_each(|no| self.layout_hash.page(*no));
         match &mut self.placement {
             Placement::Stitched(layout) => Ok(layout.commit(&growth)),
             _ => Err(Error::Internal { what: "only a stitched space stitches".into() }),
