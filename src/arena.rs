@@ -23,6 +23,7 @@ use crate::sync::Mutex;
 use crate::units::{Address, BlockBytes, Geometry, Peers, Stream};
 
 mod lending;
+mod order;
 
 const MIB: u64 = 1 << 20;
 
@@ -54,8 +55,10 @@ pub struct Options {
     /// that is at most a forty-eighth of it, but no less than a small page and no more than 32 MiB; 0: not known, 16 MiB or the small
     /// page's bytes, whichever is larger. Larger pages take fewer driver calls, smaller ones waste less where they end.
     pub expected_bytes: u64,
-    /// Replays on another stream or thread than the first replay's are refused ([`Error::WrongState`]) and not ordered. For ranks that
-    /// work together: the waits between streams that order an arena's replays can deadlock ranks that replay in different orders.
+    /// Replays and eager scopes on another stream or another thread than the first one's are refused ([`Error::WrongState`]) before
+    /// anything of them is prepared or recorded, so that the order is that of one thread's program; until
+    /// [`SharedVmmAllocator::lift_serial`], and not by the end of that thread or by a pause. For ranks that work together: the waits between streams that order
+    /// an arena's replays can deadlock ranks that replay in different orders.
     pub serial: bool,
     /// Other devices of the platform that may read and write the arena's pages; the arena's own counts for nothing. Every map costs
     /// more for each, so only on request: for programs that use several devices in one process.
@@ -404,12 +407,6 @@ impl SharedVmmAllocator {
         let eager = self.eager.0.lock().clone();
         eager.map_or(Ok(()), |eager| eager.audit())?;
         self.device().pool().audit()
-    }
-
-    /// How many replays of the arena were launched: the same on ranks that replay alike.
-    #[must_use]
-    pub fn replay_seq(&self) -> u64 {
-        self.common.order.replays()
     }
 
     /// What the arena holds now.

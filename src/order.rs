@@ -26,6 +26,10 @@ use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Monitor, Mutex, thread_token};
 use crate::units::Stream;
 
+mod serial;
+
+use serial::Serial;
+
 /// What `on` says when everything is marked: no stream has that handle.
 const MARKED: u64 = u64::MAX;
 
@@ -46,8 +50,8 @@ pub struct ReplayOrder {
     replays: AtomicU64,
     /// The stream of a turn that [`enter`](Self::enter) took, until [`leave`](Self::leave).
     entered: Mutex<Option<Stream>>,
-    /// In a serial order, whose first replay says where all others have to be.
-    only: Option<Mutex<Option<Place>>>,
+    /// In a serial order.
+    serial: Option<Serial>,
 }
 
 /// Nothing.
@@ -56,9 +60,6 @@ const OPEN: u64 = 0;
 const BEHIND: u64 = 1;
 /// The arena is paused: none is launched.
 const SHUT: u64 = 2;
-
-/// A stream, and the thread that launches there.
-type Place = (Stream, u64);
 
 #[derive(Debug, Default)]
 struct Last {
@@ -88,16 +89,29 @@ impl ReplayOrder {
         let replays = AtomicU64::new(0);
         let (gate, contents) = (AtomicU64::new(OPEN), Mutex::default());
         let (on, entered) = (AtomicU64::new(MARKED), Mutex::default());
-        Self { events: Arc::clone(events), turn, on, last, gate, contents, replays, entered, only: None }
+        Self { events: Arc::clone(events), turn, on, last, gate, contents, replays, entered, serial: None }
     }
 
-    /// As [`new`](Self::new), but replays on another stream or thread than the first one's are refused.
+    /// As [`new`](Self::new), but replays on another stream or thread than the first one's are refused, until that is
+    /// [lifted](Self::lift_serial).
     #[must_use]
     pub fn serial(events: &Arc<Events>) -> Self {
-        Self { only: Some(Mutex::default()), ..Self::new(events) }
+        Self { serial: Some(Serial::default()), ..Self::new(events) }
     }
 
-    /// How many replays were launched.
+    /// The next replay of a [serial](Self::serial) order says anew where all others have to be. Waits for a launch of another thread.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] if this would wait for itself.
+    pub fn lift_serial(&self) -> Result<()> {
+        self.between(|| {
+            if let Some(serial) = &self.serial {
+                serial.lift();
+            }
+        })
+    }
+
+    /// How many replays were launched; inside a launch, which one that is.
     #[must_use]
     pub fn replays(&self) -> u64 {
         self.replays.load(Ordering::Relaxed)
@@ -139,12 +153,19 @@ impl ReplayOrder {
         if gate == SHUT {
             return Err(Error::WrongState { what: "the arena", expected: "resident", found: "paused" });
         }
+        // Before anything is prepared, waited for or recorded: elsewhere, that would be one more difference between ranks.
+        if let Some(serial) = &self.serial {
+            serial.check(stream)?;
+        }
         prepare()?;
         self.order(stream)?;
         if gate == BEHIND {
             self.contents.lock().before(&self.events, stream)?;
             // All later ones are in order behind this one, whatever becomes of its launch.
             self.gate.store(OPEN, Ordering::SeqCst);
+        }
+        if let Some(serial) = &self.serial {
+            serial.bind(stream);
         }
         entered.stream = Some(stream);
         self.replays.store(self.replays() + 1, Ordering::Relaxed);
@@ -174,22 +195,9 @@ impl ReplayOrder {
 
     /// Orders everything so far before the end of `stream`. The caller has the turn.
     fn order(&self, stream: Stream) -> Result<()> {
-        let here = (stream, if self.only.is_some() { thread_token() } else { 0 });
-        let mut only = self.only.as_ref().map(|only| only.lock());
-        if let Some(Some(first)) = only.as_deref()
-            && *first != here
-        {
-            let (what, expected) =
-                ("a replay of a serial arena", "on the stream and thread of its first one");
-            return Err(Error::WrongState { what, expected, found: "elsewhere" });
-        }
         if !self.events.ready(stream)? {
             return Err(Error::StreamCapturing { stream: stream.raw() });
         }
-        if let Some(only) = only.as_deref_mut() {
-            *only = Some(here);
-        }
-        drop(only);
         let own = stream == Stream::PER_THREAD;
         if self.on.load(Ordering::SeqCst) == stream.raw() && !own {
             return Ok(());

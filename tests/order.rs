@@ -13,9 +13,13 @@ const A: Stream = stream(0xa0);
 const B: Stream = stream(0xb0);
 
 fn logged() -> (Arc<FaultyDriver>, SharedVmmAllocator) {
+    logged_with(&Options::default())
+}
+
+fn logged_with(options: &Options) -> (Arc<FaultyDriver>, SharedVmmAllocator) {
     let driver = FaultyDriver::new(Arc::new(HostDriver::new(0, HostOptions::default()).unwrap()));
     let device = Device::with_driver(driver.clone());
-    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let arena = SharedVmmAllocator::new(&device, options).unwrap();
     driver.start_log();
     (driver, arena)
 }
@@ -294,23 +298,100 @@ fn a_stream_being_captured_is_never_touched() {
 
 #[test]
 fn a_serial_arena_refuses_other_streams_and_threads_and_counts_what_it_launched() {
-    let device = Device::with_driver(Arc::new(HostDriver::new(0, HostOptions::default()).unwrap()));
-    let options = Options { serial: true, ..Options::default() };
-    let arena = SharedVmmAllocator::new(&device, &options).unwrap();
+    let (_, arena) = logged_with(&serial());
     let spaces = [sealed(&arena), sealed(&arena)];
     assert_eq!(arena.replay_seq(), 0);
     for turn in 0..3 {
-        spaces[turn % 2].replay(A, || ()).unwrap();
+        let number = turn as u64 + 1;
+        spaces[turn % 2].replay(A, || assert_eq!(arena.replay_seq(), number)).unwrap();
     }
-    let refused = |result: Result<(), Error>| {
-        let expected = "on the stream and thread of its first one";
-        assert!(matches!(result, Err(Error::WrongState { expected: e, .. }) if e == expected), "{result:?}");
-    };
-    refused(spaces[0].replay(B, || panic!("launched")));
+    elsewhere(spaces[0].replay(B, || panic!("launched")));
     std::thread::scope(|scope| {
-        scope.spawn(|| refused(spaces[0].replay(A, || panic!("launched")))).join().unwrap();
+        scope.spawn(|| elsewhere(spaces[0].replay(A, || panic!("launched")))).join().unwrap();
     });
     spaces[1].replay(A, || ()).unwrap();
     assert_eq!(arena.replay_seq(), 4);
     assert_eq!(arena.stats().replays, 4);
+    // Eager work is one more replay, in the same place.
+    elsewhere(arena.eager_scope(B).map(drop));
+    drop(arena.eager_scope(A).unwrap());
+    assert_eq!(arena.replay_seq(), 5);
+}
+
+fn serial() -> Options {
+    Options { serial: true, ..Options::default() }
+}
+
+fn elsewhere(result: Result<(), Error>) {
+    let expected = "on the stream and thread of its first one";
+    assert!(matches!(result, Err(Error::WrongState { expected: e, .. }) if e == expected), "{result:?}");
+}
+
+#[test]
+fn what_a_serial_arena_refuses_is_refused_before_anything_is_prepared() {
+    let (driver, arena) = logged_with(&serial());
+    let space = sealed(&arena);
+    space.replay(A, || ()).unwrap();
+    // Eager work keeps the page, so that the next replay gets another one first.
+    let scope = arena.eager_scope(A).unwrap();
+    let result = scope.allocate(MIB).unwrap();
+    drop(scope);
+    let _ = driver.take_log();
+    elsewhere(space.replay(B, || panic!("launched")));
+    std::thread::scope(|scope| {
+        scope.spawn(|| elsewhere(space.replay(A, || panic!("launched")))).join().unwrap();
+    });
+    assert_eq!(driver.take_log(), [""; 0]);
+    space.replay(A, || assert!(!driver.take_log().is_empty())).unwrap();
+    arena.eager_blocks().free(result, &[]).unwrap();
+}
+
+#[test]
+fn only_a_replay_that_is_launched_says_where_those_of_a_serial_arena_have_to_be() {
+    let (driver, arena) = logged_with(&serial());
+    let space = sealed(&arena);
+    driver.set_capturing(A, true);
+    let refused = space.replay(A, || panic!("launched"));
+    assert!(matches!(refused, Err(Error::StreamCapturing { .. })), "{refused:?}");
+    driver.set_capturing(A, false);
+    space.replay(B, || ()).unwrap();
+    elsewhere(space.replay(A, || panic!("launched")));
+    assert_eq!(arena.replay_seq(), 1);
+}
+
+#[test]
+fn a_serial_arena_moves_when_it_is_lifted_and_not_before_a_launch_ends() {
+    let (driver, arena) = logged_with(&serial());
+    let space = sealed(&arena);
+    // Its thread is gone, and that lifts nothing.
+    std::thread::scope(|scope| {
+        scope.spawn(|| space.replay(A, || ()).unwrap()).join().unwrap();
+    });
+    elsewhere(space.replay(A, || panic!("launched")));
+    arena.lift_serial().unwrap();
+    let _ = driver.take_log();
+    // What was replayed before is before what comes, there as anywhere.
+    space.replay(B, || assert!(driver.take_log().iter().any(|call| call.starts_with("event_wait")))).unwrap();
+    elsewhere(space.replay(A, || panic!("launched")));
+    let inside = space.replay(B, || arena.lift_serial()).unwrap();
+    assert!(matches!(inside, Err(Error::WrongState { what: "a replay", .. })), "{inside:?}");
+    // Another thread waits for the launch.
+    space.enter(B).unwrap();
+    std::thread::scope(|scope| {
+        let lifted = scope.spawn(|| {
+            arena.lift_serial().unwrap();
+            arena.replay_seq()
+        });
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert!(!lifted.is_finished());
+        space.leave().unwrap();
+        assert_eq!(lifted.join().unwrap(), 4);
+    });
+    space.replay(A, || ()).unwrap();
+    // Nothing to lift.
+    let (_, usual) = logged();
+    usual.lift_serial().unwrap();
+    let space = sealed(&usual);
+    space.replay(A, || ()).unwrap();
+    space.replay(B, || ()).unwrap();
 }

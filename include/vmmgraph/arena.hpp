@@ -54,8 +54,9 @@ struct ArenaOptions {
     bool poison = false;
     // Blocks remember when and by which call stack they were allocated (Space::blocks_json). Also on with VMMGRAPH_TRACE_BLOCKS=1.
     bool trace_blocks = false;
-    // Replays on another stream or thread than the first replay's are refused (VMMGRAPH_ERROR_WRONG_STATE) and not ordered. For ranks that
-    // work together: the waits between streams that order an arena's replays can deadlock ranks that replay in different orders.
+    // Replays and eager scopes on another stream or another thread than the first one's are refused (VMMGRAPH_ERROR_WRONG_STATE) before
+    // anything of them is prepared or recorded, until SharedVmmAllocator::lift_serial(). For ranks that work together: the waits between
+    // streams that order an arena's replays can deadlock ranks that replay in different orders.
     bool serial = false;
     // The most bytes of physical memory the arena may hold; 0: no limit but the device's. See SharedVmmAllocator::set_budget.
     std::uint64_t arena_budget_bytes = 0;
@@ -370,8 +371,18 @@ public:
         return stats;
     }
 
-    // How many replays of the arena were launched: the same on ranks that replay alike.
-    [[nodiscard]] std::uint64_t replay_seq() const { return stats().replays; }
+    // How many replays of the arena were launched, eager scopes among them: the same on ranks that replay alike. Inside a launch it is the
+    // number of that replay.
+    [[nodiscard]] std::uint64_t replay_seq() const {
+        std::uint64_t replays = 0;
+        detail::check(vmmgraph_arena_replay_seq(handle(), &replays));
+        return replays;
+    }
+
+    // Lets the next replay of an arena with `serial` say anew on which stream and thread all later ones have to be: when a warm-up is over,
+    // or the thread that launches hands over to another. Waits for the end of a replay or scope that another thread is at; throws inside
+    // one of this thread. Without effect in an arena that is not serial.
+    void lift_serial() { detail::check(vmmgraph_arena_lift_serial(handle())); }
 
     // The arena, its spaces, their blocks and the device's pages as one JSON object.
     [[nodiscard]] std::string stats_json() const {

@@ -139,8 +139,9 @@
 // VMMGRAPH_TRACE_BLOCKS=1 in the environment.
 #define VMMGRAPH_ARENA_TRACE_BLOCKS 2
 
-// Replays on another stream or thread than the first replay's are VMMGRAPH_ERROR_WRONG_STATE and not ordered. For ranks that work
-// together: the waits between streams that order an arena's replays can deadlock ranks that replay in different orders.
+// Replays and eager scopes on another stream or another thread than the first one's are VMMGRAPH_ERROR_WRONG_STATE before anything of them is
+// prepared or recorded, until vmmgraph_arena_lift_serial. For ranks that work together: the waits between streams that order an arena's
+// replays can deadlock ranks that replay in different orders.
 #define VMMGRAPH_ARENA_SERIAL 4
 
 // Nothing is to be done.
@@ -2731,6 +2732,21 @@ vmmgraph_status_t vmmgraph_map_perfetto(const char *map,
                                         char *buffer,
                                         size_t capacity,
                                         size_t *needed);
+
+// How many replays of an arena were launched, eager scopes among them: the same on ranks that replay alike. Inside a launch it is the number of
+// that replay.
+//
+// Arguments:
+// `replays` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_arena_replay_seq(vmmgraph_arena_t arena,
+                                            uint64_t *replays);
+
+// Lets the next replay of an arena with VMMGRAPH_ARENA_SERIAL say anew on which stream and thread all later ones have to be. Waits for the
+// end of a replay or scope that another thread is at; inside one of this thread it is VMMGRAPH_ERROR_WRONG_STATE. The replays of the new
+// place wait for those before, as in any arena. Without effect in an arena that is not serial.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_arena_lift_serial(vmmgraph_arena_t arena);
 
 // As vmmgraph_device_pause, for one region.
 //

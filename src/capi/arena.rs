@@ -37,8 +37,9 @@ pub const VMMGRAPH_ARENA_POISON: i32 = 1;
 /// Blocks remember when and by which call stack they were allocated, for vmmgraph_space_blocks_json. Also on with
 /// VMMGRAPH_TRACE_BLOCKS=1 in the environment.
 pub const VMMGRAPH_ARENA_TRACE_BLOCKS: i32 = 2;
-/// Replays on another stream or thread than the first replay's are VMMGRAPH_ERROR_WRONG_STATE and not ordered. For ranks that work
-/// together: the waits between streams that order an arena's replays can deadlock ranks that replay in different orders.
+/// Replays and eager scopes on another stream or another thread than the first one's are VMMGRAPH_ERROR_WRONG_STATE before anything of them is
+/// prepared or recorded, until vmmgraph_arena_lift_serial. For ranks that work together: the waits between streams that order an arena's
+/// replays can deadlock ranks that replay in different orders.
 pub const VMMGRAPH_ARENA_SERIAL: i32 = 4;
 
 /// How to make an arena. Zero everything, then set struct_size and what differs from the default; 0 is the default.

@@ -163,6 +163,21 @@ TEST(Options, ASerialArenaRefusesOtherStreams) {
     EXPECT_EQ(arena.replay_seq(), 1u);
 }
 
+TEST(Options, ASerialArenaMovesWhenItIsLifted) {
+    auto options = host::options();
+    options.serial = true;
+    SharedVmmAllocator arena(0, options);
+    auto space = arena.open_space();
+    space.seal();
+    space.replay(nullptr, [&] { EXPECT_EQ(arena.replay_seq(), 1u); });
+    auto* const other = reinterpret_cast<void*>(0x20);
+    EXPECT_EQ(status_of([&] { space.replay(other, [] {}); }), VMMGRAPH_ERROR_WRONG_STATE);
+    arena.lift_serial();
+    space.replay(other, [&] { EXPECT_EQ(status_of([&] { arena.lift_serial(); }), VMMGRAPH_ERROR_WRONG_STATE); });
+    EXPECT_EQ(status_of([&] { space.replay(nullptr, [] {}); }), VMMGRAPH_ERROR_WRONG_STATE);
+    EXPECT_EQ(arena.replay_seq(), 2u);
+}
+
 TEST(Space, BlocksAreMemoryOnWholeBoundaries) {
     auto arena = host::arena();
     auto space = arena.open_space();

@@ -83,6 +83,12 @@ std::vector<Call> arena_calls(vmmgraph_arena_t arena) {
     return {
         {"arena_trim", [=] { return vmmgraph_arena_trim(arena, nullptr); }},
         {"arena_mark", [=] { return vmmgraph_arena_mark(arena); }},
+        {"arena_replay_seq",
+         [=] {
+             std::uint64_t replays = 0;
+             return vmmgraph_arena_replay_seq(arena, &replays);
+         }},
+        {"arena_lift_serial", [=] { return vmmgraph_arena_lift_serial(arena); }},
         {"arena_pause", [=] { return vmmgraph_arena_pause(arena, nullptr, nullptr); }},
         {"arena_resume", [=] { return vmmgraph_arena_resume(arena, 0, nullptr); }},
         {"arena_set_budget", [=] { return vmmgraph_arena_set_budget(arena, 0); }},
@@ -233,6 +239,7 @@ TEST_F(Hostile, NullForEveryPointer) {
     EXPECT_EQ(vmmgraph_arena_trim(arena, nullptr), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_device_trim(device, nullptr), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_arena_stats(arena, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_arena_replay_seq(arena, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_arena_stats_json(arena, nullptr, 0, nullptr), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_arena_stats_json(arena, nullptr, SIZE_MAX, nullptr), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_arena_map_json(arena, nullptr, nullptr, SIZE_MAX, nullptr), VMMGRAPH_OK);

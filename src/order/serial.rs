@@ -1,0 +1,37 @@
+//! Where the replays of a serial order have to be: on one stream, launched by one thread.
+//!
+//! Both, since either alone lets ranks come to different orders: two threads by who comes first, two streams by the waits that order
+//! them. The first replay that is launched says which; nothing but [`lift`](Serial::lift) lets it be said anew, not even the end of
+//! that thread.
+
+use crate::error::{Error, Result};
+use crate::sync::{Mutex, thread_token};
+use crate::units::Stream;
+
+/// Asked and told within a turn only.
+#[derive(Debug, Default)]
+pub(super) struct Serial(Mutex<Option<(Stream, u64)>>);
+
+impl Serial {
+    /// That a replay may be here.
+    pub(super) fn check(&self, stream: Stream) -> Result<()> {
+        match *self.0.lock() {
+            Some(first) if first != (stream, thread_token()) => {
+                let (what, expected) =
+                    ("a replay of a serial arena", "on the stream and thread of its first one");
+                Err(Error::WrongState { what, expected, found: "elsewhere" })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A replay is launched here.
+    pub(super) fn bind(&self, stream: Stream) {
+        self.0.lock().get_or_insert_with(|| (stream, thread_token()));
+    }
+
+    /// The next replay says anew where the others have to be.
+    pub(super) fn lift(&self) {
+        *self.0.lock() = None;
+    }
+}
