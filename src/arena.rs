@@ -60,6 +60,9 @@ pub struct Options {
     /// [`SharedVmmAllocator::lift_serial`], and not by the end of that thread or by a pause. For ranks that work together: the waits between streams that order
     /// an arena's replays can deadlock ranks that replay in different orders.
     pub serial: bool,
+    /// Each replay is noted, for ranks to [compare](SharedVmmAllocator::compare_order) what they launched. Also on with `VMMGRAPH_CHECK_ORDER=1` in the
+    /// environment. For finding bugs, and for ranks that must not launch before they [agree](SharedVmmAllocator::agree_on).
+    pub check_order: bool,
     /// Other devices of the platform that may read and write the arena's pages; the arena's own counts for nothing. Every map costs
     /// more for each, so only on request: for programs that use several devices in one process.
     pub peers: Peers,
@@ -82,6 +85,7 @@ impl Default for Options {
             reserve_bytes: 0,
             expected_bytes: 0,
             serial: false,
+            check_order: false,
             peers: Peers::NONE,
             tag: String::new(),
         }
@@ -163,9 +167,11 @@ impl SharedVmmAllocator {
         let limits = Limits { most: options.budget_bytes, least: options.least_bytes };
         let account = device.account(&format!("arena {id}"), above, limits)?;
         let events = device.pool().events();
+        let order = if options.serial { ReplayOrder::serial(events) } else { ReplayOrder::new(events) };
+        let checked = options.check_order || asked_for("VMMGRAPH_CHECK_ORDER");
         let common = Common {
             shared: SharedSet::new(device.pool(), id, account, geometry, peers),
-            order: if options.serial { ReplayOrder::serial(events) } else { ReplayOrder::new(events) },
+            order: if checked { order.checked() } else { order },
             heap: Heap::default(),
             presence: Presence::default(),
             recalls: Recalls::default(),

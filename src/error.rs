@@ -196,6 +196,32 @@ pub enum Error {
         /// The numbers of the leases.
         leases: Vec<u64>,
     },
+    /// Ranks that compare their replays ([`SharedVmmAllocator::compare_order`](crate::SharedVmmAllocator::compare_order)) had different ones. All ranks find the same.
+    #[error(
+        "ranks differ first in replay {replay}{}: rank {rank} {}, rank {other} {}; {ranks} rank(s) are otherwise than most{}",
+        if *exact { "" } else { " or before" },
+        had_key(*exact, *had),
+        had_key(*exact, *other_had),
+        if *launched { ", and nothing more is launched" } else { "" }
+    )]
+    RanksDiffer {
+        /// The number of the first replay that is not the same on all ranks, from 1 (or from the last restart of the check).
+        replay: u64,
+        /// Whether it is that one; else it is that one or one before, which are forgotten.
+        exact: bool,
+        /// The lowest rank that is otherwise than most.
+        rank: u32,
+        /// The key of its replay; `None`: it has none, or it is forgotten.
+        had: Option<u64>,
+        /// The lowest rank of most; of groups of one size, the one of the lowest rank is most.
+        other: u32,
+        /// The key of its replay; `None`: it has none, or it is forgotten.
+        other_had: Option<u64>,
+        /// Ranks that are otherwise than most.
+        ranks: u32,
+        /// Whether some rank has launched it: then this arena launches nothing more. Else the ranks may decide anew.
+        launched: bool,
+    },
     /// The stream is being captured (or, for a default stream, using it would break a capture), so nothing can be launched on it or
     /// ordered behind its work.
     #[error(
@@ -281,6 +307,15 @@ pub enum Error {
         /// What went wrong.
         what: String,
     },
+}
+
+/// What a rank had, as a message says it.
+fn had_key(exact: bool, key: Option<u64>) -> String {
+    match key {
+        Some(key) => format!("had {key:#018x}"),
+        None if exact => "had none".to_owned(),
+        None => "had one that is forgotten".to_owned(),
+    }
 }
 
 /// The label of a space, as a message names it.

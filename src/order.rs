@@ -26,9 +26,18 @@ use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Monitor, Mutex, thread_token};
 use crate::units::Stream;
 
+mod check;
+mod compare;
+mod history;
 mod serial;
 
+use check::OrderCheck;
+pub use compare::Agreement;
+pub(crate) use history::DIGEST_BYTES;
 use serial::Serial;
+
+/// What an eager scope is known by where ranks compare their replays.
+pub(crate) const EAGER_KEY: u64 = u64::from_le_bytes(*b"eager   ");
 
 /// What `on` says when everything is marked: no stream has that handle.
 const MARKED: u64 = u64::MAX;
@@ -52,6 +61,8 @@ pub struct ReplayOrder {
     entered: Mutex<Option<Stream>>,
     /// In a serial order.
     serial: Option<Serial>,
+    /// Where ranks compare what they launched.
+    check: Option<OrderCheck>,
 }
 
 /// Nothing.
@@ -89,7 +100,18 @@ impl ReplayOrder {
         let replays = AtomicU64::new(0);
         let (gate, contents) = (AtomicU64::new(OPEN), Mutex::default());
         let (on, entered) = (AtomicU64::new(MARKED), Mutex::default());
-        Self { events: Arc::clone(events), turn, on, last, gate, contents, replays, entered, serial: None }
+        Self {
+            events: Arc::clone(events),
+            turn,
+            on,
+            last,
+            gate,
+            contents,
+            replays,
+            entered,
+            serial: None,
+            check: None,
+        }
     }
 
     /// As [`new`](Self::new), but replays on another stream or thread than the first one's are refused, until that is
@@ -97,6 +119,32 @@ impl ReplayOrder {
     #[must_use]
     pub fn serial(events: &Arc<Events>) -> Self {
         Self { serial: Some(Serial::default()), ..Self::new(events) }
+    }
+
+    /// Replays are noted from now on, to be [compared](Self::compare) with other ranks'.
+    pub(crate) fn checked(self) -> Self {
+        Self { check: Some(OrderCheck::new()), ..self }
+    }
+
+    fn check(&self) -> Result<&OrderCheck> {
+        let (expected, found) = ("on: Options::check_order, VMMGRAPH_CHECK_ORDER=1", "off");
+        self.check.as_ref().ok_or(Error::WrongState { what: "the check of the order", expected, found })
+    }
+
+    /// Compares what was launched with the other ranks; with a key, as if a replay of it was launched now. Says what came of it, on all
+    /// ranks the same; a difference in what somebody launched refuses all replays until a [restart](Self::restart).
+    pub(crate) fn compare(
+        &self,
+        seat: (u32, u32),
+        next: Option<u64>,
+        gather: impl FnOnce(&[u8], &mut [u8]) -> Result<()>,
+    ) -> Result<Agreement> {
+        self.check()?.compare(seat, next, gather)
+    }
+
+    /// What was launched so far is not compared any more.
+    pub(crate) fn restart(&self) -> Result<()> {
+        self.check().map(OrderCheck::restart)
     }
 
     /// The next replay of a [serial](Self::serial) order says anew where all others have to be. Waits for a launch of another thread.
@@ -126,7 +174,7 @@ impl ReplayOrder {
     /// is so of the stream of the last replay, which was not [marked](Self::mark) before; [`Error::WrongState`] if this would wait for
     /// itself, while the arena is paused, or in a [serial](Self::serial) order for another stream or thread. `launch` has not been called then, and no capture was touched.
     pub fn replay<T>(&self, stream: Stream, launch: impl FnOnce() -> T) -> Result<T> {
-        let _entered = self.begin(stream, || Ok(()))?;
+        let _entered = self.begin(stream, || 0, || Ok(()))?;
         Ok(launch())
     }
 
@@ -145,8 +193,13 @@ impl ReplayOrder {
     }
 
     /// As [`replay`](Self::replay), up to the launch, which lasts as long as what this returns. `prepare` is called first, between two
-    /// replays; what it refuses is not launched.
-    pub(crate) fn begin(&self, stream: Stream, prepare: impl FnOnce() -> Result<()>) -> Result<Entered<'_>> {
+    /// replays; what it refuses is not launched. `key` is what ranks know the replay by, asked for if they compare.
+    pub(crate) fn begin(
+        &self,
+        stream: Stream,
+        key: impl FnOnce() -> u64,
+        prepare: impl FnOnce() -> Result<()>,
+    ) -> Result<Entered<'_>> {
         self.turn.take()?;
         let mut entered = Entered { order: self, stream: None };
         let gate = self.gate.load(Ordering::SeqCst);
@@ -157,6 +210,9 @@ impl ReplayOrder {
         if let Some(serial) = &self.serial {
             serial.check(stream)?;
         }
+        if let Some(check) = &self.check {
+            check.usable()?;
+        }
         prepare()?;
         self.order(stream)?;
         if gate == BEHIND {
@@ -166,6 +222,9 @@ impl ReplayOrder {
         }
         if let Some(serial) = &self.serial {
             serial.bind(stream);
+        }
+        if let Some(check) = &self.check {
+            check.note(key());
         }
         entered.stream = Some(stream);
         self.replays.store(self.replays() + 1, Ordering::Relaxed);
@@ -371,3 +430,6 @@ fn waits_for_itself() -> Error {
     let expected = "returned before this thread, or one that waits for it, uses its arena's order again";
     Error::WrongState { what: "a replay", expected, found: "inside launch" }
 }
+
+#[cfg(test)]
+mod tests;

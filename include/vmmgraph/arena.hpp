@@ -58,6 +58,8 @@ struct ArenaOptions {
     // anything of them is prepared or recorded, until SharedVmmAllocator::lift_serial(). For ranks that work together: the waits between
     // streams that order an arena's replays can deadlock ranks that replay in different orders.
     bool serial = false;
+    // Each replay is noted, for ranks to compare what they launched (order.hpp). Also on with VMMGRAPH_CHECK_ORDER=1 in the environment.
+    bool check_order = false;
     // The most bytes of physical memory the arena may hold; 0: no limit but the device's. See SharedVmmAllocator::set_budget.
     std::uint64_t arena_budget_bytes = 0;
     // Bytes of addresses that the current space (SharedVmmAllocator::allocate) has from its beginning on; 0: addresses are reserved as
@@ -215,6 +217,11 @@ public:
     // takes it away.
     void set_site(const std::string& site) const { detail::check(vmmgraph_space_set_site(handle(), site.c_str())); }
 
+    // What ranks know the space's replays by where they compare them (order.hpp); 0, as at first: its layout_hash. For spaces whose ranks
+    // differ in their blocks and not in what they run, for bump spaces, and for several graphs over one space, each with a key of its own
+    // set before it is replayed.
+    void set_order_key(std::uint64_t key) { detail::check(vmmgraph_space_set_order_key(handle(), key)); }
+
     // What set_label() was given last; empty if nothing.
     [[nodiscard]] std::string label() const {
         return detail::read_text([this](char* buffer, std::size_t capacity, std::size_t* needed) {
@@ -281,7 +288,7 @@ public:
         given.large_page_bytes = options.large_page_bytes;
         given.retain = static_cast<std::int32_t>(options.retain);
         given.flags = (options.poison ? VMMGRAPH_ARENA_POISON : 0) | (options.trace_blocks ? VMMGRAPH_ARENA_TRACE_BLOCKS : 0) |
-                      (options.serial ? VMMGRAPH_ARENA_SERIAL : 0);
+                      (options.serial ? VMMGRAPH_ARENA_SERIAL : 0) | (options.check_order ? VMMGRAPH_ARENA_CHECK_ORDER : 0);
         given.budget_bytes = options.arena_budget_bytes;
         given.reserve_bytes = options.reserve_bytes;
         given.expected_bytes = options.expected_bytes;

@@ -84,6 +84,9 @@
 // The stream of the last replay is being captured; or something is, on a platform where nobody may wait for the device then.
 #define VMMGRAPH_ERROR_STREAM_CAPTURING 103
 
+// Ranks that compare their replays had different ones; vmmgraph_last_error_message names the first.
+#define VMMGRAPH_ERROR_RANKS_DIFFER 104
+
 // The device's memory is used up. Nothing has changed.
 #define VMMGRAPH_ERROR_OUT_OF_MEMORY 200
 
@@ -143,6 +146,10 @@
 // prepared or recorded, until vmmgraph_arena_lift_serial. For ranks that work together: the waits between streams that order an arena's
 // replays can deadlock ranks that replay in different orders.
 #define VMMGRAPH_ARENA_SERIAL 4
+
+// Each replay is noted, for ranks to compare what they launched by vmmgraph_arena_compare_order. Also on with VMMGRAPH_CHECK_ORDER=1 in the
+// environment.
+#define VMMGRAPH_ARENA_CHECK_ORDER 8
 
 // Nothing is to be done.
 #define VMMGRAPH_AHEAD_NOTHING 0
@@ -352,6 +359,9 @@
 
 // Everything.
 #define VMMGRAPH_LOG_TRACE 5
+
+// Bytes that vmmgraph_arena_compare_order and vmmgraph_arena_agree_on have gathered from each rank.
+#define VMMGRAPH_ORDER_DIGEST_BYTES 2080
 
 // Nothing was copied.
 #define VMMGRAPH_COPY_NONE 0
@@ -1244,6 +1254,42 @@ typedef struct vmmgraph_map_options_t {
   // A line for people: which engine, which rank. Copied; may be null.
   const char *title;
 } vmmgraph_map_options_t;
+
+// An all-gather of the engine's: writes the `bytes` bytes of each rank to `all`, in the order of the ranks' numbers, of which `mine` are this
+// rank's, and returns 0; anything else: it failed. Called with no lock of the library's held: it may call any function. What hangs in it
+// is the engine's to end, by a deadline of its process group. Must not throw.
+typedef int32_t (*vmmgraph_gather_fn)(const void *mine, size_t bytes, void *all, void *user);
+
+// What came of comparing the replays of several ranks: the same on all of them.
+typedef struct vmmgraph_order_report_t {
+  // Set to sizeof(vmmgraph_order_report_t) before the call.
+  size_t struct_size;
+  // Where no difference was found, the number of the last replay up to which all ranks had the same; 0: none yet, or some rank is so far
+  // behind that the others do not remember what it launched last.
+  uint64_t same;
+  // Where no difference was found, the replays of the rank that is furthest.
+  uint64_t most;
+  // The number of the first replay that is not the same on all ranks, from 1; 0: no difference was found.
+  uint64_t replay;
+  // 1: it is that replay; 0: that one or one before, which are forgotten.
+  int32_t exact;
+  // 1: some rank has launched it, and the arena launches nothing more until vmmgraph_arena_restart_order; 0: nobody has.
+  int32_t launched;
+  // The lowest rank that is otherwise than most.
+  uint32_t rank;
+  // The lowest rank of most; of groups of one size, the one of the lowest rank is most.
+  uint32_t other;
+  // 1 if `rank` has that replay and its key is known, else 0.
+  int32_t has;
+  // 1 if `other` has that replay and its key is known, else 0.
+  int32_t other_has;
+  // Ranks that are otherwise than most.
+  uint64_t ranks;
+  // The key of that replay on `rank`; 0 if it is not known.
+  uint64_t had;
+  // The key of that replay on `other`; 0 if it is not known.
+  uint64_t other_had;
+} vmmgraph_order_report_t;
 
 // A region: memory with a tag that can step aside. Calls with it are thread-safe.
 typedef struct vmmgraph_region *vmmgraph_region_t;
@@ -2747,6 +2793,53 @@ vmmgraph_status_t vmmgraph_arena_replay_seq(vmmgraph_arena_t arena,
 // place wait for those before, as in any arena. Without effect in an arena that is not serial.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_lift_serial(vmmgraph_arena_t arena);
+
+// Compares with the other ranks what was launched so far in an arena with VMMGRAPH_ARENA_CHECK_ORDER: each replay's key
+// (vmmgraph_space_set_order_key; eager scopes have one of their own), in order. Any time, on any thread; all ranks call it, each with its
+// own number below `ranks` (4096 at most). A rank that is merely behind is no difference. The last 256 replays are known by key: ranks
+// that compare no less often learn which replay was the first that differs. `report` (may be null) is written where they agree and where
+// they do not: VMMGRAPH_ERROR_RANKS_DIFFER, on every rank the same one. From then on replays and eager scopes of the arena are refused
+// with that status, rather than launched to wait for each other for ever, until vmmgraph_arena_restart_order. VMMGRAPH_ERROR_WRONG_STATE
+// if the check is off, and if `gather` failed; VMMGRAPH_ERROR_INVALID_ARGUMENT for numbers of ranks that cannot be, and where it wrote
+// something else.
+//
+// Arguments:
+// `gather` is null or may be called with `user`; `report` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_arena_compare_order(vmmgraph_arena_t arena,
+                                               uint32_t rank,
+                                               uint32_t ranks,
+                                               vmmgraph_gather_fn gather,
+                                               void *user,
+                                               struct vmmgraph_order_report_t *report);
+
+// As vmmgraph_arena_compare_order, before a launch, or before anything else that all ranks must do alike: also `next` must be the same, and
+// no rank may be behind. It may be any number: the key of the space that is to be replayed, a hash of a step's mode and bucket, the
+// layout_hash of what was just captured. It is not noted: the replay is. Where nobody has launched what differs (launched is 0 in the
+// report), nothing is refused afterwards: the ranks may decide anew.
+//
+// Arguments:
+// As vmmgraph_arena_compare_order.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_arena_agree_on(vmmgraph_arena_t arena,
+                                          uint64_t next,
+                                          uint32_t rank,
+                                          uint32_t ranks,
+                                          vmmgraph_gather_fn gather,
+                                          void *user,
+                                          struct vmmgraph_order_report_t *report);
+
+// Forgets what was launched and what differed: the check counts from 1 again. For all ranks at one point of their programs.
+// VMMGRAPH_ERROR_WRONG_STATE if the check is off.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_arena_restart_order(vmmgraph_arena_t arena);
+
+// What ranks know a space's replays by, in an arena with VMMGRAPH_ARENA_CHECK_ORDER; 0, as at first: its layout_hash. For spaces whose
+// ranks differ in their blocks and not in what they run, for bump spaces, and for several graphs over one space, each with a key of its
+// own set before it is replayed.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_space_set_order_key(vmmgraph_space_t space,
+                                               uint64_t key);
 
 // As vmmgraph_device_pause, for one region.
 //

@@ -41,6 +41,9 @@ pub const VMMGRAPH_ARENA_TRACE_BLOCKS: i32 = 2;
 /// prepared or recorded, until vmmgraph_arena_lift_serial. For ranks that work together: the waits between streams that order an arena's
 /// replays can deadlock ranks that replay in different orders.
 pub const VMMGRAPH_ARENA_SERIAL: i32 = 4;
+/// Each replay is noted, for ranks to compare what they launched by vmmgraph_arena_compare_order. Also on with VMMGRAPH_CHECK_ORDER=1 in the
+/// environment.
+pub const VMMGRAPH_ARENA_CHECK_ORDER: i32 = 8;
 
 /// How to make an arena. Zero everything, then set struct_size and what differs from the default; 0 is the default.
 #[repr(C)]
@@ -133,7 +136,11 @@ pub(super) fn policy(retain: i32) -> Result<Option<RetainPolicy>, Failure> {
 }
 
 fn flags(given: i32) -> Result<i32, Failure> {
-    if given & !(VMMGRAPH_ARENA_POISON | VMMGRAPH_ARENA_TRACE_BLOCKS | VMMGRAPH_ARENA_SERIAL) == 0 {
+    let known = VMMGRAPH_ARENA_POISON
+        | VMMGRAPH_ARENA_TRACE_BLOCKS
+        | VMMGRAPH_ARENA_SERIAL
+        | VMMGRAPH_ARENA_CHECK_ORDER;
+    if given & !known == 0 {
         return Ok(given);
     }
     let expected = "a sum of VMMGRAPH_ARENA_*";
@@ -207,6 +214,7 @@ pub unsafe extern "C" fn vmmgraph_arena_create(
                 reserve_bytes: given.reserve_bytes,
                 expected_bytes: given.expected_bytes,
                 serial: given.flags & VMMGRAPH_ARENA_SERIAL != 0,
+                check_order: given.flags & VMMGRAPH_ARENA_CHECK_ORDER != 0,
                 peers: Peers::of_bits(given.peers),
                 // SAFETY: the caller's contract.
                 tag: if given.tag.is_null() { String::new() } else { unsafe { text(given.tag, "tag") }? },

@@ -40,6 +40,8 @@ pub const VMMGRAPH_ERROR_CLOSED: i32 = 101;
 pub const VMMGRAPH_ERROR_DEVICE_IN_USE: i32 = 102;
 /// The stream of the last replay is being captured; or something is, on a platform where nobody may wait for the device then.
 pub const VMMGRAPH_ERROR_STREAM_CAPTURING: i32 = 103;
+/// Ranks that compare their replays had different ones; vmmgraph_last_error_message names the first.
+pub const VMMGRAPH_ERROR_RANKS_DIFFER: i32 = 104;
 /// The device's memory is used up. Nothing has changed.
 pub const VMMGRAPH_ERROR_OUT_OF_MEMORY: i32 = 200;
 /// The byte budget of the device or of the arena is used up; vmmgraph_last_error_message says whose. Nothing has changed.
@@ -81,6 +83,7 @@ pub extern "C" fn vmmgraph_status_name(status: vmmgraph_status_t) -> *const c_ch
         VMMGRAPH_ERROR_CLOSED => c"closed",
         VMMGRAPH_ERROR_DEVICE_IN_USE => c"device in use",
         VMMGRAPH_ERROR_STREAM_CAPTURING => c"stream capturing",
+        VMMGRAPH_ERROR_RANKS_DIFFER => c"ranks differ",
         VMMGRAPH_ERROR_OUT_OF_MEMORY => c"out of memory",
         VMMGRAPH_ERROR_OVER_BUDGET => c"over budget",
         VMMGRAPH_ERROR_OUT_OF_ADDRESSES => c"out of addresses",
@@ -155,6 +158,7 @@ fn status_of(error: &Error) -> vmmgraph_status_t {
         Error::ForeignPointer { .. } => VMMGRAPH_ERROR_FOREIGN_POINTER,
         Error::DoubleFree { .. } => VMMGRAPH_ERROR_DOUBLE_FREE,
         Error::WrongState { .. } | Error::Lent { .. } => VMMGRAPH_ERROR_WRONG_STATE,
+        Error::RanksDiffer { .. } => VMMGRAPH_ERROR_RANKS_DIFFER,
         Error::OutOfMemory { .. } => VMMGRAPH_ERROR_OUT_OF_MEMORY,
         Error::OverBudget { .. } => VMMGRAPH_ERROR_OVER_BUDGET,
         Error::OutOfAddresses { .. } => VMMGRAPH_ERROR_OUT_OF_ADDRESSES,
@@ -219,6 +223,7 @@ fn describe(status: vmmgraph_status_t, error: &Error) -> vmmgraph_error_info_t {
         | Error::UnfitDriver { .. }
         | Error::Closed { .. }
         | Error::Lent { .. }
+        | Error::RanksDiffer { .. }
         | Error::Internal { .. } => {}
     }
     info
@@ -272,7 +277,7 @@ mod tests {
         let name = |status| unsafe { CStr::from_ptr(vmmgraph_status_name(status)) }.to_str().unwrap();
         assert_eq!(name(VMMGRAPH_OK), "ok");
         assert_eq!(name(VMMGRAPH_ERROR_OVER_BUDGET), "over budget");
-        for status in [-1, 10, 104, 205, 305, 901, i32::MIN, i32::MAX] {
+        for status in [-1, 10, 105, 205, 305, 901, i32::MIN, i32::MAX] {
             assert_eq!(name(status), "unknown status");
         }
     }

@@ -42,6 +42,8 @@ pub(super) struct State {
     pub(super) readers: Fence,
     pub(super) work: Work,
     pub(super) layout_hash: LayoutHash,
+    /// What ranks know its replays by; 0: the layout hash.
+    pub(super) order_key: u64,
     pub(super) origins: Origins,
     /// What the space's owner calls it.
     pub(super) label: Option<String>,
@@ -71,6 +73,12 @@ pub(crate) struct Core {
 }
 
 impl Core {
+    /// What ranks know its replays by.
+    pub(super) fn order_key(&self) -> u64 {
+        let state = self.state.lock();
+        if state.order_key == 0 { state.layout_hash.get() } else { state.order_key }
+    }
+
     /// Who has the pages that are this space's own.
     pub(super) fn own(&self) -> Holder {
         Holder::Retained { arena: self.common.shared.arena(), space: self.id }

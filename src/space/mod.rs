@@ -277,6 +277,7 @@ impl Space {
             readers: Fence::default(),
             work: Work::default(),
             layout_hash: LayoutHash::new(common.shared.geometry()),
+            order_key: 0,
             label: None,
             site: None,
             events: common.trace_events.load(Ordering::Relaxed).then(Events::default),
@@ -408,6 +409,13 @@ impl Space {
     /// [`Error::WrongState`] if this thread has not entered.
     pub fn leave(&self) -> Result<()> {
         self.core.common.order.leave()
+    }
+
+    /// What ranks know this space's replays by, where they [compare](crate::SharedVmmAllocator::compare_order) them; 0, as at first: its
+    /// [`layout_hash`](SealReport::layout_hash). For spaces whose ranks differ in their blocks and not in what they run, for bump spaces, and for several
+    /// graphs over one space, each with a key of its own set before it is replayed.
+    pub fn set_order_key(&self, key: u64) {
+        self.core.state.lock().order_key = key;
     }
 
     /// Blocks the caller until the replays of the arena that were launched so far are done, this space's among them: afterwards what its

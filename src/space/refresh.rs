@@ -20,7 +20,9 @@ pub(super) type Stale = (usize, u64, u64, PageId);
 impl Core {
     /// Takes the arena's turn for a replay of this space.
     pub(super) fn enter(&self, stream: Stream) -> Result<Entered<'_>> {
-        self.common.recalled(|| self.relieved(|| self.common.order.begin(stream, || self.bring_up())))
+        self.common.recalled(|| {
+            self.relieved(|| self.common.order.begin(stream, || self.order_key(), || self.bring_up()))
+        })
     }
 
     /// Whether a page that it shows may have left since.

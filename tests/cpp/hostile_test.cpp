@@ -144,6 +144,7 @@ std::vector<Call> space_calls(vmmgraph_space_t space) {
         {"space_seal", [=] { return vmmgraph_space_seal(space, VMMGRAPH_RETAIN_DEFAULT, nullptr); }},
         {"space_replay", [=] { return vmmgraph_space_replay(space, nullptr, nothing, nullptr); }},
         {"space_enter", [=] { return vmmgraph_space_enter(space, nullptr); }},
+        {"space_set_order_key", [=] { return vmmgraph_space_set_order_key(space, 1); }},
         {"space_leave", [=] { return vmmgraph_space_leave(space); }},
         {"space_live_blocks",
          [=] {
@@ -572,7 +573,7 @@ TEST_F(Hostile, NumbersThatMeanNothing) {
         vmmgraph_arena_t made = nullptr;
         EXPECT_EQ(vmmgraph_arena_create(device, &pages, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT) << number;
         pages.retain = VMMGRAPH_RETAIN_DEFAULT;
-        pages.flags = number == 3 ? 8 : number;
+        pages.flags = number == 3 ? 16 : number;
         EXPECT_EQ(vmmgraph_arena_create(device, &pages, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT) << number;
         auto report = sized<vmmgraph_seal_report_t>();
         EXPECT_EQ(vmmgraph_space_seal(space, number == 3 ? 4 : number, &report), VMMGRAPH_ERROR_INVALID_ARGUMENT) << number;

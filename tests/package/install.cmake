@@ -11,6 +11,7 @@ set(development
   "${INCLUDEDIR}/vmmgraph/region.hpp"
   "${INCLUDEDIR}/vmmgraph/elastic.hpp"
   "${INCLUDEDIR}/vmmgraph/lease.hpp"
+  "${INCLUDEDIR}/vmmgraph/order.hpp"
   "${INCLUDEDIR}/vmmgraph/blocks.hpp"
   "${INCLUDEDIR}/vmmgraph/plan.hpp"
   "${INCLUDEDIR}/vmmgraph/ring.hpp"

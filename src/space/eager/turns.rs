@@ -7,6 +7,7 @@ use super::generation::Generation;
 use super::slots::{Slot, lowest_free};
 use super::{Common, EagerSpace, State};
 use crate::error::{Error, Result};
+use crate::order::EAGER_KEY;
 use crate::pages::{Change, PageId, PageNo, SharedSet};
 use crate::space::layout::Layout;
 use crate::units::Stream;
@@ -26,8 +27,8 @@ impl EagerSpace {
         let common = &self.common;
         common.shared.begin_eager();
         let under_way = UnderWay(&common.shared);
-        let entered =
-            common.recalled(|| common.relieved(|| common.order.begin(stream, || self.bring_up())))?;
+        let entered = common
+            .recalled(|| common.relieved(|| common.order.begin(stream, || EAGER_KEY, || self.bring_up())))?;
         let mark = common.pool().events().record(stream)?;
         let state = &mut *self.state.lock();
         state.scope = Some((stream, mark));
