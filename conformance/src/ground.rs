@@ -61,6 +61,12 @@ impl<'d> Ground<'d> {
         Ok(Whole { page, bytes })
     }
 
+    /// A page that was had in another way is this case's from now on.
+    pub(crate) fn adopt(&self, whole: Whole) -> Whole {
+        self.pages.borrow_mut().push(whole.page);
+        whole
+    }
+
     pub(crate) fn release(&self, whole: Whole) -> Result<()> {
         self.pages.borrow_mut().retain(|page| *page != whole.page);
         // SAFETY: a page of this case, released once.

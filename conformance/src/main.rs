@@ -3,9 +3,8 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use vmmgraph::HostOptions;
-use vmmgraph::driver::SharedDriver;
 use vmmgraph::driver::platform::{PLATFORMS, Platform};
+use vmmgraph::driver::{DeviceOptions, Handles, SharedDriver};
 use vmmgraph_conformance::captures::Captures;
 use vmmgraph_conformance::{CASES, Outcome, Plug, Report, Subject};
 
@@ -76,7 +75,11 @@ fn list() -> ExitCode {
 
 fn test(platform: &Platform, wanted: &Wanted) -> Result<ExitCode, String> {
     // Without the self-test of an opening, which is a case here.
-    let open = |ordinal| (platform.open)(ordinal, HostOptions::default());
+    let open = |ordinal| {
+        // With pages for other processes, where that can be had.
+        let shared = DeviceOptions { sharing: Handles::Fd, ..DeviceOptions::default() };
+        (platform.open)(ordinal, shared).or_else(|_| (platform.open)(ordinal, DeviceOptions::default()))
+    };
     let count = (platform.count)().map_err(|error| error.to_string())?;
     let driver: SharedDriver = open(wanted.device).map_err(|error| error.to_string())?;
     let other = (0..count).find(|ordinal| *ordinal != wanted.device).and_then(|ordinal| open(ordinal).ok());

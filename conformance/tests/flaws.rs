@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use vmmgraph::driver::{CudaDriver, Graph, HostDriver, SharedDriver};
+use vmmgraph::driver::{CudaDriver, Graph, Handles, HostDriver, SharedDriver};
 use vmmgraph::{HostOptions, Stream};
 use vmmgraph_conformance::captures::Captures;
 use vmmgraph_conformance::{CASES, Launch, Outcome, Plug, Row, Subject, run};
@@ -17,7 +17,7 @@ fn turn() -> MutexGuard<'static, ()> {
 
 fn host(ordinal: i32) -> Arc<HostDriver> {
     let options = HostOptions { granularity: 16 << 10, memory_bytes: 256 << 20 };
-    Arc::new(HostDriver::new(ordinal, options).unwrap())
+    Arc::new(HostDriver::new(ordinal, options).unwrap().with_sharing(Handles::Fd))
 }
 
 /// Captures as the broken driver pretends them.
@@ -62,7 +62,8 @@ const FLAWS: &[(Flaw, &[&str])] = &[
     ),
     (Flaw::StaleMapping, &["replace-page", "self-test"]),
     (Flaw::FreshMapReadsZero, &["fresh-map", "self-test"]),
-    (Flaw::ReleaseClears, &["release-while-mapped"]),
+    (Flaw::ReleaseClears, &["release-while-mapped", "export-outlives"]),
+    (Flaw::ImportsAnotherPage, &["export-import"]),
     (Flaw::UnmapClears, &["contents-stay", "replace-page", "self-test"]),
     (Flaw::MapsBackwards, &["map-several"]),
     (Flaw::UnmapsFirstOnly, &["unmap-several"]),

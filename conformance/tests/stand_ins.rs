@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use vmmgraph::driver::platform::PLATFORMS;
-use vmmgraph::driver::{HostDriver, SharedDriver};
+use vmmgraph::driver::{DeviceOptions, Handles, HostDriver, SharedDriver};
 use vmmgraph::{Device, HostOptions, Options, SharedVmmAllocator, Stream};
 use vmmgraph_conformance::captures::Captures;
 use vmmgraph_conformance::{Outcome, Plug, Subject, run};
@@ -21,14 +21,35 @@ const STAND_INS: &[Row] = &[
     (
         "ascend",
         "libstandin_ascend.so",
-        &["peers", "unmap-waits", "capture-events", "capture-copies", "graph-executables"],
+        &[
+            "peers",
+            "export-import",
+            "export-outlives",
+            "unmap-waits",
+            "capture-events",
+            "capture-copies",
+            "graph-executables",
+        ],
         &["thread-state"],
     ),
-    ("hip", "libstandin_hip.so", &["replay-after-replace", "graph-executables"], &[]),
+    (
+        "hip",
+        "libstandin_hip.so",
+        &["export-import", "export-outlives", "replay-after-replace", "graph-executables"],
+        &[],
+    ),
     (
         "mlu",
         "libstandin_mlu.so",
-        &["peers", "unmap-waits", "copies-registered", "replay-after-replace", "graph-executables"],
+        &[
+            "peers",
+            "export-import",
+            "export-outlives",
+            "unmap-waits",
+            "copies-registered",
+            "replay-after-replace",
+            "graph-executables",
+        ],
         &[],
     ),
 ];
@@ -46,7 +67,9 @@ fn open(name: &str, file: &str, ordinal: i32) -> SharedDriver {
     std::mem::forget(library.unwrap_or_else(|error| panic!("{file}: {error}")));
     let platform = PLATFORMS.iter().find(|platform| platform.name == name);
     let platform = platform.unwrap_or_else(|| panic!("there is no platform {name}"));
-    (platform.open)(ordinal, HostOptions::default()).unwrap()
+    // A platform that cannot share pages leaves it to `open` to refuse.
+    let options = DeviceOptions { sharing: Handles::Fd, ..DeviceOptions::default() };
+    (platform.open)(ordinal, options).unwrap()
 }
 
 #[test]

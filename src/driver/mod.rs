@@ -1,7 +1,7 @@
 //! The one platform door: everything the library asks of a driver.
 //!
 //! Three traits, since a platform's answers to them differ independently: [`Memory`] (addresses and pages), [`Timeline`] (streams
-//! and events) and [`Transfer`] (bytes); and [`Graphs`], which not every platform has. What a platform can and cannot do is data, [`Capabilities`]; above this door nobody asks
+//! and events) and [`Transfer`] (bytes); and [`Graphs`] and [`Sharing`], which not every platform has. What a platform can and cannot do is data, [`Capabilities`]; above this door nobody asks
 //! which platform it is. Platforms are rows of a table and are opened by name ([`platform`]). Only CUDA was ever run on hardware; `hip` was built
 //! against AMD's declarations and is tested on a stand-in.
 //!
@@ -34,6 +34,7 @@ mod library;
 mod mlu;
 pub mod platform;
 mod self_test;
+mod sharing;
 
 pub use ascend::AscendDriver;
 pub use cuda::CudaDriver;
@@ -42,6 +43,7 @@ pub use host::{HostDriver, HostOptions};
 pub use mlu::MluDriver;
 pub use platform::{DriverChoice, Platform, open};
 pub use self_test::{self_test, self_test_once};
+pub use sharing::{DeviceOptions, Handles, Sharing};
 
 /// What does not change about a device.
 #[derive(Clone, Debug)]
@@ -431,6 +433,11 @@ pub trait Driver: Memory + Timeline + Transfer + fmt::Debug + Send + Sync {
 
     /// Its graphs, if it has any.
     fn graphs(&self) -> Option<&dyn Graphs> {
+        None
+    }
+
+    /// Its pages for other processes, if it can and was opened so.
+    fn sharing(&self) -> Option<&dyn Sharing> {
         None
     }
 }

@@ -1,7 +1,7 @@
 //! Which platform to take: the caller's word, else the environment's, else a GPU if there is one, else the host.
 
 use super::abi::Abi;
-use super::{HostOptions, SharedDriver, ascend, cuda, hip, host, mlu, self_test_once};
+use super::{DeviceOptions, Handles, SharedDriver, ascend, cuda, hip, host, mlu, self_test_once};
 use crate::error::{Error, Result};
 
 /// The environment variable that chooses when the caller leaves it open.
@@ -16,8 +16,8 @@ pub struct Platform {
     pub number: i32,
     /// How many usable devices there are; zero, not an error, where its driver finds none.
     pub count: fn() -> Result<i32>,
-    /// Opens device number `ordinal`. The options are for the host only.
-    pub open: fn(ordinal: i32, host: HostOptions) -> Result<SharedDriver>,
+    /// Opens device number `ordinal`. A platform that lacks something that is asked for may leave it to [`open`] to say so.
+    pub open: fn(ordinal: i32, options: DeviceOptions) -> Result<SharedDriver>,
     /// What its driver assumes of the vendor's header; empty where it declares nothing of its own.
     pub abi: fn() -> Abi,
 }
@@ -64,10 +64,15 @@ impl DriverChoice<'static> {
 /// Opens device `ordinal` with the chosen driver and logs the choice.
 ///
 /// # Errors
-/// What the platform says; [`Error::UnknownPlatform`] for a name that is none; those of [`self_test_once`].
-pub fn open(choice: DriverChoice, ordinal: i32, host: HostOptions) -> Result<SharedDriver> {
+/// What the platform says; [`Error::UnknownPlatform`] for a name that is none; [`Error::InvalidArgument`] where pages cannot be shared as asked;
+/// those of [`self_test_once`].
+pub fn open(choice: DriverChoice, ordinal: i32, options: impl Into<DeviceOptions>) -> Result<SharedDriver> {
+    let options = options.into();
     let (platform, because) = decide(PLATFORMS, choice, std::env::var(VARIABLE).ok().as_deref())?;
-    let driver = (platform.open)(ordinal, host)?;
+    let driver = (platform.open)(ordinal, options)?;
+    if options.sharing != Handles::None && driver.sharing().is_none() {
+        return Err(options.sharing.refused());
+    }
     self_test_once(&driver)?;
     tracing::info!(
         driver = platform.name,

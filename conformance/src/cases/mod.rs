@@ -5,6 +5,7 @@ use crate::Case;
 mod aliases;
 mod captures;
 mod memory;
+mod sharing;
 mod threads;
 mod timeline;
 mod transfer;
@@ -30,6 +31,8 @@ cases! {
     "out-of-memory": memory::out_of_memory, "no memory left is an error of its own, with its numbers and without effect";
     "descriptors": memory::descriptors, "a page takes as many file descriptors as the platform says";
     "peers": memory::peers, "pages can be mapped for, and granted to, the devices named as peers";
+    "export-import": sharing::export_import, "a page that is exported and imported, as in another process, is the same memory, and takes no more of it";
+    "export-outlives": sharing::export_outlives, "the memory of an exported page stays for who imported it, although it is released and unmapped here";
     "self-test": aliases::self_test, "the self-test that the first opening of a device makes";
     "alias-copies": aliases::copies, "what a copy writes through one address of a page shows at another once it is done";
     "alias-fills": aliases::fills, "what a fill writes through one address of a page shows at another once it is done";

@@ -107,6 +107,14 @@ driver_functions! {
     }
 }
 
+driver_functions! {
+    /// Those for pages that other processes have too.
+    ShareApi {
+        cuMemExportToShareableHandle(*mut c_void, c_ulonglong, c_int, c_ulonglong);
+        cuMemImportFromShareableHandle(*mut c_ulonglong, *mut c_void, c_int);
+    }
+}
+
 /// `CUgraphEdgeData`: ports, kind, and what is reserved.
 pub(super) type EdgeData = [u8; 8];
 

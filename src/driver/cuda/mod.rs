@@ -10,14 +10,15 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use super::{
-    Alias, Capabilities, DeviceInfo, Driver, Event, Graphs, Memory, NotMapped, PageHandle, Platform,
-    StreamState, Timeline, Transfer, Whole,
+    Alias, Capabilities, DeviceInfo, Driver, Event, Graphs, Handles, Memory, NotMapped, PageHandle, Platform,
+    Sharing, StreamState, Timeline, Transfer, Whole,
 };
 use crate::error::{Error, Result};
 use crate::units::{Address, MAX_BYTES, Peers, Stream};
 
 mod api;
 mod graphs;
+mod sharing;
 
 use api::{Api, Code, GraphApi};
 
@@ -25,7 +26,7 @@ pub(super) const PLATFORM: Platform = Platform {
     name: "cuda",
     number: 1,
     count: CudaDriver::count,
-    open: |ordinal, _| Ok(Arc::new(CudaDriver::new(ordinal)?)),
+    open: |ordinal, options| Ok(Arc::new(CudaDriver::with_sharing(ordinal, options.sharing)?)),
     abi: super::abi::Abi::default,
 };
 
@@ -52,6 +53,7 @@ pub struct CudaDriver {
     api: &'static Api,
     info: DeviceInfo,
     capabilities: Capabilities,
+    sharing: Handles,
     device: sys::CUdevice,
     /// The device's primary context, retained while this object lives.
     context: sys::CUcontext,
@@ -86,6 +88,14 @@ impl CudaDriver {
     /// # Errors
     /// As [`count`](Self::count); [`Error::InvalidDevice`]; [`Error::Unsupported`] without virtual memory management.
     pub fn new(ordinal: i32) -> Result<Self> {
+        Self::with_sharing(ordinal, Handles::None)
+    }
+
+    /// As [`new`](Self::new), with pages that can be exported as said.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); [`Error::InvalidArgument`] if they cannot.
+    pub fn with_sharing(ordinal: i32, sharing: Handles) -> Result<Self> {
         let count = Self::count()?;
         if !(0..count).contains(&ordinal) {
             return Err(Error::InvalidDevice { driver: PLATFORM.name, ordinal, count });
@@ -110,8 +120,9 @@ impl CudaDriver {
         let mut total = 0;
         // SAFETY: the out pointer is good.
         check(api, "cuDeviceTotalMem", unsafe { (api.cuDeviceTotalMem_v2)(&raw mut total, device) })?;
+        Self::check_sharing(api, device, sharing)?;
         let mut granularity = 0;
-        let prop = allocation(ordinal);
+        let prop = allocation(ordinal, sharing);
         // SAFETY: both pointers are good; 0 is CU_MEM_ALLOC_GRANULARITY_MINIMUM.
         let code = unsafe { (api.cuMemGetAllocationGranularity)(&raw mut granularity, &raw const prop, 0) };
         check(api, "cuMemGetAllocationGranularity", code)?;
@@ -137,7 +148,7 @@ impl CudaDriver {
             register_host: true,
             peers,
         };
-        Ok(Self { api, info, capabilities, device, context })
+        Ok(Self { api, info, capabilities, sharing, device, context })
     }
 
     /// The other devices that can use this one's memory.
@@ -241,10 +252,10 @@ fn location(ordinal: i32) -> sys::CUmemLocation {
 }
 
 /// Plain device memory of one GPU. Everything not named is zero, as the driver asks.
-fn allocation(ordinal: i32) -> sys::CUmemAllocationProp {
+fn allocation(ordinal: i32, sharing: Handles) -> sys::CUmemAllocationProp {
     sys::CUmemAllocationProp {
         type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-        requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        requestedHandleTypes: sharing::handle_type(sharing),
         location: location(ordinal),
         win32HandleMetaData: ptr::null_mut(),
         allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
@@ -313,6 +324,10 @@ impl Driver for CudaDriver {
     fn graphs(&self) -> Option<&dyn Graphs> {
         GraphApi::get().is_ok().then_some(self as &dyn Graphs)
     }
+
+    fn sharing(&self) -> Option<&dyn Sharing> {
+        (self.sharing != Handles::None).then_some(self as &dyn Sharing)
+    }
 }
 
 // SAFETY: the driver's functions do what the module says (tests/conformance.rs, on an H200).
@@ -346,7 +361,7 @@ unsafe impl Memory for CudaDriver {
 
     fn create(&self, len: u64) -> Result<PageHandle> {
         let mut handle = 0;
-        let prop = allocation(self.info.ordinal);
+        let prop = allocation(self.info.ordinal, self.sharing);
         // SAFETY: both pointers are good.
         self.call("cuMemCreate", |api| unsafe {
             (api.cuMemCreate)(&raw mut handle, len as usize, &raw const prop, 0)

@@ -16,6 +16,9 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
 
+#[path = "exports.rs"]
+mod exports;
+
 /// Why a request was not carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
@@ -37,6 +40,8 @@ struct Page {
     /// Handles given out and not yet released.
     handles: u32,
     mappings: u32,
+    /// Its memory is another's: it takes none of this device.
+    imported: bool,
 }
 
 struct Mapping {
@@ -171,16 +176,14 @@ impl Memory {
         if len > self.total - state.used {
             return Err(Refusal::OutOfMemory);
         }
-        let memory = memfd_create("vmmgraph-page", MemfdFlags::CLOEXEC).map_err(|e| match e {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let memory = memfd_create("vmmgraph-page", flags).map_err(|e| match e {
             Errno::MFILE | Errno::NFILE => Refusal::OutOfDescriptors,
             _ => Refusal::OutOfMemory,
         })?;
         ftruncate(&memory, len).map_err(|_| Refusal::OutOfMemory)?;
-        state.last_handle += 1;
-        let handle = state.last_handle;
         state.used += len;
-        state.pages.insert(handle, Page { memory, len, handles: 1, mappings: 0 });
-        Ok(handle)
+        Ok(state.enter(Page { memory, len, handles: 1, mappings: 0, imported: false }))
     }
 
     /// Gives one handle back. The memory stays until the last mapping is gone too.
@@ -374,13 +377,19 @@ impl Drop for Memory {
 }
 
 impl State {
+    fn enter(&mut self, page: Page) -> u64 {
+        self.last_handle += 1;
+        self.pages.insert(self.last_handle, page);
+        self.last_handle
+    }
+
     /// Gives the memory back once neither a handle nor a mapping needs it.
     fn collect(&mut self, handle: u64) {
         if let Some(page) = self.pages.get(&handle)
             && page.handles == 0
             && page.mappings == 0
         {
-            self.used -= page.len;
+            self.used -= if page.imported { 0 } else { page.len };
             self.pages.remove(&handle);
         }
     }

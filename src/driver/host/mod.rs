@@ -11,8 +11,8 @@ use rustix::process::{Resource, getrlimit};
 use rustix::system::{sysinfo, uname};
 
 use super::{
-    Alias, Capabilities, DeviceInfo, Driver, Event, NotMapped, PageHandle, Platform, StreamState, Timeline,
-    Transfer, Whole,
+    Alias, Capabilities, DeviceInfo, Driver, Event, Handles, NotMapped, PageHandle, Platform, Sharing,
+    StreamState, Timeline, Transfer, Whole,
 };
 use crate::error::{Error, Result};
 use crate::sync::Mutex;
@@ -20,6 +20,7 @@ use crate::units::{Address, MAX_BYTES, Peers, Stream};
 
 #[allow(unreachable_pub, reason = "the stand-in libcuda.so compiles the same file as its own module")]
 mod memory;
+mod sharing;
 
 use memory::{Memory, Refusal};
 
@@ -30,7 +31,9 @@ pub(super) const PLATFORM: Platform = Platform {
     name: "host",
     number: 2,
     count: || Ok(DEVICES),
-    open: |ordinal, options| Ok(Arc::new(HostDriver::new(ordinal, options)?)),
+    open: |ordinal, options| {
+        Ok(Arc::new(HostDriver::new(ordinal, options.host)?.with_sharing(options.sharing)))
+    },
     abi: super::abi::Abi::default,
 };
 
@@ -54,6 +57,7 @@ impl Default for HostOptions {
 pub struct HostDriver {
     info: DeviceInfo,
     capabilities: Capabilities,
+    sharing: Handles,
     memory: Memory,
     events: Mutex<Events>,
 }
@@ -114,6 +118,7 @@ impl HostDriver {
                 register_host: true,
                 peers: Peers::of_bits((1 << DEVICES) - 1).without(Peers::one(ordinal)),
             },
+            sharing: Handles::None,
             memory: Memory::new(granularity, memory_bytes),
             events: Mutex::default(),
         })
@@ -208,6 +213,10 @@ impl Driver for HostDriver {
     fn version(&self) -> String {
         let system = uname();
         format!("{} {}", system.sysname().to_string_lossy(), system.release().to_string_lossy())
+    }
+
+    fn sharing(&self) -> Option<&dyn Sharing> {
+        (self.sharing != Handles::None).then_some(self as &dyn Sharing)
     }
 }
 

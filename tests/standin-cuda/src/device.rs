@@ -90,8 +90,8 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_in
         let number = match attribute {
             // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
             16 => 132,
-            // CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, ..._VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
-            41 | 102 => 1,
+            // CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, ..._VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, ..._HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+            41 | 102 | 103 => 1,
             // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
             75 => 9,
             1..=255 => 0,

@@ -3,7 +3,7 @@
 //! The model is `tests/standin`, shared with the other platforms' stand-ins; CUDA's names, numbers and contexts are here. What CUDA refuses is refused here with the same code; `tests/conformance.rs` of the root package runs on both.
 //!
 //! Where it is stricter than CUDA: addresses belong to the device whose context was current when they were reserved, only that
-//! device's pages go there, handles are never exportable, and a handle to anything destroyed is refused instead of crashing.
+//! device's pages go there, an imported page is one of the device that was current, and a handle to anything destroyed is refused instead of crashing.
 //!
 //! Environment, read by the first `cuInit`: `STANDIN_CUDA_DEVICES` (default 2; 0 is a machine without a GPU) and
 //! `STANDIN_CUDA_MEMORY` (bytes of each device, default 64 GiB).

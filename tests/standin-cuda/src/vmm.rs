@@ -1,6 +1,9 @@
 //! Virtual memory: reservations, pages, mappings. The rules themselves are those of the host driver's memory.rs.
 
+use std::collections::HashSet;
 use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::{BorrowedFd, IntoRawFd};
+use std::sync::{Mutex, PoisonError};
 
 use standin::state::{device, device_at, handle as handle_of, page};
 use standin::{Answer, Why, give, refused};
@@ -26,7 +29,7 @@ pub struct Location {
 pub struct AllocationProp {
     /// `CUmemAllocationType`; 1 is pinned.
     pub kind: c_uint,
-    /// `CUmemAllocationHandleType`; 0 is none.
+    /// `CUmemAllocationHandleType`; 0 is none, 1 a file descriptor.
     pub requested_handle_types: c_uint,
     /// Where the memory is.
     pub location: Location,
@@ -49,6 +52,10 @@ pub struct AccessDesc {
 const LOCATION_DEVICE: c_int = 1;
 const TYPE_PINNED: c_uint = 1;
 const ACCESS_READ_WRITE: c_uint = 3;
+const FILE_DESCRIPTOR: c_uint = 1;
+
+/// Pages that were created to be exported.
+static EXPORTABLE: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
 
 fn at_device(location: Location) -> Answer<c_int> {
     if location.kind == LOCATION_DEVICE { Ok(location.id) } else { Err(Why::Invalid) }
@@ -64,7 +71,7 @@ unsafe fn asked_device(prop: *const AllocationProp) -> Answer<c_int> {
     if prop.kind != TYPE_PINNED {
         return Err(Why::Invalid);
     }
-    if prop.requested_handle_types != 0 || prop.alloc_flags != [0; 8] {
+    if prop.requested_handle_types > FILE_DESCRIPTOR || prop.alloc_flags != [0; 8] {
         return Err(Why::NotSupported);
     }
     at_device(prop.location)
@@ -118,9 +125,13 @@ pub unsafe extern "C" fn cuMemCreate(
         if out.is_null() || flags != 0 {
             return Err(Why::Invalid);
         }
-        let page = device.memory.create(size as u64).map_err(refused)?;
+        let page = handle_of(index, device.memory.create(size as u64).map_err(refused)?);
+        // SAFETY: not null, and then readable by the caller's contract, as it was above.
+        if unsafe { (*prop).requested_handle_types } == FILE_DESCRIPTOR {
+            EXPORTABLE.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default().insert(page);
+        }
         // SAFETY: the caller's contract.
-        unsafe { give(out, handle_of(index, page)) }
+        unsafe { give(out, page) }
     })
 }
 
@@ -131,6 +142,52 @@ pub extern "C" fn cuMemRelease(handle: u64) -> Code {
         counted(Call::cuMemRelease)?;
         let (_, device, page) = page(handle)?;
         device.memory.release(page).map_err(refused)
+    })
+}
+
+/// A descriptor of a page that was created for that.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemExportToShareableHandle(
+    out: *mut c_void,
+    handle: u64,
+    kind: c_int,
+    flags: u64,
+) -> Code {
+    answer(|| {
+        counted(Call::cuMemExportToShareableHandle)?;
+        let exportable = EXPORTABLE
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .as_ref()
+            .is_some_and(|pages| pages.contains(&handle));
+        if out.is_null() || flags != 0 || kind != FILE_DESCRIPTOR as c_int || !exportable {
+            return Err(Why::Invalid);
+        }
+        let (_, device, page) = page(handle)?;
+        let fd = device.memory.export(page).map_err(refused)?;
+        // SAFETY: not null, and then room for a descriptor by the caller's contract.
+        unsafe { give(out.cast::<c_int>(), fd.into_raw_fd()) }
+    })
+}
+
+/// A handle of the current device for a page that was exported.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemImportFromShareableHandle(
+    out: *mut u64,
+    handle: *mut c_void,
+    kind: c_int,
+) -> Code {
+    answer(|| {
+        counted(Call::cuMemImportFromShareableHandle)?;
+        let fd = c_int::try_from(handle as usize).map_err(|_| Why::Invalid)?;
+        if out.is_null() || kind != FILE_DESCRIPTOR as c_int || fd < 0 {
+            return Err(Why::Invalid);
+        }
+        let (index, device) = current()?;
+        // SAFETY: only asked about; one that is none is refused.
+        let page = device.memory.import(unsafe { BorrowedFd::borrow_raw(fd) }, None).map_err(refused)?;
+        // SAFETY: the caller's contract.
+        unsafe { give(out, handle_of(index, page)) }
     })
 }
 

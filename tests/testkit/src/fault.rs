@@ -3,13 +3,14 @@
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::ThreadId;
 
 use parking_lot::Mutex;
 use vmmgraph::driver::{
-    Capabilities, DeviceInfo, Driver, Event, Memory, NotMapped, PageHandle, SharedDriver, StreamState,
-    Timeline, Transfer, Whole,
+    Capabilities, DeviceInfo, Driver, Event, Memory, NotMapped, PageHandle, SharedDriver, Sharing,
+    StreamState, Timeline, Transfer, Whole,
 };
 use vmmgraph::{Address, Error, Peers, Result, Stream};
 
@@ -221,6 +222,26 @@ impl Driver for FaultyDriver {
 
     fn version(&self) -> String {
         self.inner.version()
+    }
+
+    fn sharing(&self) -> Option<&dyn Sharing> {
+        self.inner.sharing().map(|_| self as &dyn Sharing)
+    }
+}
+
+// SAFETY: everything that is done is done by the driver below, with the callers' promises.
+unsafe impl Sharing for FaultyDriver {
+    unsafe fn export(&self, page: PageHandle) -> Result<OwnedFd> {
+        self.called("export", format!(" {page:?}"))?;
+        let below = self.inner.sharing().ok_or(Error::Unsupported { device: self.inner.info().ordinal })?;
+        // SAFETY: the caller's promise.
+        unsafe { below.export(page) }
+    }
+
+    fn import(&self, fd: BorrowedFd<'_>, len: u64) -> Result<PageHandle> {
+        self.called("import", format!(" {len}"))?;
+        let below = self.inner.sharing().ok_or(Error::Unsupported { device: self.inner.info().ordinal })?;
+        below.import(fd, len)
     }
 }
 

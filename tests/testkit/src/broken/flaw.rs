@@ -43,6 +43,8 @@ pub enum Flaw {
     FirstMappingOnly,
     /// No page can be mapped for a peer.
     RefusesPeers,
+    /// An import is a page of its own.
+    ImportsAnotherPage,
     /// A call leaves another context current on its thread.
     LeavesThreadState,
     /// Pages come from another device than the driver's.

@@ -7,12 +7,13 @@ use std::thread::ThreadId;
 
 use parking_lot::Mutex;
 use vmmgraph::driver::{
-    Capabilities, DeviceInfo, Driver, Graphs, Memory, NotMapped, PageHandle, SharedDriver, Whole,
+    Capabilities, DeviceInfo, Driver, Graphs, Memory, NotMapped, PageHandle, SharedDriver, Sharing, Whole,
 };
 use vmmgraph::{Address, Error, Peers, Result, Stream};
 
 mod flaw;
 mod graphs;
+mod sharing;
 mod work;
 
 pub use flaw::Flaw;
@@ -155,6 +156,10 @@ impl Driver for BrokenDriver {
 
     fn graphs(&self) -> Option<&dyn Graphs> {
         self.inner.graphs().map(|_| self as &dyn Graphs)
+    }
+
+    fn sharing(&self) -> Option<&dyn Sharing> {
+        self.inner.sharing().map(|_| self as &dyn Sharing)
     }
 }
 

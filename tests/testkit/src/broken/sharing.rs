@@ -1,0 +1,32 @@
+//! Pages for other processes, and what can be wrong with them.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use vmmgraph::driver::{Driver, PageHandle, Sharing};
+use vmmgraph::{Error, Result};
+
+use super::{BrokenDriver, Flaw};
+
+impl BrokenDriver {
+    fn sharing_below(&self) -> Result<&dyn Sharing> {
+        self.inner.sharing().ok_or(Error::Unsupported { device: self.info().ordinal })
+    }
+}
+
+// SAFETY: as for memory.
+unsafe impl Sharing for BrokenDriver {
+    unsafe fn export(&self, page: PageHandle) -> Result<OwnedFd> {
+        self.enter("export")?;
+        // SAFETY: the caller's promise.
+        unsafe { self.sharing_below()?.export(page) }
+    }
+
+    fn import(&self, fd: BorrowedFd<'_>, len: u64) -> Result<PageHandle> {
+        self.enter("import")?;
+        if self.is(Flaw::ImportsAnotherPage) {
+            self.inner.create(len)
+        } else {
+            self.sharing_below()?.import(fd, len)
+        }
+    }
+}
