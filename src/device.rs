@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use crate::driver::{DriverChoice, HostOptions, SharedDriver, open};
+use crate::driver::{DeviceOptions, DriverChoice, Handles, HostOptions, SharedDriver, open};
 use crate::error::{Error, Result};
 use crate::gate::CaptureGate;
 use crate::pages::{Account, HostPool, Limits, PagePool, Pausables, PoolStats, Reclaimer, retry_orphans};
@@ -50,9 +50,11 @@ impl Device {
     /// The process-wide device `ordinal`, opened if it is not open. It closes when nothing of it is alive any more.
     ///
     /// # Errors
-    /// Those of [`open`]; [`Error::DeviceInUse`] if the host device is open with other options.
-    pub fn open(choice: DriverChoice, ordinal: i32, host: HostOptions) -> Result<Arc<Self>> {
-        let driver = open(choice, ordinal, host)?;
+    /// Those of [`open`]; [`Error::DeviceInUse`] if the host device is open with other options, or any without the [sharing](Self::sharing) that is
+    /// asked for now, which is its pages' for good. (Asking for none takes it as it is.)
+    pub fn open(choice: DriverChoice, ordinal: i32, options: impl Into<DeviceOptions>) -> Result<Arc<Self>> {
+        let DeviceOptions { host, sharing } = options.into();
+        let driver = open(choice, ordinal, DeviceOptions { host, sharing })?;
         let platform = driver.info().platform;
         let device = Self::with_driver(driver);
         // Nobody could say then whether they can be peers.
@@ -63,7 +65,8 @@ impl Device {
             && let Some(known) = known.upgrade()
         {
             // Where a platform takes options.
-            let same = *options == host || known.driver().info().options.is_none();
+            let same = (*options == host || known.driver().info().options.is_none())
+                && (sharing == Handles::None || known.sharing() == sharing);
             // Neither goes under the lock.
             drop(opened);
             return if same { Ok(known) } else { Err(Error::DeviceInUse { driver: platform, ordinal }) };
@@ -114,6 +117,12 @@ impl Device {
     #[must_use]
     pub fn driver(&self) -> &SharedDriver {
         self.pool.driver()
+    }
+
+    /// What other processes can be given its pages by, as was asked for when it was opened.
+    #[must_use]
+    pub fn sharing(&self) -> Handles {
+        Handles::of(&**self.driver())
     }
 
     /// The host memory that contents wait in while their pages are gone: prepare it ahead, bound it, give it back.

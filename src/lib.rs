@@ -77,7 +77,7 @@ pub mod units;
 
 pub use arena::{Options, SharedVmmAllocator};
 pub use device::Device;
-pub use driver::{DriverChoice, HostOptions};
+pub use driver::{DeviceOptions, DriverChoice, Handles, HostOptions};
 pub use elastic::policy;
 pub use elastic::{Ahead, Ask, BlockPool, Candidate, PreCommit, Watermarks};
 pub use elastic::{Committed, ElasticBuffer, ElasticObserver, ElasticOptions, ElasticStats, Pending, Shown};

@@ -9,8 +9,8 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use libloading::Library;
 use vmmgraph::driver::{HipDriver, SharedDriver, StreamState, Whole};
 use vmmgraph::{
-    Address, Device, DriverChoice, ElasticOptions, Error, HostOptions, Options, Peers, SharedVmmAllocator,
-    Stream,
+    Address, Device, DeviceOptions, DriverChoice, ElasticOptions, Error, Handles, HostOptions, Options,
+    Peers, SharedVmmAllocator, Stream,
 };
 use vmmgraph_testkit::{MIB, Stamps};
 
@@ -125,6 +125,15 @@ fn everything(driver: &SharedDriver, on: Stream) {
         pages.iter().for_each(|page| driver.release(page.page).unwrap());
         driver.free_addresses(base, 4 * PAGE).unwrap();
     }
+}
+
+#[test]
+fn pages_are_not_for_other_processes_and_opening_says_so() {
+    let _alone = Alone::with_version(SOUND);
+    let shared = DeviceOptions { sharing: Handles::Fd, ..DeviceOptions::default() };
+    let refused = Device::open(DriverChoice::HIP, 0, shared).map(drop);
+    assert!(matches!(refused, Err(Error::InvalidArgument { what: "sharing", value: 1, .. })), "{refused:?}");
+    assert_eq!(Device::open(DriverChoice::HIP, 0, HostOptions::default()).unwrap().sharing(), Handles::None);
 }
 
 #[test]

@@ -31,6 +31,14 @@ enum class DriverChoice : std::int32_t {
     mlu = VMMGRAPH_DRIVER_MLU,
 };
 
+// What other processes can be given a device's pages by.
+enum class Sharing : std::int32_t {
+    // By nothing: pages stay in this process.
+    none = VMMGRAPH_SHARING_NONE,
+    // By POSIX file descriptors, one a page. Not on HIP, Ascend and MLU.
+    fd = VMMGRAPH_SHARING_FD,
+};
+
 // How to open a device. 0 is the default of every number.
 struct DeviceOptions {
     DriverChoice driver = DriverChoice::automatic;
@@ -42,6 +50,8 @@ struct DeviceOptions {
     std::uint64_t host_granularity_bytes = 0;
     // Host driver: bytes of the device; 0: this machine's memory.
     std::uint64_t host_memory_bytes = 0;
+    // Of all its pages, for good. Opening throws where it cannot be, and if the device is open without it.
+    Sharing sharing = Sharing::none;
 };
 
 // A device: its driver and its page pool. Opening one again gives another handle to the same pool; the device closes when its
@@ -57,6 +67,7 @@ public:
         given.budget_bytes = options.budget_bytes;
         given.host_granularity_bytes = options.host_granularity_bytes;
         given.host_memory_bytes = options.host_memory_bytes;
+        given.sharing = static_cast<std::int32_t>(options.sharing);
         vmmgraph_device_t handle = nullptr;
         detail::check(vmmgraph_device_open(&given, &handle));
         return Device(handle);

@@ -179,6 +179,12 @@
 // README.
 #define VMMGRAPH_DRIVER_MLU 5
 
+// Pages stay in this process.
+#define VMMGRAPH_SHARING_NONE 0
+
+// Pages can be exported as POSIX file descriptors, one a page; none is taken before. Not on HIP, Ascend and MLU.
+#define VMMGRAPH_SHARING_FD 1
+
 // Options only: decode tries full graphs, then piecewise ones; the other phases piecewise ones.
 #define VMMGRAPH_MODE_DEFAULT 0
 
@@ -775,6 +781,11 @@ typedef struct vmmgraph_device_options_t {
   uint64_t host_granularity_bytes;
   // Host driver: bytes of the device; 0: this machine's memory.
   uint64_t host_memory_bytes;
+  // VMMGRAPH_SHARING_NONE or _FD: what other processes can be given the device's pages by. Where it cannot be, opening fails; so it does if the
+  // device is open without it.
+  int32_t sharing;
+  // 0.
+  int32_t reserved;
 } vmmgraph_device_options_t;
 
 // What does not change about a device.
@@ -791,6 +802,10 @@ typedef struct vmmgraph_device_info_t {
   uint64_t total_bytes;
   // The device's name, zero-terminated.
   char name[128];
+  // What other processes can be given its pages by: VMMGRAPH_SHARING_NONE or _FD.
+  int32_t sharing;
+  // 0.
+  int32_t reserved;
 } vmmgraph_device_info_t;
 
 // Exact counts of a device's page pool since the device was opened.

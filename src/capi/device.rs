@@ -10,7 +10,7 @@ use super::status::vmmgraph_status_t;
 use super::text::copy_text;
 use crate::driver::platform::{number_of, numbered};
 use crate::error::Error;
-use crate::{Device, DriverChoice, HostOptions};
+use crate::{Device, DeviceOptions, DriverChoice, Handles};
 
 /// Never defined: a vmmgraph_device_t is a key, not an address.
 pub struct vmmgraph_device {
@@ -34,6 +34,11 @@ pub const VMMGRAPH_DRIVER_ASCEND: i32 = 4;
 /// README.
 pub const VMMGRAPH_DRIVER_MLU: i32 = 5;
 
+/// Pages stay in this process.
+pub const VMMGRAPH_SHARING_NONE: i32 = 0;
+/// Pages can be exported as POSIX file descriptors, one a page; none is taken before. Not on HIP, Ascend and MLU.
+pub const VMMGRAPH_SHARING_FD: i32 = 1;
+
 /// How to open a device. Zero everything, then set struct_size and what differs from the default; 0 is the default.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +55,11 @@ pub struct vmmgraph_device_options_t {
     pub host_granularity_bytes: u64,
     /// Host driver: bytes of the device; 0: this machine's memory.
     pub host_memory_bytes: u64,
+    /// VMMGRAPH_SHARING_NONE or _FD: what other processes can be given the device's pages by. Where it cannot be, opening fails; so it does if the
+    /// device is open without it.
+    pub sharing: i32,
+    /// 0.
+    pub reserved: i32,
 }
 
 /// What does not change about a device.
@@ -68,6 +78,10 @@ pub struct vmmgraph_device_info_t {
     pub total_bytes: u64,
     /// The device's name, zero-terminated.
     pub name: [c_char; 128],
+    /// What other processes can be given its pages by: VMMGRAPH_SHARING_NONE or _FD.
+    pub sharing: i32,
+    /// 0.
+    pub reserved: i32,
 }
 
 /// Exact counts of a device's page pool since the device was opened.
@@ -108,6 +122,24 @@ pub struct vmmgraph_device_stats_t {
     pub pages_reused: u64,
 }
 
+fn handles_of(number: i32) -> Result<Handles, Error> {
+    match number {
+        VMMGRAPH_SHARING_NONE => Ok(Handles::None),
+        VMMGRAPH_SHARING_FD => Ok(Handles::Fd),
+        _ => {
+            let expected = "VMMGRAPH_SHARING_NONE or VMMGRAPH_SHARING_FD";
+            Err(Error::InvalidArgument { what: "sharing", value: number.into(), expected })
+        }
+    }
+}
+
+fn number_of_handles(handles: Handles) -> i32 {
+    match handles {
+        Handles::None => VMMGRAPH_SHARING_NONE,
+        Handles::Fd => VMMGRAPH_SHARING_FD,
+    }
+}
+
 /// Opens a device. Opening one again gives another handle to the same page pool. `options` may be null.
 ///
 /// # Safety
@@ -121,7 +153,7 @@ pub unsafe extern "C" fn vmmgraph_device_open(
         start();
         // SAFETY: the caller's contract.
         let (given, device) = (unsafe { self::options(options) }?, unsafe { out(device, "device") }?);
-        let mut host = HostOptions::default();
+        let DeviceOptions { mut host, mut sharing } = DeviceOptions::default();
         let mut budget = None;
         let (mut choice, mut ordinal) = (DriverChoice::Auto, 0);
         if let Some(given) = given {
@@ -141,8 +173,13 @@ pub unsafe extern "C" fn vmmgraph_device_open(
             if given.host_memory_bytes > 0 {
                 host.memory_bytes = given.host_memory_bytes;
             }
+            sharing = handles_of(given.sharing)?;
+            if given.reserved != 0 {
+                let value = given.reserved.into();
+                Err(Error::InvalidArgument { what: "reserved", value, expected: "0" })?;
+            }
         }
-        let opened = Device::open(choice, ordinal, host)?;
+        let opened = Device::open(choice, ordinal, DeviceOptions { host, sharing })?;
         if budget.is_some() {
             opened.set_budget(budget);
         }
@@ -181,6 +218,8 @@ pub unsafe extern "C" fn vmmgraph_device_info(
             granularity_bytes: device.driver().capabilities().granularity,
             total_bytes: found.total_bytes,
             name,
+            sharing: number_of_handles(device.sharing()),
+            reserved: 0,
         });
         Ok(())
     })

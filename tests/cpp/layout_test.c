@@ -42,6 +42,8 @@ NUMBER(VMMGRAPH_DRIVER_HOST, 2);
 NUMBER(VMMGRAPH_DRIVER_HIP, 3);
 NUMBER(VMMGRAPH_DRIVER_ASCEND, 4);
 NUMBER(VMMGRAPH_DRIVER_MLU, 5);
+NUMBER(VMMGRAPH_SHARING_NONE, 0);
+NUMBER(VMMGRAPH_SHARING_FD, 1);
 NUMBER(VMMGRAPH_RETAIN_DEFAULT, 0);
 NUMBER(VMMGRAPH_RETAIN_OWN_PAGES, 1);
 NUMBER(VMMGRAPH_RETAIN_SHARED_PAGES, 2);
@@ -146,21 +148,25 @@ FIELD(vmmgraph_error_info_t, reserved, 20, 4);
 FIELD(vmmgraph_error_info_t, requested, 24, 8);
 FIELD(vmmgraph_error_info_t, available, 32, 8);
 
-SIZE(vmmgraph_device_options_t, 40);
+SIZE(vmmgraph_device_options_t, 48);
 FIELD(vmmgraph_device_options_t, struct_size, 0, 8);
 FIELD(vmmgraph_device_options_t, driver, 8, 4);
 FIELD(vmmgraph_device_options_t, device, 12, 4);
 FIELD(vmmgraph_device_options_t, budget_bytes, 16, 8);
 FIELD(vmmgraph_device_options_t, host_granularity_bytes, 24, 8);
 FIELD(vmmgraph_device_options_t, host_memory_bytes, 32, 8);
+FIELD(vmmgraph_device_options_t, sharing, 40, 4);
+FIELD(vmmgraph_device_options_t, reserved, 44, 4);
 
-SIZE(vmmgraph_device_info_t, 160);
+SIZE(vmmgraph_device_info_t, 168);
 FIELD(vmmgraph_device_info_t, struct_size, 0, 8);
 FIELD(vmmgraph_device_info_t, driver, 8, 4);
 FIELD(vmmgraph_device_info_t, device, 12, 4);
 FIELD(vmmgraph_device_info_t, granularity_bytes, 16, 8);
 FIELD(vmmgraph_device_info_t, total_bytes, 24, 8);
 FIELD(vmmgraph_device_info_t, name, 32, 128);
+FIELD(vmmgraph_device_info_t, sharing, 160, 4);
+FIELD(vmmgraph_device_info_t, reserved, 164, 4);
 
 SIZE(vmmgraph_device_stats_t, 128);
 FIELD(vmmgraph_device_stats_t, struct_size, 0, 8);
