@@ -11,6 +11,10 @@ use crate::pages::{Account, HostPool, Limits, PagePool, Pausables, PoolStats, Re
 use crate::sync::Mutex;
 use crate::units::Peers;
 
+mod exports;
+
+pub use exports::{ExportedPage, PagePin};
+
 /// One device of this process: its driver, and the one pool that all its physical pages come from.
 ///
 /// Arenas, spaces and blocks hold it. When the last of them is gone it closes, and what the driver would not take back then, or what

@@ -222,6 +222,13 @@ pub enum Error {
         /// Whether some rank has launched it: then this arena launches nothing more. Else the ranks may decide anew.
         launched: bool,
     },
+    /// Other processes have pages that the call would give back, move or exchange ([`Device::export_page`](crate::Device::export_page)): they
+    /// close them first.
+    #[error("other processes have pages that are to stay what they are: pages {pages:?}")]
+    Exported {
+        /// The numbers of the pages, or of the first that was met.
+        pages: Vec<u64>,
+    },
     /// The stream is being captured (or, for a default stream, using it would break a capture), so nothing can be launched on it or
     /// ordered behind its work.
     #[error(

@@ -76,7 +76,7 @@ mod torch;
 pub mod units;
 
 pub use arena::{Options, SharedVmmAllocator};
-pub use device::Device;
+pub use device::{Device, ExportedPage, PagePin};
 pub use driver::{DeviceOptions, DriverChoice, Handles, HostOptions};
 pub use elastic::policy;
 pub use elastic::{Ahead, Ask, BlockPool, Candidate, PreCommit, Watermarks};

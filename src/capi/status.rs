@@ -157,7 +157,7 @@ fn status_of(error: &Error) -> vmmgraph_status_t {
         Error::DeviceInUse { .. } => VMMGRAPH_ERROR_DEVICE_IN_USE,
         Error::ForeignPointer { .. } => VMMGRAPH_ERROR_FOREIGN_POINTER,
         Error::DoubleFree { .. } => VMMGRAPH_ERROR_DOUBLE_FREE,
-        Error::WrongState { .. } | Error::Lent { .. } => VMMGRAPH_ERROR_WRONG_STATE,
+        Error::WrongState { .. } | Error::Lent { .. } | Error::Exported { .. } => VMMGRAPH_ERROR_WRONG_STATE,
         Error::RanksDiffer { .. } => VMMGRAPH_ERROR_RANKS_DIFFER,
         Error::OutOfMemory { .. } => VMMGRAPH_ERROR_OUT_OF_MEMORY,
         Error::OverBudget { .. } => VMMGRAPH_ERROR_OVER_BUDGET,
@@ -224,6 +224,7 @@ fn describe(status: vmmgraph_status_t, error: &Error) -> vmmgraph_error_info_t {
         | Error::Closed { .. }
         | Error::Lent { .. }
         | Error::RanksDiffer { .. }
+        | Error::Exported { .. }
         | Error::Internal { .. } => {}
     }
     info

@@ -218,6 +218,7 @@ fn holders(others: Vec<Other>) -> Vec<MapHolder> {
             Holder::Region { .. } => "region",
             Holder::Elastic { .. } => "elastic",
             Holder::Ring { .. } => "ring",
+            Holder::Exported => "exported",
             Holder::Free => "free",
             Holder::Leaving => "leaving",
         };

@@ -155,7 +155,8 @@ impl PagePool {
     /// refuses to take is kept for another try. Whoever asks [holds](Self::hold) its ranges and has waited for the device.
     ///
     /// # Errors
-    /// What the driver says of unmapping. What is unmapped then stays so; its memory and contents stay too.
+    /// [`Error::Exported`] if others have it; what the driver says of unmapping. What is unmapped then stays so; its memory and contents stay
+    /// too.
     pub(crate) fn step_aside(&self, id: PageId) -> Result<(u64, bool)> {
         let mut calls = 0;
         loop {
@@ -167,6 +168,7 @@ impl PagePool {
                         what: "a page that a change relies on steps aside".into(),
                     });
                 }
+                state.require_unexported(id)?;
                 let Some((range, at)) = page.mappings.difference(&page.away).next().copied() else { break };
                 let Some(found) = state.ranges.get(range) else { break };
                 (range, at, found.base.plus(at), page.bytes)
@@ -185,6 +187,8 @@ impl PagePool {
         }
         let (handle, bytes) = {
             let state = &mut *self.lock();
+            // It may have been exported meanwhile; then it keeps its memory.
+            state.require_unexported(id)?;
             let Some(page) = state.pages.get_mut(id) else { return Ok((calls, true)) };
             let Some(handle) = page.handle.take() else { return Ok((calls, true)) };
             let (bytes, holder, account) = (page.bytes, page.holder, page.account);

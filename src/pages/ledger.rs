@@ -44,6 +44,8 @@ pub enum Holder {
         /// The ring's number.
         ring: u64,
     },
+    /// Nobody here: only other processes have it, and when they have not, it is free.
+    Exported,
     /// The device: whoever asks next gets it.
     Free,
     /// Nobody: the driver would not take it back, and is asked again.
@@ -55,9 +57,8 @@ impl Holder {
     pub(super) fn arena(self) -> Option<u64> {
         match self {
             Self::Shared { arena } | Self::Retained { arena, .. } | Self::Kept { arena } => Some(arena),
-            Self::Region { .. } | Self::Elastic { .. } | Self::Ring { .. } | Self::Free | Self::Leaving => {
-                None
-            }
+            Self::Region { .. } | Self::Elastic { .. } | Self::Ring { .. } => None,
+            Self::Exported | Self::Free | Self::Leaving => None,
         }
     }
 }
@@ -161,11 +162,15 @@ impl State {
         let retained: u64 = there().filter(|page| own(&page.holder)).map(|page| page.bytes).sum();
         let absent = self.pages.len() as u64 - there().count() as u64;
         let pages = self.pages.len() as u64 - absent + self.releasing.0 + stats.pages_released;
+        let exported = || self.pages.values().filter(|page| page.exported > 0);
+        let exported_bytes: u64 = exported().map(|page| page.bytes).sum();
         let equal = [
             ("pages created", stats.pages_created, "held and given back", pages),
             ("bytes counted", stats.physical_bytes, "bytes held", bytes),
             ("absent pages counted", self.absent.0, "absent", absent),
             ("absent bytes counted", self.absent.1, "bytes absent", all - bytes),
+            ("exported pages counted", self.exported.0, "exported", exported().count() as u64),
+            ("exported bytes counted", self.exported.1, "bytes exported", exported_bytes),
             ("mappings counted", stats.mappings, "mappings there", mappings),
             ("mappings made", stats.maps, "there and taken away", mappings + stats.unmaps),
             ("bytes of addresses counted", stats.reserved_bytes, "bytes reserved", reserved),
@@ -205,6 +210,11 @@ impl State {
                 if page.pins > 0 || !page.mappings.is_empty() {
                     return wrong(format!("{id:?} is free, pinned {} times and mapped", page.pins));
                 }
+            } else if page.exported > 0 && page.handle.is_none()
+                || page.holder == Holder::Exported && (page.exported == 0 || !page.mappings.is_empty())
+            {
+                return wrong(format!("{id:?} of {:?} is with others {} times", page.holder, page.exported));
+            } else if page.holder == Holder::Exported {
             } else if page.holder != Holder::Leaving && page.pins == 0 && page.mappings.is_empty() {
                 return wrong(format!("{id:?} of {:?} is mapped nowhere", page.holder));
             }

@@ -20,6 +20,13 @@ pub(super) struct Lent {
     to: AccountId,
 }
 
+impl Lent {
+    /// The number of its lease.
+    pub(super) fn lease(&self) -> u64 {
+        self.lease
+    }
+}
+
 /// What is on lease on a device.
 pub(super) type LentPages = HashMap<PageId, Lent>;
 
@@ -31,7 +38,7 @@ impl PagePool {
     /// of that, and of those above it that are not above the second one too, only what is beyond their [least](super::Limits) is lent.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if that is not so much, with nothing changed.
+    /// [`Error::InvalidArgument`] if that is not so much, [`Error::Exported`] if others have one of them, with nothing changed.
     pub(crate) fn lend(
         &self,
         lease: u64,
@@ -41,6 +48,7 @@ impl PagePool {
     ) -> Result<()> {
         let bytes = page_bytes * pages.len() as u64;
         let mut state = self.lock();
+        pages.iter().try_for_each(|(page, _)| state.require_unexported(*page))?;
         if state.accounts.lendable(from.id(), to.id()) < bytes {
             let expected = "no more than the arena has above what it is sure to get";
             return Err(Error::InvalidArgument { what: "bytes of a lease", value: bytes.into(), expected });

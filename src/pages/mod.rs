@@ -8,6 +8,7 @@
 //!      accounts                   a tree of budgets                                              account.rs
 //!      ledger                     who holds what; the audit                                      ledger.rs
 //!      lent                       pages on lease, and what of an account is never lent               lent.rs
+//!      exports                    pages that other processes have too                           exports.rs
 //!      absent                     pages that keep their place and have no memory                 absent.rs
 //!      deferred                   what waits for a fence, and what the driver refused            deferred.rs
 //!      reclaimers                 who is asked when memory is short                              reclaim.rs
@@ -29,6 +30,7 @@ mod change;
 mod copier;
 mod copies;
 mod deferred;
+mod exports;
 mod fence;
 mod host_memory;
 mod host_piece;
@@ -53,6 +55,7 @@ pub use change::{Calls, Change};
 pub(crate) use copies::{Copied, HostCopy, behind_copies};
 pub use deferred::Remains;
 pub(crate) use deferred::retry_orphans;
+pub use exports::Extent;
 pub use fence::{Events, Fence, Mark, Promise};
 pub use host_piece::HostPiece;
 pub use host_pool::{CopyPath, HostPool, HostStats};

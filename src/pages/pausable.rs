@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::host_pool::CopyPath;
-use super::{Change, Fence};
+use super::{Change, Fence, PageId};
 use crate::error::{Error, Result};
 use crate::sync::{Monitor, Mutex, thread_token};
 use crate::units::Address;
@@ -144,6 +144,15 @@ pub trait Pausable: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`Error::WrongState`] if the call comes from a hook and would wait for itself.
     fn resuming(&self) -> Result<Option<Box<dyn Resuming + '_>>>;
+
+    /// Others are about to have one of its pages, which is pinned: it stays what it is from now on.
+    ///
+    /// # Errors
+    /// Why it cannot; then the pin is taken away.
+    fn stay(&self, page: PageId) -> Result<()> {
+        let (value, expected) = (page.number().into(), "that of a page of an arena");
+        Err(Error::InvalidArgument { what: "a page's number", value, expected })
+    }
 
     /// Gives up what it has and nobody uses, after waiting for streams no longer than `limit`; its bytes.
     fn give_up(&self, limit: Duration) -> u64 {

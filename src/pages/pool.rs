@@ -38,13 +38,15 @@ pub(super) struct Page {
     pub(super) away: BTreeSet<(RangeId, u64)>,
     /// Changes under way that rely on it.
     pub(super) pins: u32,
+    /// How often it was said that others have it.
+    pub(super) exported: u32,
 }
 
 impl Page {
     /// A page that shows nowhere yet.
     fn new(handle: PageHandle, bytes: u64, holder: Holder, account: Option<AccountId>, pins: u32) -> Self {
         let (mappings, away) = (BTreeSet::new(), BTreeSet::new());
-        Self { handle: Some(handle), bytes, holder, account, mappings, away, pins }
+        Self { handle: Some(handle), bytes, holder, account, mappings, away, pins, exported: 0 }
     }
 
     /// What it counts for: pages, bytes and mappings that the driver has.
@@ -69,6 +71,8 @@ pub struct PoolStats {
     pub budget_bytes: Option<u64>,
     /// Bytes of pages that stepped aside: they have a holder and addresses, and no memory.
     pub absent_bytes: u64,
+    /// Bytes of pages that other processes have too ([`Device::export_page`](crate::Device::export_page)): they stay until that is over.
+    pub exported_bytes: u64,
     /// Pages held now.
     pub pages: u64,
     /// Pages created so far.
@@ -109,6 +113,8 @@ pub(super) struct State {
     pub(super) refused: Vec<PageId>,
     /// Pages that are absent, and their bytes.
     pub(super) absent: (u64, u64),
+    /// Pages that others have too, and their bytes.
+    pub(super) exported: (u64, u64),
     /// Ranges whose teardown it refused.
     pub(super) stuck: Vec<RangeId>,
     pub(super) deferred: Vec<Deferred>,
@@ -218,7 +224,9 @@ impl State {
             return;
         }
         let bytes = page.bytes;
-        if page.handle.is_none() {
+        if page.exported > 0 {
+            self.abandon(id);
+        } else if page.handle.is_none() {
             // Nothing of it is left.
             self.remove(id);
         } else if let Some(id) = self.rename(id, Holder::Free, None) {
@@ -245,6 +253,8 @@ pub struct PagePool {
     state: Mutex<State>,
     /// How many pages are on lease, to be asked without the lock.
     pub(super) lent: AtomicU64,
+    /// How many pages others have too, to be asked without the lock.
+    pub(super) exported: AtomicU64,
     pub(super) reclaimers: Reclaimers,
 }
 
@@ -264,6 +274,7 @@ impl PagePool {
             refused_bytes: 0,
             refused: Vec::new(),
             absent: (0, 0),
+            exported: (0, 0),
             stuck: Vec::new(),
             deferred: Vec::new(),
             lent: LentPages::default(),
@@ -272,8 +283,9 @@ impl PagePool {
             stats: PoolStats::default(),
         };
         let events = Events::new(&driver);
-        let (state, lent, reclaimers) = (Mutex::new(state), AtomicU64::new(0), Reclaimers::default());
-        Arc::new(Self { driver, events, state, lent, reclaimers })
+        let (state, reclaimers) = (Mutex::new(state), Reclaimers::default());
+        let (lent, exported) = (AtomicU64::new(0), AtomicU64::new(0));
+        Arc::new(Self { driver, events, state, lent, exported, reclaimers })
     }
 
     /// The driver of the device.
@@ -388,8 +400,13 @@ impl PagePool {
             let mut state = self.lock();
             let Some(page) = state.pages.get_mut(id) else { return true };
             page.pins -= 1;
-            let unused = page.pins == 0 && page.mappings.is_empty();
-            if unused { state.leave(id) } else { None }
+            let unused = page.pins == 0 && page.mappings.is_empty() && page.exported == 0;
+            if unused {
+                state.leave(id)
+            } else {
+                state.settle(id);
+                None
+            }
         };
         unused.is_none_or(|page| self.release(page))
     }
@@ -499,6 +516,7 @@ impl PagePool {
             free_bytes: state.free_bytes,
             budget_bytes: state.accounts.stats(state.accounts.root()).most_bytes,
             absent_bytes: state.absent.1,
+            exported_bytes: state.exported.1,
             pages: state.pages.len() as u64 - state.absent.0,
             reservations: state.ranges.len() as u64,
             pending: (state.refused.len() + state.stuck.len() + state.deferred.len()) as u64,

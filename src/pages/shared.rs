@@ -216,7 +216,7 @@ impl SharedSet {
             .pages
             .iter()
             .filter(|(no, page)| {
-                no.class == Class::Large && self.is_ours(**page) && !numbers.fixed.contains(page)
+                no.class == Class::Large && self.is_ours(**page) && !self.stays(numbers, **page)
             })
             .map(|(no, page)| (no.index, *page))
             .collect();
@@ -248,11 +248,30 @@ impl SharedSet {
         Ok(())
     }
 
+    /// A page that is pinned for others stays where it shows, as long as it is.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] while one could be about to leave.
+    pub fn stay(&self) -> Result<()> {
+        let numbers = self.numbers.lock();
+        if numbers.eager > 0 {
+            let (expected, found) = ("without eager work under way", "with some");
+            return Err(Error::WrongState { what: "the arena", expected, found });
+        }
+        // Eager work that shows it is to look.
+        self.version.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+
     /// Whether a number's page has to stay where it shows.
     #[must_use]
     pub fn is_fixed(&self, no: PageNo) -> bool {
         let numbers = self.numbers.lock();
-        numbers.pages.get(&no).is_some_and(|page| numbers.fixed.contains(page))
+        numbers.pages.get(&no).is_some_and(|page| self.stays(&numbers, *page))
+    }
+
+    fn stays(&self, numbers: &Numbers, page: PageId) -> bool {
+        numbers.fixed.contains(&page) || self.pool.is_exported(page)
     }
 
     /// The pages of the tape behind `[from, to)`, which the change relies on: where each begins, and its bytes. Where the tape ends, a
@@ -334,7 +353,8 @@ impl SharedSet {
     fn settle(&self, numbers: &mut Numbers) {
         let Numbers { pages, spare, returning, .. } = numbers;
         returning.retain_mut(|(fence, page, from)| {
-            if !fence.done(self.pool.events()).unwrap_or(false) {
+            // What others have is not for other graphs.
+            if !fence.done(self.pool.events()).unwrap_or(false) || self.pool.is_exported(*page) {
                 return true;
             }
             if let Some(bytes) = self.pool.hand_over(*page, *from, self.holder(), false) {

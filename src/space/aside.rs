@@ -110,10 +110,14 @@ impl Common {
             return Ok(None);
         }
         let lent = self.pool().lent_bytes(None, self.shared.account()) > 0;
+        let exported = self.pool().exported_of(self.number());
         let was = self.presence.with(|aside| {
             if aside.stage == Stage::Resident && lent {
                 let (expected, found) = ("without pages on lease", "with some");
                 return Err(Error::WrongState { what: "the arena", expected, found });
+            }
+            if aside.stage == Stage::Resident && !exported.is_empty() {
+                return Err(Error::Exported { pages: exported });
             }
             if aside.stage == Stage::Resident && aside.open > 0 {
                 let (expected, found) = ("without a space that is being captured", "with one");
@@ -310,6 +314,10 @@ impl Pausable for Common {
     fn pause(&self, fence: Fence) -> Result<PauseReport> {
         // Of an arena that a caught bug closed nothing is trusted; it only waits for its end.
         if self.usable().is_err() { Ok(PauseReport::default()) } else { self.step_aside(fence) }
+    }
+
+    fn stay(&self, page: PageId) -> Result<()> {
+        self.stay_for_others(page)
     }
 
     fn resuming(&self) -> Result<Option<Box<dyn Resuming + '_>>> {

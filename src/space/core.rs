@@ -1,5 +1,6 @@
 //! What a space is under its lock, and what its graph and its blocks both hold.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +16,7 @@ use super::presence::Opened;
 use super::refresh::Stale;
 use super::{Common, Phase};
 use crate::error::{Error, Result};
-use crate::pages::{Calls, Capturing, Change, Fence, Holder, Reservation};
+use crate::pages::{Calls, Capturing, Change, Fence, Holder, PageId, Reservation};
 use crate::sync::{Mutex, MutexGuard};
 use crate::units::{Address, BlockBytes, Stream};
 
@@ -35,6 +36,8 @@ pub(super) struct State {
     pub(super) kept: KeptBlocks,
     /// Where nothing is mapped since the driver did not undo a replacement.
     pub(super) holes: Vec<Stale>,
+    /// Pages that others were told of before the seal.
+    pub(super) told: HashSet<PageId>,
     /// Streams that use a live block since the seal.
     pub(super) users: Vec<(Address, Stream)>,
     /// Behind what the users of blocks freed since the seal were given, as far as it is not over: the pages may still be others' too,

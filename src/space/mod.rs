@@ -27,6 +27,7 @@ mod bump;
 mod core;
 mod eager;
 mod events;
+mod exports;
 mod kept;
 mod label;
 mod layout;
@@ -273,6 +274,7 @@ impl Space {
             ranges: Vec::new(),
             kept: KeptBlocks::default(),
             holes: Vec::new(),
+            told: std::collections::HashSet::new(),
             users: Vec::new(),
             readers: Fence::default(),
             work: Work::default(),

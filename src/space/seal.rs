@@ -72,7 +72,8 @@ impl Space {
     /// # Errors
     /// [`Error::WrongState`](crate::Error::WrongState) unless the space is open. Out of memory or budget, also
     /// after everybody was asked to give some back, or what else the driver says: the space is open as before, and the
-    /// call can be repeated. [`Error::WrongState`] also where [`RetainPolicy::InPlace`] fails. (If undoing fails as well the space can only be dropped.)
+    /// call can be repeated. [`Error::WrongState`] also where [`RetainPolicy::InPlace`] fails; [`Error::Exported`] where a page would be exchanged that
+    /// others have, by what [`export`](Self::export) said of this space: seal it in place, share its blocks, or take the pins away first. (If undoing fails as well the space can only be dropped.)
     pub fn seal(&self) -> Result<SealReport> {
         let policy = self.core.policy(&self.core.state.lock());
         self.seal_with(policy)
@@ -128,6 +129,7 @@ impl Core {
         state.placement.seal();
         state.phase = Phase::Sealed;
         state.opened = None;
+        state.told = HashSet::new();
         state.ranges.shrink_to_fit();
         state.events.iter_mut().for_each(Events::end);
         let usage = state.usage();
@@ -161,8 +163,8 @@ impl Core {
         if in_place {
             self.common.shared.fix(&shown)?;
         }
-        let change = Change::on(self.common.pool());
-        let mut exchange = Exchange { core: self, change, in_place, next: slabs, shown };
+        let (change, told) = (Change::on(self.common.pool()), state.told.clone());
+        let mut exchange = Exchange { core: self, change, in_place, next: slabs, shown, told };
         let done = state.ranges.iter().enumerate().try_for_each(|(number, range)| {
             let units = layout.units(number);
             range.mapped().iter().try_for_each(|mapped| {
@@ -207,6 +209,8 @@ struct Exchange<'a> {
     next: usize,
     /// The pages that the space shows.
     shown: HashSet<PageId>,
+    /// Those of them that others were told of.
+    told: HashSet<PageId>,
 }
 
 impl Exchange<'_> {
@@ -232,6 +236,9 @@ impl Exchange<'_> {
         if self.in_place {
             let (expected, found) = ("shown there only", "shown elsewhere too");
             return Err(Error::WrongState { what: "the page under a retained block", expected, found });
+        }
+        if self.told.contains(&page) && self.core.common.pool().is_exported(page) {
+            return Err(Error::Exported { pages: vec![page.number()] });
         }
         // New pages first: that may fail, and then there is nothing to undo at the driver.
         let mut parts = Vec::new();

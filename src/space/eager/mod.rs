@@ -124,7 +124,7 @@ impl EagerSpace {
     }
 
     /// Who has the pages that left the shared set.
-    fn own(&self) -> Holder {
+    pub(super) fn own(&self) -> Holder {
         Holder::Retained { arena: self.common.shared.arena(), space: self.id }
     }
 

@@ -1,0 +1,245 @@
+//! Pages that other processes have too, as long as that is said: they stay what they are here.
+//!
+//! A page is *pinned* before anybody else gets it, and until nobody else has it. Meanwhile it is neither free nor given back, lent, moved nor made
+//! another's: what would do that refuses or takes another page. One that shows nowhere any more is nobody's here until then: its memory is there and
+//! counts toward the same account.
+
+use std::os::fd::OwnedFd;
+
+use slotmap::{Key, KeyData};
+
+use super::pool::State;
+use super::{Holder, PageId, PagePool};
+use crate::driver::{PageHandle, Sharing};
+use crate::error::{Error, Result};
+use crate::sync::atomic::Ordering;
+use crate::units::Address;
+
+impl PageId {
+    /// It as a number: no other page of the device has or had it.
+    #[must_use]
+    pub fn number(self) -> u64 {
+        self.data().as_ffi()
+    }
+
+    /// The page with a number, if there is one; else none has this name.
+    #[must_use]
+    pub fn of_number(number: u64) -> Self {
+        let data = KeyData::from_ffi(number);
+        // What no name looks like is rounded to one.
+        if data.as_ffi() == number { data.into() } else { Self::null() }
+    }
+}
+
+/// A part of a page, and where it shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// The page.
+    pub page: PageId,
+    /// Where in the page the part begins, in bytes.
+    pub offset: u64,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Where it shows.
+    pub address: Address,
+    /// Bytes of the page, as whom it is exported to has to know.
+    pub page_bytes: u64,
+}
+
+/// What a page is that cannot be had by others.
+fn unknown(id: PageId) -> Error {
+    let expected = "that of a page of an arena, as an export names it";
+    Error::InvalidArgument { what: "a page's number", value: id.number().into(), expected }
+}
+
+fn nobodys(id: PageId) -> Error {
+    let expected = "that of a page that was said to be with others as often";
+    Error::InvalidArgument { what: "a page's number", value: id.number().into(), expected }
+}
+
+fn too_many() -> Error {
+    Error::InvalidArgument { what: "pins of a page", value: u32::MAX.into(), expected: "fewer" }
+}
+
+impl State {
+    /// Nobody here needs a page any more that others have.
+    pub(super) fn abandon(&mut self, id: PageId) {
+        let Some(page) = self.pages.get_mut(id) else { return };
+        let (from, to) = (page.holder, Holder::Exported);
+        if from == to {
+            return;
+        }
+        page.holder = to;
+        let (pages, bytes, mappings) = page.weight();
+        self.count(from, -pages, -bytes, -mappings);
+        self.count(to, pages, bytes, mappings);
+    }
+
+    /// Refuses what others must not see happen to a page.
+    ///
+    /// # Errors
+    /// [`Error::Exported`].
+    pub(super) fn require_unexported(&self, id: PageId) -> Result<()> {
+        match self.pages.get(id) {
+            Some(page) if page.exported > 0 => Err(Error::Exported { pages: vec![id.number()] }),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl PagePool {
+    /// The arena that a page belongs to.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if there is none.
+    pub(crate) fn arena_of(&self, id: PageId) -> Result<u64> {
+        self.holder(id).and_then(Holder::arena).ok_or_else(|| unknown(id))
+    }
+
+    /// Pins a page of an arena so many times more.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the arena does not have it any more; [`Error::Lent`]; [`Error::WrongState`] if it has no memory.
+    pub(crate) fn pin_export(&self, id: PageId, arena: u64, times: u32) -> Result<()> {
+        let state = &mut *self.lock();
+        let leases: Vec<u64> = state.lent.get(&id).map(super::lent::Lent::lease).into_iter().collect();
+        let page = state.pages.get_mut(id).filter(|page| page.holder.arena() == Some(arena));
+        let page = page.ok_or_else(|| unknown(id))?;
+        if !leases.is_empty() {
+            return Err(Error::Lent { leases });
+        }
+        if page.handle.is_none() || !page.away.is_empty() {
+            return Err(Error::WrongState { what: "the arena", expected: "resident", found: "paused" });
+        }
+        let before = page.exported;
+        page.exported = before.checked_add(times).ok_or_else(too_many)?;
+        if before == 0 {
+            let bytes = page.bytes;
+            self.count_exports(state, 1, bytes);
+        }
+        Ok(())
+    }
+
+    /// Pins a page so many times more that only others have.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if it is not such a page.
+    pub(crate) fn pin_abandoned(&self, id: PageId, times: u32) -> Result<()> {
+        let mut state = self.lock();
+        let page = state.pages.get_mut(id).filter(|page| page.holder == Holder::Exported);
+        let page = page.ok_or_else(|| unknown(id))?;
+        page.exported = page.exported.checked_add(times).ok_or_else(too_many)?;
+        Ok(())
+    }
+
+    /// Takes so many pins away; behind the last, what nobody here needs is free.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if there are not so many; none is taken then.
+    pub(crate) fn unpin_export(&self, id: PageId, times: u32) -> Result<()> {
+        let state = &mut *self.lock();
+        let page = state.pages.get_mut(id).filter(|page| page.exported > 0).ok_or_else(|| nobodys(id))?;
+        page.exported = page.exported.checked_sub(times).ok_or_else(|| nobodys(id))?;
+        if page.exported == 0 {
+            let bytes = page.bytes;
+            self.count_exports(state, -1, bytes);
+            state.settle(id);
+        }
+        Ok(())
+    }
+
+    fn count_exports(&self, state: &mut State, pages: i64, bytes: u64) {
+        let (count, all) = state.exported;
+        let bytes = bytes as i64 * pages;
+        state.exported = (count.saturating_add_signed(pages), all.saturating_add_signed(bytes));
+        self.exported.store(state.exported.0, Ordering::SeqCst);
+    }
+
+    /// The driver's part for pages of several processes.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] if the device was opened without.
+    pub(super) fn sharing(&self) -> Result<&dyn Sharing> {
+        let (expected, found) = ("opened with its pages to be shared", "opened without");
+        self.driver().sharing().ok_or(Error::WrongState { what: "the device", expected, found })
+    }
+
+    /// A descriptor of a page that is pinned.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] if the device was opened without; what the driver says.
+    pub(crate) fn export_descriptor(&self, id: PageId) -> Result<OwnedFd> {
+        let sharing = self.sharing()?;
+        let handle: Option<PageHandle> = {
+            let state = self.lock();
+            state.pages.get(id).filter(|page| page.exported > 0).and_then(|page| page.handle)
+        };
+        // SAFETY: a page that the pool created; pinned, it is not given back.
+        unsafe { sharing.export(handle.ok_or_else(|| nobodys(id))?) }
+    }
+
+    /// Whether others have a page. Without any such page on the device, one look at a number.
+    #[must_use]
+    pub fn is_exported(&self, id: PageId) -> bool {
+        self.exported.load(Ordering::SeqCst) > 0
+            && self.lock().pages.get(id).is_some_and(|page| page.exported > 0)
+    }
+
+    /// The pages of an arena that others have, by their numbers, in order.
+    pub(crate) fn exported_of(&self, arena: u64) -> Vec<u64> {
+        if self.exported.load(Ordering::SeqCst) == 0 {
+            return Vec::new();
+        }
+        let state = self.lock();
+        let theirs = state.pages.iter().filter(|(_, page)| page.exported > 0);
+        let mut pages: Vec<u64> = theirs
+            .filter(|(_, page)| page.holder.arena() == Some(arena))
+            .map(|(id, _)| id.number())
+            .collect();
+        pages.sort_unstable();
+        pages
+    }
+
+    /// Nobody can say any more what others have: their memory stays theirs, and ours goes.
+    pub(super) fn forget_exports(&self) {
+        let state = &mut *self.lock();
+        let theirs = state.pages.iter().filter(|(_, page)| page.exported > 0);
+        for id in theirs.map(|(id, _)| id).collect::<Vec<_>>() {
+            if let Some(page) = state.pages.get_mut(id) {
+                page.exported = 0;
+            }
+            state.settle(id);
+        }
+        state.exported = (0, 0);
+        self.exported.store(0, Ordering::SeqCst);
+    }
+
+    /// The parts of pages behind a range of addresses, in order.
+    ///
+    /// # Errors
+    /// [`Error::ForeignPointer`] if it is not of this device; [`Error::InvalidArgument`] if not all of it has pages.
+    pub(crate) fn extents(&self, address: Address, bytes: u64) -> Result<Vec<Extent>> {
+        let state = self.lock();
+        let foreign = Error::ForeignPointer { address };
+        let (base, range) = state.bases.range(..=address.0).next_back().ok_or(foreign.clone())?;
+        let found = state.ranges.get(*range).filter(|found| address.0 - base < found.len).ok_or(foreign)?;
+        let (from, to) = (address.0 - base, (address.0 - base).saturating_add(bytes));
+        let first = found.mapped.range(..=from).next_back().map_or(from, |(at, _)| *at);
+        let (mut extents, mut next) = (Vec::new(), from);
+        for (at, (page, page_bytes)) in found.mapped.range(first..to) {
+            let (start, end) = (from.max(*at), to.min(at + page_bytes));
+            if start != next || end <= start {
+                break;
+            }
+            let address = found.base.plus(start);
+            let (page, page_bytes) = (*page, *page_bytes);
+            extents.push(Extent { page, offset: start - at, bytes: end - start, address, page_bytes });
+            next = end;
+        }
+        if next == to {
+            return Ok(extents);
+        }
+        let expected = "no more than has pages behind it";
+        Err(Error::InvalidArgument { what: "bytes of a range", value: bytes.into(), expected })
+    }
+}

@@ -1,0 +1,556 @@
+//! Pages that other processes have: what is behind addresses, what a pin forbids, and that nobody else gets such a page. The other process is
+//! played by this one, through the driver.
+
+use std::collections::HashSet;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use vmmgraph::driver::{CudaDriver, HostDriver, SharedDriver, Whole, open};
+use vmmgraph::pages::{Extent, Fence, PageId};
+use vmmgraph::{
+    Address, Borrower, Device, DeviceOptions, DriverChoice, ElasticOptions, Error, ExportedPage, Handles,
+    HostOptions, Options, Peers, RetainPolicy, SharedVmmAllocator, Space, Stream, Vacate,
+};
+use vmmgraph_testkit::{FaultyDriver, MIB, Stamps};
+
+const A: Stream = Stream::LEGACY;
+const PAGE: u64 = 16 * MIB;
+
+struct Bench {
+    host: Arc<HostDriver>,
+    faulty: Arc<FaultyDriver>,
+    device: Arc<Device>,
+    arena: SharedVmmAllocator,
+    stamps: Stamps,
+}
+
+fn bench_of(options: &Options) -> Bench {
+    let host = HostDriver::new(0, HostOptions::default()).unwrap().with_sharing(Handles::Fd);
+    let host = Arc::new(host);
+    let faulty = FaultyDriver::new(host.clone());
+    let device = Device::with_driver(faulty.clone());
+    let arena = SharedVmmAllocator::new(&device, options).unwrap();
+    let driver: SharedDriver = faulty.clone();
+    Bench { host, faulty, device, arena, stamps: Stamps::new(&driver, A) }
+}
+
+fn bench() -> Bench {
+    bench_of(&Options::default())
+}
+
+impl Bench {
+    fn audit(&self) {
+        assert_eq!(self.arena.audit(), Ok(()));
+    }
+
+    fn end(self) {
+        let Self { host, faulty, device, arena, stamps } = self;
+        drop((arena, stamps));
+        device.trim().unwrap();
+        assert_eq!(device.pool().audit_idle(), Ok(()));
+        let stats = device.stats();
+        assert_eq!((stats.physical_bytes, stats.exported_bytes, stats.pending), (0, 0, 0));
+        drop((device, faulty));
+        assert_eq!(host.leftovers(), [0; 4]);
+    }
+
+    /// A graph of one block that passes.
+    fn graph(&self, bytes: u64) -> (Arc<Space>, Address) {
+        let space = self.arena.open_space().unwrap();
+        let block = space.allocate(bytes, A).unwrap();
+        space.free(block).unwrap();
+        space.seal().unwrap();
+        (space, block)
+    }
+
+    fn first(space: &Space, block: Address) -> PageId {
+        space.export(block, 512).unwrap()[0].page
+    }
+
+    /// What another process sees of a page.
+    fn peer(&self, exported: &ExportedPage, bytes: u64) -> Peer {
+        let driver: SharedDriver = self.host.clone();
+        let sharing = driver.sharing().unwrap();
+        let page = sharing.import(exported.fd.as_fd(), bytes).unwrap();
+        let at = driver.reserve(bytes).unwrap();
+        // SAFETY: addresses just reserved, and a page of that length.
+        unsafe { driver.map(at, &[Whole { page, bytes }], Peers::NONE) }.unwrap();
+        // SAFETY: released once; it stays mapped.
+        unsafe { driver.release(page) }.unwrap();
+        Peer { stamps: Stamps::new(&driver, A), driver, at, bytes }
+    }
+}
+
+struct Peer {
+    driver: SharedDriver,
+    stamps: Stamps,
+    at: Address,
+    bytes: u64,
+}
+
+impl Peer {
+    fn sees(&self, stamp: u32) -> bool {
+        self.stamps.holds(self.at, self.bytes, stamp).unwrap()
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // SAFETY: the one mapping of our reservation, which nobody uses.
+        unsafe { self.driver.unmap(self.at, self.bytes) }.unwrap();
+        // SAFETY: our reservation, with nothing in it.
+        unsafe { self.driver.free_addresses(self.at, self.bytes) }.unwrap();
+    }
+}
+
+fn is_exported<T: std::fmt::Debug>(result: vmmgraph::Result<T>, page: PageId) {
+    assert_eq!(result.map(drop), Err(Error::Exported { pages: vec![page.number()] }));
+}
+
+fn wrong_state<T: std::fmt::Debug>(result: vmmgraph::Result<T>, says: &str) {
+    match result {
+        Err(Error::WrongState { found, .. }) => assert_eq!(found, says),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_range_is_named_by_pages_and_by_nothing_of_the_driver() {
+    let bench = bench();
+    let space = bench.arena.open_space().unwrap();
+    let large = space.allocate(40 * MIB, A).unwrap();
+    let small = space.allocate(4096, A).unwrap();
+    let kept = space.allocate_kept(4096, A).unwrap();
+    bench.faulty.arm(&[]);
+    let extents = space.export(large, 40 * MIB).unwrap();
+    assert_eq!(bench.faulty.calls(), 0);
+    assert_eq!(extents.iter().map(|extent| extent.bytes).sum::<u64>(), 40 * MIB);
+    let mut next = large;
+    for extent in &extents {
+        assert_eq!(extent.address, next);
+        assert!(extent.offset + extent.bytes <= PAGE);
+        next = next.plus(extent.bytes);
+    }
+    let pages: HashSet<PageId> = extents.iter().map(|extent| extent.page).collect();
+    assert_eq!(pages.len(), 3);
+    assert!(extents.iter().all(|extent| extent.page_bytes == PAGE));
+    // A part, across a seam.
+    let part = space.export(large.plus(PAGE - 512), 1024).unwrap();
+    let seam = |page: usize, offset, address: Address| {
+        let page = extents[page].page;
+        Extent { page, offset, bytes: 512, address, page_bytes: PAGE }
+    };
+    assert_eq!(part, [seam(0, PAGE - 512, large.plus(PAGE - 512)), seam(1, 0, large.plus(PAGE))]);
+    // A block of a slab and a kept one say where in their page they are.
+    for block in [small, kept] {
+        let found = space.export(block, 4096).unwrap();
+        assert_eq!((found.len(), found[0].bytes, found[0].address), (1, 4096, block));
+        assert!(!pages.contains(&found[0].page));
+    }
+    // Numbers are names.
+    for page in &pages {
+        assert_eq!(PageId::of_number(page.number()), *page);
+    }
+
+    assert_eq!(space.export(Address(64), 512), Err(Error::ForeignPointer { address: Address(64) }));
+    let other = bench.arena.open_space().unwrap();
+    assert_eq!(other.export(large, 512), Err(Error::ForeignPointer { address: large }));
+    assert_eq!(other.export(kept, 512), Err(Error::ForeignPointer { address: kept }));
+    for bytes in [0, PAGE * 64, u64::MAX] {
+        assert!(matches!(space.export(large, bytes), Err(Error::InvalidArgument { .. })), "{bytes}");
+    }
+    // The same page of two graphs is one.
+    space.free(large).unwrap();
+    let again = other.allocate(40 * MIB, A).unwrap();
+    let shown: HashSet<PageId> =
+        other.export(again, 40 * MIB).unwrap().iter().map(|extent| extent.page).collect();
+    assert_eq!(shown, pages);
+    drop((space, other));
+    bench.end();
+}
+
+#[test]
+fn an_exported_page_outlives_its_graph_and_is_nobody_elses() {
+    let bench = bench_of(&Options { budget_bytes: Some(2 * PAGE), ..Options::default() });
+    let (space, block) = bench.graph(PAGE);
+    let page = Bench::first(&space, block);
+    let exported = bench.device.export_page(page).unwrap();
+    assert_eq!(exported.pin.page(), page);
+    let peer = bench.peer(&exported, PAGE);
+    space.replay(A, || bench.stamps.write(block, PAGE, 0x1111)).unwrap().unwrap();
+    assert!(peer.sees(0x1111));
+    assert_eq!(bench.device.stats().exported_bytes, PAGE);
+
+    // The graph goes; its memory counts as before.
+    drop(space);
+    assert_eq!(bench.arena.trim(), Ok(0));
+    assert_eq!(bench.device.trim(), Ok(0));
+    assert_eq!(bench.arena.mapped_size(), PAGE);
+    assert_eq!(bench.device.pool().audit_idle(), Ok(()));
+    assert!(bench.arena.snapshot().to_json().contains("\"exported\""));
+    // Another one of this arena, and one of another arena, write elsewhere.
+    let others = SharedVmmAllocator::new(&bench.device, &Options::default()).unwrap();
+    let second = bench.graph(PAGE);
+    let third = others.open_space().unwrap();
+    let theirs = third.allocate(2 * PAGE, A).unwrap();
+    bench.stamps.write(second.1, PAGE, 0x2222).unwrap();
+    bench.stamps.write(theirs, 2 * PAGE, 0x3333).unwrap();
+    assert_ne!(Bench::first(&second.0, second.1), page);
+    assert!(peer.sees(0x1111));
+    // The budget is as full as it says.
+    let full = bench.arena.open_space().unwrap();
+    assert!(matches!(full.allocate(2 * PAGE, A), Err(Error::OverBudget { .. })));
+    drop(full);
+
+    // A second pin, and the first goes.
+    let also = exported.pin.clone();
+    drop(exported);
+    assert_eq!(bench.arena.mapped_size(), 2 * PAGE);
+    drop(also);
+    assert_eq!(bench.arena.mapped_size(), PAGE);
+    assert_eq!(bench.device.stats().free_bytes, PAGE);
+    // Its name is gone with it.
+    let gone = bench.device.export_page(page);
+    assert!(matches!(gone, Err(Error::InvalidArgument { .. })), "{gone:?}");
+    assert_eq!(bench.device.trim(), Ok(PAGE));
+    // Whoever still has it sees what was there.
+    assert!(peer.sees(0x1111));
+    drop((peer, second, third, others));
+    bench.end();
+}
+
+#[test]
+fn an_arena_whose_page_others_have_is_not_paused() {
+    let bench = bench();
+    let (space, block) = bench.graph(2 * PAGE);
+    let page = Bench::first(&space, block);
+    let pin = bench.device.pin_page(page).unwrap();
+    is_exported(bench.arena.pause(Fence::default()), page);
+    assert_eq!(bench.arena.mapped_size(), 2 * PAGE);
+    space.replay(A, || ()).unwrap();
+    drop(pin);
+    bench.arena.pause(Fence::default()).unwrap().complete().unwrap();
+    assert_eq!(bench.arena.mapped_size(), 0);
+    // What has no memory has no extents and goes to nobody.
+    wrong_state(space.export(block, 512), "paused");
+    wrong_state(bench.device.pin_page(page), "paused");
+    bench.arena.resume(Duration::ZERO).unwrap();
+    drop(bench.device.pin_page(page).unwrap());
+    bench.audit();
+    drop(space);
+    bench.end();
+}
+
+/// Somebody exports a page while the pause is at another one, or at the page itself: refused or pinned.
+#[test]
+fn a_page_that_is_exported_while_its_arena_goes_is_refused() {
+    let bench = bench();
+    let (space, block) = bench.graph(3 * PAGE);
+    let page = space.export(block.plus(2 * PAGE), 512).unwrap()[0].page;
+    let (device, seen) = (Arc::downgrade(&bench.device), Arc::new(Mutex::new(Vec::new())));
+    let told = Arc::clone(&seen);
+    bench.faulty.set_hook(Some(Arc::new(move |call| {
+        if let ("unmap", Some(device)) = (call, device.upgrade()) {
+            told.lock().unwrap().push(device.pin_page(page).map(drop));
+        }
+    })));
+    bench.arena.pause(Fence::default()).unwrap().complete().unwrap();
+    bench.faulty.set_hook(None);
+    let seen = std::mem::take(&mut *seen.lock().unwrap());
+    assert_eq!(seen.len(), 3);
+    for refused in seen {
+        assert!(matches!(refused, Err(Error::WrongState { .. })), "{refused:?}");
+    }
+    bench.arena.resume(Duration::ZERO).unwrap();
+    assert_eq!(bench.device.pool().audit_idle(), Ok(()));
+    drop(space);
+    bench.end();
+}
+
+#[derive(Debug)]
+struct Gives;
+
+impl Borrower for Gives {
+    fn vacate(&self, _: &Vacate) -> vmmgraph::Result<Fence> {
+        Ok(Fence::default())
+    }
+}
+
+#[test]
+fn what_others_have_is_not_lent_and_what_is_lent_others_do_not_get() {
+    let bench = bench();
+    let (space, block) = bench.graph(3 * PAGE);
+    let pages: Vec<PageId> = (0..3).map(|page| Bench::first(&space, block.plus(page * PAGE))).collect();
+    let options = ElasticOptions { name: "kv", page_bytes: PAGE, ..ElasticOptions::default() };
+    let buffer = Arc::new(bench.device.elastic_buffer(8 * PAGE, &options).unwrap());
+    let borrower: Arc<dyn Borrower> = Arc::new(Gives);
+    let pin = bench.device.pin_page(pages[2]).unwrap();
+    assert_eq!(bench.arena.lendable_bytes(), 2 * PAGE);
+    let too_much = bench.arena.lend(&buffer, 0..3 * PAGE, &borrower);
+    assert!(matches!(too_much, Err(Error::InvalidArgument { .. })), "{too_much:?}");
+    let lease = bench.arena.lend(&buffer, 0..2 * PAGE, &borrower).unwrap();
+    for page in &pages[..2] {
+        assert_eq!(bench.device.pin_page(*page).map(drop), Err(Error::Lent { leases: vec![lease.id()] }));
+    }
+    let peer = bench.peer(&bench.device.export_page(pages[2]).unwrap(), PAGE);
+    bench.stamps.write(block.plus(2 * PAGE), PAGE, 0x77).unwrap();
+    bench.stamps.write(buffer.base(), 2 * PAGE, 0x88).unwrap();
+    assert!(peer.sees(0x77));
+    lease.recall(Duration::from_secs(20)).unwrap();
+    drop(pin);
+    assert_eq!(bench.arena.lendable_bytes(), 3 * PAGE);
+    drop((lease, peer, borrower, buffer, space));
+    bench.end();
+}
+
+#[test]
+fn a_seal_exchanges_no_page_that_others_were_told_of() {
+    let bench = bench();
+    let (sealed, known) = bench.graph(PAGE);
+    let page = Bench::first(&sealed, known);
+    let pin = bench.device.pin_page(page).unwrap();
+    // Others know the page at the first graph's address; at this one's addresses it may be exchanged.
+    let space = bench.arena.open_space().unwrap();
+    let retained = space.allocate(3 * MIB, A).unwrap();
+    assert_eq!(space.seal().unwrap().retained_bytes, 4 * MIB);
+    assert_eq!(Bench::first(&sealed, known), page);
+    assert_ne!(Bench::first(&space, retained), page);
+    drop(space);
+
+    // At these addresses it may not.
+    let space = bench.arena.open_space().unwrap();
+    let (retained, passing) = (space.allocate(3 * MIB, A).unwrap(), space.allocate(MIB, A).unwrap());
+    space.free(passing).unwrap();
+    assert_eq!(Bench::first(&space, passing), page);
+    let maps = space.maps();
+    is_exported(space.seal(), page);
+    is_exported(space.seal(), page);
+    assert_eq!((space.maps(), Bench::first(&space, retained)), (maps, page));
+    bench.audit();
+    // Shared, nothing moves.
+    space.seal_with(RetainPolicy::Share).unwrap();
+    assert_eq!(Bench::first(&space, retained), page);
+    drop((pin, space));
+
+    // Without the pin it goes as ever.
+    let space = bench.arena.open_space().unwrap();
+    let retained = space.allocate(3 * MIB, A).unwrap();
+    assert_eq!(Bench::first(&space, retained), page);
+    space.seal().unwrap();
+    assert_ne!(Bench::first(&space, retained), page);
+    drop((space, sealed));
+
+    // A page that becomes the space's own as it is stays there, pinned or not.
+    let space = bench.arena.open_space().unwrap();
+    let whole = space.allocate(PAGE, A).unwrap();
+    let page = Bench::first(&space, whole);
+    let pin = bench.device.pin_page(page).unwrap();
+    assert_eq!(space.seal().unwrap().retained_bytes, PAGE);
+    assert_eq!(Bench::first(&space, whole), page);
+    drop((pin, space));
+    bench.end();
+}
+
+#[test]
+fn a_retained_page_that_others_have_is_no_other_graphs_when_its_block_is_freed() {
+    let bench = bench();
+    let space = bench.arena.open_space().unwrap();
+    let block = space.allocate(PAGE, A).unwrap();
+    space.seal().unwrap();
+    let page = Bench::first(&space, block);
+    let exported = bench.device.export_page(page).unwrap();
+    let peer = bench.peer(&exported, PAGE);
+    bench.stamps.write(block, PAGE, 0x55).unwrap();
+    space.free(block).unwrap();
+    let (other, there) = bench.graph(PAGE);
+    assert_ne!(Bench::first(&other, there), page);
+    bench.stamps.write(there, PAGE, 0x66).unwrap();
+    assert!(peer.sees(0x55));
+    drop(exported);
+    // Now it may be, and so it is: no further page is made.
+    let made = bench.device.stats().pages_created;
+    let third = bench.graph(2 * PAGE);
+    assert_eq!(bench.device.stats().pages_created, made);
+    bench.audit();
+    drop((third, other, space, peer));
+    bench.end();
+}
+
+#[test]
+fn eager_work_leaves_alone_what_others_have() {
+    let bench = bench();
+    let (space, block) = bench.graph(PAGE);
+    // Eager work shows the same page.
+    let scope = bench.arena.eager_scope(A).unwrap();
+    let first = scope.allocate(PAGE).unwrap();
+    let page = Bench::first(&space, block);
+    // Its blocks may take the page with them at the end of the scope, so it goes to nobody now.
+    wrong_state(bench.device.pin_page(page), "with some");
+    scope.free(first).unwrap();
+    drop(scope);
+
+    let exported = bench.device.export_page(page).unwrap();
+    let peer = bench.peer(&exported, PAGE);
+    space.replay(A, || bench.stamps.write(block, PAGE, 0x10)).unwrap().unwrap();
+    let scope = bench.arena.eager_scope(A).unwrap();
+    let live = scope.allocate(PAGE).unwrap();
+    bench.stamps.write(live, PAGE, 0x20).unwrap();
+    assert!(peer.sees(0x10), "eager work writes to what others have");
+    drop(scope);
+    space.replay(A, || bench.stamps.write(block, PAGE, 0x30)).unwrap().unwrap();
+    assert_eq!(Bench::first(&space, block), page, "the graph has another page now");
+    assert!(peer.sees(0x30));
+    assert!(bench.stamps.holds(live, PAGE, 0x20).unwrap());
+    bench.audit();
+    bench.arena.eager_blocks().free(live, &[]).unwrap();
+    drop((exported, peer, space));
+    bench.end();
+}
+
+#[test]
+fn a_graph_behind_eager_work_says_so() {
+    let bench = bench();
+    let (space, block) = bench.graph(PAGE);
+    let page = Bench::first(&space, block);
+    let scope = bench.arena.eager_scope(A).unwrap();
+    let live = scope.allocate(PAGE).unwrap();
+    drop(scope);
+    // The page left with the block: it is not the graph's, and goes with the block.
+    wrong_state(space.export(block, 512), "behind eager work");
+    let refused = bench.device.pin_page(page);
+    assert!(matches!(refused, Err(Error::InvalidArgument { .. })), "{refused:?}");
+    space.replay(A, || ()).unwrap();
+    assert_ne!(Bench::first(&space, block), page);
+    bench.arena.eager_blocks().free(live, &[]).unwrap();
+    drop(space);
+    bench.end();
+}
+
+#[test]
+fn what_is_no_page_of_an_arena_is_refused() {
+    let bench = bench();
+    let (space, block) = bench.graph(PAGE);
+    let page = Bench::first(&space, block);
+    for number in [0, 1, u64::MAX, page.number() + 1, page.number() ^ (1 << 40)] {
+        let refused = bench.device.export_page(PageId::of_number(number)).map(drop);
+        assert!(matches!(refused, Err(Error::InvalidArgument { .. })), "{number}: {refused:?}");
+    }
+    drop(space);
+    // It is free now, under another name.
+    assert!(bench.device.pin_page(page).is_err());
+    bench.end();
+
+    // A device that was opened without.
+    let device = Device::with_driver(Arc::new(HostDriver::new(0, HostOptions::default()).unwrap()));
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let space = arena.open_space().unwrap();
+    let block = space.allocate(PAGE, A).unwrap();
+    assert_eq!(device.sharing(), Handles::None);
+    let page = Bench::first(&space, block);
+    wrong_state(device.export_page(page).map(drop), "opened without");
+    assert_eq!(device.stats().exported_bytes, 0);
+}
+
+#[test]
+fn an_export_that_the_driver_refuses_pins_nothing() {
+    let bench = bench();
+    let (space, block) = bench.graph(PAGE);
+    let page = Bench::first(&space, block);
+    bench.faulty.refuse("export", true);
+    let refused = bench.device.export_page(page).map(drop);
+    assert!(matches!(refused, Err(Error::Driver { call: "export", .. })), "{refused:?}");
+    assert_eq!(bench.device.stats().exported_bytes, 0);
+    bench.faulty.refuse("export", false);
+    drop(bench.device.export_page(page).unwrap());
+    assert_eq!(bench.faulty.count("export"), 2);
+    drop(space);
+    bench.end();
+}
+
+#[test]
+fn pins_hold_against_whoever_comes_at_once() {
+    let bench = bench();
+    let (space, block) = bench.graph(4 * PAGE);
+    let pages: Vec<PageId> = (0..4).map(|page| Bench::first(&space, block.plus(page * PAGE))).collect();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        for page in &pages {
+            threads.spawn(|| {
+                while !stop.load(Relaxed) {
+                    match bench.device.pin_page(*page) {
+                        Ok(pin) => drop(pin.clone()),
+                        Err(Error::WrongState { .. }) => {}
+                        Err(other) => panic!("{other}"),
+                    }
+                }
+            });
+        }
+        for _ in 0..200 {
+            match bench.arena.pause(Fence::default()) {
+                Ok(_) => drop(bench.arena.resume(Duration::ZERO).unwrap()),
+                Err(Error::Exported { pages: exported }) => assert!(!exported.is_empty()),
+                Err(other) => panic!("{other}"),
+            }
+            assert_eq!(bench.device.pool().audit(), Ok(()));
+        }
+        stop.store(true, Relaxed);
+    });
+    // What a pause left half-way comes back or is there.
+    bench.arena.resume(Duration::ZERO).unwrap();
+    space.replay(A, || bench.stamps.write(block, 4 * PAGE, 0x99)).unwrap().unwrap();
+    assert!(bench.stamps.holds(block, 4 * PAGE, 0x99).unwrap());
+    drop(space);
+    bench.end();
+}
+
+#[test]
+fn sharing_is_a_devices_for_good() {
+    let with = |sharing| DeviceOptions { sharing, ..DeviceOptions::default() };
+    let shared = Device::open(DriverChoice::HOST, 6, with(Handles::Fd)).unwrap();
+    assert_eq!(shared.sharing(), Handles::Fd);
+    // Whoever asks for nothing takes it as it is.
+    assert!(Arc::ptr_eq(&shared, &Device::open(DriverChoice::HOST, 6, HostOptions::default()).unwrap()));
+    let plain = Device::open(DriverChoice::HOST, 7, with(Handles::None)).unwrap();
+    let in_use = Error::DeviceInUse { driver: "host", ordinal: 7 };
+    assert_eq!(Device::open(DriverChoice::HOST, 7, with(Handles::Fd)).map(drop), Err(in_use));
+    drop(plain);
+    assert_eq!(Device::open(DriverChoice::HOST, 7, with(Handles::Fd)).unwrap().sharing(), Handles::Fd);
+    // CUDA, by the stand-in; a platform without.
+    let cuda = Device::with_driver(open(DriverChoice::CUDA, 0, with(Handles::Fd)).unwrap());
+    assert_eq!(cuda.sharing(), Handles::Fd);
+    assert_eq!(Device::with_driver(Arc::new(CudaDriver::new(1).unwrap())).sharing(), Handles::None);
+}
+
+#[test]
+fn pages_of_a_cuda_device_are_exported_too() {
+    let driver: SharedDriver = Arc::new(CudaDriver::with_sharing(1, Handles::Fd).unwrap());
+    let device = Device::with_driver(Arc::clone(&driver));
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let space = arena.open_space().unwrap();
+    let block = space.allocate(PAGE, A).unwrap();
+    space.seal().unwrap();
+    let exported = device.export_page(Bench::first(&space, block)).unwrap();
+    let stamps = Stamps::new(&driver, A);
+    stamps.write(block, PAGE, 0x1234).unwrap();
+    let page = driver.sharing().unwrap().import(exported.fd.as_fd(), PAGE).unwrap();
+    let at = driver.reserve(PAGE).unwrap();
+    // SAFETY: as a peer of the host does, above.
+    unsafe { driver.map(at, &[Whole { page, bytes: PAGE }], Peers::NONE) }.unwrap();
+    assert!(stamps.holds(at, PAGE, 0x1234).unwrap());
+    // SAFETY: as above.
+    unsafe {
+        driver.release(page).unwrap();
+        driver.unmap(at, PAGE).unwrap();
+        driver.free_addresses(at, PAGE).unwrap();
+    }
+    // What was not created for it is not exported by the driver either.
+    let plain = CudaDriver::new(0).unwrap();
+    let page = vmmgraph::driver::Memory::create(&plain, PAGE).unwrap();
+    // SAFETY: a live page, of the same library.
+    let refused = unsafe { driver.sharing().unwrap().export(page) };
+    assert!(matches!(refused, Err(Error::Driver { .. })), "{refused:?}");
+    // SAFETY: a live page, released once.
+    unsafe { vmmgraph::driver::Memory::release(&plain, page) }.unwrap();
+}
