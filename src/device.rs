@@ -12,8 +12,12 @@ use crate::sync::Mutex;
 use crate::units::Peers;
 
 mod exports;
+mod peers;
+mod sockets;
 
 pub use exports::{ExportedPage, PagePin};
+pub use peers::{PeerExtent, PeerMap, PeerPage};
+pub use sockets::{MOST_DESCRIPTORS, receive_descriptors, send_descriptors};
 
 /// One device of this process: its driver, and the one pool that all its physical pages come from.
 ///

@@ -76,7 +76,8 @@ mod torch;
 pub mod units;
 
 pub use arena::{Options, SharedVmmAllocator};
-pub use device::{Device, ExportedPage, PagePin};
+pub use device::{Device, ExportedPage, PagePin, PeerExtent, PeerMap, PeerPage};
+pub use device::{MOST_DESCRIPTORS, receive_descriptors, send_descriptors};
 pub use driver::{DeviceOptions, DriverChoice, Handles, HostOptions};
 pub use elastic::policy;
 pub use elastic::{Ahead, Ask, BlockPool, Candidate, PreCommit, Watermarks};

@@ -113,6 +113,7 @@ impl PagePool {
 
     /// Tears down what waits for a fence that is done; whether there was any.
     pub(crate) fn finish_done(&self) -> bool {
+        self.finish_peers_done();
         let waiting = std::mem::take(&mut self.lock().deferred);
         if waiting.is_empty() {
             return false;
@@ -133,7 +134,11 @@ impl PagePool {
     /// Blocks until what waits for fences may go, at most for so long, and tears it down; whether there was any. What waits for the
     /// end of a capture is not waited for.
     pub(crate) fn finish_waiting(&self, limit: Duration) -> bool {
-        let fences: Vec<Fence> = self.lock().deferred.iter().map(|item| item.fence.clone()).collect();
+        let fences: Vec<Fence> = {
+            let state = self.lock();
+            let of_peers = state.foreign.fences();
+            state.deferred.iter().map(|item| item.fence.clone()).chain(of_peers).collect()
+        };
         let start = Instant::now();
         for mut fence in fences {
             let left = if limit == Duration::MAX { limit } else { limit.saturating_sub(start.elapsed()) };
@@ -196,7 +201,7 @@ impl PagePool {
         let refused = self.retry();
         self.release_free(u64::MAX);
         let stats = self.stats();
-        if stats.pages == 0 && stats.reservations == 0 {
+        if stats.pages == 0 && stats.reservations == 0 && self.lock().foreign.is_empty() {
             return;
         }
         let (bytes, pending) = (stats.physical_bytes, stats.pending);

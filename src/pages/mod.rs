@@ -9,6 +9,7 @@
 //!      ledger                     who holds what; the audit                                      ledger.rs
 //!      lent                       pages on lease, and what of an account is never lent               lent.rs
 //!      exports                    pages that other processes have too                           exports.rs
+//!      peer                       pages of other processes, which are not of the pool           peer.rs
 //!      absent                     pages that keep their place and have no memory                 absent.rs
 //!      deferred                   what waits for a fence, and what the driver refused            deferred.rs
 //!      reclaimers                 who is asked when memory is short                              reclaim.rs
@@ -39,6 +40,7 @@ mod ledger;
 mod lent;
 mod mappings;
 mod pausable;
+mod peer;
 mod pool;
 mod reclaim;
 mod reservation;
@@ -64,6 +66,7 @@ pub(crate) use lent::LentPlace;
 pub use mappings::Mapping;
 pub(crate) use pausable::{HookGuard, MoveTurn, Pausables, next_number};
 pub use pausable::{Moved, Pausable, PauseHooks, PauseReport, ResumeReport, Resuming};
+pub(crate) use peer::{PeerId, PeerSpan};
 pub use pool::{PagePool, PoolStats};
 pub use reclaim::Reclaimer;
 pub use reservation::Reservation;

@@ -13,6 +13,7 @@ use super::fence::Events;
 use super::ledger::{Holder, Tally};
 use super::lent::LentPages;
 use super::mappings::Range;
+use super::peer::PeerPages;
 use super::reclaim::Reclaimers;
 use super::{AccountId, PageId, RangeId};
 use crate::driver::{PageHandle, SharedDriver};
@@ -115,6 +116,8 @@ pub(super) struct State {
     pub(super) absent: (u64, u64),
     /// Pages that others have too, and their bytes.
     pub(super) exported: (u64, u64),
+    /// Pages of other processes.
+    pub(super) foreign: PeerPages,
     /// Ranges whose teardown it refused.
     pub(super) stuck: Vec<RangeId>,
     pub(super) deferred: Vec<Deferred>,
@@ -275,6 +278,7 @@ impl PagePool {
             refused: Vec::new(),
             absent: (0, 0),
             exported: (0, 0),
+            foreign: PeerPages::default(),
             stuck: Vec::new(),
             deferred: Vec::new(),
             lent: LentPages::default(),
@@ -519,7 +523,10 @@ impl PagePool {
             exported_bytes: state.exported.1,
             pages: state.pages.len() as u64 - state.absent.0,
             reservations: state.ranges.len() as u64,
-            pending: (state.refused.len() + state.stuck.len() + state.deferred.len()) as u64,
+            pending: (state.refused.len()
+                + state.stuck.len()
+                + state.deferred.len()
+                + state.foreign.pending()) as u64,
             ..state.stats
         }
     }

@@ -1,0 +1,82 @@
+//! File descriptors from process to process, over a unix socket: exported pages on their way.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+use crate::error::{Error, Result};
+
+/// The most descriptors that one message can have (`SCM_MAX_FD` of Linux).
+pub const MOST_DESCRIPTORS: usize = 253;
+
+fn failed(call: &'static str, error: Errno) -> Error {
+    Error::Driver { call, code: error.raw_os_error(), name: error.to_string() }
+}
+
+/// Sends descriptors and some bytes, at least one, as one message over a connected unix socket (`SCM_RIGHTS`): the receiver has descriptors of its own
+/// for the same things. Those given here stay the caller's. How many bytes went; the descriptors went with the first.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for more than [`MOST_DESCRIPTORS`], and without a byte; [`Error::Driver`] with the number of the operating system's
+/// error, also where the other side is gone.
+pub fn send_descriptors(
+    socket: BorrowedFd<'_>,
+    descriptors: &[BorrowedFd<'_>],
+    bytes: &[u8],
+) -> Result<usize> {
+    let refuse =
+        |what, value: usize, expected| Err(Error::InvalidArgument { what, value: value as i128, expected });
+    if descriptors.len() > MOST_DESCRIPTORS {
+        return refuse("descriptors of a message", descriptors.len(), "at most 253");
+    }
+    if bytes.is_empty() {
+        return refuse("bytes of a message", 0, "at least one, or nothing is sent");
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(descriptors));
+    }
+    loop {
+        match sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
+            Err(Errno::INTR) => {}
+            sent => return sent.map_err(|error| failed("sendmsg", error)),
+        }
+    }
+}
+
+/// Receives what [`send_descriptors`] sent: how many bytes came into `bytes`, and the descriptors, in order, the caller's. Nothing: the other side has
+/// closed.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] without room for a byte; [`Error::Driver`] with the number of the operating system's error; `EMFILE` if some of the descriptors could not be had: those that came are closed.
+pub fn receive_descriptors(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<(usize, Vec<OwnedFd>)> {
+    if bytes.is_empty() {
+        let expected = "at least one, or nothing is received";
+        return Err(Error::InvalidArgument { what: "room for bytes of a message", value: 0, expected });
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = loop {
+        match recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) => {}
+            received => break received.map_err(|error| failed("recvmsg", error))?,
+        }
+    };
+    let mut descriptors = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            descriptors.extend(received);
+        }
+    }
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(failed("recvmsg", Errno::MFILE));
+    }
+    Ok((received.bytes, descriptors))
+}
