@@ -500,6 +500,12 @@ typedef struct vmmgraph_lease vmmgraph_lease;
 // Never defined: a vmmgraph_pause_hooks_t is a key, not an address.
 typedef struct vmmgraph_pause_hooks vmmgraph_pause_hooks;
 
+// Never defined: a vmmgraph_peer_map_t is a key, not an address.
+typedef struct vmmgraph_peer_map vmmgraph_peer_map;
+
+// Never defined: a vmmgraph_peer_page_t is a key, not an address.
+typedef struct vmmgraph_peer_page vmmgraph_peer_page;
+
 // Never defined: a vmmgraph_pending_t is a key, not an address.
 typedef struct vmmgraph_pending vmmgraph_pending;
 
@@ -842,6 +848,8 @@ typedef struct vmmgraph_device_stats_t {
   uint64_t pending;
   // How often a free page was had without a call to the driver.
   uint64_t pages_reused;
+  // Bytes of pages that other processes have too: they stay until that is over.
+  uint64_t exported_bytes;
 } vmmgraph_device_stats_t;
 
 // A shape: of a step, or of the graph that runs it (a bucket). Never grows, so it has no struct_size.
@@ -1335,6 +1343,22 @@ typedef void (*vmmgraph_moved_fn)(const struct vmmgraph_moved_t *moved, void *us
 // Hooks that are told when memory goes and comes, until they are destroyed.
 typedef struct vmmgraph_pause_hooks *vmmgraph_pause_hooks_t;
 
+// A page of another process, imported once. Calls with it are thread-safe.
+typedef struct vmmgraph_peer_page *vmmgraph_peer_page_t;
+
+// A part of another process's page, as its owner's vmmgraph_page_extent_t says it.
+typedef struct vmmgraph_peer_extent_t {
+  // The page.
+  vmmgraph_peer_page_t page;
+  // Where in the page the part begins, in bytes.
+  uint64_t offset;
+  // Its bytes.
+  uint64_t bytes;
+} vmmgraph_peer_extent_t;
+
+// A range of another process at addresses of this one's. Calls with it are thread-safe.
+typedef struct vmmgraph_peer_map *vmmgraph_peer_map_t;
+
 // Streams and layers of an Ascend deployment, for the number of ACL graphs that it can hold by vLLM-Ascend's formula. Zero
 // everything, then set struct_size and what differs from the default; 0 is the default.
 typedef struct vmmgraph_acl_graph_streams_t {
@@ -1659,6 +1683,19 @@ typedef struct vmmgraph_ring_ceiling_t {
   // Rows of more residency that fit the budget.
   size_t residency_count;
 } vmmgraph_ring_ceiling_t;
+// A part of a page, and where it shows.
+typedef struct vmmgraph_page_extent_t {
+  // The page: a number that no other page of the device has or had.
+  uint64_t page;
+  // Where in the page the part begins, in bytes.
+  uint64_t offset;
+  // Its bytes.
+  uint64_t bytes;
+  // Where it shows.
+  void *address;
+  // Bytes of the page, which whoever imports it has to know.
+  uint64_t page_bytes;
+} vmmgraph_page_extent_t;
 
 // What a capture used.
 typedef struct vmmgraph_seal_report_t {
@@ -2935,6 +2972,70 @@ vmmgraph_status_t vmmgraph_device_add_pause_hooks(vmmgraph_device_t device,
 // The hooks are called no more, but by pauses and resumes that are under way.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_pause_hooks_destroy(vmmgraph_pause_hooks_t hooks);
 
+// Imports a page of `bytes` that another process exported (vmmgraph_page_extent_t's page_bytes); its memory stays as long as this does, whatever
+// its owner does. The device was opened with VMMGRAPH_SHARING_FD. The descriptor stays the caller's and is not needed afterwards.
+//
+// Arguments:
+// `fd` is open or negative; `page` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_device_import(vmmgraph_device_t device,
+                                         int fd,
+                                         uint64_t bytes,
+                                         vmmgraph_peer_page_t *page);
+
+// Closes another process's page. Its memory stays where it is mapped.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_peer_page_close(vmmgraph_peer_page_t page);
+
+// Maps the parts of another process's range, one behind the other, at addresses of this one's; `address` receives where it begins. All parts but the
+// first begin where their page does, and all but the last end there.
+//
+// Arguments:
+// `extents` points to `count` items; `map` and `address` are null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_peer_map_create(vmmgraph_device_t device,
+                                           const struct vmmgraph_peer_extent_t *extents,
+                                           size_t count,
+                                           vmmgraph_peer_map_t *map,
+                                           void **address);
+
+// Notes that work of a stream uses the range: at its end its pages go behind what the stream was given by then. The stream exists until then.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_peer_map_used_by(vmmgraph_peer_map_t map,
+                                            void *stream);
+
+// Unmaps the range, once what was given to the noted streams is done; does not block. Work on streams that were not noted is done already.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_peer_map_destroy(vmmgraph_peer_map_t map);
+
+// Sends descriptors, at most 253, and some bytes, at least one, as one message over a connected unix socket (SCM_RIGHTS): so no process need look into
+// another one, which containers forbid. Those given here stay the caller's. `sent` (may be null) receives how many of the bytes went; the
+// descriptors went with the first.
+//
+// Arguments:
+// `socket` and the `count` items of `fds` are open or negative; `bytes` points to `length` bytes; `sent` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_send_descriptors(int socket,
+                                            const int *fds,
+                                            size_t count,
+                                            const void *bytes,
+                                            size_t length,
+                                            uint64_t *sent);
+
+// Receives what vmmgraph_send_descriptors sent, in one message: as many of the bytes as there is room for, and the descriptors, which are the caller's;
+// those for which there is no room are closed again. `received` is 0 if the other side has closed.
+//
+// Arguments:
+// `socket` is open or negative; `bytes` points to `length` writable bytes and `fds` to `capacity` writable items, or these are 0; `received` and
+// `count` are null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_receive_descriptors(int socket,
+                                               void *bytes,
+                                               size_t length,
+                                               uint64_t *received,
+                                               int *fds,
+                                               size_t capacity,
+                                               size_t *count);
+
 // The sizes of a VMMGRAPH_SIZES list up to `max`, at most 2^20, ascending. Writes at most `capacity` of them and how many there are.
 //
 // Arguments:
@@ -3208,6 +3309,37 @@ vmmgraph_status_t vmmgraph_ring_ceiling_text(const struct vmmgraph_ring_demand_t
                                              char *buffer,
                                              size_t capacity,
                                              size_t *needed);
+// The pages behind a range of the space's addresses, such as a block's, in order: as many as there is room for, and how many there are. Asks nothing
+// of the driver and pins nothing. A seal may exchange pages under retained blocks: ask again after it.
+//
+// Arguments:
+// `extents` points to `capacity` writable items, or `capacity` is 0; `count` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_space_export(vmmgraph_space_t space,
+                                        void *base,
+                                        uint64_t bytes,
+                                        struct vmmgraph_page_extent_t *extents,
+                                        size_t capacity,
+                                        size_t *count);
+
+// A page of an arena for other processes: a file descriptor, the caller's to send and to close, by which they import it; once a page, however many
+// graphs show it. The page is pinned once more (vmmgraph_device_page_exported): until that is taken away it is not given back, lent, paused or
+// exchanged. The device was opened with VMMGRAPH_SHARING_FD.
+//
+// Arguments:
+// `fd` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_device_export_page(vmmgraph_device_t device,
+                                              uint64_t page,
+                                              int *fd);
+
+// Says that so many processes more have a page, or, with a negative number, fewer: pins that vmmgraph_device_export_page made go so, when the
+// processes have closed the page or are gone. With more, the page need not be exported by this library. Pins that are left when the device closes
+// go with it.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_device_page_exported(vmmgraph_device_t device,
+                                                uint64_t page,
+                                                int32_t delta);
 
 // Opens a space for a capture. The arena's pages stay while the space does, also after the arena is destroyed. Replays so far are
 // marked, so that their stream may be captured; whatever state that stream is in, this does not fail because of it.

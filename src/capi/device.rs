@@ -120,6 +120,8 @@ pub struct vmmgraph_device_stats_t {
     pub pending: u64,
     /// How often a free page was had without a call to the driver.
     pub pages_reused: u64,
+    /// Bytes of pages that other processes have too: they stay until that is over.
+    pub exported_bytes: u64,
 }
 
 fn handles_of(number: i32) -> Result<Handles, Error> {
@@ -265,6 +267,7 @@ pub unsafe extern "C" fn vmmgraph_device_stats(
             reservations: now.reservations,
             pending: now.pending,
             pages_reused: now.pages_reused,
+            exported_bytes: now.exported_bytes,
         });
         Ok(())
     })

@@ -19,7 +19,8 @@ use super::status::VMMGRAPH_ERROR_INVALID_HANDLE;
 use crate::dispatch::Dispatcher;
 use crate::error::Error;
 use crate::{
-    Device, ElasticBuffer, HostBuffer, KvCache, Lease, Pending, Region, Ring, SharedVmmAllocator, Space,
+    Device, ElasticBuffer, HostBuffer, KvCache, Lease, PeerMap, PeerPage, Pending, Region, Ring,
+    SharedVmmAllocator, Space,
 };
 
 enum Object {
@@ -41,6 +42,8 @@ enum Object {
     Policy(Arc<Policy>),
     Ring(Arc<Ring>),
     HostBuffer(Arc<HostBuffer>),
+    PeerPage(Arc<PeerPage>),
+    PeerMap(Arc<PeerMap>),
 }
 
 /// An object that C knows by handle.
@@ -89,6 +92,8 @@ handled! {
     Policy: Policy, "a pre-commit handle";
     Ring: Ring, "a ring handle";
     HostBuffer: HostBuffer, "a host buffer handle";
+    PeerPage: PeerPage, "a handle of another process's page";
+    PeerMap: PeerMap, "a handle of another process's range";
 }
 
 type Table = RwLock<SlotMap<DefaultKey, ObjectBox>>;

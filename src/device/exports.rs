@@ -65,6 +65,16 @@ impl Device {
         Ok(ExportedPage { fd: self.pool.export_descriptor(page)?, pin })
     }
 
+    /// As [`export_page`](Self::export_page), for whoever counts its pins itself.
+    pub(crate) fn export_page_unguarded(&self, page: PageId) -> Result<OwnedFd> {
+        self.page_exported(page, 1)?;
+        let fd = self.pool.export_descriptor(page);
+        if fd.is_err() {
+            self.pool.unpin_export(page, 1)?;
+        }
+        fd
+    }
+
     /// Pins a page without exporting it: before its memory is used by others in another way.
     ///
     /// # Errors

@@ -168,7 +168,7 @@ FIELD(vmmgraph_device_info_t, name, 32, 128);
 FIELD(vmmgraph_device_info_t, sharing, 160, 4);
 FIELD(vmmgraph_device_info_t, reserved, 164, 4);
 
-SIZE(vmmgraph_device_stats_t, 128);
+SIZE(vmmgraph_device_stats_t, 136);
 FIELD(vmmgraph_device_stats_t, struct_size, 0, 8);
 FIELD(vmmgraph_device_stats_t, physical_bytes, 8, 8);
 FIELD(vmmgraph_device_stats_t, peak_physical_bytes, 16, 8);
@@ -185,6 +185,19 @@ FIELD(vmmgraph_device_stats_t, reserved_bytes, 96, 8);
 FIELD(vmmgraph_device_stats_t, reservations, 104, 8);
 FIELD(vmmgraph_device_stats_t, pending, 112, 8);
 FIELD(vmmgraph_device_stats_t, pages_reused, 120, 8);
+FIELD(vmmgraph_device_stats_t, exported_bytes, 128, 8);
+
+SIZE(vmmgraph_page_extent_t, 40);
+FIELD(vmmgraph_page_extent_t, page, 0, 8);
+FIELD(vmmgraph_page_extent_t, offset, 8, 8);
+FIELD(vmmgraph_page_extent_t, bytes, 16, 8);
+FIELD(vmmgraph_page_extent_t, address, 24, 8);
+FIELD(vmmgraph_page_extent_t, page_bytes, 32, 8);
+
+SIZE(vmmgraph_peer_extent_t, 24);
+FIELD(vmmgraph_peer_extent_t, page, 0, 8);
+FIELD(vmmgraph_peer_extent_t, offset, 8, 8);
+FIELD(vmmgraph_peer_extent_t, bytes, 16, 8);
 
 SIZE(vmmgraph_arena_options_t, 80);
 FIELD(vmmgraph_arena_options_t, struct_size, 0, 8);

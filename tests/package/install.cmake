@@ -12,6 +12,7 @@ set(development
   "${INCLUDEDIR}/vmmgraph/elastic.hpp"
   "${INCLUDEDIR}/vmmgraph/lease.hpp"
   "${INCLUDEDIR}/vmmgraph/order.hpp"
+  "${INCLUDEDIR}/vmmgraph/share.hpp"
   "${INCLUDEDIR}/vmmgraph/blocks.hpp"
   "${INCLUDEDIR}/vmmgraph/plan.hpp"
   "${INCLUDEDIR}/vmmgraph/ring.hpp"

@@ -1,0 +1,135 @@
+// Pages of one process in another, through the C++ interface. The other process is this program again.
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "host.hpp"
+#include <vmmgraph/region.hpp>
+#include <vmmgraph/share.hpp>
+
+namespace {
+
+using vmmgraph::Sharing;
+
+constexpr const char* CHILD = "VMMGRAPH_TEST_CHILD";
+
+vmmgraph::DeviceOptions shared(int device) {
+    auto options = host::device_options(device);
+    options.sharing = Sharing::fd;
+    return options;
+}
+
+struct Part {
+    std::uint64_t offset;
+    std::uint64_t bytes;
+    std::uint64_t page_bytes;
+};
+
+// Imports what comes over the socket, answers with its first byte, and overwrites it. 0: all of it went well.
+int peer(int socket) {
+    try {
+        std::array<Part, 16> parts{};
+        const auto received = vmmgraph::receive_descriptors(socket, parts.data(), sizeof parts);
+        const auto device = vmmgraph::Device::open(shared(1));
+        std::vector<vmmgraph::PeerPage> pages;
+        std::vector<vmmgraph::PeerExtent> extents;
+        pages.reserve(received.descriptors.size());
+        std::size_t bytes = 0;
+        for (std::size_t i = 0; i < received.bytes / sizeof(Part); ++i) {
+            pages.emplace_back(device, received.descriptors[i].get(), parts[i].page_bytes);
+            extents.push_back({&pages.back(), parts[i].offset, parts[i].bytes});
+            bytes += parts[i].bytes;
+        }
+        vmmgraph::PeerMap map(device, extents);
+        map.used_by(nullptr);
+        pages.clear();
+        const bool right = host::holds(map.address(), bytes, 0x5a);
+        host::fill(map.address(), bytes, 0xa5);
+        const char done = 1;
+        return right && vmmgraph::send_descriptors(socket, {}, &done, 1) == 1 ? 0 : 2;
+    } catch (const std::exception&) {
+        return 3;
+    }
+}
+
+TEST(Share, AnotherProcessHasTheSameMemory) {
+    if (const char* number = std::getenv(CHILD)) {
+        EXPECT_EQ(peer(std::atoi(number)), 0);
+        return;
+    }
+    std::array<int, 2> sockets{};
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets.data()), 0);
+    const std::string number = std::to_string(sockets[1]);
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+        // This program again, for this test: a child must not use what its parent opened.
+        static_cast<void>(close(sockets[0]));
+        static_cast<void>(setenv(CHILD, number.c_str(), 1));
+        execl("/proc/self/exe", "share", "--gtest_filter=Share.AnotherProcessHasTheSameMemory", nullptr);
+        _exit(4);
+    }
+    static_cast<void>(close(sockets[1]));
+    const vmmgraph::Descriptor socket(sockets[0]);
+    {
+        const auto device = vmmgraph::Device::open(shared(0));
+        EXPECT_EQ(device.info().sharing, VMMGRAPH_SHARING_FD);
+        vmmgraph::SharedVmmAllocator arena(device, host::options());
+        auto space = arena.open_space();
+        constexpr std::size_t bytes = 3 * host::MiB;
+        void* block = space.allocate(bytes);
+        space.seal();
+        auto* part = static_cast<unsigned char*>(block) + host::MiB / 2;
+        const auto extents = vmmgraph::export_range(space, part, 2 * host::MiB);
+        std::map<std::uint64_t, vmmgraph::ExportedPage> exported;
+        std::vector<Part> parts;
+        std::vector<int> descriptors;
+        for (const auto& extent : extents) {
+            exported.try_emplace(extent.page, device, extent.page);
+            parts.push_back({extent.offset, extent.bytes, extent.page_bytes});
+            descriptors.push_back(exported.at(extent.page).descriptor());
+        }
+        EXPECT_EQ(exported.size(), extents.size());
+        EXPECT_GE(device.stats().exported_bytes, 2 * host::MiB);
+        host::fill(block, bytes, 0x5a);
+        vmmgraph::send_descriptors(socket.get(), descriptors, parts.data(), parts.size() * sizeof(Part));
+        exported.begin()->second.close_descriptor();
+        EXPECT_EQ(exported.begin()->second.descriptor(), -1);
+        char done = 0;
+        const auto answer = vmmgraph::receive_descriptors(socket.get(), &done, 1);
+        EXPECT_EQ(answer.bytes, 1U);
+        EXPECT_TRUE(host::holds(part, 2 * host::MiB, 0xa5));
+        EXPECT_TRUE(host::holds(block, host::MiB / 2, 0x5a));
+        EXPECT_THROW(vmmgraph::pause(arena), vmmgraph::Error);
+        exported.clear();
+        EXPECT_EQ(device.stats().exported_bytes, 0U);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
+TEST(Share, OpeningSaysWhatCannotBe) {
+    const auto plain = vmmgraph::Device::open(host::device_options(5));
+    EXPECT_EQ(plain.info().sharing, VMMGRAPH_SHARING_NONE);
+    try {
+        static_cast<void>(vmmgraph::Device::open(shared(5)));
+        FAIL() << "a device that is open without was opened with";
+    } catch (const vmmgraph::Error& error) {
+        EXPECT_EQ(error.status(), VMMGRAPH_ERROR_DEVICE_IN_USE);
+    }
+    EXPECT_THROW(vmmgraph::ExportedPage(plain, 1), vmmgraph::Error);
+    EXPECT_THROW(vmmgraph::PeerPage(plain, 0, host::MiB), vmmgraph::Error);
+    EXPECT_THROW(vmmgraph::PeerMap(plain, {}), vmmgraph::Error);
+    EXPECT_THROW(vmmgraph::PeerMap(plain, {vmmgraph::PeerExtent{}}), vmmgraph::Error);
+}
+
+}  // namespace
