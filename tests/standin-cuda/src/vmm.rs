@@ -154,7 +154,6 @@ pub unsafe extern "C" fn cuMemExportToShareableHandle(
     flags: u64,
 ) -> Code {
     answer(|| {
-        counted(Call::cuMemExportToShareableHandle)?;
         let exportable = EXPORTABLE
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -178,7 +177,6 @@ pub unsafe extern "C" fn cuMemImportFromShareableHandle(
     kind: c_int,
 ) -> Code {
     answer(|| {
-        counted(Call::cuMemImportFromShareableHandle)?;
         let fd = c_int::try_from(handle as usize).map_err(|_| Why::Invalid)?;
         if out.is_null() || kind != FILE_DESCRIPTOR as c_int || fd < 0 {
             return Err(Why::Invalid);
