@@ -1683,6 +1683,7 @@ typedef struct vmmgraph_ring_ceiling_t {
   // Rows of more residency that fit the budget.
   size_t residency_count;
 } vmmgraph_ring_ceiling_t;
+
 // A part of a page, and where it shows.
 typedef struct vmmgraph_page_extent_t {
   // The page: a number that no other page of the device has or had.
@@ -3309,6 +3310,7 @@ vmmgraph_status_t vmmgraph_ring_ceiling_text(const struct vmmgraph_ring_demand_t
                                              char *buffer,
                                              size_t capacity,
                                              size_t *needed);
+
 // The pages behind a range of the space's addresses, such as a block's, in order: as many as there is room for, and how many there are. Asks nothing
 // of the driver and pins nothing. A seal may exchange pages under retained blocks: ask again after it.
 //
