@@ -55,6 +55,8 @@ class DeviceOptions(Struct):
         ("budget_bytes", c_uint64),
         ("host_granularity_bytes", c_uint64),
         ("host_memory_bytes", c_uint64),
+        ("sharing", c_int32),
+        ("reserved", c_int32),
     ]
 
 
@@ -70,6 +72,7 @@ class ArenaOptions(Struct):
         ("expected_bytes", c_uint64),
         ("peers", c_uint64),
         ("tag", c_void_p),
+        ("least_bytes", c_uint64),
     ]
 
 
