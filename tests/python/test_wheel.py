@@ -124,6 +124,7 @@ def test_its_libraries_and_nothing_of_the_machine(wheel: zipfile.ZipFile, unpack
         assert str(ROOT).encode() not in wheel.read(name) or name.endswith(".so"), name
     for library in libraries(unpacked):
         assert stripped(library), f"{library.name} is not stripped"
+        assert library.stat().st_size < 5 << 20, f"{library.name} has grown"
         assert os.access(library, os.R_OK)
 
 
@@ -258,7 +259,7 @@ def test_a_library_is_built_from_the_package(installed: Path, beside_torch: dict
         installed, "-W", "ignore", "-m", "vmmgraph", "build", "-j1", "-D", f"VMMGRAPH_TORCH_OBJECTS={objects}", env=environment
     )
     library = Path(said.strip())
-    assert library.is_file() and stripped(library)
+    assert library.is_file() and stripped(library) and library.stat().st_size < 5 << 20
     assert dynamic(library, "RUNPATH") == ["$ORIGIN"] and dynamic(library, "SONAME") == ["libvmmgraph_torch.so"]
     found = output(installed, "-W", "ignore", "-m", "vmmgraph", "check", env=environment)
     assert f"library  {library} (built here)" in found
