@@ -266,8 +266,12 @@ class _Saver:
 
         self.watch_torchs_streams()
         pool = self.pool((tag, backup, backend, torch.cuda.current_device()))
-        with torch.cuda.use_mem_pool(pool), self.settings(tag, backup, backend):
-            yield
+        try:
+            with torch.cuda.use_mem_pool(pool), self.settings(tag, backup, backend):
+                yield
+        finally:
+            # Again, since a program's first use of the device may have been inside: it may capture before it pauses.
+            self.watch_torchs_streams()
 
 
 def torch_streams(device: int) -> list[int]:

@@ -621,6 +621,8 @@ def test_garbage_of_another_thread_during_a_capture() -> None:
         except BaseException as error:  # noqa: BLE001, what a thread or a test throws is reported
             errors.append(error)
 
+    # One that stays: to capture into a pool whose graphs are all gone is an assertion of torch's own, with and without us.
+    anchor = full(model, pool, [32], stream, keep=True)
     garbage: list[list] = []
     for size in (16, 8, 4) * 4:
         made = full(model, pool, [size], stream, keep=True)
@@ -648,7 +650,7 @@ def test_garbage_of_another_thread_during_a_capture() -> None:
         thread.join(60)
     assert not thread.is_alive()
     assert not errors, errors
-    assert wrong(made) == 0
+    assert wrong([*made, *anchor]) == 0
 
 
 def test_replays_of_four_threads() -> None:
