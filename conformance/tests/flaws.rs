@@ -102,8 +102,12 @@ const DELAYS: &[(Delay, &[&str])] = &[
 ];
 
 /// For those that need a driver with graphs: the stand-in's.
-const GRAPH_FLAWS: &[(Flaw, &[&str])] =
-    &[(Flaw::GraphUncounted, &["graph-executables"]), (Flaw::UpdateDoesNothing, &["graph-executables"])];
+const GRAPH_FLAWS: &[(Flaw, &[&str])] = &[
+    (Flaw::GraphUncounted, &["graph-executables"]),
+    (Flaw::UpdateDoesNothing, &["graph-executables"]),
+    (Flaw::CopyKept, &["graph-copies"]),
+    (Flaw::CopyAlwaysOn, &["graph-copies"]),
+];
 
 fn broken(flaw: Flaw) -> (Arc<BrokenDriver>, SharedDriver) {
     let other: SharedDriver = host(1);
@@ -122,7 +126,7 @@ fn the_host_passes_what_it_offers() {
     let report = run(&Subject { driver, other: Some(other), plug: Some(&plug) });
     println!("{report}");
     assert_eq!(report.names(Outcome::Failed), [""; 0]);
-    assert_eq!(report.names(Outcome::NotOffered), ["unmap-waits", "graph-executables"]);
+    assert_eq!(report.names(Outcome::NotOffered), ["unmap-waits", "graph-executables", "graph-copies"]);
 
     // Without a second device and without captures.
     let host = host(2);
@@ -132,7 +136,7 @@ fn the_host_passes_what_it_offers() {
     let without = ["two-devices", "thread-state", "capture-seen", "capture-memory", "capture-events"];
     assert_eq!(not[..1], ["unmap-waits"]);
     assert_eq!(not[1..6], without);
-    assert_eq!(not[6..], ["capture-copies", "replay-after-replace", "graph-executables"]);
+    assert_eq!(not[6..], ["capture-copies", "replay-after-replace", "graph-executables", "graph-copies"]);
     assert_eq!((host.leftovers(), host.host_leftovers()), ([0; 4], [0; 2]));
 }
 

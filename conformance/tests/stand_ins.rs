@@ -29,13 +29,14 @@ const STAND_INS: &[Row] = &[
             "capture-events",
             "capture-copies",
             "graph-executables",
+            "graph-copies",
         ],
         &["thread-state"],
     ),
     (
         "hip",
         "libstandin_hip.so",
-        &["export-import", "export-outlives", "replay-after-replace", "graph-executables"],
+        &["export-import", "export-outlives", "replay-after-replace", "graph-executables", "graph-copies"],
         &[],
     ),
     (
@@ -49,6 +50,7 @@ const STAND_INS: &[Row] = &[
             "copies-registered",
             "replay-after-replace",
             "graph-executables",
+            "graph-copies",
         ],
         &[],
     ),

@@ -166,6 +166,21 @@ handle! {
     /// An executable graph.
     Executable
 }
+handle! {
+    /// A copy from the host in a captured graph.
+    CopyNode
+}
+
+/// A copy from registered host memory to the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GraphCopy {
+    /// The destination.
+    pub to: Address,
+    /// The source.
+    pub from: *const u8,
+    /// Bytes; more than 0.
+    pub bytes: usize,
+}
 
 /// A page to be mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -270,7 +285,8 @@ pub unsafe trait Timeline {
     /// Moves the event to the end of what has been given to `stream` so far.
     ///
     /// # Safety
-    /// A live event of this driver and a stream that exists and is [`Ready`](StreamState::Ready).
+    /// A live event of this driver and a stream that exists and is [`Ready`](StreamState::Ready), or in a capture that the caller
+    /// [may add to](Graphs::capture_copy).
     unsafe fn event_record(&self, event: Event, stream: Stream) -> Result<()>;
 
     /// Makes later work of `stream` wait for the event. Does not block the caller.
@@ -416,6 +432,36 @@ pub unsafe trait Graphs {
     /// # Safety
     /// An executable of this driver, destroyed once and launched no more.
     unsafe fn executable_destroy(&self, executable: Executable) -> Result<()>;
+
+    /// Captures a copy from the host, behind what the stream was given. Within a capture, events may be recorded on its streams and waited for by
+    /// other streams, which are in it from then on.
+    ///
+    /// # Safety
+    /// The stream is in a capture that the caller may add to. The destination is mapped when the graph is launched, and the source is
+    /// registered and stays as it is, as long as an executable of the graph has this copy.
+    unsafe fn capture_copy(&self, copy: GraphCopy, stream: Stream) -> Result<CopyNode>;
+
+    /// Makes a copy of an executable another one, for the launches to come.
+    ///
+    /// # Safety
+    /// A live executable of this driver, used by no other thread, made of the graph that the node is in, which is there; the copy as above.
+    unsafe fn executable_set_copy(
+        &self,
+        executable: Executable,
+        node: CopyNode,
+        copy: GraphCopy,
+    ) -> Result<()>;
+
+    /// Whether launches to come do a copy of an executable. What is behind it runs either way.
+    ///
+    /// # Safety
+    /// As [`executable_set_copy`](Self::executable_set_copy).
+    unsafe fn executable_enable_copy(
+        &self,
+        executable: Executable,
+        node: CopyNode,
+        enabled: bool,
+    ) -> Result<()>;
 }
 
 /// One device of a platform.

@@ -1,8 +1,9 @@
 //! What goes on beside a capture, and graphs. Captures themselves are made by the [`Plug`].
 
-use vmmgraph::driver::{Executable, Graph, Graphs, StreamState};
+use vmmgraph::driver::{CopyNode, Executable, Graph, GraphCopy, Graphs, StreamState};
 use vmmgraph::{Address, Stream};
 
+use super::transfer::Registered;
 use crate::ground::{Ground, ensure};
 use crate::{Launch, Plug, Stop, Subject, Verdict};
 
@@ -234,4 +235,75 @@ pub(super) fn executables(subject: &Subject, ground: &Ground) -> Verdict {
     let (zeros, filled) = (vec![0; ground.granule as usize], vec![0x22; ground.granule as usize]);
     ground.expect(at, &zeros, "what an executable filled before its update")?;
     ground.expect(there, &filled, "what an executable fills after its update")
+}
+
+/// A graph of a copy on a stream that it forks to and joins again, and that copy.
+fn copy_graph(
+    subject: &Subject,
+    ground: &Ground,
+    graphs: &dyn Graphs,
+    copy: GraphCopy,
+) -> Result<(Graph, CopyNode), Stop> {
+    let (stream, branch) = (ground.stream()?, ground.stream()?);
+    let (fork, join) = (ground.event()?, ground.event()?);
+    let mut node = None;
+    let graph = captured(subject, ground, stream, || {
+        ground.record(fork, stream)?;
+        ground.wait(fork, branch)?;
+        // SAFETY: a capture of this case; the memory is registered and mapped until the graph is gone.
+        node = Some(unsafe { graphs.capture_copy(copy, branch) }?);
+        ground.record(join, branch)?;
+        Ok(ground.wait(join, stream)?)
+    })?;
+    let node = node.ok_or_else(|| Stop::Failed("a captured copy has no node".to_owned()))?;
+    Ok((graph, node))
+}
+
+pub(super) fn graph_copies(subject: &Subject, ground: &Ground) -> Verdict {
+    let Some(graphs) = ground.driver.graphs() else {
+        return Err(Stop::NotOffered("the driver has no graphs".to_owned()));
+    };
+    let plug = plug(subject)?;
+    let len = ground.granule as usize;
+    let refused = || Stop::NotOffered("the operating system registers no memory here".to_owned());
+    let mut host = Registered::new(ground, 2 * len).ok_or_else(refused)?;
+    let (at, _) = ground.single_pages(2)?;
+    let (zeros, old) = (vec![0; 2 * len], ground.noise(2 * len as u64));
+    ground.write(at, &zeros)?;
+    host.bytes().copy_from_slice(&old);
+    let first = GraphCopy { to: at, from: host.bytes().as_ptr(), bytes: len };
+    let (graph, node) = copy_graph(subject, ground, graphs, first)?;
+    ground.expect(at, &zeros, "what a copy that was only captured goes to")?;
+    let stream = ground.stream()?;
+    let ready = Ready::new(ground, plug, graph)?;
+    let Some(executable) = ready.executable else { return Ok(()) };
+    // It reads when it runs, not when it is captured.
+    let new = ground.noise(2 * len as u64);
+    host.bytes().copy_from_slice(&new);
+    ready.launch(ground, stream)?;
+    ground.expect(at, &[&new[..len], &zeros[len..]].concat(), "what a graph copied")?;
+
+    // Another source, place and length.
+    ground.write(at, &zeros)?;
+    let from = host.bytes()[len..].as_ptr();
+    let second = GraphCopy { to: at.plus(ground.granule), from, bytes: len / 2 };
+    // SAFETY: an executable and a node of this case, and no launch is under way.
+    unsafe { graphs.executable_set_copy(executable, node, second) }?;
+    ready.launch(ground, stream)?;
+    let moved = [&zeros[..len], &new[len..len + len / 2], &zeros[..len / 2]].concat();
+    ground.expect(at, &moved, "what a graph copied that was told another copy")?;
+
+    // None; and again.
+    ground.write(at, &zeros)?;
+    // SAFETY: as above.
+    unsafe { graphs.executable_enable_copy(executable, node, false) }?;
+    ready.launch(ground, stream)?;
+    ground.expect(at, &zeros, "what a copy that is left out goes to")?;
+    // SAFETY: as above.
+    unsafe { graphs.executable_enable_copy(executable, node, true) }?;
+    ready.launch(ground, stream)?;
+    ground.expect(at, &moved, "what a graph copied whose copy was left out before")?;
+    drop(ready);
+    let after = host.end()?;
+    ensure(after == new, || "host memory that was only read has changed".to_owned())
 }

@@ -86,7 +86,7 @@ pub(super) fn copies(_: &Subject, ground: &Ground) -> Verdict {
 }
 
 /// Host memory that is registered while it lives, at a page of the host's own.
-struct Registered<'g> {
+pub(super) struct Registered<'g> {
     ground: &'g Ground<'g>,
     memory: Vec<u8>,
     start: usize,
@@ -97,7 +97,7 @@ impl<'g> Registered<'g> {
     const HOST_PAGE: usize = 4096;
 
     /// Registers zeros; `None` if the operating system refuses.
-    fn new(ground: &'g Ground<'g>, len: usize) -> Option<Self> {
+    pub(super) fn new(ground: &'g Ground<'g>, len: usize) -> Option<Self> {
         let mut memory = vec![0; len + Self::HOST_PAGE];
         let start = memory.as_ptr().align_offset(Self::HOST_PAGE);
         // SAFETY: memory of this object, which unregisters it before it goes.
@@ -105,11 +105,11 @@ impl<'g> Registered<'g> {
         Some(Self { ground, memory, start, len })
     }
 
-    fn bytes(&mut self) -> &mut [u8] {
+    pub(super) fn bytes(&mut self) -> &mut [u8] {
         &mut self.memory[self.start..self.start + self.len]
     }
 
-    fn end(mut self) -> Result<Vec<u8>, Error> {
+    pub(super) fn end(mut self) -> Result<Vec<u8>, Error> {
         let at = self.bytes().as_mut_ptr();
         let memory = std::mem::take(&mut self.memory);
         // SAFETY: registered in `new`, and every copy of it was waited for.

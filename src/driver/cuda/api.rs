@@ -81,6 +81,7 @@ driver_functions! {
         cuEventSynchronize(sys::CUevent);
         cuStreamWaitEvent(sys::CUstream, sys::CUevent, c_uint);
         cuStreamIsCapturing(sys::CUstream, *mut c_int);
+        cuStreamSynchronize(sys::CUstream);
         cuMemsetD32Async(sys::CUdeviceptr, c_uint, usize, sys::CUstream);
         cuMemcpyDtoH_v2(*mut c_void, sys::CUdeviceptr, usize);
         cuMemcpyHtoD_v2(sys::CUdeviceptr, *const c_void, usize);
@@ -104,6 +105,9 @@ driver_functions! {
         cuGraphInstantiateWithFlags(*mut sys::CUgraphExec, sys::CUgraph, c_ulonglong);
         cuGraphExecUpdate_v2(sys::CUgraphExec, sys::CUgraph, *mut UpdateResult);
         cuGraphExecDestroy(sys::CUgraphExec);
+        cuStreamGetCaptureInfo_v2(sys::CUstream, *mut c_int, *mut u64, *mut sys::CUgraph, *mut *const sys::CUgraphNode, *mut usize);
+        cuGraphExecMemcpyNodeSetParams(sys::CUgraphExec, sys::CUgraphNode, *const sys::CUDA_MEMCPY3D, sys::CUcontext);
+        cuGraphNodeSetEnabled(sys::CUgraphExec, sys::CUgraphNode, c_uint);
     }
 }
 

@@ -11,8 +11,9 @@ use cudarc::driver::sys;
 
 use super::api::{Code, EdgeData, GraphApi, UpdateResult};
 use super::{CudaDriver, check};
-use crate::driver::{Executable, Graph, GraphShape, Graphs};
+use crate::driver::{CopyNode, Executable, Graph, GraphCopy, GraphShape, Graphs, Transfer};
 use crate::error::{Error, Result};
+use crate::units::Stream;
 
 const ERROR_GRAPH_EXEC_UPDATE_FAILURE: Code = 910;
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`
@@ -21,6 +22,8 @@ const AUTO_FREE_ON_LAUNCH: u64 = 1;
 /// the kernels with what the executable had (H200, driver 580: 10,896 of 12,123 tokens wrong), so graphs share executables only
 /// where all of it is equal. An attribute that the driver does not know is a code, the same for all.
 const ATTRIBUTES: RangeInclusive<c_int> = 1..=16;
+/// `CU_STREAM_CAPTURE_STATUS_ACTIVE`
+const CAPTURE_ACTIVE: c_int = 1;
 /// `CU_GRAPH_NODE_TYPE_KERNEL`
 const NODE_TYPE_KERNEL: c_int = 0;
 /// Kernels, copies, fills, host functions, empty nodes, and waits for and records of events. Not: child graphs, which may hold anything,
@@ -45,6 +48,37 @@ fn template(graph: Graph) -> sys::CUgraph {
 
 fn exec(executable: Executable) -> sys::CUgraphExec {
     executable.0 as sys::CUgraphExec
+}
+
+/// A copy in the only form in which a node of an executable takes another one.
+fn one_dimensional(copy: GraphCopy) -> sys::CUDA_MEMCPY3D {
+    sys::CUDA_MEMCPY3D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcZ: 0,
+        srcLOD: 0,
+        srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
+        srcHost: copy.from.cast(),
+        srcDevice: 0,
+        srcArray: ptr::null_mut(),
+        reserved0: ptr::null_mut(),
+        srcPitch: copy.bytes,
+        srcHeight: 1,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstZ: 0,
+        dstLOD: 0,
+        dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+        dstHost: ptr::null_mut(),
+        dstDevice: copy.to.0,
+        dstArray: ptr::null_mut(),
+        reserved1: ptr::null_mut(),
+        dstPitch: copy.bytes,
+        dstHeight: 1,
+        WidthInBytes: copy.bytes,
+        Height: 1,
+        Depth: 1,
+    }
 }
 
 // SAFETY: the driver's functions do what the trait says (tests/conformance.rs, on an H200).
@@ -127,6 +161,58 @@ unsafe impl Graphs for CudaDriver {
         let graphs = Self::graph_api()?;
         // SAFETY: an executable of ours, destroyed once (precondition of the door).
         self.give_back("cuGraphExecDestroy", |_| unsafe { (graphs.cuGraphExecDestroy)(exec(executable)) })
+    }
+
+    unsafe fn capture_copy(&self, copy: GraphCopy, on: Stream) -> Result<CopyNode> {
+        // SAFETY: as the door says; the capture takes it over, and does it when it is launched.
+        unsafe { self.copy_from_host(copy.to, copy.from, copy.bytes, on) }?;
+        let (mut status, mut id, mut graph, mut count) = (0, 0, ptr::null_mut(), 0);
+        let mut nodes: *const sys::CUgraphNode = ptr::null();
+        // SAFETY: the out pointers are good and the stream exists (precondition of the door).
+        self.graph_call("cuStreamGetCaptureInfo", |api| unsafe {
+            (api.cuStreamGetCaptureInfo_v2)(
+                on.raw() as sys::CUstream,
+                &raw mut status,
+                &raw mut id,
+                &raw mut graph,
+                &raw mut nodes,
+                &raw mut count,
+            )
+        })?;
+        // A stream's next work is behind its last, which is this copy. A call that a capture refuses need not spoil it.
+        if status != CAPTURE_ACTIVE || count != 1 || nodes.is_null() {
+            let what =
+                format!("a captured copy left its stream behind {count} nodes, in capture status {status}");
+            return Err(Error::Internal { what });
+        }
+        // SAFETY: the driver's array of `count` nodes, good until the next call with the stream.
+        Ok(CopyNode(unsafe { *nodes } as u64))
+    }
+
+    unsafe fn executable_set_copy(
+        &self,
+        executable: Executable,
+        node: CopyNode,
+        copy: GraphCopy,
+    ) -> Result<()> {
+        let params = one_dimensional(copy);
+        // SAFETY: all exist and nobody else uses the executable (precondition of the door); the context is ours.
+        self.graph_call("cuGraphExecMemcpyNodeSetParams", |api| unsafe {
+            let node = node.0 as sys::CUgraphNode;
+            (api.cuGraphExecMemcpyNodeSetParams)(exec(executable), node, &raw const params, self.context)
+        })
+    }
+
+    unsafe fn executable_enable_copy(
+        &self,
+        executable: Executable,
+        node: CopyNode,
+        enabled: bool,
+    ) -> Result<()> {
+        // SAFETY: as above.
+        self.graph_call("cuGraphNodeSetEnabled", |api| unsafe {
+            (api.cuGraphNodeSetEnabled)(exec(executable), node.0 as sys::CUgraphNode, u32::from(enabled))
+        })
     }
 }
 

@@ -510,8 +510,13 @@ unsafe impl Transfer for CudaDriver {
         // SAFETY: the source is a slice of that length; the destination is mapped (precondition of the door).
         self.call("cuMemcpyHtoD", |api| unsafe {
             (api.cuMemcpyHtoD_v2)(at.0, from.as_ptr().cast::<c_void>(), from.len())
-        })
+        })?;
+        // What is not registered is read when the copy returns, and may not be there yet: unmapping the destination then ended the context (H200,
+        // driver 580). The copy has waited for what the legacy stream waits for, so this waits for the copy.
+        // SAFETY: the default stream of our context.
+        self.call("cuStreamSynchronize", |api| unsafe { (api.cuStreamSynchronize)(ptr::null_mut()) })
     }
+
     unsafe fn host_register(&self, at: *mut u8, len: usize) -> Result<()> {
         // SAFETY: memory of this process that stays mapped (precondition of the door).
         self.call("cuMemHostRegister", |api| unsafe {

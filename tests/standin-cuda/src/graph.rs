@@ -1,7 +1,9 @@
 //! Graphs, and the work that a stream can be given: filling and copying.
 
+use std::cell::RefCell;
 use std::ffi::{c_int, c_uchar, c_uint, c_void};
-use std::sync::Arc;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use standin::capture::{Node, table};
 use standin::state::{device_at, devices};
@@ -64,6 +66,111 @@ fn node_name(graph: *mut c_void, place: usize) -> *mut c_void {
 
 const NODE_BITS: u32 = 20;
 
+/// A graph, and a place in it.
+fn node_named(node: *mut c_void) -> Answer<(u64, usize)> {
+    let place = (node as usize) & ((1 << NODE_BITS) - 1);
+    Ok(((node as u64) >> NODE_BITS, place.checked_sub(1).ok_or(Why::InvalidHandle)?))
+}
+
+thread_local! {
+    /// What was last said of the nodes that a stream's next work is behind.
+    static BEHIND: RefCell<Vec<*mut c_void>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Writes what a stream is captured into, and the nodes that its next work is behind: good until the thread asks again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamGetCaptureInfo_v2(
+    stream: *mut c_void,
+    status: *mut c_int,
+    id: *mut u64,
+    graph: *mut *mut c_void,
+    nodes: *mut *const *mut c_void,
+    count: *mut usize,
+) -> Code {
+    answer(|| {
+        counted(Call::cuStreamGetCaptureInfo_v2)?;
+        let target = target(stream)?;
+        let info = table().capture_info(target)?;
+        if id.is_null() || graph.is_null() || nodes.is_null() || count.is_null() {
+            return Err(Why::Invalid);
+        }
+        let active = c_int::from(info.is_some());
+        if let Some((captured, places)) = info {
+            let captured = captured as *mut c_void;
+            BEHIND.with_borrow_mut(|behind| {
+                *behind = places.iter().map(|place| node_name(captured, *place)).collect();
+                // SAFETY: not null, and then writable by the caller's contract.
+                unsafe {
+                    id.write(captured as u64);
+                    graph.write(captured);
+                    nodes.write(behind.as_ptr());
+                    count.write(behind.len());
+                }
+            });
+        }
+        // SAFETY: the caller's contract.
+        unsafe { give(status, active) }
+    })
+}
+
+/// `CUDA_MEMCPY3D`, of which only what a copy in one dimension needs has a name.
+#[repr(C)]
+pub struct Copy3d {
+    from_x: [usize; 4],
+    from_kind: c_int,
+    from_host: *const u8,
+    from_other: [usize; 5],
+    to_x: [usize; 4],
+    to_kind: c_int,
+    to_host: *mut u8,
+    to_device: u64,
+    to_other: [usize; 4],
+    bytes: usize,
+    height: usize,
+    depth: usize,
+}
+
+/// `CU_MEMORYTYPE_HOST` and `..._DEVICE`
+const KINDS: (c_int, c_int) = (1, 2);
+
+/// Makes a copy of an executable another one, in one dimension, from the host to the device.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGraphExecMemcpyNodeSetParams(
+    exec: *mut c_void,
+    node: *mut c_void,
+    params: *const Copy3d,
+    context: *mut c_void,
+) -> Code {
+    answer(|| {
+        counted(Call::cuGraphExecMemcpyNodeSetParams)?;
+        devices()?;
+        if params.is_null() || context.is_null() {
+            return Err(Why::Invalid);
+        }
+        // SAFETY: not null, and then readable by the caller's contract.
+        let params = unsafe { &*params };
+        if (params.from_kind, params.to_kind, params.height, params.depth) != (KINDS.0, KINDS.1, 1, 1)
+            || params.from_x.iter().chain(&params.to_x).any(|offset| *offset != 0)
+        {
+            return Err(Why::Invalid);
+        }
+        // SAFETY: the caller's contract.
+        unsafe {
+            graph::set_load(exec as u64, node_named(node)?, params.to_device, params.from_host, params.bytes)
+        }
+    })
+}
+
+/// Whether launches to come do a node's work; only copies from the host here.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGraphNodeSetEnabled(exec: *mut c_void, node: *mut c_void, enabled: c_uint) -> Code {
+    answer(|| {
+        counted(Call::cuGraphNodeSetEnabled)?;
+        devices()?;
+        graph::enable(exec as u64, node_named(node)?, enabled != 0)
+    })
+}
+
 /// Writes as many nodes as there is room for; with no room, how many there are.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGraphGetNodes(
@@ -93,10 +200,10 @@ pub unsafe extern "C" fn cuGraphGetNodes(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGraphNodeGetType(node: *mut c_void, out: *mut c_int) -> Code {
     answer(|| {
-        let (graph, place) = ((node as u64) >> NODE_BITS, (node as usize) & ((1 << NODE_BITS) - 1));
+        let (graph, place) = node_named(node)?;
         let table = table();
         let nodes = table.graphs.get(&graph).ok_or(Why::InvalidHandle)?;
-        let node = place.checked_sub(1).and_then(|place| nodes.all.get(place)).ok_or(Why::InvalidHandle)?;
+        let node = nodes.all.get(place).ok_or(Why::InvalidHandle)?;
         // SAFETY: the caller's contract.
         unsafe { give(out, kind(node)) }
     })
@@ -231,18 +338,39 @@ pub extern "C" fn cuMemsetD8_v2(at: u64, value: c_uchar, count: usize) -> Code {
 pub unsafe extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, len: usize) -> Code {
     answer(|| {
         legacy()?;
+        arrived();
         // SAFETY: the caller's contract.
         unsafe { graph::read(to.cast(), from, len) }
     })
 }
 
-/// Copies from host memory.
+/// What [`cuMemcpyHtoD_v2`] still has to bring to the device.
+static STAGED: Mutex<Vec<Range<u64>>> = Mutex::new(Vec::new());
+
+/// The legacy stream has done everything.
+pub(crate) fn arrived() {
+    STAGED.lock().unwrap_or_else(PoisonError::into_inner).clear();
+}
+
+/// Whether bytes are on their way to a range.
+pub(crate) fn on_the_way(at: u64, len: u64) -> bool {
+    let staged = STAGED.lock().unwrap_or_else(PoisonError::into_inner);
+    staged.iter().any(|staged| staged.start < at.saturating_add(len) && at < staged.end)
+}
+
+/// Copies from host memory. It returns when it has read that; of memory that is not registered, the bytes may be on their way then (CUDA, "API
+/// synchronization behavior"; on an H200 unmapping the destination at once ended the context).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, len: usize) -> Code {
     answer(|| {
         legacy()?;
         // SAFETY: the caller's contract.
-        unsafe { graph::write(to, from.cast(), len) }
+        unsafe { graph::write(to, from.cast(), len) }?;
+        if !standin::host::registered(from as usize, len)? {
+            let mut staged = STAGED.lock().unwrap_or_else(PoisonError::into_inner);
+            staged.push(to..to.saturating_add(len as u64));
+        }
+        Ok(())
     })
 }
 

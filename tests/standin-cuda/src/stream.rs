@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use standin::capture::table;
+use standin::capture::{Target, table};
 use standin::faults::busy;
 use standin::state::{devices, exchange_capture_mode};
 use standin::{Why, give};
@@ -10,6 +10,7 @@ use standin::{Why, give};
 use crate::answer;
 use crate::code::Code;
 use crate::faults::{Call, counted};
+use crate::graph::arrived;
 use crate::state::{current, target};
 
 /// `CU_EVENT_WAIT_EXTERNAL`
@@ -40,13 +41,17 @@ pub extern "C" fn cuStreamDestroy_v2(stream: *mut c_void) -> Code {
     })
 }
 
-/// Waits for a stream, whose work is always done.
+/// Waits for a stream, whose work is done but for what copies staged.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamSynchronize(stream: *mut c_void) -> Code {
     answer(|| {
         current()?;
         let target = target(stream)?;
-        table().synchronise(target)
+        table().synchronise(target)?;
+        if matches!(target, Target::Legacy { .. }) {
+            arrived();
+        }
+        Ok(())
     })
 }
 

@@ -11,6 +11,7 @@ use standin::{Answer, Why, give, refused};
 use crate::answer;
 use crate::code::Code;
 use crate::faults::{Call, counted};
+use crate::graph::on_the_way;
 use crate::state::current;
 
 /// `CUmemLocation`
@@ -207,6 +208,9 @@ pub extern "C" fn cuMemMap(at: u64, size: usize, offset: usize, handle: u64, fla
 pub extern "C" fn cuMemUnmap(at: u64, size: usize) -> Code {
     answer(|| {
         counted(Call::cuMemUnmap)?;
+        if on_the_way(at, size as u64) {
+            return Err(Why::LaunchFailed);
+        }
         device_at(at)?.1.memory.unmap(at, size as u64).map_err(refused)
     })
 }

@@ -51,13 +51,24 @@ pub struct Nodes {
     pub all: Vec<Node>,
     /// By node: those that it is behind, which are earlier ones.
     pub after: Vec<Vec<usize>>,
+    /// Nodes of an executable that it leaves out.
+    pub off: BTreeSet<usize>,
+}
+
+/// An executable graph.
+#[derive(Clone, Debug)]
+pub struct Executable {
+    /// What it runs.
+    pub nodes: Arc<Nodes>,
+    /// The graph it was made of: the one whose nodes name its own.
+    pub of: u64,
 }
 
 impl Nodes {
     /// A node alone.
     #[must_use]
     pub fn one(node: Node) -> Self {
-        Self { all: vec![node], after: vec![Vec::new()] }
+        Self { all: vec![node], after: vec![Vec::new()], off: BTreeSet::new() }
     }
 
     /// Adds nodes behind some; those that nothing of them is behind.
@@ -82,7 +93,8 @@ impl Nodes {
     /// Whether everything is mapped now that they touch.
     #[must_use]
     pub fn mapped(&self) -> bool {
-        self.all.iter().all(|node| node.mapped())
+        let on = self.all.iter().enumerate().filter(|(place, _)| !self.off.contains(place));
+        on.map(|(_, node)| node).all(|node| node.mapped())
     }
 
     /// Whether everything is among these or before them.
@@ -109,7 +121,9 @@ impl Nodes {
             let pick = random.as_mut().map_or(0, |random| (random() % ready.len() as u64) as usize);
             let Some(node) = ready.iter().nth(pick).copied() else { break };
             ready.remove(&node);
-            self.all[node].run()?;
+            if !self.off.contains(&node) {
+                self.all[node].run()?;
+            }
             for next in &behind[node] {
                 open[*next] -= 1;
                 if open[*next] == 0 {
@@ -225,7 +239,7 @@ pub struct Table {
     /// Graphs.
     pub graphs: BTreeMap<u64, Arc<Nodes>>,
     /// Executable ones.
-    pub execs: BTreeMap<u64, Arc<Nodes>>,
+    pub execs: BTreeMap<u64, Executable>,
 }
 
 static TABLE: Mutex<Table> = Mutex::new(Table {
@@ -482,9 +496,19 @@ impl Table {
         if capture.is_unjoined() {
             return Err(Why::CaptureUnjoined);
         }
-        let graph = self.next_handle();
-        self.graphs.insert(graph, Arc::new(capture.nodes));
-        Ok(graph)
+        // The capture's own number, by which its nodes were known before it was over.
+        self.graphs.insert(number, Arc::new(capture.nodes));
+        Ok(number)
+    }
+
+    /// The graph that a stream is captured into, and the nodes that its next work is behind; `None`: it is not captured.
+    ///
+    /// # Errors
+    /// As [`enter`](Self::enter).
+    pub fn capture_info(&mut self, target: Target) -> Answer<Option<(u64, Vec<usize>)>> {
+        let (Some(number), Target::Created(stream)) = (self.enter(target)?, target) else { return Ok(None) };
+        let capture = self.captures.get(&number).ok_or(Why::InvalidHandle)?;
+        Ok(Some((number, capture.members.get(&stream).cloned().unwrap_or_default())))
     }
 
     /// Whether a stream is captured: 0 no, 1 yes, 2 yes but the capture is lost: the numbers of every vendor.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::capture::{Node, Nodes, Target, table};
+use crate::capture::{Executable, Node, Nodes, Target, table};
 use crate::state::device_at;
 use crate::{Answer, Why, faults, host, refused};
 
@@ -17,7 +17,7 @@ pub fn instantiate(graph: u64) -> Answer<u64> {
         return Err(Why::Invalid);
     }
     let exec = table.next_handle();
-    table.execs.insert(exec, nodes);
+    table.execs.insert(exec, Executable { nodes, of: graph });
     Ok(exec)
 }
 
@@ -27,7 +27,7 @@ pub fn instantiate(graph: u64) -> Answer<u64> {
 /// [`Why::IllegalAddress`] where a device would fault and lose the context; [`Why::InvalidHandle`].
 pub fn launch(exec: u64, target: Target) -> Answer {
     let mut table = table();
-    let nodes = table.execs.get(&exec).map(Arc::clone).ok_or(Why::InvalidHandle)?;
+    let nodes = table.execs.get(&exec).map(|exec| Arc::clone(&exec.nodes)).ok_or(Why::InvalidHandle)?;
     if let Some(capture) = table.enter(target)? {
         table.push(capture, target, &nodes);
         return Ok(());
@@ -51,14 +51,62 @@ pub fn update(exec: u64, graph: u64) -> Answer {
         (Node::Fill { .. }, Node::Fill { .. }) => true,
         _ => false,
     };
-    if before.after != nodes.after || !before.all.iter().zip(&nodes.all).all(alike) {
+    if before.nodes.after != nodes.after || !before.nodes.all.iter().zip(&nodes.all).all(alike) {
         return Err(Why::NotUpdatable);
     }
     if !nodes.mapped() {
         return Err(Why::Invalid);
     }
-    *before = nodes;
+    *before = Executable { nodes, of: graph };
     Ok(())
+}
+
+/// Changes a copy from the host in an executable, which is of the graph that the node is in; launches that were made go on as they were.
+fn change(exec: u64, (graph, place): (u64, usize), change: impl FnOnce(&mut Nodes) -> Answer) -> Answer {
+    let mut table = table();
+    if !table.graphs.contains_key(&graph) {
+        return Err(Why::InvalidHandle);
+    }
+    let exec = table.execs.get_mut(&exec).ok_or(Why::InvalidHandle)?;
+    if exec.of != graph || !matches!(exec.nodes.all.get(place), Some(Node::Load { .. })) {
+        return Err(Why::Invalid);
+    }
+    change(Arc::make_mut(&mut exec.nodes))
+}
+
+/// Makes a copy from the host in an executable another one: from registered memory to mapped addresses, and of something.
+///
+/// # Errors
+/// [`Why::Invalid`], [`Why::InvalidHandle`].
+///
+/// # Safety
+/// As [`load`].
+pub unsafe fn set_load(exec: u64, node: (u64, usize), to: u64, from: *const u8, len: usize) -> Answer {
+    let taken = len > 0
+        && host::registered(from as usize, len)?
+        && device_at(to)?.1.memory.accessible(to, len as u64);
+    change(exec, node, |nodes| {
+        if !taken {
+            return Err(Why::Invalid);
+        }
+        nodes.all[node.1] = Node::Load { to, from: from as usize, len: len as u64 };
+        Ok(())
+    })
+}
+
+/// Whether launches to come do a copy of an executable.
+///
+/// # Errors
+/// [`Why::Invalid`], [`Why::InvalidHandle`].
+pub fn enable(exec: u64, node: (u64, usize), enabled: bool) -> Answer {
+    change(exec, node, |nodes| {
+        if enabled {
+            nodes.off.remove(&node.1);
+        } else {
+            nodes.off.insert(node.1);
+        }
+        Ok(())
+    })
 }
 
 /// Does work at once, or records it if the stream is captured and `recordable` allows that.

@@ -81,4 +81,8 @@ pub enum Flaw {
     GraphUncounted,
     /// An update of an executable does nothing.
     UpdateDoesNothing,
+    /// A copy of an executable stays as it was captured.
+    CopyKept,
+    /// A copy of an executable cannot be left out.
+    CopyAlwaysOn,
 }

@@ -1,7 +1,8 @@
 //! Its graphs, where the driver below has any.
 
 use vmmgraph::Result;
-use vmmgraph::driver::{Executable, Graph, GraphShape, Graphs};
+use vmmgraph::Stream;
+use vmmgraph::driver::{CopyNode, Executable, Graph, GraphCopy, GraphShape, Graphs};
 
 use super::{BrokenDriver, Flaw, refused};
 
@@ -35,5 +36,36 @@ unsafe impl Graphs for BrokenDriver {
     unsafe fn executable_destroy(&self, executable: Executable) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.below()?.executable_destroy(executable) }
+    }
+
+    unsafe fn capture_copy(&self, copy: GraphCopy, stream: Stream) -> Result<CopyNode> {
+        // SAFETY: the caller's promise.
+        unsafe { self.below()?.capture_copy(copy, stream) }
+    }
+
+    unsafe fn executable_set_copy(
+        &self,
+        executable: Executable,
+        node: CopyNode,
+        copy: GraphCopy,
+    ) -> Result<()> {
+        if self.is(Flaw::CopyKept) {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.below()?.executable_set_copy(executable, node, copy) }
+    }
+
+    unsafe fn executable_enable_copy(
+        &self,
+        executable: Executable,
+        node: CopyNode,
+        enabled: bool,
+    ) -> Result<()> {
+        if self.is(Flaw::CopyAlwaysOn) {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.below()?.executable_enable_copy(executable, node, enabled) }
     }
 }
