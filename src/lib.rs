@@ -90,7 +90,7 @@ pub use lending::{BlockBorrower, Borrower, Lease, Vacate, VacateBlocks, Vacated}
 pub use map::ArenaMap;
 pub use order::{Agreement, ReplayOrder};
 pub use region::{Policy, Ready, Region, RegionOptions, RegionStats};
-pub use ring::{HostBuffer, Pinning, Ring, RingOptions, RingStats, RingUnit};
+pub use ring::{HostBuffer, Pinning, Ring, RingCaptureOptions, RingGraph, RingOptions, RingStats, RingUnit};
 pub use space::{Block, Difference, POISON, Phase, RetainPolicy, SealReport, Space, SpaceStats, TracedBlock};
 pub use space::{EagerBlocks, EagerScope, EagerStats};
 pub use stats::{ArenaStats, Snapshot};

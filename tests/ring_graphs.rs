@@ -21,6 +21,9 @@ macro_rules! code {
     };
 }
 
+#[path = "ring_graphs/steps.rs"]
+mod steps;
+
 /// Bytes of a unit: a few words of a page.
 const UNIT: u64 = 256;
 /// The codes by which a capture is refused: a stream that is not in it, or does not come back.

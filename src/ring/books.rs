@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use super::HostBuffer;
+use super::capture::StepCapture;
 use super::runs::Run;
 use super::schedule::{Held, Schedule};
 use crate::error::{Error, Result};
-use crate::pages::{Events, Fence, Promise};
+use crate::pages::{Branch, Events, Fence, Promise};
 use crate::sync::thread_token;
 use crate::units::Stream;
 
@@ -73,6 +74,16 @@ pub(super) struct Counts {
     pub(super) filled_late: u64,
     pub(super) ahead_failed: u64,
     pub(super) aborts: u64,
+    pub(super) launches: u64,
+}
+
+/// A launch that is being given: what it copies.
+#[derive(Debug, Default)]
+pub(super) struct Launching {
+    /// By unit: the stamp of its source.
+    pub(super) stamps: Vec<u64>,
+    pub(super) copies: u64,
+    pub(super) bytes: u64,
 }
 
 #[derive(Debug)]
@@ -81,6 +92,22 @@ pub(super) struct Books {
     /// By unit.
     pub(super) sources: Vec<Option<Source>>,
     pub(super) counts: Counts,
+    /// A step that is being captured.
+    pub(super) capturing: Option<StepCapture>,
+    /// The branches of captures that have ended, or will have before they are used again.
+    pub(super) branches: Vec<Branch>,
+    /// What nodes of captured steps copy that have nothing to copy.
+    pub(super) nothing: Option<Arc<HostBuffer>>,
+    /// A captured step that is being launched.
+    pub(super) launching: Option<Launching>,
+    /// Behind the last one that was launched, which used every place.
+    pub(super) graphs: Fence,
+}
+
+/// A unit that was not told what it is copied from.
+pub(super) fn no_source() -> Error {
+    let (expected, found) = ("told what it is copied from", "without a source");
+    Error::WrongState { what: "a ring's unit", expected, found }
 }
 
 impl Books {
@@ -89,6 +116,11 @@ impl Books {
             places: (0..schedule.places()).map(|_| Place::default()).collect(),
             sources: (0..schedule.units()).map(|_| None).collect(),
             counts: Counts::default(),
+            capturing: None,
+            branches: Vec::new(),
+            nothing: None,
+            launching: None,
+            graphs: Fence::default(),
         }
     }
 
@@ -99,12 +131,17 @@ impl Books {
 
     /// What a unit is copied from, and its stamp.
     pub(super) fn source(&self, unit: usize) -> Result<(&Source, u64)> {
-        let none = || {
-            let (expected, found) = ("told what it is copied from", "without a source");
-            Error::WrongState { what: "a ring's unit", expected, found }
-        };
-        let source = self.sources.get(unit).and_then(Option::as_ref).ok_or_else(none)?;
+        let source = self.sources.get(unit).and_then(Option::as_ref).ok_or_else(no_source)?;
         Ok((source, source.stamp()))
+    }
+
+    /// That no captured step is being launched.
+    pub(super) fn between_launches(&self) -> Result<()> {
+        if self.launching.is_none() {
+            return Ok(());
+        }
+        let (expected, found) = ("between launches of captured steps", "being launched");
+        Err(Error::WrongState { what: "a ring", expected, found })
     }
 
     pub(super) fn acquired(&self) -> u64 {
@@ -124,6 +161,7 @@ impl Books {
     /// What is behind every copy and every reader there is.
     pub(super) fn leave(&mut self, events: &Arc<Events>, fence: &mut Fence) {
         self.forget(events);
+        fence.join(std::mem::take(&mut self.graphs));
         for place in &mut self.places {
             fence.join(std::mem::take(&mut place.ready));
             fence.join(std::mem::take(&mut place.readers));

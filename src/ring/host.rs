@@ -4,9 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::graph::Launches;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::pages::{CopyPath, Fence, HostPiece, RangeId};
+use crate::pages::{CopyPath, Fence, HostPiece, Part, RangeId};
 use crate::sync::Mutex;
 
 /// Whether memory that could not be registered with the device will do.
@@ -31,6 +32,21 @@ struct Use {
     copies: Fence,
     /// Which change of the contents was the last.
     changed: u64,
+    /// The captured steps that read it, each as often as a unit of it does.
+    graphs: Vec<Arc<Launches>>,
+}
+
+impl Use {
+    /// Behind everything that reads it.
+    fn readers(&self) -> Result<Fence> {
+        let mut readers = self.copies.clone();
+        for (at, graph) in self.graphs.iter().enumerate() {
+            if !self.graphs.iter().take(at).any(|before| Arc::ptr_eq(before, graph)) {
+                readers.join(graph.over()?);
+            }
+        }
+        Ok(readers)
+    }
 }
 
 /// Host memory of a device's [host pool](Device::host_pool), in one piece at one address. It keeps the device open, and goes back to the pool behind
@@ -51,7 +67,8 @@ impl Device {
     /// [`Error::OutOfHostMemory`]; [`Error::HostNotRegistered`] with [`Pinning::Required`].
     pub fn host_buffer(self: &Arc<Self>, bytes: u64, pinning: Pinning) -> Result<Arc<HostBuffer>> {
         let piece = self.host_pool().take_whole(bytes, pinning == Pinning::Preferred)?;
-        let used = Mutex::new(Use { copies: Fence::default(), changed: next_change() });
+        let used = Use { changed: next_change(), ..Use::default() };
+        let used = Mutex::new(used);
         Ok(Arc::new(HostBuffer { piece: Some(piece), used, device: Arc::clone(self) }))
     }
 }
@@ -82,25 +99,28 @@ impl HostBuffer {
         self.piece.as_ref().map_or(std::ptr::null_mut(), HostPiece::base)
     }
 
-    /// Writes bytes, from `at` on, when the copies from it that were given are over. What rings hold of it is out of date from then on: the next
-    /// use copies it again.
+    /// Writes bytes, from `at` on, when the copies from it that were given, and the launches of captured steps that read it, are over. What rings hold of it is
+    /// out of date from then on: the next use copies it again.
     ///
     /// # Errors
-    /// [`Error::InvalidSize`] beyond the end; what the driver says of the copies. Nothing is written then.
+    /// [`Error::InvalidSize`] beyond the end; [`Error::WrongState`] while a captured step that reads it is being launched; what the driver says of
+    /// the copies. Nothing is written then.
     pub fn write(&self, at: u64, from: &[u8]) -> Result<()> {
         let host = self.device.host_pool();
         loop {
-            let mut copies = {
+            let mut readers = {
                 let mut used = self.used.lock();
-                if used.copies.done(self.device.pool().events())? {
-                    // Under the lock: no copy begins meanwhile.
+                let mut readers = used.readers()?;
+                if readers.done(self.device.pool().events())? {
+                    // Under the lock: no copy begins meanwhile, and a launch asks for the last change after it has begun.
                     host.write(self.piece()?, at, from)?;
+                    used.copies = Fence::default();
                     used.changed = next_change();
                     return Ok(());
                 }
-                used.copies.clone()
+                readers
             };
-            host.wait(&mut copies)?;
+            host.wait(&mut readers)?;
         }
     }
 
@@ -130,13 +150,36 @@ impl HostBuffer {
         self.used.lock().changed = next_change();
     }
 
-    /// Blocks until the copies from it that were given are over.
+    /// Blocks until the copies from it that were given, and the launches of captured steps that read it, are over.
     ///
     /// # Errors
-    /// What the driver says.
+    /// [`Error::WrongState`] while one is being launched; what the driver says.
     pub fn wait(&self) -> Result<()> {
-        let mut copies = self.used.lock().copies.clone();
-        self.device.host_pool().wait(&mut copies)
+        let mut readers = self.used.lock().readers()?;
+        self.device.host_pool().wait(&mut readers)
+    }
+
+    /// A part of it for a copy in a graph.
+    pub(super) fn part(&self, from: u64, bytes: u64) -> Result<Part<'_>> {
+        if !self.registered() {
+            let (requested, held) = (bytes, self.bytes());
+            return Err(Error::HostNotRegistered { requested, held, registered: 0 });
+        }
+        Ok(Part { piece: self.piece()?, from, bytes })
+    }
+
+    /// A unit of a captured step is copied from it, from the next launch on.
+    pub(super) fn read_by(&self, graph: &Arc<Launches>) {
+        self.used.lock().graphs.push(Arc::clone(graph));
+    }
+
+    /// One is not any more: the launches that were given may still do so.
+    pub(super) fn no_longer_read_by(&self, graph: &Arc<Launches>) {
+        let mut used = self.used.lock();
+        if let Some(at) = used.graphs.iter().position(|known| Arc::ptr_eq(known, graph)) {
+            used.graphs.swap_remove(at);
+        }
+        used.copies.join(graph.last());
     }
 
     pub(super) fn last_change(&self) -> u64 {

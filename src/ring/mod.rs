@@ -3,6 +3,8 @@
 //! ```text
 //!   Ring              addresses, pages, accounts, audit, the end        mod.rs  build.rs  options.rs
 //!   acquire, release  eager work: copies ahead, waits, marks            turns.rs
+//!   capture_begin     a step in a captured graph: copies on a branch    capture.rs
+//!   RingGraph         what a captured step is told before a launch      graph.rs
 //!   books             what a place holds, who reads it                  books.rs
 //!   HostBuffer        where the bytes come from                         host.rs
 //!   Schedule          which unit, which slot, what behind what          schedule.rs        plain code
@@ -18,7 +20,7 @@
 //!             ^ a copy failed, abort '                 ^ refilled behind the last reader, and not before   '
 //! ```
 //!
-//! All copies are on the library's one stream of copies to the device, so they are one chain, in the order of use, and a copy waits on the device
+//! Outside graphs all copies are on the library's one stream of copies to the device, so they are one chain, in the order of use, and a copy waits on the device
 //! for the last reader of its slot. Nobody waits on the host, but for memory that is not registered. A ring's own lock is held while copies are given.
 
 use std::fmt;
@@ -32,6 +34,8 @@ use crate::units::Address;
 
 mod books;
 mod build;
+mod capture;
+mod graph;
 mod host;
 mod options;
 mod plan;
@@ -41,6 +45,8 @@ mod turns;
 
 use books::Books;
 pub(crate) use build::SLOTS;
+pub use capture::RingCaptureOptions;
+pub use graph::RingGraph;
 pub use host::{HostBuffer, Pinning};
 pub use options::{HostRun, RingOptions, RingStats};
 pub use plan::{Bound, Ceiling, Demand, Residency, RingUnit, ceiling};
@@ -123,6 +129,7 @@ impl Ring {
             filled_late: counts.filled_late,
             ahead_failed: counts.ahead_failed,
             aborts: counts.aborts,
+            launches: counts.launches,
             account: self.account.stats(),
         }
     }

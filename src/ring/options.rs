@@ -71,6 +71,8 @@ pub struct RingStats {
     pub ahead_failed: u64,
     /// How often it was [aborted](crate::Ring::abort).
     pub aborts: u64,
+    /// Captured steps that were launched. Their copies are among the copies, their units among nothing else.
+    pub launches: u64,
     /// What counts toward its budget.
     pub account: AccountStats,
 }

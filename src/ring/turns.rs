@@ -59,10 +59,11 @@ impl Ring {
         let number = self.schedule.place_of(unit).ok_or_else(|| no_unit(unit))?;
         let events = self.device.pool().events();
         if !events.ready(stream)? {
-            return Err(Error::StreamCapturing { stream: stream.raw() });
+            return self.acquire_captured(unit, stream);
         }
         let mut guard = self.books.lock();
         let books = &mut *guard;
+        books.between_launches()?;
         if let Some(user) = books.place(number)?.user {
             let found = if user.unit == unit { "acquired" } else { "read as another unit" };
             return Err(Error::WrongState { what: "a ring's slot", expected: "released", found });
@@ -71,6 +72,7 @@ impl Ring {
         if let Some(turn) = self.schedule.turn_of(unit) {
             self.fill_ahead(books, turn + 1..turn + self.schedule.slots());
         }
+        books.graphs.before(events, stream)?;
         let place = books.place(number)?;
         place.ready.before(events, stream)?;
         place.user = Some(User::new(unit, stream));
@@ -87,6 +89,10 @@ impl Ring {
     /// the driver says. It is still acquired then, and the call can be repeated.
     pub fn release(&self, unit: usize, stream: Stream) -> Result<()> {
         let number = self.schedule.place_of(unit).ok_or_else(|| no_unit(unit))?;
+        let events = self.device.pool().events();
+        if !events.ready(stream)? {
+            return self.release_captured(unit, stream);
+        }
         let mut guard = self.books.lock();
         let books = &mut *guard;
         let place = books.place(number)?;
@@ -94,7 +100,7 @@ impl Ring {
             let (expected, found) = ("acquired", "not acquired");
             return Err(Error::WrongState { what: "a ring's unit", expected, found });
         }
-        let mark = self.device.pool().events().record(stream)?;
+        let mark = events.record(stream)?;
         place.readers.add_mark(mark);
         place.user = None;
         if let Some(turn) = self.schedule.turn_of(unit) {
@@ -110,6 +116,7 @@ impl Ring {
     /// [`Error::WrongState`] for a unit without a source; what the driver says. Units before it are filled.
     pub fn prime(&self) -> Result<u64> {
         let mut books = self.books.lock();
+        books.between_launches()?;
         let first = self.schedule.streamed().iter().take(self.schedule.slots());
         let mut units: Vec<usize> = self.schedule.residents().iter().chain(first).copied().collect();
         units.sort_unstable();
@@ -133,7 +140,7 @@ impl Ring {
     }
 
     /// Gives the copies of a unit whose place nobody reads, unless it holds that already; whether it did.
-    fn fill(&self, books: &mut Books, unit: usize) -> Result<bool> {
+    pub(super) fn fill(&self, books: &mut Books, unit: usize) -> Result<bool> {
         let number = self.schedule.place_of(unit).ok_or_else(|| no_unit(unit))?;
         let stamp = books.source(unit)?.1;
         let now = Some(Held { unit, stamp });
@@ -142,6 +149,7 @@ impl Ring {
         }
         let events = self.device.pool().events();
         let copies = self.device.host_pool().stream_in()?;
+        books.graphs.before(events, copies)?;
         let place = books.place(number)?;
         place.readers.before(events, copies)?;
         // From the first copy on it holds neither.

@@ -1,0 +1,269 @@
+//! A step in a captured graph: copies fork from the captured stream, run beside it in the order of use, and come back to it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::books::{Source, no_source};
+use super::graph::RingGraph;
+use super::{HostBuffer, Pinning, Ring, gone, no_unit};
+use crate::driver::CopyNode;
+use crate::error::{Error, Result};
+use crate::pages::Branch;
+use crate::units::Stream;
+
+/// How a step is captured.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RingCaptureOptions {
+    /// Units of the next step that are copied at this one's end, at most as many as there are slots. The step's end waits for their copies, so one is
+    /// mostly enough, and none where a launch follows on the one before.
+    pub tail: usize,
+    /// The most runs that the source of a unit will have, each a node of the graph, which costs the host a microsecond a launch while it
+    /// copies; 0: as many as the sources have now, and one at least.
+    pub most_runs: usize,
+}
+
+/// A capture that is under way.
+#[derive(Debug)]
+pub(super) struct StepCapture {
+    branch: Branch,
+    /// The turns that the step copies.
+    turns: Range<usize>,
+    most_runs: Option<usize>,
+    /// The turn whose unit is acquired next.
+    next: usize,
+    /// The turn whose unit is released next.
+    released: usize,
+    /// Nodes, by turn from `turns.start` on.
+    nodes: Vec<Vec<CopyNode>>,
+    /// What is copied where a unit has no run: a byte that counts for nothing, as such a node is left out of every launch.
+    nothing: Arc<HostBuffer>,
+    /// A call failed: what was captured is not a step.
+    broken: bool,
+}
+
+/// Points of a branch: one to fork and to join, and two for each slot.
+const FORK: usize = 0;
+fn copied(slot: usize) -> usize {
+    1 + 2 * slot
+}
+fn released(slot: usize) -> usize {
+    2 + 2 * slot
+}
+
+impl Ring {
+    /// A step is being captured on a stream from here on: an [`acquire`](Self::acquire) and a [`release`](Self::release) with a stream under capture are part
+    /// of it, and no bytes move. Every unit that streams is acquired once, in the order of use, and released in that order. What is
+    /// launched of it goes through the [`RingGraph`]. One capture at a time; eager work may go on beside it.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] if one is under way, or the stream is not captured; [`Error::InvalidArgument`] on a platform without graphs;
+    /// those of [`Device::host_buffer`](crate::Device::host_buffer); what the driver says.
+    pub fn capture_begin(&self, stream: Stream, options: &RingCaptureOptions) -> Result<()> {
+        if self.device.pool().events().ready(stream)? {
+            let (expected, found) = ("captured", "not captured");
+            return Err(Error::WrongState { what: "the stream of a ring's capture", expected, found });
+        }
+        let mut books = self.books.lock();
+        if books.capturing.is_some() {
+            return Err(Error::WrongState { what: "a ring's capture", expected: "over", found: "under way" });
+        }
+        let nothing = match &books.nothing {
+            Some(nothing) => Arc::clone(nothing),
+            None => Arc::clone(books.nothing.insert(self.device.host_buffer(1, Pinning::Required)?)),
+        };
+        let points = 1 + 2 * self.schedule.slots();
+        // One whose capture is over.
+        let idle = books.branches.iter().position(|branch| branch.points() == points && branch.free());
+        let branch = match idle {
+            Some(idle) => books.branches.swap_remove(idle),
+            None => Branch::new(self.device.driver(), points)?,
+        };
+        let turns = self.schedule.copies(options.tail);
+        let mut capturing = StepCapture {
+            branch,
+            turns,
+            most_runs: (options.most_runs > 0).then_some(options.most_runs),
+            next: 0,
+            released: 0,
+            nodes: Vec::new(),
+            nothing,
+            broken: false,
+        };
+        let result = self.begin(&mut capturing, &books.sources, stream);
+        if result.is_err() {
+            books.branches.push(capturing.branch);
+            return result;
+        }
+        books.capturing = Some(capturing);
+        Ok(())
+    }
+
+    fn begin(&self, capturing: &mut StepCapture, sources: &Sources, stream: Stream) -> Result<()> {
+        if !capturing.turns.is_empty() {
+            capturing.branch.mark(FORK, stream)?;
+            capturing.branch.wait(FORK, capturing.branch.stream())?;
+        }
+        self.capture_copies(capturing, sources)
+    }
+
+    /// The end of the step: nothing of the ring is captured behind it.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] unless a capture is under way, if a call of it failed, or if units were not acquired or not released; what the
+    /// driver says. The capture is [abandoned](Self::capture_abandon) then.
+    pub fn capture_end(self: &Arc<Self>, stream: Stream) -> Result<RingGraph> {
+        let mut books = self.books.lock();
+        let Some(mut capturing) = books.capturing.take() else {
+            return Err(Error::WrongState { what: "a ring's capture", expected: "under way", found: "none" });
+        };
+        let result = self.end(&mut capturing, &books.sources, stream);
+        let StepCapture { branch, nodes, turns, .. } = capturing;
+        // It is in the capture until that ends.
+        books.branches.push(branch);
+        drop(books);
+        result?;
+        Ok(RingGraph::new(Arc::clone(self), turns.start, nodes))
+    }
+
+    fn end(&self, capturing: &mut StepCapture, sources: &Sources, stream: Stream) -> Result<()> {
+        let wrong = |found| {
+            let expected =
+                "one in which every unit that streams is acquired and released, in the order of use";
+            Err(Error::WrongState { what: "a ring's capture", expected, found })
+        };
+        if capturing.broken {
+            return wrong("one in which a call failed");
+        }
+        let streamed = self.schedule.streamed().len();
+        if capturing.next < streamed {
+            return wrong("one in which units were not acquired");
+        }
+        if capturing.released < streamed {
+            return wrong("one in which a unit was not released");
+        }
+        self.capture_copies(capturing, sources)?;
+        if !capturing.turns.is_empty() {
+            capturing.branch.mark(FORK, capturing.branch.stream())?;
+            capturing.branch.wait(FORK, stream)?;
+        }
+        Ok(())
+    }
+
+    /// Gives a capture up: the graph, if there is one, is not to be launched. Nothing if none is under way.
+    pub fn capture_abandon(&self) {
+        let mut books = self.books.lock();
+        if let Some(capturing) = books.capturing.take() {
+            books.branches.push(capturing.branch);
+        }
+    }
+
+    /// [`acquire`](Self::acquire) with a stream under capture.
+    pub(super) fn acquire_captured(&self, unit: usize, stream: Stream) -> Result<()> {
+        self.captured(stream, |ring, capturing, sources| {
+            let Some(turn) = ring.schedule.turn_of(unit) else { return ring.resident(sources, unit) };
+            if turn != capturing.next {
+                let expected = "in a capture, the one whose turn it is";
+                return Err(Error::InvalidArgument { what: "a ring's unit", value: unit as i128, expected });
+            }
+            ring.capture_copies(capturing, sources)?;
+            if turn >= capturing.turns.start {
+                let slot = turn % ring.schedule.slots();
+                if capturing.nodes.len() <= turn - capturing.turns.start {
+                    let (expected, found) = ("released", "read as another unit");
+                    return Err(Error::WrongState { what: "a ring's slot", expected, found });
+                }
+                capturing.branch.wait(copied(slot), stream)?;
+            }
+            capturing.next += 1;
+            Ok(())
+        })
+    }
+
+    /// [`release`](Self::release) with a stream under capture.
+    pub(super) fn release_captured(&self, unit: usize, stream: Stream) -> Result<()> {
+        self.captured(stream, |ring, capturing, sources| {
+            let Some(turn) = ring.schedule.turn_of(unit) else { return ring.resident(sources, unit) };
+            if turn != capturing.released || turn >= capturing.next {
+                let (expected, found) =
+                    ("acquired, and the first that is", "not acquired, or behind another that is");
+                return Err(Error::WrongState { what: "a ring's unit in a capture", expected, found });
+            }
+            capturing.branch.mark(released(turn % ring.schedule.slots()), stream)?;
+            capturing.released += 1;
+            ring.capture_copies(capturing, sources)
+        })
+    }
+
+    /// A resident unit needs nothing of the graph, but is to have a source.
+    fn resident(&self, sources: &Sources, unit: usize) -> Result<()> {
+        self.schedule.place_of(unit).ok_or_else(|| no_unit(unit))?;
+        source_of(sources, unit).map(drop)
+    }
+
+    fn captured(
+        &self,
+        stream: Stream,
+        call: impl FnOnce(&Self, &mut StepCapture, &Sources) -> Result<()>,
+    ) -> Result<()> {
+        let mut guard = self.books.lock();
+        let books = &mut *guard;
+        let Some(capturing) = &mut books.capturing else {
+            return Err(Error::StreamCapturing { stream: stream.raw() });
+        };
+        let result = call(self, capturing, &books.sources);
+        capturing.broken |= result.is_err();
+        result
+    }
+
+    /// Captures the copies whose slots are free by now, in order.
+    fn capture_copies(&self, capturing: &mut StepCapture, sources: &Sources) -> Result<()> {
+        let slots = self.schedule.slots();
+        loop {
+            let turn = capturing.turns.start + capturing.nodes.len();
+            // The slot's last reader is in the step before, or was released in this one.
+            let reader = turn.checked_sub(slots);
+            if turn >= capturing.turns.end || reader.is_some_and(|reader| reader >= capturing.released) {
+                return Ok(());
+            }
+            let slot = turn % slots;
+            if reader.is_some() {
+                capturing.branch.wait(released(slot), capturing.branch.stream())?;
+            }
+            let unit = self.schedule.unit_at(turn).ok_or_else(gone)?;
+            let nodes = self.capture_unit(capturing, sources, unit)?;
+            capturing.nodes.push(nodes);
+            capturing.branch.mark(copied(slot), capturing.branch.stream())?;
+        }
+    }
+
+    /// Captures the copies of a unit.
+    fn capture_unit(&self, capturing: &StepCapture, sources: &Sources, unit: usize) -> Result<Vec<CopyNode>> {
+        let runs = &source_of(sources, unit)?.runs;
+        let base = self.address(unit)?;
+        let most = capturing.most_runs.unwrap_or(runs.len().max(1));
+        if runs.len() > most {
+            let expected = "at most as many as the capture was told";
+            return Err(Error::InvalidArgument {
+                what: "a unit's runs",
+                value: runs.len() as i128,
+                expected,
+            });
+        }
+        let mut nodes = Vec::with_capacity(most);
+        for place in 0..most {
+            // A graph is launched through its `RingGraph`, which keeps the ring and what it has told the executable to read.
+            let node = match runs.get(place) {
+                Some(run) => capturing.branch.copy(base.plus(run.to), run.source.part(run.from, run.bytes)?),
+                None => capturing.branch.copy(base, capturing.nothing.part(0, 1)?),
+            };
+            nodes.push(node?);
+        }
+        Ok(nodes)
+    }
+}
+
+type Sources = [Option<Source>];
+
+fn source_of(sources: &Sources, unit: usize) -> Result<&Source> {
+    sources.get(unit).and_then(Option::as_ref).ok_or_else(no_source)
+}

@@ -1,0 +1,291 @@
+//! A captured step: what its executable is told before a launch, and what the ring knows behind it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::books::{Books, Launching, Source, no_source};
+use super::schedule::Held;
+use super::{HostBuffer, Ring, no_unit};
+use crate::driver::{CopyNode, Executable};
+use crate::error::{Error, Result};
+use crate::pages::{Fence, Part, tell};
+use crate::sync::Mutex;
+use crate::units::Stream;
+
+/// A step of a ring that was captured. It keeps the ring.
+///
+/// Thread-safe; one launch of a ring is given at a time. It goes when its graph and the executables of that have gone, or are launched no more.
+pub struct RingGraph {
+    ring: Arc<Ring>,
+    tail: usize,
+    /// By turn, from the tail on.
+    nodes: Vec<Vec<CopyNode>>,
+    told: Mutex<Told>,
+    launches: Arc<Launches>,
+}
+
+/// What the executable was told.
+#[derive(Debug, Default)]
+struct Told {
+    executable: Option<Executable>,
+    /// By turn: the change of the source that it was told of (0: nothing yet), and the memory that is read.
+    units: Vec<(u64, Vec<Arc<HostBuffer>>)>,
+}
+
+/// The launches of a graph, for the host memory that they read.
+#[derive(Default)]
+pub(super) struct Launches(Mutex<LaunchState>);
+
+#[derive(Default)]
+struct LaunchState {
+    /// One is being given.
+    giving: bool,
+    /// Behind the last one.
+    last: Fence,
+}
+
+impl Launches {
+    /// Behind the launches that were given.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] while one is being given.
+    pub(super) fn over(&self) -> Result<Fence> {
+        let state = self.0.lock();
+        if state.giving { Err(under_way()) } else { Ok(state.last.clone()) }
+    }
+
+    /// Behind the launches that were given, of a graph that has none under way.
+    pub(super) fn last(&self) -> Fence {
+        self.0.lock().last.clone()
+    }
+
+    fn begin(&self) -> Result<()> {
+        let mut state = self.0.lock();
+        if std::mem::replace(&mut state.giving, true) { Err(under_way()) } else { Ok(()) }
+    }
+
+    /// One was given, or was not.
+    fn end(&self, last: Option<Fence>) {
+        let mut state = self.0.lock();
+        state.giving = false;
+        if let Some(last) = last {
+            state.last = last;
+        }
+    }
+}
+
+fn under_way() -> Error {
+    let (expected, found) = ("given or not begun", "being given");
+    Error::WrongState { what: "a launch of a ring's graph", expected, found }
+}
+
+impl RingGraph {
+    pub(super) fn new(ring: Arc<Ring>, tail: usize, nodes: Vec<Vec<CopyNode>>) -> Self {
+        let told = Told { executable: None, units: vec![(0, Vec::new()); nodes.len()] };
+        Self { ring, tail, nodes, told: Mutex::new(told), launches: Arc::default() }
+    }
+
+    /// The ring.
+    #[must_use]
+    pub fn ring(&self) -> &Arc<Ring> {
+        &self.ring
+    }
+
+    /// How many copies the graph has, those that have nothing to copy included.
+    #[must_use]
+    pub fn copies(&self) -> usize {
+        self.nodes.iter().map(Vec::len).sum()
+    }
+
+    /// Before a launch: brings resident units, and those that the graph expects to be there; tells the executable what changed in the sources; and
+    /// makes `stream` wait for eager work of the ring. Until [`leave`](Self::leave), which must follow whatever happens, the ring is its. Sources that are
+    /// set meanwhile count from the next launch on; host memory that it reads is not written meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] beside another launch, while a unit is acquired, and for a unit without a source; [`Error::InvalidArgument`] for one with more
+    /// runs than the graph has copies; [`Error::HostNotRegistered`]; [`Error::StreamCapturing`]; what the driver says. There is nothing to leave
+    /// then, and the call can be repeated.
+    ///
+    /// # Safety
+    /// An executable made of the graph that this was captured into, used by no other thread meanwhile; the graph itself is there.
+    pub unsafe fn enter(&self, executable: Executable, stream: Stream) -> Result<()> {
+        let events = self.ring.device.pool().events();
+        if !events.ready(stream)? {
+            return Err(Error::StreamCapturing { stream: stream.raw() });
+        }
+        self.launches.begin()?;
+        let mut told = self.told.lock();
+        let mut books = self.ring.books.lock();
+        // SAFETY: the caller's promise.
+        let result = unsafe { self.prepare(&mut told, &mut books, executable, stream) };
+        match result {
+            Ok(launching) => {
+                books.launching = Some(launching);
+                Ok(())
+            }
+            Err(error) => {
+                self.launches.end(None);
+                Err(error)
+            }
+        }
+    }
+
+    unsafe fn prepare(
+        &self,
+        told: &mut Told,
+        books: &mut Books,
+        executable: Executable,
+        stream: Stream,
+    ) -> Result<Launching> {
+        books.between_launches()?;
+        if books.acquired() > 0 {
+            return Err(Error::WrongState {
+                what: "a ring's units",
+                expected: "released",
+                found: "acquired",
+            });
+        }
+        let ring = &self.ring;
+        let events = ring.device.pool().events();
+        if told.executable != Some(executable) {
+            told.units.iter_mut().for_each(|(set, _)| *set = 0);
+            told.executable = Some(executable);
+        }
+        let early = ring.schedule.streamed().iter().take(self.tail);
+        for unit in ring.schedule.residents().iter().chain(early) {
+            let filled = ring.fill(books, *unit)?;
+            books.counts.filled_ahead += u64::from(filled);
+        }
+        for (at, nodes) in self.nodes.iter().enumerate() {
+            let unit = ring.schedule.unit_at(self.tail + at).ok_or_else(|| no_unit(at))?;
+            // SAFETY: the caller's promise.
+            unsafe { self.tell(told, books, (at, unit), executable, nodes) }?;
+        }
+        let mut before = std::mem::take(&mut books.graphs);
+        for place in &mut books.places {
+            before.join(std::mem::take(&mut place.ready));
+            before.join(std::mem::take(&mut place.readers));
+        }
+        let result = before.before(events, stream);
+        // What is behind the launch is behind all of it, so this is asked for until then.
+        books.graphs = before;
+        result?;
+        let mut launching = Launching::default();
+        for (unit, source) in books.sources.iter().enumerate() {
+            launching.stamps.push(source.as_ref().map_or(0, Source::stamp));
+            if let Some(source) = source.as_ref().filter(|_| ring.schedule.turn_of(unit).is_some()) {
+                launching.copies += source.runs.len() as u64;
+                launching.bytes += source.runs.iter().map(|run| run.bytes).sum::<u64>();
+            }
+        }
+        Ok(launching)
+    }
+
+    /// Tells the executable what a unit is copied from, if that has changed.
+    unsafe fn tell(
+        &self,
+        told: &mut Told,
+        books: &Books,
+        (at, unit): (usize, usize),
+        executable: Executable,
+        nodes: &[CopyNode],
+    ) -> Result<()> {
+        let source = books.sources.get(unit).and_then(Option::as_ref).ok_or_else(no_source)?;
+        let Some((set, buffers)) = told.units.get_mut(at) else { return Err(no_unit(unit)) };
+        if *set == source.set {
+            return Ok(());
+        }
+        if source.runs.len() > nodes.len() {
+            let (what, expected) = ("a unit's runs", "at most as many as its graph has copies");
+            return Err(Error::InvalidArgument { what, value: source.runs.len() as i128, expected });
+        }
+        let base = self.ring.address(unit)?;
+        let parts =
+            source.runs.iter().map(|run| Ok((base.plus(run.to), run.source.part(run.from, run.bytes)?)));
+        let parts = parts.collect::<Result<Vec<(_, Part<'_>)>>>()?;
+        // Known to be read before an executable reads it, and until it no longer does.
+        let new: Vec<_> = source.runs.iter().map(|run| Arc::clone(&run.source)).collect();
+        new.iter().for_each(|buffer| buffer.read_by(&self.launches));
+        *set = 0;
+        let old = std::mem::take(buffers);
+        let mut result = Ok(());
+        for (place, node) in nodes.iter().enumerate() {
+            let driver = self.ring.device.driver();
+            // SAFETY: the caller's promise; the parts are registered, and the graph keeps the buffers that they are of.
+            result =
+                result.and_then(|()| unsafe { tell(driver, executable, *node, parts.get(place).copied()) });
+        }
+        *buffers = new;
+        if result.is_err() {
+            // Of some of it nobody knows which it reads.
+            buffers.extend(old);
+            return result;
+        }
+        old.iter().for_each(|buffer| buffer.no_longer_read_by(&self.launches));
+        *set = source.set;
+        Ok(())
+    }
+
+    /// Behind [`enter`](Self::enter): the graph was launched on `stream`, or nothing was, or it is not known.
+    pub fn leave(&self, stream: Stream, launched: bool) {
+        let ring = &self.ring;
+        let mut last = Fence::default();
+        // A stream that cannot be asked now is asked later.
+        last.add(ring.device.pool().events(), stream);
+        let mut guard = ring.books.lock();
+        let books = &mut *guard;
+        let Some(launching) = books.launching.take() else { return };
+        books.graphs = last.clone();
+        let mut held: Vec<Option<Held>> = books.places.iter().map(|place| place.held).collect();
+        if launched {
+            ring.schedule.advance(self.tail, &mut held, &launching.stamps);
+            books.counts.launches += 1;
+            books.counts.copies += launching.copies;
+            books.counts.copied_bytes += launching.bytes;
+        } else {
+            held.iter_mut().take(ring.schedule.slots()).for_each(|held| *held = None);
+        }
+        for (place, held) in books.places.iter_mut().zip(held) {
+            place.held = held;
+        }
+        drop(guard);
+        self.launches.end(Some(last));
+    }
+
+    /// [`enter`](Self::enter), `launch`, which gives the graph to `stream`, and [`leave`](Self::leave). No lock is held meanwhile.
+    ///
+    /// # Errors
+    /// As [`enter`](Self::enter); `launch` was not called then. What it says itself is passed on.
+    ///
+    /// # Safety
+    /// As [`enter`](Self::enter).
+    pub unsafe fn launch<T, E>(
+        &self,
+        executable: Executable,
+        stream: Stream,
+        launch: impl FnOnce() -> Result<T, E>,
+    ) -> Result<Result<T, E>> {
+        // SAFETY: the caller's promise.
+        unsafe { self.enter(executable, stream) }?;
+        let result = launch();
+        self.leave(stream, result.is_ok());
+        Ok(result)
+    }
+}
+
+impl Drop for RingGraph {
+    fn drop(&mut self) {
+        for (_, buffers) in std::mem::take(&mut self.told.get_mut().units) {
+            buffers.iter().for_each(|buffer| buffer.no_longer_read_by(&self.launches));
+        }
+    }
+}
+
+impl fmt::Debug for RingGraph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RingGraph")
+            .field("ring", &self.ring.id)
+            .field("copies", &self.copies())
+            .finish_non_exhaustive()
+    }
+}

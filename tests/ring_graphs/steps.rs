@@ -1,0 +1,406 @@
+//! Captured steps as the library makes and launches them: `Ring::capture_begin` to `RingGraph::leave`.
+
+use std::ffi::c_int;
+
+use vmmgraph::driver::Executable;
+use vmmgraph::ring::HostRun;
+use vmmgraph::{Error, RingCaptureOptions, RingGraph};
+
+use super::*;
+
+/// Units of `WORDS` words, which a step copies to where the host can look.
+struct Steps {
+    ring: Arc<Ring>,
+    found: ElasticBuffer,
+    /// One host buffer for all units, and what is in it.
+    host: Arc<HostBuffer>,
+    bytes: Vec<u8>,
+    /// By unit: what its memory is to hold where a run goes, and anything elsewhere.
+    runs: Vec<Vec<(u64, u64, u64)>>,
+    next: u8,
+}
+
+/// A captured step, ready to be launched.
+struct Ready {
+    step: Option<RingGraph>,
+    graph: CUgraph,
+    exec: CUgraphExec,
+}
+
+impl Ready {
+    fn step(&self) -> &RingGraph {
+        self.step.as_ref().unwrap()
+    }
+
+    fn executable(&self) -> Executable {
+        // SAFETY: an executable graph of this test.
+        unsafe { Executable::from_raw(self.exec as u64) }
+    }
+}
+
+impl Drop for Ready {
+    fn drop(&mut self) {
+        self.step = None;
+        code!(cuGraphExecDestroy(self.exec));
+        code!(cuGraphDestroy(self.graph));
+    }
+}
+
+fn main_stream(gpu: &Gpu) -> Stream {
+    // SAFETY: a stream of the test, which stays until the ring is gone.
+    unsafe { Stream::from_raw(gpu.main as u64) }
+}
+
+fn begin(gpu: &Gpu) {
+    let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    assert_eq!(code!(cuStreamBeginCapture_v2(gpu.main, mode)), 0);
+}
+
+fn end(gpu: &Gpu) -> Result<CUgraph, i32> {
+    let mut graph: CUgraph = ptr::null_mut();
+    match code!(cuStreamEndCapture(gpu.main, &raw mut graph)) {
+        0 => Ok(graph),
+        code => Err(code),
+    }
+}
+
+impl Steps {
+    fn new(gpu: &Gpu, units: &[RingUnit], slots: usize) -> Self {
+        let ring =
+            Arc::new(gpu.device.ring(units, &RingOptions { slots, ..RingOptions::default() }).unwrap());
+        let found = gpu.device.elastic_buffer(units.len() as u64 * UNIT, &ElasticOptions::default()).unwrap();
+        found.commit(0..units.len() as u64 * UNIT).unwrap();
+        let host = gpu.device.host_buffer(units.len() as u64 * UNIT, Pinning::Required).unwrap();
+        let mut steps = Self {
+            ring,
+            found,
+            host,
+            bytes: vec![0; units.len() * UNIT as usize],
+            runs: vec![Vec::new(); units.len()],
+            next: 0,
+        };
+        for unit in 0..units.len() as u64 {
+            steps.source(unit as usize, &[(unit * UNIT, 0, UNIT)]);
+        }
+        steps.change();
+        steps
+    }
+
+    /// Other bytes in all of the host memory.
+    fn change(&mut self) {
+        self.next = self.next.wrapping_add(1);
+        let next = self.next;
+        self.bytes.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at as u8).wrapping_mul(7) ^ next);
+        self.host.write(0, &self.bytes).unwrap();
+    }
+
+    /// Runs of a unit: from, to, bytes.
+    fn source(&mut self, unit: usize, runs: &[(u64, u64, u64)]) {
+        let source = runs.iter().map(|(from, to, bytes)| HostRun {
+            source: Arc::clone(&self.host),
+            from: *from,
+            to: *to,
+            bytes: *bytes,
+        });
+        self.ring.set_source(unit, &source.collect::<Vec<_>>()).unwrap();
+        self.runs[unit] = runs.to_vec();
+    }
+
+    fn use_unit(&self, gpu: &Gpu, unit: usize) {
+        let to = self.found.base().0 + unit as u64 * UNIT;
+        let from = self.ring.address(unit).unwrap().0;
+        assert_eq!(code!(cuMemcpyDtoDAsync_v2(to, from, UNIT as usize, gpu.main)), 0);
+    }
+
+    /// The model's step: every unit in turn.
+    fn body(&self, gpu: &Gpu) -> Result<(), Error> {
+        for unit in 0..self.ring.schedule().units() {
+            self.ring.acquire(unit, main_stream(gpu))?;
+            self.use_unit(gpu, unit);
+            self.ring.release(unit, main_stream(gpu))?;
+        }
+        Ok(())
+    }
+
+    fn try_capture(&self, gpu: &Gpu, options: &RingCaptureOptions) -> Result<Ready, Error> {
+        begin(gpu);
+        let captured = self.ring.capture_begin(main_stream(gpu), options).and_then(|()| {
+            self.body(gpu)?;
+            self.ring.capture_end(main_stream(gpu))
+        });
+        let step = match captured {
+            Ok(step) => step,
+            Err(error) => {
+                self.ring.capture_abandon();
+                if let Ok(graph) = end(gpu) {
+                    code!(cuGraphDestroy(graph));
+                }
+                return Err(error);
+            }
+        };
+        let graph = end(gpu).unwrap();
+        let mut exec: CUgraphExec = ptr::null_mut();
+        // Once more if that was made to fail, which is the test's own call.
+        if code!(cuGraphInstantiateWithFlags(&raw mut exec, graph, 0)) != 0 {
+            assert_eq!(code!(cuGraphInstantiateWithFlags(&raw mut exec, graph, 0)), 0);
+        }
+        Ok(Ready { step: Some(step), graph, exec })
+    }
+
+    fn capture(&self, gpu: &Gpu, options: &RingCaptureOptions) -> Ready {
+        self.try_capture(gpu, options).unwrap()
+    }
+
+    fn launch(&self, gpu: &Gpu, ready: &Ready) -> Result<(), Error> {
+        let give = || match code!(cuGraphLaunch(ready.exec, gpu.main)) {
+            0 => Ok(()),
+            code => Err(code),
+        };
+        // SAFETY: an executable of the graph that the step was captured into.
+        let launched = unsafe { ready.step().launch(ready.executable(), main_stream(gpu), give) }?;
+        assert_eq!(launched, Ok(()));
+        Ok(())
+    }
+
+    /// How many units found other bytes than their runs say.
+    fn wrong(&self, gpu: &Gpu) -> usize {
+        let mut found = vec![0; self.bytes.len()];
+        // SAFETY: committed, and the stand-in's streams do their work at once.
+        unsafe { gpu.device.driver().read(self.found.base(), &mut found) }.unwrap();
+        let units = found.chunks(UNIT as usize).zip(&self.runs);
+        let right = |(found, runs): &(&[u8], &Vec<(u64, u64, u64)>)| {
+            runs.iter().all(|(from, to, bytes)| {
+                let (from, to, bytes) = (*from as usize, *to as usize, *bytes as usize);
+                found[to..to + bytes] == self.bytes[from..from + bytes]
+            })
+        };
+        units.filter(|unit| !right(unit)).count()
+    }
+}
+
+#[test]
+fn a_captured_step_reads_what_its_sources_are_then() {
+    let gpu = Gpu::open();
+    for (count, slots, tail) in RINGS {
+        let mut steps = Steps::new(&gpu, &units(*count), *slots);
+        let streamed = steps.ring.schedule().streamed().to_vec();
+        let options = RingCaptureOptions { tail: *tail, most_runs: 3 };
+        let ready = steps.capture(&gpu, &options);
+        assert_eq!(ready.step().copies(), 3 * streamed.len());
+        for seed in 0..80_u64 {
+            gpu.shuffle(seed);
+            let before = steps.ring.stats();
+            steps.launch(&gpu, &ready).unwrap();
+            assert_eq!(steps.wrong(&gpu), 0, "{count} units over {slots} with {tail}, seed {seed}");
+            let after = steps.ring.stats();
+            if seed > 0 && *tail == 0 && streamed.len() == *count {
+                let planned: u64 = streamed.iter().flat_map(|unit| &steps.runs[*unit]).map(|run| run.2).sum();
+                assert_eq!(after.copied_bytes - before.copied_bytes, planned);
+                assert_eq!(after.launches - before.launches, 1);
+            }
+            // What changes in between: nothing, contents, one unit's runs, or eager work that leaves other units in the slots.
+            let unit = (seed / 4) as usize % count;
+            match seed % 4 {
+                1 => steps.change(),
+                2 => {
+                    let at = (unit as u64 * 31 + seed) % (*count as u64 - 1) * UNIT;
+                    let runs: &[_] = &[(at, 0, 64), (at + 100, 64, 32), (at + 7, 128, UNIT - 128)];
+                    steps.source(unit, &runs[..seed as usize / 4 % 4]);
+                }
+                3 => steps.body(&gpu).unwrap(),
+                _ => {}
+            }
+            assert_eq!(steps.ring.audit(), Ok(()));
+        }
+    }
+}
+
+#[test]
+fn graphs_of_one_ring_may_alternate() {
+    let gpu = Gpu::open();
+    let mut steps = Steps::new(&gpu, &units(9), 3);
+    let ready = [0, 1, 3].map(|tail| steps.capture(&gpu, &RingCaptureOptions { tail, most_runs: 0 }));
+    for seed in 0..120 {
+        gpu.shuffle(seed);
+        steps.launch(&gpu, &ready[(seed * 7 % 11) as usize % 3]).unwrap();
+        assert_eq!(steps.wrong(&gpu), 0, "seed {seed}");
+        if seed % 5 == 0 {
+            steps.change();
+        }
+    }
+}
+
+#[test]
+fn a_captured_step_is_whole_or_none() {
+    let gpu = Gpu::open();
+    let steps = Steps::new(&gpu, &units(6), 2);
+    let main = main_stream(&gpu);
+    let options = RingCaptureOptions::default();
+    let wrong_state = |result: Result<(), Error>| matches!(result, Err(Error::WrongState { .. }));
+    assert!(wrong_state(steps.ring.capture_begin(main, &options)), "nothing is captured");
+    assert!(wrong_state(steps.ring.capture_end(main).map(drop)), "nothing was begun");
+
+    // Each ends the capture of the ring, and leaves that of the stream as it is.
+    let attempt = |body: &dyn Fn() -> Result<(), Error>| {
+        begin(&gpu);
+        steps.ring.capture_begin(main, &options).unwrap();
+        let result = body().and_then(|()| steps.ring.capture_end(main).map(drop));
+        steps.ring.capture_abandon();
+        if let Ok(graph) = end(&gpu) {
+            code!(cuGraphDestroy(graph));
+        }
+        result
+    };
+    let (acquire, release) = (|unit| steps.ring.acquire(unit, main), |unit| steps.ring.release(unit, main));
+    assert!(wrong_state(attempt(&|| Ok(()))), "no unit was acquired");
+    assert!(wrong_state(attempt(&|| (0..6).try_for_each(acquire))), "more units than slots");
+    assert!(
+        attempt(&|| acquire(1)).is_err_and(|error| matches!(error, Error::InvalidArgument { value: 1, .. }))
+    );
+    assert!(wrong_state(attempt(&|| release(0))));
+    assert!(wrong_state(attempt(&|| acquire(0).and_then(|()| acquire(1)).and_then(|()| release(1)))));
+    assert!(wrong_state(attempt(&|| acquire(0).and_then(|()| release(0)).and_then(|()| release(0)))));
+    assert!(wrong_state(attempt(&|| steps.ring.capture_begin(main, &options))), "two at once");
+    assert!(attempt(&|| acquire(6)).is_err());
+    // What failed once is no step, whatever comes behind it.
+    assert!(wrong_state(attempt(&|| {
+        assert!(release(3).is_err());
+        steps.body(&gpu)
+    })));
+    // Eager work beside a capture is none of it.
+    let gpu_copies = gpu.copies as u64;
+    // SAFETY: a stream of the test.
+    let other = unsafe { Stream::from_raw(gpu_copies) };
+    let beside = attempt(&|| {
+        steps.ring.acquire(3, other)?;
+        steps.ring.release(3, other)?;
+        steps.body(&gpu)
+    });
+    assert_eq!(beside, Ok(()));
+    // Without a capture of the ring, the stream's is refused.
+    begin(&gpu);
+    let refused = acquire(0);
+    assert!(matches!(refused, Err(Error::StreamCapturing { .. })), "{refused:?}");
+    assert!(matches!(release(0), Err(Error::StreamCapturing { .. })));
+    assert!(end(&gpu).is_ok_and(|graph| code!(cuGraphDestroy(graph)) == 0));
+
+    let ready = steps.capture(&gpu, &options);
+    assert_eq!((steps.launch(&gpu, &ready), steps.wrong(&gpu)), (Ok(()), 0));
+    assert_eq!(steps.ring.audit(), Ok(()));
+}
+
+#[test]
+fn a_launch_has_the_ring_and_its_host_memory_for_itself() {
+    let gpu = Gpu::open();
+    let mut steps = Steps::new(&gpu, &units(6), 2);
+    let (ready, other) = (
+        steps.capture(&gpu, &RingCaptureOptions::default()),
+        steps.capture(&gpu, &RingCaptureOptions::default()),
+    );
+    let main = main_stream(&gpu);
+    let wrong_state = |result: Result<(), Error>| matches!(result, Err(Error::WrongState { .. }));
+    // SAFETY: executables of this test's graphs, used by this thread.
+    let enter = |ready: &Ready| unsafe { ready.step().enter(ready.executable(), main) };
+    enter(&ready).unwrap();
+    assert!(wrong_state(enter(&ready)) && wrong_state(enter(&other)));
+    assert!(wrong_state(steps.ring.acquire(0, main)) && wrong_state(steps.ring.prime().map(drop)));
+    assert!(wrong_state(steps.host.write(0, &[1])) && wrong_state(steps.host.wait()));
+    // From the next launch on.
+    let old = steps.runs[2].clone();
+    steps.source(2, &[(0, 0, UNIT)]);
+    assert_eq!(code!(cuGraphLaunch(ready.exec, gpu.main)), 0);
+    ready.step().leave(main, true);
+    let new = std::mem::replace(&mut steps.runs[2], old);
+    assert_eq!(steps.wrong(&gpu), 0);
+    steps.runs[2] = new;
+    steps.change();
+    for ready in [&ready, &other, &ready] {
+        assert_eq!((steps.launch(&gpu, ready), steps.wrong(&gpu)), (Ok(()), 0));
+    }
+    // What was not launched left nothing that counts.
+    enter(&ready).unwrap();
+    ready.step().leave(main, false);
+    steps.body(&gpu).unwrap();
+    assert_eq!(steps.wrong(&gpu), 0);
+
+    // Nothing is launched while a unit is read, with more runs than nodes, from memory that is not registered, or into a capture.
+    steps.ring.acquire(1, main).unwrap();
+    assert!(wrong_state(enter(&ready)));
+    steps.ring.release(1, main).unwrap();
+    let runs = [(0, 0, 10), (20, 20, 10)];
+    let before = steps.runs[1].clone();
+    steps.source(1, &runs);
+    assert!(enter(&ready).is_err_and(|error| matches!(error, Error::InvalidArgument { value: 2, .. })));
+    steps.source(1, &before);
+    begin(&gpu);
+    assert!(enter(&ready).is_err_and(|error| matches!(error, Error::StreamCapturing { .. })));
+    assert!(end(&gpu).is_ok_and(|graph| code!(cuGraphDestroy(graph)) == 0));
+    assert_eq!((steps.launch(&gpu, &ready), steps.wrong(&gpu)), (Ok(()), 0));
+
+    // A ring stays as long as its graphs, and so does the memory that they read.
+    let (ring, host) = (Arc::downgrade(&steps.ring), Arc::downgrade(&steps.host));
+    drop(steps);
+    assert!(ring.upgrade().is_some() && host.upgrade().is_some());
+    drop((ready, other));
+    assert!(ring.upgrade().is_none() && host.upgrade().is_none());
+}
+
+#[test]
+fn each_call_of_a_capture_and_a_launch_may_fail() {
+    let gpu = Gpu::open();
+    let control = |name: &'static [u8]| {
+        // SAFETY: the driver is open, so the library is there; signatures are those of tests/standin/src/control.rs.
+        unsafe { *culib().get::<unsafe extern "C" fn(u64, c_int)>(name).expect("not the stand-in") }
+    };
+    let fail = control(b"standin_fail\0");
+    // SAFETY: as above.
+    let reset = unsafe { *culib().get::<unsafe extern "C" fn()>(b"standin_reset_counters\0").unwrap() };
+    // SAFETY: as above.
+    let calls = unsafe { *culib().get::<unsafe extern "C" fn() -> u64>(b"standin_calls\0").unwrap() };
+    let (mut captures, mut launches, mut nth) = (0, 0, 0);
+    loop {
+        nth += 1;
+        let mut steps = Steps::new(&gpu, &units(9), 3);
+        // SAFETY: the stand-in's.
+        unsafe {
+            reset();
+            fail(nth, 999);
+        }
+        let captured = steps.try_capture(&gpu, &RingCaptureOptions { tail: 1, most_runs: 2 });
+        let mut over = false;
+        if let Ok(ready) = &captured {
+            for round in 0..3 {
+                let result = steps.launch(&gpu, ready);
+                if result.is_err() {
+                    launches += 1;
+                    // Again, as it says.
+                    steps.launch(&gpu, ready).unwrap();
+                }
+                assert_eq!(steps.wrong(&gpu), 0, "call {nth}, round {round}");
+                steps.source(round + 1, &[(round as u64 * 9, 3, 60), (40, 100, 90)]);
+            }
+            // SAFETY: the stand-in's.
+            over = unsafe { calls() } < nth;
+        } else {
+            captures += 1;
+        }
+        // SAFETY: the stand-in's.
+        unsafe { fail(0, 0) };
+        drop(captured);
+        // Everything works afterwards.
+        let ready = steps.capture(&gpu, &RingCaptureOptions::default());
+        steps.source(1, &[(5, 5, 50)]);
+        steps.source(2, &[(6, 5, 50)]);
+        steps.source(3, &[(7, 5, 50)]);
+        assert_eq!(
+            (steps.launch(&gpu, &ready), steps.wrong(&gpu), steps.ring.audit()),
+            (Ok(()), 0, Ok(())),
+            "call {nth}"
+        );
+        if over {
+            break;
+        }
+    }
+    println!("{nth} calls: {captures} captures and {launches} launches failed, and everything went on");
+    assert!(captures > 30 && launches > 10, "{captures} and {launches}");
+}
