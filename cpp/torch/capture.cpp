@@ -61,6 +61,8 @@ struct CapturedGraph::State {
     std::size_t memset_kernels = 0;
     // Where the graphs have their executables from; null where torch made them.
     std::shared_ptr<Template> graphs = nullptr;
+    // What a ring copies within the graph.
+    std::optional<RingGraph> ring = std::nullopt;
     // Where it was replayed last.
     std::atomic<cudaStream_t> last_stream{nullptr};
 
@@ -86,7 +88,11 @@ struct CapturedGraph::State {
                 current.again();
             }
         }
-        graph->launch(stream);
+        if (ring) {
+            ring->launch(lent->at(earlier.size()), stream, [&] { graph->launch(stream); });
+        } else {
+            graph->launch(stream);
+        }
     }
 
     ~State() {
@@ -106,6 +112,7 @@ struct CapturedGraph::State {
         if (graphs) {
             graphs->close();
         }
+        ring.reset();
         // The graphs first: they release their pool. Then the pool, which gives its segments back. The space last, which is unmapped
         // behind its replays, but for what lies under tensors that are alive: they have the memory, and nothing else has the space.
         graph.reset();
@@ -187,6 +194,9 @@ struct CaptureScope::State {
     // Null where graphs do not share.
     std::shared_ptr<ExecutablePool> executables;
     Generators generators;
+    // Null where none is captured.
+    Ring* ring;
+    RingCaptureOptions ring_capture;
     c10::cuda::CUDAStream stream;
     compat::PoolId pool_id;
     std::unique_ptr<CapturedGraph::State> captured;
@@ -236,9 +246,15 @@ struct CaptureScope::State {
         }
         captured->graph->capture_begin(pool_id, cudaStreamCaptureModeThreadLocal);
         begun = true;
+        if (ring != nullptr) {
+            ring->capture_begin(stream.stream(), ring_capture);
+        }
     }
 
     void next_piece() {
+        if (ring != nullptr) {
+            refuse(VMMGRAPH_ERROR_WRONG_STATE, "a step of a ring is captured in one piece");
+        }
         end();
         finish();
         captured->earlier.push_back(std::exchange(captured->graph, compat::Graph::make()));
@@ -253,6 +269,9 @@ struct CaptureScope::State {
         end_tried = true;
         // The body may have left another stream behind.
         const c10::cuda::CUDAStreamGuard back(stream);
+        if (ring != nullptr) {
+            captured->ring = ring->capture_end(stream.stream());
+        }
         captured->graph->capture_end();
     }
 
@@ -276,7 +295,11 @@ struct CaptureScope::State {
             graphs.push_back(piece->graph());
         }
         graphs.push_back(captured->graph->graph());
-        captured->graphs = std::make_shared<Template>(std::move(executables), graphs, collectives);
+        captured->graphs = std::make_shared<Template>(std::move(executables), graphs, collectives || ring != nullptr);
+        if (ring != nullptr) {
+            // What it was told of the ring is told to no other.
+            captured->graphs->keep();
+        }
     }
 
     // What NCCL has registered keeps its page, or a peer would go on with the one that was there.
@@ -320,6 +343,11 @@ struct CaptureScope::State {
     void abandon_capture() noexcept {
         auto& graph = captured->graph;
         bool ended = false;
+        if (ring != nullptr) {
+            ring->capture_abandon();
+            // Nothing more of it is to be captured.
+            ring = nullptr;
+        }
         if (!end_tried && (begun || is_capturing(stream.stream()))) {
             try {
                 // As long as the capture is intact this is the orderly way, and the only one that resets torch's generators.
@@ -368,6 +396,9 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
     if (std::any_of(options.generators.begin(), options.generators.end(), [](const auto& one) { return !draws_on_gpu(one); })) {
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "a graph draws from generators of CUDA's only");
     }
+    if (options.ring != nullptr && !ExecutablePool::shared()) {
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "a ring's step is captured with torch 2.8 and later, which keep the captured graph");
+    }
     const auto device = device_of(arena);
     for (const auto& generator : options.generators) {
         if (generator->device() != device) {
@@ -408,6 +439,8 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
                            options.retain,
                            std::move(executables),
                            options.generators,
+                           options.ring,
+                           options.ring_capture,
                            torch_stream,
                            {0, 0},
                            std::move(captured),

@@ -261,6 +261,51 @@ struct HostRun {
     std::uint64_t bytes = 0;
 };
 
+// How a step is captured.
+struct RingCaptureOptions {
+    // Units of the next step that are copied at this one's end, which waits for them; 0 where a launch follows on the one before.
+    std::size_t tail = 0;
+    // The most runs that the source of a unit will have: each is a node, which costs the host a microsecond a launch while it copies; 0: as
+    // many as the sources have now.
+    std::size_t most_runs = 0;
+};
+
+// A step of a ring that was captured into a graph. It keeps what it needs of the ring, and stays as long as the graph may be launched.
+// vmmgraph::torch::CapturedGraph does by itself what is here.
+class RingGraph {
+public:
+    // Takes over a C handle.
+    explicit RingGraph(vmmgraph_ring_graph_t handle) noexcept : handle_(handle) {}
+
+    // How many copies the graph has, those that have nothing to copy included.
+    [[nodiscard]] std::uint64_t copies() const {
+        std::uint64_t copies = 0;
+        detail::check(vmmgraph_ring_graph_copies(handle_.get(), &copies));
+        return copies;
+    }
+
+    // Brings what the graph expects, tells its executable (a CUgraphExec of the graph, which nobody else uses meanwhile) what has changed in the
+    // sources, calls `launch`, which gives it to `stream`, and notes what it left. What `launch` throws passes, and counts as not launched. Throws
+    // VMMGRAPH_ERROR_WRONG_STATE beside another launch of the ring and while a unit is acquired; nothing was launched then.
+    template <class Launch>
+    void launch(void* executable, void* stream, Launch&& launch) {
+        detail::check(vmmgraph_ring_graph_enter(handle_.get(), executable, stream));
+        try {
+            std::forward<Launch>(launch)();
+        } catch (...) {
+            static_cast<void>(vmmgraph_ring_graph_leave(handle_.get(), stream, 0));
+            throw;
+        }
+        detail::check(vmmgraph_ring_graph_leave(handle_.get(), stream, 1));
+    }
+
+    // The C handle, still owned by this object; null if moved from.
+    [[nodiscard]] vmmgraph_ring_graph_t handle() const noexcept { return handle_.get(); }
+
+private:
+    detail::Owned<vmmgraph_ring_graph_t, vmmgraph_ring_graph_destroy> handle_;
+};
+
 // Units that are read in one order, again and again, and are not all on the device. One step is under way at a time. Destroying it, in use
 // or not, waits for nobody: addresses and pages go behind the copies and the readers there are.
 class Ring {
@@ -324,6 +369,26 @@ public:
         detail::check(vmmgraph_ring_prime(handle(), &filled));
         return filled;
     }
+
+    // A step is being captured on `stream`, which is under capture, from here on: acquire() and release() with a stream under capture are part of
+    // it, and no bytes move. Every unit that streams is acquired once, in the order of use, and released in that order. One capture at a time.
+    void capture_begin(void* stream, const RingCaptureOptions& options = {}) {
+        auto given = detail::sized<vmmgraph_ring_capture_options_t>();
+        given.tail = options.tail;
+        given.most_runs = options.most_runs;
+        detail::check(vmmgraph_ring_capture_begin(handle(), stream, &given));
+    }
+
+    // The end of the step, before that of the stream's capture. Throws VMMGRAPH_ERROR_WRONG_STATE if units were not acquired or not released, or if a
+    // call of the capture failed; it is given up then.
+    [[nodiscard]] RingGraph capture_end(void* stream) {
+        vmmgraph_ring_graph_t graph = nullptr;
+        detail::check(vmmgraph_ring_capture_end(handle(), stream, &graph));
+        return RingGraph(graph);
+    }
+
+    // Gives a capture up: the graph, if there is one, is not to be launched. Nothing if none is under way.
+    void capture_abandon() noexcept { static_cast<void>(vmmgraph_ring_capture_abandon(handle())); }
 
     // A step ends before its end: every unit is released behind all that its stream was given, and is copied again at its next use.
     void abort() { detail::check(vmmgraph_ring_abort(handle())); }

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "ring.hpp"
 #include "vmmgraph.hpp"
 
 namespace c10::cuda::CUDACachingAllocator {
@@ -127,6 +128,11 @@ struct CaptureOptions {
     std::vector<std::shared_ptr<const at::Generator>> generators{};
     // What the captured shape is called: Space::set_label, from the capture's beginning on.
     std::string label{};
+    // A ring whose units the body acquires and releases (UnitScope with the capture's stream), each that streams once, in the order of use: they are
+    // copied within the graph then, beside its kernels, from what their sources are at each replay. Of the arena's device. It may go before
+    // the graph, whose executable is its own. From torch 2.8 on; not with next_piece().
+    Ring* ring = nullptr;
+    RingCaptureOptions ring_capture{};
 };
 
 // Puts a forwarding allocator over the one torch has installed. It passes everything on, except what is allocated on a stream of a
@@ -199,7 +205,7 @@ private:
 // without end() abandons the capture and leaves torch and the arena usable.
 class VMMGRAPH_API CaptureScope {
 public:
-    // Throws Error: VMMGRAPH_ERROR_INVALID_ARGUMENT for the default stream, a stream, a generator or a pool of executables of another device
+    // Throws Error: VMMGRAPH_ERROR_INVALID_ARGUMENT for a ring where graphs do not share executables (up to torch 2.7), the default stream, a stream, a generator or a pool of executables of another device
     // than the arena's, an arena of the host driver, or own pages by the MemPool route, VMMGRAPH_ERROR_STREAM_CAPTURING for a stream under capture, and VMMGRAPH_ERROR_WRONG_STATE before install() (blocks route)
     // or for what install() refuses. What torch throws passes.
     CaptureScope(SharedVmmAllocator& arena, void* stream, const CaptureOptions& options = {});

@@ -521,6 +521,9 @@ typedef struct vmmgraph_region vmmgraph_region;
 // Never defined: a vmmgraph_ring_t is a key, not an address.
 typedef struct vmmgraph_ring vmmgraph_ring;
 
+// Never defined: a vmmgraph_ring_graph_t is a key, not an address.
+typedef struct vmmgraph_ring_graph vmmgraph_ring_graph;
+
 // Never defined: a vmmgraph_space_t is a key, not an address.
 typedef struct vmmgraph_space vmmgraph_space;
 
@@ -1614,7 +1617,25 @@ typedef struct vmmgraph_ring_stats_t {
   uint64_t charged_bytes;
   // Its byte budget; 0: none.
   uint64_t budget_bytes;
+  // Captured steps that were launched. Their copies are among the copies, their units among nothing else.
+  uint64_t launches;
 } vmmgraph_ring_stats_t;
+
+// How a step is captured. Zero everything, then set struct_size and what differs from the default; 0 is the default.
+typedef struct vmmgraph_ring_capture_options_t {
+  // sizeof(vmmgraph_ring_capture_options_t).
+  size_t struct_size;
+  // Units of the next step that are copied at this one's end, at most as many as there are slots. The step's end waits for their copies, so one is
+  // mostly enough, and none where a launch follows on the one before.
+  size_t tail;
+  // The most runs that the source of a unit will have, each a node of the graph, which costs the host a microsecond a launch while it
+  // copies; 0: as many as the sources have now, and one at least.
+  size_t most_runs;
+} vmmgraph_ring_capture_options_t;
+
+// A step of a ring that was captured into a graph. It keeps the ring. One launch of a ring is given at a time. It stays as long as the graph may
+// be launched.
+typedef struct vmmgraph_ring_graph *vmmgraph_ring_graph_t;
 
 // What a step has to do and what there is for it. Zero everything, then set struct_size and what there is.
 typedef struct vmmgraph_ring_demand_t {
@@ -3268,6 +3289,62 @@ vmmgraph_status_t vmmgraph_ring_abort(vmmgraph_ring_t ring);
 // Arguments:
 // `stats` is null or points to a struct whose struct_size is set.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_stats(vmmgraph_ring_t ring, struct vmmgraph_ring_stats_t *stats);
+
+// A step is being captured on `stream`, which is under capture, from here on: vmmgraph_ring_acquire and vmmgraph_ring_release with a stream under capture
+// are part of it, and no bytes move. Every unit that streams is acquired once, in the order of use, and released in that order. `options` may be null. One
+// capture at a time; eager work may go on beside it. VMMGRAPH_ERROR_WRONG_STATE if one is under way or the stream is not captured;
+// VMMGRAPH_ERROR_INVALID_ARGUMENT on a platform whose graphs the library does not know.
+//
+// Arguments:
+// `options` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_ring_capture_begin(vmmgraph_ring_t ring,
+                                              void *stream,
+                                              const struct vmmgraph_ring_capture_options_t *options);
+
+// The end of the step, before that of the stream's capture: nothing of the ring is captured behind it. VMMGRAPH_ERROR_WRONG_STATE unless a capture is
+// under way, if a call of it failed, or if units were not acquired or not released; it is given up then.
+//
+// Arguments:
+// `graph` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_ring_capture_end(vmmgraph_ring_t ring,
+                                            void *stream,
+                                            vmmgraph_ring_graph_t *graph);
+
+// Gives a capture up: the graph, if there is one, is not to be launched. Nothing if none is under way.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_capture_abandon(vmmgraph_ring_t ring);
+
+// Ends a handle: the graph is launched no more.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_graph_destroy(vmmgraph_ring_graph_t graph);
+
+// How many copies the graph has, those that have nothing to copy included.
+//
+// Arguments:
+// `copies` is null or writable.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_graph_copies(vmmgraph_ring_graph_t graph, uint64_t *copies);
+
+// Before each launch: brings resident units, and those that the graph expects to be there; tells the executable what has changed in the sources; and
+// makes `stream` wait for eager work of the ring. Until vmmgraph_ring_graph_leave, which must follow whatever happens, the ring is its. Sources that are set
+// meanwhile count from the next launch on; to write host memory that it reads is VMMGRAPH_ERROR_WRONG_STATE meanwhile.
+//
+// VMMGRAPH_ERROR_WRONG_STATE beside another launch, while a unit is acquired, and for a unit without a source; VMMGRAPH_ERROR_INVALID_ARGUMENT for one with
+// more runs than the graph has copies; VMMGRAPH_ERROR_STREAM_CAPTURING. There is nothing to leave then, and the call can be repeated.
+//
+// Arguments:
+// `executable` is null or the driver's executable graph (CUgraphExec), made of the graph that this was captured into, which is there, and
+// nobody else uses it meanwhile.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_ring_graph_enter(vmmgraph_ring_graph_t graph,
+                                            void *executable,
+                                            void *stream);
+
+// Behind vmmgraph_ring_graph_enter: the graph was launched on `stream` (1), or nothing was, or it is not known (0).
+// VMMGRAPH_ERROR_WRONG_STATE if it was not entered.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_ring_graph_leave(vmmgraph_ring_graph_t graph,
+                                            void *stream,
+                                            int32_t launched);
 
 // Which of these units would stream, through which of so many slots (0: three). Plain arithmetic: nothing is made, no device is asked, and any
 // thread may call it. Writes the places of at most `capacity` units, by unit, and to `result` what they come to; either may be null.

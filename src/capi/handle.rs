@@ -19,7 +19,7 @@ use super::status::VMMGRAPH_ERROR_INVALID_HANDLE;
 use crate::dispatch::Dispatcher;
 use crate::error::Error;
 use crate::{
-    Device, ElasticBuffer, HostBuffer, KvCache, Lease, PeerMap, PeerPage, Pending, Region, Ring,
+    Device, ElasticBuffer, HostBuffer, KvCache, Lease, PeerMap, PeerPage, Pending, Region, Ring, RingGraph,
     SharedVmmAllocator, Space,
 };
 
@@ -41,6 +41,7 @@ enum Object {
     Pool(Arc<Pool>),
     Policy(Arc<Policy>),
     Ring(Arc<Ring>),
+    RingGraph(Arc<RingGraph>),
     HostBuffer(Arc<HostBuffer>),
     PeerPage(Arc<PeerPage>),
     PeerMap(Arc<PeerMap>),
@@ -91,6 +92,7 @@ handled! {
     Pool: Pool, "a block pool handle";
     Policy: Policy, "a pre-commit handle";
     Ring: Ring, "a ring handle";
+    RingGraph: RingGraph, "a handle of a captured step";
     HostBuffer: HostBuffer, "a host buffer handle";
     PeerPage: PeerPage, "a handle of another process's page";
     PeerMap: PeerMap, "a handle of another process's range";

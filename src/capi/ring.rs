@@ -108,6 +108,8 @@ pub struct vmmgraph_ring_stats_t {
     pub charged_bytes: u64,
     /// Its byte budget; 0: none.
     pub budget_bytes: u64,
+    /// Captured steps that were launched. Their copies are among the copies, their units among nothing else.
+    pub launches: u64,
 }
 
 /// Makes a ring over these units, in the order of use: addresses for each, pages for the slots and for the resident ones. Nothing is copied
@@ -310,6 +312,7 @@ pub unsafe extern "C" fn vmmgraph_ring_stats(
             aborts: now.aborts,
             charged_bytes: now.account.charged_bytes,
             budget_bytes: now.account.most_bytes.unwrap_or(0),
+            launches: now.launches,
         });
         Ok(())
     })

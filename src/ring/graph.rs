@@ -59,6 +59,13 @@ impl Launches {
         self.0.lock().last.clone()
     }
 
+    /// That one is being given.
+    fn given(&self) -> Result<()> {
+        let (expected, found) = ("entered", "not entered");
+        let entered = self.0.lock().giving;
+        if entered { Ok(()) } else { Err(Error::WrongState { what: "a ring's graph", expected, found }) }
+    }
+
     fn begin(&self) -> Result<()> {
         let mut state = self.0.lock();
         if std::mem::replace(&mut state.giving, true) { Err(under_way()) } else { Ok(()) }
@@ -227,14 +234,18 @@ impl RingGraph {
     }
 
     /// Behind [`enter`](Self::enter): the graph was launched on `stream`, or nothing was, or it is not known.
-    pub fn leave(&self, stream: Stream, launched: bool) {
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] if it was not entered.
+    pub fn leave(&self, stream: Stream, launched: bool) -> Result<()> {
+        self.launches.given()?;
         let ring = &self.ring;
         let mut last = Fence::default();
         // A stream that cannot be asked now is asked later.
         last.add(ring.device.pool().events(), stream);
         let mut guard = ring.books.lock();
         let books = &mut *guard;
-        let Some(launching) = books.launching.take() else { return };
+        let launching = books.launching.take().unwrap_or_default();
         books.graphs = last.clone();
         let mut held: Vec<Option<Held>> = books.places.iter().map(|place| place.held).collect();
         if launched {
@@ -250,6 +261,7 @@ impl RingGraph {
         }
         drop(guard);
         self.launches.end(Some(last));
+        Ok(())
     }
 
     /// [`enter`](Self::enter), `launch`, which gives the graph to `stream`, and [`leave`](Self::leave). No lock is held meanwhile.
@@ -268,7 +280,7 @@ impl RingGraph {
         // SAFETY: the caller's promise.
         unsafe { self.enter(executable, stream) }?;
         let result = launch();
-        self.leave(stream, result.is_ok());
+        self.leave(stream, result.is_ok())?;
         Ok(result)
     }
 }

@@ -615,6 +615,7 @@ SIZE(vmmgraph_elastic_observer_t, 8);
 SIZE(vmmgraph_block_pool_t, 8);
 SIZE(vmmgraph_pre_commit_t, 8);
 SIZE(vmmgraph_ring_t, 8);
+SIZE(vmmgraph_ring_graph_t, 8);
 SIZE(vmmgraph_host_buffer_t, 8);
 SIZE(vmmgraph_dispatcher_t, 8);
 SIZE(vmmgraph_input_plan_t, 8);
@@ -688,7 +689,12 @@ FIELD(vmmgraph_host_run_t, from, 8, 8);
 FIELD(vmmgraph_host_run_t, to, 16, 8);
 FIELD(vmmgraph_host_run_t, bytes, 24, 8);
 
-SIZE(vmmgraph_ring_stats_t, 144);
+SIZE(vmmgraph_ring_capture_options_t, 24);
+FIELD(vmmgraph_ring_capture_options_t, struct_size, 0, 8);
+FIELD(vmmgraph_ring_capture_options_t, tail, 8, 8);
+FIELD(vmmgraph_ring_capture_options_t, most_runs, 16, 8);
+
+SIZE(vmmgraph_ring_stats_t, 152);
 FIELD(vmmgraph_ring_stats_t, struct_size, 0, 8);
 FIELD(vmmgraph_ring_stats_t, id, 8, 8);
 FIELD(vmmgraph_ring_stats_t, units, 16, 8);
@@ -707,5 +713,6 @@ FIELD(vmmgraph_ring_stats_t, ahead_failed, 112, 8);
 FIELD(vmmgraph_ring_stats_t, aborts, 120, 8);
 FIELD(vmmgraph_ring_stats_t, charged_bytes, 128, 8);
 FIELD(vmmgraph_ring_stats_t, budget_bytes, 136, 8);
+FIELD(vmmgraph_ring_stats_t, launches, 144, 8);
 
 int main(void) { return vmmgraph_abi_version() == VMMGRAPH_ABI_VERSION ? 0 : 1; }

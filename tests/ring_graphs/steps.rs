@@ -309,7 +309,7 @@ fn a_launch_has_the_ring_and_its_host_memory_for_itself() {
     let old = steps.runs[2].clone();
     steps.source(2, &[(0, 0, UNIT)]);
     assert_eq!(code!(cuGraphLaunch(ready.exec, gpu.main)), 0);
-    ready.step().leave(main, true);
+    ready.step().leave(main, true).unwrap();
     let new = std::mem::replace(&mut steps.runs[2], old);
     assert_eq!(steps.wrong(&gpu), 0);
     steps.runs[2] = new;
@@ -319,7 +319,8 @@ fn a_launch_has_the_ring_and_its_host_memory_for_itself() {
     }
     // What was not launched left nothing that counts.
     enter(&ready).unwrap();
-    ready.step().leave(main, false);
+    ready.step().leave(main, false).unwrap();
+    assert!(wrong_state(ready.step().leave(main, true)));
     steps.body(&gpu).unwrap();
     assert_eq!(steps.wrong(&gpu), 0);
 
