@@ -18,7 +18,7 @@ WRONG_STATE = 100
 OUT_OF_MEMORY = range(200, 205)
 
 RETAIN = {"default": 0, "own_pages": 1, "shared_pages": 2, "in_place": 3}
-FLAGS = {"poison": 1, "trace_blocks": 2, "serial": 4}
+FLAGS = {"poison": 1, "trace_blocks": 2, "serial": 4, "check_order": 8}
 
 
 class Error(RuntimeError):

@@ -59,7 +59,8 @@ def test_numbers_are_the_headers(headers: str) -> None:
     assert int(numbers["ABI_VERSION"]) == _c.ABI_VERSION
     assert int(numbers["ERROR_WRONG_STATE"]) == _c.WRONG_STATE
     assert {name.lower(): int(numbers["RETAIN_" + name.upper()]) for name in _c.RETAIN} == _c.RETAIN
-    assert {name: int(numbers["ARENA_" + name.upper()]) for name in _c.FLAGS} == _c.FLAGS
+    # All of the header's, so that one that is new there is missed here.
+    assert {name[6:].lower(): int(number) for name, number in numbers.items() if name.startswith("ARENA_")} == _c.FLAGS
     assert int(numbers["ERROR_OUT_OF_MEMORY"]) == _c.OUT_OF_MEMORY.start
     assert int(numbers["ERROR_OUT_OF_HOST_MEMORY"]) == _c.OUT_OF_MEMORY.stop - 1
 
