@@ -15,13 +15,14 @@ use crate::pages::{
     Account, Fence, Holder, Limits, Pausable, PauseReport, ResumeReport, SharedSet, next_number, resume,
 };
 use crate::space::{
-    Common, EagerBlocks, EagerScope, EagerSpace, EagerStats, Heap, Phase, Presence, Recall, Recalls,
-    RetainPolicy, Space, Totals, disjoint,
+    Common, EagerBlocks, EagerScope, EagerSpace, EagerStats, Exclusives, Heap, Phase, Presence, Recall,
+    Recalls, RetainPolicy, Space, Totals, disjoint,
 };
 use crate::stats::{ArenaStats, Snapshot};
 use crate::sync::Mutex;
 use crate::units::{Address, BlockBytes, Geometry, Peers, Stream};
 
+mod exclusive;
 mod lending;
 mod order;
 
@@ -173,6 +174,7 @@ impl SharedVmmAllocator {
             shared: SharedSet::new(device.pool(), id, account, geometry, peers),
             order: if checked { order.checked() } else { order },
             heap: Heap::default(),
+            exclusives: Exclusives::default(),
             presence: Presence::default(),
             recalls: Recalls::default(),
             tag: options.tag.clone(),
@@ -310,7 +312,7 @@ impl SharedVmmAllocator {
         released
     }
 
-    /// Gives all of the arena's memory back to the driver; its addresses stay, and graphs over them stay instantiated. Bytes of retained
+    /// Gives the arena's memory back to the driver, all but [exclusive](Self::allocate_exclusive) blocks; its addresses stay, and graphs over them stay instantiated. Bytes of retained
     /// and kept blocks go to the host and come back with [`resume`](Self::resume); what shared pages hold is undefined between replays
     /// and is lost, as is that of blocks which [`RetainPolicy::Share`] and bump spaces leave on such pages. Behind the fence, the
     /// arena's replays and what the streams [noted](Space::record_stream) for blocks were given, which the caller waits for here;
@@ -340,7 +342,7 @@ impl SharedVmmAllocator {
         resume(device.pool(), device.host_pool(), &[&*self.common as &dyn Pausable], deadline)
     }
 
-    /// Limits the bytes of physical memory that the arena's pages take: shared ones, those of its spaces, and those of kept blocks;
+    /// Limits the bytes of physical memory that the arena's pages take: shared ones, those of its spaces, and those of kept and exclusive blocks;
     /// `None`: no limit but those above. Nothing is taken away: with less than is held, every page that is missing is refused with
     /// [`Error::OverBudget`] until enough spaces went; blocks that need no new page are served as ever.
     ///
@@ -400,7 +402,7 @@ impl SharedVmmAllocator {
     }
 
     /// Whether every live block of the arena's spaces has bytes of its own ([`Space::audit`]), also against other spaces' kept
-    /// blocks, and the device's books balance. Walks everything: for tests.
+    /// blocks and exclusive ones, and the device's books balance. Walks everything: for tests.
     ///
     /// # Errors
     /// [`Error::Internal`] names the first thing that is wrong.
@@ -408,6 +410,7 @@ impl SharedVmmAllocator {
         let spaces = self.living();
         spaces.iter().try_for_each(|space| space.audit())?;
         let mut kept: Vec<_> = spaces.iter().flat_map(|space| space.core().kept()).collect();
+        kept.extend(self.common.exclusives.all().iter().map(|(at, bytes)| (at.0, at.0 + bytes)));
         kept.sort_unstable();
         disjoint(&kept)?;
         let eager = self.eager.0.lock().clone();
@@ -421,6 +424,7 @@ impl SharedVmmAllocator {
         let (common, pool) = (&self.common, self.common.pool());
         let (shared_bytes, shared_pages) = pool.held(common.shared.holder());
         let (kept_bytes, _) = pool.held(Holder::Kept { arena: self.id() });
+        let (exclusive_bytes, _) = pool.held(common.exclusive_holder());
         let account = common.shared.account().stats();
         let (blocks, live_bytes) = common.totals.live();
         let physical_bytes = pool.account_bytes(common.shared.account());
@@ -429,8 +433,9 @@ impl SharedVmmAllocator {
             physical_bytes,
             shared_bytes,
             shared_pages,
-            retained_bytes: physical_bytes.saturating_sub(shared_bytes + kept_bytes),
+            retained_bytes: physical_bytes.saturating_sub(shared_bytes + kept_bytes + exclusive_bytes),
             kept_bytes,
+            exclusive_bytes,
             account,
             reserved_bytes: self.reserved_size(),
             mapped_bytes: common.totals.mapped.load(Ordering::Relaxed),
@@ -522,7 +527,7 @@ impl SharedVmmAllocator {
         self.current_space().map_or(0, |space| space.offset())
     }
 
-    /// Physical bytes the arena holds: shared, retained and kept pages.
+    /// Physical bytes the arena holds: shared, retained, kept and exclusive pages.
     #[must_use]
     pub fn mapped_size(&self) -> u64 {
         self.common.pool().account_bytes(self.common.shared.account())

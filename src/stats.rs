@@ -12,7 +12,7 @@ use crate::space::SpaceStats;
 pub struct ArenaStats {
     /// The arena's number, unique in the process.
     pub id: u64,
-    /// Bytes of physical memory: shared, retained and kept pages.
+    /// Bytes of physical memory: shared, retained, kept and exclusive pages.
     pub physical_bytes: u64,
     /// Bytes of shared pages. What no space maps is not the arena's any more, but free on the device.
     pub shared_bytes: u64,
@@ -22,6 +22,8 @@ pub struct ArenaStats {
     pub retained_bytes: u64,
     /// Bytes of pages for kept blocks.
     pub kept_bytes: u64,
+    /// Bytes of exclusive blocks, which are no blocks of a space.
+    pub exclusive_bytes: u64,
     /// What counts toward the arena's budget, and the budget.
     pub account: AccountStats,
     /// Bytes of addresses reserved by its spaces.
@@ -38,7 +40,7 @@ pub struct ArenaStats {
     pub spaces: u64,
     /// Replays that were launched.
     pub replays: u64,
-    /// Whether it is paused: then it holds no bytes but those that could not go.
+    /// Whether it is paused: then it holds no bytes but those of exclusive blocks and those that could not go.
     pub paused: bool,
 }
 
@@ -98,6 +100,7 @@ impl fmt::Display for Snapshot {
                 Holder::Shared { arena } => write!(f, "  arena {arena}, shared")?,
                 Holder::Retained { arena, space } => write!(f, "  arena {arena}, space {space}, retained")?,
                 Holder::Kept { arena } => write!(f, "  arena {arena}, kept")?,
+                Holder::Exclusive { arena } => write!(f, "  arena {arena}, exclusive")?,
                 Holder::Region { region } => write!(f, "  region {region}")?,
                 Holder::Elastic { buffer } => write!(f, "  elastic buffer {buffer}")?,
                 Holder::Ring { ring } => write!(f, "  ring {ring}")?,

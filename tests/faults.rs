@@ -787,6 +787,32 @@ fn eager(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
+/// Exclusive blocks, one of them freed behind a replay, through a pause of their arena, and to its end. Not told to the second thread, whose
+/// captures a paused arena refuses.
+fn exclusive(run: &mut Run) -> Result<()> {
+    let (other, options) = (run.injector.stream(), Options { large_page_bytes: PAGE, ..Options::default() });
+    let stamps = Stamps::new(run.device.driver(), other);
+    let device = Arc::clone(&run.device);
+    let arena = Arc::new(run.step("create", || SharedVmmAllocator::new(&device, &options))?);
+    run.arena = Arc::downgrade(&arena);
+    let space = run.step("open", || arena.open_space())?;
+    run.step("allocate", || space.allocate(MIB, other))?;
+    run.step("seal", || space.seal())?;
+    let first = run.step("exclusive", || arena.allocate_exclusive(3 * MIB, 0))?;
+    let second = run.step("exclusive, aligned", || arena.allocate_exclusive(MIB, 8 * MIB))?;
+    run.step("replay", || space.replay(other, || stamps.write(second, 8 * MIB, 5))?)?;
+    arena.free_exclusive(first)?;
+    run.balance("free");
+    run.step("pause", || arena.pause(Fence::default())?.complete())?;
+    assert!(run.step("read", || stamps.holds(second, 8 * MIB, 5))?, "it did not stay");
+    run.step("resume", || arena.resume(Duration::ZERO))?;
+    let third = run.step("exclusive, a free page", || arena.allocate_exclusive(3 * MIB, 0))?;
+    assert_eq!(arena.stats().exclusive_bytes, 12 * MIB);
+    arena.free_exclusive(third)?;
+    run.step("trim host", || arena.device().host_pool().trim())?;
+    Ok(())
+}
+
 /// A replay is refused without a launch.
 fn space_is_shut(space: &Space, stream: Stream) -> bool {
     let mut launched = false;
@@ -1005,6 +1031,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("come back", come_back),
     ("arena aside", arena_aside),
     ("eager", eager),
+    ("exclusive", exclusive),
     ("peers", peers),
     ("elastic", elastic),
     ("lending", lending),

@@ -329,7 +329,7 @@ public:
         return static_cast<std::size_t>(released);
     }
 
-    // Limits the bytes of physical memory that the arena's pages take: shared ones, those of its spaces, and those of kept blocks; 0:
+    // Limits the bytes of physical memory that the arena's pages take: shared ones, those of its spaces, and those of kept and exclusive blocks; 0:
     // no limit but the device's. Nothing is taken away: with less than is held, every page that is missing throws OutOfMemory until
     // enough spaces went. Exact with any number of threads. Pages that no space maps do not count: they are the device's, and whoever
     // asks next gets them. Before an allocation or a seal fails it waits a moment for what only waits for the device.
@@ -351,6 +351,21 @@ public:
     // Frees a block of the current space or of one before it. As Space::free.
     void deallocate(void* block) { detail::check(vmmgraph_arena_deallocate(handle(), block)); }
 
+    // Allocates an exclusive block: one page of its own, mapped at addresses of its own until it is freed or the arena and all its spaces are gone. No graph
+    // shares it, nothing else lies on it, poison does not fill it, and no seal, lending, eager work or pause moves it. For what peers write without
+    // waiting for this device, and for what keeps its contents from replay to replay: workspaces, signal pads, windows that a library registers. It is
+    // zero when this returns, for any stream and any peer: waits for one fill. Address and bytes, rounded up, are multiples of `granularity`, a power of
+    // two (0: a small page). Before a capture, rather than in one. It counts toward the arena's budget.
+    [[nodiscard]] void* allocate_exclusive(std::size_t bytes, std::uint64_t granularity = 0) {
+        void* block = nullptr;
+        detail::check(vmmgraph_arena_allocate_exclusive(handle(), bytes, granularity, &block));
+        return block;
+    }
+
+    // Frees an exclusive block. Its memory goes behind the arena's replays so far; other work that uses it is over by now, and peers have closed it, or it
+    // stays theirs. Throws for what is none, or none any more.
+    void free_exclusive(void* block) { detail::check(vmmgraph_arena_free_exclusive(handle(), block)); }
+
     // The most bytes that any one space has needed: handed out in one of these, live at once in one of open_space().
     [[nodiscard]] std::size_t high_water_mark() const { return static_cast<std::size_t>(stats().high_water_bytes); }
 
@@ -358,7 +373,7 @@ public:
     // a switch.
     [[nodiscard]] std::size_t current_offset() const { return static_cast<std::size_t>(stats().current_offset_bytes); }
 
-    // Bytes of physical memory the arena holds: shared, retained and kept pages.
+    // Bytes of physical memory the arena holds: shared, retained, kept and exclusive pages.
     [[nodiscard]] std::size_t mapped_size() const { return static_cast<std::size_t>(stats().physical_bytes); }
 
     // Bytes of addresses reserved in all spaces; reserve_bytes at least, if those were asked for.

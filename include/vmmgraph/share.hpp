@@ -26,17 +26,31 @@ namespace vmmgraph {
 // A part of a page and where it shows: page, offset, bytes, address, page_bytes. Pages are numbers that no other page of the device has or had.
 using PageExtent = vmmgraph_page_extent_t;
 
-// The pages behind a range of the space's addresses, such as a block's, in order. Asks nothing of the driver and pins nothing. A seal may exchange pages
-// under retained blocks: ask again after it. Throws for addresses that are not the space's, and for a range that has not pages all over.
-[[nodiscard]] inline std::vector<PageExtent> export_range(const Space& space, void* base, std::size_t bytes) {
+namespace detail {
+
+template <class Handle, class Export>
+[[nodiscard]] std::vector<PageExtent> extents_of(Export export_range, Handle handle, void* base, std::size_t bytes) {
     std::vector<PageExtent> extents;
     std::size_t count = 0;
     do {
         extents.resize(count);
-        detail::check(vmmgraph_space_export(space.handle(), base, bytes, extents.data(), extents.size(), &count));
+        check(export_range(handle, base, bytes, extents.data(), extents.size(), &count));
     } while (count > extents.size());
     extents.resize(count);
     return extents;
+}
+
+}  // namespace detail
+
+// The pages behind a range of the space's addresses, such as a block's, in order. Asks nothing of the driver and pins nothing. A seal may exchange pages
+// under retained blocks: ask again after it. Throws for addresses that are not the space's, and for a range that has not pages all over.
+[[nodiscard]] inline std::vector<PageExtent> export_range(const Space& space, void* base, std::size_t bytes) {
+    return detail::extents_of(vmmgraph_space_export, space.handle(), base, bytes);
+}
+
+// The page behind an exclusive block of the arena, or behind a part of one: one extent, the same for as long as the block lives. Throws for all else.
+[[nodiscard]] inline std::vector<PageExtent> export_range(const SharedVmmAllocator& arena, void* base, std::size_t bytes) {
+    return detail::extents_of(vmmgraph_arena_export, arena.handle(), base, bytes);
 }
 
 // A file descriptor with one owner.

@@ -593,7 +593,7 @@ typedef struct vmmgraph_arena *vmmgraph_arena_t;
 typedef struct vmmgraph_arena_stats_t {
   // Set to sizeof(vmmgraph_arena_stats_t) before the call.
   size_t struct_size;
-  // Bytes of physical memory: shared, retained and kept pages.
+  // Bytes of physical memory: shared, retained, kept and exclusive pages.
   uint64_t physical_bytes;
   // Bytes of shared pages.
   uint64_t shared_bytes;
@@ -629,6 +629,8 @@ typedef struct vmmgraph_arena_stats_t {
   uint64_t replays;
   // 1 if it is paused, else 0.
   uint64_t paused;
+  // Bytes of exclusive blocks (vmmgraph_arena_allocate_exclusive), which are no blocks of a space.
+  uint64_t exclusive_bytes;
 } vmmgraph_arena_stats_t;
 
 // What must be over before memory steps aside. Zero everything, then set struct_size and what there is.
@@ -1037,6 +1039,20 @@ typedef void (*vmmgraph_shown_fn)(const struct vmmgraph_shown_t *shown, void *us
 
 // Functions that are told when elastic memory comes and goes, until it is destroyed.
 typedef struct vmmgraph_elastic_observer *vmmgraph_elastic_observer_t;
+
+// A part of a page, and where it shows.
+typedef struct vmmgraph_page_extent_t {
+  // The page: a number that no other page of the device has or had.
+  uint64_t page;
+  // Where in the page the part begins, in bytes.
+  uint64_t offset;
+  // Its bytes.
+  uint64_t bytes;
+  // Where it shows.
+  void *address;
+  // Bytes of the page, which whoever imports it has to know.
+  uint64_t page_bytes;
+} vmmgraph_page_extent_t;
 
 // What the host pool of a device holds.
 typedef struct vmmgraph_host_stats_t {
@@ -1705,20 +1721,6 @@ typedef struct vmmgraph_ring_ceiling_t {
   size_t residency_count;
 } vmmgraph_ring_ceiling_t;
 
-// A part of a page, and where it shows.
-typedef struct vmmgraph_page_extent_t {
-  // The page: a number that no other page of the device has or had.
-  uint64_t page;
-  // Where in the page the part begins, in bytes.
-  uint64_t offset;
-  // Its bytes.
-  uint64_t bytes;
-  // Where it shows.
-  void *address;
-  // Bytes of the page, which whoever imports it has to know.
-  uint64_t page_bytes;
-} vmmgraph_page_extent_t;
-
 // What a capture used.
 typedef struct vmmgraph_seal_report_t {
   // Set to sizeof(vmmgraph_seal_report_t) before the call.
@@ -1833,7 +1835,7 @@ VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_trim(vmmgraph_arena_t arena,
                                       uint64_t *released);
 
-// Limits the bytes of physical memory that the arena's pages take: shared ones, those of its spaces, and those of kept blocks; 0: no
+// Limits the bytes of physical memory that the arena's pages take: shared ones, those of its spaces, and those of kept and exclusive blocks; 0: no
 // limit but the device's. Nothing is taken away: with less than is held, every page that is missing is refused with
 // VMMGRAPH_ERROR_OVER_BUDGET until enough spaces were destroyed. Exact with any number of threads. Pages that no space maps do not count:
 // they are the device's. Before an allocation or a seal fails, it waits a moment for what only waits for the device.
@@ -2360,6 +2362,42 @@ vmmgraph_status_t vmmgraph_pending_wait(vmmgraph_pending_t pending,
 
 // Ends a handle; the commit goes on.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_pending_destroy(vmmgraph_pending_t pending);
+
+// Allocates an exclusive block: one page of its own, mapped at addresses of its own until it is freed or the arena and all its spaces are gone. No graph
+// shares it, nothing else lies on it, poison does not fill it, and no seal, lending or eager work moves it; a pause of the arena leaves it where it is,
+// with its memory. For what peers write without waiting for this device, and for what keeps its contents from replay to replay: workspaces, signal pads,
+// windows that a library registers. It is zero when this returns, for any stream and any peer: waits for one fill. Before a capture, rather than in one:
+// on platforms where nobody may wait while something is captured it is VMMGRAPH_ERROR_STREAM_CAPTURING then.
+//
+// granularity, a power of two and a multiple of the device's, is what its address and its bytes, rounded up, are multiples of; 0: a small page's
+// bytes; what cannot be one is VMMGRAPH_ERROR_INVALID_SIZE. It counts toward the arena's budget.
+//
+// Arguments:
+// `block` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_arena_allocate_exclusive(vmmgraph_arena_t arena,
+                                                    uint64_t bytes,
+                                                    uint64_t granularity,
+                                                    void **block);
+
+// Frees an exclusive block. Its memory goes behind the arena's replays so far; other work that uses it is over by now, and peers have closed it, or it stays
+// theirs (vmmgraph_device_page_exported). VMMGRAPH_ERROR_FOREIGN_POINTER for what is none, or none any more.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_arena_free_exclusive(vmmgraph_arena_t arena,
+                                                void *block);
+
+// The page behind an exclusive block or a part of it, as vmmgraph_space_export says it of a space's blocks: one extent. It is the same for as long as the block
+// lives, and can be exported at any time.
+//
+// Arguments:
+// `extents` points to `capacity` writable items, or `capacity` is 0; `count` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_arena_export(vmmgraph_arena_t arena,
+                                        void *base,
+                                        uint64_t bytes,
+                                        struct vmmgraph_page_extent_t *extents,
+                                        size_t capacity,
+                                        size_t *count);
 
 // Makes sure that the device's host pool holds `bytes` at least, in use or not: mapped, faulted in, and registered where that is
 // granted, so that a pause need not do it.

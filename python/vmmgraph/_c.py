@@ -96,6 +96,7 @@ class ArenaStats(Struct):
         "budget_bytes",
         "replays",
         "paused",
+        "exclusive_bytes",
     )
 
 

@@ -17,7 +17,7 @@ from ._maps import Unfit
 
 #: Each class of pages begins at a multiple of this, and a viewer's numbers are exact up to 2^53.
 _CLASS_BYTES = 1 << 44
-_CLASSES = ("large", "tape", "slab", "filler", "spare", "own", "kept")
+_CLASSES = ("large", "tape", "slab", "filler", "spare", "own", "kept", "exclusive")
 _DEVICES = 1024
 #: The newest that memory_viz reads; tests/python/test_cli.py has the opcodes that it knows.
 PROTOCOL = 4

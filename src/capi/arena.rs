@@ -84,7 +84,7 @@ pub struct vmmgraph_arena_options_t {
 pub struct vmmgraph_arena_stats_t {
     /// Set to sizeof(vmmgraph_arena_stats_t) before the call.
     pub struct_size: usize,
-    /// Bytes of physical memory: shared, retained and kept pages.
+    /// Bytes of physical memory: shared, retained, kept and exclusive pages.
     pub physical_bytes: u64,
     /// Bytes of shared pages.
     pub shared_bytes: u64,
@@ -120,6 +120,8 @@ pub struct vmmgraph_arena_stats_t {
     pub replays: u64,
     /// 1 if it is paused, else 0.
     pub paused: u64,
+    /// Bytes of exclusive blocks (vmmgraph_arena_allocate_exclusive), which are no blocks of a space.
+    pub exclusive_bytes: u64,
 }
 
 pub(super) fn policy(retain: i32) -> Result<Option<RetainPolicy>, Failure> {
@@ -252,7 +254,7 @@ pub unsafe extern "C" fn vmmgraph_arena_trim(
     })
 }
 
-/// Limits the bytes of physical memory that the arena's pages take: shared ones, those of its spaces, and those of kept blocks; 0: no
+/// Limits the bytes of physical memory that the arena's pages take: shared ones, those of its spaces, and those of kept and exclusive blocks; 0: no
 /// limit but the device's. Nothing is taken away: with less than is held, every page that is missing is refused with
 /// VMMGRAPH_ERROR_OVER_BUDGET until enough spaces were destroyed. Exact with any number of threads. Pages that no space maps do not count:
 /// they are the device's. Before an allocation or a seal fails, it waits a moment for what only waits for the device.
@@ -303,6 +305,7 @@ pub unsafe extern "C" fn vmmgraph_arena_stats(
             budget_bytes: now.account.most_bytes.unwrap_or(0),
             replays: now.replays,
             paused: u64::from(now.paused),
+            exclusive_bytes: now.exclusive_bytes,
         });
         Ok(())
     })

@@ -4,12 +4,12 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::IntoRawFd;
 
 use super::device::vmmgraph_device_t;
-use super::guard::{guard, out};
+use super::guard::{Failure, guard, out};
 use super::handle::get;
 use super::memory::copy_counted;
 use super::space::vmmgraph_space_t;
 use super::status::vmmgraph_status_t;
-use crate::pages::PageId;
+use crate::pages::{Extent, PageId};
 use crate::{Address, Device, Space};
 
 /// A part of a page, and where it shows.
@@ -44,17 +44,29 @@ pub unsafe extern "C" fn vmmgraph_space_export(
 ) -> vmmgraph_status_t {
     guard(|| {
         let found = get::<Space, _>(space)?.export(Address(base as u64), bytes)?;
-        let to_c = |extent: &crate::pages::Extent| vmmgraph_page_extent_t {
-            page: extent.page.number(),
-            offset: extent.offset,
-            bytes: extent.bytes,
-            address: extent.address.0 as *mut c_void,
-            page_bytes: extent.page_bytes,
-        };
-        let found: Vec<_> = found.iter().map(to_c).collect();
         // SAFETY: the caller's contract.
-        unsafe { copy_counted(&found, extents, capacity, count) }
+        unsafe { copy_extents(&found, extents, capacity, count) }
     })
+}
+
+/// # Safety
+/// As [`vmmgraph_space_export`].
+pub(super) unsafe fn copy_extents(
+    found: &[Extent],
+    extents: *mut vmmgraph_page_extent_t,
+    capacity: usize,
+    count: *mut usize,
+) -> Result<(), Failure> {
+    let to_c = |extent: &Extent| vmmgraph_page_extent_t {
+        page: extent.page.number(),
+        offset: extent.offset,
+        bytes: extent.bytes,
+        address: extent.address.0 as *mut c_void,
+        page_bytes: extent.page_bytes,
+    };
+    let found: Vec<_> = found.iter().map(to_c).collect();
+    // SAFETY: the caller's contract.
+    unsafe { copy_counted(&found, extents, capacity, count) }
 }
 
 /// A page of an arena for other processes: a file descriptor, the caller's to send and to close, by which they import it; once a page, however many

@@ -45,6 +45,8 @@ pub enum PageClass {
     Own,
     /// Blocks that were said to be kept, of any spaces.
     Kept,
+    /// An exclusive block, which no space needs.
+    Exclusive,
 }
 
 /// A physical page of the arena.
@@ -59,9 +61,9 @@ pub struct MapPage {
     pub bytes: u64,
     /// The space that it belongs to, if it is one's own.
     pub owner: Option<u64>,
-    /// Where it lies for all spaces, if it is for kept blocks; others have addresses in each space.
+    /// Where it lies for all spaces, if it is for kept blocks or an exclusive one; others have addresses in each space.
     pub address: Option<u64>,
-    /// How many spaces need it; 0: it goes as soon as the device is done with what is gone.
+    /// How many spaces need it; 0: it is an exclusive block's, or goes as soon as the device is done with what is gone.
     pub spaces: u64,
     /// Its arena is paused, and it has no memory: it counts for what spaces need, and not for what is held.
     #[serde(default)]

@@ -94,8 +94,9 @@ fn named(
             Holder::Retained { space, .. } => Some(space),
             _ => None,
         };
-        // Kept blocks lie at addresses of the arena's, the same for all.
-        let address = page.shown.first().filter(|_| class == PageClass::Kept).map(|(_, at)| at.0);
+        // Kept and exclusive blocks lie at addresses of the arena's, the same for all.
+        let common = matches!(class, PageClass::Kept | PageClass::Exclusive);
+        let address = page.shown.first().filter(|_| common).map(|(_, at)| at.0);
         (MapPage { class, number, bytes: page.bytes, owner, address, spaces: 0, absent: page.absent }, page)
     });
     numbered.collect()
@@ -105,6 +106,7 @@ fn class_and_number(page: &SurveyedPage, names: &HashMap<PageId, PageName>, slab
     match (page.holder, names.get(&page.id)) {
         (Holder::Retained { space, .. }, _) => (PageClass::Own, space),
         (Holder::Kept { .. }, _) => (PageClass::Kept, 0),
+        (Holder::Exclusive { .. }, _) => (PageClass::Exclusive, 0),
         (_, Some(PageName::Tape(at))) => (PageClass::Tape, *at),
         (_, Some(PageName::Number(no))) => {
             let number = u64::from(no.index);
@@ -214,7 +216,10 @@ fn holders(others: Vec<Other>) -> Vec<MapHolder> {
     let mut rows: BTreeMap<(&'static str, String), (u64, u64)> = BTreeMap::new();
     for Other { holder, name, pages, bytes } in others {
         let kind = match holder {
-            Holder::Shared { .. } | Holder::Retained { .. } | Holder::Kept { .. } => "arena",
+            Holder::Shared { .. }
+            | Holder::Retained { .. }
+            | Holder::Kept { .. }
+            | Holder::Exclusive { .. } => "arena",
             Holder::Region { .. } => "region",
             Holder::Elastic { .. } => "elastic",
             Holder::Ring { .. } => "ring",

@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::sync::yield_now;
 use crate::units::Address;
 
-/// A page of an arena, as it stands.
+/// A page of an arena that steps aside with it, as it stands.
 #[derive(Clone, Debug)]
 pub(crate) struct Standing {
     pub(crate) page: PageId,
@@ -63,12 +63,12 @@ impl State {
 }
 
 impl PagePool {
-    /// Holds every range in which an arena's pages show. No change is under way there, and nobody else holds them.
+    /// Holds every range in which pages show that step aside with an arena. No change is under way there, and nobody else holds them.
     pub(crate) fn hold(&self, arena: u64) -> Hold<'_> {
         loop {
             {
                 let state = &mut *self.lock();
-                let pages = state.pages.values().filter(|page| page.holder.arena() == Some(arena));
+                let pages = state.pages.values().filter(|page| page.holder.movable_arena() == Some(arena));
                 let mut ranges: Vec<RangeId> =
                     pages.flat_map(|page| &page.mappings).map(|(range, _)| *range).collect();
                 ranges.sort_unstable();
@@ -111,10 +111,10 @@ impl PagePool {
         }
     }
 
-    /// The pages of an arena, by where they show.
+    /// The pages that step aside with an arena, by where they show.
     pub(crate) fn standing(&self, arena: u64) -> Vec<Standing> {
         let state = self.lock();
-        let ours = state.pages.iter().filter(|(_, page)| page.holder.arena() == Some(arena));
+        let ours = state.pages.iter().filter(|(_, page)| page.holder.movable_arena() == Some(arena));
         let mut found: Vec<Standing> = ours
             .filter_map(|(id, page)| {
                 let first = page.mappings.difference(&page.away).next().or(page.mappings.first());
@@ -132,10 +132,10 @@ impl PagePool {
         found
     }
 
-    /// The addresses at which an arena's pages show, in order; neighbours are one.
+    /// The addresses at which pages show that step aside with an arena, in order; neighbours are one.
     pub(crate) fn addresses(&self, arena: u64) -> Vec<(Address, u64)> {
         let state = self.lock();
-        let ours = state.pages.values().filter(|page| page.holder.arena() == Some(arena));
+        let ours = state.pages.values().filter(|page| page.holder.movable_arena() == Some(arena));
         let places = ours.flat_map(|page| page.mappings.iter().map(|at| (*at, page.bytes)));
         let mut all: Vec<(Address, u64)> = places
             .filter_map(|((range, at), bytes)| Some((state.ranges.get(range)?.base.plus(at), bytes)))

@@ -69,10 +69,18 @@ impl<'a> Change<'a> {
     /// # Errors
     /// [`Error::OutOfAddresses`](crate::Error::OutOfAddresses) or what the driver says.
     pub fn reserve(&mut self, bytes: u64, tag: u64, peers: Peers) -> Result<RangeId> {
+        self.reserve_at(bytes, tag, peers).map(|(id, _)| id)
+    }
+
+    /// As [`reserve`](Self::reserve); and where they begin.
+    ///
+    /// # Errors
+    /// As [`reserve`](Self::reserve).
+    pub(crate) fn reserve_at(&mut self, bytes: u64, tag: u64, peers: Peers) -> Result<(RangeId, Address)> {
         let (id, base) = self.pool.reserve(bytes, tag, peers)?;
         self.journal.push(Step::Reserved(id, base, bytes));
         self.calls.all += 1;
-        Ok(id)
+        Ok((id, base))
     }
 
     /// Takes a page of `bytes` for a holder: a free one, or a new one.

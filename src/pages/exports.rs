@@ -185,7 +185,7 @@ impl PagePool {
             && self.lock().pages.get(id).is_some_and(|page| page.exported > 0)
     }
 
-    /// The pages of an arena that others have, by their numbers, in order.
+    /// The pages that would step aside with an arena and that others have, by their numbers, in order.
     pub(crate) fn exported_of(&self, arena: u64) -> Vec<u64> {
         if self.exported.load(Ordering::SeqCst) == 0 {
             return Vec::new();
@@ -193,7 +193,7 @@ impl PagePool {
         let state = self.lock();
         let theirs = state.pages.iter().filter(|(_, page)| page.exported > 0);
         let mut pages: Vec<u64> = theirs
-            .filter(|(_, page)| page.holder.arena() == Some(arena))
+            .filter(|(_, page)| page.holder.movable_arena() == Some(arena))
             .map(|(id, _)| id.number())
             .collect();
         pages.sort_unstable();

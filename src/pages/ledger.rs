@@ -29,6 +29,11 @@ pub enum Holder {
         /// The arena's number.
         arena: u64,
     },
+    /// An arena, for an exclusive block: the page is that block's, and stays where it is.
+    Exclusive {
+        /// The arena's number.
+        arena: u64,
+    },
     /// A region: its blocks are on bytes of their own.
     Region {
         /// The region's number.
@@ -56,10 +61,23 @@ impl Holder {
     /// The arena whose it is, directly or as one of its spaces'.
     pub(super) fn arena(self) -> Option<u64> {
         match self {
+            Self::Exclusive { arena } => Some(arena),
+            other => other.movable_arena(),
+        }
+    }
+
+    /// The arena whose it is, if its pages step aside with that.
+    pub(super) fn movable_arena(self) -> Option<u64> {
+        match self {
             Self::Shared { arena } | Self::Retained { arena, .. } | Self::Kept { arena } => Some(arena),
-            Self::Region { .. } | Self::Elastic { .. } | Self::Ring { .. } => None,
+            Self::Exclusive { .. } | Self::Region { .. } | Self::Elastic { .. } | Self::Ring { .. } => None,
             Self::Exported | Self::Free | Self::Leaving => None,
         }
+    }
+
+    /// Whether its pages are for blocks that outlive replays, each on bytes of its own.
+    pub(super) fn retains(self) -> bool {
+        matches!(self, Self::Retained { .. } | Self::Kept { .. } | Self::Exclusive { .. })
     }
 }
 
@@ -158,8 +176,7 @@ impl State {
         let mappings = shown.saturating_sub(away);
         let all: u64 = self.pages.values().map(|page| page.bytes).sum();
         let reserved: u64 = self.ranges.values().map(|range| range.len).sum();
-        let own = |holder: &Holder| matches!(holder, Holder::Retained { .. } | Holder::Kept { .. });
-        let retained: u64 = there().filter(|page| own(&page.holder)).map(|page| page.bytes).sum();
+        let retained: u64 = there().filter(|page| page.holder.retains()).map(|page| page.bytes).sum();
         let absent = self.pages.len() as u64 - there().count() as u64;
         let pages = self.pages.len() as u64 - absent + self.releasing.0 + stats.pages_released;
         let exported = || self.pages.values().filter(|page| page.exported > 0);

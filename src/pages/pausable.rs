@@ -31,7 +31,7 @@ pub struct PauseReport {
     pub copied_bytes: u64,
     /// Bytes that were not copied, because the host has them from an earlier pause.
     pub clean_bytes: u64,
-    /// Bytes that stay by their policy, keep.
+    /// Bytes that stay by their policy, keep, and as exclusive blocks of an arena.
     pub kept_bytes: u64,
     /// Bytes that stay because something failed.
     pub left_bytes: u64,

@@ -64,7 +64,7 @@ pub struct PoolStats {
     pub physical_bytes: u64,
     /// The most bytes ever held at once.
     pub peak_physical_bytes: u64,
-    /// Bytes held for single spaces and for kept blocks.
+    /// Bytes held for single spaces, for kept blocks and for exclusive ones.
     pub retained_bytes: u64,
     /// Bytes of free pages: nobody maps them, and whoever asks next gets them.
     pub free_bytes: u64,
@@ -187,7 +187,7 @@ impl State {
 
     /// Changes what a holder has.
     pub(super) fn count(&mut self, holder: Holder, pages: i64, bytes: i64, mappings: i64) {
-        if matches!(holder, Holder::Retained { .. } | Holder::Kept { .. }) {
+        if holder.retains() {
             self.stats.retained_bytes = self.stats.retained_bytes.saturating_add_signed(bytes);
         }
         let tally = self.tallies.entry(holder).or_default();

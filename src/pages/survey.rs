@@ -44,16 +44,6 @@ pub(crate) enum PageName {
     Tape(u64),
 }
 
-impl Holder {
-    /// Whether an arena's pages are meant, shared ones or others.
-    fn is_of(self, number: u64) -> bool {
-        match self {
-            Self::Shared { arena } | Self::Retained { arena, .. } | Self::Kept { arena } => arena == number,
-            _ => false,
-        }
-    }
-}
-
 impl PagePool {
     /// All pages as they are now. Walks them once under the pool's lock, and the mappings of the arena's.
     pub(crate) fn survey(&self, arena: u64) -> Survey {
@@ -65,7 +55,7 @@ impl PagePool {
         }
         let (mut pages, mut others) = (Vec::new(), BTreeMap::<_, Tally>::new());
         for (id, page) in &state.pages {
-            if !page.holder.is_of(arena) {
+            if page.holder.arena() != Some(arena) {
                 if page.handle.is_none() {
                     continue;
                 }

@@ -7,7 +7,8 @@
 //!   resume   memory for every page that is absent -> mapped wherever they show, copies in behind that -> after_map -> replays again
 //! ```
 //!
-//! What is shared between graphs holds nothing that counts between replays, so it is not copied. Pages are copied as a whole.
+//! What is shared between graphs holds nothing that counts between replays, so it is not copied. Pages are copied as a whole. Exclusive
+//! blocks stay: who knows their pages, nobody here can tell.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -62,6 +63,7 @@ impl Common {
         let _go_on = self.pool().begin_waits()?;
         let Some(mut turn) = self.begin_pause()? else { return Ok(report) };
         report.regions = u64::from(turn.back == Stage::Resident);
+        report.kept_bytes = self.pool().held(self.exclusive_holder()).0;
         self.wait_for_users(fence)?;
         let pool = self.pool();
         // What nobody needs any more need not be copied.

@@ -117,7 +117,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
 
-    use super::super::{Common, Heap, Presence, RetainPolicy, Totals};
+    use super::super::{Common, Exclusives, Heap, Presence, RetainPolicy, Totals};
     use super::*;
     use crate::device::Device;
     use crate::driver::{HostDriver, HostOptions};
@@ -138,6 +138,7 @@ mod tests {
             shared: SharedSet::new(device.pool(), 1, account, geometry, Peers::NONE),
             order: ReplayOrder::new(device.pool().events()),
             heap: Heap::default(),
+            exclusives: Exclusives::default(),
             presence: Presence::default(),
             tag: String::new(),
             retain: RetainPolicy::Retain,

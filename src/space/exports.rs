@@ -55,13 +55,17 @@ impl Core {
 }
 
 impl Common {
-    /// A page of the arena, which is pinned, stays what it is from now on.
+    /// A page of the arena, which is pinned, stays what it is from now on; that of an exclusive block does so anyway.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for the page of an eager block, which goes with that; [`Error::WrongState`] while eager work, at whose end it could
     /// go, is under way, or the arena is paused, going or coming.
     pub(super) fn stay_for_others(&self, page: PageId) -> Result<()> {
         self.usable()?;
+        if self.pool().holder(page) == Some(self.exclusive_holder()) {
+            // Nothing moves it.
+            return Ok(());
+        }
         self.require_resident()?;
         let eager = self.eager.lock().upgrade();
         if eager.is_some_and(|eager| self.pool().holder(page) == Some(eager.own())) {

@@ -27,6 +27,7 @@ mod bump;
 mod core;
 mod eager;
 mod events;
+mod exclusive;
 mod exports;
 mod kept;
 mod label;
@@ -54,6 +55,7 @@ pub(crate) use core::Core;
 use core::{State, Work};
 pub(crate) use eager::EagerSpace;
 use events::Events;
+pub(crate) use exclusive::Exclusives;
 pub(crate) use kept::Heap;
 use kept::KeptBlocks;
 use layout::Layout;
@@ -75,6 +77,7 @@ pub(crate) struct Common {
     pub(crate) shared: SharedSet,
     pub(crate) order: ReplayOrder,
     pub(crate) heap: Heap,
+    pub(crate) exclusives: Exclusives,
     /// Whether the pages are there.
     pub(crate) presence: Presence,
     /// What becomes of work that needs pages on lease.
@@ -125,6 +128,7 @@ impl Drop for Common {
             .with(|aside| (std::mem::take(&mut aside.copies), std::mem::take(&mut aside.contents)));
         copies.into_values().for_each(|copy| copy.give(self.device.host_pool(), &contents));
         self.heap.end(self.pool());
+        self.exclusives.end(self.pool(), self.order.fence());
         self.pool().finish_done();
         self.pool().release_free(u64::MAX);
         self.pool().check();

@@ -89,6 +89,46 @@ TEST_F(HostileShare, HandlesThatAreNone) {
     }
 }
 
+TEST_F(HostileShare, ExclusiveBlocksOfNoArenaAndNoSize) {
+    void* exclusive = nullptr;
+    std::size_t count = 77;
+    for (const std::uint64_t value : {std::uint64_t{0}, std::uint64_t{1}, ~std::uint64_t{0}, reinterpret_cast<std::uint64_t>(space)}) {
+        const auto none = garbage<vmmgraph_arena_t>(value);
+        EXPECT_EQ(vmmgraph_arena_allocate_exclusive(none, MiB, 0, &exclusive), VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_arena_free_exclusive(none, block), VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_arena_export(none, block, 1, nullptr, 0, &count), VMMGRAPH_ERROR_INVALID_HANDLE);
+    }
+    EXPECT_EQ(vmmgraph_arena_allocate_exclusive(arena, MiB, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    for (const std::uint64_t bytes : {std::uint64_t{0}, ~std::uint64_t{0}, (std::uint64_t{1} << 46) + 1}) {
+        EXPECT_EQ(vmmgraph_arena_allocate_exclusive(arena, bytes, 0, &exclusive), VMMGRAPH_ERROR_INVALID_SIZE);
+    }
+    for (const std::uint64_t granularity : {std::uint64_t{1}, std::uint64_t{2048}, std::uint64_t{12288}, ~std::uint64_t{0}}) {
+        EXPECT_EQ(vmmgraph_arena_allocate_exclusive(arena, MiB, granularity, &exclusive), VMMGRAPH_ERROR_INVALID_SIZE);
+    }
+    EXPECT_EQ(vmmgraph_arena_allocate_exclusive(arena, 65 * MiB, 0, &exclusive), VMMGRAPH_ERROR_OUT_OF_MEMORY);
+    EXPECT_EQ(exclusive, nullptr);
+    // A block of a space is none, and the other way round.
+    EXPECT_EQ(vmmgraph_arena_free_exclusive(arena, block), VMMGRAPH_ERROR_FOREIGN_POINTER);
+    EXPECT_EQ(vmmgraph_arena_export(arena, block, 1, nullptr, 0, &count), VMMGRAPH_ERROR_FOREIGN_POINTER);
+    ASSERT_EQ(vmmgraph_arena_allocate_exclusive(arena, 5000, 128 << 10, &exclusive), VMMGRAPH_OK);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(exclusive) % (128 << 10), 0U);
+    EXPECT_EQ(vmmgraph_space_free(space, exclusive), VMMGRAPH_ERROR_FOREIGN_POINTER);
+    EXPECT_EQ(vmmgraph_arena_deallocate(arena, exclusive), VMMGRAPH_ERROR_FOREIGN_POINTER);
+    EXPECT_EQ(vmmgraph_arena_export(arena, exclusive, 0, nullptr, 0, &count), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_arena_export(arena, exclusive, ~std::uint64_t{0}, nullptr, 0, &count), VMMGRAPH_ERROR_FOREIGN_POINTER);
+    EXPECT_EQ(vmmgraph_arena_export(arena, exclusive, 1, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(count, 77U);
+    EXPECT_EQ(vmmgraph_arena_export(arena, exclusive, 128 << 10, nullptr, 0, &count), VMMGRAPH_OK);
+    EXPECT_EQ(count, 1U);
+    auto stats = sized<vmmgraph_arena_stats_t>();
+    ASSERT_EQ(vmmgraph_arena_stats(arena, &stats), VMMGRAPH_OK);
+    EXPECT_EQ(stats.exclusive_bytes, 128U << 10);
+    ASSERT_EQ(vmmgraph_arena_free_exclusive(arena, exclusive), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_arena_free_exclusive(arena, exclusive), VMMGRAPH_ERROR_FOREIGN_POINTER);
+    // One that is left goes with the arena.
+    ASSERT_EQ(vmmgraph_arena_allocate_exclusive(arena, MiB, 0, &exclusive), VMMGRAPH_OK);
+}
+
 TEST_F(HostileShare, PointersThatAreNull) {
     std::size_t count = 0;
     EXPECT_EQ(vmmgraph_space_export(space, block, 1, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);

@@ -212,7 +212,7 @@ FIELD(vmmgraph_arena_options_t, peers, 56, 8);
 FIELD(vmmgraph_arena_options_t, tag, 64, 8);
 FIELD(vmmgraph_arena_options_t, least_bytes, 72, 8);
 
-SIZE(vmmgraph_arena_stats_t, 152);
+SIZE(vmmgraph_arena_stats_t, 160);
 FIELD(vmmgraph_arena_stats_t, struct_size, 0, 8);
 FIELD(vmmgraph_arena_stats_t, physical_bytes, 8, 8);
 FIELD(vmmgraph_arena_stats_t, shared_bytes, 16, 8);
@@ -232,6 +232,7 @@ FIELD(vmmgraph_arena_stats_t, charged_bytes, 120, 8);
 FIELD(vmmgraph_arena_stats_t, budget_bytes, 128, 8);
 FIELD(vmmgraph_arena_stats_t, replays, 136, 8);
 FIELD(vmmgraph_arena_stats_t, paused, 144, 8);
+FIELD(vmmgraph_arena_stats_t, exclusive_bytes, 152, 8);
 
 SIZE(vmmgraph_seal_report_t, 88);
 FIELD(vmmgraph_seal_report_t, struct_size, 0, 8);

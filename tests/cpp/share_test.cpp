@@ -60,6 +60,21 @@ int peer(int socket) {
     }
 }
 
+TEST(Share, AnExclusiveBlockIsOnePageThatIsZero) {
+    const auto device = vmmgraph::Device::open(shared(0));
+    vmmgraph::SharedVmmAllocator arena(device, host::options());
+    void* block = arena.allocate_exclusive(3 * host::MiB, 4 * host::MiB);
+    EXPECT_TRUE(host::holds(block, 4 * host::MiB, 0));
+    const auto extents = vmmgraph::export_range(arena, block, 4 * host::MiB);
+    ASSERT_EQ(extents.size(), 1U);
+    EXPECT_EQ(extents.front().page_bytes, 4 * host::MiB);
+    EXPECT_EQ(arena.stats().exclusive_bytes, 4 * host::MiB);
+    EXPECT_GE(vmmgraph::ExportedPage(device, extents.front().page).descriptor(), 0);
+    arena.free_exclusive(block);
+    EXPECT_THROW(arena.free_exclusive(block), vmmgraph::Error);
+    EXPECT_THROW(static_cast<void>(vmmgraph::export_range(arena, block, 1)), vmmgraph::Error);
+}
+
 TEST(Share, AnotherProcessHasTheSameMemory) {
     if (const char* number = std::getenv(CHILD)) {
         EXPECT_EQ(peer(std::atoi(number)), 0);

@@ -16,7 +16,7 @@ const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
 const percent = (part, whole) => (whole ? `${Math.round((100 * part) / whole)} %` : "–");
 const hex = (n) => "0x" + n.toString(16);
 const nameOf = (space) => space.label || `space ${space.id}`;
-const CLASSES = { large: "large page", tape: "tape page", slab: "slab", filler: "filler", spare: "spare page", own: "own page", kept: "kept page" };
+const CLASSES = { large: "large page", tape: "tape page", slab: "slab", filler: "filler", spare: "spare page", own: "own page", kept: "kept page", exclusive: "exclusive page" };
 const pageName = (page) => `${CLASSES[page.class]} ${page.number}`;
 const el = (tag, attributes, ...inside) => {
   const made = document.createElement(tag);

@@ -1,7 +1,7 @@
 // Shapes down, pages across.
 
 // ---- the matrix ----
-const BANDS = { large: 1, tape: 1, spare: 1, kept: 1, slab: 0.55, filler: 0.55 };
+const BANDS = { large: 1, tape: 1, spare: 1, kept: 1, exclusive: 1, slab: 0.55, filler: 0.55 };
 const layOut = () => {
   const [, pen] = canvas(1, 1);
   pen.font = getComputedStyle(document.body).font;
