@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::space::{Core, Space};
+use crate::space::{Core, Kind, Space};
 use crate::units::{Address, Stream};
 
 /// The memory of one capture, as torch asks for it: tensor by tensor (blocks route) or segment by segment (MemPool route).
@@ -28,7 +28,7 @@ impl VmmTorchAllocator {
     /// # Errors
     /// Those of [`Space::allocate`]; out of memory is to become a null pointer, of which torch makes its own error.
     pub fn allocate(&self, bytes: u64, stream: Stream, kept: bool) -> Result<Address> {
-        self.core.allocate(bytes, stream, kept)
+        self.core.allocate(bytes, stream, if kept { Kind::Kept } else { Kind::Local })
     }
 
     /// Closes the arena after a bug was caught: every later call but destruction fails.

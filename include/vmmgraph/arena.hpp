@@ -39,6 +39,9 @@ enum class Retain : std::int32_t {
     // Their pages become the space's own as they are, and none is exchanged for another; where another space, or another part of this one,
     // shows such a page, the seal throws (VMMGRAPH_ERROR_WRONG_STATE). For captures of whose pages somebody else has taken hold.
     in_place = VMMGRAPH_RETAIN_IN_PLACE,
+    // As own_pages, but for remote blocks, which stay where they are, on shared pages: the next replay of another graph may overwrite them. For
+    // peers that were told of their pages during the capture.
+    shared_remote = VMMGRAPH_RETAIN_SHARED_REMOTE,
 };
 
 // How to make an arena. 0 is the default of every number.
@@ -166,6 +169,17 @@ public:
     [[nodiscard]] void* allocate_kept(std::size_t bytes, void* stream = nullptr) {
         void* block = nullptr;
         detail::check(vmmgraph_space_allocate_kept(handle(), bytes, stream, &block));
+        return block;
+    }
+
+    // As allocate(), for a block that peers use too: a buffer of a captured collective, which other devices or processes read and write by what they were
+    // told of its page, by export_range (share.hpp) or by a library that registers what it meets in the capture. It lies on one page, or, if it is longer
+    // than a large page, on whole ones (its bytes are rounded up to those); beside it lie remote blocks of the same stream only. So a seal exchanges no
+    // page that a peer knows, and eager work and leases take none of them from the seal on. Other graphs share them as any page. Free it before the
+    // seal: one that is live then is treated as the policy says and counted in the report's remote_blocks. Throws in a bump space.
+    [[nodiscard]] void* allocate_remote(std::size_t bytes, void* stream = nullptr) {
+        void* block = nullptr;
+        detail::check(vmmgraph_space_allocate_remote(handle(), bytes, stream, &block));
         return block;
     }
 

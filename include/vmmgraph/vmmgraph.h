@@ -134,6 +134,10 @@
 // else has taken hold, as NCCL does when it registers the buffers of captured collectives.
 #define VMMGRAPH_RETAIN_IN_PLACE 3
 
+// As VMMGRAPH_RETAIN_OWN_PAGES, but for remote blocks, which stay where they are, on shared pages: the next replay of another graph may overwrite
+// them. For peers that were told of their pages during the capture.
+#define VMMGRAPH_RETAIN_SHARED_REMOTE 4
+
 // Fills the shared pages of a space before each of its replays, so that a graph which relies on what is left there shows. Also on
 // with VMMGRAPH_POISON=1 in the environment.
 #define VMMGRAPH_ARENA_POISON 1
@@ -1748,6 +1752,12 @@ typedef struct vmmgraph_seal_report_t {
   // so that ranks can compare what they captured. Places of kept blocks do not count; those of a bump space depend on the arena's tape
   // too, from its second range of addresses on.
   uint64_t layout_hash;
+  // Of the live blocks, remote ones (vmmgraph_space_allocate_remote). With 0, this seal exchanged no page that remote blocks are or were on. Else, by
+  // VMMGRAPH_RETAIN_OWN_PAGES, those under them and under what lies beside may be others: peers are to be told after the seal. By other policies
+  // they are where they were.
+  uint64_t remote_blocks;
+  // Their bytes.
+  uint64_t remote_bytes;
 } vmmgraph_seal_report_t;
 
 // What a space uses.
@@ -3532,6 +3542,21 @@ vmmgraph_status_t vmmgraph_space_allocate_kept(vmmgraph_space_t space,
                                                uint64_t bytes,
                                                void *stream,
                                                void **block);
+
+// As vmmgraph_space_allocate, for a block that peers use too: a buffer of a captured collective, which other devices or processes read and write by
+// what they were told of its page, by vmmgraph_space_export or by a library that registers what it meets in the capture. It lies on one page, or, if it
+// is longer than a large page, on whole ones (its bytes are rounded up to those); beside it lie remote blocks of the same stream only. So a seal, which
+// exchanges pages under local blocks that are retained, exchanges none that a peer knows, and such pages are neither lent nor given to eager work from
+// the seal on. Other graphs share them as any page: what peers do with it is over when the replay is. Free it before the seal: one that is live then
+// is treated as the policy says and counted in the report. VMMGRAPH_ERROR_WRONG_STATE in a bump space.
+//
+// Arguments:
+// `block` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_space_allocate_remote(vmmgraph_space_t space,
+                                                 uint64_t bytes,
+                                                 void *stream,
+                                                 void **block);
 
 // Frees a block. Before the seal its pages serve the next block of the same stream; afterwards a retained block's pages return
 // to the arena, once the streams noted for it have passed. Its addresses stay mapped, since the graph writes there.

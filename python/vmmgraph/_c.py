@@ -112,6 +112,8 @@ class SealReport(Struct):
         "driver_ns",
         "allocations",
         "layout_hash",
+        "remote_blocks",
+        "remote_bytes",
     )
 
 

@@ -30,6 +30,9 @@ pub const VMMGRAPH_RETAIN_SHARED_PAGES: i32 = 2;
 /// space, or another part of this one, shows such a page, the seal is VMMGRAPH_ERROR_WRONG_STATE. For captures of whose pages somebody
 /// else has taken hold, as NCCL does when it registers the buffers of captured collectives.
 pub const VMMGRAPH_RETAIN_IN_PLACE: i32 = 3;
+/// As VMMGRAPH_RETAIN_OWN_PAGES, but for remote blocks, which stay where they are, on shared pages: the next replay of another graph may overwrite
+/// them. For peers that were told of their pages during the capture.
+pub const VMMGRAPH_RETAIN_SHARED_REMOTE: i32 = 4;
 
 /// Fills the shared pages of a space before each of its replays, so that a graph which relies on what is left there shows. Also on
 /// with VMMGRAPH_POISON=1 in the environment.
@@ -130,6 +133,7 @@ pub(super) fn policy(retain: i32) -> Result<Option<RetainPolicy>, Failure> {
         VMMGRAPH_RETAIN_OWN_PAGES => Ok(Some(RetainPolicy::Retain)),
         VMMGRAPH_RETAIN_SHARED_PAGES => Ok(Some(RetainPolicy::Share)),
         VMMGRAPH_RETAIN_IN_PLACE => Ok(Some(RetainPolicy::InPlace)),
+        VMMGRAPH_RETAIN_SHARED_REMOTE => Ok(Some(RetainPolicy::ShareRemote)),
         other => {
             let expected = "one of VMMGRAPH_RETAIN_*";
             Err(Error::InvalidArgument { what: "retain", value: i128::from(other), expected }.into())
@@ -168,6 +172,7 @@ pub(super) fn policy_number(policy: RetainPolicy) -> i32 {
         RetainPolicy::Retain => VMMGRAPH_RETAIN_OWN_PAGES,
         RetainPolicy::Share => VMMGRAPH_RETAIN_SHARED_PAGES,
         RetainPolicy::InPlace => VMMGRAPH_RETAIN_IN_PLACE,
+        RetainPolicy::ShareRemote => VMMGRAPH_RETAIN_SHARED_REMOTE,
     }
 }
 

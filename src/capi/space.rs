@@ -61,6 +61,12 @@ pub struct vmmgraph_seal_report_t {
     /// so that ranks can compare what they captured. Places of kept blocks do not count; those of a bump space depend on the arena's tape
     /// too, from its second range of addresses on.
     pub layout_hash: u64,
+    /// Of the live blocks, remote ones (vmmgraph_space_allocate_remote). With 0, this seal exchanged no page that remote blocks are or were on. Else, by
+    /// VMMGRAPH_RETAIN_OWN_PAGES, those under them and under what lies beside may be others: peers are to be told after the seal. By other policies
+    /// they are where they were.
+    pub remote_blocks: u64,
+    /// Their bytes.
+    pub remote_bytes: u64,
 }
 
 /// What a space uses.
@@ -246,6 +252,30 @@ pub unsafe extern "C" fn vmmgraph_space_allocate_kept(
     })
 }
 
+/// As vmmgraph_space_allocate, for a block that peers use too: a buffer of a captured collective, which other devices or processes read and write by
+/// what they were told of its page, by vmmgraph_space_export or by a library that registers what it meets in the capture. It lies on one page, or, if it
+/// is longer than a large page, on whole ones (its bytes are rounded up to those); beside it lie remote blocks of the same stream only. So a seal, which
+/// exchanges pages under local blocks that are retained, exchanges none that a peer knows, and such pages are neither lent nor given to eager work from
+/// the seal on. Other graphs share them as any page: what peers do with it is over when the replay is. Free it before the seal: one that is live then
+/// is treated as the policy says and counted in the report. VMMGRAPH_ERROR_WRONG_STATE in a bump space.
+///
+/// # Safety
+/// `block` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_space_allocate_remote(
+    space: vmmgraph_space_t,
+    bytes: u64,
+    stream: *mut c_void,
+    block: *mut *mut c_void,
+) -> vmmgraph_status_t {
+    with(space, |space| {
+        // SAFETY: the caller's contract.
+        let block = unsafe { out(block, "block") }?;
+        *block = space.allocate_remote(bytes, stream_of(stream))?.0 as *mut c_void;
+        Ok(())
+    })
+}
+
 /// Frees a block. Before the seal its pages serve the next block of the same stream; afterwards a retained block's pages return
 /// to the arena, once the streams noted for it have passed. Its addresses stay mapped, since the graph writes there.
 #[unsafe(no_mangle)]
@@ -299,6 +329,8 @@ pub unsafe extern "C" fn vmmgraph_space_seal(
                 driver_ns: sealed.driver_time.as_nanos() as u64,
                 allocations: sealed.allocations,
                 layout_hash: sealed.layout_hash,
+                remote_blocks: sealed.remote_blocks,
+                remote_bytes: sealed.remote_bytes,
             });
         }
         Ok(())

@@ -237,6 +237,9 @@ impl SharedSet {
     /// # Errors
     /// [`Error::WrongState`] if one is not shared any more, or could be about to leave.
     pub fn fix(&self, pages: &HashSet<PageId>) -> Result<()> {
+        if pages.is_empty() {
+            return Ok(());
+        }
         let numbers = &mut *self.numbers.lock();
         if numbers.eager > 0 || pages.iter().any(|page| !self.is_ours(*page)) {
             let (expected, found) = ("without eager work on its pages", "with some");

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::block::{Origin, Origins};
 use super::events::Events;
 use super::kept::KeptBlocks;
+use super::lane::Lane;
 use super::layout::{NotLive, Place, Usage};
 use super::layout_hash::LayoutHash;
 use super::placement::Placement;
@@ -56,6 +57,17 @@ pub(super) struct State {
     pub(super) events: Option<Events>,
 }
 
+/// What a block is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Passing, if it is freed before the seal; else retained.
+    Local,
+    /// Said beforehand to be retained.
+    Kept,
+    /// Peers use it too.
+    Remote,
+}
+
 /// What the driver was asked for.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Work {
@@ -91,18 +103,24 @@ impl Core {
         self.common.closed.store(true, Ordering::Relaxed);
     }
 
-    pub(crate) fn allocate(&self, size: u64, stream: Stream, kept: bool) -> Result<Address> {
-        let bytes = BlockBytes::round_up(size)?;
+    pub(crate) fn allocate(&self, size: u64, stream: Stream, kind: Kind) -> Result<Address> {
+        let mut bytes = BlockBytes::round_up(size)?;
         self.common.usable()?;
-        if kept || self.common.trace_blocks {
-            return self.allocate_or_grow(bytes, stream, kept, None);
+        let large = self.common.shared.geometry().large();
+        if kind == Kind::Remote && bytes.get() > large {
+            // Whole pages, so that what is exported is.
+            bytes = BlockBytes::round_up(bytes.get().next_multiple_of(large))?;
+        }
+        let lane = if kind == Kind::Remote { Lane::remote(stream) } else { Lane::local(stream) };
+        if kind == Kind::Kept || self.common.trace_blocks {
+            return self.allocate_or_grow(bytes, lane, kind, None);
         }
         let mut state = self.state.lock();
-        if let Some(address) = self.place_on_mapped(&mut state, bytes, stream) {
+        if let Some(address) = self.place_on_mapped(&mut state, bytes, lane) {
             self.common.totals.allocated(bytes.get());
             return Ok(address);
         }
-        self.allocate_or_grow(bytes, stream, kept, Some(state))
+        self.allocate_or_grow(bytes, lane, kind, Some(state))
     }
 
     /// The way of an allocation that takes a driver call, a kept page or a backtrace. `full` is a state that was found to have no place
@@ -111,8 +129,8 @@ impl Core {
     fn allocate_or_grow(
         &self,
         bytes: BlockBytes,
-        stream: Stream,
-        kept: bool,
+        lane: Lane,
+        kind: Kind,
         mut full: Option<MutexGuard<'_, State>>,
     ) -> Result<Address> {
         let mut origin = self.common.trace_blocks.then(Origin::here);
@@ -122,12 +140,16 @@ impl Core {
                 None => (self.state.lock(), false),
             };
             state.require(Phase::Open)?;
-            let address = if kept {
+            if lane.remote && !matches!(state.placement, Placement::Stitched(_)) {
+                let (expected, found) = ("one whose blocks have places of their own", "a bump space");
+                return Err(Error::WrongState { what: "the space", expected, found });
+            }
+            let address = if kind == Kind::Kept {
                 self.keep(&mut state, bytes)?
             } else if asked {
-                self.place_anew(&mut state, bytes, stream)?
+                self.place_anew(&mut state, bytes, lane)?
             } else {
-                self.place(&mut state, bytes, stream)?
+                self.place(&mut state, bytes, lane)?
             };
             if let (Some(origins), Some(origin)) = (&mut state.origins, origin.take()) {
                 origins.insert(address, origin);
@@ -150,32 +172,35 @@ impl Core {
         self.common.relieved(work).map_err(|error| error.of_space(self.label().as_deref()))
     }
 
-    fn place(&self, state: &mut State, bytes: BlockBytes, stream: Stream) -> Result<Address> {
-        if let Some(address) = self.place_on_mapped(state, bytes, stream) {
+    fn place(&self, state: &mut State, bytes: BlockBytes, lane: Lane) -> Result<Address> {
+        if let Some(address) = self.place_on_mapped(state, bytes, lane) {
             return Ok(address);
         }
-        self.place_anew(state, bytes, stream)
+        self.place_anew(state, bytes, lane)
     }
 
     /// The address of a block for which something has to be mapped.
-    fn place_anew(&self, state: &mut State, bytes: BlockBytes, stream: Stream) -> Result<Address> {
-        let place = self.grow(state, bytes, stream)?;
-        Ok(self.placed(state, place, bytes))
+    fn place_anew(&self, state: &mut State, bytes: BlockBytes, lane: Lane) -> Result<Address> {
+        let place = self.grow(state, bytes, lane)?;
+        Ok(self.placed(state, place, bytes, lane))
     }
 
     /// The address of a block of an open space for which nothing has to be mapped.
-    fn place_on_mapped(&self, state: &mut State, bytes: BlockBytes, stream: Stream) -> Option<Address> {
+    fn place_on_mapped(&self, state: &mut State, bytes: BlockBytes, lane: Lane) -> Option<Address> {
         let Placement::Stitched(layout) = &mut state.placement else { return None };
         if state.phase != Phase::Open {
             return None;
         }
-        let place = layout.place(bytes, stream)?;
-        Some(self.placed(state, place, bytes))
+        let place = layout.place(bytes, lane)?;
+        Some(self.placed(state, place, bytes, lane))
     }
 
-    fn placed(&self, state: &mut State, place: Place, bytes: BlockBytes) -> Address {
+    fn placed(&self, state: &mut State, place: Place, bytes: BlockBytes, lane: Lane) -> Address {
         if let Placement::Stitched(layout) = &state.placement {
             self.common.totals.rose_to(layout.usage().peak_bytes);
+        }
+        if lane.remote {
+            state.layout_hash.remote();
         }
         state.layout_hash.block(place, bytes);
         let address = state.address(place);
@@ -185,14 +210,14 @@ impl Core {
         address
     }
 
-    fn grow(&self, state: &mut State, bytes: BlockBytes, stream: Stream) -> Result<Place> {
+    fn grow(&self, state: &mut State, bytes: BlockBytes, lane: Lane) -> Result<Place> {
         // Before the plan, which lists every page: a hopeless request must not cost memory either.
         self.common.refuse_hopeless(bytes)?;
         let start = Instant::now();
         let place = match state.placement {
             Placement::Stitched(_) => {
                 let seen = self.seen.load(Ordering::SeqCst);
-                state.stitch(&self.common, (self.id, seen), bytes, stream)
+                state.stitch(&self.common, (self.id, seen), bytes, lane)
             }
             _ => state.append(&self.common, self.id, bytes),
         };

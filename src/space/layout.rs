@@ -15,11 +15,12 @@
 //! The addresses of one stitched block are a *window*. A later block of the same size goes to the most recently used window of
 //! that size whose memory is free, so that a model's identical layers settle on the same addresses, and a block of another size
 //! is kept from cutting it; one of whole pages fits any window just as well. Only when no window is free are pages stitched
-//! together in a new one. Nothing here depends on what other spaces did: the same requests always lead to the same numbers and
+//! together in a new one. Remote blocks lie on pages with their like only, each in one page or on whole ones. Nothing here depends on what other spaces did: the same requests always lead to the same numbers and
 //! offsets, and the arena holds, in each class, the most pages that any one space has needed at a time.
 
 use std::collections::HashSet;
 
+use super::lane::Lane;
 use super::page_table::{PageTable, TileNo};
 use super::peak::Peak;
 use super::sealed::Sealed;
@@ -187,26 +188,28 @@ impl Layout {
     }
 
     /// Places a block on addresses that are already mapped, if it can.
-    pub(crate) fn place(&mut self, bytes: BlockBytes, stream: Stream) -> Option<Place> {
+    pub(crate) fn place(&mut self, bytes: BlockBytes, lane: Lane) -> Option<Place> {
         if self.packed(bytes) {
-            let slot = self.slabs.allocate(granules(bytes), stream, self.usage.allocations + 1)?;
+            let slot = self.slabs.allocate(granules(bytes), lane, self.usage.allocations + 1)?;
             return Some(self.settle_in_slab(slot, bytes));
         }
         if bytes.get() >= self.geometry.large() {
-            let window = self.find(bytes.get(), stream)?;
+            let window = self.find(bytes.get(), lane)?;
             return Some(self.settle(window, bytes));
         }
         // Where memory was used before, and only then where it was not.
         let length = bytes.get();
-        let mut within = self.pages.room(length, stream, false);
-        within = within.or_else(|| self.pages.idle_page(length, stream, true).map(|page| (page, 0)));
+        let mut within = self.pages.room(length, lane, false);
+        within = within.or_else(|| self.pages.idle_page(length, lane, true).map(|page| (page, 0)));
+        // A window is of several pages: a remote block does not lie over a seam.
         if within.is_none()
-            && let Some(window) = self.find(length, stream)
+            && !lane.remote
+            && let Some(window) = self.find(length, lane)
         {
             return Some(self.settle(window, bytes));
         }
-        within = within.or_else(|| self.pages.room(length, stream, true));
-        within = within.or_else(|| self.pages.idle_page(length, stream, false).map(|page| (page, 0)));
+        within = within.or_else(|| self.pages.room(length, lane, true));
+        within = within.or_else(|| self.pages.idle_page(length, lane, false).map(|page| (page, 0)));
         let (page, start) = within?;
         Some(self.settle_within(page, start, bytes))
     }
@@ -246,11 +249,11 @@ impl Layout {
         let own = match self.locate(place)? {
             Found::Slab(slot) => {
                 self.slabs.block(slot)?;
-                Some(self.slabs.stream(slot.slab))
+                Some(self.slabs.lane(slot.slab).stream)
             }
             Found::Page { tile, page, start } => {
                 self.block(tile, page, start)?;
-                Some(self.pages.stream(page))
+                Some(self.pages.lane(page).stream)
             }
         };
         if self.parked.contains(&place) {

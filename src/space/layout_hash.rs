@@ -39,6 +39,11 @@ impl LayoutHash {
         self.add(bytes.get());
     }
 
+    /// The block that is placed next is remote.
+    pub(super) fn remote(&mut self) {
+        self.add(6);
+    }
+
     /// A kept block was placed: somewhere, since that depends on other spaces.
     pub(super) fn kept(&mut self, bytes: BlockBytes) {
         self.add(!bytes.get());
@@ -97,6 +102,9 @@ mod tests {
             hash.end(policy, placed, kept);
             hash
         };
+        let mut remote = new();
+        remote.remote();
+        remote.block(Place { range: 0, offset: 0 }, BlockBytes::round_up(512).unwrap());
         let mut kept = new();
         kept.kept(BlockBytes::round_up(512).unwrap());
         let (mut one, mut other) = (page(Class::Small, 0), page(Class::Small, 1));
@@ -104,6 +112,7 @@ mod tests {
         other.page(PageNo { class: Class::Small, index: 0 });
         let all = [
             new(),
+            remote,
             LayoutHash::new(Geometry::new(2 * MIB, 32 * MIB, 4096).unwrap()),
             LayoutHash::new(Geometry::new(4 * MIB, 16 * MIB, 4096).unwrap()),
             block(0, 0, 512),

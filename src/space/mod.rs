@@ -31,6 +31,7 @@ mod exclusive;
 mod exports;
 mod kept;
 mod label;
+mod lane;
 mod layout;
 mod layout_hash;
 mod life;
@@ -51,7 +52,7 @@ mod stitch;
 
 pub(crate) use audit::disjoint;
 use bump::Bump;
-pub(crate) use core::Core;
+pub(crate) use core::{Core, Kind};
 use core::{State, Work};
 pub(crate) use eager::EagerSpace;
 use events::Events;
@@ -322,7 +323,7 @@ impl Space {
     /// [`Error::InvalidSize`]; [`Error::WrongState`] unless the space is open; out of memory, budget, addresses or descriptors:
     /// then nothing has changed and the next call works.
     pub fn allocate(&self, size: u64, stream: Stream) -> Result<Address> {
-        self.core.allocate(size, stream, false)
+        self.core.allocate(size, stream, Kind::Local)
     }
 
     /// As [`allocate`](Self::allocate), for a block that the caller will keep when the capture ends: an output, a workspace. The kept
@@ -332,7 +333,22 @@ impl Space {
     /// # Errors
     /// As [`allocate`](Self::allocate).
     pub fn allocate_kept(&self, size: u64, stream: Stream) -> Result<Address> {
-        self.core.allocate(size, stream, true)
+        self.core.allocate(size, stream, Kind::Kept)
+    }
+
+    /// As [`allocate`](Self::allocate), for a block that peers use too: a buffer of a captured collective, which other devices or processes read and
+    /// write by what they were told of its page, by [`export`](Self::export) or by a library that registers what it meets in the capture. It lies
+    /// on one page, or, if it is longer than a large page, on whole ones (its bytes are rounded up to those); beside it lie remote blocks of the same
+    /// stream only. So a seal, which exchanges pages under local blocks that are retained, exchanges none that a peer knows, and such pages are neither
+    /// lent nor given to eager work from the seal on. Other graphs share them as any page: what peers do with it is over when the replay is.
+    ///
+    /// Free it before the seal. One that is still live is treated as the [policy](RetainPolicy) says and counted in the
+    /// [report](SealReport::remote_blocks): its page may be another one afterwards.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate); [`Error::WrongState`] in a bump space.
+    pub fn allocate_remote(&self, size: u64, stream: Stream) -> Result<Address> {
+        self.core.allocate(size, stream, Kind::Remote)
     }
 
     /// Frees a block. Before the seal its pages serve the next block of the same stream; afterwards a retained block's pages return

@@ -1,8 +1,9 @@
-//! Which bytes of which large page live blocks cover, and for which stream.
+//! Which bytes of which large page live blocks cover, and for which lane.
 
 use std::collections::HashMap;
 
-use crate::units::{Geometry, Stream};
+use super::lane::Lane;
+use crate::units::Geometry;
 
 mod max_tree;
 mod plan;
@@ -36,8 +37,8 @@ pub(crate) struct Stay {
 struct Page {
     /// Sorted; they never overlap.
     stays: Vec<Stay>,
-    /// The stream whose blocks the page holds until the seal. Another stream's work is not ordered with theirs.
-    stream: Stream,
+    /// The lane whose blocks the page holds until the seal.
+    lane: Lane,
     /// The first tile that showed the page.
     home: TileNo,
     /// How far blocks ever reached into the page, in whole small pages: behind it no memory was used yet.
@@ -57,7 +58,7 @@ struct Fit {
     at_end: u64,
 }
 
-/// The same for every page of a stream, to be searched.
+/// The same for every page of a lane, to be searched.
 #[derive(Debug, Default)]
 struct Fits {
     within: MaxTree,
@@ -71,7 +72,7 @@ pub(crate) struct PageTable {
     pages: Vec<Page>,
     /// One bit for each page that holds no block.
     idle: Vec<u64>,
-    fits: HashMap<Stream, Fits>,
+    fits: HashMap<Lane, Fits>,
     /// Pages that are stale there. Brought up to date by a search, so that blocks that come and go in windows do not pay for it.
     stale: Vec<u32>,
     visits: u64,
@@ -100,26 +101,26 @@ impl PageTable {
         self.pages.len()
     }
 
-    /// Pages that were used before, hold no block, and may hold the stream's; lowest number first.
-    fn idle(&self, stream: Stream) -> impl Iterator<Item = u32> {
+    /// Pages that were used before, hold no block, and may hold the lane's; lowest number first.
+    fn idle(&self, lane: Lane) -> impl Iterator<Item = u32> {
         let words = self.idle.iter().enumerate().filter(|(_, word)| **word != 0);
         let numbers = words.flat_map(|(index, word)| {
             let rests = std::iter::successors(Some(*word), |rest| Some(rest & rest.wrapping_sub(1)));
             rests.take_while(|rest| *rest != 0).map(move |rest| index as u32 * 64 + rest.trailing_zeros())
         });
-        numbers.filter(move |number| self.pages[*number as usize].stream == stream)
+        numbers.filter(move |number| self.pages[*number as usize].lane == lane)
     }
 
     /// The lowest page that was used before and holds no block; as far as `reached`, if that is asked for.
-    pub(crate) fn idle_page(&self, bytes: u64, stream: Stream, reached: bool) -> Option<u32> {
-        self.idle(stream).find(|number| !reached || self.pages[*number as usize].reach >= bytes)
+    pub(crate) fn idle_page(&self, bytes: u64, lane: Lane, reached: bool) -> Option<u32> {
+        self.idle(lane).find(|number| !reached || self.pages[*number as usize].reach >= bytes)
     }
 
-    /// The lowest page that holds blocks of the stream already and has room for one more, and where in it: in front of what
+    /// The lowest page that holds blocks of the lane already and has room for one more, and where in it: in front of what
     /// begins the page not, so that its beginning stays free for a tail. Only where memory was used before, or at the page's end.
-    pub(crate) fn room(&mut self, bytes: u64, stream: Stream, at_end: bool) -> Option<(u32, u64)> {
+    pub(crate) fn room(&mut self, bytes: u64, lane: Lane, at_end: bool) -> Option<(u32, u64)> {
         self.refresh();
-        let fits = self.fits.get(&stream)?;
+        let fits = self.fits.get(&lane)?;
         let number = if at_end { fits.at_end.first(bytes) } else { fits.within.first(bytes) }? as u32;
         let page = &self.pages[number as usize];
         if at_end {
@@ -135,19 +136,19 @@ impl PageTable {
         self.visits += 1;
     }
 
-    /// Whether the stream may use a part of the page, and the search has not passed it yet.
-    pub(crate) fn visit(&mut self, number: u32, from: u64, to: u64, stream: Stream) -> bool {
+    /// Whether the lane may use a part of the page, and the search has not passed it yet.
+    pub(crate) fn visit(&mut self, number: u32, from: u64, to: u64, lane: Lane) -> bool {
         let page = &mut self.pages[number as usize];
-        let usable = page.stream == stream && page.visit != self.visits && page.is_free(from, to);
+        let usable = page.lane == lane && page.visit != self.visits && page.is_free(from, to);
         page.visit = self.visits;
         usable
     }
 
-    /// Notes that a tile shows the page, for the stream. Numbers come in order: the next unused one at most.
-    pub(crate) fn show(&mut self, number: u32, tile: TileNo, stream: Stream) {
+    /// Notes that a tile shows the page, for the lane. Numbers come in order: the next unused one at most.
+    pub(crate) fn show(&mut self, number: u32, tile: TileNo, lane: Lane) {
         if number as usize == self.pages.len() {
             let (stays, fits) = (Vec::new(), Fit::default());
-            self.pages.push(Page { stays, stream, home: tile, reach: 0, fits, stale: false, visit: 0 });
+            self.pages.push(Page { stays, lane, home: tile, reach: 0, fits, stale: false, visit: 0 });
             self.mark_idle(number, true);
         }
     }
@@ -162,9 +163,9 @@ impl PageTable {
         self.pages[number as usize].home
     }
 
-    /// The stream whose blocks the page holds.
-    pub(crate) fn stream(&self, number: u32) -> Stream {
-        self.pages[number as usize].stream
+    /// The lane whose blocks the page holds.
+    pub(crate) fn lane(&self, number: u32) -> Lane {
+        self.pages[number as usize].lane
     }
 
     /// A block covers a part of the page now, which was free.
@@ -195,7 +196,7 @@ impl PageTable {
         self.pages[number as usize].stays.iter().copied().filter(move |stay| stay.tile == tile)
     }
 
-    /// The block that begins at a byte of the page is gone from it. The page stays its stream's until the seal.
+    /// The block that begins at a byte of the page is gone from it. The page stays its lane's until the seal.
     pub(crate) fn release(&mut self, number: u32, start: u64) {
         let page = &mut self.pages[number as usize];
         if let Ok(found) = page.stays.binary_search_by_key(&start, |stay| stay.start) {
@@ -232,9 +233,9 @@ impl PageTable {
             page.stale = false;
             if fits != page.fits {
                 page.fits = fits;
-                let of_stream = self.fits.entry(page.stream).or_default();
-                of_stream.within.set(number as usize, fits.within);
-                of_stream.at_end.set(number as usize, fits.at_end);
+                let of_lane = self.fits.entry(page.lane).or_default();
+                of_lane.within.set(number as usize, fits.within);
+                of_lane.at_end.set(number as usize, fits.at_end);
             }
         }
     }

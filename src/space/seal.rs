@@ -19,7 +19,7 @@ use serde::Serialize;
 use super::layout::Unit;
 use super::{Block, Core, Events, Phase, Placement, Space, State};
 use crate::error::{Error, Result};
-use crate::pages::{Change, Class, PageId, PageNo, Reservation};
+use crate::pages::{Change, Class, Mapping, PageId, PageNo, Reservation};
 
 /// What becomes of blocks that are live when their capture ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -35,6 +35,10 @@ pub enum RetainPolicy {
     /// NCCL registers buffers of captured collectives, and keeps the page that was there then.
     #[serde(rename = "in_place")]
     InPlace,
+    /// As [`Retain`](Self::Retain), but for remote blocks, which stay where they are, on shared pages: the next replay of another graph may overwrite
+    /// them. For peers that were told of their pages during the capture.
+    #[serde(rename = "share_remote")]
+    ShareRemote,
 }
 
 /// What a capture used.
@@ -63,6 +67,12 @@ pub struct SealReport {
     pub layout_hash: u64,
     /// Blocks that are still live, by address.
     pub retained: Vec<Block>,
+    /// Of these, [remote](Space::allocate_remote) ones. With 0, this seal exchanged no page that remote blocks are or were on. Else, by
+    /// [`RetainPolicy::Retain`], those under them and under what lies beside may be others: peers are to be told after the seal. By other policies
+    /// they are where they were.
+    pub remote_blocks: u64,
+    /// Their bytes.
+    pub remote_bytes: u64,
 }
 
 impl Space {
@@ -73,7 +83,8 @@ impl Space {
     /// [`Error::WrongState`](crate::Error::WrongState) unless the space is open. Out of memory or budget, also
     /// after everybody was asked to give some back, or what else the driver says: the space is open as before, and the
     /// call can be repeated. [`Error::WrongState`] also where [`RetainPolicy::InPlace`] fails; [`Error::Exported`] where a page would be exchanged that
-    /// others have, by what [`export`](Self::export) said of this space: seal it in place, share its blocks, or take the pins away first. (If undoing fails as well the space can only be dropped.)
+    /// others have, by what [`export`](Self::export) said of this space: seal it in place, share its blocks, or take the pins away first; and
+    /// [`Error::WrongState`] where eager work has a page of a remote block, or could be about to take it. (If undoing fails as well the space can only be dropped.)
     pub fn seal(&self) -> Result<SealReport> {
         let policy = self.core.policy(&self.core.state.lock());
         self.seal_with(policy)
@@ -117,13 +128,15 @@ impl Core {
         self.common.usable()?;
         let mut state = self.state.lock();
         state.require(Phase::Open)?;
-        let mut fillers = 0;
-        if policy != RetainPolicy::Share {
-            let start = Instant::now();
-            let retained = self.retain(&mut state, policy == RetainPolicy::InPlace);
-            state.work.time += start.elapsed();
-            fillers = retained?;
-        }
+        let remote = state.live_remote();
+        let start = Instant::now();
+        let fillers = if policy == RetainPolicy::Share {
+            self.common.shared.fix(&state.shown_remote()).map(|()| 0)
+        } else {
+            self.retain(&mut state, policy)
+        };
+        state.work.time += start.elapsed();
+        let fillers = fillers?;
         state.end_layout_hash(policy);
         let parked = state.usage();
         state.placement.seal();
@@ -147,12 +160,14 @@ impl Core {
             allocations: usage.allocations + kept.allocations,
             layout_hash: state.layout_hash.get(),
             retained: state.blocks(),
+            remote_blocks: remote.0,
+            remote_bytes: remote.1,
         })
     }
 
     /// Puts pages of the space's own under every small page's worth of addresses that live blocks cover; how many numbers of small
     /// pages were needed behind those that the slabs have. Nothing has changed if that fails.
-    fn retain(&self, state: &mut State, in_place: bool) -> Result<usize> {
+    fn retain(&self, state: &mut State, policy: RetainPolicy) -> Result<usize> {
         let Placement::Stitched(layout) = &state.placement else {
             let expected = "a bump space's blocks stay on shared pages";
             return Err(Error::InvalidArgument { what: "the retain policy", value: 1, expected });
@@ -160,20 +175,24 @@ impl Core {
         let small = self.common.shared.geometry().small();
         let slabs = layout.pages().0;
         let shown = state.shown();
-        if in_place {
-            self.common.shared.fix(&shown)?;
-        }
+        let stay = if policy == RetainPolicy::InPlace { shown.clone() } else { state.shown_remote() };
+        self.common.shared.fix(&stay)?;
         let (change, told) = (Change::on(self.common.pool()), state.told.clone());
-        let mut exchange = Exchange { core: self, change, in_place, next: slabs, shown, told };
+        let mut exchange =
+            Exchange { core: self, change, policy, next: slabs, shown, told, fillers: HashSet::new() };
+        let remote = layout.remote_tiles();
         let done = state.ranges.iter().enumerate().try_for_each(|(number, range)| {
             let units = layout.units(number);
             range.mapped().iter().try_for_each(|mapped| {
                 let unit = |at: u64| ((at / small) as usize).min(units.len());
                 let units = &units[unit(mapped.offset)..unit(mapped.offset + mapped.bytes)];
-                exchange.page(range, mapped.offset, mapped.bytes, mapped.page, units)
+                let remote = remote.contains(&(number, mapped.offset));
+                exchange.page(range, mapped, units, remote)
             })
         });
-        let Exchange { change, next, .. } = exchange;
+        let Exchange { change, next, fillers, .. } = exchange;
+        // Those that peers are told of after this stay as well.
+        let done = done.and_then(|()| self.common.shared.fix(&fillers));
         if let Err(error) = done {
             state.undo(change);
             return Err(error);
@@ -185,6 +204,27 @@ impl Core {
 }
 
 impl State {
+    /// Remote blocks that are live, and their bytes.
+    fn live_remote(&self) -> (u64, u64) {
+        match &self.placement {
+            Placement::Stitched(layout) => layout.live_remote(),
+            _ => (0, 0),
+        }
+    }
+
+    /// The pages that it shows for remote blocks.
+    fn shown_remote(&self) -> HashSet<PageId> {
+        let Placement::Stitched(layout) = &self.placement else { return HashSet::new() };
+        let remote = layout.remote_tiles();
+        if remote.is_empty() {
+            return HashSet::new();
+        }
+        let ranges = self.ranges.iter().enumerate();
+        let mapped =
+            ranges.flat_map(|(number, range)| range.mapped().into_iter().map(move |at| (number, at)));
+        mapped.filter(|(number, at)| remote.contains(&(*number, at.offset))).map(|(_, at)| at.page).collect()
+    }
+
     /// The capture ends: what is live now gets other pages than what passed.
     fn end_layout_hash(&mut self, policy: RetainPolicy) {
         let mut placed: Vec<u64> = self.placement.blocks().iter().map(|live| live.serial).collect();
@@ -195,6 +235,7 @@ impl State {
             RetainPolicy::Retain => 0,
             RetainPolicy::Share => 1,
             RetainPolicy::InPlace => 2,
+            RetainPolicy::ShareRemote => 3,
         };
         self.layout_hash.end(policy, &placed, &kept);
     }
@@ -204,36 +245,33 @@ impl State {
 struct Exchange<'a> {
     core: &'a Core,
     change: Change<'a>,
-    in_place: bool,
+    policy: RetainPolicy,
     /// The next number of a small page that nothing else in this space is on.
     next: usize,
     /// The pages that the space shows.
     shown: HashSet<PageId>,
     /// Those of them that others were told of.
     told: HashSet<PageId>,
+    /// Fillers on which remote blocks lie now.
+    fillers: HashSet<PageId>,
 }
 
 impl Exchange<'_> {
     /// Exchanges one page, whose addresses are used like this, if a retained block is there.
-    fn page(
-        &mut self,
-        range: &Reservation,
-        offset: u64,
-        bytes: u64,
-        page: PageId,
-        units: &[Unit],
-    ) -> Result<()> {
+    fn page(&mut self, range: &Reservation, mapped: &Mapping, units: &[Unit], remote: bool) -> Result<()> {
+        let Mapping { offset, bytes, page } = *mapped;
         let shared = &self.core.common.shared;
         let small = shared.geometry().small();
-        if !units.contains(&Unit::Retained) {
+        if !units.contains(&Unit::Retained) || remote && self.policy == RetainPolicy::ShareRemote {
             return Ok(());
         }
+        let in_place = self.policy == RetainPolicy::InPlace;
         let wholly = units.len() as u64 * small >= bytes && units.iter().all(|unit| *unit == Unit::Retained);
         // A page that only this space shows, all of it retained, changes hands: no call to the driver. Its number is for another.
-        if (wholly || self.in_place) && self.change.hand_over(page, shared.holder(), self.core.own(), true) {
+        if (wholly || in_place) && self.change.hand_over(page, shared.holder(), self.core.own(), true) {
             return Ok(());
         }
-        if self.in_place {
+        if in_place {
             let (expected, found) = ("shown there only", "shown elsewhere too");
             return Err(Error::WrongState { what: "the page under a retained block", expected, found });
         }
@@ -263,6 +301,9 @@ impl Exchange<'_> {
                         self.shown.insert(page);
                         pages.push(page);
                         self.next += 1;
+                    }
+                    if remote {
+                        self.fillers.extend(&pages);
                     }
                     parts.push((offset + at, pages));
                 }

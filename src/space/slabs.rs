@@ -1,7 +1,7 @@
 //! The slabs of a space: small pages that small blocks share.
 
+use super::lane::Lane;
 use super::slab::{NotABlock, Slab};
-use crate::units::Stream;
 
 /// A block within the slabs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,8 +15,8 @@ pub(crate) struct Slot {
 #[derive(Debug)]
 struct Entry {
     slab: Slab,
-    /// The stream whose blocks it holds until the seal.
-    stream: Stream,
+    /// The lane whose blocks it holds until the seal.
+    lane: Lane,
 }
 
 /// One slab on each small page of the space, in the order in which they were needed.
@@ -37,11 +37,11 @@ impl Slabs {
         self.entries.len()
     }
 
-    /// Places a block with a number: in the first slab of the stream that holds blocks and has room, or else in the first empty one.
-    pub(crate) fn allocate(&mut self, granules: u32, stream: Stream, serial: u64) -> Option<Slot> {
+    /// Places a block with a number: in the first slab of the lane that holds blocks and has room, or else in the first empty one.
+    pub(crate) fn allocate(&mut self, granules: u32, lane: Lane, serial: u64) -> Option<Slot> {
         for empty in [false, true] {
             for (slab, entry) in self.entries.iter_mut().enumerate() {
-                if entry.stream == stream
+                if entry.lane == lane
                     && (entry.slab.live() == 0) == empty
                     && let Some(granule) = entry.slab.allocate(granules, serial)
                 {
@@ -52,9 +52,9 @@ impl Slabs {
         None
     }
 
-    /// Adds a slab for the stream.
-    pub(crate) fn add(&mut self, stream: Stream) {
-        self.entries.push(Entry { slab: Slab::new(self.page_bytes), stream });
+    /// Adds a slab for the lane.
+    pub(crate) fn add(&mut self, lane: Lane) {
+        self.entries.push(Entry { slab: Slab::new(self.page_bytes), lane });
     }
 
     /// The granules of the block at a slot.
@@ -77,9 +77,9 @@ impl Slabs {
         self.entries.get(slab).map_or(0, |entry| entry.slab.live())
     }
 
-    /// The stream whose blocks a slab holds.
-    pub(crate) fn stream(&self, slab: usize) -> Stream {
-        self.entries[slab].stream
+    /// The lane whose blocks a slab holds.
+    pub(crate) fn lane(&self, slab: usize) -> Lane {
+        self.entries[slab].lane
     }
 
     /// The live blocks of a slab: granule, granules and number.
@@ -91,23 +91,26 @@ impl Slabs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::Stream;
 
     #[test]
-    fn fills_begun_slabs_of_the_stream_first_then_empty_ones_and_never_another_streams() {
-        let (a, b) = (Stream::LEGACY, Stream::PER_THREAD);
-        let mut slabs = Slabs::new(8 * 512);
-        assert_eq!(slabs.allocate(1, a, 0), None);
-        for stream in [a, b, a] {
-            slabs.add(stream);
+    fn fills_begun_slabs_of_the_lane_first_then_empty_ones_and_never_another_lanes() {
+        for b in [Lane::local(Stream::PER_THREAD), Lane::remote(Stream::LEGACY)] {
+            let a = Lane::local(Stream::LEGACY);
+            let mut slabs = Slabs::new(8 * 512);
+            assert_eq!(slabs.allocate(1, a, 0), None);
+            for stream in [a, b, a] {
+                slabs.add(stream);
+            }
+            let slot = |slab, granule| Some(Slot { slab, granule });
+            assert_eq!(slabs.allocate(5, a, 0), slot(0, 0));
+            assert_eq!(slabs.allocate(5, a, 0), slot(2, 0));
+            assert_eq!(slabs.allocate(5, b, 0), slot(1, 0));
+            assert_eq!(slabs.free(Slot { slab: 0, granule: 0 }), Ok(5));
+            // Slab 0 is empty and comes after slab 2, which holds a block.
+            assert_eq!(slabs.allocate(3, a, 0), slot(2, 5));
+            assert_eq!(slabs.allocate(4, a, 0), slot(0, 0));
+            assert_eq!(slabs.allocate(5, a, 0), None);
         }
-        let slot = |slab, granule| Some(Slot { slab, granule });
-        assert_eq!(slabs.allocate(5, a, 0), slot(0, 0));
-        assert_eq!(slabs.allocate(5, a, 0), slot(2, 0));
-        assert_eq!(slabs.allocate(5, b, 0), slot(1, 0));
-        assert_eq!(slabs.free(Slot { slab: 0, granule: 0 }), Ok(5));
-        // Slab 0 is empty and comes after slab 2, which holds a block.
-        assert_eq!(slabs.allocate(3, a, 0), slot(2, 5));
-        assert_eq!(slabs.allocate(4, a, 0), slot(0, 0));
-        assert_eq!(slabs.allocate(5, a, 0), None);
     }
 }

@@ -1,10 +1,11 @@
 //! Carries out what a layout plans: maps the pages, and undoes that exactly if it fails.
 
+use super::lane::Lane;
 use super::layout::Place;
 use super::{Common, Placement, State};
 use crate::error::{Error, Result};
 use crate::pages::Change;
-use crate::units::{BlockBytes, Stream};
+use crate::units::BlockBytes;
 
 impl State {
     /// Stitches pages together behind new addresses for a block that the layout finds no room for, in a space of this number that has
@@ -14,12 +15,12 @@ impl State {
         common: &Common,
         (space, seen): (u64, u64),
         bytes: BlockBytes,
-        stream: Stream,
+        lane: Lane,
     ) -> Result<Place> {
         let Placement::Stitched(layout) = &self.placement else {
             return Err(Error::Internal { what: "only a stitched space stitches".into() });
         };
-        let growth = layout.plan(bytes, stream);
+        let growth = layout.plan(bytes, lane);
         let mut change = Change::on(common.pool());
         let known = self.ranges.get(growth.range).map(|range| range.id());
         let mapped = (|| {

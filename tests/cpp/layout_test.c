@@ -48,6 +48,7 @@ NUMBER(VMMGRAPH_RETAIN_DEFAULT, 0);
 NUMBER(VMMGRAPH_RETAIN_OWN_PAGES, 1);
 NUMBER(VMMGRAPH_RETAIN_SHARED_PAGES, 2);
 NUMBER(VMMGRAPH_RETAIN_IN_PLACE, 3);
+NUMBER(VMMGRAPH_RETAIN_SHARED_REMOTE, 4);
 NUMBER(VMMGRAPH_SPACE_OPEN, 0);
 NUMBER(VMMGRAPH_SPACE_SEALED, 1);
 NUMBER(VMMGRAPH_SPACE_BROKEN, 2);
@@ -234,7 +235,7 @@ FIELD(vmmgraph_arena_stats_t, replays, 136, 8);
 FIELD(vmmgraph_arena_stats_t, paused, 144, 8);
 FIELD(vmmgraph_arena_stats_t, exclusive_bytes, 152, 8);
 
-SIZE(vmmgraph_seal_report_t, 88);
+SIZE(vmmgraph_seal_report_t, 104);
 FIELD(vmmgraph_seal_report_t, struct_size, 0, 8);
 FIELD(vmmgraph_seal_report_t, peak_live_bytes, 8, 8);
 FIELD(vmmgraph_seal_report_t, small_pages, 16, 8);
@@ -246,6 +247,8 @@ FIELD(vmmgraph_seal_report_t, driver_calls, 56, 8);
 FIELD(vmmgraph_seal_report_t, driver_ns, 64, 8);
 FIELD(vmmgraph_seal_report_t, allocations, 72, 8);
 FIELD(vmmgraph_seal_report_t, layout_hash, 80, 8);
+FIELD(vmmgraph_seal_report_t, remote_blocks, 88, 8);
+FIELD(vmmgraph_seal_report_t, remote_bytes, 96, 8);
 
 SIZE(vmmgraph_order_report_t, 80);
 FIELD(vmmgraph_order_report_t, struct_size, 0, 8);

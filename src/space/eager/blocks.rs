@@ -5,6 +5,7 @@ use super::slots::{Slot, lowest_free};
 use super::{ANY, EagerSpace, State};
 use crate::error::{Error, Result};
 use crate::pages::{Change, Fence, Reservation};
+use crate::space::lane::Lane;
 use crate::space::layout::Place;
 use crate::units::{Address, BlockBytes, Stream};
 
@@ -31,11 +32,11 @@ impl Waiting {
 impl EagerSpace {
     /// A place for a block of the scope under way.
     pub(super) fn place(&self, state: &mut State, bytes: BlockBytes) -> Result<Address> {
-        let place = match state.current.layout.place(bytes, ANY) {
+        let place = match state.current.layout.place(bytes, Lane::local(ANY)) {
             Some(place) => place,
             None => {
                 self.settle(state, None);
-                match state.current.layout.place(bytes, ANY) {
+                match state.current.layout.place(bytes, Lane::local(ANY)) {
                     Some(place) => place,
                     None => self.grow(state, bytes)?,
                 }
@@ -56,7 +57,7 @@ impl EagerSpace {
             return Err(Error::WrongState { what: "the arena's eager memory", expected, found });
         }
         let (shared, made) = (&self.common.shared, &mut state.current);
-        let growth = made.layout.plan(bytes, ANY);
+        let growth = made.layout.plan(bytes, Lane::local(ANY));
         let mut change = Change::on(self.common.pool());
         let mut fresh: Vec<(crate::pages::Class, Slot)> = Vec::new();
         let done = (|| {

@@ -2,8 +2,9 @@
 
 use super::{Layout, Place, Range, Slot, granules};
 use crate::pages::{Class, PageNo};
+use crate::space::lane::Lane;
 use crate::space::page_table::{Part, TileNo};
-use crate::units::{BlockBytes, Stream};
+use crate::units::BlockBytes;
 
 /// A range starts with this many pages' worth of addresses and doubles up to [`RANGE_PAGES_MAX`].
 pub(in crate::space) const RANGE_PAGES_FIRST: u64 = 64;
@@ -13,7 +14,7 @@ pub(in crate::space) const RANGE_PAGES_MAX: u64 = 256;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Growth {
     bytes: BlockBytes,
-    stream: Stream,
+    lane: Lane,
     /// The tile at which the block will begin.
     first: TileNo,
     /// Where the block will lie, in address order; empty for a slab.
@@ -30,15 +31,15 @@ pub(crate) struct Growth {
 
 impl Layout {
     /// What has to be mapped for a block that [`place`](Self::place) found no room for.
-    pub(crate) fn plan(&self, bytes: BlockBytes, stream: Stream) -> Growth {
+    pub(crate) fn plan(&self, bytes: BlockBytes, lane: Lane) -> Growth {
         if self.packed(bytes) {
             let page = PageNo { class: Class::Small, index: self.slabs.len() as u32 };
             let (first, range_bytes) = self.next_tiles(Class::Small, 1);
             let offset = first.tile as u64 * self.geometry.small();
             let (range, pages) = (first.range, vec![page]);
-            return Growth { bytes, stream, first, parts: Vec::new(), range, range_bytes, offset, pages };
+            return Growth { bytes, lane, first, parts: Vec::new(), range, range_bytes, offset, pages };
         }
-        let parts = self.pages.plan(bytes.get(), stream);
+        let parts = self.pages.plan(bytes.get(), lane);
         let large = self.geometry.large();
         // A head that is the last tile of its range is mapped already: the block begins there, and goes on behind it.
         let shown = parts.first().filter(|part| part.from > 0).and_then(|head| {
@@ -59,7 +60,7 @@ impl Layout {
         let offset = (first.tile + there) as u64 * large;
         let new = parts.iter().skip(there);
         let pages = new.map(|part| PageNo { class: Class::Large, index: part.page }).collect();
-        Growth { bytes, stream, first, parts, range: first.range, range_bytes, offset, pages }
+        Growth { bytes, lane, first, parts, range: first.range, range_bytes, offset, pages }
     }
 
     /// Where so many tiles of a class can follow what is mapped: the first of them, and the bytes of their range, which may be a
@@ -81,7 +82,7 @@ impl Layout {
 
     /// Places the block on the pages of its plan, which are mapped now. Nothing may have changed since the plan.
     pub(crate) fn commit(&mut self, growth: &Growth) -> Place {
-        let Growth { bytes, stream, first, parts, range, range_bytes, offset, pages } = growth;
+        let Growth { bytes, lane, first, parts, range, range_bytes, offset, pages } = growth;
         let class = if parts.is_empty() { Class::Small } else { Class::Large };
         if *range == self.ranges.len() {
             self.ranges.push(Range { class, bytes: *range_bytes, tiles: Vec::new(), used: Vec::new() });
@@ -95,13 +96,13 @@ impl Layout {
             found.tiles.push(no.index);
             found.used.resize((found.tiles.len() as u64 * units).div_ceil(64) as usize, 0);
             if class == Class::Large {
-                self.pages.show(no.index, tile, *stream);
+                self.pages.show(no.index, tile, *lane);
             }
         }
         if class == Class::Small {
             self.slab_tiles.push(*first);
-            self.slabs.add(*stream);
-            let slot = self.slabs.allocate(granules(*bytes), *stream, self.usage.allocations + 1);
+            self.slabs.add(*lane);
+            let slot = self.slabs.allocate(granules(*bytes), *lane, self.usage.allocations + 1);
             // An empty slab has room for any packed block; it is the only one that has, or there would be no plan.
             debug_assert_eq!(slot, Some(Slot { slab: self.slabs.len() - 1, granule: 0 }));
             let slot = slot.unwrap_or(Slot { slab: self.slabs.len() - 1, granule: 0 });

@@ -1,6 +1,8 @@
 //! Which numbers show where, and which of them hold blocks: for whoever changes the pages behind them.
 
-use super::{Layout, NotLive, Place, TileNo};
+use std::collections::HashSet;
+
+use super::{Layout, Live, NotLive, Place, TileNo};
 use crate::pages::{Class, PageNo};
 
 impl Layout {
@@ -28,6 +30,27 @@ impl Layout {
             Class::Small => self.slabs.live(no.index as usize) > 0,
             Class::Large => !self.pages.is_idle(no.index),
         }
+    }
+
+    /// Whether the page of a number holds remote blocks, or did.
+    pub(crate) fn is_remote(&self, no: PageNo) -> bool {
+        match no.class {
+            Class::Small => self.slabs.lane(no.index as usize).remote,
+            Class::Large => self.pages.lane(no.index).remote,
+        }
+    }
+
+    /// Where numbers show that hold remote blocks, or did: range and offset.
+    pub(crate) fn remote_tiles(&self) -> HashSet<(usize, u64)> {
+        let tiles = self.tiles().filter(|(.., no)| self.is_remote(*no));
+        tiles.map(|(range, offset, _)| (range, offset)).collect()
+    }
+
+    /// The remote blocks that are live, and their bytes.
+    pub(crate) fn live_remote(&self) -> (u64, u64) {
+        let blocks = self.blocks();
+        let under = |live: &&Live| self.under(live.place, live.bytes).iter().any(|no| self.is_remote(*no));
+        blocks.iter().filter(under).fold((0, 0), |(count, bytes), live| (count + 1, bytes + live.bytes))
     }
 
     /// The bytes of the live block at a place.

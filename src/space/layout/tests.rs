@@ -32,11 +32,15 @@ impl Mapped {
     }
 
     fn allocate(&mut self, bytes: u64, stream: u64) -> (Place, Option<Growth>) {
-        let (bytes, stream) = (BlockBytes::round_up(bytes).unwrap(), Stream::numbered(stream));
-        if let Some(place) = self.layout.place(bytes, stream) {
+        self.allocate_in(bytes, Lane::local(Stream::numbered(stream)))
+    }
+
+    fn allocate_in(&mut self, bytes: u64, lane: Lane) -> (Place, Option<Growth>) {
+        let bytes = BlockBytes::round_up(bytes).unwrap();
+        if let Some(place) = self.layout.place(bytes, lane) {
             return (place, None);
         }
-        let growth = self.layout.plan(bytes, stream);
+        let growth = self.layout.plan(bytes, lane);
         let place = self.layout.commit(&growth);
         (place, Some(growth))
     }
@@ -183,6 +187,56 @@ proptest! {
             }
         }
         prop_assert_eq!((sealed.usage().blocks, sealed.usage().bytes), (0, 0));
+    }
+
+    /// A remote block lies on one page, or on whole ones; on its pages lie blocks of its stream that are remote too, and no others, living or freed;
+    /// and the seal is told of all of them.
+    #[test]
+    fn a_remote_block_crosses_no_seam_and_has_its_like_beside_it_only(
+        per_large in prop_oneof![Just(1u64), Just(4), Just(8)],
+        ops in proptest::collection::vec((any::<bool>(), ops(2)), 1..4),
+    ) {
+        let large = per_large * SMALL;
+        let mut space = Mapped::new(geometry(per_large));
+        let mut live: Vec<(Place, u64, bool)> = Vec::new();
+        let mut owner: BTreeMap<PageNo, (u64, bool)> = BTreeMap::new();
+        let ops = ops.into_iter().flat_map(|(remote, ops)| ops.into_iter().enumerate().map(move |(n, op)| (remote ^ (n % 3 == 0), op)));
+        for (remote, op) in ops {
+            match op {
+                Op::Allocate { mut bytes, stream } => {
+                    let by = Stream::numbered(stream);
+                    let lane = if remote { Lane::remote(by) } else { Lane::local(by) };
+                    if remote && bytes > large {
+                        bytes = bytes.next_multiple_of(large);
+                    }
+                    let (place, _) = space.allocate_in(bytes, lane);
+                    let bytes = bytes.next_multiple_of(BLOCK_GRANULE);
+                    let backing = space.backing(place, bytes);
+                    for (page, from, length) in &backing {
+                        prop_assert_eq!(*owner.entry(*page).or_insert((stream, remote)), (stream, remote));
+                        prop_assert_eq!(space.layout.is_remote(*page), remote);
+                        for (other, theirs, _) in &live {
+                            for (shown, start, n) in space.backing(*other, *theirs) {
+                                prop_assert!(shown != *page || start + n <= *from || from + length <= start);
+                            }
+                        }
+                    }
+                    let whole = backing.iter().all(|(_, from, length)| (*from, *length) == (0, large));
+                    prop_assert!(!remote || backing.len() == 1 || whole, "{:?} lies over a seam", backing);
+                    live.push((place, bytes, remote));
+                }
+                Op::Free { which } if !live.is_empty() => {
+                    let (place, ..) = live.swap_remove(which % live.len());
+                    prop_assert!(space.layout.free(place).is_ok());
+                }
+                _ => {}
+            }
+            let of = live.iter().filter(|(.., remote)| *remote);
+            let (count, bytes) = of.fold((0, 0), |(count, bytes), (_, more, _)| (count + 1, bytes + more));
+            prop_assert_eq!(space.layout.live_remote(), (count, bytes));
+        }
+        let tiles: HashSet<_> = space.layout.tiles().filter(|(.., no)| owner.get(no).is_some_and(|(_, remote)| *remote)).map(|(range, at, _)| (range, at)).collect();
+        prop_assert_eq!(space.layout.remote_tiles(), tiles);
     }
 
     /// The same requests lead to the same plans: nothing in between, and no hash's order, has a say.

@@ -1,9 +1,10 @@
 //! Windows: the addresses of stitched blocks, and which of them the next block goes to.
 
 use super::{Layout, Place};
+use crate::space::lane::Lane;
 use crate::space::page_table::{Stay, TileNo};
 use crate::space::recency::Recency;
-use crate::units::{BlockBytes, Stream};
+use crate::units::BlockBytes;
 
 /// Tiles that were mapped for one block.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +37,7 @@ impl Layout {
     /// The window for a block. The most recently used one whose memory is free and that was made for a block of this size, or
     /// for whole pages any that begins where a page does; or else the most recently used one that holds it; or else the most
     /// recently used one from which it can run on into the windows behind. Small blocks keep out of windows of one page.
-    pub(super) fn find(&mut self, bytes: u64, stream: Stream) -> Option<usize> {
+    pub(super) fn find(&mut self, bytes: u64, lane: Lane) -> Option<usize> {
         let large = self.geometry.large();
         let whole = bytes.is_multiple_of(large);
         let (mut inside, mut running_on) = (None, None);
@@ -48,12 +49,12 @@ impl Layout {
                 continue;
             }
             if if whole { from == 0 } else { own == bytes } {
-                if self.is_free(first, from, bytes, stream) {
+                if self.is_free(first, from, bytes, lane) {
                     return Some(number);
                 }
             } else if inside.is_none() {
                 let within = from + bytes <= tiles as u64 * large;
-                if (within || running_on.is_none()) && self.is_free(first, from, bytes, stream) {
+                if (within || running_on.is_none()) && self.is_free(first, from, bytes, lane) {
                     *(if within { &mut inside } else { &mut running_on }) = Some(number);
                 }
             }
@@ -62,14 +63,14 @@ impl Layout {
     }
 
     /// Whether the tiles that a block would cover are free, and all of different pages.
-    fn is_free(&mut self, first: TileNo, from: u64, bytes: u64, stream: Stream) -> bool {
+    fn is_free(&mut self, first: TileNo, from: u64, bytes: u64, lane: Lane) -> bool {
         let (large, pages) = (self.geometry.large(), &mut self.pages);
         let tiles = &self.ranges[first.range].tiles[first.tile..];
         pages.start_search();
         let (mut from, mut rest) = (from, bytes);
         for page in tiles {
             let to = large.min(from + rest);
-            if rest == 0 || !pages.visit(*page, from, to, stream) {
+            if rest == 0 || !pages.visit(*page, from, to, lane) {
                 break;
             }
             rest -= to - from;

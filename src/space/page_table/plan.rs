@@ -1,7 +1,7 @@
 //! On which pages a new window is to lie.
 
 use super::PageTable;
-use crate::units::Stream;
+use crate::space::lane::Lane;
 
 /// A part of a page, for a block that goes on in the next one: up to the page's end, or from its beginning on, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,13 +40,14 @@ impl PageTable {
     /// Pages for a block that no window has room for: the *head*, which is the free end of a page that holds blocks already;
     /// then whole free pages, lowest number first, those used before first; then the *tail*, in the free beginning of a page.
     ///
-    /// Head and tail save free pages. A head must be a quarter of a page at least: a small one would cost a map and save little.
-    pub(crate) fn plan(&self, bytes: u64, stream: Stream) -> Vec<Part> {
+    /// Head and tail save free pages. A head must be a quarter of a page at least: a small one would cost a map and save little. Remote blocks have
+    /// neither: they begin where a page does, and none of theirs goes on in another's page.
+    pub(crate) fn plan(&self, bytes: u64, lane: Lane) -> Vec<Part> {
         let page = self.bytes();
-        let idle = self.idle(stream).take((bytes / page) as usize + 1).collect::<Vec<_>>();
+        let idle = self.idle(lane).take((bytes / page) as usize + 1).collect::<Vec<_>>();
         let (mut heads, mut beginnings) = (vec![None], Vec::new());
-        for (number, found) in self.pages.iter().enumerate().filter(|(_, found)| found.stream == stream) {
-            if let (Some(first), Some(last)) = (found.stays.first(), found.stays.last()) {
+        for (number, found) in self.pages.iter().enumerate().filter(|(_, found)| found.lane == lane) {
+            if let (Some(first), Some(last), false) = (found.stays.first(), found.stays.last(), lane.remote) {
                 beginnings.push((first.start, number as u32));
                 heads.push(Some(Part { page: number as u32, from: last.end, to: page }));
             }
