@@ -101,6 +101,13 @@ std::vector<Call> ring_calls(vmmgraph_ring_t ring) {
         {"release", [=] { return vmmgraph_ring_release(ring, 0, nullptr); }},
         {"prime", [=] { return vmmgraph_ring_prime(ring, nullptr); }},
         {"abort", [=] { return vmmgraph_ring_abort(ring); }},
+        {"capture_begin", [=] { return vmmgraph_ring_capture_begin(ring, nullptr, nullptr); }},
+        {"capture_end",
+         [=] {
+             vmmgraph_ring_graph_t graph = nullptr;
+             return vmmgraph_ring_capture_end(ring, nullptr, &graph);
+         }},
+        {"capture_abandon", [=] { return vmmgraph_ring_capture_abandon(ring); }},
         {"stats",
          [=] {
              auto stats = sized<vmmgraph_ring_stats_t>();
@@ -121,6 +128,36 @@ std::vector<Call> buffer_calls(vmmgraph_host_buffer_t buffer) {
     };
 }
 
+std::vector<Call> graph_calls(vmmgraph_ring_graph_t graph) {
+    return {
+        {"copies", [=] { return vmmgraph_ring_graph_copies(graph, nullptr); }},
+        {"enter", [=] { return vmmgraph_ring_graph_enter(graph, nullptr, nullptr); }},
+        {"leave", [=] { return vmmgraph_ring_graph_leave(graph, nullptr, 1); }},
+        {"destroy", [=] { return vmmgraph_ring_graph_destroy(graph); }},
+    };
+}
+
+TEST_F(HostileRing, CapturesThatAreNone) {
+    set_sources();
+    // No stream of the host's is ever captured.
+    auto options = sized<vmmgraph_ring_capture_options_t>();
+    for (const std::size_t many : {std::size_t{0}, std::size_t{1}, std::numeric_limits<std::size_t>::max()}) {
+        options.tail = many;
+        options.most_runs = many;
+        EXPECT_EQ(vmmgraph_ring_capture_begin(ring, nullptr, &options), VMMGRAPH_ERROR_WRONG_STATE);
+    }
+    options.struct_size = 1;
+    EXPECT_EQ(vmmgraph_ring_capture_begin(ring, nullptr, &options), VMMGRAPH_ERROR_STRUCT_SIZE);
+    auto* graph = garbage<vmmgraph_ring_graph_t>(7);
+    EXPECT_EQ(vmmgraph_ring_capture_end(ring, nullptr, &graph), VMMGRAPH_ERROR_WRONG_STATE);
+    EXPECT_EQ(vmmgraph_ring_capture_end(ring, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_ring_capture_abandon(ring), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_ring_acquire(ring, 0, nullptr), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_ring_capture_abandon(ring), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_ring_release(ring, 0, nullptr), VMMGRAPH_OK);
+    EXPECT_EQ(stats().launches, 0U);
+}
+
 TEST_F(HostileRing, HandlesThatAreNone) {
     const auto destroyed = reinterpret_cast<std::uint64_t>(ring);
     const auto gone = reinterpret_cast<std::uint64_t>(buffer);
@@ -133,6 +170,9 @@ TEST_F(HostileRing, HandlesThatAreNone) {
             EXPECT_EQ(call(), VMMGRAPH_ERROR_INVALID_HANDLE) << name;
         }
         for (const auto& [name, call] : buffer_calls(garbage<vmmgraph_host_buffer_t>(value))) {
+            EXPECT_EQ(call(), VMMGRAPH_ERROR_INVALID_HANDLE) << name;
+        }
+        for (const auto& [name, call] : graph_calls(garbage<vmmgraph_ring_graph_t>(value))) {
             EXPECT_EQ(call(), VMMGRAPH_ERROR_INVALID_HANDLE) << name;
         }
     }

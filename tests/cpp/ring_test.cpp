@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -97,19 +98,46 @@ public:
         EXPECT_EQ(call<int(void*)>("cuGraphDestroy")(graph), 0);
     }
 
+    // A graph and its executable, of what was given to a stream since its capture began.
+    struct Graph {
+        explicit Graph(const Machine& on, void* stream) : machine(on) {
+            EXPECT_EQ((machine.call<int(void*, void**)>("cuStreamEndCapture")(stream, &graph)), 0);
+            EXPECT_EQ((machine.call<int(void**, void*, std::uint64_t)>("cuGraphInstantiateWithFlags")(&executable, graph, 0)), 0);
+        }
+        Graph(const Graph&) = delete;
+        Graph& operator=(const Graph&) = delete;
+        ~Graph() {
+            EXPECT_EQ(machine.call<int(void*)>("cuGraphExecDestroy")(executable), 0);
+            EXPECT_EQ(machine.call<int(void*)>("cuGraphDestroy")(graph), 0);
+        }
+        void launch(void* stream) const { EXPECT_EQ((machine.call<int(void*, void*)>("cuGraphLaunch")(executable, stream)), 0); }
+
+        const Machine& machine;
+        void* graph = nullptr;
+        void* executable = nullptr;
+    };
+
+    void copy(void* to, const void* from, std::size_t bytes, void* stream) const {
+        const auto number = [](const void* at) { return reinterpret_cast<std::uint64_t>(at); };
+        EXPECT_EQ(
+            (call<int(std::uint64_t, std::uint64_t, std::size_t, void*)>("cuMemcpyDtoDAsync_v2")(number(to), number(from), bytes, stream)),
+            0);
+    }
+
     Device device;
+
+    template <class Function>
+    [[nodiscard]] Function* call(const char* name) const {
+        void* const found = dlsym(library_, name);
+        EXPECT_NE(found, nullptr) << name;
+        return reinterpret_cast<Function*>(found);
+    }
 
 private:
     static vmmgraph::DeviceOptions options() {
         const char* const wanted = std::getenv("VMMGRAPH_DRIVER");
         return wanted != nullptr && std::strcmp(wanted, "cuda") == 0 ? vmmgraph::DeviceOptions{vmmgraph::DriverChoice::cuda, 0, 0, 0, 0}
                                                                      : host::device_options(3);
-    }
-    template <class Function>
-    [[nodiscard]] Function* call(const char* name) const {
-        void* const found = dlsym(library_, name);
-        EXPECT_NE(found, nullptr) << name;
-        return reinterpret_cast<Function*>(found);
     }
 
     void* library_ = nullptr;
@@ -386,6 +414,61 @@ TEST(Ring, AStreamUnderCaptureIsRefusedAndItsCaptureGoesOn) {
     UnitScope scope(model.ring, 0, captured);
     scope.release();
     EXPECT_EQ(model.ring.stats().acquired, 0U);
+}
+
+TEST(Ring, AStepInAGraphReadsWhatItsSourcesAreThen) {
+    const Machine machine;
+    if (!machine.cuda()) {
+        return;
+    }
+    Model model(machine, mixed(machine.page()), slots(2));
+    // Where the step leaves what it finds.
+    const Ring found(machine.device, std::vector<RingUnit>(model.units.size(), {2 * machine.page(), true}));
+    void* const stream = machine.stream(0);
+    EXPECT_EQ(status_of([&] { model.ring.capture_begin(stream); }), VMMGRAPH_ERROR_WRONG_STATE);
+    machine.begin_capture(stream);
+    model.ring.capture_begin(stream, {1, 2});
+    for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+        const UnitScope scope(model.ring, unit, stream);
+        machine.copy(found.address(unit), scope.address(), static_cast<std::size_t>(model.units[unit].bytes), stream);
+    }
+    std::optional<vmmgraph::RingGraph> step(model.ring.capture_end(stream));
+    EXPECT_EQ(status_of([&] { static_cast<void>(model.ring.capture_end(stream)); }), VMMGRAPH_ERROR_WRONG_STATE);
+    {
+        const Machine::Graph graph(machine, stream);
+        EXPECT_EQ(step->copies(), 16U) << "two for each unit that streams";
+        const auto right = [&] {
+            step->launch(graph.executable, stream, [&] { graph.launch(stream); });
+            for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+                EXPECT_EQ(machine.read(found.address(unit), static_cast<std::size_t>(model.units[unit].bytes), stream),
+                          model.expected(unit));
+            }
+        };
+        right();
+        model.versions[4] = 1;
+        model.write(4);
+        right();
+        model.step(machine.stream(1));
+        right();
+        // What the launch throws is no launch, and passes.
+        EXPECT_THROW(step->launch(graph.executable, stream, [&] { throw std::runtime_error("launch"); }), std::runtime_error);
+        EXPECT_EQ(model.ring.stats().launches, 3U);
+        EXPECT_EQ(status_of([&] { step->launch(graph.executable, stream, [&] { model.sources[0].write(0, "x", 1); }); }),
+                  VMMGRAPH_ERROR_WRONG_STATE)
+            << "host memory is not written while a launch that reads it is given";
+        EXPECT_EQ(status_of([&] { step->launch(nullptr, stream, [] {}); }), VMMGRAPH_ERROR_NULL_ARGUMENT);
+        EXPECT_EQ(vmmgraph_ring_graph_leave(step->handle(), stream, 1), VMMGRAPH_ERROR_WRONG_STATE);
+        right();
+        step.reset();
+    }
+    // A capture that is given up.
+    machine.begin_capture(stream);
+    model.ring.capture_begin(stream);
+    model.ring.capture_abandon();
+    EXPECT_EQ(status_of([&] { model.ring.acquire(0, stream); }), VMMGRAPH_ERROR_STREAM_CAPTURING);
+    void* graph = nullptr;
+    static_cast<void>((machine.call<int(void*, void**)>("cuStreamEndCapture")(stream, &graph)));
+    model.step(stream);
 }
 
 TEST(Ring, WhatIsRefusedChangesNothing) {

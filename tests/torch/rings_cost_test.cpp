@@ -1,0 +1,284 @@
+// What a step costs whose keys and values or weights stream from the host, on a GPU, beside the link alone, the work alone, and other ways to do it.
+//
+// Shapes are those of Qwen3-8B: 36 layers, 4 KiB of keys and values a token and layer, 368 MiB of weights a layer. All layers of a step over streamed keys
+// and values read the same weights, which no cache of the device holds.
+#include "rings.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <string>
+
+namespace torch_tests {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::int64_t hidden = 4096, inner = 12'288, kv_heads = 8, group = 4, dimension = 128;
+constexpr std::uint64_t token_bytes = 2 * kv_heads * dimension * 2;
+constexpr std::uint64_t weight_bytes = static_cast<std::uint64_t>(hidden) * (6144 + 4096 + 3 * inner) * 2;
+constexpr std::uint64_t piece = 64 * MiB;
+constexpr double GiB = 1024.0 * MiB;
+
+double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    return values.at(values.size() / 2);
+}
+
+struct Weights {
+    at::Tensor qkv, out, gate, up, down;
+
+    static Weights at(void* address) {
+        std::uint64_t skip = 0;
+        const auto next = [&](std::int64_t rows, std::int64_t columns) {
+            auto made = numbers_at(address, skip, {rows, columns});
+            skip += static_cast<std::uint64_t>(rows * columns) * 2;
+            return made;
+        };
+        Weights all;
+        all.qkv = next(hidden, 6144), all.out = next(hidden, hidden);
+        all.gate = next(hidden, inner), all.up = next(hidden, inner), all.down = next(inner, hidden);
+        return all;
+    }
+};
+
+at::Tensor to_unit_scale(const at::Tensor& x) { return x / x.to(at::kFloat).pow(2).mean(-1, true).add(1e-3).sqrt().to(at::kBFloat16); }
+
+at::Tensor feed_forward(const Weights& w, const at::Tensor& x, const at::Tensor& attended) {
+    const auto y = to_unit_scale(x + at::mm(attended, w.out));
+    return to_unit_scale(y + at::mm(at::silu(at::mm(y, w.gate)) * at::mm(y, w.up), w.down));
+}
+
+at::Tensor attend(const Weights& w, const at::Tensor& x, void* address, std::int64_t tokens) {
+    const auto query = at::mm(x, w.qkv).narrow(-1, 0, hidden).reshape({kv_heads, group, dimension});
+    const auto keys = numbers_at(address, 0, {kv_heads, tokens, dimension});
+    const auto values = numbers_at(address, static_cast<std::uint64_t>(tokens) * token_bytes / 2, {kv_heads, tokens, dimension});
+    const auto scores = at::softmax(at::matmul(query, keys.transpose(-1, -2)).to(at::kFloat) * 0.0884, -1).to(at::kBFloat16);
+    return feed_forward(w, x, at::matmul(scores, values).reshape({1, hidden}));
+}
+
+class RingCosts : public Rings {
+protected:
+    void SetUp() override {
+        Rings::SetUp();
+        c10::cuda::CUDACachingAllocator::emptyCache();
+        std::size_t free = 0, total = 0;
+        ASSERT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+        if (static_cast<double>(free) < 24 * GiB) {
+            GTEST_SKIP() << "needs 24 GiB of free memory";
+        }
+    }
+
+    // Pieces of host memory; a unit's source is some of them, one behind the other.
+    void host(std::size_t pieces) {
+        const auto numbers = (at::randn({static_cast<std::int64_t>(piece / 2)}, half()) * (1.0 / 64)).cpu();
+        while (host_.size() < pieces) {
+            host_.emplace_back(*device_, piece);
+            host_.back().write(0, numbers.data_ptr(), piece);
+        }
+    }
+
+    void set_sources(Ring& ring, std::size_t units, std::uint64_t bytes) {
+        for (std::size_t unit = 0; unit < units; ++unit) {
+            std::vector<HostRun> runs;
+            for (std::uint64_t to = 0; to < bytes; to += piece) {
+                const auto which = (unit * ((bytes + piece - 1) / piece) + to / piece) % host_.size();
+                runs.push_back({host_[which], 0, to, std::min(piece, bytes - to)});
+            }
+            ring.set_source(unit, runs);
+        }
+    }
+
+    static void no_sources(Ring& ring, std::size_t units) {
+        for (std::size_t unit = 0; unit < units; ++unit) {
+            ring.set_source(unit, std::vector<HostRun>{});
+        }
+    }
+
+    // Milliseconds of a step of so many in a row.
+    double time(const std::function<void()>& step, int steps = 6) {
+        std::vector<double> times;
+        step();
+        for (int round = 0; round < 5; ++round) {
+            cudaDeviceSynchronize();
+            const auto start = Clock::now();
+            for (int i = 0; i < steps; ++i) {
+                step();
+            }
+            cudaDeviceSynchronize();
+            times.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count() / steps);
+        }
+        return median(times);
+    }
+
+    // The same bytes by copies alone, one behind the other.
+    double link(void* to, std::size_t units, std::uint64_t bytes) {
+        return time([&] {
+            for (std::size_t unit = 0; unit < units; ++unit) {
+                for (std::uint64_t done = 0; done < bytes; done += piece) {
+                    const auto which = (unit * ((bytes + piece - 1) / piece) + done / piece) % host_.size();
+                    cudaMemcpyAsync(static_cast<char*>(to) + done, host_[which].data(), std::min(piece, bytes - done),
+                                    cudaMemcpyHostToDevice, stream_->stream());
+                }
+            }
+        });
+    }
+
+    // The calling thread's microseconds for a call, the device being idle.
+    double host_time(const std::function<void()>& call) {
+        std::vector<double> times;
+        for (int i = 0; i < 60; ++i) {
+            cudaDeviceSynchronize();
+            const auto start = Clock::now();
+            call();
+            times.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
+        }
+        return median(times);
+    }
+
+    std::deque<HostBuffer> host_;
+};
+
+TEST_F(RingCosts, KeysAndValuesStreamed) {
+    constexpr std::size_t layers = 36;
+    host(72);
+    const at::Tensor packed = at::randn({static_cast<std::int64_t>(weight_bytes / 2)}, half()) * (1.0 / 64);
+    const auto weights = Weights::at(packed.data_ptr());
+    const auto input = to_unit_scale(at::randn({1, hidden}, half()));
+    for (const std::int64_t tokens : {1024, 4096, 8192, 16'384, 32'768}) {
+        const auto bytes = static_cast<std::uint64_t>(tokens) * token_bytes;
+        const c10::cuda::CUDAStreamGuard guard(*stream_);
+        Ring ring(*device_, ring_units(layers, bytes, false)), serial(*device_, ring_units(layers, bytes, false), slots(1)),
+            resident(*device_, ring_units(layers, bytes, true));
+        SharedVmmAllocator arena;
+        const auto body = [&](Ring& from) {
+            at::Tensor x = input;
+            for (std::size_t layer = 0; layer < layers; ++layer) {
+                const UnitScope unit(from, layer, raw());
+                x = attend(weights, x, unit.address(), tokens);
+            }
+            return x;
+        };
+        std::vector<at::Tensor> outputs;
+        const auto captured = [&](Ring& from) {
+            set_sources(from, layers, bytes);
+            static_cast<void>(body(from));
+            cudaDeviceSynchronize();
+            CaptureOptions options;
+            options.ring = &from;
+            at::Tensor output;
+            auto graph = capture(arena, raw(), [&] { output = body(from); }, options);
+            outputs.push_back(std::move(output));
+            return graph;
+        };
+        auto graph = captured(ring), in_line = captured(serial), at_home = captured(resident);
+        // A graph a layer, and a wait of the host after each.
+        std::vector<CapturedGraph> each;
+        std::vector<at::Tensor> between{input};
+        for (std::size_t layer = 0; layer < layers; ++layer) {
+            at::Tensor next;
+            each.push_back(capture(arena, raw(), [&] { next = attend(weights, between.back(), ring.address(layer), tokens); }));
+            between.push_back(std::move(next));
+        }
+        const auto a_layer_at_a_time = [&] {
+            for (std::size_t layer = 0; layer < layers; ++layer) {
+                const UnitScope unit(ring, layer, raw());
+                cudaStreamSynchronize(stream_->stream());
+                each[layer].replay(raw());
+                cudaStreamSynchronize(stream_->stream());
+            }
+        };
+        const auto all = time([&] { graph.replay(raw()); });
+        const auto alone = link(ring.address(0), layers, bytes);
+        ring.abort();
+        const auto serially = time([&] { in_line.replay(raw()); });
+        const auto a_layer = time(a_layer_at_a_time);
+        const auto eager = time([&] { static_cast<void>(body(ring)); });
+        const auto home = time([&] { at_home.replay(raw()); });
+        graph.replay(raw());
+        at_home.replay(raw());
+        const bool same = at::equal(outputs[0], outputs[2]);
+        const auto held = ring.stats().device_bytes;
+        const auto host_all = host_time([&] { graph.replay(raw()); });
+        const auto host_home = host_time([&] { at_home.replay(raw()); });
+        const auto crossing = host_time([&] {
+            set_sources(ring, layers, bytes);
+            graph.replay(raw());
+        });
+        no_sources(ring, layers);
+        const auto work = time([&] { graph.replay(raw()); });
+        std::printf(
+            "RESULT rings, KV of %lld tokens x 36: %.2f ms, %.1f tokens/s; link alone %.2f (%.1f GiB/s), work alone %.2f: %.3f of the "
+            "larger; all "
+            "resident %.2f ms\n",
+            static_cast<long long>(tokens), all, 1000 / all, alone, static_cast<double>(bytes) * layers / GiB / alone * 1000, work,
+            std::max(alone, work) / all, home);
+        std::printf(
+            "RESULT rings, KV of %lld tokens x 36: one graph, copies in line %.2f ms; a graph a layer, each waited for %.2f; eager %.2f\n",
+            static_cast<long long>(tokens), serially, a_layer, eager);
+        std::printf(
+            "RESULT rings, KV of %lld tokens x 36: host %.1f us, all resident %.1f, all sources changed %.1f more; device %.0f MiB of "
+            "%.0f; %s\n",
+            static_cast<long long>(tokens), host_all, host_home, crossing - host_all, static_cast<double>(held) / MiB,
+            static_cast<double>(bytes) * layers / MiB, same ? "bit for bit" : "WRONG");
+        EXPECT_TRUE(same);
+        EXPECT_GT(std::max(alone, work) / all, 0.8) << "copies and work do not overlap";
+        EXPECT_LT(all, serially * 1.02);
+        EXPECT_LT(all, a_layer * 1.02);
+        cudaDeviceSynchronize();
+    }
+}
+
+TEST_F(RingCosts, WeightsStreamed) {
+    constexpr std::size_t layers = 12;
+    host(72);
+    for (const std::int64_t batch : {1, 64}) {
+        const c10::cuda::CUDAStreamGuard guard(*stream_);
+        Ring ring(*device_, ring_units(layers, weight_bytes, false)), resident(*device_, ring_units(layers, weight_bytes, true));
+        SharedVmmAllocator arena;
+        const auto input = to_unit_scale(at::randn({batch, hidden}, half()));
+        std::vector<at::Tensor> outputs;
+        const auto captured = [&](Ring& from) {
+            const auto body = [&] {
+                at::Tensor x = input;
+                for (std::size_t layer = 0; layer < layers; ++layer) {
+                    const UnitScope unit(from, layer, raw());
+                    const auto weights = Weights::at(unit.address());
+                    x = feed_forward(weights, x, at::mm(x, weights.qkv).narrow(-1, 0, hidden));
+                }
+                return x;
+            };
+            set_sources(from, layers, weight_bytes);
+            static_cast<void>(body());
+            cudaDeviceSynchronize();
+            CaptureOptions options;
+            options.ring = &from;
+            at::Tensor output;
+            auto graph = capture(arena, raw(), [&] { output = body(); }, options);
+            outputs.push_back(std::move(output));
+            return graph;
+        };
+        auto graph = captured(ring), at_home = captured(resident);
+        const auto all = time([&] { graph.replay(raw()); }, 3);
+        const auto alone = link(ring.address(0), layers, weight_bytes);
+        ring.abort();
+        graph.replay(raw());
+        at_home.replay(raw());
+        const bool same = at::equal(outputs[0], outputs[1]);
+        const auto home = time([&] { at_home.replay(raw()); });
+        std::printf(
+            "RESULT rings, weights of 12 layers, batch %lld: %.2f ms, link alone %.2f (%.1f GiB/s): %.3f of it; all resident %.2f; device "
+            "%.0f MiB of "
+            "%.0f; %s\n",
+            static_cast<long long>(batch), all, alone, static_cast<double>(weight_bytes) * layers / GiB / alone * 1000, alone / all, home,
+            static_cast<double>(ring.stats().device_bytes) / MiB, static_cast<double>(weight_bytes) * layers / MiB,
+            same ? "bit for bit" : "WRONG");
+        EXPECT_TRUE(same);
+        EXPECT_GT(alone / all, 0.9);
+        cudaDeviceSynchronize();
+    }
+}
+
+}  // namespace
+}  // namespace torch_tests
