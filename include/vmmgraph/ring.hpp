@@ -263,7 +263,8 @@ struct HostRun {
 
 // How a step is captured.
 struct RingCaptureOptions {
-    // Units of the next step that are copied at this one's end, which waits for them; 0 where a launch follows on the one before.
+    // Units of the next step that are copied at this one's end; 0: one, or none in a ring that copies nothing ahead of a step
+    // (RingOptions::within_step). One keeps the link busy between two steps; the end of a step waits for more.
     std::size_t tail = 0;
     // The most runs that the source of a unit will have: each is a node, which costs the host a microsecond a launch while it copies; 0: as
     // many as the sources have now.

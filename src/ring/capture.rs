@@ -14,8 +14,8 @@ use crate::units::Stream;
 /// How a step is captured.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RingCaptureOptions {
-    /// Units of the next step that are copied at this one's end, at most as many as there are slots. The step's end waits for their copies, so one is
-    /// mostly enough, and none where a launch follows on the one before.
+    /// Units of the next step that are copied at this one's end, at most as many as there are slots; 0: one, or none in a ring that copies
+    /// nothing ahead of a step ([`within_step`](super::RingOptions::within_step)). One keeps the link busy between two steps; the end of a step waits for more.
     pub tail: usize,
     /// The most runs that the source of a unit will have, each a node of the graph, which costs the host a microsecond a launch while it
     /// copies; 0: as many as the sources have now, and one at least.
@@ -78,7 +78,8 @@ impl Ring {
             Some(idle) => books.branches.swap_remove(idle),
             None => Branch::new(self.device.driver(), points)?,
         };
-        let turns = self.schedule.copies(options.tail);
+        let tail = if self.across_steps { options.tail.max(1) } else { 0 };
+        let turns = self.schedule.copies(tail);
         let mut capturing = StepCapture {
             branch,
             turns,

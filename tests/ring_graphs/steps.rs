@@ -66,8 +66,11 @@ fn end(gpu: &Gpu) -> Result<CUgraph, i32> {
 
 impl Steps {
     fn new(gpu: &Gpu, units: &[RingUnit], slots: usize) -> Self {
-        let ring =
-            Arc::new(gpu.device.ring(units, &RingOptions { slots, ..RingOptions::default() }).unwrap());
+        Self::with(gpu, units, &RingOptions { slots, ..RingOptions::default() })
+    }
+
+    fn with(gpu: &Gpu, units: &[RingUnit], options: &RingOptions<'_>) -> Self {
+        let ring = Arc::new(gpu.device.ring(units, options).unwrap());
         let found = gpu.device.elastic_buffer(units.len() as u64 * UNIT, &ElasticOptions::default()).unwrap();
         found.commit(0..units.len() as u64 * UNIT).unwrap();
         let host = gpu.device.host_buffer(units.len() as u64 * UNIT, Pinning::Required).unwrap();
@@ -182,7 +185,8 @@ impl Steps {
 fn a_captured_step_reads_what_its_sources_are_then() {
     let gpu = Gpu::open();
     for (count, slots, tail) in RINGS {
-        let mut steps = Steps::new(&gpu, &units(*count), *slots);
+        let options = RingOptions { slots: *slots, within_step: *tail == 0, ..RingOptions::default() };
+        let mut steps = Steps::with(&gpu, &units(*count), &options);
         let streamed = steps.ring.schedule().streamed().to_vec();
         let options = RingCaptureOptions { tail: *tail, most_runs: 3 };
         let ready = steps.capture(&gpu, &options);
