@@ -493,6 +493,36 @@ fn retain(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
+/// Remote blocks that pass, small, long and beside what stays, whose pages are the same whatever failed; and one that is live at the seal.
+fn remote(run: &mut Run) -> Result<()> {
+    let other = run.injector.stream();
+    let arena = run.arena(&Options { large_page_bytes: PAGE, ..Options::default() })?;
+    let mut spaces = Vec::new();
+    for policy in [RetainPolicy::Retain, RetainPolicy::ShareRemote, RetainPolicy::Retain] {
+        let space = run.step("open", || arena.open_space())?;
+        let mut told = Vec::new();
+        for bytes in [4000, 3 * MIB, 20 * MIB] {
+            let block = run.step("remote", || space.allocate_remote(bytes, A))?;
+            run.step("allocate", || space.allocate(bytes, A))?;
+            told.push((block, bytes, space.export(block, bytes)?));
+            space.free(block)?;
+        }
+        let lives = run.step("remote", || space.allocate_remote(MIB, other))?;
+        let report = run.step("seal", || space.seal_with(policy))?;
+        assert_eq!((report.remote_blocks, report.retained.len()), (1, 4));
+        for (block, bytes, pages) in told {
+            assert_eq!(space.export(block, bytes)?, pages, "a seal exchanged what peers know");
+        }
+        spaces.push((space, lives));
+    }
+    for (space, lives) in &spaces {
+        run.step("free retained", || space.free(*lives))?;
+    }
+    drop(spaces);
+    run.step("trim", || arena.trim())?;
+    Ok(())
+}
+
 /// The hungriest shape goes, and a trim takes what only it needed.
 fn trim(run: &mut Run) -> Result<()> {
     let other = run.injector.stream();
@@ -1032,6 +1062,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("arena aside", arena_aside),
     ("eager", eager),
     ("exclusive", exclusive),
+    ("remote", remote),
     ("peers", peers),
     ("elastic", elastic),
     ("lending", lending),

@@ -185,6 +185,69 @@ fn another_process_reads_what_a_graph_writes_and_writes_back() {
 }
 
 #[test]
+fn what_a_peer_was_told_of_during_a_capture_is_the_graphs_after_the_seal_if_it_is_marked() {
+    const TEST: &str =
+        "what_a_peer_was_told_of_during_a_capture_is_the_graphs_after_the_seal_if_it_is_marked";
+    if let Some(socket) = parent() {
+        return serve(&socket);
+    }
+    for remote in [true, false] {
+        let (mut child, socket) = other_process(TEST);
+        let device = shared(6);
+        let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+        let stamps = Stamps::new(device.driver(), A);
+        let (another, _) = graph(&arena, 3 * MIB);
+        let space = arena.open_space().unwrap();
+        let bytes = MIB;
+        let buffer = if remote { space.allocate_remote(bytes, A) } else { space.allocate(bytes, A) }.unwrap();
+        // The graph's output, which lies beside it if they are alike.
+        space.allocate(bytes, A).unwrap();
+        // As a library does that registers what it meets in a capture: nobody here is told, so nothing is pinned.
+        let extents = space.export(buffer, bytes).unwrap();
+        let (fds, pins) = export(&device, &extents);
+        send(&socket, &extents, &fds);
+        drop((fds, pins));
+        space.free(buffer).unwrap();
+        space.seal().unwrap();
+        space.replay(A, || stamps.write(buffer, bytes, 0x0101_0101)).unwrap().unwrap();
+        assert_eq!(seen(&socket) == 0x0101_0101, remote, "what the peer reads");
+        tell(&socket, 0x0202_0202);
+        assert_eq!(hear(&socket), Some(0x0202_0202));
+        let found = || stamps.holds(buffer, bytes, 0x0202_0202).unwrap();
+        assert_eq!(space.replay(A, found).unwrap(), remote, "what the peer wrote");
+        drop(socket);
+        assert!(child.wait().unwrap().success());
+        drop((space, another, arena));
+    }
+}
+
+#[test]
+fn a_peer_writes_to_an_exclusive_block_while_its_arena_is_paused() {
+    if let Some(socket) = parent() {
+        return serve(&socket);
+    }
+    let (mut child, socket) = other_process("a_peer_writes_to_an_exclusive_block_while_its_arena_is_paused");
+    let device = shared(7);
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let stamps = Stamps::new(device.driver(), A);
+    let (space, _) = graph(&arena, PAGE);
+    let block = arena.allocate_exclusive(2 * MIB, 0).unwrap();
+    let extents = arena.export(block, 2 * MIB).unwrap();
+    let (fds, pins) = export(&device, &extents);
+    send(&socket, &extents, &fds);
+    assert_eq!(seen(&socket), 0);
+    arena.pause(Fence::default()).unwrap().complete().unwrap();
+    tell(&socket, 0x0303_0303);
+    assert_eq!(hear(&socket), Some(0x0303_0303));
+    assert!(stamps.holds(block, 2 * MIB, 0x0303_0303).unwrap());
+    arena.resume(Duration::ZERO).unwrap();
+    assert!(stamps.holds(block, 2 * MIB, 0x0303_0303).unwrap());
+    drop(socket);
+    assert!(child.wait().unwrap().success());
+    drop((pins, space, arena));
+}
+
+#[test]
 fn what_another_process_has_stays_what_it_was_whatever_becomes_of_its_graph() {
     if let Some(socket) = parent() {
         return serve(&socket);

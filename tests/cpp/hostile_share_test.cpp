@@ -129,6 +129,34 @@ TEST_F(HostileShare, ExclusiveBlocksOfNoArenaAndNoSize) {
     ASSERT_EQ(vmmgraph_arena_allocate_exclusive(arena, MiB, 0, &exclusive), VMMGRAPH_OK);
 }
 
+TEST_F(HostileShare, RemoteBlocksThatCannotBe) {
+    void* remote = nullptr;
+    for (const std::uint64_t value : {std::uint64_t{0}, std::uint64_t{1}, ~std::uint64_t{0}, reinterpret_cast<std::uint64_t>(arena)}) {
+        EXPECT_EQ(vmmgraph_space_allocate_remote(garbage<vmmgraph_space_t>(value), 1, nullptr, &remote), VMMGRAPH_ERROR_INVALID_HANDLE);
+    }
+    // It is sealed.
+    EXPECT_EQ(vmmgraph_space_allocate_remote(space, 1, nullptr, &remote), VMMGRAPH_ERROR_WRONG_STATE);
+    vmmgraph_space_t open = nullptr;
+    ASSERT_EQ(vmmgraph_space_open(arena, &open), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_space_allocate_remote(open, 1, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    for (const std::uint64_t bytes : {std::uint64_t{0}, ~std::uint64_t{0}, (std::uint64_t{1} << 46) + 1}) {
+        EXPECT_EQ(vmmgraph_space_allocate_remote(open, bytes, nullptr, &remote), VMMGRAPH_ERROR_INVALID_SIZE);
+    }
+    EXPECT_EQ(vmmgraph_space_allocate_remote(open, 65 * MiB, nullptr, &remote), VMMGRAPH_ERROR_OUT_OF_MEMORY);
+    vmmgraph_space_t bump = nullptr;
+    ASSERT_EQ(vmmgraph_space_open_bump(arena, &bump), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_space_allocate_remote(bump, MiB, nullptr, &remote), VMMGRAPH_ERROR_WRONG_STATE);
+    EXPECT_EQ(remote, nullptr);
+    EXPECT_EQ(vmmgraph_space_destroy(bump), VMMGRAPH_OK);
+    ASSERT_EQ(vmmgraph_space_allocate_remote(open, MiB + 1, nullptr, &remote), VMMGRAPH_OK);
+    auto report = sized<vmmgraph_seal_report_t>();
+    ASSERT_EQ(vmmgraph_space_seal(open, VMMGRAPH_RETAIN_SHARED_REMOTE, &report), VMMGRAPH_OK);
+    EXPECT_EQ(report.remote_blocks, 1U);
+    EXPECT_EQ(report.remote_bytes, 2 * MiB) << "whole pages";
+    EXPECT_EQ(report.retained_bytes, 0U);
+    EXPECT_EQ(vmmgraph_space_destroy(open), VMMGRAPH_OK);
+}
+
 TEST_F(HostileShare, PointersThatAreNull) {
     std::size_t count = 0;
     EXPECT_EQ(vmmgraph_space_export(space, block, 1, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);

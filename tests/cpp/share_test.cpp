@@ -75,6 +75,27 @@ TEST(Share, AnExclusiveBlockIsOnePageThatIsZero) {
     EXPECT_THROW(static_cast<void>(vmmgraph::export_range(arena, block, 1)), vmmgraph::Error);
 }
 
+TEST(Share, ASealExchangesNoPageOfARemoteBlock) {
+    const auto device = vmmgraph::Device::open(shared(0));
+    vmmgraph::SharedVmmAllocator arena(device, host::options());
+    auto another = arena.open_space();
+    another.free(another.allocate(host::MiB / 2));
+    for (const bool remote : {true, false}) {
+        auto space = arena.open_space();
+        void* buffer = remote ? space.allocate_remote(host::MiB / 8) : space.allocate(host::MiB / 8);
+        static_cast<void>(space.allocate(host::MiB / 8));
+        const auto before = vmmgraph::export_range(space, buffer, host::MiB / 8);
+        space.free(buffer);
+        EXPECT_EQ(space.seal().remote_blocks, 0U);
+        const auto after = vmmgraph::export_range(space, buffer, host::MiB / 8);
+        ASSERT_EQ(before.size(), 1U);
+        EXPECT_EQ(before.front().page == after.front().page, remote);
+    }
+    auto space = arena.open_space();
+    static_cast<void>(space.allocate_remote(512));
+    EXPECT_EQ(space.seal(vmmgraph::Retain::shared_remote).remote_bytes, 512U);
+}
+
 TEST(Share, AnotherProcessHasTheSameMemory) {
     if (const char* number = std::getenv(CHILD)) {
         EXPECT_EQ(peer(std::atoi(number)), 0);
