@@ -227,7 +227,7 @@ fn numbers_outside_their_domain_are_refused_with_the_limit() {
         (1, 0, 0, VMMGRAPH_ERROR_INVALID_SIZE),
         (1 << 63, 0, 0, VMMGRAPH_ERROR_INVALID_SIZE),
         (0, u64::MAX, 0, VMMGRAPH_ERROR_INVALID_SIZE),
-        (0, 0, 4, VMMGRAPH_ERROR_INVALID_ARGUMENT),
+        (0, 0, 5, VMMGRAPH_ERROR_INVALID_ARGUMENT),
         (0, 0, -1, VMMGRAPH_ERROR_INVALID_ARGUMENT),
     ] {
         (arena_options.small_page_bytes, arena_options.large_page_bytes) = (small, large);
@@ -251,7 +251,7 @@ fn numbers_outside_their_domain_are_refused_with_the_limit() {
         assert_eq!((last().requested, last().available), (bytes, 1 << 46));
         assert!(message().contains(&bytes.to_string()), "{}", message());
     }
-    for retain in [-1, 4, i32::MAX] {
+    for retain in [-1, 5, i32::MAX] {
         assert_eq!(
             unsafe { vmmgraph_space_seal(space, retain, null_mut()) },
             VMMGRAPH_ERROR_INVALID_ARGUMENT

@@ -569,14 +569,14 @@ TEST_F(Hostile, NumbersThatMeanNothing) {
         vmmgraph_device_t opened = nullptr;
         EXPECT_EQ(vmmgraph_device_open(&options, &opened), VMMGRAPH_ERROR_INVALID_ARGUMENT) << number;
         auto pages = arena_options();
-        pages.retain = number == 3 ? 4 : number;
+        pages.retain = number == 3 ? 5 : number;
         vmmgraph_arena_t made = nullptr;
         EXPECT_EQ(vmmgraph_arena_create(device, &pages, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT) << number;
         pages.retain = VMMGRAPH_RETAIN_DEFAULT;
         pages.flags = number == 3 ? 16 : number;
         EXPECT_EQ(vmmgraph_arena_create(device, &pages, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT) << number;
         auto report = sized<vmmgraph_seal_report_t>();
-        EXPECT_EQ(vmmgraph_space_seal(space, number == 3 ? 4 : number, &report), VMMGRAPH_ERROR_INVALID_ARGUMENT) << number;
+        EXPECT_EQ(vmmgraph_space_seal(space, number == 3 ? 5 : number, &report), VMMGRAPH_ERROR_INVALID_ARGUMENT) << number;
         EXPECT_STREQ(vmmgraph_status_name(number == 3 ? 10 : number), "unknown status");
         const auto sink = [](std::int32_t, const char*, std::size_t, void*) {};
         EXPECT_EQ(vmmgraph_set_log_sink(sink, nullptr, nullptr, number), VMMGRAPH_OK) << "levels are clamped";
