@@ -201,7 +201,7 @@ impl Layout {
         let length = bytes.get();
         let mut within = self.pages.room(length, lane, false);
         within = within.or_else(|| self.pages.idle_page(length, lane, true).map(|page| (page, 0)));
-        // A window is of several pages: a remote block does not lie over a seam.
+        // Windows of a remote lane are of whole pages, and stay so.
         if within.is_none()
             && !lane.remote
             && let Some(window) = self.find(length, lane)
