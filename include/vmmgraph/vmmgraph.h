@@ -1645,8 +1645,8 @@ typedef struct vmmgraph_ring_stats_t {
 typedef struct vmmgraph_ring_capture_options_t {
   // sizeof(vmmgraph_ring_capture_options_t).
   size_t struct_size;
-  // Units of the next step that are copied at this one's end, at most as many as there are slots. The step's end waits for their copies, so one is
-  // mostly enough, and none where a launch follows on the one before.
+  // Units of the next step that are copied at this one's end, at most as many as there are slots; 0: one, or none with
+  // VMMGRAPH_RING_WITHIN_STEP. One keeps the link busy between two steps; the end of a step waits for more.
   size_t tail;
   // The most runs that the source of a unit will have, each a node of the graph, which costs the host a microsecond a launch while it
   // copies; 0: as many as the sources have now, and one at least.
