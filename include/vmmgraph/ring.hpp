@@ -1,5 +1,5 @@
 // VmmGraph's rings for C++17: units, mostly layers, that stream from the host through a few slots, each at addresses of its own, so that no
-// kernel sees a rotation. Header-only over vmmgraph.h; conventions as in vmmgraph.hpp. Rings have never run on a GPU.
+// kernel sees a rotation. Header-only over vmmgraph.h; conventions as in vmmgraph.hpp.
 //
 //   vmmgraph::Ring ring(device, std::vector<vmmgraph::RingUnit>(36, {layer_bytes}));   // 36 layers over three slots
 //   vmmgraph::HostBuffer weights(device, layer_bytes);                                 // pinned, or an Error

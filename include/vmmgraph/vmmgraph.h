@@ -1560,7 +1560,7 @@ typedef struct vmmgraph_ring_options_t {
 } vmmgraph_ring_options_t;
 
 // Units that are read in one order, again and again, and are not all on the device. Calls with it are thread-safe; one step is under way at a
-// time, as a slot has one user at a time. Never run on a GPU.
+// time, as a slot has one user at a time.
 typedef struct vmmgraph_ring *vmmgraph_ring_t;
 
 // Where a unit's contents are. Never grows, so it has no struct_size.
@@ -3246,8 +3246,7 @@ vmmgraph_status_t vmmgraph_region_stats(vmmgraph_region_t region,
 
 // Makes a ring over these units, in the order of use: addresses for each, pages for the slots and for the resident ones. Nothing is copied
 // yet. What is otherwise than asked is logged, and said by vmmgraph_ring_places. `options` may be null. The ring keeps the device open. Out of
-// memory, budget or addresses leaves everything as it was; VMMGRAPH_ERROR_INVALID_ARGUMENT on a platform where a page shows once. Never
-// run on a GPU.
+// memory, budget or addresses leaves everything as it was; VMMGRAPH_ERROR_INVALID_ARGUMENT on a platform where a page shows once.
 //
 // Arguments:
 // `units` points to `unit_count` units, or that is 0; `options` is null or points to a struct whose struct_size is set, and whose name is

