@@ -188,7 +188,8 @@ TEST_F(Rings, KeysAndValuesOfSequencesThatJoinGrowAndLeave) {
     for (int step = 0; step < steps; ++step) {
         const c10::cuda::CUDAStreamGuard guard(*stream_);
         query.copy_(at::randn_like(query));
-        if (random() % 4 == 0) {
+        const bool changed = random() % 4 == 0;
+        if (changed) {
             auto& length = lengths[random() % places];
             // One that is full or tired leaves, an empty place is taken, others cross a granule.
             length = length == 0 ? 1 + static_cast<std::int64_t>(random() % 3) : length == granules || random() % 8 == 0 ? 0 : length + 1;
@@ -200,7 +201,8 @@ TEST_F(Rings, KeysAndValuesOfSequencesThatJoinGrowAndLeave) {
         const auto before = streamed.stats().copied_bytes;
         graph.replay(raw());
         moved += streamed.stats().copied_bytes - before;
-        expected_moved += planned;
+        // The step before has copied the first layer ahead: again, where that has changed since.
+        expected_moved += planned + (changed ? planned / count : 0);
         const auto right = attend(resident, count, query, masked, raw());
         for (std::int64_t place = 0; place < places; ++place) {
             wrong += lengths[place] > 0 && !at::equal(output[place], right[place]);
