@@ -1649,7 +1649,7 @@ typedef struct vmmgraph_ring_capture_options_t {
   // VMMGRAPH_RING_WITHIN_STEP. One keeps the link busy between two steps; the end of a step waits for more.
   size_t tail;
   // The most runs that the source of a unit will have, each a node of the graph, which costs the host a microsecond a launch while it
-  // copies; 0: as many as the sources have now, and one at least.
+  // copies, at most 4096; 0: as many as the sources have now, and one at least.
   size_t most_runs;
 } vmmgraph_ring_capture_options_t;
 

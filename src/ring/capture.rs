@@ -18,7 +18,7 @@ pub struct RingCaptureOptions {
     /// nothing ahead of a step ([`within_step`](super::RingOptions::within_step)). One keeps the link busy between two steps; the end of a step waits for more.
     pub tail: usize,
     /// The most runs that the source of a unit will have, each a node of the graph, which costs the host a microsecond a launch while it
-    /// copies; 0: as many as the sources have now, and one at least.
+    /// copies, at most 4096; 0: as many as the sources have now, and one at least.
     pub most_runs: usize,
 }
 
@@ -41,6 +41,9 @@ pub(super) struct StepCapture {
     broken: bool,
 }
 
+/// The most runs of a unit that a capture is told of: nodes, of which a launch can hardly do with more than a thousand in all.
+const MOST_RUNS: usize = 4096;
+
 /// Points of a branch: one to fork and to join, and two for each slot.
 const FORK: usize = 0;
 fn copied(slot: usize) -> usize {
@@ -56,12 +59,16 @@ impl Ring {
     /// launched of it goes through the [`RingGraph`]. One capture at a time; eager work may go on beside it.
     ///
     /// # Errors
-    /// [`Error::WrongState`] if one is under way, or the stream is not captured; [`Error::InvalidArgument`] on a platform without graphs;
+    /// [`Error::WrongState`] if one is under way, or the stream is not captured; [`Error::InvalidArgument`] on a platform without graphs, and for more than 4096 runs a unit;
     /// those of [`Device::host_buffer`](crate::Device::host_buffer); what the driver says.
     pub fn capture_begin(&self, stream: Stream, options: &RingCaptureOptions) -> Result<()> {
         if self.device.pool().events().ready(stream)? {
             let (expected, found) = ("captured", "not captured");
             return Err(Error::WrongState { what: "the stream of a ring's capture", expected, found });
+        }
+        if options.most_runs > MOST_RUNS {
+            let (what, value) = ("the most runs of a unit", options.most_runs as i128);
+            return Err(Error::InvalidArgument { what, value, expected: "at most 4096" });
         }
         let mut books = self.books.lock();
         if books.capturing.is_some() {

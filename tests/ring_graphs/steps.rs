@@ -265,6 +265,13 @@ fn a_captured_step_is_whole_or_none() {
     assert!(wrong_state(attempt(&|| acquire(0).and_then(|()| acquire(1)).and_then(|()| release(1)))));
     assert!(wrong_state(attempt(&|| acquire(0).and_then(|()| release(0)).and_then(|()| release(0)))));
     assert!(wrong_state(attempt(&|| steps.ring.capture_begin(main, &options))), "two at once");
+    // A number from outside asks for no memory.
+    begin(&gpu);
+    for most_runs in [4097, usize::MAX] {
+        let refused = steps.ring.capture_begin(main, &RingCaptureOptions { tail: usize::MAX, most_runs });
+        assert!(matches!(refused, Err(Error::InvalidArgument { .. })), "{refused:?}");
+    }
+    assert!(end(&gpu).is_ok_and(|graph| code!(cuGraphDestroy(graph)) == 0));
     assert!(attempt(&|| acquire(6)).is_err());
     // What failed once is no step, whatever comes behind it.
     assert!(wrong_state(attempt(&|| {
