@@ -9,10 +9,10 @@ use vmmgraph::pages::Fence;
 use vmmgraph::ring::HostRun;
 use vmmgraph::{
     BlockBorrower, Borrower, Device, ElasticOptions, Error, HostOptions, KvLayout, KvOptions, Options,
-    Pinning, Policy, RegionOptions, RetainPolicy, RingOptions, RingUnit, SharedVmmAllocator, SpaceStats,
-    Stream, Vacate, VacateBlocks, Vacated,
+    Pinning, Policy, RegionOptions, RetainPolicy, RingCaptureOptions, RingGraph, RingOptions, RingUnit,
+    SharedVmmAllocator, SpaceStats, Stream, Vacate, VacateBlocks, Vacated,
 };
-use vmmgraph_testkit::stream;
+use vmmgraph_testkit::{CopyingDriver, stream};
 
 const KIB: u64 = 1 << 10;
 
@@ -828,4 +828,115 @@ fn a_ring_is_read_while_its_sources_change_and_others_fill_it() {
     };
     shuttle::check_random(model, 100);
     shuttle::check_pct(model, 100, 3);
+}
+
+#[test]
+fn captured_steps_are_launched_while_sources_change_and_eager_work_uses_the_slots() {
+    const UNIT: u64 = 4 * KIB;
+    let model = || {
+        let options = HostOptions { granularity: 4096, memory_bytes: 1 << 30 };
+        let host = Arc::new(HostDriver::new(0, options).unwrap());
+        let copying = CopyingDriver::new(host.clone());
+        let device = Device::with_driver(copying.clone());
+        let options = RingOptions { slots: 2, ..RingOptions::default() };
+        let ring = Arc::new(device.ring(&[RingUnit::streamed(UNIT); 4], &options).unwrap());
+        let buffer = device.host_buffer(4 * UNIT, Pinning::Required).unwrap();
+        for unit in 0..4 {
+            buffer.write(unit * UNIT, &[unit as u8; UNIT as usize]).unwrap();
+            let run = HostRun { source: Arc::clone(&buffer), from: unit * UNIT, to: 0, bytes: UNIT };
+            ring.set_source(unit as usize, &[run]).unwrap();
+        }
+        copying.begin(stream(1));
+        ring.capture_begin(stream(1), &RingCaptureOptions::default()).unwrap();
+        for unit in 0..4 {
+            ring.acquire(unit, stream(1)).unwrap();
+            ring.release(unit, stream(1)).unwrap();
+        }
+        let step = ring.capture_end(stream(1)).unwrap();
+        let executable = copying.end();
+        // Units in the order of their copies: the first is there, and is copied again at the end.
+        let order = [1, 2, 3, 0];
+        let whole = {
+            let (ring, device) = (Arc::clone(&ring), Arc::clone(&device));
+            move |unit: usize| {
+                let mut bytes = vec![0; UNIT as usize];
+                // SAFETY: mapped, on the host driver.
+                unsafe { device.driver().read(ring.address(unit).unwrap(), &mut bytes) }.unwrap();
+                assert!(bytes.iter().all(|byte| *byte == bytes[0]), "unit {unit} is torn");
+                assert_eq!(usize::from(bytes[0] % 16), unit);
+                bytes[0]
+            }
+        };
+        let launch = {
+            let (copying, whole) = (Arc::clone(&copying), whole.clone());
+            move |step: &RingGraph| {
+                // SAFETY: the executable of the captured step, launched by one thread at a time.
+                unsafe {
+                    step.launch(executable, stream(2), || {
+                        let mut found = vec![whole(0)];
+                        for (node, unit) in order.into_iter().enumerate() {
+                            thread::yield_now();
+                            copying.copy(node as u64)?;
+                            found.push(whole(unit));
+                        }
+                        Ok::<_, Error>(found)
+                    })
+                }
+            }
+        };
+        let wrong_state = |error: &Error| matches!(error, Error::WrongState { .. });
+        let launcher = {
+            let launch = launch.clone();
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    // Refused while a unit is read.
+                    match launch(&step) {
+                        Ok(found) => drop(found.unwrap()),
+                        Err(error) => assert!(wrong_state(&error), "{error}"),
+                    }
+                }
+                step
+            })
+        };
+        let changer = {
+            let (ring, device, buffer) = (Arc::clone(&ring), Arc::clone(&device), Arc::clone(&buffer));
+            thread::spawn(move || {
+                // Refused while a launch that reads it is being given.
+                while let Err(error) = buffer.write(UNIT, &[17; UNIT as usize]) {
+                    assert!(wrong_state(&error), "{error}");
+                    thread::yield_now();
+                }
+                let other = device.host_buffer(UNIT, Pinning::Required).unwrap();
+                other.write(0, &[18; UNIT as usize]).unwrap();
+                ring.set_source(2, &[HostRun { source: other, from: 0, to: 0, bytes: UNIT }]).unwrap();
+            })
+        };
+        let eager = {
+            let (ring, whole) = (Arc::clone(&ring), whole.clone());
+            thread::spawn(move || {
+                for unit in [3, 0] {
+                    match ring.acquire(unit, stream(3)) {
+                        Ok(()) => {
+                            whole(unit);
+                            ring.release(unit, stream(3)).unwrap();
+                        }
+                        Err(error) => assert!(wrong_state(&error), "{error}"),
+                    }
+                }
+            })
+        };
+        changer.join().unwrap();
+        eager.join().unwrap();
+        let step = launcher.join().unwrap();
+        // What is there now is what is read.
+        assert_eq!(launch(&step), Ok(Ok(vec![0, 17, 18, 3, 0])));
+        assert_eq!(ring.audit(), Ok(()));
+        drop((step, launch, whole, ring, buffer));
+        device.host_pool().trim().unwrap();
+        device.trim().unwrap();
+        drop((device, copying));
+        assert_eq!((host.leftovers(), host.host_leftovers()), ([0; 4], [0; 2]));
+    };
+    shuttle::check_random(model, 200);
+    shuttle::check_pct(model, 200, 3);
 }

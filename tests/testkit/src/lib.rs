@@ -1,8 +1,9 @@
 //! What VmmGraph's tests, benches and demo share: allocation traces of real and of made-up models, capturing and replaying them, torch's
 //! segment rules for comparison, a driver that fails on purpose, one that
-//! breaks a rule, and two that work as late as they may: `LateDriver` when somebody waits, `ReorderingDriver` in any order that events allow.
+//! breaks a rule, one whose graphs are copies, and two that work as late as they may: `LateDriver` when somebody waits, `ReorderingDriver` in any order that events allow.
 
 mod broken;
+mod copying;
 mod fault;
 mod late;
 mod model;
@@ -13,6 +14,7 @@ mod torch;
 mod trace;
 
 pub use broken::{BrokenDriver, Flaw};
+pub use copying::CopyingDriver;
 pub use fault::FaultyDriver;
 pub use late::{Delay, LateDriver};
 pub use model::Model;

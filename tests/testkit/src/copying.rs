@@ -1,0 +1,251 @@
+//! A driver with graphs that are nothing but copies from the host, over one that has none: for what is told to executables between threads.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::fmt;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use vmmgraph::driver::{
+    Capabilities, CopyNode, DeviceInfo, Driver, Event, Executable, Graph, GraphCopy, GraphShape, Graphs,
+    Memory, NotMapped, PageHandle, SharedDriver, StreamState, Timeline, Transfer, Whole,
+};
+use vmmgraph::{Address, Error, Peers, Result, Stream};
+
+/// Addresses as numbers: to, from, bytes.
+type Copy = (Address, usize, usize);
+
+#[derive(Default)]
+struct State {
+    /// The streams of the one capture there may be.
+    captured: BTreeSet<u64>,
+    /// Events that were recorded in it.
+    inside: HashSet<Event>,
+    nodes: Vec<Copy>,
+    /// What the one executable does, by node; `None`: left out.
+    told: BTreeMap<u64, Option<Copy>>,
+}
+
+/// Passes everything on to another driver but captures, of which there is one at a time, and its graph, of which there is one executable.
+pub struct CopyingDriver {
+    inner: SharedDriver,
+    state: Mutex<State>,
+}
+
+impl CopyingDriver {
+    /// Over a driver without graphs.
+    #[must_use]
+    pub fn new(inner: SharedDriver) -> Arc<Self> {
+        Arc::new(Self { inner, state: Mutex::default() })
+    }
+
+    /// Begins to capture a stream.
+    pub fn begin(&self, stream: Stream) {
+        self.state.lock().captured.insert(stream.raw());
+    }
+
+    /// Ends the capture; its executable, which copies what was captured until it is told otherwise.
+    #[must_use]
+    pub fn end(&self) -> Executable {
+        let mut state = self.state.lock();
+        state.captured.clear();
+        state.inside.clear();
+        state.told = state.nodes.iter().enumerate().map(|(node, copy)| (node as u64, Some(*copy))).collect();
+        // SAFETY: this driver's only one.
+        unsafe { Executable::from_raw(1) }
+    }
+
+    /// How many copies the graph has.
+    #[must_use]
+    pub fn copies(&self) -> u64 {
+        self.state.lock().nodes.len() as u64
+    }
+
+    /// Does one of the executable's copies, as it was told by now.
+    ///
+    /// # Errors
+    /// What the driver below says.
+    ///
+    /// # Safety
+    /// Between the beginning and the end of a launch, of which there is one at a time.
+    pub unsafe fn copy(&self, node: u64) -> Result<()> {
+        let copy = self.state.lock().told.get(&node).copied().flatten();
+        let Some((to, from, bytes)) = copy else { return Ok(()) };
+        // SAFETY: whoever told it promised that the source is there.
+        let from = unsafe { std::slice::from_raw_parts(from as *const u8, bytes) };
+        // SAFETY: and that the destination is mapped.
+        unsafe { self.inner.write(to, from) }
+    }
+}
+
+impl fmt::Debug for CopyingDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CopyingDriver").finish_non_exhaustive()
+    }
+}
+
+impl Driver for CopyingDriver {
+    fn info(&self) -> &DeviceInfo {
+        self.inner.info()
+    }
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+    fn graphs(&self) -> Option<&dyn Graphs> {
+        Some(self)
+    }
+}
+
+// SAFETY: passed on as it is.
+unsafe impl Memory for CopyingDriver {
+    fn free_bytes(&self) -> Result<u64> {
+        self.inner.free_bytes()
+    }
+    fn reserve(&self, len: u64) -> Result<Address> {
+        self.inner.reserve(len)
+    }
+    unsafe fn free_addresses(&self, base: Address, len: u64) -> Result<()> {
+        // SAFETY: the caller's promise, here and below.
+        unsafe { self.inner.free_addresses(base, len) }
+    }
+    fn create(&self, len: u64) -> Result<PageHandle> {
+        self.inner.create(len)
+    }
+    unsafe fn release(&self, page: PageHandle) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.inner.release(page) }
+    }
+    unsafe fn map(&self, at: Address, pages: &[Whole], peers: Peers) -> Result<(), NotMapped> {
+        // SAFETY: as above.
+        unsafe { self.inner.map(at, pages, peers) }
+    }
+    unsafe fn grant(&self, at: Address, len: u64, peers: Peers) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.inner.grant(at, len, peers) }
+    }
+    unsafe fn unmap(&self, at: Address, len: u64) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.inner.unmap(at, len) }
+    }
+}
+
+// SAFETY: passed on, but for streams of the capture, on which nothing is done.
+unsafe impl Timeline for CopyingDriver {
+    unsafe fn stream_state(&self, stream: Stream) -> Result<StreamState> {
+        let captured = self.state.lock().captured.contains(&stream.raw());
+        Ok(if captured { StreamState::Capturing } else { StreamState::Ready })
+    }
+    fn event_create(&self) -> Result<Event> {
+        self.inner.event_create()
+    }
+    unsafe fn event_destroy(&self, event: Event) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.inner.event_destroy(event) }
+    }
+    unsafe fn event_record(&self, event: Event, stream: Stream) -> Result<()> {
+        let mut state = self.state.lock();
+        if state.captured.contains(&stream.raw()) {
+            state.inside.insert(event);
+            return Ok(());
+        }
+        state.inside.remove(&event);
+        drop(state);
+        // SAFETY: as above.
+        unsafe { self.inner.event_record(event, stream) }
+    }
+    unsafe fn event_wait(&self, event: Event, stream: Stream) -> Result<()> {
+        let mut state = self.state.lock();
+        if state.inside.contains(&event) {
+            state.captured.insert(stream.raw());
+            return Ok(());
+        }
+        drop(state);
+        // SAFETY: as above.
+        unsafe { self.inner.event_wait(event, stream) }
+    }
+    unsafe fn event_query(&self, event: Event) -> Result<bool> {
+        // SAFETY: as above.
+        unsafe { self.inner.event_query(event) }
+    }
+    unsafe fn event_synchronize(&self, event: Event) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.inner.event_synchronize(event) }
+    }
+    fn stream_create(&self) -> Result<Stream> {
+        self.inner.stream_create()
+    }
+    unsafe fn stream_destroy(&self, stream: Stream) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.inner.stream_destroy(stream) }
+    }
+}
+
+// SAFETY: passed on as it is.
+unsafe impl Transfer for CopyingDriver {
+    unsafe fn fill(&self, at: Address, len: u64, value: u32, stream: Stream) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.inner.fill(at, len, value, stream) }
+    }
+    unsafe fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.inner.read(at, into) }
+    }
+    unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.inner.write(at, from) }
+    }
+    unsafe fn host_register(&self, at: *mut u8, len: usize) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.inner.host_register(at, len) }
+    }
+    unsafe fn host_unregister(&self, at: *mut u8) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.inner.host_unregister(at) }
+    }
+    unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, stream: Stream) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.inner.copy_to_host(from, to, len, stream) }
+    }
+    unsafe fn copy_from_host(&self, to: Address, from: *const u8, len: usize, stream: Stream) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.inner.copy_from_host(to, from, len, stream) }
+    }
+}
+
+fn refused() -> Error {
+    Error::Driver { call: "a graph", code: 801, name: "NOT_SUPPORTED".into() }
+}
+
+// SAFETY: copies are numbers until `copy` does them.
+unsafe impl Graphs for CopyingDriver {
+    unsafe fn graph_shape(&self, _: Graph) -> Result<GraphShape> {
+        Err(refused())
+    }
+    unsafe fn instantiate(&self, _: Graph, _: bool) -> Result<Executable> {
+        Err(refused())
+    }
+    unsafe fn executable_update(&self, _: Executable, _: Graph) -> Result<bool> {
+        Err(refused())
+    }
+    unsafe fn executable_destroy(&self, _: Executable) -> Result<()> {
+        Ok(())
+    }
+    unsafe fn capture_copy(&self, copy: GraphCopy, stream: Stream) -> Result<CopyNode> {
+        let mut state = self.state.lock();
+        if !state.captured.contains(&stream.raw()) {
+            return Err(refused());
+        }
+        state.nodes.push((copy.to, copy.from as usize, copy.bytes));
+        // SAFETY: this driver's own.
+        Ok(unsafe { CopyNode::from_raw(state.nodes.len() as u64 - 1) })
+    }
+    unsafe fn executable_set_copy(&self, _: Executable, node: CopyNode, copy: GraphCopy) -> Result<()> {
+        self.state.lock().told.insert(node.raw(), Some((copy.to, copy.from as usize, copy.bytes)));
+        Ok(())
+    }
+    unsafe fn executable_enable_copy(&self, _: Executable, node: CopyNode, enabled: bool) -> Result<()> {
+        if !enabled {
+            self.state.lock().told.insert(node.raw(), None);
+        }
+        Ok(())
+    }
+}
