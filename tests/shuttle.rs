@@ -875,8 +875,9 @@ fn captured_steps_are_launched_while_sources_change_and_eager_work_uses_the_slot
                     step.launch(executable, stream(2), || {
                         let mut found = vec![whole(0)];
                         for (node, unit) in order.into_iter().enumerate() {
+                            copying.copy_half(node as u64, false)?;
                             thread::yield_now();
-                            copying.copy(node as u64)?;
+                            copying.copy_half(node as u64, true)?;
                             found.push(whole(unit));
                         }
                         Ok::<_, Error>(found)

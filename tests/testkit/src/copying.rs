@@ -60,20 +60,27 @@ impl CopyingDriver {
         self.state.lock().nodes.len() as u64
     }
 
-    /// Does one of the executable's copies, as it was told by now.
+    /// Does half of one of the executable's copies, as it was told by now: a copy takes time.
     ///
     /// # Errors
     /// What the driver below says.
     ///
     /// # Safety
     /// Between the beginning and the end of a launch, of which there is one at a time.
-    pub unsafe fn copy(&self, node: u64) -> Result<()> {
+    pub unsafe fn copy_half(&self, node: u64, second: bool) -> Result<()> {
         let copy = self.state.lock().told.get(&node).copied().flatten();
         let Some((to, from, bytes)) = copy else { return Ok(()) };
         // SAFETY: whoever told it promised that the source is there.
         let from = unsafe { std::slice::from_raw_parts(from as *const u8, bytes) };
+        let (first, rest) = from.split_at(bytes / 2);
         // SAFETY: and that the destination is mapped.
-        unsafe { self.inner.write(to, from) }
+        unsafe {
+            if second {
+                self.inner.write(to.plus(first.len() as u64), rest)
+            } else {
+                self.inner.write(to, first)
+            }
+        }
     }
 }
 
