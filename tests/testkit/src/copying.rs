@@ -7,9 +7,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use vmmgraph::driver::{
     Capabilities, CopyNode, DeviceInfo, Driver, Event, Executable, Graph, GraphCopy, GraphShape, Graphs,
-    Memory, NotMapped, PageHandle, SharedDriver, StreamState, Timeline, Transfer, Whole,
+    SharedDriver, StreamState, Timeline, Transfer,
 };
-use vmmgraph::{Address, Error, Peers, Result, Stream};
+use vmmgraph::{Address, Error, Result, Stream};
 
 /// Addresses as numbers: to, from, bytes.
 type Copy = (Address, usize, usize);
@@ -102,40 +102,9 @@ impl Driver for CopyingDriver {
     }
 }
 
-// SAFETY: passed on as it is.
-unsafe impl Memory for CopyingDriver {
-    fn free_bytes(&self) -> Result<u64> {
-        self.inner.free_bytes()
-    }
-    fn reserve(&self, len: u64) -> Result<Address> {
-        self.inner.reserve(len)
-    }
-    unsafe fn free_addresses(&self, base: Address, len: u64) -> Result<()> {
-        // SAFETY: the caller's promise, here and below.
-        unsafe { self.inner.free_addresses(base, len) }
-    }
-    fn create(&self, len: u64) -> Result<PageHandle> {
-        self.inner.create(len)
-    }
-    unsafe fn release(&self, page: PageHandle) -> Result<()> {
-        // SAFETY: as above.
-        unsafe { self.inner.release(page) }
-    }
-    unsafe fn map(&self, at: Address, pages: &[Whole], peers: Peers) -> Result<(), NotMapped> {
-        // SAFETY: as above.
-        unsafe { self.inner.map(at, pages, peers) }
-    }
-    unsafe fn grant(&self, at: Address, len: u64, peers: Peers) -> Result<()> {
-        // SAFETY: as above.
-        unsafe { self.inner.grant(at, len, peers) }
-    }
-    unsafe fn unmap(&self, at: Address, len: u64) -> Result<()> {
-        // SAFETY: as above.
-        unsafe { self.inner.unmap(at, len) }
-    }
-}
+crate::passing::passes_memory_on!(CopyingDriver);
 
-// SAFETY: passed on, but for streams of the capture, on which nothing is done.
+// SAFETY: passed on with the callers' promises, but for streams of the capture, on which nothing is done.
 unsafe impl Timeline for CopyingDriver {
     unsafe fn stream_state(&self, stream: Stream) -> Result<StreamState> {
         let captured = self.state.lock().captured.contains(&stream.raw());

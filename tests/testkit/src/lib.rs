@@ -7,6 +7,7 @@ mod copying;
 mod fault;
 mod late;
 mod model;
+mod passing;
 mod reordering;
 mod replay;
 mod timing;

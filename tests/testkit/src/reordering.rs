@@ -7,10 +7,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use vmmgraph::driver::{
-    Capabilities, DeviceInfo, Driver, Event, Memory, NotMapped, PageHandle, SharedDriver, StreamState,
-    Timeline, Transfer, Whole,
+    Capabilities, DeviceInfo, Driver, Event, SharedDriver, StreamState, Timeline, Transfer,
 };
-use vmmgraph::{Address, Error, Peers, Result, Stream};
+use vmmgraph::{Address, Error, Result, Stream};
 
 /// Work of the test's own, in a stream's order.
 type Launch = Box<dyn FnOnce(&SharedDriver) + Send>;
@@ -193,47 +192,9 @@ impl Driver for ReorderingDriver {
     }
 }
 
+crate::passing::passes_memory_on!(ReorderingDriver);
+
 // SAFETY: everything is done by the driver below, with the callers' promises, which hold until a stream has done its work.
-unsafe impl Memory for ReorderingDriver {
-    fn free_bytes(&self) -> Result<u64> {
-        self.inner.free_bytes()
-    }
-
-    fn reserve(&self, len: u64) -> Result<Address> {
-        self.inner.reserve(len)
-    }
-
-    unsafe fn free_addresses(&self, base: Address, len: u64) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.inner.free_addresses(base, len) }
-    }
-
-    fn create(&self, len: u64) -> Result<PageHandle> {
-        self.inner.create(len)
-    }
-
-    unsafe fn release(&self, page: PageHandle) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.inner.release(page) }
-    }
-
-    unsafe fn map(&self, at: Address, pages: &[Whole], peers: Peers) -> Result<(), NotMapped> {
-        // SAFETY: the caller's promise.
-        unsafe { self.inner.map(at, pages, peers) }
-    }
-
-    unsafe fn grant(&self, at: Address, len: u64, peers: Peers) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.inner.grant(at, len, peers) }
-    }
-
-    unsafe fn unmap(&self, at: Address, len: u64) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.inner.unmap(at, len) }
-    }
-}
-
-// SAFETY: as above.
 unsafe impl Timeline for ReorderingDriver {
     unsafe fn stream_state(&self, _stream: Stream) -> Result<StreamState> {
         Ok(StreamState::Ready)
