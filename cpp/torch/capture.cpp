@@ -194,7 +194,7 @@ struct CaptureScope::State {
     // Null where graphs do not share.
     std::shared_ptr<ExecutablePool> executables;
     Generators generators;
-    // Null where none is captured.
+    // Null where none is captured: also before its capture has begun and when it is over, since another's of the ring may be under way then.
     Ring* ring;
     RingCaptureOptions ring_capture;
     c10::cuda::CUDAStream stream;
@@ -246,8 +246,9 @@ struct CaptureScope::State {
         }
         captured->graph->capture_begin(pool_id, cudaStreamCaptureModeThreadLocal);
         begun = true;
-        if (ring != nullptr) {
-            ring->capture_begin(stream.stream(), ring_capture);
+        if (auto* const begins = std::exchange(ring, nullptr); begins != nullptr) {
+            begins->capture_begin(stream.stream(), ring_capture);
+            ring = begins;
         }
     }
 
@@ -269,8 +270,8 @@ struct CaptureScope::State {
         end_tried = true;
         // The body may have left another stream behind.
         const c10::cuda::CUDAStreamGuard back(stream);
-        if (ring != nullptr) {
-            captured->ring = ring->capture_end(stream.stream());
+        if (auto* const ends = std::exchange(ring, nullptr); ends != nullptr) {
+            captured->ring = ends->capture_end(stream.stream());
         }
         captured->graph->capture_end();
     }
@@ -295,8 +296,8 @@ struct CaptureScope::State {
             graphs.push_back(piece->graph());
         }
         graphs.push_back(captured->graph->graph());
-        captured->graphs = std::make_shared<Template>(std::move(executables), graphs, collectives || ring != nullptr);
-        if (ring != nullptr) {
+        captured->graphs = std::make_shared<Template>(std::move(executables), graphs, collectives || captured->ring);
+        if (captured->ring) {
             // What it was told of the ring is told to no other.
             captured->graphs->keep();
         }
@@ -343,10 +344,8 @@ struct CaptureScope::State {
     void abandon_capture() noexcept {
         auto& graph = captured->graph;
         bool ended = false;
-        if (ring != nullptr) {
-            ring->capture_abandon();
-            // Nothing more of it is to be captured.
-            ring = nullptr;
+        if (auto* const begun_ring = std::exchange(ring, nullptr); begun_ring != nullptr) {
+            begun_ring->capture_abandon();
         }
         if (!end_tried && (begun || is_capturing(stream.stream()))) {
             try {

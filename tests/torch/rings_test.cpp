@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <random>
 #include <stdexcept>
+#include <thread>
 
 namespace torch_tests {
 namespace {
@@ -251,8 +252,20 @@ TEST_F(Rings, WhatGoesWrongIsSaidAndTheNextStepIsRight) {
                   scope.next_piece();
               }),
               VMMGRAPH_ERROR_WRONG_STATE);
+    // One of another thread beside this one is refused, and this one goes on.
     output.reset();
-    auto graph = std::make_optional(capture(arena, raw(), [&] { body(count); }, options));
+    auto graph = std::make_optional(capture(
+        arena, raw(),
+        [&] {
+            std::thread([&] {
+                SharedVmmAllocator other;
+                const auto stream = c10::cuda::getStreamFromPool(true);
+                EXPECT_EQ(status_of([&] { static_cast<void>(capture(other, stream.stream(), [] {}, options)); }),
+                          VMMGRAPH_ERROR_WRONG_STATE);
+            }).join();
+            body(count);
+        },
+        options));
     const auto right = [&] {
         const c10::cuda::CUDAStreamGuard guard(*stream_);
         graph->replay(raw());
