@@ -38,6 +38,9 @@ GraphExecutor::GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, GraphInp
         if (options.capture_stream != nullptr) {
             torch::require_stream_of(inputs.device(), options.capture_stream);
         }
+        if (options.update_stream != nullptr) {
+            torch::require_stream_of(inputs.device(), options.update_stream);
+        }
     }
     for (const auto* set : {&options.full, &options.piecewise}) {
         for (const auto& key : *set) {
@@ -51,6 +54,9 @@ GraphExecutor::GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, GraphInp
         state.graphs.resize(std::max<std::size_t>(state.graphs.size(), slot.slot + 1));
         state.graphs[slot.slot].mode = slot.mode;
         state.graphs[slot.slot].bucket = slot.bucket;
+        if (options.update && options.update_stream != nullptr && !state.on_cpu()) {
+            state.graphs[slot.slot].replayed = std::make_unique<StreamOrder>();
+        }
         state.order.push_back(slot.slot);
     }
     if (!state.on_cpu() && state.options.capture_stream == nullptr) {

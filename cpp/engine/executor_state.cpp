@@ -68,14 +68,23 @@ StreamOrder::~StreamOrder() {
 }
 
 void StreamOrder::behind(void* first, void* second) {
-    if (first == second) {
-        return;
+    if (first != second) {
+        mark(first);
+        wait(second);
     }
+}
+
+void StreamOrder::mark(void* first) {
     if (event_ == nullptr) {
         C10_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
     }
     C10_CUDA_CHECK(cudaEventRecord(event_, static_cast<cudaStream_t>(first)));
-    C10_CUDA_CHECK(cudaStreamWaitEvent(static_cast<cudaStream_t>(second), event_, 0));
+}
+
+void StreamOrder::wait(void* second) {
+    if (event_ != nullptr) {
+        C10_CUDA_CHECK(cudaStreamWaitEvent(static_cast<cudaStream_t>(second), event_, 0));
+    }
 }
 
 GraphExecutor::State::State(std::shared_ptr<SharedVmmAllocator> arena, GraphInputs& inputs, Body body, const ExecutorOptions& options)
@@ -304,16 +313,51 @@ void GraphExecutor::State::look_ahead(Slot slot) {
     }
 }
 
+void GraphExecutor::State::update(Graph& graph, const Step& current, void* stream) {
+    auto* const captured = graph.captured ? &*graph.captured : nullptr;
+    if (captured == nullptr || options.update_stream == nullptr || options.update_stream == stream) {
+        options.update(graph.bucket, current, captured);
+        return;
+    }
+    const torch::OnStream updating(inputs.device(), options.update_stream);
+    graph.replayed->wait(options.update_stream);
+    try {
+        options.update(graph.bucket, current, captured);
+    } catch (...) {
+        // What it gave to its stream may still change the graph.
+        streams.behind(options.update_stream, stream);
+        throw;
+    }
+    streams.behind(options.update_stream, stream);
+}
+
 void GraphExecutor::State::replay(Slot slot, const Step& current, void* stream) {
     auto& graph = graphs[slot];
+    if (options.update) {
+        update(graph, current, stream);
+    }
     if (on_cpu()) {
         inputs.select(graph.bucket);
         record(graph, current);
-    } else if (graph.pieces.empty()) {
-        graph.captured->replay(stream);
-    } else {
-        graph.captured->replay(stream, [&](std::size_t n) { graph.pieces[n].runner(current, graph.pieces[n].tensors); });
+        return;
     }
+    // Also of a replay that a runner ended: some of its pieces may run.
+    const auto mark = [&] {
+        if (graph.replayed) {
+            graph.replayed->mark(stream);
+        }
+    };
+    try {
+        if (graph.pieces.empty()) {
+            graph.captured->replay(stream);
+        } else {
+            graph.captured->replay(stream, [&](std::size_t n) { graph.pieces[n].runner(current, graph.pieces[n].tensors); });
+        }
+    } catch (...) {
+        mark();
+        throw;
+    }
+    mark();
 }
 
 }  // namespace vmmgraph::engine

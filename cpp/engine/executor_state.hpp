@@ -28,6 +28,9 @@ public:
 
     // What `second` gets from now on runs behind what `first` has, both of the current device.
     void behind(void* first, void* second);
+    // The two halves of it: a point in what a stream has, and another stream behind the last such point, if there was one.
+    void mark(void* first);
+    void wait(void* second);
 
 private:
     cudaEvent_t event_ = nullptr;
@@ -47,6 +50,8 @@ struct GraphExecutor::State {
         std::vector<Recorder::Piece> pieces;
         // Nothing on a CPU device.
         std::optional<torch::CapturedGraph> captured;
+        // Its last replay, for updates on a stream of their own.
+        std::unique_ptr<StreamOrder> replayed;
     };
 
     std::shared_ptr<SharedVmmAllocator> arena;
@@ -117,6 +122,8 @@ struct GraphExecutor::State {
     bool capture(Slot slot, const Step& current, void* stream, bool may_evict, bool throws);
 
     void replay(Slot slot, const Step& current, void* stream);
+    // The engine's hook before it, on its stream.
+    void update(Graph& graph, const Step& current, void* stream);
     // Sees to the executables of the graphs that may be next after that of a slot.
     void look_ahead(Slot slot);
 };

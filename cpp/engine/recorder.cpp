@@ -31,6 +31,8 @@ void Recorder::call(const std::function<void(Recorder&)>& body) {
     body(*this);
 }
 
+void* Recorder::last_kernel() { return scope_ == nullptr ? nullptr : scope_->last_kernel(); }
+
 void Recorder::eager(at::TensorList tensors, Runner runner) {
     if (step_ != nullptr || mode_ == Mode::full) {
         static const Step recorded;

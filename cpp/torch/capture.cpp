@@ -18,6 +18,7 @@
 #include "failed.hpp"
 #include "guards.hpp"
 #include "memsets.hpp"
+#include "nodes.hpp"
 #include "on_device.hpp"
 #include "registry.hpp"
 #include "segments.hpp"
@@ -209,6 +210,8 @@ struct CaptureScope::State {
     bool end_tried = false;
     // NCCL may know pages of this capture.
     bool collectives = false;
+    // Somebody is going to set parameters of its kernels, by nodes that other graphs' executables know nothing of.
+    bool own_executables = false;
 
     void leave() noexcept {
         registry::forget_capture(captured->memory.get());
@@ -296,9 +299,9 @@ struct CaptureScope::State {
             graphs.push_back(piece->graph());
         }
         graphs.push_back(captured->graph->graph());
-        captured->graphs = std::make_shared<Template>(std::move(executables), graphs, collectives || captured->ring);
-        if (captured->ring) {
-            // What it was told of the ring is told to no other.
+        captured->graphs = std::make_shared<Template>(std::move(executables), graphs, collectives || own_executables || captured->ring);
+        if (own_executables || captured->ring) {
+            // What it was told of the ring, or of a kernel, is told to no other.
             captured->graphs->keep();
         }
     }
@@ -500,6 +503,22 @@ bool CaptureScope::holds(const void* storage) const {
         // No memory of torch's.
         return false;
     }
+}
+
+void* CaptureScope::last_kernel() {
+    if (!state_ || !state_->under_way || state_->end_tried) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "the capture has ended already");
+    }
+    if (!compat::Graph::lends) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "this torch destroys a graph when it is instantiated, and its nodes with it: it takes 2.8 or later");
+    }
+    const auto last = last_of(c10::cuda::getCurrentCUDAStream(state_->captured->device).stream());
+    if (!last || last->size() != 1 || !is(last->front(), cudaGraphNodeTypeKernel)) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "torch's current stream was not given a kernel last in this capture");
+    }
+    state_->own_executables = true;
+    return last->front();
 }
 
 CapturedGraph CaptureScope::end() {

@@ -34,4 +34,20 @@ inline bool is(cudaGraphNode_t node, cudaGraphNodeType type) {
     return cudaGraphNodeGetType(node, &found) == cudaSuccess && found == type;
 }
 
+// What the next work of a stream under capture would wait for.
+inline std::optional<Nodes> last_of(cudaStream_t stream) {
+    auto status = cudaStreamCaptureStatusNone;
+    const cudaGraphNode_t* nodes = nullptr;
+    std::size_t count = 0;
+#if CUDART_VERSION >= 13000
+    const auto asked = cudaStreamGetCaptureInfo(stream, &status, nullptr, nullptr, &nodes, nullptr, &count);
+#else
+    const auto asked = cudaStreamGetCaptureInfo_v2(stream, &status, nullptr, nullptr, &nodes, &count);
+#endif
+    if (asked != cudaSuccess || status != cudaStreamCaptureStatusActive) {
+        return std::nullopt;
+    }
+    return Nodes(nodes, nodes + count);
+}
+
 }  // namespace vmmgraph::torch

@@ -71,6 +71,8 @@ public:
     // What this thread records just now, or runs as a body before it records it; null elsewhere. So that attention deep in a model finds
     // its capture though nobody handed it down.
     [[nodiscard]] static Recorder* current() noexcept;
+    // As torch::CaptureScope::last_kernel(), for ExecutorOptions::update; null where nothing is captured.
+    [[nodiscard]] void* last_kernel();
     // Full or piecewise.
     [[nodiscard]] Mode mode() const noexcept { return mode_; }
     // The shape that is recorded; the inputs' getters are of this bucket.
@@ -139,6 +141,14 @@ struct ExecutorOptions : dispatch::DispatcherOptions {
     // as torch's current one: where kernels are planned from the padded values (GraphInputs::host). What it gives to that stream is done
     // before the graph runs. In warm_up() the step has no params, and Phase::decode for full, Phase::mixed for piecewise graphs.
     std::function<void(const Key& bucket, const Step& step)> before_launch;
+    // Called once for every step that a graph runs, just before its replay, with `update_stream` as torch's current one: what was captured with
+    // the values of one step is given those of this one, such as parameters of kernels (Recorder::last_kernel(), and
+    // cudaGraphExecKernelNodeSetParams on graph->exec()). The graph is null on a CPU, where nothing is captured. It must not replay.
+    std::function<void(const Key& bucket, const Step& step, torch::CapturedGraph* graph)> update;
+    // Another stream than the step's for what `update` gives to a device (a cudaStream_t): behind the graph's replay before, beside everything
+    // else, and the replay is behind it. Null: the step's own. What the graph itself waits for (an event recorded with
+    // cudaEventRecordExternal semantics) may go to any stream of the engine's instead.
+    void* update_stream = nullptr;
     // Asked before that, and what it returns is held as long as the work goes on, such as a lock: a capture may want the device for itself,
     // and replays beside each other. A capture's is dropped before its replay's is asked for. None for eager steps.
     std::function<std::shared_ptr<void>(Work work)> guard;

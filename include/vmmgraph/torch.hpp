@@ -221,6 +221,12 @@ public:
     // whoever frees it. Everything else (general memory, the host's, another capture's) belongs to those who own it.
     [[nodiscard]] bool holds(const void* storage) const;
 
+    // The kernel (a cudaGraphNode_t of this piece) that torch's current stream was given last in this capture, whose parameters are to change from
+    // replay to replay: cudaGraphExecKernelNodeSetParams with it on CapturedGraph::exec(), before a replay and not beside one. The graph's
+    // executables are its own from then on. Throws Error: VMMGRAPH_ERROR_WRONG_STATE where the stream was given something else last, or nothing,
+    // or has several streams joined since, and where graphs do not stay (up to torch 2.7).
+    [[nodiscard]] void* last_kernel();
+
     // Ends the capture and seals the space. On failure destroy the scope; the capture is lost.
     [[nodiscard]] CapturedGraph end();
 

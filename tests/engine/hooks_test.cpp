@@ -41,17 +41,27 @@ TEST(Hooks, BeforeLaunchSeesTheStepAsItWillRun) {
         diary("plan " + std::to_string(bucket[Axis::tokens]) + of);
         EXPECT_EQ(here->inputs->bucket(), bucket);
     };
+    options.update = [&](const Key& bucket, const Step& step, vmmgraph::torch::CapturedGraph* graph) {
+        EXPECT_EQ(graph != nullptr, has_gpu());
+        diary("update " + std::to_string(bucket[Axis::tokens]) + " of " + std::to_string(step.key[Axis::tokens]));
+    };
     Small small(options);
     here = &small;
-    small.trouble = [&](Recorder& recorder) { diary("body " + std::to_string(recorder.bucket()[Axis::tokens])); };
+    small.trouble = [&](Recorder& recorder) {
+        if (!has_gpu()) {
+            EXPECT_EQ(recorder.last_kernel(), nullptr);
+        }
+        diary("body " + std::to_string(recorder.bucket()[Axis::tokens]));
+    };
     Ran ran;
     EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode));
-    EXPECT_EQ(diary.read(), has_gpu() ? "plan 4 of 3 body 4" : "plan 4 of 3 body 4 body 4") << "before the capture, and once";
+    EXPECT_EQ(diary.read(), std::string("plan 4 of 3 body 4 update 4 of 3") + (has_gpu() ? "" : " body 4"))
+        << "the plan before the capture, the update before the replay, and once";
     EXPECT_TRUE(small.run(2, Phase::decode, ran, uniform_decode));
     EXPECT_TRUE(small.run(4, Phase::decode, ran, uniform_decode));
     diary.read();
     EXPECT_TRUE(small.run(4, Phase::decode, ran, uniform_decode));
-    EXPECT_EQ(diary.read(), has_gpu() ? "plan 4 of 4" : "plan 4 of 4 body 4") << "before the replay";
+    EXPECT_EQ(diary.read(), std::string("plan 4 of 4 update 4 of 4") + (has_gpu() ? "" : " body 4")) << "before the replay";
     EXPECT_TRUE(small.run(9, Phase::mixed, ran, 5)) << "no graph of this variant";
     EXPECT_EQ(diary.read(), "") << "an eager step is the engine's";
     small.executor->warm_up();
