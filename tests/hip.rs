@@ -8,6 +8,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use libloading::Library;
 use vmmgraph::driver::{HipDriver, SharedDriver, StreamState, Whole};
+use vmmgraph::pages::Fence;
 use vmmgraph::{
     Address, Device, DeviceOptions, DriverChoice, ElasticOptions, Error, Handles, HostOptions, Options,
     Peers, SharedVmmAllocator, Stream,
@@ -313,7 +314,7 @@ fn arenas_and_elastic_buffers_live_on_it() {
             let space = arena.open_space().unwrap();
             let on = as_stream(captured);
             let passing = space.allocate(large, on).unwrap();
-            let kept = space.allocate(3 * MIB, on).unwrap();
+            let kept = space.allocate_kept(3 * MIB, on).unwrap();
             space.free(passing).unwrap();
             space.seal().unwrap();
             assert_eq!(end(captured), 0, "memory that grows spoils the capture");
@@ -348,4 +349,34 @@ fn arenas_and_elastic_buffers_live_on_it() {
         unsafe { driver.stream_destroy(stream) }.unwrap();
         assert_eq!(held(), before);
     }
+}
+
+#[test]
+fn no_page_is_exchanged_under_a_graph() {
+    let _alone = Alone::with_version(SOUND);
+    let device = Device::with_driver(Arc::new(HipDriver::new(0).unwrap()));
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let refused = |error: Option<Error>| match error {
+        Some(Error::UnfitDriver { driver: "hip", problem }) => problem,
+        other => panic!("{other:?}"),
+    };
+    let first = arena.open_space().unwrap();
+    first.allocate(3 * MIB, Stream::LEGACY).unwrap();
+    // Of a page that only this space shows all becomes its own.
+    assert_eq!(first.seal().unwrap().retained_bytes, 16 * MIB);
+    let second = arena.open_space().unwrap();
+    let passing = second.allocate(40 * MIB, Stream::LEGACY).unwrap();
+    second.free(passing).unwrap();
+    second.seal().unwrap();
+    let third = arena.open_space().unwrap();
+    let stays = third.allocate(3 * MIB, Stream::LEGACY).unwrap();
+    let problem = refused(third.seal().err());
+    assert!(problem.contains("a kept one"), "{problem}");
+    third.free(stays).unwrap();
+    third.allocate_kept(3 * MIB, Stream::LEGACY).unwrap();
+    third.seal().unwrap();
+    let problem = refused(arena.pause(Fence::default()).err());
+    assert!(problem.contains("its arenas stay"), "{problem}");
+    third.replay(Stream::LEGACY, || ()).unwrap();
+    arena.audit().unwrap();
 }

@@ -70,6 +70,7 @@ impl Report {
             ("largest_reservation", json!(can.largest_reservation)),
             ("alias", json!(format!("{:?}", can.alias))),
             ("alias_proven", json!(can.alias_proven)),
+            ("map_in_any_order", json!(can.map_in_any_order)),
             ("map_while_capturing", json!(can.map_while_capturing)),
             ("replace_under_graph", json!(can.replace_under_graph)),
             ("unmap_waits", json!(can.unmap_waits)),
@@ -77,6 +78,7 @@ impl Report {
             ("descriptors_per_page", json!(can.descriptors_per_page)),
             ("register_host", json!(can.register_host)),
             ("peers", json!(can.peers.iter().collect::<Vec<_>>())),
+            ("restores_no_context", json!(can.restores_no_context)),
         ]
     }
 

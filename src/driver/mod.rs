@@ -85,9 +85,13 @@ pub struct Capabilities {
     /// That has been seen on hardware by the project's own tests. Where it has not, the first opening of a device asks for proof
     /// ([`self_test()`]).
     pub alias_proven: bool,
+    /// Pages are mapped at any place of a reservation that is free. Else only behind what is mapped from the reservation's first mapping on, without
+    /// a gap; [`Memory::map`] refuses the rest ([`Error::UnfitDriver`]).
+    pub map_in_any_order: bool,
     /// Pages can be mapped while a stream is captured.
     pub map_while_capturing: bool,
-    /// Another page may take the place of one under an instantiated graph that does not run.
+    /// Another page may take the place of one under an instantiated graph that does not run. Where that is not known a seal keeps pages where
+    /// they are and an arena is not paused ([`Error::UnfitDriver`]); a graph over a region or an elastic buffer is captured anew after its pages changed.
     pub replace_under_graph: bool,
     /// `unmap` waits until the device no longer uses the addresses.
     pub unmap_waits: bool,
@@ -100,6 +104,9 @@ pub struct Capabilities {
     pub register_host: bool,
     /// Other devices of the platform that can be given access to this one's pages.
     pub peers: Peers,
+    /// A thread on which no context was current has none after a call, either. Else the device's own stays current there; a thread that had one
+    /// has it back on every platform.
+    pub restores_no_context: bool,
 }
 
 impl Capabilities {
@@ -113,6 +120,19 @@ impl Capabilities {
             Some(device) => Err(Error::InvalidArgument { what: "a peer", value: device.into(), expected }),
             None => Ok(()),
         }
+    }
+
+    /// That graphs of the platform bear what exchanges the pages under them, such as `what`.
+    ///
+    /// # Errors
+    /// [`Error::UnfitDriver`] unless [`replace_under_graph`](Self::replace_under_graph).
+    pub(crate) fn require_replacing(&self, platform: &'static str, what: &str) -> Result<()> {
+        if self.replace_under_graph {
+            return Ok(());
+        }
+        let problem =
+            format!("what a graph there keeps of a page that another one replaces is not known: {what}");
+        Err(Error::UnfitDriver { driver: platform, problem })
     }
 }
 

@@ -84,6 +84,8 @@ impl Space {
     /// after everybody was asked to give some back, or what else the driver says: the space is open as before, and the
     /// call can be repeated. [`Error::WrongState`] also where [`RetainPolicy::InPlace`] fails; [`Error::Exported`] where a page would be exchanged that
     /// others have, by what [`export`](Self::export) said of this space: seal it in place, share its blocks, or take the pins away first; and
+    /// [`Error::UnfitDriver`] where a page would be exchanged and graphs may not bear it
+    /// ([`Capabilities::replace_under_graph`](crate::driver::Capabilities::replace_under_graph)): keep or share the block; and
     /// [`Error::WrongState`] where eager work has a page of a remote block, or could be about to take it. (If undoing fails as well the space can only be dropped.)
     pub fn seal(&self) -> Result<SealReport> {
         let policy = self.core.policy(&self.core.state.lock());
@@ -265,13 +267,17 @@ impl Exchange<'_> {
         if !units.contains(&Unit::Retained) || remote && self.policy == RetainPolicy::ShareRemote {
             return Ok(());
         }
-        let in_place = self.policy == RetainPolicy::InPlace;
+        let driver = self.core.common.pool().driver();
+        let exchanges = self.policy != RetainPolicy::InPlace && driver.capabilities().replace_under_graph;
         let wholly = units.len() as u64 * small >= bytes && units.iter().all(|unit| *unit == Unit::Retained);
         // A page that only this space shows, all of it retained, changes hands: no call to the driver. Its number is for another.
-        if (wholly || in_place) && self.change.hand_over(page, shared.holder(), self.core.own(), true) {
+        if (wholly || !exchanges) && self.change.hand_over(page, shared.holder(), self.core.own(), true) {
             return Ok(());
         }
-        if in_place {
+        if self.policy != RetainPolicy::InPlace {
+            let what = "a block that outlives its capture is to be a kept one, or on pages that only its space shows";
+            driver.capabilities().require_replacing(driver.info().platform, what)?;
+        } else {
             let (expected, found) = ("shown there only", "shown elsewhere too");
             return Err(Error::WrongState { what: "the page under a retained block", expected, found });
         }

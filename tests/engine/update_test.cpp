@@ -1,4 +1,5 @@
 // Captured work that is given each step's values before its replay: parameters of kernels, memory that another stream writes, events.
+#include <array>
 #include <functional>
 #include <map>
 #include <random>
@@ -6,6 +7,7 @@
 #include <vector>
 
 #include <c10/cuda/CUDAException.h>
+#include <cuda.h>
 
 #include "devices.hpp"
 
@@ -60,18 +62,27 @@ public:
     void call(const at::Tensor& numbers, float by) const {
         Arguments arguments{numbers.data_ptr<float>(), by, static_cast<unsigned>(numbers.numel())};
         auto pointers = arguments.pointers();
-        C10_CUDA_CHECK(cudaLaunchKernel(reinterpret_cast<const void*>(kernel_), dim3((arguments.count + 255) / 256), dim3(256),
-                                        pointers.data(), 0, c10::cuda::getCurrentCUDAStream().stream()));
+        C10_CUDA_CHECK(cudaLaunchKernel(reinterpret_cast<const void*>(kernel_), dim3(arguments.blocks()), dim3(threads), pointers.data(), 0,
+                                        c10::cuda::getCurrentCUDAStream().stream()));
     }
 
-    // What a captured call has as its parameters at the next launch.
-    static void set(void* exec, void* node, const at::Tensor& numbers, float by) {
-        cudaKernelNodeParams params{};
-        C10_CUDA_CHECK(cudaGraphKernelNodeGetParams(static_cast<cudaGraphNode_t>(node), &params));
+    // What a captured call has as its parameters at the next launch. By the driver's function, which takes kernels of any origin.
+    void set(void* exec, void* node, const at::Tensor& numbers, float by) const {
+        using Set = CUresult (*)(CUgraphExec, CUgraphNode, const CUDA_KERNEL_NODE_PARAMS*);
+        static const auto set_params = [] {
+            void* found = nullptr;
+            C10_CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuGraphExecKernelNodeSetParams", &found, 12000, cudaEnableDefault, nullptr));
+            return reinterpret_cast<Set>(found);
+        }();
         Arguments arguments{numbers.data_ptr<float>(), by, static_cast<unsigned>(numbers.numel())};
         auto pointers = arguments.pointers();
+        CUDA_KERNEL_NODE_PARAMS params{};
+        params.kern = reinterpret_cast<CUkernel>(kernel_);
+        params.gridDimX = arguments.blocks();
+        params.gridDimY = params.gridDimZ = params.blockDimY = params.blockDimZ = 1;
+        params.blockDimX = threads;
         params.kernelParams = pointers.data();
-        C10_CUDA_CHECK(cudaGraphExecKernelNodeSetParams(static_cast<cudaGraphExec_t>(exec), static_cast<cudaGraphNode_t>(node), &params));
+        TORCH_CHECK(set_params(static_cast<CUgraphExec>(exec), static_cast<CUgraphNode>(node), &params) == CUDA_SUCCESS);
     }
 
 private:
@@ -80,7 +91,9 @@ private:
         float by;
         unsigned count;
         std::array<void*, 3> pointers() { return {&at, &by, &count}; }
+        unsigned blocks() const { return (count + threads - 1) / threads; }
     };
+    static constexpr unsigned threads = 256;
     cudaLibrary_t library_ = nullptr;
     cudaKernel_t kernel_ = nullptr;
 };
@@ -172,7 +185,7 @@ TEST(Update, ParametersOfKernelsAreThoseOfTheStep) {
         if (told) {
             options.update = [&](const Key& bucket, const Step& step, vmmgraph::torch::CapturedGraph* graph) {
                 const auto& call = calls.at(bucket[Axis::tokens]);
-                Scale::set(graph->exec(), call.node, call.numbers, *static_cast<const float*>(step.params));
+                scale.set(graph->exec(), call.node, call.numbers, *static_cast<const float*>(step.params));
             };
         }
         Model model(options, [&](Recorder& recorder, const at::Tensor& out) {

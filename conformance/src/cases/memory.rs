@@ -137,6 +137,9 @@ pub(super) fn map_several(_: &Subject, ground: &Ground) -> Verdict {
 }
 
 pub(super) fn map_in_any_order(_: &Subject, ground: &Ground) -> Verdict {
+    if !ground.driver.capabilities().map_in_any_order {
+        return Err(Stop::NotOffered("pages are mapped behind one another only".to_owned()));
+    }
     let at = ground.reserve(5)?;
     let mut written = Vec::new();
     for place in [3, 0, 4, 1, 2] {

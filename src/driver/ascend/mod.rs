@@ -148,6 +148,7 @@ impl AscendDriver {
             alias: Alias::AtBoundaries,
             alias_proven: false,
             // No function of these looks at captures (source).
+            map_in_any_order: true,
             map_while_capturing: true,
             // A captured task holds addresses. vllm-ascend's sleep mode puts other pages behind those of its graphs.
             replace_under_graph: true,
@@ -159,6 +160,7 @@ impl AscendDriver {
             register_host: api.aclrtHostRegisterV2.is_some() && api.aclrtHostUnregister.is_some(),
             // The pages that other devices may reach are of another kind, and the rules of aclrtMemSetAccess are not published.
             peers: Peers::NONE,
+            restores_no_context: false,
         };
         let info = DeviceInfo { platform: NAME, ordinal, name, total_bytes: total as u64, options: None };
         Ok(Self {

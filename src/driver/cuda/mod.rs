@@ -140,6 +140,7 @@ impl CudaDriver {
             largest_reservation: MAX_BYTES,
             alias: Alias::AtBoundaries,
             alias_proven: true,
+            map_in_any_order: true,
             map_while_capturing: true,
             replace_under_graph: true,
             unmap_waits: false,
@@ -147,6 +148,7 @@ impl CudaDriver {
             descriptors_per_page: 0,
             register_host: true,
             peers,
+            restores_no_context: true,
         };
         Ok(Self { api, info, capabilities, sharing, device, context })
     }

@@ -124,6 +124,7 @@ impl HipDriver {
             // The programming guide has CUDA's contract, with a caveat for RDNA.
             alias: Alias::AtBoundaries,
             alias_proven: false,
+            map_in_any_order: !defective,
             map_while_capturing: true,
             // Kernel nodes hold addresses. What copy nodes keep of a page that is replaced is not known.
             replace_under_graph: false,
@@ -134,6 +135,7 @@ impl HipDriver {
             register_host: true,
             // Peers would be given all mappings before theirs too where access counts from the first one.
             peers: if defective { Peers::NONE } else { peers_of(api, ordinal, count)? },
+            restores_no_context: true,
         };
         let info = DeviceInfo {
             platform: PLATFORM.name,

@@ -130,6 +130,7 @@ impl MluDriver {
             alias: Alias::AtBoundaries,
             alias_proven: false,
             // A relaxed thread may call what allocates (header, cnThreadExchangeQueueCaptureMode).
+            map_in_any_order: true,
             map_while_capturing: true,
             replace_under_graph: false,
             // Not said.
@@ -139,6 +140,7 @@ impl MluDriver {
             descriptors_per_page: 0,
             register_host: false,
             peers: Peers::NONE,
+            restores_no_context: true,
         };
         Ok(Self { api, info, capabilities, device, context, captures: AtomicU64::new(0) })
     }
