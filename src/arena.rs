@@ -324,7 +324,7 @@ impl SharedVmmAllocator {
     /// # Errors
     /// [`Error::WrongState`] as long as a space is open (the current one of the published design is, until it is sealed), inside a
     /// launch of this arena and in a hook of it; [`Error::StreamCapturing`] if a stream it waits for is being captured; [`Error::Closed`];
-    /// [`Error::UnfitDriver`] where graphs may not bear it ([`Capabilities::replace_under_graph`](crate::driver::Capabilities::replace_under_graph)); what the
+    /// [`Error::NotOffered`] where graphs may not bear it ([`Capabilities::replace_under_graph`](crate::driver::Capabilities::replace_under_graph)); what the
     /// driver says of the fence. Nothing has changed then.
     pub fn pause(&self, fence: Fence) -> Result<PauseReport> {
         self.usable()?;

@@ -276,6 +276,17 @@ pub enum Error {
         /// The device's number.
         device: i32,
     },
+    /// What the device cannot do, or is not known to bear, a call would need
+    /// ([`Capabilities`](crate::driver::Capabilities)).
+    #[error("{platform} device {device} does not offer it: {what}")]
+    NotOffered {
+        /// The platform.
+        platform: &'static str,
+        /// The device's number.
+        device: i32,
+        /// What, and what to do.
+        what: String,
+    },
     /// The device failed the self-test at its first opening: what is written through one address of a page does not show at another,
     /// or a new mapping is not the page's.
     #[error(

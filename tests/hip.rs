@@ -357,7 +357,7 @@ fn no_page_is_exchanged_under_a_graph() {
     let device = Device::with_driver(Arc::new(HipDriver::new(0).unwrap()));
     let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
     let refused = |error: Option<Error>| match error {
-        Some(Error::UnfitDriver { driver: "hip", problem }) => problem,
+        Some(Error::NotOffered { platform: "hip", device: 0, what }) => what,
         other => panic!("{other:?}"),
     };
     let first = arena.open_space().unwrap();

@@ -111,7 +111,7 @@
 // The driver's library is too old, or not one that this library works with.
 #define VMMGRAPH_ERROR_DRIVER_TOO_OLD 302
 
-// The device has no virtual memory management.
+// The device has no virtual memory management, or does not offer what the call needs.
 #define VMMGRAPH_ERROR_UNSUPPORTED 303
 
 // Host memory could not be registered with the device (pinned), and the call takes no other.

@@ -58,7 +58,7 @@ pub const VMMGRAPH_ERROR_DRIVER: i32 = 300;
 pub const VMMGRAPH_ERROR_DRIVER_MISSING: i32 = 301;
 /// The driver's library is too old, or not one that this library works with.
 pub const VMMGRAPH_ERROR_DRIVER_TOO_OLD: i32 = 302;
-/// The device has no virtual memory management.
+/// The device has no virtual memory management, or does not offer what the call needs.
 pub const VMMGRAPH_ERROR_UNSUPPORTED: i32 = 303;
 /// Host memory could not be registered with the device (pinned), and the call takes no other.
 pub const VMMGRAPH_ERROR_HOST_NOT_REGISTERED: i32 = 304;
@@ -168,7 +168,7 @@ fn status_of(error: &Error) -> vmmgraph_status_t {
         Error::StreamCapturing { .. } | Error::DeviceCapturing { .. } => VMMGRAPH_ERROR_STREAM_CAPTURING,
         Error::DriverMissing { .. } => VMMGRAPH_ERROR_DRIVER_MISSING,
         Error::SymbolMissing { .. } | Error::UnfitDriver { .. } => VMMGRAPH_ERROR_DRIVER_TOO_OLD,
-        Error::Unsupported { .. } | Error::Incoherent { .. } => VMMGRAPH_ERROR_UNSUPPORTED,
+        Error::Unsupported { .. } | Error::Incoherent { .. } | Error::NotOffered { .. } => VMMGRAPH_ERROR_UNSUPPORTED,
         Error::Driver { .. } => VMMGRAPH_ERROR_DRIVER,
         Error::Closed { .. } => VMMGRAPH_ERROR_CLOSED,
         Error::Internal { .. } => VMMGRAPH_ERROR_INTERNAL,
@@ -210,7 +210,10 @@ fn describe(status: vmmgraph_status_t, error: &Error) -> vmmgraph_error_info_t {
             (info.requested, info.available) = (requested, registered);
         }
         Error::StreamCapturing { stream } => info.requested = stream,
-        Error::Unsupported { device } | Error::DeviceCapturing { device } | Error::Incoherent { device, .. } => {
+        Error::Unsupported { device }
+        | Error::DeviceCapturing { device }
+        | Error::NotOffered { device, .. }
+        | Error::Incoherent { device, .. } => {
             info.device = device;
         }
         Error::Driver { code, .. } => info.driver_result = code,

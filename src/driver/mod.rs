@@ -91,7 +91,7 @@ pub struct Capabilities {
     /// Pages can be mapped while a stream is captured.
     pub map_while_capturing: bool,
     /// Another page may take the place of one under an instantiated graph that does not run. Where that is not known a seal keeps pages where
-    /// they are and an arena is not paused ([`Error::UnfitDriver`]); a graph over a region or an elastic buffer is captured anew after its pages changed.
+    /// they are and an arena is not paused ([`Error::NotOffered`]); a graph over a region or an elastic buffer is captured anew after its pages changed.
     pub replace_under_graph: bool,
     /// `unmap` waits until the device no longer uses the addresses.
     pub unmap_waits: bool,
@@ -122,17 +122,16 @@ impl Capabilities {
         }
     }
 
-    /// That graphs of the platform bear what exchanges the pages under them, such as `what`.
+    /// That graphs of a device bear what exchanges the pages under them; `instead` says what to do.
     ///
     /// # Errors
-    /// [`Error::UnfitDriver`] unless [`replace_under_graph`](Self::replace_under_graph).
-    pub(crate) fn require_replacing(&self, platform: &'static str, what: &str) -> Result<()> {
+    /// [`Error::NotOffered`] unless [`replace_under_graph`](Self::replace_under_graph).
+    pub(crate) fn require_replacing(&self, info: &DeviceInfo, instead: &str) -> Result<()> {
         if self.replace_under_graph {
             return Ok(());
         }
-        let problem =
-            format!("what a graph there keeps of a page that another one replaces is not known: {what}");
-        Err(Error::UnfitDriver { driver: platform, problem })
+        let what = format!("what graphs keep of a page that another one replaces is not known; {instead}");
+        Err(Error::NotOffered { platform: info.platform, device: info.ordinal, what })
     }
 }
 

@@ -59,7 +59,7 @@ impl Common {
     /// Gives all pages back, those that can go. See [`SharedVmmAllocator::pause`](crate::SharedVmmAllocator::pause).
     pub(crate) fn step_aside(&self, fence: Fence) -> Result<PauseReport> {
         let driver = self.pool().driver();
-        driver.capabilities().require_replacing(driver.info().platform, "its arenas stay")?;
+        driver.capabilities().require_replacing(driver.info(), "its arenas stay")?;
         let start = Instant::now();
         let mut report = PauseReport::default();
         let _go_on = self.pool().begin_waits()?;

@@ -84,7 +84,7 @@ impl Space {
     /// after everybody was asked to give some back, or what else the driver says: the space is open as before, and the
     /// call can be repeated. [`Error::WrongState`] also where [`RetainPolicy::InPlace`] fails; [`Error::Exported`] where a page would be exchanged that
     /// others have, by what [`export`](Self::export) said of this space: seal it in place, share its blocks, or take the pins away first; and
-    /// [`Error::UnfitDriver`] where a page would be exchanged and graphs may not bear it
+    /// [`Error::NotOffered`] where a page would be exchanged and graphs may not bear it
     /// ([`Capabilities::replace_under_graph`](crate::driver::Capabilities::replace_under_graph)): keep or share the block; and
     /// [`Error::WrongState`] where eager work has a page of a remote block, or could be about to take it. (If undoing fails as well the space can only be dropped.)
     pub fn seal(&self) -> Result<SealReport> {
@@ -276,7 +276,7 @@ impl Exchange<'_> {
         }
         if self.policy != RetainPolicy::InPlace {
             let what = "a block that outlives its capture is to be a kept one, or on pages that only its space shows";
-            driver.capabilities().require_replacing(driver.info().platform, what)?;
+            driver.capabilities().require_replacing(driver.info(), what)?;
         } else {
             let (expected, found) = ("shown there only", "shown elsewhere too");
             return Err(Error::WrongState { what: "the page under a retained block", expected, found });

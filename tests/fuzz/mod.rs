@@ -1,4 +1,4 @@
-//! What the two fuzz tests share: bytes that are read as calls, the corpus, and the time they take.
+//! What the fuzz tests share: bytes that are read as calls, the corpus, and the time they take.
 //!
 //! An input is a string of bytes; whatever they are, they mean something. `tests/fuzz/<name>.txt` holds inputs as hexadecimal lines:
 //! each that ever failed, and some that go far. They are run first; then proptest makes new ones until the time is up, and shrinks
@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestError, TestRunner};
+
+#[allow(dead_code, reason = "one of the three tests plays a platform of its own")]
+pub(crate) mod platforms;
 
 /// The input, read from the front. Behind its end everything is 0.
 pub(crate) struct Input<'a>(&'a [u8]);

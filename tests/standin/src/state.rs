@@ -37,15 +37,16 @@ pub fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(default)
 }
 
-/// Starts the library. The first time it asks the environment: `<name>_DEVICES` (default 2; 0 is a machine without a device) and
-/// `<name>_MEMORY` (bytes of each, default 64 GiB).
+/// Starts the library. The first time it asks the environment: `<name>_DEVICES` (default 2; 0 is a machine without a device),
+/// `<name>_MEMORY` (bytes of each, default 64 GiB) and `<name>_GRANULARITY` (default 2 MiB).
 ///
 /// # Errors
 /// [`Why::NoDevice`].
 pub fn initialise(name: &str) -> Answer {
     let devices = DEVICES.get_or_init(|| {
         let memory = number(&format!("{name}_MEMORY"), DEFAULT_MEMORY);
-        let device = |_| Device { memory: Memory::new(GRANULARITY, memory), retained: AtomicU32::new(0) };
+        let granularity = number(&format!("{name}_GRANULARITY"), GRANULARITY);
+        let device = |_| Device { memory: Memory::new(granularity, memory), retained: AtomicU32::new(0) };
         (0..number(&format!("{name}_DEVICES"), 2).min(64)).map(device).collect()
     });
     if devices.is_empty() { Err(Why::NoDevice) } else { Ok(()) }
