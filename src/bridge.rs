@@ -38,14 +38,16 @@ mod ffi {
         fn admit(device: i32, peer: i32) -> i32;
         /// The allocator of the space behind a C handle, whose blocks this keeps alive, and nothing else of it.
         fn torch_allocator(space: usize) -> Result<Box<VmmTorchAllocator>>;
-        /// Allocates for a stream, as a kept block or not; the status, and the address in `block` if that is 0.
+        /// Allocates for a stream; the status, and the address in `block` if that is 0.
         fn allocate(
             allocator: &VmmTorchAllocator,
             bytes: usize,
             stream: usize,
-            kept: bool,
+            kind: BlockKind,
             block: &mut usize,
         ) -> i32;
+        /// Whether other processes can be given the pages under its blocks.
+        fn is_shareable(allocator: &VmmTorchAllocator) -> bool;
         /// Frees a block that the default stream and another one may still read; the status.
         fn release(allocator: &VmmTorchAllocator, block: usize, stream: usize) -> i32;
         /// Whether the address lies in the space, in a live block or not.
@@ -139,6 +141,16 @@ mod ffi {
         fn template_nodes(captured: &GraphTemplate) -> u64;
     }
 
+    /// What a block of a capture is for.
+    enum BlockKind {
+        /// For what passes, or is retained by the seal.
+        Local,
+        /// For what stays.
+        Kept,
+        /// For what peers use too.
+        Remote,
+    }
+
     /// Of a pool of executables: limits, where 0 is none, and counts.
     struct ExecutableStats {
         most: usize,
@@ -208,16 +220,33 @@ fn allocate(
     allocator: &VmmTorchAllocator,
     bytes: usize,
     stream: usize,
-    kept: bool,
+    kind: ffi::BlockKind,
     block: &mut usize,
 ) -> i32 {
     guarded(
         || allocator.0.close_arena(),
         || {
-            *block = allocator.0.allocate(bytes as u64, stream_of(stream as *mut _), kept)?.0 as usize;
+            let (bytes, stream) = (bytes as u64, stream_of(stream as *mut _));
+            let at = match kind {
+                ffi::BlockKind::Remote => allocator.0.allocate_remote(bytes, stream),
+                _ => allocator.0.allocate(bytes, stream, kind == ffi::BlockKind::Kept),
+            }?;
+            *block = at.0 as usize;
             Ok(())
         },
     )
+}
+
+fn is_shareable(allocator: &VmmTorchAllocator) -> bool {
+    let mut shareable = false;
+    guarded(
+        || allocator.0.close_arena(),
+        || {
+            shareable = allocator.0.is_shareable();
+            Ok(())
+        },
+    );
+    shareable
 }
 
 fn release(allocator: &VmmTorchAllocator, block: usize, stream: usize) -> i32 {

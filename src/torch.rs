@@ -31,6 +31,20 @@ impl VmmTorchAllocator {
         self.core.allocate(bytes, stream, if kept { Kind::Kept } else { Kind::Local })
     }
 
+    /// See [`Space::allocate_remote`].
+    ///
+    /// # Errors
+    /// Those of [`Space::allocate_remote`].
+    pub fn allocate_remote(&self, bytes: u64, stream: Stream) -> Result<Address> {
+        self.core.allocate(bytes, stream, Kind::Remote)
+    }
+
+    /// Whether other processes can be given the pages under its blocks: a library that meets them in a capture may do so by itself.
+    #[must_use]
+    pub fn is_shareable(&self) -> bool {
+        self.core.is_shareable()
+    }
+
     /// Closes the arena after a bug was caught: every later call but destruction fails.
     #[cfg(feature = "bridge")]
     pub(crate) fn close_arena(&self) {

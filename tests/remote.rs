@@ -8,6 +8,7 @@ use vmmgraph::driver::{HostDriver, SharedDriver};
 use vmmgraph::pages::PageId;
 use vmmgraph::{
     Address, Device, Error, Handles, HostOptions, Options, RetainPolicy, SharedVmmAllocator, Space, Stream,
+    VmmTorchAllocator,
 };
 use vmmgraph_testkit::{MIB, Stamps, stream};
 
@@ -133,6 +134,28 @@ fn it_lies_on_one_page_or_on_whole_ones_and_beside_its_like_only() {
     assert!(matches!(refused, Err(Error::WrongState { found: "a bump space", .. })), "{refused:?}");
     drop(bump);
     bench.end();
+}
+
+#[test]
+fn torchs_tensors_can_be_remote_too() {
+    let bench = bench();
+    let space = bench.open();
+    let tensors = VmmTorchAllocator::new(&space);
+    assert!(tensors.is_shareable());
+    let buffer = tensors.allocate_remote(5 * MIB, A).unwrap();
+    let output = tensors.allocate(5 * MIB, A, false).unwrap();
+    let before = pages(&space, buffer, 5 * MIB);
+    tensors.free(buffer, &[A]).unwrap();
+    let report = space.seal().unwrap();
+    assert_eq!((report.retained[0].address, report.remote_blocks), (output.0, 0));
+    assert_eq!(pages(&space, buffer, 5 * MIB), before);
+    drop((tensors, space));
+    bench.end();
+
+    let device = Device::with_driver(Arc::new(HostDriver::new(0, HostOptions::default()).unwrap()));
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let space = arena.open_space().unwrap();
+    assert!(!VmmTorchAllocator::new(&space).is_shareable());
 }
 
 #[test]

@@ -282,7 +282,7 @@ struct CaptureScope::State {
     // Looks at what was captured, where torch has not instantiated it yet.
     void finish() {
         if (auto* const graph = captured->graph->graph(); graph != nullptr) {
-            collectives = collectives || has_registered_collectives(graph);
+            collectives = collectives || has_registered_collectives(graph, captured->memory->is_shareable());
             if (memset_kernels) {
                 captured->memset_kernels += replace_memsets(graph, stream);
             }
@@ -306,23 +306,21 @@ struct CaptureScope::State {
         }
     }
 
-    // What NCCL has registered keeps its page, or a peer would go on with the one that was there.
     SealReport seal() {
         auto& space = captured->space;
-        const auto policy = retain == Retain::inherit ? static_cast<Retain>(space.stats().retain) : retain;
-        if (!collectives || policy != Retain::own_pages) {
-            return space.seal(policy);
-        }
+        const auto asked = retain == Retain::inherit ? static_cast<Retain>(space.stats().retain) : retain;
+        const auto policy = collectives ? with_collectives(asked, captured->memory->has_remote()) : asked;
         try {
-            return space.seal(Retain::in_place);
+            return space.seal(policy);
         } catch (const Error& error) {
-            if (error.status() != VMMGRAPH_ERROR_WRONG_STATE) {
+            if (policy == asked || error.status() != VMMGRAPH_ERROR_WRONG_STATE) {
                 throw;
             }
             refuse(
                 VMMGRAPH_ERROR_WRONG_STATE,
                 "the capture has collectives whose buffers NCCL may have registered, and a tensor that is still alive lies on a page that "
-                "other graphs use and would have to move: allocate what stays in a KeptScope, or set NCCL_GRAPH_REGISTER=0");
+                "other graphs use and would have to move: allocate what stays in a KeptScope, or the buffers in a RemoteScope with "
+                "Retain::shared_remote, or set NCCL_GRAPH_REGISTER=0");
         }
     }
 

@@ -56,8 +56,8 @@ struct Driver {
 
 }  // namespace
 
-bool has_registered_collectives(cudaGraph_t graph) {
-    if (registration_is_off() || devices_in_use() < 2) {
+bool has_registered_collectives(cudaGraph_t graph, bool shareable) {
+    if (registration_is_off() || (!shareable && devices_in_use() < 2)) {
         return false;
     }
     static const Driver driver;

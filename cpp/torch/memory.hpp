@@ -1,6 +1,7 @@
 // One capture's memory, as the two allocators see it: a thin owner of the Rust side, which keeps the blocks and not the space.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <stdexcept>
@@ -22,17 +23,25 @@ public:
         throw Error(error.what(), info);
     }
 
-    // A block, or a kept one. Null when the arena is out of memory, addresses, budget or descriptors, and for more bytes than there can be;
+    // A block. Null when the arena is out of memory, addresses, budget or descriptors, and for more bytes than there can be;
     // throws Error for everything else.
-    void* allocate(std::size_t bytes, void* stream, bool kept) {
+    void* allocate(std::size_t bytes, void* stream, bridge::BlockKind kind) {
         std::size_t block = 0;
-        const auto status = bridge::allocate(*allocator_, bytes, reinterpret_cast<std::size_t>(stream), kept, block);
+        const auto status = bridge::allocate(*allocator_, bytes, reinterpret_cast<std::size_t>(stream), kind, block);
         if (is_out_of_memory(status)) {
             return nullptr;
         }
         detail::check(status);
+        if (kind == bridge::BlockKind::Remote) {
+            has_remote_.store(true);
+        }
         return reinterpret_cast<void*>(block);
     }
+
+    // Whether a remote block was ever made in it.
+    [[nodiscard]] bool has_remote() const noexcept { return has_remote_.load(); }
+    // Whether other processes can be given its pages, as libraries do by themselves with what they meet in a capture.
+    [[nodiscard]] bool is_shareable() const { return bridge::is_shareable(*allocator_); }
 
     // What the streams may still read matters if the capture is over.
     vmmgraph_status_t release(void* block, c10::DeviceIndex device) noexcept override {
@@ -48,6 +57,7 @@ public:
 
 private:
     rust::Box<bridge::VmmTorchAllocator> allocator_;
+    std::atomic<bool> has_remote_{false};
 };
 
 }  // namespace vmmgraph::torch

@@ -16,12 +16,19 @@ namespace {
 
 // Of this thread.
 thread_local std::size_t kept_scopes = 0;
+// How many KeptScopes are around the innermost RemoteScope, which counts while there are no more.
+constexpr std::size_t no_scope = ~std::size_t{0};
+thread_local std::size_t kept_around_remote = no_scope;
 
 }  // namespace
 
 KeptScope::KeptScope() noexcept { ++kept_scopes; }
 KeptScope::~KeptScope() { --kept_scopes; }
 bool KeptScope::active() noexcept { return kept_scopes > 0; }
+
+RemoteScope::RemoteScope() noexcept : around_(std::exchange(kept_around_remote, kept_scopes)) {}
+RemoteScope::~RemoteScope() { kept_around_remote = around_; }
+bool RemoteScope::active() noexcept { return kept_around_remote == kept_scopes; }
 
 }  // namespace vmmgraph::torch
 
@@ -219,7 +226,9 @@ void adopt(void* block, std::shared_ptr<BlockOwner> owner, std::size_t bytes, c1
 }
 
 void* allocate_block(const std::shared_ptr<Memory>& memory, c10::DeviceIndex device, std::size_t bytes, cudaStream_t stream) {
-    void* const block = memory->allocate(bytes, stream, KeptScope::active());
+    using bridge::BlockKind;
+    const auto kind = RemoteScope::active() ? BlockKind::Remote : KeptScope::active() ? BlockKind::Kept : BlockKind::Local;
+    void* const block = memory->allocate(bytes, stream, kind);
     if (block == nullptr) {
         out_of_memory(bytes, device, "for a graph capture");
     }

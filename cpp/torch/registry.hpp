@@ -69,7 +69,7 @@ private:
 [[noreturn]] void out_of_memory(std::size_t bytes, c10::DeviceIndex device, const char* what);
 // Notes a block that torch gets; if that fails, it is freed.
 void adopt(void* block, std::shared_ptr<BlockOwner> owner, std::size_t bytes, c10::DeviceIndex device);
-// A block for torch, a kept one in a KeptScope of this thread. Throws OutOfBlocks.
+// A block for torch, of the kind that this thread's scopes say. Throws OutOfBlocks.
 void* allocate_block(const std::shared_ptr<Memory>& memory, c10::DeviceIndex device, std::size_t bytes, cudaStream_t stream);
 // Frees a block; whether it was one.
 bool release_block(void* pointer);

@@ -91,8 +91,9 @@ std::shared_ptr<compat::CUDAAllocator> make_segment_allocator(SegmentSource sour
 std::shared_ptr<compat::CUDAAllocator> make_segment_allocator(std::shared_ptr<Memory> memory) {
     // Spaces of the host driver may be where torch has no device.
     const c10::DeviceIndex device = c10::cuda::device_count() > 0 ? c10::cuda::current_device() : -1;
-    return make_segment_allocator({[memory](std::size_t bytes, void* stream) { return memory->allocate(bytes, stream, false); },
-                                   [memory, device](void* segment) { return memory->release(segment, device); }});
+    return make_segment_allocator(
+        {[memory](std::size_t bytes, void* stream) { return memory->allocate(bytes, stream, bridge::BlockKind::Local); },
+         [memory, device](void* segment) { return memory->release(segment, device); }});
 }
 
 std::shared_ptr<compat::CUDAAllocator> make_allocator(const Space& space) {

@@ -189,7 +189,7 @@ ForeignPiece Shape::end(const ForeignGraph& graph) {
 
     ForeignPiece piece{pieces_.size(), 0, graph.graph != nullptr && Others::is(*graph.graph, graph.pool, graph.raw), false};
     if (graph.raw != nullptr) {
-        collectives_ = collectives_ || has_registered_collectives(graph.raw);
+        collectives_ = collectives_ || has_registered_collectives(graph.raw, memory_->is_shareable());
         if (graph.memset_kernels) {
             piece.memset_kernels = replace_memsets(graph.raw, under_way->stream);
         }
@@ -226,11 +226,11 @@ void Shape::abandon(const compat::PoolId& pool) noexcept {
 Retain Shape::policy(Retain asked) const { return asked == Retain::inherit ? static_cast<Retain>(space_.stats().retain) : asked; }
 
 SealReport Shape::seal_keeping_contents(Retain retain) {
-    if (retain == Retain::own_pages && collectives_) {
-        // What NCCL has registered keeps its page.
-        return space_.seal(Retain::in_place);
+    if (collectives_) {
+        retain = with_collectives(retain, memory_->has_remote());
     }
-    const auto blocks = retain == Retain::own_pages ? space_.live_blocks() : std::vector<void*>();
+    const bool exchanges = retain == Retain::own_pages || retain == Retain::shared_remote;
+    const auto blocks = exchanges ? space_.live_blocks() : std::vector<void*>();
     const auto stream = this->stream();
     if (blocks.empty() || is_capturing(stream.stream())) {
         return space_.seal(retain);

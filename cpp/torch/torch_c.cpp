@@ -8,6 +8,7 @@
 #include <new>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include <c10/util/Exception.h>
 #include <torch/version.h>
@@ -114,6 +115,12 @@ private:
     std::unordered_map<std::uintptr_t, std::shared_ptr<Shape>> shapes_;
 };
 
+// The scopes of this thread, the innermost last.
+std::vector<std::unique_ptr<RemoteScope>>& remote_scopes() {
+    thread_local std::vector<std::unique_ptr<RemoteScope>> scopes;
+    return scopes;
+}
+
 template <class Use>
 vmmgraph_status_t with(vmmgraph_torch_shape_t handle, Use&& use) noexcept {
     return guarded([&] { use(*Shapes::all().find(handle)); });
@@ -216,9 +223,22 @@ vmmgraph_status_t vmmgraph_torch_capture_abandon(vmmgraph_torch_shape_t shape, u
     return with(shape, [&](Shape& found) { found.abandon(compat::PoolId(pool_first, pool_second)); });
 }
 
+vmmgraph_status_t vmmgraph_torch_remote_enter(void) {
+    return guarded([] { remote_scopes().push_back(std::make_unique<RemoteScope>()); });
+}
+
+vmmgraph_status_t vmmgraph_torch_remote_leave(void) {
+    return guarded([] {
+        if (remote_scopes().empty()) {
+            refuse(VMMGRAPH_ERROR_WRONG_STATE, "this thread has entered no scope of remote blocks, or has left it");
+        }
+        remote_scopes().pop_back();
+    });
+}
+
 vmmgraph_status_t vmmgraph_torch_shape_seal(vmmgraph_torch_shape_t shape, int32_t retain, vmmgraph_seal_report_t* report) {
     return with(shape, [&](Shape& found) {
-        if (retain < VMMGRAPH_RETAIN_DEFAULT || retain > VMMGRAPH_RETAIN_IN_PLACE) {
+        if (retain < VMMGRAPH_RETAIN_DEFAULT || retain > VMMGRAPH_RETAIN_SHARED_REMOTE) {
             refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "retain is " + std::to_string(retain) + ", none of VMMGRAPH_RETAIN_*");
         }
         if (report != nullptr) {

@@ -268,6 +268,41 @@ public:
     [[nodiscard]] static bool active() noexcept;
 };
 
+// While it lives, tensors that its thread allocates in a capture by the blocks route are remote blocks (Space::allocate_remote): buffers that
+// peers read or write by their pages, as those of collectives that NCCL registers in the capture, or that an engine exports after it
+// (share.hpp). No seal exchanges their pages for others while they were freed before it, and none lies over a seam. May be nested; of it and KeptScope the innermost
+// counts; to be destroyed on its thread. It changes nothing outside captures, by the MemPool route, and for tensors that other threads allocate.
+//
+//   CaptureOptions options;
+//   options.retain = vmmgraph::Retain::shared_remote;
+//   auto graph = vmmgraph::torch::capture(arena, stream, [&] {
+//       at::Tensor partial;
+//       {
+//           const vmmgraph::torch::RemoteScope remote;
+//           partial = at::mm(x, weight);                                               // NCCL may register it
+//       }
+//       all_reduce(partial);
+//       output = partial + residual;                                                   // stays, as it always does
+//   }, options);
+//
+// Captures with NCCL's collectives are sealed in place, since nobody knows their buffers, and refused where that cannot be. With
+// Retain::shared_remote the program says that it has marked all of them: then the seal leaves alone what was made in a RemoteScope and gives everything else that
+// stays pages of its own. A capture in which nothing was marked is sealed in place for all that. A buffer that is alive at the end stays on shared
+// pages: copy it out.
+class VMMGRAPH_API RemoteScope {
+public:
+    RemoteScope() noexcept;
+    RemoteScope(const RemoteScope&) = delete;
+    RemoteScope& operator=(const RemoteScope&) = delete;
+    ~RemoteScope();
+
+    // Whether this thread is in one, and in no KeptScope inside it.
+    [[nodiscard]] static bool active() noexcept;
+
+private:
+    std::size_t around_;
+};
+
 // For engines that keep their own MemPool and CUDAGraph: an allocator for a MemPool, whose segments are blocks of one space. Open a
 // bump space and make an allocator and a MemPool for each capture, seal it when the capture has ended, and launch through Space::replay.
 // Keep the space as long as its graph. The allocator may outlive it: it keeps the segments that torch has, which can be given back at

@@ -126,6 +126,12 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_capture_end(vmmgraph_torch_shape_t
 // and the arena go on. What was captured into the shape before stays. Does nothing where no capture is under way.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_capture_abandon(vmmgraph_torch_shape_t shape, uint64_t pool_first, uint64_t pool_second);
 
+// From here to the matching leave, what this thread allocates in captures of shapes are remote blocks: vmmgraph::torch::RemoteScope of torch.hpp,
+// which says what they are for. May be nested; without effect outside captures.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_remote_enter(void);
+// VMMGRAPH_ERROR_WRONG_STATE where this thread has entered none.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_remote_leave(void);
+
 // Ends the shape: no more is captured into it, and it can be replayed. Tensors that are live are treated as `retain` says
 // (VMMGRAPH_RETAIN_*), and keep what the program wrote there since the capture, by copies in order on torch's current stream of the device.
 // `report` may be null. On failure it can be called again. Sealed already: does nothing, and reports what it was.

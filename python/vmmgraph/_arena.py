@@ -62,7 +62,8 @@ class Arena:
     """Pages on one device, shared by graphs that never run at the same time.
 
     ``budget`` limits its bytes (0: none). ``retain`` says what becomes of tensors that live when a capture has ended: ``own_pages``
-    (they keep their contents, as in a private pool) or ``shared_pages`` (the next graph may overwrite them). ``expected_bytes`` is about
+    (they keep their contents, as in a private pool), ``shared_pages`` (the next graph may overwrite them), ``shared_remote`` (as
+    ``own_pages``, but what was made within :func:`vmmgraph.remote` stays where it is, shared) or ``in_place``. ``expected_bytes`` is about
     what the hungriest graph needs, from which the size of a page follows. ``poison`` fills shared pages before every replay, which shows
     graphs that rely on what others left. ``serial`` refuses replays on another stream or thread than the first.
 

@@ -17,7 +17,7 @@ OK = 0
 WRONG_STATE = 100
 OUT_OF_MEMORY = range(200, 205)
 
-RETAIN = {"default": 0, "own_pages": 1, "shared_pages": 2, "in_place": 3}
+RETAIN = {"default": 0, "own_pages": 1, "shared_pages": 2, "in_place": 3, "shared_remote": 4}
 FLAGS = {"poison": 1, "trace_blocks": 2, "serial": 4, "check_order": 8}
 
 
@@ -217,6 +217,8 @@ _TORCH: dict[str, tuple[Any, ...]] = {
 }
 #: Not in every library; asked for by `Library.has`.
 _LATER: dict[str, tuple[Any, ...]] = {
+    "vmmgraph_torch_remote_enter": (),
+    "vmmgraph_torch_remote_leave": (),
     "vmmgraph_space_set_label": (c_void_p, c_char_p),
     "vmmgraph_space_set_site": (c_void_p, c_char_p),
     "vmmgraph_space_allocate": (c_void_p, c_uint64, c_void_p, POINTER(c_void_p)),

@@ -69,6 +69,7 @@ class Door:
         self.executable_bytes = 0
         self.expected_bytes = EXPECTED_BYTES
         self.budget = 0
+        self.retain = "default"
         self.said: set[str] = set()
 
     def device_number(self, device: Any) -> int:
@@ -94,7 +95,7 @@ class Door:
             self.library.raw["torch_set_executable_limits"](arena.handle, self.executables, self.executable_bytes)
 
     def make(self, device: int) -> Arena:
-        return Arena(device, self.budget, expected_bytes=self.expected_bytes)
+        return Arena(device, self.budget, expected_bytes=self.expected_bytes, retain=self.retain)
 
     def arena_for(self, device: int, pool: Pool | None) -> tuple[Arena, Pool]:
         """The arena of a capture, and the pool that torch is given."""
@@ -513,6 +514,7 @@ def enable(
     executable_bytes: int = 0,
     expected_bytes: int = EXPECTED_BYTES,
     budget: int = 0,
+    retain: str = "default",
     memset_kernels: bool = True,
 ) -> Status:
     """Puts VmmGraph under every graph that is captured from now on: ``torch.cuda.CUDAGraph`` is a subclass that captures into arenas.
@@ -520,13 +522,15 @@ def enable(
     Captures with the same ``pool=`` share an arena, since that is a program's promise that they do not overlap. A capture without one has
     an arena of its own, or, with ``share``, the device's. At most ``executables`` shapes have executables at a time (0: no limit; 16
     unless ``VMMGRAPH_EXECUTABLES`` says otherwise), and ``executable_bytes`` limits what those take; shapes beyond that borrow one
-    when they are replayed. ``expected_bytes`` and ``budget`` are those of the arenas that are made (:class:`Arena`). With
+    when they are replayed. ``expected_bytes``, ``budget`` and ``retain`` are those of the arenas that are made (:class:`Arena`). With
     ``memset_kernels`` fill kernels stand in the place of memset nodes.
 
     Never raises for a missing library unless ``strict``: it says so in one line, and falls back to torch's MemPools, or leaves torch as
     it is. Called again it does nothing. Returns what it chose.
     """
     global _installed, _status
+    if retain not in _c.RETAIN:
+        raise ValueError(f"retain is {retain!r}, none of {', '.join(_c.RETAIN)}")
     with _lock:
         if _status is not None and _status:
             return _status
@@ -542,7 +546,7 @@ def enable(
         door.memset_kernels = memset_kernels
         door.executables = int(os.environ.get("VMMGRAPH_EXECUTABLES") or EXECUTABLES) if executables is None else executables
         door.executable_bytes = executable_bytes
-        door.expected_bytes, door.budget = expected_bytes, budget
+        door.expected_bytes, door.budget, door.retain = expected_bytes, budget, retain
         import torch
 
         from . import _trees
@@ -612,6 +616,23 @@ def disabled() -> Iterator[None]:
 
 
 _none = Local()
+
+
+@contextlib.contextmanager
+def remote() -> Iterator[None]:
+    """What this thread allocates inside, in captures, are buffers that peers use too: those of collectives that NCCL registers. No seal
+    exchanges their pages while they are gone by then. In an arena with ``retain="shared_remote"`` that is the promise that all of
+    a capture's are made so; in every other one captures with collectives are sealed in place, marked or not. Without effect outside
+    captures, and where graphs are torch's own."""
+    library = _door.library if _door is not None else None
+    if library is None or not library.has("torch_remote_enter"):
+        yield
+        return
+    library.torch_remote_enter()
+    try:
+        yield
+    finally:
+        library.torch_remote_leave()
 
 
 @contextlib.contextmanager

@@ -103,6 +103,11 @@ impl Core {
         self.common.closed.store(true, Ordering::Relaxed);
     }
 
+    /// Whether the device was opened with pages that other processes can be given.
+    pub(crate) fn is_shareable(&self) -> bool {
+        self.common.pool().driver().sharing().is_some()
+    }
+
     pub(crate) fn allocate(&self, size: u64, stream: Stream, kind: Kind) -> Result<Address> {
         let mut bytes = BlockBytes::round_up(size)?;
         self.common.usable()?;

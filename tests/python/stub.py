@@ -117,6 +117,7 @@ class Library:
         self.pieces: dict[int, int] = {}
         self.replayable = True
         self.retained = 0
+        self.retain = 0
         self.raw = Raw(self)
 
     def call(self, name: str, *arguments: Any) -> int:
@@ -125,6 +126,8 @@ class Library:
         status = self.answers.get(name, 0)
         if status:
             return status
+        if name == "arena_create":
+            self.retain = arguments[1]._obj.retain
         if name in ("torch_shape_open", "torch_shape_space", "arena_create", "device_open"):
             arguments[-1]._obj.value = next(self.handles)
         elif name == "torch_capture_end":

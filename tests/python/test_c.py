@@ -47,7 +47,7 @@ def test_a_struct_is_the_headers(headers: str, name: str) -> None:
 
 
 def test_every_function_is_declared_with_as_many_arguments(headers: str) -> None:
-    for name, arguments in {**_c._CORE, **_c._TORCH}.items():
+    for name, arguments in {**_c._CORE, **_c._TORCH, **_c._LATER}.items():
         found = re.search(rf"\b{name}\(([^)]*)\)", headers)
         assert found, name
         given = [one for one in found[1].split(",") if one.strip() not in ("", "void")]

@@ -12,14 +12,16 @@ def test_the_examples_run(door) -> None:
     import vmmgraph
 
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     names = {"torch": door.torch, "vmmgraph": vmmgraph, "model": lambda x: x, "x": object(), "print": lambda *values: None}
+    names |= {"project": lambda x: x, "all_reduce": lambda x: None}
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)  # noqa: S102, the page is ours
     called = [entry[0] for entry in door.log]
     # Three pieces have one space.
-    assert called.count("torch_shape_open") == 2
+    assert called.count("torch_shape_open") == 3
     assert called.count("torch_replay") == 4
+    assert called.count("torch_remote_enter") == called.count("torch_remote_leave") == 1
 
 
 def test_every_public_name_is_explained() -> None:

@@ -197,6 +197,37 @@ def test_disabled_is_of_one_thread(door):
     assert graphs[0].arena is not None
 
 
+def test_what_peers_use_is_marked_while_the_scope_lasts(door):
+    with vmmgraph.remote(), vmmgraph.remote():
+        pass
+    with contextlib.suppress(KeyError), vmmgraph.remote():
+        raise KeyError
+    enter, leave = "torch_remote_enter", "torch_remote_leave"
+    assert calls(door) == [enter, enter, leave, leave, enter, leave]
+    # A library that is older than the package.
+    door.library.missing.add(enter)
+    with vmmgraph.remote():
+        capture(door)
+    assert not [name for name in calls(door) if name in (enter, leave)]
+
+
+def test_a_scope_that_another_thread_has_ended_says_so(door):
+    scope = vmmgraph.remote()
+    scope.__enter__()
+    door.library.answers["torch_remote_leave"] = 100
+    with pytest.raises(vmmgraph.Error):
+        scope.__exit__(None, None, None)
+
+
+def test_arenas_are_made_with_the_policy_that_was_asked_for(door):
+    door.retain = "shared_remote"
+    graph = capture(door, (0, 50))
+    assert door.library.retain == 4
+    assert graph.arena is not None
+    with pytest.raises(ValueError, match="none of"):
+        vmmgraph.enable(retain="for ever")
+
+
 def test_a_begin_that_throws_is_withdrawn(door):
     stub.BaseGraph.fail.add("capture_begin")
     graph = door.torch.cuda.CUDAGraph()

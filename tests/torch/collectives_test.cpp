@@ -1,55 +1,30 @@
-// All-reduces in captures on two GPUs, in one process and in two, with retained blocks beside their buffers. NCCL is the one that torch
-// loaded; it registers buffers of captures by itself, and a seal exchanges pages under retained blocks.
-#include "fixture.hpp"
+// All-reduces and all-gathers in captures on two GPUs, in one process and in two, with retained blocks beside their buffers. NCCL is the one that torch
+// loaded; it registers buffers of captures by itself, where it can, and a seal exchanges pages under retained blocks.
+#include "nccl.hpp"
 
-#include <dlfcn.h>
-#include <fcntl.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <chrono>
-#include <climits>
-#include <csignal>
 #include <cstdio>
 #include <string>
-#include <thread>
+#include <utility>
+#include <vector>
 
-extern char** environ;
+#include <vmmgraph/share.hpp>
 
 namespace torch_tests {
 namespace {
 
-// nccl.h, whose numbers are fixed: ncclFloat32 and ncclSum.
-constexpr int nccl_float = 7;
-constexpr int nccl_sum = 0;
-struct UniqueId {
-    char bytes[128];
-};
-using Comm = void*;
+using vmmgraph::torch::KeptScope;
+using vmmgraph::torch::RemoteScope;
 
-// NCCL's functions, from the library in this process.
-struct Nccl {
-    void* library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD);
-    template <class F>
-    F* get(const char* name) const {
-        auto* const found = library == nullptr ? nullptr : dlsym(library, name);
-        EXPECT_NE(found, nullptr) << name;
-        return reinterpret_cast<F*>(found);
+// What a capture says of its tensors: nothing; which ones stay; which ones NCCL may register; that these are all, while none of them is.
+enum class Marks { none, kept, remote, forgotten };
+
+CaptureOptions options_for(Marks marks) {
+    CaptureOptions options;
+    if (marks == Marks::remote || marks == Marks::forgotten) {
+        options.retain = Retain::shared_remote;
     }
-    int (*init_all)(Comm*, int, const int*) = get<int(Comm*, int, const int*)>("ncclCommInitAll");
-    int (*unique_id)(UniqueId*) = get<int(UniqueId*)>("ncclGetUniqueId");
-    int (*init_rank)(Comm*, int, UniqueId, int) = get<int(Comm*, int, UniqueId, int)>("ncclCommInitRank");
-    int (*all_reduce)(const void*, void*, std::size_t, int, int, Comm,
-                      cudaStream_t) = get<int(const void*, void*, std::size_t, int, int, Comm, cudaStream_t)>("ncclAllReduce");
-    int (*all_gather)(const void*, void*, std::size_t, int, Comm,
-                      cudaStream_t) = get<int(const void*, void*, std::size_t, int, Comm, cudaStream_t)>("ncclAllGather");
-    int (*group_start)() = get<int()>("ncclGroupStart");
-    int (*group_end)() = get<int()>("ncclGroupEnd");
-    int (*destroy)(Comm) = get<int(Comm)>("ncclCommDestroy");
-};
-
-at::TensorOptions floats(int device) { return at::TensorOptions().dtype(at::kFloat).device(c10::Device(c10::kCUDA, device)); }
+    return options;
+}
 
 // One rank's part of a capture: a buffer that is reduced in place and one into which both ranks' parts are gathered, between blocks that
 // are retained and blocks that pass.
@@ -64,24 +39,28 @@ struct Part {
           elements(count),
           input(at::zeros({count}, floats(device))) {}
 
-    // With `marked`, what stays is made in a scope that says so.
-    void prepare(bool keep_buffers, bool marked) {
-        using vmmgraph::torch::KeptScope;
-        std::optional<KeptScope> outputs, buffers;
-        if (marked) {
-            outputs.emplace();
+    void prepare(bool keep_buffers, Marks marks) {
+        std::optional<KeptScope> stays;
+        std::optional<RemoteScope> remote;
+        if (marks == Marks::kept) {
+            stays.emplace();
         }
         before = input + 1;
-        outputs.reset();
-        if (marked && keep_buffers) {
-            buffers.emplace();
+        if (!keep_buffers) {
+            stays.reset();
+        }
+        if (marks == Marks::forgotten) {
+            const RemoteScope another;
+            static_cast<void>(at::empty_like(input));
+        } else if (marks == Marks::remote) {
+            remote.emplace();
         }
         buffer = input * 2;
         own = input + 5;
         gathered = at::empty({2 * elements}, input.options());
-        buffers.reset();
-        if (marked) {
-            outputs.emplace();
+        remote.reset();
+        if (marks == Marks::kept) {
+            stays.emplace();
         }
         behind = input + 3;
         output = at::empty_like(input);
@@ -114,17 +93,7 @@ struct Part {
 // From a slab to several pages.
 constexpr std::int64_t sizes[] = {1 << 10, 1 << 15, 3 << 18, 5 << 20, 9 << 20};
 
-class Collectives : public Torch {
-protected:
-    void SetUp() override {
-        if (c10::cuda::device_count() < 2) {
-            GTEST_SKIP() << "SKIPPED: needs two GPUs";
-        }
-        // Multicast is not for every machine.
-        setenv("NCCL_NVLS_ENABLE", "0", 1);
-        Torch::SetUp();
-    }
-};
+using Collectives = TwoGpus;
 
 TEST_F(Collectives, InOneProcessWithTwoDevices) {
     const Nccl nccl;
@@ -137,11 +106,11 @@ TEST_F(Collectives, InOneProcessWithTwoDevices) {
         std::vector<CapturedGraph> graphs;
         bool keep;
     };
-    const auto capture_both = [&](Captured& one, bool marked) {
+    const auto capture_both = [&](Captured& one, Marks marks) {
         std::array<std::optional<vmmgraph::torch::CaptureScope>, 2> scopes;
         for (const int rank : devices) {
-            scopes[rank].emplace(arenas[rank], one.parts[rank].stream.stream());
-            one.parts[rank].prepare(one.keep, marked);
+            scopes[rank].emplace(arenas[rank], one.parts[rank].stream.stream(), options_for(marks));
+            one.parts[rank].prepare(one.keep, marks);
         }
         ASSERT_EQ(nccl.group_start(), 0);
         for (const int rank : devices) {
@@ -156,21 +125,22 @@ TEST_F(Collectives, InOneProcessWithTwoDevices) {
         for (const int rank : {1, 0}) {
             one.graphs.insert(one.graphs.begin(), scopes[rank]->end());
             scopes[rank].reset();
+            EXPECT_EQ(one.graphs.front().report().remote_blocks, marks == Marks::remote && one.keep ? 3U : 0U);
         }
     };
     std::vector<Captured> all;
     int refused = 0;
-    for (const bool marked : {true, false}) {
+    for (const Marks marks : {Marks::kept, Marks::remote, Marks::none}) {
         for (const bool keep : {false, true}) {
             for (const auto count : sizes) {
                 Captured one{{Part(0, count), Part(1, count)}, {}, keep};
                 cudaDeviceSynchronize();
                 try {
-                    capture_both(one, marked);
+                    capture_both(one, marks);
                     all.push_back(std::move(one));
                 } catch (const vmmgraph::Error& error) {
                     // Never for want of anything that a program could not say.
-                    EXPECT_FALSE(marked) << error.what();
+                    EXPECT_EQ(marks, Marks::none) << error.what();
                     EXPECT_NE(std::string(error.what()).find("NCCL_GRAPH_REGISTER"), std::string::npos) << error.what();
                     ++refused;
                 }
@@ -204,114 +174,96 @@ TEST_F(Collectives, InOneProcessWithTwoDevices) {
     }
 }
 
-// One rank of the test below; started by it.
+// One rank of the tests below; started by them.
 TEST(CollectivesRank, Run) {
-    const char* const who = std::getenv("VMMGRAPH_TEST_RANK");
-    if (who == nullptr) {
+    if (rank_here() < 0) {
         GTEST_SKIP() << "a part of Collectives.InTwoProcesses";
     }
-    const int rank = std::atoi(who);
-    c10::cuda::set_device(static_cast<c10::DeviceIndex>(rank));
-    // The context, and torch's libraries.
-    static_cast<void>(at::ones({1}, floats(rank)));
-    vmmgraph::torch::install();
-    const Nccl nccl;
-    UniqueId id{};
-    const std::string path = std::getenv("VMMGRAPH_TEST_ID");
-    if (rank == 0) {
-        ASSERT_EQ(nccl.unique_id(&id), 0);
-        auto* const file = std::fopen((path + ".part").c_str(), "wb");
-        ASSERT_NE(file, nullptr);
-        ASSERT_EQ(std::fwrite(&id, sizeof id, 1, file), 1u);
-        ASSERT_EQ(std::fclose(file), 0);
-        ASSERT_EQ(std::rename((path + ".part").c_str(), path.c_str()), 0);
-    } else {
-        std::FILE* file = nullptr;
-        while ((file = std::fopen(path.c_str(), "rb")) == nullptr) {
-            std::this_thread::sleep_for(std::chrono::milliseconds(20));
-        }
-        ASSERT_EQ(std::fread(&id, sizeof id, 1, file), 1u);
-        ASSERT_EQ(std::fclose(file), 0);
-    }
-    Comm comm = nullptr;
-    ASSERT_EQ(nccl.init_rank(&comm, 2, id, rank), 0);
-    SharedVmmAllocator arena(rank);
+    const Rank here;
+    const int rank = here.rank;
+    vmmgraph::DeviceOptions how;
+    how.driver = vmmgraph::DriverChoice::cuda;
+    how.device = rank;
+    const bool shared = std::getenv("VMMGRAPH_TEST_SHARED") != nullptr;
+    how.sharing = shared ? vmmgraph::Sharing::fd : vmmgraph::Sharing::none;
+    const auto device = vmmgraph::Device::open(how);
     struct Captured {
         Part part;
         CapturedGraph graph;
         bool keep;
     };
-    std::vector<Captured> all;
-    for (const bool keep : {false, true}) {
-        for (const auto count : sizes) {
-            Part part(rank, count);
-            cudaDeviceSynchronize();
-            auto graph = capture(arena, part.stream.stream(), [&] {
-                part.prepare(keep, false);
-                part.communicate(nccl, comm);
-                part.finish(keep);
-            });
-            all.push_back({part, std::move(graph), keep});
-        }
-    }
-    int wrong = 0;
-    for (int round = 0; round < 6; ++round) {
-        for (auto& [part, graph, keep] : all) {
-            const float value[] = {static_cast<float>(round + 1), static_cast<float>(10 * round + 7)};
-            const c10::cuda::CUDAStreamGuard guard(part.stream);
-            part.input.fill_(value[rank]);
-            graph.replay(part.stream.stream());
-            part.stream.synchronize();
-            wrong += part.wrong(rank, value[rank], value[1 - rank], keep);
-        }
-    }
-    EXPECT_EQ(wrong, 0);
-    std::printf("RESULT collectives, rank %d of two processes: %zu replays, %d wrong\n", rank, 6 * all.size(), wrong);
-    all.clear();
-    EXPECT_EQ(nccl.destroy(comm), 0);
-    vmmgraph::torch::uninstall();
-}
-
-TEST_F(Collectives, InTwoProcesses) {
-    char self[PATH_MAX] = {};
-    ASSERT_GT(readlink("/proc/self/exe", self, sizeof self - 1), 0);
-    char folder[] = "/tmp/vmmgraph-ranks-XXXXXX";
-    ASSERT_NE(mkdtemp(folder), nullptr);
-    const std::string id = std::string(folder) + "/id";
-    setenv("VMMGRAPH_TEST_ID", id.c_str(), 1);
-    std::array<pid_t, 2> ranks{};
-    for (const int rank : {0, 1}) {
-        setenv("VMMGRAPH_TEST_RANK", std::to_string(rank).c_str(), 1);
-        std::string filter = "--gtest_filter=CollectivesRank.Run";
-        char* const arguments[] = {self, filter.data(), nullptr};
-        ASSERT_EQ(posix_spawn(&ranks[rank], self, nullptr, nullptr, arguments, environ), 0);
-    }
-    unsetenv("VMMGRAPH_TEST_RANK");
-    // A rank that waits for one that is gone would wait for ever.
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(90);
-    std::array<bool, 2> over{};
-    while (!over[0] || !over[1]) {
-        for (const int rank : {0, 1}) {
-            int status = 0;
-            if (!over[rank] && waitpid(ranks[rank], &status, WNOHANG) == ranks[rank]) {
-                over[rank] = true;
-                EXPECT_EQ(status, 0) << "rank " << rank;
+    int wrong = 0, replays = 0, refused = 0;
+    const auto replay = [&](std::vector<Captured>& all, int rounds) {
+        int differ = 0;
+        for (int round = 0; round < rounds; ++round) {
+            for (auto& [part, graph, keep] : all) {
+                const float value[] = {static_cast<float>(round + 1), static_cast<float>(10 * round + 7)};
+                const c10::cuda::CUDAStreamGuard guard(part.stream);
+                part.input.fill_(value[rank]);
+                graph.replay(part.stream.stream());
+                part.stream.synchronize();
+                differ += part.wrong(rank, value[rank], value[1 - rank], keep);
+                ++replays;
             }
         }
-        if (std::chrono::steady_clock::now() > deadline) {
-            for (const int rank : {0, 1}) {
-                if (!over[rank]) {
-                    static_cast<void>(kill(ranks[rank], SIGKILL));
-                    ADD_FAILURE() << "rank " << rank << " hangs";
-                    static_cast<void>(waitpid(ranks[rank], nullptr, 0));
-                    over[rank] = true;
+        return differ;
+    };
+    const auto capture_one = [&](SharedVmmAllocator& arena, std::int64_t count, bool keep, Marks marks) {
+        Part part(rank, count);
+        cudaDeviceSynchronize();
+        auto graph = capture(
+            arena, part.stream.stream(),
+            [&] {
+                part.prepare(keep, marks);
+                part.communicate(here.nccl, here.comm);
+                part.finish(keep);
+            },
+            options_for(marks));
+        return Captured{part, std::move(graph), keep};
+    };
+    {
+        SharedVmmAllocator arena(device);
+        std::vector<Captured> all;
+        for (const Marks marks : {Marks::kept, Marks::remote, Marks::none}) {
+            for (const bool keep : {false, true}) {
+                for (const auto count : sizes) {
+                    try {
+                        all.push_back(capture_one(arena, count, keep, marks));
+                    } catch (const vmmgraph::Error& error) {
+                        // On both ranks alike, since they lay out alike.
+                        EXPECT_TRUE(shared && marks == Marks::none) << error.what();
+                        EXPECT_NE(std::string(error.what()).find("RemoteScope"), std::string::npos) << error.what();
+                        ++refused;
+                    }
                 }
             }
         }
-        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        wrong = replay(all, 6);
     }
-    static_cast<void>(unlink(id.c_str()));
-    static_cast<void>(rmdir(folder));
+    EXPECT_EQ(wrong, 0);
+    int forgotten = 0;
+    if (shared) {
+        // The control: that all were marked was not true, and the page under one is exchanged. Both buffers lie on one page beside a block that stays.
+        SharedVmmAllocator arena(device);
+        std::vector<Captured> all;
+        all.push_back(capture_one(arena, sizes[2], false, Marks::forgotten));
+        forgotten = replay(all, 2);
+        EXPECT_GT(forgotten, 0) << "the control shows nothing";
+    }
+    std::printf("RESULT collectives, rank %d of two processes%s: %d replays, %d wrong, %d captures refused, %d wrong in the control\n",
+                rank, shared ? " with pages for each other" : "", replays, wrong, refused, forgotten);
+}
+
+TEST_F(Collectives, InTwoProcesses) { run_ranks("CollectivesRank.Run"); }
+
+// NCCL registers the buffers of captures between processes too, then.
+TEST_F(Collectives, InTwoProcessesWithPagesForEachOther) {
+    setenv("VMMGRAPH_TEST_SHARED", "1", 1);
+    // The one that it registers for.
+    setenv("NCCL_PROTO", "Simple", 1);
+    run_ranks("CollectivesRank.Run");
+    unsetenv("VMMGRAPH_TEST_SHARED");
+    unsetenv("NCCL_PROTO");
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ foreach(line IN LISTS lines)
   if(symbol MATCHES "^vmmgraph_[a-z_]+$")
     list(APPEND found "${symbol}")
   elseif(NOT symbol MATCHES "^vmmgraph::engine::(bucket_sizes|GraphInputs::|GraphExecutor::|Recorder::)" AND
-      NOT symbol MATCHES "^vmmgraph::torch::(install|uninstall|installed|built_for|make_allocator|CaptureScope::|CapturedGraph::|ExecutablePool::|KeptScope::|RegionScope::|EagerScope::|DisableScope::|KvTensors::)")
+      NOT symbol MATCHES "^vmmgraph::torch::(install|uninstall|installed|built_for|make_allocator|CaptureScope::|CapturedGraph::|ExecutablePool::|KeptScope::|RemoteScope::|RegionScope::|EagerScope::|DisableScope::|KvTensors::)")
     message(SEND_ERROR "exported and not documented: ${symbol}")
   endif()
 endforeach()

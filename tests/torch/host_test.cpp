@@ -18,6 +18,7 @@
 #include <vmmgraph/torch_eager.hpp>
 #include <vmmgraph/torch_region.hpp>
 
+#include "../../cpp/torch/collectives.hpp"
 #include "../cpp/host.hpp"
 
 namespace {
@@ -349,6 +350,54 @@ TEST(KeptScope, IsOfItsThreadAndNests) {
         EXPECT_FALSE(elsewhere);
     }
     EXPECT_FALSE(KeptScope::active());
+}
+
+TEST(RemoteScope, IsOfItsThreadAndTheInnermostCounts) {
+    using vmmgraph::torch::KeptScope;
+    using vmmgraph::torch::RemoteScope;
+    EXPECT_FALSE(RemoteScope::active());
+    {
+        const RemoteScope outer;
+        EXPECT_TRUE(RemoteScope::active());
+        {
+            const KeptScope kept;
+            EXPECT_FALSE(RemoteScope::active());
+            {
+                const RemoteScope inner;
+                EXPECT_TRUE(RemoteScope::active());
+                EXPECT_TRUE(KeptScope::active());
+                const RemoteScope again;
+                EXPECT_TRUE(RemoteScope::active());
+            }
+            EXPECT_FALSE(RemoteScope::active());
+        }
+        EXPECT_TRUE(RemoteScope::active());
+        bool elsewhere = true;
+        std::thread([&] { elsewhere = RemoteScope::active(); }).join();
+        EXPECT_FALSE(elsewhere);
+    }
+    EXPECT_FALSE(RemoteScope::active());
+}
+
+TEST(RemoteScope, LeavesSegmentsAlone) {
+    SharedVmmAllocator arena(next_device(), shared());
+    const auto space = arena.open_bump_space();
+    const auto allocator = make_allocator(space);
+    const vmmgraph::torch::RemoteScope remote;
+    ASSERT_NE(allocator->raw_alloc_with_stream(2 * MiB, no_stream), nullptr) << "a bump space has no remote blocks";
+}
+
+TEST(Collectives, AreSealedInPlaceUnlessTheirBuffersAreMarkedAndTheProgramSaysThatAllAre) {
+    using vmmgraph::Retain;
+    using vmmgraph::torch::with_collectives;
+    for (const bool marked : {false, true}) {
+        EXPECT_EQ(with_collectives(Retain::own_pages, marked), Retain::in_place);
+        // They exchange nothing.
+        EXPECT_EQ(with_collectives(Retain::shared_pages, marked), Retain::shared_pages);
+        EXPECT_EQ(with_collectives(Retain::in_place, marked), Retain::in_place);
+    }
+    EXPECT_EQ(with_collectives(Retain::shared_remote, true), Retain::shared_remote);
+    EXPECT_EQ(with_collectives(Retain::shared_remote, false), Retain::in_place);
 }
 
 TEST(KeptScope, LeavesSegmentsAlone) {

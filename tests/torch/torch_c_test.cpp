@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 #include <torch/version.h>
+#include <vmmgraph/torch.hpp>
 #include <vmmgraph/torch_c.h>
 
 #include "../cpp/host.hpp"
@@ -80,6 +81,26 @@ TEST(TorchC, AnArenaOfTheHostDriverHasNoShapes) {
     EXPECT_EQ(vmmgraph_torch_executable_stats(arena.handle(), &stats), VMMGRAPH_ERROR_STRUCT_SIZE);
     // It was only borrowed.
     EXPECT_TRUE(arena.is_initialized());
+}
+
+TEST(TorchC, ScopesOfRemoteBlocksAreOfTheirThreadAndEndOnce) {
+    using vmmgraph::torch::RemoteScope;
+    EXPECT_EQ(vmmgraph_torch_remote_leave(), VMMGRAPH_ERROR_WRONG_STATE);
+    EXPECT_NE(last_message(), "");
+    EXPECT_EQ(vmmgraph_torch_remote_enter(), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_torch_remote_enter(), VMMGRAPH_OK);
+    EXPECT_TRUE(RemoteScope::active());
+    std::thread([] {
+        EXPECT_FALSE(RemoteScope::active());
+        EXPECT_EQ(vmmgraph_torch_remote_leave(), VMMGRAPH_ERROR_WRONG_STATE);
+        // One that is left over goes with its thread.
+        EXPECT_EQ(vmmgraph_torch_remote_enter(), VMMGRAPH_OK);
+    }).join();
+    EXPECT_EQ(vmmgraph_torch_remote_leave(), VMMGRAPH_OK);
+    EXPECT_TRUE(RemoteScope::active());
+    EXPECT_EQ(vmmgraph_torch_remote_leave(), VMMGRAPH_OK);
+    EXPECT_FALSE(RemoteScope::active());
+    EXPECT_EQ(vmmgraph_torch_remote_leave(), VMMGRAPH_ERROR_WRONG_STATE);
 }
 
 TEST(TorchC, AMessageIsOfItsThreadAndOfTheLastCall) {
