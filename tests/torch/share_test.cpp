@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -13,8 +14,10 @@
 #include <string>
 #include <utility>
 #include <vector>
+#include <vmmgraph/lease.hpp>
 #include <vmmgraph/region.hpp>
 #include <vmmgraph/share.hpp>
+#include <vmmgraph/torch_eager.hpp>
 
 namespace torch_tests {
 namespace {
@@ -77,9 +80,40 @@ int peer(int socket, int device) {
     }
 }
 
+// What a process does with the other one at the other end of a socket.
+class Other {
+public:
+    Other(const Device& device, int socket) : device_(device), socket_(socket) {}
+
+    // Exports a range and sends it.
+    void give(const std::vector<vmmgraph::PageExtent>& range) {
+        std::vector<Part> parts;
+        std::vector<int> descriptors;
+        for (const auto& extent : range) {
+            exported_.try_emplace(extent.page, device_, extent.page);
+            parts.push_back({extent.offset, extent.bytes, extent.page_bytes});
+            descriptors.push_back(exported_.at(extent.page).descriptor());
+        }
+        vmmgraph::send_descriptors(socket_, descriptors, parts.data(), parts.size() * sizeof(Part));
+    }
+    // How many elements of it are something else there; they are the negative of what they were afterwards.
+    std::int64_t wrong(float expected) const {
+        vmmgraph::send_descriptors(socket_, {}, &expected, sizeof expected);
+        std::int64_t there = count;
+        EXPECT_EQ(vmmgraph::receive_descriptors(socket_, &there, sizeof there).bytes, sizeof there);
+        return there;
+    }
+    [[nodiscard]] std::size_t pages() const { return exported_.size(); }
+
+private:
+    const Device& device_;
+    int socket_;
+    std::map<std::uint64_t, vmmgraph::ExportedPage> exported_;
+};
+
 class Share : public Torch {
 protected:
-    static void run(int other, const char* filter) {
+    static void run(int other, const char* test, void (*body)(int socket)) {
         if (const char* const number = std::getenv(CHILD)) {
             ASSERT_EQ(peer(std::atoi(number), other), 0);
             return;
@@ -92,13 +126,13 @@ protected:
             // This program again: a child must not use what its parent opened.
             static_cast<void>(close(sockets[0]));
             static_cast<void>(setenv(CHILD, std::to_string(sockets[1]).c_str(), 1));
-            execl("/proc/self/exe", "share_test", filter, nullptr);
+            execl("/proc/self/exe", "share_test", (std::string("--gtest_filter=") + test).c_str(), nullptr);
             _exit(9);
         }
         static_cast<void>(close(sockets[1]));
         {
             const vmmgraph::Descriptor socket(sockets[0]);
-            rounds(socket.get());
+            body(socket.get());
         }
         int status = 0;
         ASSERT_EQ(waitpid(child, &status, 0), child);
@@ -122,22 +156,9 @@ protected:
         // It uses the same pages for what passes.
         auto neighbour = capture(arena, raw, [&] { unseen = (other * 5 - other) - 1; }, how);
 
-        std::map<std::uint64_t, vmmgraph::ExportedPage> exported;
-        std::vector<Part> parts;
-        std::vector<int> descriptors;
-        for (const auto& extent : vmmgraph::export_range(graph->space(), output.data_ptr(), output.nbytes())) {
-            exported.try_emplace(extent.page, device, extent.page);
-            parts.push_back({extent.offset, extent.bytes, extent.page_bytes});
-            descriptors.push_back(exported.at(extent.page).descriptor());
-        }
-        vmmgraph::send_descriptors(socket, descriptors, parts.data(), parts.size() * sizeof(Part));
+        std::optional<Other> there(std::in_place, device, socket);
+        there->give(vmmgraph::export_range(graph->space(), output.data_ptr(), output.nbytes()));
         std::int64_t wrong = 0, wrong_here = 0;
-        const auto answered = [&](float expected) {
-            vmmgraph::send_descriptors(socket, {}, &expected, sizeof expected);
-            std::int64_t there = count;
-            EXPECT_EQ(vmmgraph::receive_descriptors(socket, &there, sizeof there).bytes, sizeof there);
-            wrong += there;
-        };
         for (int round = 1; round <= 60; ++round) {
             {
                 const c10::cuda::CUDAStreamGuard guard(stream);
@@ -149,7 +170,7 @@ protected:
                 neighbour.replay(raw);
             }
             cudaDeviceSynchronize();
-            answered(static_cast<float>(2 * round + 1));
+            wrong += there->wrong(static_cast<float>(2 * round + 1));
             // The other process has written since.
             wrong_here += at::ne(output, -(2 * round + 1)).sum().item<std::int64_t>();
             wrong_here += at::ne(unseen, -4 * round - 1).sum().item<std::int64_t>();
@@ -162,28 +183,140 @@ protected:
         auto next = capture(arena, raw, [&] { output = (input * 7 - input) + 2; }, how);
         next.replay(raw);
         cudaDeviceSynchronize();
-        answered(-(2.0F * 60 + 1));
-        std::printf("RESULT share: 61 rounds over %zu pages, %lld elements wrong there, %lld here\n", exported.size(),
+        wrong += there->wrong(-(2.0F * 60 + 1));
+        std::printf("RESULT share: 61 rounds over %zu pages, %lld elements wrong there, %lld here\n", there->pages(),
                     static_cast<long long>(wrong), static_cast<long long>(wrong_here));
         EXPECT_EQ(wrong, 0);
         EXPECT_EQ(wrong_here, 0);
-        exported.clear();
+        there.reset();
         EXPECT_EQ(device.stats().exported_bytes, 0U);
+    }
+
+    // A buffer that other graphs share, which nobody is to get while the other process has its page.
+    static void held(int socket) {
+        constexpr std::uint64_t page = 16 << 20;
+        auto device = Device::open(shared(0));
+        SharedVmmAllocator arena(device);
+        const auto stream = c10::cuda::getStreamFromPool(true);
+        auto* const raw = static_cast<void*>(stream.stream());
+        CaptureOptions how;
+        how.retain = Retain::shared_remote;
+        const auto single = at::TensorOptions().dtype(at::kFloat).device(at::kCUDA);
+        const auto input = at::full({count}, 7, single), longer = at::ones({2 * count}, single);
+        cudaDeviceSynchronize();
+        at::Tensor output;
+        void* buffer = nullptr;
+        std::optional<CapturedGraph> graph(capture(
+            arena, raw,
+            [&] {
+                std::optional<vmmgraph::torch::RemoteScope> remote(std::in_place);
+                const at::Tensor sum = input * 3;
+                remote.reset();
+                buffer = sum.data_ptr();
+                output = sum + 1;
+            },
+            how));
+        EXPECT_EQ(graph->report().remote_blocks, 0U);
+        // Not replayed: its pages are for whoever may have them.
+        std::optional<CapturedGraph> idle(capture(arena, raw, [&] { static_cast<void>((longer * 5 - longer) - 1); }, how));
+
+        std::optional<Other> there(std::in_place, device, socket);
+        const auto range = vmmgraph::export_range(graph->space(), buffer, count * sizeof(float));
+        EXPECT_EQ(range.size(), 1U) << "a remote block lies over no seam";
+        there->give(range);
+        graph->replay(raw);
+        cudaDeviceSynchronize();
+        float value = 21;
+        const auto unchanged = [&](const char* after) {
+            EXPECT_EQ(there->wrong(value), 0) << after;
+            value = -value;
+        };
+        unchanged("a replay");
+        EXPECT_TRUE(at::equal(at::from_blob(buffer, {count}, single), at::full({count}, -21, single))) << "it is not the same memory";
+
+        EXPECT_THROW(vmmgraph::pause(arena), vmmgraph::Error);
+        unchanged("a pause that was refused");
+
+        const vmmgraph::ElasticBuffer elastic(device, 16 * page, {"borrowed", page, 0, 0});
+        vmmgraph::Borrower borrower([](const vmmgraph::Vacate&) { return std::optional(vmmgraph::Vacated{}); });
+        std::optional<vmmgraph::Lease> lease;
+        // As much as there is: what the arena could lend includes small pages, which do not fit.
+        std::uint64_t lent = vmmgraph::lendable(arena).first / page * page;
+        while (lent > 0 && !lease) {
+            try {
+                lease.emplace(vmmgraph::lend(arena, elastic, 0, lent, borrower));
+            } catch (const vmmgraph::Error& error) {
+                EXPECT_EQ(error.status(), VMMGRAPH_ERROR_INVALID_ARGUMENT) << error.what();
+                lent -= page;
+            }
+        }
+        ASSERT_TRUE(lease) << "nothing was lent";
+        lease->before(raw);
+        ASSERT_EQ(cudaMemsetAsync(elastic.base(), 0x5a, lent, stream.stream()), cudaSuccess);
+        cudaDeviceSynchronize();
+        unchanged("a lease of the rest");
+        lease->recall(std::chrono::seconds(10));
+
+        {
+            const vmmgraph::torch::EagerScope scope(arena, raw);
+            static_cast<void>(at::full({4 * count}, -5, single) + at::full({4 * count}, 2, single));
+        }
+        cudaDeviceSynchronize();
+        unchanged("eager work in the arena");
+
+        arena.trim();
+        unchanged("a trim");
+        const auto held = device.stats().exported_bytes;
+        EXPECT_EQ(held, page);
+
+        output.reset();
+        idle.reset();
+        graph.reset();
+        arena.trim();
+        auto next = capture(arena, raw, [&] { output = (longer * 5 - longer) - 1; }, how);
+        next.replay(raw);
+        cudaDeviceSynchronize();
+        unchanged("the graph's end, and another graph");
+        device.trim();
+        const auto before = device.stats().physical_bytes;
+        there.reset();
+        EXPECT_EQ(device.stats().exported_bytes, 0U);
+        device.trim();
+        EXPECT_EQ(device.stats().physical_bytes, before - page) << "the page counts until the other process has it no more";
+        std::printf(
+            "RESULT share: a page of %llu MiB was the other process's through a pause, a lease of %llu MiB, eager work, a trim and an "
+            "end\n",
+            static_cast<unsigned long long>(held >> 20), static_cast<unsigned long long>(lent >> 20));
+    }
+
+    static bool two_devices() {
+        int devices = 0;
+        EXPECT_EQ(cudaGetDeviceCount(&devices), cudaSuccess);
+        if (devices < 2) {
+            std::printf("SKIPPED: needs two GPUs that reach each other's memory\n");
+        }
+        return devices > 1;
     }
 };
 
 TEST_F(Share, WhatAGraphLeavesIsReadAndWrittenByAnotherProcess) {
-    run(0, "--gtest_filter=Share.WhatAGraphLeavesIsReadAndWrittenByAnotherProcess");
+    run(0, "Share.WhatAGraphLeavesIsReadAndWrittenByAnotherProcess", rounds);
 }
 
 TEST_F(Share, AndByOneOnAnotherDevice) {
-    int devices = 0;
-    ASSERT_EQ(cudaGetDeviceCount(&devices), cudaSuccess);
-    if (devices < 2) {
-        std::printf("SKIPPED: needs two GPUs that reach each other's memory\n");
+    if (!two_devices()) {
         GTEST_SKIP();
     }
-    run(1, "--gtest_filter=Share.AndByOneOnAnotherDevice");
+    run(1, "Share.AndByOneOnAnotherDevice", rounds);
+}
+
+TEST_F(Share, WhatAnotherProcessHasIsNobodyElses) { run(0, "Share.WhatAnotherProcessHasIsNobodyElses", held); }
+
+TEST_F(Share, NorWhatOneOnAnotherDeviceHas) {
+    if (!two_devices()) {
+        GTEST_SKIP();
+    }
+    run(1, "Share.NorWhatOneOnAnotherDeviceHas", held);
 }
 
 }  // namespace
