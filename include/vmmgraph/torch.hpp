@@ -270,8 +270,9 @@ public:
 
 // While it lives, tensors that its thread allocates in a capture by the blocks route are remote blocks (Space::allocate_remote): buffers that
 // peers read or write by their pages, as those of collectives that NCCL registers in the capture, or that an engine exports after it
-// (share.hpp). No seal exchanges their pages for others while they were freed before it, and none lies over a seam. May be nested; of it and KeptScope the innermost
-// counts; to be destroyed on its thread. It changes nothing outside captures, by the MemPool route, and for tensors that other threads allocate.
+// (share.hpp). If they are freed before the capture ends, its seal exchanges none of their pages; and each lies on one page or on whole ones. May be
+// nested; of it and KeptScope the innermost counts; to be destroyed on its thread. It changes nothing outside captures, by the MemPool route, and for
+// tensors that other threads allocate.
 //
 //   CaptureOptions options;
 //   options.retain = vmmgraph::Retain::shared_remote;

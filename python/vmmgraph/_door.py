@@ -620,8 +620,8 @@ _none = Local()
 
 @contextlib.contextmanager
 def remote() -> Iterator[None]:
-    """What this thread allocates inside, in captures, are buffers that peers use too: those of collectives that NCCL registers. No seal
-    exchanges their pages while they are gone by then. In an arena with ``retain="shared_remote"`` that is the promise that all of
+    """What this thread allocates inside, in captures, are buffers that peers use too: those of collectives that NCCL registers. The seal
+    of a shape exchanges no page of those that are gone by then. In an arena with ``retain="shared_remote"`` that is the promise that all of
     a capture's are made so; in every other one captures with collectives are sealed in place, marked or not. Without effect outside
     captures, and where graphs are torch's own."""
     library = _door.library if _door is not None else None
