@@ -472,6 +472,30 @@ def test_memory_written_before_the_first_replay_survives_the_seal() -> None:
     assert bool((y == 42).all())
 
 
+def test_buffers_that_peers_use_can_be_marked() -> None:
+    enabled()
+    arena = vmmgraph.Arena(retain="shared_remote")
+    made = []
+    for alive in (False, True):
+        graph = torch.cuda.CUDAGraph()
+        with vmmgraph.graph(graph, arena=arena):
+            static = torch.empty(3 * MIB, device="cuda")
+            with vmmgraph.remote():
+                buffer = static * 2
+            y = buffer + 1
+            if not alive:
+                del buffer
+        # Before the seal, which gives what is not marked pages of its own and keeps what is there.
+        static.fill_(20 + alive)
+        made.append((graph, static, y))
+    for number in shuffled(2, 3):
+        made[number][0].replay()
+    torch.cuda.synchronize()
+    for number, (graph, static, y) in enumerate(made):
+        assert bool((static == 20 + number).all()) and bool((y == 41 + 2 * number).all())
+        assert graph._shape.report["remote_blocks"] == number
+
+
 def test_an_exception_in_the_body() -> None:
     enabled()
     model, pool = Model(), torch.cuda.graph_pool_handle()
