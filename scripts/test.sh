@@ -27,7 +27,7 @@ of_python() { grep -oE "[0-9]+ $1" "$python" | tail -1 | grep -oE '[0-9]+' || ec
 
 echo
 skipped=$(($(grep -cE 'ignored, SKIPPED|\*\*\*Skipped' "$log") + $(of_python skipped)))
-echo "SKIPPED: $skipped tests need a GPU (scripts/gpu.sh) or the vendors' headers (scripts/abi.sh)"
+echo "SKIPPED: $skipped tests need a GPU (scripts/gpu.sh) or the vendors' headers and libraries (scripts/abi.sh, scripts/debian_hip.sh)"
 sum() { grep -oE "$1" "$log" | grep -oE '[0-9]+' | awk '{ n += $1 } END { print n + 0 }'; }
 passed=$(($(sum '[0-9]+ passed;') + $(grep -cE '^ *[0-9]+/[0-9]+ Test .* Passed' "$log" || true) + $(of_python passed)))
 echo "$passed passed, 0 failed, $skipped skipped"
