@@ -10,7 +10,7 @@ install(TARGETS vmmgraph EXPORT VmmGraphTargets
 set(_torch_headers torch.hpp torch_region.hpp torch_elastic.hpp torch_eager.hpp torch_c.h engine.hpp inputs.hpp)
 list(TRANSFORM _torch_headers REPLACE "(.+)" "PATTERN;\\1;EXCLUDE" OUTPUT_VARIABLE _without_torch)
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/vmmgraph" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT development
-  FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp" ${_without_torch} PATTERN "memory_saver.h" EXCLUDE)
+  FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp" ${_without_torch} PATTERN "memory_saver.h" EXCLUDE PATTERN "torch_npu.hpp" EXCLUDE)
 install(EXPORT VmmGraphTargets NAMESPACE VmmGraph:: DESTINATION "${_config_dir}" COMPONENT development)
 if(VMMGRAPH_TORCH)
   install(TARGETS vmmgraph_torch EXPORT VmmGraphTorchTargets
@@ -18,6 +18,12 @@ if(VMMGRAPH_TORCH)
   list(TRANSFORM _torch_headers PREPEND "${PROJECT_SOURCE_DIR}/include/vmmgraph/")
   install(FILES ${_torch_headers} DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/vmmgraph" COMPONENT development)
   install(EXPORT VmmGraphTorchTargets NAMESPACE VmmGraph:: DESTINATION "${_config_dir}" COMPONENT development)
+endif()
+if(VMMGRAPH_TORCH_NPU)
+  install(TARGETS vmmgraph_torch_npu EXPORT VmmGraphTargets
+    LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT runtime NAMELINK_COMPONENT development)
+  install(FILES "${PROJECT_SOURCE_DIR}/include/vmmgraph/torch_npu.hpp"
+    DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/vmmgraph" COMPONENT development)
 endif()
 if(VMMGRAPH_MEMORY_SAVER)
   install(TARGETS vmmgraph_memory_saver EXPORT VmmGraphTargets

@@ -76,7 +76,9 @@ def closure(roots, folders):
 
 def main(out, torch_lib, *folders):
     out, stamp = pathlib.Path(out), pathlib.Path(out) / "stamp"
-    there, missing = closure(["libtorch.so", "libtorch_python.so"], [pathlib.Path(folder) for folder in (torch_lib, *folders)])
+    folders = [pathlib.Path(folder) for folder in (torch_lib, *folders)]
+    extensions = [name for name in ("libtorch_npu.so",) if any((folder / name).exists() for folder in folders)]
+    there, missing = closure(["libtorch.so", "libtorch_python.so", *extensions], folders)
     newest = max(os.stat(path).st_mtime for path in (*there.values(), __file__))
     if stamp.exists() and os.stat(stamp).st_mtime > newest:
         return

@@ -33,6 +33,7 @@ pub mod control;
 pub mod copy;
 pub mod device;
 pub mod stream;
+pub mod torch_npu;
 pub mod vmm;
 
 use code::Code;

@@ -28,12 +28,18 @@ pub(crate) struct Notes {
     pub(crate) reservations: BTreeMap<u64, u64>,
     /// Head to bytes.
     pub(crate) maps: BTreeMap<u64, u64>,
+    /// Base of memory that was asked for without addresses of one's own, to bytes.
+    pub(crate) plain: BTreeMap<u64, u64>,
     /// Streams and events to their device.
     pub(crate) owners: BTreeMap<u64, usize>,
 }
 
-static NOTES: Mutex<Notes> =
-    Mutex::new(Notes { reservations: BTreeMap::new(), maps: BTreeMap::new(), owners: BTreeMap::new() });
+static NOTES: Mutex<Notes> = Mutex::new(Notes {
+    reservations: BTreeMap::new(),
+    maps: BTreeMap::new(),
+    plain: BTreeMap::new(),
+    owners: BTreeMap::new(),
+});
 
 pub(crate) fn notes() -> MutexGuard<'static, Notes> {
     NOTES.lock()

@@ -38,6 +38,17 @@ pub unsafe extern "C" fn aclrtCreateStream(out: *mut *mut c_void) -> Code {
     })
 }
 
+/// The same, with a priority and flags that make no difference here.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aclrtCreateStreamWithConfig(
+    out: *mut *mut c_void,
+    _priority: c_uint,
+    _flags: c_uint,
+) -> Code {
+    // SAFETY: the caller's contract.
+    unsafe { aclrtCreateStream(out) }
+}
+
 /// Destroys a stream of the current context.
 #[unsafe(no_mangle)]
 pub extern "C" fn aclrtDestroyStream(stream: *mut c_void) -> Code {
@@ -152,7 +163,8 @@ pub extern "C" fn aclrtSynchronizeEvent(event: *mut c_void) -> Code {
     })
 }
 
-/// Whether a stream is captured: 0 no, 1 yes, 2 yes but the capture is lost. With any context or none; the default stream is no answer.
+/// Whether a stream is captured: 0 no, 1 yes, 2 yes but the capture is lost; and what it is captured into, null if it is not. With any context or
+/// none; the default stream is no answer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aclmdlRICaptureGetInfo(
     stream: *mut c_void,
@@ -165,10 +177,12 @@ pub unsafe extern "C" fn aclmdlRICaptureGetInfo(
         if stream.is_null() {
             return Err(Why::Invalid);
         }
-        let state = table().status(Target::Created(stream as u64))?;
+        let table = table();
+        let state = table.status(Target::Created(stream as u64))?;
         if !model.is_null() {
+            let capture = table.capture_of(stream as u64).map_or(0, |(number, _)| number);
             // SAFETY: not null, and then writable by the caller's contract.
-            unsafe { model.write(ptr::null_mut()) };
+            unsafe { model.write(capture as *mut c_void) };
         }
         // SAFETY: the caller's contract.
         unsafe { give(status, state) }
@@ -211,9 +225,14 @@ pub unsafe extern "C" fn aclmdlRICaptureEnd(stream: *mut c_void, out: *mut *mut 
         unsafe { give(out, ptr::null_mut()) }?;
         let graph = table().end(target(stream)?)?;
         let model = graph::instantiate(graph);
-        table().graphs.remove(&graph);
+        let mut table = table();
+        table.graphs.remove(&graph);
+        // It has one handle from its beginning on: torch_npu tells a capture's streams by that.
+        if let Some(made) = table.execs.remove(&model?) {
+            table.execs.insert(graph, made);
+        }
         // SAFETY: the caller's contract.
-        unsafe { give(out, model? as *mut c_void) }
+        unsafe { give(out, graph as *mut c_void) }
     })
 }
 

@@ -21,6 +21,7 @@ use standin_ascend::stream::{
     aclrtDestroyStream, aclrtQueryEventStatus, aclrtRecordEvent, aclrtStreamQuery, aclrtStreamWaitEvent,
     aclrtSynchronizeDevice, aclrtSynchronizeEvent, aclrtSynchronizeStream,
 };
+use standin_ascend::torch_npu::{aclrtFree, aclrtMalloc};
 use standin_ascend::vmm::{
     Location, PhysicalMemProp, aclrtFreePhysical, aclrtMallocPhysical, aclrtMapMem,
     aclrtMemGetAllocationGranularity, aclrtReleaseMemAddress, aclrtReserveMemAddress, aclrtUnmapMem,
@@ -77,12 +78,25 @@ fn event() -> Pointer {
 }
 
 fn status(stream: Pointer) -> Result<i32, i32> {
-    let mut status = -1;
-    // SAFETY: the out pointer is good; a model is not asked for.
-    match unsafe { aclmdlRICaptureGetInfo(stream, &raw mut status, ptr::null_mut()) } {
-        0 => Ok(status),
+    info(stream).map(|(status, _)| status)
+}
+
+/// A stream's status, and what it is captured into.
+fn info(stream: Pointer) -> Result<(i32, Pointer), i32> {
+    let (mut status, mut model) = (-1, stream);
+    // SAFETY: the out pointers are good.
+    match unsafe { aclmdlRICaptureGetInfo(stream, &raw mut status, &raw mut model) } {
+        0 => Ok((status, model)),
         code => Err(code),
     }
+}
+
+/// Free bytes of the current context's device.
+fn free() -> usize {
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: the out pointers are good.
+    assert_eq!(unsafe { aclrtGetMemInfo(1, &raw mut free, &raw mut total) }, 0);
+    free
 }
 
 fn query(event: Pointer) -> Result<u32, i32> {
@@ -326,12 +340,15 @@ fn what_a_capture_makes_works_on_what_is_mapped_when_it_is_executed() {
     let (pages, base) = ([0, 1].map(|_| create(PLAIN, GRANULE).unwrap()), reserve(GRANULE).unwrap());
     assert_eq!(aclrtMapMem(base, GRANULE, 0, pages[0], 0), 0);
     let stream = stream();
+    assert_eq!(info(stream), Ok((0, ptr::null_mut())));
     assert_eq!(aclmdlRICaptureBegin(stream, 0), 0);
+    let captured = info(stream).unwrap();
     assert_eq!(aclrtMemsetAsync(base, GRANULE, 0x2a, GRANULE, stream), 0);
     assert_eq!(aclrtMemsetAsync(base, 4, 0x2a, 8, stream), 107_000, "no room");
     assert_eq!(aclrtMemsetAsync(base, 4, 256, 4, stream), 107_000, "not a byte");
     assert_eq!(aclrtMemsetD32Async(after(base, 4), 4, 9, 1, stream), 0);
     let model = end(stream).unwrap();
+    assert_eq!(captured, (1, model), "a capture has its handle from its beginning on");
     assert_eq!((aclrtUnmapMem(base), aclrtMapMem(base, GRANULE, 0, pages[1], 0)), (0, 0));
     assert_eq!(aclmdlRIExecuteAsync(model, stream), 0);
     let mut words = [0_u32; 2];
@@ -341,6 +358,20 @@ fn what_a_capture_makes_works_on_what_is_mapped_when_it_is_executed() {
     assert_eq!((aclmdlRIDestroy(model), aclmdlRIDestroy(model)), (0, 107_017));
     assert_eq!((aclrtUnmapMem(base), aclrtReleaseMemAddress(base), aclrtDestroyStream(stream)), (0, 0, 0));
     assert_eq!(pages.map(|page| aclrtFreePhysical(page)), [0, 0]);
+}
+
+#[test]
+fn memory_without_addresses_of_ones_own_can_be_used_and_goes_back_once() {
+    let _turn = turn(0);
+    let before = free();
+    // SAFETY: the out pointer is good.
+    let memory = given(|out| unsafe { aclrtMalloc(out, GRANULE + 1, 0) }).unwrap();
+    assert_eq!(free(), before - 2 * GRANULE);
+    let word = 7_u64;
+    // SAFETY: a word of this stack and memory that was asked for.
+    assert_eq!(unsafe { aclrtMemcpy(memory, 8, (&raw const word).cast(), 8, 1) }, 0);
+    assert_eq!((aclrtFree(memory), aclrtFree(memory)), (0, 107_000));
+    assert_eq!(free(), before);
 }
 
 #[test]

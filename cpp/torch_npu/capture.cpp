@@ -1,0 +1,196 @@
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <torch_npu/csrc/core/npu/NPUCachingAllocator.h>
+#include <torch_npu/csrc/core/npu/NPUGraph.h>
+#include <torch_npu/csrc/core/npu/NPUGuard.h>
+#include <torch_npu/csrc/core/npu/NPUStream.h>
+#include <vmmgraph/torch_npu.hpp>
+
+#include "blocks.hpp"
+
+namespace vmmgraph::torch_npu {
+namespace {
+
+[[noreturn]] void refuse(vmmgraph_status_t status, const char* why) {
+    auto info = detail::sized<ErrorInfo>();
+    info.status = status;
+    throw Error(why, info);
+}
+
+// The arena's NPU, by the words that its statistics begin with: C tells a device's number by the device only.
+c10::DeviceIndex device_of(const SharedVmmAllocator& arena) {
+    const auto stats = arena.stats_json();
+    const std::string npu = "{\"driver\":\"ascend\",\"device\":";
+    if (stats.compare(0, npu.size(), npu) != 0) {
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "the arena is on a device of another driver, and graphs are captured on one of Ascend's");
+    }
+    return static_cast<c10::DeviceIndex>(std::stoi(stats.substr(npu.size(), 9)));
+}
+
+// Makes a device the thread's current one while it lives, and knows torch_npu's current stream there.
+class OnDevice {
+public:
+    explicit OnDevice(c10::DeviceIndex device) : guard_(device), stream_(c10_npu::getCurrentNPUStream(device)) {}
+
+    // The stream, to which everything has gone that torch_npu's queue held for it.
+    [[nodiscard]] aclrtStream drained() const { return stream_.stream(); }
+    [[nodiscard]] bool is_default() const { return stream_ == c10_npu::getDefaultNPUStream(stream_.device_index()); }
+
+private:
+    c10_npu::NPUGuard guard_;
+    c10_npu::NPUStream stream_;
+};
+
+}  // namespace
+
+const char* built_for() noexcept { return VMMGRAPH_TORCH_NPU_VERSION; }
+
+struct CapturedGraph::State {
+    c10::DeviceIndex device;
+    std::shared_ptr<Memory> memory;
+    std::unique_ptr<c10_npu::NPUGraph> graph = std::make_unique<c10_npu::NPUGraph>();
+    SealReport report{};
+
+    ~State() {
+        // The graph first, which releases its pool. The memory lives as long as its tensors do, and is unmapped behind the arena's replays.
+        graph.reset();
+    }
+};
+
+CapturedGraph::CapturedGraph(std::unique_ptr<State> state) noexcept : state_(std::move(state)) {}
+CapturedGraph::CapturedGraph(CapturedGraph&&) noexcept = default;
+CapturedGraph& CapturedGraph::operator=(CapturedGraph&&) noexcept = default;
+CapturedGraph::~CapturedGraph() = default;
+
+CapturedGraph::State& CapturedGraph::state() const {
+    if (!state_) {
+        refuse(VMMGRAPH_ERROR_INVALID_HANDLE, "the graph was moved from");
+    }
+    return *state_;
+}
+
+void CapturedGraph::replay() {
+    auto& own = state();
+    const OnDevice current(own.device);
+    // Before the arena notes where the replay stands, and after: what it notes goes past the queue.
+    own.memory->space.replay(current.drained(), [&] {
+        own.graph->replay();
+        static_cast<void>(current.drained());
+    });
+}
+
+const SealReport& CapturedGraph::report() const { return state().report; }
+const Space& CapturedGraph::space() const { return state().memory->space; }
+
+struct CaptureScope::State {
+    Retain retain;
+    c10::MempoolId_t pool;
+    std::unique_ptr<CapturedGraph::State> captured;
+    std::optional<OnDevice> current;
+    bool under_way = false;
+
+    // Ends what torch_npu left open of a capture that was lost: its allocator would take the capture for one that goes on.
+    void forget() noexcept {
+        namespace caching = c10_npu::NPUCachingAllocator;
+        if (!end_capture({captured->device, pool})) {
+            return;
+        }
+        try {
+            caching::endAllocateToPool(captured->device, pool);
+            caching::markCaptureEnd(captured->device);
+            caching::releasePool(captured->device, pool);
+        } catch (...) {
+            // It has no such pool.
+        }
+    }
+
+    void abandon() noexcept {
+        under_way = false;
+        announce(nullptr);
+        try {
+            // Its own end, which tells the allocator too.
+            captured->graph->capture_end();
+        } catch (...) {
+            // It was lost, or never began.
+            forget();
+        }
+        try {
+            captured->graph->reset();
+        } catch (...) {
+            // Nothing more can be done in a destructor.
+        }
+        captured->graph.reset();
+        current.reset();
+        try {
+            // Tensors that are still alive are the program's, and nobody else's memory.
+            if (captured->memory->space.stats().blocks > 0) {
+                captured->memory->space.seal(Retain::own_pages);
+                captured->memory->sealed.store(true, std::memory_order_release);
+            }
+        } catch (...) {
+            // The next capture begins with a space of its own.
+        }
+    }
+};
+
+CaptureScope::CaptureScope(SharedVmmAllocator& arena, const CaptureOptions& options) {
+    if (!installed()) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "call vmmgraph::torch_npu::install() before a capture");
+    }
+    const auto device = device_of(arena);
+    if (OnDevice(device).is_default()) {
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "the default stream cannot be captured: make another one torch_npu's current stream");
+    }
+    auto space = arena.open_space();
+    if (!options.label.empty()) {
+        space.set_label(options.label);
+    }
+    auto captured = std::make_unique<CapturedGraph::State>();
+    captured->device = device;
+    captured->memory = std::make_shared<Memory>(std::move(space));
+    state_.reset(new State{options.retain, c10_npu::graph_pool_handle(), std::move(captured), std::nullopt});
+    state_->current.emplace(device);
+    static_cast<void>(state_->current->drained());
+    state_->under_way = true;
+    announce(state_->captured->memory);
+    try {
+        // THREAD_LOCAL: other threads load kernels meanwhile.
+        state_->captured->graph->capture_begin(state_->pool, ACL_MODEL_RI_CAPTURE_MODE_THREAD_LOCAL);
+    } catch (...) {
+        state_->abandon();
+        throw;
+    }
+    // Nothing of ours is left to be announced if torch_npu has begun; else it never asked the allocator.
+    if (announced() != nullptr) {
+        state_->abandon();
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "torch_npu began the capture with another allocator");
+    }
+}
+
+CaptureScope::~CaptureScope() {
+    if (state_ && state_->under_way) {
+        state_->abandon();
+    }
+}
+
+CapturedGraph CaptureScope::end() {
+    if (!state_ || !state_->under_way) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "the capture has ended already");
+    }
+    auto& captured = *state_->captured;
+    try {
+        captured.graph->capture_end();
+        captured.report = captured.memory->space.seal(state_->retain);
+    } catch (...) {
+        state_->abandon();
+        throw;
+    }
+    captured.memory->sealed.store(true, std::memory_order_release);
+    state_->under_way = false;
+    state_->current.reset();
+    return CapturedGraph(std::move(state_->captured));
+}
+
+}  // namespace vmmgraph::torch_npu
