@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the torch_npu component against torch_npu's own wheel and runs its captures through torch_npu's own code, over stand-ins of CANN (tests/standin-ascend)
-# and of what torch needs of CUDA. The wheels (0.6 GB) are unpacked into build/torch_npu-wheels as far as they are needed, 0.5 GB, and not installed.
+# and of what torch needs of CUDA. The wheels (0.6 GB) are unpacked into build/torch_npu-wheels as far as they are needed (0.6 GB too), and not installed.
 # Where they cannot be had, that is counted as SKIPPED. Needs .venv (scripts/setup.sh test).
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -43,6 +43,13 @@ private:
     c10_npu::NPUStream stream_;
 };
 
+// Whether a stream is under capture, also if the capture is broken.
+bool is_capturing(aclrtStream stream) noexcept {
+    aclmdlRICaptureStatus status = ACL_MODEL_RI_CAPTURE_STATUS_NONE;
+    aclmdlRI model = nullptr;
+    return aclmdlRICaptureGetInfo(stream, &status, &model) == ACL_SUCCESS && status != ACL_MODEL_RI_CAPTURE_STATUS_NONE;
+}
+
 }  // namespace
 
 const char* built_for() noexcept { return VMMGRAPH_TORCH_NPU_VERSION; }
@@ -110,12 +117,14 @@ struct CaptureScope::State {
         under_way = false;
         announce(nullptr);
         try {
-            // Its own end, which tells the allocator too.
-            captured->graph->capture_end();
+            // Its own end, which tells the allocator too. The stream is captured by nobody else: that was asked before.
+            if (is_capturing(current->drained())) {
+                captured->graph->capture_end();
+            }
         } catch (...) {
-            // It was lost, or never began.
-            forget();
+            // It was lost.
         }
+        forget();
         try {
             captured->graph->reset();
         } catch (...) {
@@ -152,7 +161,10 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, const CaptureOptions& opti
     captured->memory = std::make_shared<Memory>(std::move(space));
     state_.reset(new State{options.retain, c10_npu::graph_pool_handle(), std::move(captured), std::nullopt});
     state_->current.emplace(device);
-    static_cast<void>(state_->current->drained());
+    // A failure below would otherwise end somebody else's capture.
+    if (is_capturing(state_->current->drained())) {
+        refuse(VMMGRAPH_ERROR_STREAM_CAPTURING, "the stream is under capture already");
+    }
     state_->under_way = true;
     announce(state_->captured->memory);
     try {

@@ -69,7 +69,7 @@ private:
 // the default one, and stays the current one meanwhile. Begun and ended by one thread. Without end(), the capture is abandoned.
 class VMMGRAPH_API CaptureScope {
 public:
-    // Throws Error: the allocator is not installed, the arena is of no NPU, the default stream; or what torch_npu throws.
+    // Throws Error: the allocator is not installed, the arena is of no NPU, the default stream, one under capture already; or what torch_npu throws.
     explicit CaptureScope(SharedVmmAllocator& arena, const CaptureOptions& options = {});
     CaptureScope(const CaptureScope&) = delete;
     CaptureScope& operator=(const CaptureScope&) = delete;

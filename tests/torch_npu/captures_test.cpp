@@ -1,5 +1,6 @@
 // torch_npu's own allocator, streams and graphs, out of its wheel, over the stand-in of CANN's runtime: tensors of a capture lie in its space, and nothing
-// else does. No operator of CANN's is there, so the captured work is the runtime's own fills and copies.
+// else does. No operator of CANN's is there, so the captured work is the runtime's own fills and torch_npu's own copies, which go
+// by its host queue.
 
 #include <algorithm>
 #include <cstdint>
@@ -33,10 +34,6 @@ std::uint8_t first(const at::Tensor& tensor) {
 
 void fill(const at::Tensor& tensor, int byte, aclrtStream stream) {
     ASSERT_EQ(aclrtMemsetAsync(tensor.data_ptr(), tensor.nbytes(), byte, tensor.nbytes(), stream), 0);
-}
-
-void copy(const at::Tensor& to, const at::Tensor& from, aclrtStream stream) {
-    ASSERT_EQ(aclrtMemcpyAsync(to.data_ptr(), to.nbytes(), from.data_ptr(), from.nbytes(), ACL_MEMCPY_DEVICE_TO_DEVICE, stream), 0);
 }
 
 class TorchNpu : public ::testing::Test {
@@ -94,7 +91,7 @@ TEST_F(TorchNpu, GraphsShareThePagesOfTheirTensorsAndReplayRight) {
             const auto beginning = scratch.narrow(0, 0, 4096);
             addresses.push_back(scratch.data_ptr());
             fill(scratch, 40 + graph, stream);
-            copy(result, beginning, stream);
+            result.copy_(beginning);
         }
         graphs.push_back(scope.end());
         EXPECT_GE(graphs.back().report().peak_live_bytes, 20 * mib);
@@ -171,6 +168,30 @@ TEST_F(TorchNpu, ALostCaptureIsAnErrorAndTheNextOneWorks) {
         fill(bytes(mib), 4, stream);
         scope.end().replay();
     }
+}
+
+TEST_F(TorchNpu, ACaptureThatCannotBeginLeavesNothingOpen) {
+    auto* const allocator = c10_npu::NPUCachingAllocator::get();
+    ASSERT_EQ(aclmdlRICaptureBegin(stream, ACL_MODEL_RI_CAPTURE_MODE_RELAXED), 0);
+    EXPECT_THROW(npu::CaptureScope scope(arena), vmmgraph::Error);
+    aclmdlRI others = nullptr;
+    ASSERT_EQ(aclmdlRICaptureEnd(stream, &others), 0) << "the other capture goes on";
+    ASSERT_EQ(aclmdlRIDestroy(others), 0);
+    // A stream that torch_npu did not make: it says so when it has begun with the allocator, or before.
+    aclrtStream foreign = nullptr;
+    ASSERT_EQ(aclrtCreateStream(&foreign), 0);
+    c10_npu::setCurrentNPUStream(c10_npu::getStreamFromExternal(foreign, 0));
+    EXPECT_THROW(npu::CaptureScope scope(arena), c10::Error);
+    c10_npu::setCurrentNPUStream(own);
+    EXPECT_EQ(aclrtDestroyStream(foreign), 0);
+    EXPECT_FALSE(allocator->hasCapturesUnderway(0));
+    const auto eager = bytes(mib);
+    EXPECT_EQ(arena.stats().blocks, 0U);
+    npu::uninstall();
+    npu::install();
+    npu::CaptureScope scope(arena);
+    fill(bytes(mib), 5, stream);
+    scope.end().replay();
 }
 
 TEST_F(TorchNpu, OutOfMemoryIsTorchsOwnErrorAndTheCaptureGoesOn) {
