@@ -171,9 +171,20 @@ Decision GraphExecutor::agree(c10::ArrayRef<Decision> ranks) {
 }
 
 Ran GraphExecutor::prepare(const Step& step, c10::ArrayRef<NamedValue> values) {
-    state_->decide(step);
-    state_->pack(values);
-    return state_->planned();
+    auto& state = *state_;
+    state.decide(step);
+    if (state.options.exchange) {
+        std::optional<Decision> agreed;
+        try {
+            agreed = agree(state.options.exchange(state.decision));
+        } catch (...) {
+            state.give_up();
+            throw;
+        }
+        return prepare(step, values, *agreed);
+    }
+    state.pack(values);
+    return state.planned();
 }
 
 Ran GraphExecutor::prepare(const Step& step, c10::ArrayRef<NamedValue> values, const Decision& agreed) {

@@ -137,6 +137,11 @@ struct ExecutorOptions : dispatch::DispatcherOptions {
     // the arena while they last, for which launch() refuses what that refuses. What they leave alive keeps its pages from the graphs. Work
     // between pieces is not: the graph around it has the arena's turn.
     bool eager_in_arena = false;
+    // For ranks that must run every step the same way: prepare() calls it once a step with what this rank would do, and carries out what agree()
+    // says of what it returns: the decisions of all ranks, this one's too, in any order. An all-gather of the engine's own; a Decision is plain
+    // data. No rank runs a step another way than was agreed: launch() throws instead, whatever on_failure says. Not called by warm_up(), which all
+    // ranks are to do alike, nor for a decision that prepare() is given.
+    std::function<std::vector<Decision>(const Decision& mine)> exchange;
     // Called once for every step that a graph runs, behind the copy of its inputs and before its capture or replay, with the launch's stream
     // as torch's current one: where kernels are planned from the padded values (GraphInputs::host). What it gives to that stream is done
     // before the graph runs. In warm_up() the step has no params, and Phase::decode for full, Phase::mixed for piecewise graphs.
@@ -186,7 +191,8 @@ public:
     Ran prepare(const Step& step, c10::ArrayRef<NamedValue> values);
     Ran launch(const std::function<void()>& eager, void* stream);
 
-    // For ranks that must run a step the same way: decide() on each, agree() on all decisions, prepare() with what was agreed, launch().
+    // For ranks that must run a step the same way, where ExecutorOptions::exchange is not enough: decide() on each, agree() on all decisions,
+    // prepare() with what was agreed, launch().
     // What this executor would do with a step; plain data. Held for the prepare() of the same step. The counters count this decision; one
     // that is imposed instead counts beside it (ExecutorStats::imposed, and by mode in prometheus()).
     Decision decide(const Step& step);

@@ -1,6 +1,11 @@
 // Executors of several ranks, in one thread: a step runs the same way on all of them, or throws.
 #include <array>
+#include <condition_variable>
+#include <mutex>
 #include <stdexcept>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "small.hpp"
 
@@ -56,6 +61,94 @@ TEST(Ranks, DoTheLeastOfWhatAllCanDo) {
     EXPECT_NE(a.executor->prometheus().find("imposed_steps_total{mode=\"piecewise\"} 2\n"), std::string::npos);
     EXPECT_TRUE(a.run(3, Phase::decode, ran, uniform_decode));
     EXPECT_EQ(ran.reason, Reason::captured);
+}
+
+// What each rank says, for all of them: an all-gather between threads.
+class Gather {
+public:
+    explicit Gather(std::size_t ranks) : ranks_(ranks) {}
+    std::vector<Decision> operator()(const Decision& mine) {
+        std::unique_lock lock(mutex_);
+        const auto round = round_;
+        here_.push_back(mine);
+        if (here_.size() == ranks_) {
+            all_ = std::exchange(here_, {});
+            ++round_;
+            complete_.notify_all();
+        } else {
+            complete_.wait(lock, [&] { return round_ != round; });
+        }
+        return all_;
+    }
+
+private:
+    std::size_t ranks_;
+    std::size_t round_ = 0;
+    std::mutex mutex_;
+    std::condition_variable complete_;
+    std::vector<Decision> here_;
+    std::vector<Decision> all_;
+};
+
+TEST(Ranks, AgreeByThemselvesBeforeEachStep) {
+    Gather gather(2);
+    auto options = both();
+    options.exchange = [&](const Decision& mine) { return gather(mine); };
+    Small a(options);
+    Small b(options);
+    // The second rank's full graphs fail, which the first one hears of in the next step.
+    b.trouble = [](Recorder& recorder) {
+        if (recorder.mode() == Mode::full) {
+            throw std::runtime_error("planted");
+        }
+    };
+    const std::array steps{3, 3, 7, 3, 60, 3};
+    std::array<std::vector<Mode>, 2> ran;
+    std::array<int, 2> thrown{};
+    const auto rank = [&](Small& small, std::size_t number) {
+        for (const auto n : steps) {
+            const auto tokens = at::randint(0, vocabulary, {n}, at::kLong);
+            const Step step{Key::of(static_cast<std::uint32_t>(n), 0, n < 9 ? uniform_decode : 0), n < 9 ? Phase::decode : Phase::mixed,
+                            true, nullptr};
+            try {
+                const auto did = small.executor->run(step, {{names::tokens, tokens}}, [] { FAIL() << "a rank alone"; }, stream());
+                wait();
+                ran[number].push_back(did.mode);
+                EXPECT_TRUE(at::allclose(small.inputs->hidden_states(n), small.table.index_select(0, tokens.to(device()))));
+            } catch (const std::runtime_error&) {
+                ++thrown[number];
+                ran[number].push_back(Mode::eager);
+            }
+        }
+    };
+    std::thread other([&] { rank(b, 1); });
+    rank(a, 0);
+    other.join();
+    EXPECT_EQ(thrown[0], 0);
+    EXPECT_GE(thrown[1], 1) << "it was agreed, and could not be done";
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+        EXPECT_TRUE(ran[0][i] == ran[1][i] || ran[1][i] == Mode::eager) << i;
+    }
+    EXPECT_EQ(ran[0][4], Mode::piecewise);
+    EXPECT_EQ(a.eager_steps + b.eager_steps, 0);
+}
+
+TEST(Ranks, ThatCannotAgreeThrowAndGoOn) {
+    auto options = both();
+    bool trouble = true;
+    options.exchange = [&](const Decision& mine) {
+        if (trouble) {
+            throw std::runtime_error("no word from the others");
+        }
+        return std::vector{mine, mine};
+    };
+    Small small(options);
+    Ran ran;
+    EXPECT_THROW(small.run(3, Phase::decode, ran, uniform_decode), std::runtime_error);
+    EXPECT_NE(refusal([&] { small.executor->launch([] {}, stream()); }, VMMGRAPH_ERROR_WRONG_STATE), "");
+    trouble = false;
+    EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode));
+    EXPECT_EQ(ran.reason, Reason::captured) << "the slot was given back";
 }
 
 TEST(Ranks, AreEagerIfOneMustBeAndCoverWhatAllHave) {
