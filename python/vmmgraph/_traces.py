@@ -142,22 +142,25 @@ def _pool_of_entry(entry: dict[str, Any]) -> tuple[int, int] | None:
 
 
 class _Pools:
-    """Which pool an address is in, from the segments that were there at the end and those that came before."""
+    """Which pool an address was in, from the segments that were there at the end: from the time on when each began."""
 
-    def __init__(self, segments: Iterable[dict[str, Any]], device: int) -> None:
+    def __init__(self, segments: Iterable[dict[str, Any]], device: int, events: Iterable[dict[str, Any]]) -> None:
         self._there = sorted(
             (each["address"], each["address"] + each["total_size"], tuple(each["segment_pool_id"]))
             for each in segments
             if each.get("device", 0) == device and "segment_pool_id" in each
         )
         self._starts = [each[0] for each in self._there]
+        #: The driver gives addresses out again: what was there before a segment's last beginning was in another one.
+        self._began = {each["addr"]: index for index, each in enumerate(events) if each["action"] == "segment_alloc"}
 
-    def of(self, entry: dict[str, Any]) -> tuple[int, int]:
+    def of(self, index: int, entry: dict[str, Any]) -> tuple[int, int]:
+        """Of the event with that number."""
         named = _pool_of_entry(entry)
         if named is not None:
             return named
         at = bisect.bisect_right(self._starts, entry["addr"]) - 1
-        if at >= 0 and entry["addr"] < self._there[at][1]:
+        if at >= 0 and entry["addr"] < self._there[at][1] and index > self._began.get(self._starts[at], -1):
             return self._there[at][2]
         return (0, 0)
 
@@ -189,8 +192,9 @@ def from_snapshot(
     if device is not None and not 0 <= device < len(traces):
         raise Unfit(f"{name} has {len(traces)} devices, and no {device}")
     for number in numbers:
-        where, events = _Pools(snapshot["segments"], number), traces[number]
-        if any(entry["action"] == "alloc" and entry["size"] and wanted(where.of(entry)) for entry in events):
+        events = traces[number]
+        where = _Pools(snapshot["segments"], number, events)
+        if any(each["action"] == "alloc" and each["size"] and wanted(where.of(i, each)) for i, each in enumerate(events)):
             break
     else:
         raise Unfit(f"{name} has no allocations in a graph's pool; --pools all takes those in all pools")
@@ -208,7 +212,12 @@ def from_snapshot(
             progress(f"{index} of {len(events)} events")
         action, address = entry["action"], entry.get("addr")
         if action == "alloc":
-            pool, label, now_us, size = where.of(entry), entry.get("user_metadata") or "", entry.get("time_us", 0), entry["size"]
+            pool, label, now_us, size = (
+                where.of(index, entry),
+                entry.get("user_metadata") or "",
+                entry.get("time_us", 0),
+                entry["size"],
+            )
             if not wanted(pool):
                 warm_up = True
                 continue

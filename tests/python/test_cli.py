@@ -478,6 +478,24 @@ def test_frees_that_wait_for_a_stream_and_frees_after_the_capture() -> None:
     assert _replay.floors(trace) == (3072 - 1024 + 2048, 0, 3072 + 1024, 2048)
 
 
+def test_addresses_that_were_of_other_segments_before() -> None:
+    def entry(action: str, address: int, size: int = 1024) -> dict:
+        return {"action": action, "addr": address, "size": size, "stream": 0, "time_us": 0}
+
+    # Eager work's segment went when a capture emptied torch's cache, and the driver gave its addresses to the graphs' pool.
+    segments = [{"device": 0, "address": 0, "total_size": 1 << 20, "segment_pool_id": (0, 1)}]
+    events = [
+        entry("segment_alloc", 0, 2 << 20), entry("alloc", 0), entry("alloc", 4096), entry("free_completed", 0), entry("free_completed", 4096),
+        entry("segment_free", 0, 2 << 20), entry("segment_alloc", 0, 1 << 20), entry("alloc", 0), entry("free_completed", 0),
+    ]  # fmt: skip
+    (capture,) = _traces.from_snapshot({"segments": segments, "device_traces": [events]}, "s").captures
+    assert capture.steps == [(0, 1024), (0, -1)]
+    # Without its beginning in the history a segment was there all the time.
+    rest = [each for each in events if not each["action"].startswith("segment")]
+    (capture,) = _traces.from_snapshot({"segments": segments, "device_traces": [rest]}, "s").captures
+    assert len(capture.steps) == 6
+
+
 def test_a_torch_pool_reuses_splits_and_merges() -> None:
     pool = _replay.TorchPool()
     pool.allocate(0, 3 * MIB)
