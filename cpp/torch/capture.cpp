@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <atomic>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -166,14 +167,20 @@ std::size_t CapturedGraph::memset_kernels() const noexcept { return state_ ? sta
 const SealReport& CapturedGraph::report() const { return state().report; }
 const Space& CapturedGraph::space() const { return state().space; }
 
-void* CapturedGraph::exec() const {
+void* CapturedGraph::exec() const { return exec(state().earlier.size()); }
+
+void* CapturedGraph::exec(std::size_t piece) const {
     auto& own = state();
+    if (piece > own.earlier.size()) {
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "piece " + std::to_string(piece) + " of a graph of " + std::to_string(own.earlier.size() + 1));
+    }
     if (!own.graphs) {
-        return own.graph->exec();
+        return (piece < own.earlier.size() ? *own.earlier[piece] : *own.graph).exec();
     }
     own.graphs->keep();
     const Template::Lent lent(*own.graphs);
-    return lent.at(own.earlier.size());
+    return lent.at(piece);
 }
 
 bool CapturedGraph::wake() { return !state().graphs || state().graphs->wake(); }

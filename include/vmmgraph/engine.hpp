@@ -148,7 +148,7 @@ struct ExecutorOptions : dispatch::DispatcherOptions {
     std::function<void(const Key& bucket, const Step& step)> before_launch;
     // Called once for every step that a graph runs, just before its replay, with `update_stream` as torch's current one: what was captured with
     // the values of one step is given those of this one, such as parameters of kernels (Recorder::last_kernel(), and
-    // cudaGraphExecKernelNodeSetParams on graph->exec()). The graph is null on a CPU, where nothing is captured. It must not replay.
+    // cudaGraphExecKernelNodeSetParams on graph->exec(piece)). The graph is null on a CPU, where nothing is captured. It must not replay.
     std::function<void(const Key& bucket, const Step& step, torch::CapturedGraph* graph)> update;
     // Another stream than the step's for what `update` gives to a device (a cudaStream_t): behind the graph's replay before, beside everything
     // else, and the replay is behind it. Null: the step's own. What the graph itself waits for (an event recorded with

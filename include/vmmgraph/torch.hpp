@@ -179,6 +179,8 @@ public:
     [[nodiscard]] const Space& space() const;
     // The cudaGraphExec_t, of the last piece. From then on it is this graph's own as long as that lives. Throws Error if it cannot be made.
     [[nodiscard]] void* exec() const;
+    // That of any piece, from 0. Throws Error (VMMGRAPH_ERROR_INVALID_ARGUMENT) too for one that is not there.
+    [[nodiscard]] void* exec(std::size_t piece) const;
 
     // Executables are made at the first replay, or before: sees that there are some, if that takes none from a graph that was used at its
     // pool's last replay or woken since; whether there are some now. Not beside the end of the graph. Throws Error (out of memory).
@@ -222,7 +224,7 @@ public:
     [[nodiscard]] bool holds(const void* storage) const;
 
     // The kernel (a cudaGraphNode_t of this piece) that torch's current stream was given last in this capture, whose parameters are to change from
-    // replay to replay: cudaGraphExecKernelNodeSetParams with it on CapturedGraph::exec(), before a replay and not beside one. The graph's
+    // replay to replay: cudaGraphExecKernelNodeSetParams with it on CapturedGraph::exec(piece), before a replay and not beside one. The graph's
     // executables are its own from then on. Throws Error: VMMGRAPH_ERROR_WRONG_STATE where the stream was given something else last, or nothing,
     // or has several streams joined since, and where graphs do not stay (up to torch 2.7).
     [[nodiscard]] void* last_kernel();

@@ -1,19 +1,35 @@
-// What the C++ tests have in common: arenas on the host driver, small enough to fill, each on a device of its own.
+// What the C++ tests have in common: arenas on the host driver, or on the stand-in of the platform that VMMGRAPH_TEST_PLATFORM names, small enough to
+// fill, each on a device of its own.
 #pragma once
 
+#include <cstdlib>
 #include <cstring>
+#include <string>
 #include <vmmgraph/vmmgraph.hpp>
 
 namespace host {
 
 constexpr std::size_t MiB = std::size_t{1} << 20;
 
+inline vmmgraph::DriverChoice platform() {
+    using vmmgraph::DriverChoice;
+    const char* const set = std::getenv("VMMGRAPH_TEST_PLATFORM");
+    const std::string name = set == nullptr ? "host" : set;
+    return name == "cuda"     ? DriverChoice::cuda
+           : name == "hip"    ? DriverChoice::hip
+           : name == "ascend" ? DriverChoice::ascend
+           : name == "mlu"    ? DriverChoice::mlu
+                              : DriverChoice::host;
+}
+
 // 4 KiB granularity and small pages, so that little memory tells much.
 inline vmmgraph::Options options() {
     vmmgraph::Options options;
-    options.driver = vmmgraph::DriverChoice::host;
-    options.host_granularity_bytes = 4096;
-    options.host_memory_bytes = 256 * MiB;
+    options.driver = platform();
+    if (options.driver == vmmgraph::DriverChoice::host) {
+        options.host_granularity_bytes = 4096;
+        options.host_memory_bytes = 256 * MiB;
+    }
     options.small_page_bytes = 64 << 10;
     options.large_page_bytes = MiB;
     return options;

@@ -202,6 +202,35 @@ TEST(Update, ParametersOfKernelsAreThoseOfTheStep) {
     }
 }
 
+// A kernel of each of two graphs, with eager work between them.
+TEST(Update, KernelsOfEveryPieceAreTold) {
+    NEEDS_GRAPHS_THAT_STAY();
+    const Scale scale;
+    vmmgraph::torch::install();
+    vmmgraph::SharedVmmAllocator arena(0);
+    auto numbers = at::ones({1000}, on_device(at::kFloat));
+    wait();
+    std::vector<void*> nodes;
+    vmmgraph::torch::CaptureScope scope(arena, stream());
+    scale.call(numbers, 1);
+    nodes.push_back(scope.last_kernel());
+    scope.next_piece();
+    scale.call(numbers, 1);
+    nodes.push_back(scope.last_kernel());
+    auto graph = scope.end();
+    EXPECT_NE(refusal([&] { static_cast<void>(graph.exec(2)); }), "");
+    EXPECT_EQ(graph.exec(1), graph.exec());
+    double expected = 1;
+    for (int i = 1; i < 8; ++i) {
+        scale.set(graph.exec(0), nodes[0], numbers, static_cast<float>(i));
+        scale.set(graph.exec(1), nodes[1], numbers, 2);
+        graph.replay(stream(), [&](std::size_t) { numbers.add_(1); });
+        expected = (expected * i + 1) * 2;
+    }
+    wait();
+    EXPECT_TRUE(at::equal(numbers, at::full_like(numbers, expected)));
+}
+
 TEST(Update, OnlyAKernelThatWasJustGivenIsOne) {
     NEEDS_GRAPHS_THAT_STAY();
     vmmgraph::torch::install();
