@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
-use vmmgraph::driver::{CudaDriver, Transfer as _};
+use vmmgraph::driver::platform::PLATFORMS;
+use vmmgraph::driver::{CudaDriver, DeviceOptions, Handles, Transfer as _};
 use vmmgraph::{Address, driver::HostDriver};
 use vmmgraph::{Device, Error, HostOptions, Options, Peers, SharedVmmAllocator, Space, Stream};
 use vmmgraph_testkit::{Captured, MIB, Order, Stamps, Trace, capture, median, replay, shuffle};
@@ -112,6 +113,52 @@ fn the_trace_takes_the_same_pages_as_on_the_host_and_its_driver_work_is_short() 
     let median = times[times.len() / 2];
     println!("RESULT capture of 65 shapes, median of {}: {:.1} ms", times.len(), median.as_secs_f64() * 1e3);
     assert!(median <= Duration::from_millis(60), "{median:?}");
+}
+
+#[test]
+#[ignore = "SKIPPED: needs a GPU, scripts/gpu.sh runs it"]
+fn pages_for_other_processes_and_for_a_peer_cost_no_page_more() {
+    const ROUNDS: usize = 9;
+    let _alone = alone();
+    let all = trace("capture-trace-65");
+    let peer = device().driver().capabilities().peers.iter().next();
+    let mut ways =
+        vec![("for this device", Handles::None, Peers::NONE), ("for processes", Handles::Fd, Peers::NONE)];
+    if let Some(peer) = peer {
+        ways.push(("for a peer too", Handles::Fd, Peers::one(peer)));
+    }
+    let mut times = vec![Vec::new(); ways.len()];
+    let mut counts = Vec::new();
+    for round in 0..ROUNDS {
+        for at in 0..ways.len() {
+            let way = (round + at) % ways.len();
+            let (_, sharing, peers) = &ways[way];
+            let cuda = &PLATFORMS[0];
+            let driver =
+                (cuda.open)(0, DeviceOptions { sharing: *sharing, ..DeviceOptions::default() }).unwrap();
+            let device = Device::with_driver(driver);
+            let arena =
+                SharedVmmAllocator::new(&device, &Options { peers: *peers, ..Options::default() }).unwrap();
+            let (_captured, time) = capture_all(&arena, &all);
+            times[way].push(time.as_secs_f64() * 1e3);
+            let stats = device.stats();
+            counts.push((stats.physical_bytes, stats.pages_created, stats.maps));
+        }
+    }
+    assert!(counts.windows(2).all(|two| two[0] == two[1]), "{counts:?}");
+    let medians: Vec<f64> = times
+        .iter_mut()
+        .map(|times| {
+            times.sort_by(f64::total_cmp);
+            times[ROUNDS / 2]
+        })
+        .collect();
+    for ((name, ..), median) in ways.iter().zip(&medians) {
+        println!(
+            "RESULT capture of 65 shapes, pages {name}: {median:.1} ms, {:.3} of the first",
+            median / medians[0]
+        );
+    }
 }
 
 #[test]
