@@ -1,31 +1,20 @@
-// What the C++ tests have in common: arenas on the host driver, or on the stand-in of the platform that VMMGRAPH_TEST_PLATFORM names, small enough to
+// What the C++ tests have in common: arenas on the host driver, or on a stand-in (platform.hpp), small enough to
 // fill, each on a device of its own.
 #pragma once
 
-#include <cstdlib>
 #include <cstring>
-#include <string>
 #include <vmmgraph/vmmgraph.hpp>
+
+#include "platform.hpp"
 
 namespace host {
 
 constexpr std::size_t MiB = std::size_t{1} << 20;
 
-inline vmmgraph::DriverChoice platform() {
-    using vmmgraph::DriverChoice;
-    const char* const set = std::getenv("VMMGRAPH_TEST_PLATFORM");
-    const std::string name = set == nullptr ? "host" : set;
-    return name == "cuda"     ? DriverChoice::cuda
-           : name == "hip"    ? DriverChoice::hip
-           : name == "ascend" ? DriverChoice::ascend
-           : name == "mlu"    ? DriverChoice::mlu
-                              : DriverChoice::host;
-}
-
 // 4 KiB granularity and small pages, so that little memory tells much.
 inline vmmgraph::Options options() {
     vmmgraph::Options options;
-    options.driver = platform();
+    options.driver = static_cast<vmmgraph::DriverChoice>(platform_under_test());
     if (options.driver == vmmgraph::DriverChoice::host) {
         options.host_granularity_bytes = 4096;
         options.host_memory_bytes = 256 * MiB;

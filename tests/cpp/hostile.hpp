@@ -6,12 +6,26 @@
 #include <cstdint>
 #include <string>
 
+#include "platform.hpp"
+
 // A struct of the C interface, zeroed, with its size set.
 template <class Struct>
 Struct sized() {
     Struct value{};
     value.struct_size = sizeof(Struct);
     return value;
+}
+
+// A device of 64 MiB with a granularity of 4 KiB.
+inline vmmgraph_device_options_t small_device(std::int32_t number) {
+    auto options = sized<vmmgraph_device_options_t>();
+    options.driver = platform_under_test();
+    options.device = number;
+    if (options.driver == VMMGRAPH_DRIVER_HOST) {
+        options.host_granularity_bytes = 4096;
+        options.host_memory_bytes = 64 << 20;
+    }
+    return options;
 }
 
 template <class Handle>

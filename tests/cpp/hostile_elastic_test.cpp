@@ -28,11 +28,7 @@ protected:
     vmmgraph_pre_commit_t policy = nullptr;
 
     void SetUp() override {
-        auto options = sized<vmmgraph_device_options_t>();
-        options.driver = VMMGRAPH_DRIVER_HOST;
-        options.device = 7;
-        options.host_granularity_bytes = 4096;
-        options.host_memory_bytes = 64 * MiB;
+        const auto options = small_device(7);
         ASSERT_EQ(vmmgraph_device_open(&options, &device), VMMGRAPH_OK);
         auto memory = sized<vmmgraph_elastic_options_t>();
         memory.name = "kv";

@@ -54,11 +54,7 @@ protected:
     vmmgraph_space_t space = nullptr;
 
     void SetUp() override {
-        auto options = sized<vmmgraph_device_options_t>();
-        options.driver = VMMGRAPH_DRIVER_HOST;
-        options.device = 6;
-        options.host_granularity_bytes = 4096;
-        options.host_memory_bytes = 64 * MiB;
+        const auto options = small_device(6);
         ASSERT_EQ(vmmgraph_device_open(&options, &device), VMMGRAPH_OK);
         arena = make(VMMGRAPH_ARENA_CHECK_ORDER);
         space = capture(arena, MiB);

@@ -24,11 +24,7 @@ protected:
     vmmgraph_region_t region = nullptr;
 
     void SetUp() override {
-        auto options = sized<vmmgraph_device_options_t>();
-        options.driver = VMMGRAPH_DRIVER_HOST;
-        options.device = 4;
-        options.host_granularity_bytes = 4096;
-        options.host_memory_bytes = 64 * MiB;
+        const auto options = small_device(4);
         ASSERT_EQ(vmmgraph_device_open(&options, &device), VMMGRAPH_OK);
         ASSERT_EQ(vmmgraph_region_create(device, "weights", nullptr, &region), VMMGRAPH_OK);
     }

@@ -64,11 +64,7 @@ protected:
     }
 
     static vmmgraph_device_t open(std::int32_t number) {
-        auto options = sized<vmmgraph_device_options_t>();
-        options.driver = VMMGRAPH_DRIVER_HOST;
-        options.device = number;
-        options.host_granularity_bytes = 4096;
-        options.host_memory_bytes = 64 * MiB;
+        const auto options = small_device(number);
         vmmgraph_device_t opened = nullptr;
         EXPECT_EQ(vmmgraph_device_open(&options, &opened), VMMGRAPH_OK);
         return opened;

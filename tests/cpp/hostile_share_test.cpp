@@ -16,11 +16,7 @@ namespace {
 constexpr std::uint64_t MiB = 1 << 20;
 
 vmmgraph_device_options_t shared_options(std::int32_t number) {
-    auto options = sized<vmmgraph_device_options_t>();
-    options.driver = VMMGRAPH_DRIVER_HOST;
-    options.device = number;
-    options.host_granularity_bytes = 4096;
-    options.host_memory_bytes = 64 * MiB;
+    auto options = small_device(number);
     options.sharing = VMMGRAPH_SHARING_FD;
     return options;
 }

@@ -28,14 +28,7 @@ namespace {
 constexpr std::uint64_t KiB = 1 << 10;
 constexpr std::uint64_t MiB = 1 << 20;
 
-vmmgraph_device_options_t device_options(std::int32_t device = 0) {
-    auto options = sized<vmmgraph_device_options_t>();
-    options.driver = VMMGRAPH_DRIVER_HOST;
-    options.device = device;
-    options.host_granularity_bytes = 4 * KiB;
-    options.host_memory_bytes = 64 * MiB;
-    return options;
-}
+vmmgraph_device_options_t device_options(std::int32_t device = 0) { return small_device(device); }
 
 vmmgraph_arena_options_t arena_options() {
     auto options = sized<vmmgraph_arena_options_t>();
