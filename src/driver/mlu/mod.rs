@@ -11,6 +11,7 @@
 //! * *Peers*: an access description names one device, which is the memory's own in all that is written.
 //! * *Graphs*: what copy nodes keep of a page that is replaced is not said, nor what an update takes over.
 
+use std::collections::HashSet;
 use std::ffi::{CStr, c_int, c_uint};
 use std::ptr;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use std::sync::atomic::AtomicU64;
 
 use super::{Alias, Capabilities, DeviceInfo, Driver, Platform};
 use crate::error::{Error, Result};
+use crate::sync::Mutex;
 use crate::units::{MAX_BYTES, Peers, Stream};
 
 mod api;
@@ -47,6 +49,8 @@ pub struct MluDriver {
     context: Context,
     /// Captures under way, as far as this driver was told.
     captures: AtomicU64,
+    /// Notifiers of ours that were never placed.
+    unplaced: Mutex<HashSet<u64>>,
 }
 
 // SAFETY: a context may be bound to any thread (header, cnCtxSetCurrent); nothing else is shared.
@@ -142,7 +146,15 @@ impl MluDriver {
             peers: Peers::NONE,
             restores_no_context: true,
         };
-        Ok(Self { api, info, capabilities, device, context, captures: AtomicU64::new(0) })
+        Ok(Self {
+            api,
+            info,
+            capabilities,
+            device,
+            context,
+            captures: AtomicU64::new(0),
+            unplaced: Mutex::default(),
+        })
     }
 
     /// Runs one driver call with our context current and capture restrictions off, and restores both.

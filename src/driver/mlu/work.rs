@@ -2,8 +2,7 @@
 
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 
 use super::api::{self, CaptureStatus, CnAddress, Notifier, Queue};
 use super::{MluDriver, NAME};
@@ -11,26 +10,16 @@ use crate::driver::{Event, StreamState, Timeline, Transfer};
 use crate::error::{Error, Result};
 use crate::units::{Address, Stream};
 
-/// An event: a notifier, and whether it was ever placed. Until then it has happened, as with the other platforms, and CNDrv is not asked.
-struct Placed {
-    notifier: Notifier,
-    placed: AtomicBool,
-}
-
-/// What an event of this driver is.
-///
-/// # Safety
-/// A live event of this driver.
-unsafe fn placed<'event>(event: Event) -> &'event Placed {
-    // SAFETY: `event_create` made it of a box, which `event_destroy` takes back (the caller's contract).
-    unsafe { &*(event.raw() as *const Placed) }
-}
-
-impl Placed {
-    /// The notifier, if it was placed.
-    fn notifier(&self) -> Option<Notifier> {
-        self.placed.load(Acquire).then_some(self.notifier)
+impl MluDriver {
+    /// The notifier of an event that CNDrv can be asked about: one of ours that was placed, or a caller's own (of a fence), which is the caller's to
+    /// place. Until then it has happened, as with the other platforms, and CNDrv is not asked.
+    fn asked(&self, event: Event) -> Option<Notifier> {
+        (!self.unplaced.lock().contains(&event.raw())).then_some(notifier(event))
     }
+}
+
+fn notifier(event: Event) -> Notifier {
+    Notifier(event.raw() as *mut c_void)
 }
 
 // SAFETY: CNDrv's functions do what the door says, by its header; never run on hardware. The stand-in of the tests holds this to it.
@@ -56,43 +45,44 @@ unsafe impl Timeline for MluDriver {
         self.call("cnCreateNotifier", |api| unsafe {
             (api.cnCreateNotifier)(&raw mut notifier, api::NO_TIMING)
         })?;
-        let made = Box::new(Placed { notifier, placed: AtomicBool::new(false) });
-        // SAFETY: it is what this driver takes for an event.
-        Ok(unsafe { Event::from_raw(Box::into_raw(made) as u64) })
+        let made = notifier.0 as u64;
+        self.unplaced.lock().insert(made);
+        // SAFETY: the driver gave it out just now; whoever asked keeps it until it is destroyed.
+        Ok(unsafe { Event::from_raw(made) })
     }
 
     unsafe fn event_destroy(&self, destroyed: Event) -> Result<()> {
-        // SAFETY: a live event of ours (precondition of the door).
-        let notifier = unsafe { placed(destroyed) }.notifier;
-        // SAFETY: a notifier of ours, destroyed once. One that is pending is released later (header).
-        self.give_back("cnDestroyNotifier", |api| unsafe { (api.cnDestroyNotifier)(notifier) })?;
-        // SAFETY: made of a box in `event_create`, and nobody's any more. Where the driver refused above, the event lives on.
-        drop(unsafe { Box::from_raw(destroyed.raw() as *mut Placed) });
-        Ok(())
+        // Before it goes: CNDrv may give its name out again at once.
+        let unplaced = self.unplaced.lock().remove(&destroyed.raw());
+        let gone = self.give_back("cnDestroyNotifier", |api| {
+            // SAFETY: a notifier of ours, destroyed once (precondition of the door). One that is pending is released later (header).
+            unsafe { (api.cnDestroyNotifier)(notifier(destroyed)) }
+        });
+        if gone.is_err() && unplaced {
+            // Where the driver refused, the event lives on.
+            self.unplaced.lock().insert(destroyed.raw());
+        }
+        gone
     }
 
     unsafe fn event_record(&self, recorded: Event, on: Stream) -> Result<()> {
         let queue = self.queue(on)?;
-        // SAFETY: a live event of ours (precondition of the door).
-        let event = unsafe { placed(recorded) };
         // SAFETY: a notifier of ours and a queue that exists (precondition of the door).
-        self.call("cnPlaceNotifier", |api| unsafe { (api.cnPlaceNotifier)(event.notifier, queue) })?;
-        event.placed.store(true, Release);
+        self.call("cnPlaceNotifier", |api| unsafe { (api.cnPlaceNotifier)(notifier(recorded), queue) })?;
+        self.unplaced.lock().remove(&recorded.raw());
         Ok(())
     }
 
     unsafe fn event_wait(&self, awaited: Event, by: Stream) -> Result<()> {
         let queue = self.queue(by)?;
-        // SAFETY: a live event of ours (precondition of the door).
-        let Some(notifier) = (unsafe { placed(awaited) }).notifier() else { return Ok(()) };
-        // SAFETY: a notifier of ours and a queue that exists (precondition of the door).
+        let Some(notifier) = self.asked(awaited) else { return Ok(()) };
+        // SAFETY: a notifier that exists and a queue that does (precondition of the door).
         self.call("cnQueueWaitNotifier", |api| unsafe { (api.cnQueueWaitNotifier)(queue, notifier) })
     }
 
     unsafe fn event_query(&self, asked: Event) -> Result<bool> {
-        // SAFETY: a live event of ours (precondition of the door).
-        let Some(notifier) = (unsafe { placed(asked) }).notifier() else { return Ok(true) };
-        // SAFETY: a notifier of ours.
+        let Some(notifier) = self.asked(asked) else { return Ok(true) };
+        // SAFETY: a notifier that exists (precondition of the door).
         match self.call("cnQueryNotifier", |api| unsafe { (api.cnQueryNotifier)(notifier) }) {
             Ok(()) => Ok(true),
             Err(Error::Driver { code: api::NOT_READY, .. }) => Ok(false),
@@ -101,9 +91,8 @@ unsafe impl Timeline for MluDriver {
     }
 
     unsafe fn event_synchronize(&self, awaited: Event) -> Result<()> {
-        // SAFETY: a live event of ours (precondition of the door).
-        let Some(notifier) = (unsafe { placed(awaited) }).notifier() else { return Ok(()) };
-        // SAFETY: a notifier of ours.
+        let Some(notifier) = self.asked(awaited) else { return Ok(()) };
+        // SAFETY: a notifier that exists (precondition of the door).
         self.call("cnWaitNotifier", |api| unsafe { (api.cnWaitNotifier)(notifier) })
     }
 
