@@ -110,6 +110,9 @@ impl Space {
                 driver_us = report.driver_time.as_micros() as u64,
                 retained = report.retained.len(),
                 retained_bytes = report.retained_bytes,
+                // Captures with collectives are sealed in place, or by what their program promised of their buffers.
+                policy = ?policy,
+                remote_blocks = report.remote_blocks,
                 "space sealed"
             );
         }
