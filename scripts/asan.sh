@@ -20,7 +20,7 @@ cp "$plain/debug/libcuda.so" "$plain/standin/libcuda.so.1"
 cp "$plain/debug/libstandin_hip.so" "$plain/standin/libamdhip64.so.7"
 cp "$plain/debug/libstandin_ascend.so" "$plain/standin/libascendcl.so"
 cp "$plain/debug/libstandin_mlu.so" "$plain/standin/libcndrv.so"
-export LD_LIBRARY_PATH="$plain/standin"
+export LD_LIBRARY_PATH="$plain/standin" VMMGRAPH_STANDINS_ON_PATH=1
 # The children of tests/spaces.rs die by SIGSEGV on purpose; handle_segv=0 leaves that to the kernel.
 export ASAN_OPTIONS="detect_leaks=1:handle_segv=0"
 tests=(--lib --test faults --test spaces --test order --test c_abi --test trace --test fuzz_model --test fuzz_hostile)
