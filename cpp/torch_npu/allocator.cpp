@@ -45,7 +45,7 @@ struct Here {
 };
 
 // Every virtual function of torch_npu 2.14's allocator: what is not a capture's of ours is passed on. `override` everywhere, so that another release
-// does not compile where it differs; that none is missing is tested on the vtable (tests/torch_npu/vtable.sh).
+// does not compile where it differs; that none is missing is tested on the vtable (tests/torch_npu/links.sh).
 class BlockAllocator final : public NPUAllocator {
 public:
     explicit BlockAllocator(NPUAllocator* native) : native_(native) {}

@@ -277,13 +277,13 @@ impl Exchange<'_> {
         if (wholly || !exchanges) && self.change.hand_over(page, shared.holder(), self.core.own(), true) {
             return Ok(());
         }
-        if self.policy != RetainPolicy::InPlace {
-            let what = "a block that outlives its capture is to be a kept one, or on pages that only its space shows";
-            driver.capabilities().require_replacing(driver.info(), what)?;
-        } else {
+        if self.policy == RetainPolicy::InPlace {
             let (expected, found) = ("shown there only", "shown elsewhere too");
             return Err(Error::WrongState { what: "the page under a retained block", expected, found });
         }
+        let instead =
+            "a block that outlives its capture is to be a kept one, or on pages that only its space shows";
+        driver.capabilities().require_replacing(driver.info(), instead)?;
         if self.told.contains(&page) && self.core.common.pool().is_exported(page) {
             return Err(Error::Exported { pages: vec![page.number()] });
         }

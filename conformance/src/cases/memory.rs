@@ -1,7 +1,7 @@
 //! Addresses and pages.
 
-use vmmgraph::Error;
-use vmmgraph::driver::Whole;
+use vmmgraph::driver::{NotMapped, Whole};
+use vmmgraph::{Error, Peers};
 
 use crate::ground::{Ground, ensure};
 use crate::{Stop, Subject, Verdict};
@@ -136,9 +136,24 @@ pub(super) fn map_several(_: &Subject, ground: &Ground) -> Verdict {
     ground.map(at, &[])
 }
 
+/// Where pages are mapped behind one another only, what is behind a gap is refused in words, and is not mapped: in these words it is not offered.
+fn refused_behind_a_gap(ground: &Ground) -> Result<Stop, Stop> {
+    let at = ground.reserve(3)?;
+    let pages = [ground.create(1)?, ground.create(1)?];
+    ground.map(at, &pages[..1])?;
+    let far = at.plus(2 * ground.granule);
+    // SAFETY: a free place of a reservation of this case, and a page of it.
+    match unsafe { ground.driver.map(far, &pages[1..], Peers::NONE) } {
+        Err(NotMapped { error: error @ Error::UnfitDriver { .. }, mapped: 0 }) => {
+            Ok(Stop::NotOffered(error.to_string()))
+        }
+        other => Err(Stop::Failed(format!("a page behind a gap, where that cannot be: {other:?}"))),
+    }
+}
+
 pub(super) fn map_in_any_order(_: &Subject, ground: &Ground) -> Verdict {
     if !ground.driver.capabilities().map_in_any_order {
-        return Err(Stop::NotOffered("pages are mapped behind one another only".to_owned()));
+        return Err(refused_behind_a_gap(ground)?);
     }
     let at = ground.reserve(5)?;
     let mut written = Vec::new();
