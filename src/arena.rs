@@ -12,7 +12,8 @@ use crate::lending::Leases;
 use crate::map::{self, ArenaMap};
 use crate::order::ReplayOrder;
 use crate::pages::{
-    Account, Fence, Holder, Limits, Pausable, PauseReport, ResumeReport, SharedSet, next_number, resume,
+    Account, Fence, Holder, Limits, Pausable, PauseReport, ResumeReport, SetPeers, SharedSet, next_number,
+    resume,
 };
 use crate::space::{
     Common, EagerBlocks, EagerScope, EagerSpace, EagerStats, Exclusives, Heap, Phase, Presence, Recall,
@@ -67,6 +68,9 @@ pub struct Options {
     /// Other devices of the platform that may read and write the arena's pages; the arena's own counts for nothing. Every map costs
     /// more for each, so only on request: for programs that use several devices in one process.
     pub peers: Peers,
+    /// As [`peers`](Self::peers), for the pages of [remote](crate::Space::allocate_remote) and [exclusive](SharedVmmAllocator::allocate_exclusive) blocks
+    /// only: all that other devices read of a collective. What else the arena maps costs no more then.
+    pub remote_peers: Peers,
     /// What [`Device::pause`](crate::Device::pause) and [`Device::resume`](crate::Device::resume) find the arena by, as regions; several may have
     /// one. Empty: only when they are asked for everything, and by [`SharedVmmAllocator::pause`].
     pub tag: String,
@@ -88,6 +92,7 @@ impl Default for Options {
             serial: false,
             check_order: false,
             peers: Peers::NONE,
+            remote_peers: Peers::NONE,
             tag: String::new(),
         }
     }
@@ -162,8 +167,10 @@ impl SharedVmmAllocator {
     /// As [`new`](Self::new).
     pub fn in_account(device: &Arc<Device>, options: &Options, above: Option<&Account>) -> Result<Self> {
         let id = next_number();
-        let peers = options.peers.without(Peers::one(device.driver().info().ordinal));
-        device.driver().capabilities().require_peers(peers)?;
+        let own = Peers::one(device.driver().info().ordinal);
+        let (peers, remote) = (options.peers.without(own), options.remote_peers.without(own));
+        device.driver().capabilities().require_peers(peers.and(remote))?;
+        let peers = SetPeers { all: peers, remote: peers.and(remote) };
         let geometry = options.geometry(device.driver().capabilities().granularity)?;
         let limits = Limits { most: options.budget_bytes, least: options.least_bytes };
         let account = device.account(&format!("arena {id}"), above, limits)?;

@@ -58,26 +58,32 @@ impl Device {
     /// The process-wide device `ordinal`, opened if it is not open. It closes when nothing of it is alive any more.
     ///
     /// # Errors
-    /// Those of [`open`]; [`Error::DeviceInUse`] if the host device is open with other options, or any without the [sharing](Self::sharing) that is
-    /// asked for now, which is its pages' for good. (Asking for none takes it as it is.)
+    /// Those of [`open`]; [`Error::DeviceInUse`] if the host device is open with other options, or any without the [sharing](Self::sharing) or the
+    /// [reach for network cards](Self::rdma) that is asked for now, which are its pages' for good. (Asking for none takes it as it is.)
     pub fn open(choice: DriverChoice, ordinal: i32, options: impl Into<DeviceOptions>) -> Result<Arc<Self>> {
-        let DeviceOptions { host, sharing } = options.into();
-        let driver = open(choice, ordinal, DeviceOptions { host, sharing })?;
+        let options @ DeviceOptions { host, sharing, rdma, peers } = options.into();
+        let asked = peers.without(Peers::one(ordinal));
+        let driver = open(choice, ordinal, options)?;
         let platform = driver.info().platform;
+        let granted = Handles::of(&*driver);
         let device = Self::with_driver(driver);
         // Nobody could say then whether they can be peers.
         let peers = admitted().lock().get(&(platform, ordinal)).copied().unwrap_or_default();
-        device.admit(peers.among(device.driver().capabilities().peers))?;
+        device.admit(peers.among(device.driver().capabilities().peers).and(asked))?;
         let mut opened = opened().lock();
         if let Some((known, options)) = opened.get(&(platform, ordinal))
             && let Some(known) = known.upgrade()
         {
             // Where a platform takes options.
             let same = (*options == host || known.driver().info().options.is_none())
-                && (sharing == Handles::None || known.sharing() == sharing);
+                && (sharing == Handles::None || known.sharing() >= granted)
+                && (known.rdma() || !rdma);
             // Neither goes under the lock.
             drop(opened);
-            return if same { Ok(known) } else { Err(Error::DeviceInUse { driver: platform, ordinal }) };
+            if !same {
+                return Err(Error::DeviceInUse { driver: platform, ordinal });
+            }
+            return known.admit(asked).map(|()| known);
         }
         opened.insert((platform, ordinal), (Arc::downgrade(&device), host));
         Ok(device)
@@ -131,6 +137,18 @@ impl Device {
     #[must_use]
     pub fn sharing(&self) -> Handles {
         Handles::of(&**self.driver())
+    }
+
+    /// Whether network cards may read and write its pages, as was asked for when it was opened.
+    #[must_use]
+    pub fn rdma(&self) -> bool {
+        self.driver().rdma()
+    }
+
+    /// The other devices that may read and write all its pages.
+    #[must_use]
+    pub fn peers(&self) -> Peers {
+        self.pool.peers()
     }
 
     /// The host memory that contents wait in while their pages are gone: prepare it ahead, bound it, give it back.

@@ -78,7 +78,7 @@ pub mod units;
 pub use arena::{Options, SharedVmmAllocator};
 pub use device::{Device, ExportedPage, PagePin, PeerExtent, PeerMap, PeerPage};
 pub use device::{MOST_DESCRIPTORS, receive_descriptors, send_descriptors};
-pub use driver::{DeviceOptions, DriverChoice, Handles, HostOptions};
+pub use driver::{DeviceOptions, DriverChoice, FabricHandle, Handles, HostOptions};
 pub use elastic::policy;
 pub use elastic::{Ahead, Ask, BlockPool, Candidate, PreCommit, Watermarks};
 pub use elastic::{Committed, ElasticBuffer, ElasticObserver, ElasticOptions, ElasticStats, Pending, Shown};

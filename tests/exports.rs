@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use cudarc::driver::sys;
 use vmmgraph::driver::{CudaDriver, HostDriver, SharedDriver, Whole, open};
 use vmmgraph::pages::{Extent, Fence, PageId};
 use vmmgraph::{
     Address, Borrower, Device, DeviceOptions, DriverChoice, ElasticOptions, Error, ExportedPage, Handles,
-    HostOptions, Options, Peers, RetainPolicy, SharedVmmAllocator, Space, Stream, Vacate,
+    HostOptions, Options, PeerExtent, Peers, RetainPolicy, SharedVmmAllocator, Space, Stream, Vacate,
 };
 use vmmgraph_testkit::{FaultyDriver, MIB, Stamps};
 
@@ -505,9 +506,14 @@ fn pins_hold_against_whoever_comes_at_once() {
     bench.end();
 }
 
+/// A device whose pages can be exported as said.
+fn shared(sharing: Handles) -> DeviceOptions {
+    DeviceOptions { sharing, ..DeviceOptions::default() }
+}
+
 #[test]
 fn sharing_is_a_devices_for_good() {
-    let with = |sharing| DeviceOptions { sharing, ..DeviceOptions::default() };
+    let with = shared;
     let shared = Device::open(DriverChoice::HOST, 6, with(Handles::Fd)).unwrap();
     assert_eq!(shared.sharing(), Handles::Fd);
     // Whoever asks for nothing takes it as it is.
@@ -523,9 +529,106 @@ fn sharing_is_a_devices_for_good() {
     assert_eq!(Device::with_driver(Arc::new(CudaDriver::new(1).unwrap())).sharing(), Handles::None);
 }
 
+fn allow_fabric(allowed: bool) {
+    // SAFETY: the stand-in's own function.
+    let allow = unsafe { sys::culib().get::<unsafe extern "C" fn(bool)>(b"standin_allow_fabric\0") }.unwrap();
+    // SAFETY: as above.
+    unsafe { allow(allowed) };
+}
+
+/// The stand-in says that it has a fabric, as an H200 does, where no process may use it: here it may in this test only.
+#[test]
+fn handles_of_the_fabric_are_had_where_a_trial_makes_one() {
+    let refused = CudaDriver::with_options(1, shared(Handles::Fabric)).unwrap();
+    assert_eq!(Handles::of(&refused), Handles::Fd, "the attribute alone says nothing");
+    assert_eq!(
+        Handles::of(&HostDriver::new(0, HostOptions::default()).unwrap().with_sharing(Handles::Fabric)),
+        Handles::Fd
+    );
+    let without = Device::with_driver(Arc::new(refused));
+    allow_fabric(true);
+    let driver: SharedDriver = Arc::new(CudaDriver::with_options(1, shared(Handles::Fabric)).unwrap());
+    assert_eq!(Handles::of(&*driver), Handles::Fabric);
+    let device = Device::with_driver(Arc::clone(&driver));
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let space = arena.open_space().unwrap();
+    let block = space.allocate(3 * PAGE, A).unwrap();
+    space.seal().unwrap();
+    let extents = space.export(block, 3 * PAGE).unwrap();
+    let stamps = Stamps::new(&driver, A);
+    stamps.write(block, 3 * PAGE, 0x77).unwrap();
+    let page = extents[0].page;
+    let (handle, pin) = device.export_fabric(page).unwrap();
+    assert_eq!(device.stats().exported_bytes, extents[0].page_bytes, "pinned as by a descriptor");
+    // A descriptor of the same page is to be had as well.
+    let both = device.export_page(page).unwrap();
+    let theirs = device.import_fabric(&handle, extents[0].page_bytes).unwrap();
+    let part = PeerExtent { page: &theirs, offset: extents[0].offset, bytes: extents[0].bytes };
+    let range = device.map_peer(&[part]).unwrap();
+    assert!(stamps.holds(range.address(), extents[0].bytes, 0x77).unwrap());
+    stamps.write(range.address(), extents[0].bytes, 0x78).unwrap();
+    assert!(stamps.holds(block, extents[0].bytes, 0x78).unwrap());
+    // A device without refuses in words, and pins nothing; so does a handle that is none.
+    assert!(matches!(
+        without.import_fabric(&handle, PAGE),
+        Err(Error::WrongState { what: "the device", .. })
+    ));
+    assert!(matches!(device.import_fabric(&[7; 64], PAGE), Err(Error::Driver { .. })));
+    drop((range, theirs, both, pin));
+    assert_eq!(device.stats().exported_bytes, 0);
+    allow_fabric(false);
+}
+
+/// In a process of its own, since it is the environment that says it.
+#[test]
+fn pages_are_exportable_by_default_where_nccl_takes_no_hold_of_them() {
+    const PROMISED: &str = "NCCL_GRAPH_REGISTER";
+    const CHILD: &str = "VMMGRAPH_TEST_EXPECTED_SHARING";
+    let opened = |choice| Device::open(choice, 4, HostOptions::default()).unwrap().sharing();
+    if let Ok(expected) = std::env::var(CHILD) {
+        assert_eq!(format!("{:?}", opened(DriverChoice::HOST)), expected);
+        let cuda = Device::open(DriverChoice::CUDA, 0, HostOptions::default()).unwrap();
+        assert_eq!(format!("{:?}", cuda.sharing()), expected);
+        // Asked for, it is there in any case, unless the device is open without.
+        let asked = Device::open(DriverChoice::HOST, 5, shared(Handles::Fd)).unwrap();
+        assert_eq!(asked.sharing(), Handles::Fd);
+        return;
+    }
+    for (promise, expected) in [(Some("0"), "Fd"), (Some("1"), "None"), (Some(""), "None"), (None, "None")] {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "pages_are_exportable_by_default_where_nccl_takes_no_hold_of_them"]);
+        child.env(CHILD, expected).env_remove(PROMISED);
+        child.envs(promise.map(|value| (PROMISED, value)));
+        let done = child.output().unwrap();
+        assert!(done.status.success(), "{promise:?}: {}", String::from_utf8_lossy(&done.stdout));
+    }
+}
+
+#[test]
+fn network_cards_and_peers_are_said_when_a_device_is_opened() {
+    let with = |rdma, peers| DeviceOptions { rdma, peers, ..DeviceOptions::default() };
+    let device = Device::open(DriverChoice::CUDA, 1, with(true, Peers::one(0).and(Peers::one(1)))).unwrap();
+    assert!(device.rdma());
+    assert_eq!(device.peers(), Peers::one(0), "its own counts for nothing");
+    // It is as it is for whoever asks for less; peers can come later.
+    assert!(Arc::ptr_eq(&device, &Device::open(DriverChoice::CUDA, 1, HostOptions::default()).unwrap()));
+    drop(device);
+    let plain = Device::open(DriverChoice::CUDA, 1, HostOptions::default()).unwrap();
+    assert!(!plain.rdma() && plain.peers().is_empty());
+    let in_use = Error::DeviceInUse { driver: "cuda", ordinal: 1 };
+    assert_eq!(Device::open(DriverChoice::CUDA, 1, with(true, Peers::NONE)).map(drop), Err(in_use));
+    Device::open(DriverChoice::CUDA, 1, with(false, Peers::one(0))).unwrap();
+    assert_eq!(plain.peers(), Peers::one(0));
+    // What cannot be is an error when it is opened, before anything is mapped.
+    let nobody = Device::open(DriverChoice::CUDA, 0, with(false, Peers::one(9))).map(drop);
+    assert!(matches!(nobody, Err(Error::InvalidArgument { what: "a peer", value: 9, .. })), "{nobody:?}");
+    let none = Device::open(DriverChoice::HOST, 3, with(true, Peers::NONE)).map(drop);
+    assert!(matches!(none, Err(Error::InvalidArgument { what: "rdma", value: 1, .. })), "{none:?}");
+}
+
 #[test]
 fn pages_of_a_cuda_device_are_exported_too() {
-    let driver: SharedDriver = Arc::new(CudaDriver::with_sharing(1, Handles::Fd).unwrap());
+    let driver: SharedDriver = Arc::new(CudaDriver::with_options(1, shared(Handles::Fd)).unwrap());
     let device = Device::with_driver(Arc::clone(&driver));
     let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
     let space = arena.open_space().unwrap();

@@ -1,5 +1,6 @@
 //! The library on a real GPU. Ignored in `cargo test`, which has the stand-in on its library path; `scripts/gpu.sh` runs them.
 
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,8 +10,8 @@ use cudarc::driver::sys;
 use vmmgraph::driver::platform::PLATFORMS;
 use vmmgraph::driver::{CudaDriver, DeviceOptions, Handles, Transfer as _};
 use vmmgraph::{Address, driver::HostDriver};
-use vmmgraph::{Device, Error, HostOptions, Options, Peers, SharedVmmAllocator, Space, Stream};
-use vmmgraph_testkit::{Captured, MIB, Order, Stamps, Trace, capture, median, replay, shuffle};
+use vmmgraph::{Device, Error, HostOptions, Options, PeerExtent, Peers, SharedVmmAllocator, Space, Stream};
+use vmmgraph_testkit::{Captured, MIB, Order, Stamps, Trace, capture, capture_by, median, replay, shuffle};
 
 /// Tests that time things or look at free memory run one at a time.
 fn alone() -> MutexGuard<'static, ()> {
@@ -122,30 +123,48 @@ fn pages_for_other_processes_and_for_a_peer_cost_no_page_more() {
     let _alone = alone();
     let all = trace("capture-trace-65");
     let peer = device().driver().capabilities().peers.iter().next();
-    let mut ways =
-        vec![("for this device", Handles::None, Peers::NONE), ("for processes", Handles::Fd, Peers::NONE)];
-    if let Some(peer) = peer {
-        ways.push(("for a peer too", Handles::Fd, Peers::one(peer)));
+    let plain = Options::default();
+    let mut ways = vec![
+        ("for this device", Handles::None, plain.clone(), false),
+        ("for processes", Handles::Fd, plain.clone(), false),
+    ];
+    if let Some(peer) = peer.map(Peers::one) {
+        // Two blocks of every twelve are what a layer's two all-reduces have.
+        let marked = Options { remote_peers: peer, ..plain.clone() };
+        ways.push(("for processes, with remote blocks", Handles::Fd, plain.clone(), true));
+        ways.push(("for a peer too, those of remote blocks", Handles::Fd, marked, true));
+        ways.push(("for a peer too", Handles::Fd, Options { peers: peer, ..plain }, false));
     }
     let mut times = vec![Vec::new(); ways.len()];
-    let mut counts = Vec::new();
+    let mut counts = [Vec::new(), Vec::new()];
     for round in 0..ROUNDS {
         for at in 0..ways.len() {
             let way = (round + at) % ways.len();
-            let (_, sharing, peers) = &ways[way];
+            let (_, sharing, options, marks) = &ways[way];
             let cuda = &PLATFORMS[0];
             let driver =
                 (cuda.open)(0, DeviceOptions { sharing: *sharing, ..DeviceOptions::default() }).unwrap();
             let device = Device::with_driver(driver);
-            let arena =
-                SharedVmmAllocator::new(&device, &Options { peers: *peers, ..Options::default() }).unwrap();
-            let (_captured, time) = capture_all(&arena, &all);
-            times[way].push(time.as_secs_f64() * 1e3);
+            let arena = SharedVmmAllocator::new(&device, options).unwrap();
+            let start = Instant::now();
+            let captured = all.shapes.iter().map(|shape| {
+                capture_by(&arena, shape, |space, id, bytes| {
+                    if *marks && id % 6 == 5 {
+                        space.allocate_remote(bytes, Stream::LEGACY)
+                    } else {
+                        space.allocate(bytes, Stream::LEGACY)
+                    }
+                })
+            });
+            let _captured: Vec<_> = captured.map(Result::unwrap).collect();
+            times[way].push(start.elapsed().as_secs_f64() * 1e3);
             let stats = device.stats();
-            counts.push((stats.physical_bytes, stats.pages_created, stats.maps));
+            counts[usize::from(*marks)].push((stats.physical_bytes, stats.pages_created, stats.maps));
         }
     }
-    assert!(counts.windows(2).all(|two| two[0] == two[1]), "{counts:?}");
+    for alike in &counts {
+        assert!(alike.windows(2).all(|two| two[0] == two[1]), "{alike:?}");
+    }
     let medians: Vec<f64> = times
         .iter_mut()
         .map(|times| {
@@ -159,6 +178,39 @@ fn pages_for_other_processes_and_for_a_peer_cost_no_page_more() {
             median / medians[0]
         );
     }
+    let mib = |of: &[(u64, u64, u64)]| of.first().map_or(0, |(bytes, ..)| bytes >> 20);
+    println!(
+        "RESULT capture of 65 shapes, {} MiB, with remote blocks {} MiB",
+        mib(&counts[0]),
+        mib(&counts[1])
+    );
+}
+
+#[test]
+#[ignore = "SKIPPED: needs a GPU, scripts/gpu.sh runs it"]
+fn pages_for_network_cards_and_for_the_fabric_serve_graphs_as_others_do() {
+    let _alone = alone();
+    let cuda = &PLATFORMS[0];
+    let asked = DeviceOptions { sharing: Handles::Fabric, rdma: true, ..DeviceOptions::default() };
+    let driver = (cuda.open)(0, asked).unwrap();
+    assert!(driver.rdma());
+    let granted = Handles::of(&*driver);
+    assert!(granted >= Handles::Fd);
+    let device = Device::with_driver(driver);
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let space = arena.open_space().unwrap();
+    let block = space.allocate_remote(5 * MIB, Stream::LEGACY).unwrap();
+    space.free(block).unwrap();
+    space.seal().unwrap();
+    let extent = space.export(block, 5 * MIB).unwrap()[0];
+    let exported = device.export_page(extent.page).unwrap();
+    let imported = device.import(exported.fd.as_fd(), extent.page_bytes).unwrap();
+    let part = PeerExtent { page: &imported, offset: extent.offset, bytes: extent.bytes };
+    let theirs = device.map_peer(&[part]).unwrap();
+    let stamps = Stamps::new(device.driver(), Stream::LEGACY);
+    stamps.write(block, 5 * MIB, 0x51).unwrap();
+    assert!(stamps.holds(theirs.address(), 5 * MIB, 0x51).unwrap());
+    println!("RESULT pages for network cards, asked for by the fabric: granted {granted:?}");
 }
 
 #[test]

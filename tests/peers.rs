@@ -69,6 +69,40 @@ fn every_mapped_page_is_the_peers_too() {
     assert!(looks(&[(segment, 30 * MIB)]).all(|at| access(1, at) == READ_WRITE));
 }
 
+/// Those that are for remote and exclusive blocks only.
+#[test]
+fn peers_of_remote_blocks_have_nothing_else() {
+    let device = Device::with_driver(Arc::new(CudaDriver::new(0).unwrap()));
+    let options = Options { remote_peers: Peers::one(1), ..Options::default() };
+    let arena = SharedVmmAllocator::new(&device, &options).unwrap();
+    let (space, local) = capture(&arena);
+    let remote: Vec<_> = [4096, 24 * MIB, 100 * 1024, 5 * MIB]
+        .into_iter()
+        .map(|bytes| (space.allocate_remote(bytes, Stream::LEGACY).unwrap(), bytes))
+        .collect();
+    let exclusive = (arena.allocate_exclusive(MIB, 0).unwrap(), MIB);
+    let look = |turn: &str| {
+        for at in looks(&remote).chain(looks(&[exclusive])) {
+            assert_eq!((access(0, at), access(1, at)), (READ_WRITE, READ_WRITE), "{turn}: {at:?}");
+        }
+        for at in looks(&local) {
+            assert_eq!((access(0, at), access(1, at)), (READ_WRITE, 0), "{turn}: {at:?}");
+        }
+    };
+    look("captured");
+    // One of them stays, on pages of its own; the next space shows the same pages as before.
+    space.free(remote[1].0).unwrap();
+    space.seal().unwrap();
+    look("sealed");
+    arena.pause(vmmgraph::pages::Fence::default()).unwrap();
+    arena.resume(std::time::Duration::ZERO).unwrap();
+    look("paused and resumed");
+    // Who may be none is refused as for all blocks.
+    let refused =
+        SharedVmmAllocator::new(&device, &Options { remote_peers: Peers::one(5), ..Options::default() });
+    assert!(matches!(refused.map(drop), Err(Error::InvalidArgument { what: "a peer", value: 5, .. })));
+}
+
 #[test]
 fn a_peer_that_is_admitted_later_gets_what_is_there_and_what_comes() {
     let device = Device::with_driver(Arc::new(CudaDriver::new(1).unwrap()));

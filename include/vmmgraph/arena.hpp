@@ -75,6 +75,9 @@ struct ArenaOptions {
     // Other devices that may read and write the arena's pages, added up: 1 << n for device n, below 64; the arena's own counts for nothing.
     // Every map costs more for each. For programs that use several devices in one process. Throws for a device without peer access.
     std::uint64_t peers = 0;
+    // As peers, for the pages of remote and exclusive blocks only: all that other devices read of a collective. What else the arena maps costs no more
+    // then.
+    std::uint64_t remote_peers = 0;
     // Bytes that it is sure to get, out of the device's budget: so much of what it has is never lent (lease.hpp) either.
     std::uint64_t least_bytes = 0;
     // What vmmgraph::pause and vmmgraph::resume (region.hpp) find the arena by; empty: only when they are asked for everything.
@@ -307,6 +310,7 @@ public:
         given.reserve_bytes = options.reserve_bytes;
         given.expected_bytes = options.expected_bytes;
         given.peers = options.peers;
+        given.remote_peers = options.remote_peers;
         given.least_bytes = options.least_bytes;
         given.tag = options.tag.empty() ? nullptr : options.tag.c_str();
         vmmgraph_arena_t handle = nullptr;

@@ -37,6 +37,8 @@ enum class Sharing : std::int32_t {
     none = VMMGRAPH_SHARING_NONE,
     // By POSIX file descriptors, one a page. Not on HIP, Ascend and MLU.
     fd = VMMGRAPH_SHARING_FD,
+    // By those, and by handles of the fabric, which reach other hosts, where the device makes one when it is opened: DeviceInfo says so.
+    fabric = VMMGRAPH_SHARING_FABRIC,
 };
 
 // How to open a device. 0 is the default of every number.
@@ -50,8 +52,14 @@ struct DeviceOptions {
     std::uint64_t host_granularity_bytes = 0;
     // Host driver: bytes of the device; 0: this machine's memory.
     std::uint64_t host_memory_bytes = 0;
-    // Of all its pages, for good. Opening throws where it cannot be, and if the device is open without it.
+    // Of all its pages, for good. Opening throws where it cannot be, and if the device is open without it. With none it is fd all the same where that can be
+    // and NCCL_GRAPH_REGISTER=0 is in the environment, which promises that NCCL takes no hold of captured buffers: DeviceInfo says so.
     Sharing sharing = Sharing::none;
+    // Whether network cards may read and write its pages, which makes every map dearer. Throws as sharing does.
+    bool rdma = false;
+    // Other devices that may read and write all its pages, added up: 1 << n for device n, below 64; at once if the device is open. Every map costs more for
+    // each. Throws for one without peer access.
+    std::uint64_t peers = 0;
 };
 
 // A device: its driver and its page pool. Opening one again gives another handle to the same pool; the device closes when its
@@ -68,6 +76,8 @@ public:
         given.host_granularity_bytes = options.host_granularity_bytes;
         given.host_memory_bytes = options.host_memory_bytes;
         given.sharing = static_cast<std::int32_t>(options.sharing);
+        given.rdma = options.rdma ? 1 : 0;
+        given.peers = options.peers;
         vmmgraph_device_t handle = nullptr;
         detail::check(vmmgraph_device_open(&given, &handle));
         return Device(handle);

@@ -110,6 +110,17 @@ private:
     Descriptor descriptor_;
 };
 
+// By what another process imports a page over the fabric: plain bytes.
+using FabricHandle = vmmgraph_fabric_handle_t;
+
+// A page of an arena for processes of other hosts too, on a device that was granted Sharing::fabric, pinned as an ExportedPage is: what it returns is good
+// until as many pins as there are such calls are taken away with vmmgraph_device_page_exported(device.handle(), page, -1).
+[[nodiscard]] inline FabricHandle export_fabric(const Device& device, std::uint64_t page) {
+    FabricHandle handle{};
+    detail::check(vmmgraph_device_export_fabric(device.handle(), page, &handle));
+    return handle;
+}
+
 // A page of another process, imported once, however many ranges show it. Its memory stays as long as this or a range of it does, whatever its owner does.
 class PeerPage {
 public:
@@ -117,6 +128,13 @@ public:
     PeerPage(const Device& device, int descriptor, std::uint64_t bytes) {
         vmmgraph_peer_page_t handle = nullptr;
         detail::check(vmmgraph_device_import(device.handle(), descriptor, bytes, &handle));
+        handle_ = detail::Owned<vmmgraph_peer_page_t, vmmgraph_peer_page_close>(handle);
+    }
+
+    // As above, by a handle of the fabric, on a device that was granted Sharing::fabric.
+    PeerPage(const Device& device, const FabricHandle& fabric, std::uint64_t bytes) {
+        vmmgraph_peer_page_t handle = nullptr;
+        detail::check(vmmgraph_device_import_fabric(device.handle(), &fabric, bytes, &handle));
         handle_ = detail::Owned<vmmgraph_peer_page_t, vmmgraph_peer_page_close>(handle);
     }
 

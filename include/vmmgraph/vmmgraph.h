@@ -189,6 +189,9 @@
 // Pages can be exported as POSIX file descriptors, one a page; none is taken before. Not on HIP, Ascend and MLU.
 #define VMMGRAPH_SHARING_FD 1
 
+// As VMMGRAPH_SHARING_FD, and by handles of the fabric, which reach other hosts, where the device makes one when it is opened.
+#define VMMGRAPH_SHARING_FABRIC 2
+
 // Options only: decode tries full graphs, then piecewise ones; the other phases piecewise ones.
 #define VMMGRAPH_MODE_DEFAULT 0
 
@@ -588,6 +591,9 @@ typedef struct vmmgraph_arena_options_t {
   const char *tag;
   // Bytes that it is sure to get, out of the device's budget: so much of what it has is never lent either.
   uint64_t least_bytes;
+  // As peers, for the pages of remote and exclusive blocks only: all that other devices read of a collective. What else the arena maps costs no more
+  // then.
+  uint64_t remote_peers;
 } vmmgraph_arena_options_t;
 
 // An arena: physical pages shared by graphs that never run at the same time. Calls with it are thread-safe.
@@ -796,11 +802,16 @@ typedef struct vmmgraph_device_options_t {
   uint64_t host_granularity_bytes;
   // Host driver: bytes of the device; 0: this machine's memory.
   uint64_t host_memory_bytes;
-  // VMMGRAPH_SHARING_NONE or _FD: what other processes can be given the device's pages by. Where it cannot be, opening fails; so it does if the
-  // device is open without it.
+  // VMMGRAPH_SHARING_NONE, _FD or _FABRIC: what other processes can be given the device's pages by. Where it cannot be, opening fails; so it does if
+  // the device is open without it. What a device without fabric grants for _FABRIC is _FD, and for _NONE too, where it can and NCCL_GRAPH_REGISTER=0 is
+  // in the environment, which promises that NCCL takes no hold of captured buffers: see vmmgraph_device_info.
   int32_t sharing;
-  // 0.
-  int32_t reserved;
+  // 1: network cards may read and write its pages (gpuDirectRDMACapable of CUDA, which makes every map dearer). Where that cannot be, opening fails;
+  // so it does if the device is open without it.
+  int32_t rdma;
+  // Other devices of the platform that may read and write all its pages, added up: 1 << n for device n, below 64; at once if it is open. Every map
+  // costs more for each. One without peer access is VMMGRAPH_ERROR_INVALID_ARGUMENT.
+  uint64_t peers;
 } vmmgraph_device_options_t;
 
 // What does not change about a device.
@@ -817,10 +828,12 @@ typedef struct vmmgraph_device_info_t {
   uint64_t total_bytes;
   // The device's name, zero-terminated.
   char name[128];
-  // What other processes can be given its pages by: VMMGRAPH_SHARING_NONE or _FD.
+  // What other processes can be given its pages by: VMMGRAPH_SHARING_NONE, _FD or _FABRIC.
   int32_t sharing;
-  // 0.
-  int32_t reserved;
+  // Whether network cards may read and write its pages.
+  int32_t rdma;
+  // Other devices that may read and write all its pages, added up: 1 << n for device n.
+  uint64_t peers;
 } vmmgraph_device_info_t;
 
 // Exact counts of a device's page pool since the device was opened.
@@ -1368,6 +1381,12 @@ typedef struct vmmgraph_pause_hooks *vmmgraph_pause_hooks_t;
 
 // A page of another process, imported once. Calls with it are thread-safe.
 typedef struct vmmgraph_peer_page *vmmgraph_peer_page_t;
+
+// By what another process imports a page over the fabric (CUmemFabricHandle). Plain bytes: copied and sent as they are.
+typedef struct vmmgraph_fabric_handle_t {
+  // The driver's.
+  uint8_t data[64];
+} vmmgraph_fabric_handle_t;
 
 // A part of another process's page, as its owner's vmmgraph_page_extent_t says it.
 typedef struct vmmgraph_peer_extent_t {
@@ -3053,6 +3072,16 @@ vmmgraph_status_t vmmgraph_device_import(vmmgraph_device_t device,
                                          uint64_t bytes,
                                          vmmgraph_peer_page_t *page);
 
+// As vmmgraph_device_import, by what vmmgraph_device_export_fabric gave on this host or another. The device was granted VMMGRAPH_SHARING_FABRIC.
+//
+// Arguments:
+// `handle` is null or points to one; `page` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_device_import_fabric(vmmgraph_device_t device,
+                                                const struct vmmgraph_fabric_handle_t *handle,
+                                                uint64_t bytes,
+                                                vmmgraph_peer_page_t *page);
+
 // Closes another process's page. Its memory stays where it is mapped.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_peer_page_close(vmmgraph_peer_page_t page);
 
@@ -3458,6 +3487,16 @@ VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_export_page(vmmgraph_device_t device,
                                               uint64_t page,
                                               int *fd);
+
+// As vmmgraph_device_export_page, for processes of other hosts too, by a handle of the fabric: 64 bytes to be sent as they are, good as long as the page is
+// pinned. VMMGRAPH_ERROR_WRONG_STATE unless the device was granted VMMGRAPH_SHARING_FABRIC.
+//
+// Arguments:
+// `handle` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_device_export_fabric(vmmgraph_device_t device,
+                                                uint64_t page,
+                                                struct vmmgraph_fabric_handle_t *handle);
 
 // Says that so many processes more have a page, or, with a negative number, fewer: pins that vmmgraph_device_export_page made go so, when the
 // processes have closed the page or are gone. With more, the page need not be exported by this library. Pins that are left when the device closes

@@ -79,6 +79,9 @@ pub struct vmmgraph_arena_options_t {
     pub tag: *const c_char,
     /// Bytes that it is sure to get, out of the device's budget: so much of what it has is never lent either.
     pub least_bytes: u64,
+    /// As peers, for the pages of remote and exclusive blocks only: all that other devices read of a collective. What else the arena maps costs no more
+    /// then.
+    pub remote_peers: u64,
 }
 
 /// What an arena holds.
@@ -223,6 +226,7 @@ pub unsafe extern "C" fn vmmgraph_arena_create(
                 serial: given.flags & VMMGRAPH_ARENA_SERIAL != 0,
                 check_order: given.flags & VMMGRAPH_ARENA_CHECK_ORDER != 0,
                 peers: Peers::of_bits(given.peers),
+                remote_peers: Peers::of_bits(given.remote_peers),
                 // SAFETY: the caller's contract.
                 tag: if given.tag.is_null() { String::new() } else { unsafe { text(given.tag, "tag") }? },
             },

@@ -10,6 +10,7 @@ use super::status::vmmgraph_status_t;
 use super::text::copy_text;
 use crate::driver::platform::{number_of, numbered};
 use crate::error::Error;
+use crate::units::Peers;
 use crate::{Device, DeviceOptions, DriverChoice, Handles};
 
 /// Never defined: a vmmgraph_device_t is a key, not an address.
@@ -38,6 +39,8 @@ pub const VMMGRAPH_DRIVER_MLU: i32 = 5;
 pub const VMMGRAPH_SHARING_NONE: i32 = 0;
 /// Pages can be exported as POSIX file descriptors, one a page; none is taken before. Not on HIP, Ascend and MLU.
 pub const VMMGRAPH_SHARING_FD: i32 = 1;
+/// As VMMGRAPH_SHARING_FD, and by handles of the fabric, which reach other hosts, where the device makes one when it is opened.
+pub const VMMGRAPH_SHARING_FABRIC: i32 = 2;
 
 /// How to open a device. Zero everything, then set struct_size and what differs from the default; 0 is the default.
 #[repr(C)]
@@ -55,11 +58,16 @@ pub struct vmmgraph_device_options_t {
     pub host_granularity_bytes: u64,
     /// Host driver: bytes of the device; 0: this machine's memory.
     pub host_memory_bytes: u64,
-    /// VMMGRAPH_SHARING_NONE or _FD: what other processes can be given the device's pages by. Where it cannot be, opening fails; so it does if the
-    /// device is open without it.
+    /// VMMGRAPH_SHARING_NONE, _FD or _FABRIC: what other processes can be given the device's pages by. Where it cannot be, opening fails; so it does if
+    /// the device is open without it. What a device without fabric grants for _FABRIC is _FD, and for _NONE too, where it can and NCCL_GRAPH_REGISTER=0 is
+    /// in the environment, which promises that NCCL takes no hold of captured buffers: see vmmgraph_device_info.
     pub sharing: i32,
-    /// 0.
-    pub reserved: i32,
+    /// 1: network cards may read and write its pages (gpuDirectRDMACapable of CUDA, which makes every map dearer). Where that cannot be, opening fails;
+    /// so it does if the device is open without it.
+    pub rdma: i32,
+    /// Other devices of the platform that may read and write all its pages, added up: 1 << n for device n, below 64; at once if it is open. Every map
+    /// costs more for each. One without peer access is VMMGRAPH_ERROR_INVALID_ARGUMENT.
+    pub peers: u64,
 }
 
 /// What does not change about a device.
@@ -78,10 +86,12 @@ pub struct vmmgraph_device_info_t {
     pub total_bytes: u64,
     /// The device's name, zero-terminated.
     pub name: [c_char; 128],
-    /// What other processes can be given its pages by: VMMGRAPH_SHARING_NONE or _FD.
+    /// What other processes can be given its pages by: VMMGRAPH_SHARING_NONE, _FD or _FABRIC.
     pub sharing: i32,
-    /// 0.
-    pub reserved: i32,
+    /// Whether network cards may read and write its pages.
+    pub rdma: i32,
+    /// Other devices that may read and write all its pages, added up: 1 << n for device n.
+    pub peers: u64,
 }
 
 /// Exact counts of a device's page pool since the device was opened.
@@ -128,8 +138,9 @@ fn handles_of(number: i32) -> Result<Handles, Error> {
     match number {
         VMMGRAPH_SHARING_NONE => Ok(Handles::None),
         VMMGRAPH_SHARING_FD => Ok(Handles::Fd),
+        VMMGRAPH_SHARING_FABRIC => Ok(Handles::Fabric),
         _ => {
-            let expected = "VMMGRAPH_SHARING_NONE or VMMGRAPH_SHARING_FD";
+            let expected = "VMMGRAPH_SHARING_NONE, VMMGRAPH_SHARING_FD or VMMGRAPH_SHARING_FABRIC";
             Err(Error::InvalidArgument { what: "sharing", value: number.into(), expected })
         }
     }
@@ -139,6 +150,7 @@ fn number_of_handles(handles: Handles) -> i32 {
     match handles {
         Handles::None => VMMGRAPH_SHARING_NONE,
         Handles::Fd => VMMGRAPH_SHARING_FD,
+        Handles::Fabric => VMMGRAPH_SHARING_FABRIC,
     }
 }
 
@@ -155,7 +167,7 @@ pub unsafe extern "C" fn vmmgraph_device_open(
         start();
         // SAFETY: the caller's contract.
         let (given, device) = (unsafe { self::options(options) }?, unsafe { out(device, "device") }?);
-        let DeviceOptions { mut host, mut sharing } = DeviceOptions::default();
+        let mut asked = DeviceOptions::default();
         let mut budget = None;
         let (mut choice, mut ordinal) = (DriverChoice::Auto, 0);
         if let Some(given) = given {
@@ -170,18 +182,22 @@ pub unsafe extern "C" fn vmmgraph_device_open(
             ordinal = given.device;
             budget = (given.budget_bytes > 0).then_some(given.budget_bytes);
             if given.host_granularity_bytes > 0 {
-                host.granularity = given.host_granularity_bytes;
+                asked.host.granularity = given.host_granularity_bytes;
             }
             if given.host_memory_bytes > 0 {
-                host.memory_bytes = given.host_memory_bytes;
+                asked.host.memory_bytes = given.host_memory_bytes;
             }
-            sharing = handles_of(given.sharing)?;
-            if given.reserved != 0 {
-                let value = given.reserved.into();
-                Err(Error::InvalidArgument { what: "reserved", value, expected: "0" })?;
-            }
+            asked.sharing = handles_of(given.sharing)?;
+            asked.rdma = match given.rdma {
+                0 => false,
+                1 => true,
+                value => {
+                    Err(Error::InvalidArgument { what: "rdma", value: value.into(), expected: "0 or 1" })?
+                }
+            };
+            asked.peers = Peers::of_bits(given.peers);
         }
-        let opened = Device::open(choice, ordinal, DeviceOptions { host, sharing })?;
+        let opened = Device::open(choice, ordinal, asked)?;
         if budget.is_some() {
             opened.set_budget(budget);
         }
@@ -221,7 +237,8 @@ pub unsafe extern "C" fn vmmgraph_device_info(
             total_bytes: found.total_bytes,
             name,
             sharing: number_of_handles(device.sharing()),
-            reserved: 0,
+            rdma: device.rdma().into(),
+            peers: device.peers().bits(),
         });
         Ok(())
     })

@@ -41,6 +41,14 @@ pub struct vmmgraph_peer_extent_t {
     pub bytes: u64,
 }
 
+/// By what another process imports a page over the fabric (CUmemFabricHandle). Plain bytes: copied and sent as they are.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct vmmgraph_fabric_handle_t {
+    /// The driver's.
+    pub data: [u8; 64],
+}
+
 /// # Safety
 /// The descriptor is open while the result is used, or negative.
 unsafe fn descriptor<'a>(what: &'static str, fd: c_int) -> Result<BorrowedFd<'a>, Failure> {
@@ -69,6 +77,27 @@ pub unsafe extern "C" fn vmmgraph_device_import(
         // SAFETY: the caller's contract.
         let (page, fd) = unsafe { (out(page, "page")?, descriptor("fd", fd)?) };
         *page = register(Arc::new(device.import(fd, bytes)?));
+        Ok(())
+    })
+}
+
+/// As vmmgraph_device_import, by what vmmgraph_device_export_fabric gave on this host or another. The device was granted VMMGRAPH_SHARING_FABRIC.
+///
+/// # Safety
+/// `handle` is null or points to one; `page` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_device_import_fabric(
+    device: vmmgraph_device_t,
+    handle: *const vmmgraph_fabric_handle_t,
+    bytes: u64,
+    page: *mut vmmgraph_peer_page_t,
+) -> vmmgraph_status_t {
+    guard(|| {
+        let device = get::<Device, _>(device)?;
+        // SAFETY: the caller's contract.
+        let (page, handle) = unsafe { (out(page, "page")?, items(handle, 1, "handle")?) };
+        let imported = device.import_fabric(&handle[0].data, bytes)?;
+        *page = register(Arc::new(imported));
         Ok(())
     })
 }

@@ -7,6 +7,7 @@ use super::device::vmmgraph_device_t;
 use super::guard::{Failure, guard, out};
 use super::handle::get;
 use super::memory::copy_counted;
+use super::peer::vmmgraph_fabric_handle_t;
 use super::space::vmmgraph_space_t;
 use super::status::vmmgraph_status_t;
 use crate::pages::{Extent, PageId};
@@ -86,6 +87,26 @@ pub unsafe extern "C" fn vmmgraph_device_export_page(
         // SAFETY: the caller's contract.
         let fd = unsafe { out(fd, "fd") }?;
         *fd = device.export_page_unguarded(PageId::of_number(page))?.into_raw_fd();
+        Ok(())
+    })
+}
+
+/// As vmmgraph_device_export_page, for processes of other hosts too, by a handle of the fabric: 64 bytes to be sent as they are, good as long as the page is
+/// pinned. VMMGRAPH_ERROR_WRONG_STATE unless the device was granted VMMGRAPH_SHARING_FABRIC.
+///
+/// # Safety
+/// `handle` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_device_export_fabric(
+    device: vmmgraph_device_t,
+    page: u64,
+    handle: *mut vmmgraph_fabric_handle_t,
+) -> vmmgraph_status_t {
+    guard(|| {
+        let device = get::<Device, _>(device)?;
+        // SAFETY: the caller's contract.
+        let handle = unsafe { out(handle, "handle") }?;
+        handle.data = device.export_fabric_unguarded(PageId::of_number(page))?;
         Ok(())
     })
 }

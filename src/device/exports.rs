@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::Device;
+use crate::driver::FabricHandle;
 use crate::error::{Error, Result};
 use crate::pages::{PageId, Pausable};
 
@@ -65,14 +66,34 @@ impl Device {
         Ok(ExportedPage { fd: self.pool.export_descriptor(page)?, pin })
     }
 
+    /// As [`export_page`](Self::export_page), for processes of other hosts too, on a device that was granted [`Handles::Fabric`](crate::Handles::Fabric).
+    /// The handle is good as long as the pin is.
+    ///
+    /// # Errors
+    /// As [`export_page`](Self::export_page); [`Error::WrongState`] without the fabric.
+    pub fn export_fabric(self: &Arc<Self>, page: PageId) -> Result<(FabricHandle, PagePin)> {
+        let pin = self.pin_page(page)?;
+        Ok((self.pool.export_fabric(page)?, pin))
+    }
+
+    /// As [`export_fabric`](Self::export_fabric), for whoever counts its pins itself.
+    pub(crate) fn export_fabric_unguarded(&self, page: PageId) -> Result<FabricHandle> {
+        self.counted(page, || self.pool.export_fabric(page))
+    }
+
     /// As [`export_page`](Self::export_page), for whoever counts its pins itself.
     pub(crate) fn export_page_unguarded(&self, page: PageId) -> Result<OwnedFd> {
+        self.counted(page, || self.pool.export_descriptor(page))
+    }
+
+    /// Pins a page for what is exported of it; not if that fails.
+    fn counted<T>(&self, page: PageId, export: impl FnOnce() -> Result<T>) -> Result<T> {
         self.page_exported(page, 1)?;
-        let fd = self.pool.export_descriptor(page);
-        if fd.is_err() {
+        let exported = export();
+        if exported.is_err() {
             self.pool.unpin_export(page, 1)?;
         }
-        fd
+        exported
     }
 
     /// Pins a page without exporting it: before its memory is used by others in another way.

@@ -5,6 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use super::Device;
+use crate::driver::FabricHandle;
 use crate::error::{Error, Result};
 use crate::pages::{Fence, PeerId, PeerSpan};
 use crate::sync::Mutex;
@@ -106,12 +107,24 @@ impl Device {
     /// [`Error::WrongState`] if this device was opened [without](Self::sharing); [`Error::InvalidSize`]; what the driver says of a descriptor that is
     /// no page, and of one of another length, if it can tell: else mapping it fails.
     pub fn import(self: &Arc<Self>, fd: BorrowedFd<'_>, bytes: u64) -> Result<PeerPage> {
+        self.imported(bytes, || self.pool.import(fd, bytes))
+    }
+
+    /// As [`import`](Self::import), by a handle of the fabric, from this host or another, on a device that was granted
+    /// [`Handles::Fabric`](crate::Handles::Fabric).
+    ///
+    /// # Errors
+    /// As [`import`](Self::import); [`Error::WrongState`] without the fabric.
+    pub fn import_fabric(self: &Arc<Self>, handle: &FabricHandle, bytes: u64) -> Result<PeerPage> {
+        self.imported(bytes, || self.pool.import_fabric(handle, bytes))
+    }
+
+    fn imported(self: &Arc<Self>, bytes: u64, import: impl FnOnce() -> Result<PeerId>) -> Result<PeerPage> {
         let can = self.driver().capabilities();
         if bytes == 0 || bytes > can.largest_page || !bytes.is_multiple_of(can.granularity) {
             return Err(Error::InvalidSize { what: "a peer's page", bytes, limit: can.largest_page });
         }
-        let id = self.pool.import(fd, bytes)?;
-        Ok(PeerPage { device: Arc::clone(self), id, bytes })
+        Ok(PeerPage { device: Arc::clone(self), id: import()?, bytes })
     }
 
     /// Maps the parts of another process's range, one behind the other, at addresses of this process's own.

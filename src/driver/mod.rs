@@ -43,7 +43,7 @@ pub use host::{HostDriver, HostOptions};
 pub use mlu::MluDriver;
 pub use platform::{DriverChoice, Platform, open};
 pub use self_test::{self_test, self_test_once};
-pub use sharing::{DeviceOptions, Handles, Sharing};
+pub use sharing::{DeviceOptions, FabricHandle, Handles, Sharing};
 
 /// What does not change about a device.
 #[derive(Clone, Debug)]
@@ -504,6 +504,11 @@ pub trait Driver: Memory + Timeline + Transfer + fmt::Debug + Send + Sync {
     /// Its pages for other processes, if it can and was opened so.
     fn sharing(&self) -> Option<&dyn Sharing> {
         None
+    }
+
+    /// Whether network cards may read and write its pages: it can and was opened so.
+    fn rdma(&self) -> bool {
+        false
     }
 }
 

@@ -1,8 +1,10 @@
 //! Which platform to take: the caller's word, else the environment's, else a GPU if there is one, else the host.
 
 use super::abi::Abi;
+use super::sharing::rdma_refused;
 use super::{DeviceOptions, Handles, SharedDriver, ascend, cuda, hip, host, mlu, self_test_once};
 use crate::error::{Error, Result};
+use crate::units::Peers;
 
 /// The environment variable that chooses when the caller leaves it open.
 const VARIABLE: &str = "VMMGRAPH_DRIVER";
@@ -64,15 +66,32 @@ impl DriverChoice<'static> {
 /// Opens device `ordinal` with the chosen driver and logs the choice.
 ///
 /// # Errors
-/// What the platform says; [`Error::UnknownPlatform`] for a name that is none; [`Error::InvalidArgument`] where pages cannot be shared as asked;
-/// those of [`self_test_once`].
+/// What the platform says; [`Error::UnknownPlatform`] for a name that is none; [`Error::InvalidArgument`] where pages cannot be shared as asked, or a
+/// peer cannot be one; those of [`self_test_once`].
 pub fn open(choice: DriverChoice, ordinal: i32, options: impl Into<DeviceOptions>) -> Result<SharedDriver> {
     let options = options.into();
     let (platform, because) = decide(PLATFORMS, choice, std::env::var(VARIABLE).ok().as_deref())?;
-    let driver = (platform.open)(ordinal, options)?;
+    let driver = match promised(options) {
+        Some(shared) => match (platform.open)(ordinal, shared) {
+            Ok(driver) if driver.sharing().is_some() => {
+                tracing::info!(
+                    device = ordinal,
+                    "{NCCL_REGISTERS}=0 promises that NCCL registers no graph memory: pages are exportable"
+                );
+                driver
+            }
+            // Nobody asked for it.
+            _ => (platform.open)(ordinal, options)?,
+        },
+        None => (platform.open)(ordinal, options)?,
+    };
     if options.sharing != Handles::None && driver.sharing().is_none() {
         return Err(options.sharing.refused());
     }
+    if options.rdma && !driver.rdma() {
+        return Err(rdma_refused());
+    }
+    driver.capabilities().require_peers(options.peers.without(Peers::one(ordinal)))?;
     self_test_once(&driver)?;
     tracing::info!(
         driver = platform.name,
@@ -82,6 +101,16 @@ pub fn open(choice: DriverChoice, ordinal: i32, options: impl Into<DeviceOptions
         "driver chosen"
     );
     Ok(driver)
+}
+
+/// With 0, NCCL takes no hold of the buffers of captured collectives.
+const NCCL_REGISTERS: &str = "NCCL_GRAPH_REGISTER";
+
+/// The default of sharing. Pages that can be exported cost nothing more, but NCCL registers them in captures by itself, whose seals may then exchange
+/// none of them: so they are the default only where the process promises that it does not.
+fn promised(options: DeviceOptions) -> Option<DeviceOptions> {
+    let promise = std::env::var(NCCL_REGISTERS).is_ok_and(|value| value == "0");
+    (promise && options.sharing == Handles::None).then_some(DeviceOptions { sharing: Handles::Fd, ..options })
 }
 
 /// The choice itself, and why.

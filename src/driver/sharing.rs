@@ -4,22 +4,28 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use super::{Driver, HostOptions, PageHandle};
 use crate::error::{Error, Result};
+use crate::units::Peers;
 
-/// What other processes can be given a device's pages by.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What other processes can be given a device's pages by; each is what stands before it too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Handles {
     /// By nothing: pages stay in this process.
     #[default]
     None,
     /// By POSIX file descriptors, one a page. A page takes none before it is exported.
     Fd,
+    /// By [fabric handles](FabricHandle), which reach other hosts, where the device makes one at a trial; else by descriptors.
+    Fabric,
 }
+
+/// By what another process imports a page over the fabric, to be sent as it is: `CUmemFabricHandle`.
+pub type FabricHandle = [u8; 64];
 
 impl Handles {
     /// What a driver grants.
     #[must_use]
     pub fn of(driver: &dyn Driver) -> Self {
-        if driver.sharing().is_some() { Self::Fd } else { Self::None }
+        driver.sharing().map_or(Self::None, Sharing::granted)
     }
 
     /// The answer of a device that cannot.
@@ -34,8 +40,19 @@ impl Handles {
 pub struct DeviceOptions {
     /// For the host only.
     pub host: HostOptions,
-    /// What pages can be exported by, all or none of the device's; where that cannot be, opening fails.
+    /// What pages can be exported by, all or none of the device's; where that cannot be, opening fails. [`Handles::None`], the default: nothing is asked
+    /// for. [`open`](super::open) has them by descriptors then all the same where it can and `NCCL_GRAPH_REGISTER=0` is in the environment.
     pub sharing: Handles,
+    /// Whether network cards may read and write its pages (`gpuDirectRDMACapable` of CUDA, which makes every map dearer); where that cannot be, opening fails.
+    pub rdma: bool,
+    /// Other devices of the platform that may read and write all its pages: see [`Device::admit`](crate::Device::admit).
+    pub peers: Peers,
+}
+
+/// The answer of a device whose pages network cards cannot reach.
+pub(super) fn rdma_refused() -> Error {
+    let expected = "0: network cards cannot be given this device's pages";
+    Error::InvalidArgument { what: "rdma", value: 1, expected }
 }
 
 impl From<HostOptions> for DeviceOptions {
@@ -49,6 +66,11 @@ impl From<HostOptions> for DeviceOptions {
 /// # Safety
 /// As [`Memory`](super::Memory).
 pub unsafe trait Sharing {
+    /// What pages can be exported by.
+    fn granted(&self) -> Handles {
+        Handles::Fd
+    }
+
     /// A descriptor by which another process can [import](Self::import) the page; the caller's. The page's memory stays, whatever happens to the page
     /// here, as long as the descriptor, or a page that was imported by it, does.
     ///
@@ -62,4 +84,28 @@ pub unsafe trait Sharing {
     /// # Errors
     /// What the driver says of a descriptor that is no page of that length; a platform that cannot tell the length says so when it is mapped.
     fn import(&self, fd: BorrowedFd<'_>, len: u64) -> Result<PageHandle>;
+
+    /// As [`export`](Self::export), for processes of other hosts too. The page's memory stays as long as the page does, and where it was imported.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] unless that was [granted](Self::granted); what the driver says.
+    ///
+    /// # Safety
+    /// As [`export`](Self::export).
+    unsafe fn export_fabric(&self, _page: PageHandle) -> Result<FabricHandle> {
+        Err(no_fabric())
+    }
+
+    /// As [`import`](Self::import), by a handle of the fabric.
+    ///
+    /// # Errors
+    /// As [`export_fabric`](Self::export_fabric).
+    fn import_fabric(&self, _handle: &FabricHandle, _len: u64) -> Result<PageHandle> {
+        Err(no_fabric())
+    }
+}
+
+pub(super) fn no_fabric() -> Error {
+    let expected = "one whose trial of the fabric went well";
+    Error::WrongState { what: "the device", expected, found: "without handles of the fabric" }
 }

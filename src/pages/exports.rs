@@ -10,7 +10,7 @@ use slotmap::{Key, KeyData};
 
 use super::pool::State;
 use super::{Holder, PageId, PagePool};
-use crate::driver::{PageHandle, Sharing};
+use crate::driver::{FabricHandle, PageHandle, Sharing};
 use crate::error::{Error, Result};
 use crate::sync::atomic::Ordering;
 use crate::units::Address;
@@ -169,13 +169,26 @@ impl PagePool {
     /// # Errors
     /// [`Error::WrongState`] if the device was opened without; what the driver says.
     pub(crate) fn export_descriptor(&self, id: PageId) -> Result<OwnedFd> {
-        let sharing = self.sharing()?;
-        let handle: Option<PageHandle> = {
-            let state = self.lock();
-            state.pages.get(id).filter(|page| page.exported > 0).and_then(|page| page.handle)
-        };
+        let (sharing, handle) = (self.sharing()?, self.exported_handle(id)?);
         // SAFETY: a page that the pool created; pinned, it is not given back.
-        unsafe { sharing.export(handle.ok_or_else(|| nobodys(id))?) }
+        unsafe { sharing.export(handle) }
+    }
+
+    /// As [`export_descriptor`](Self::export_descriptor), by a handle of the fabric.
+    ///
+    /// # Errors
+    /// As [`export_descriptor`](Self::export_descriptor), and without the fabric.
+    pub(crate) fn export_fabric(&self, id: PageId) -> Result<FabricHandle> {
+        let (sharing, handle) = (self.sharing()?, self.exported_handle(id)?);
+        // SAFETY: as above.
+        unsafe { sharing.export_fabric(handle) }
+    }
+
+    /// What the driver knows a pinned page by.
+    fn exported_handle(&self, id: PageId) -> Result<PageHandle> {
+        let state = self.lock();
+        let page = state.pages.get(id).filter(|page| page.exported > 0);
+        page.and_then(|page| page.handle).ok_or_else(|| nobodys(id))
     }
 
     /// Whether others have a page. Without any such page on the device, one look at a number.

@@ -86,6 +86,11 @@ impl PagePool {
         (result, end - offset)
     }
 
+    /// The other devices that may use all that is mapped.
+    pub(crate) fn peers(&self) -> Peers {
+        self.lock().peers
+    }
+
     /// Lets other devices use all that is mapped on this one, now and from now on.
     ///
     /// # Errors

@@ -73,7 +73,7 @@ pub use pool::{PagePool, PoolStats};
 pub use reclaim::Reclaimer;
 pub use reservation::Reservation;
 pub(crate) use resume::{resume, resume_into};
-pub use shared::SharedSet;
+pub use shared::{SetPeers, SharedSet};
 pub(crate) use survey::{Other, PageName, SurveyedPage};
 pub(crate) use waits::Capturing;
 

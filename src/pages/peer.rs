@@ -9,7 +9,7 @@ use std::os::fd::BorrowedFd;
 use slotmap::SlotMap;
 
 use super::{Fence, PagePool};
-use crate::driver::{PageHandle, Whole};
+use crate::driver::{FabricHandle, PageHandle, Whole};
 use crate::error::{Error, Result};
 use crate::units::{Address, Peers};
 
@@ -77,6 +77,15 @@ impl PagePool {
     /// [`Error::WrongState`] if the device was opened without; what the driver says.
     pub(crate) fn import(&self, fd: BorrowedFd<'_>, bytes: u64) -> Result<PeerId> {
         let handle = self.sharing()?.import(fd, bytes)?;
+        Ok(self.lock().foreign.pages.insert(PeerPage { handle, bytes, users: 1 }))
+    }
+
+    /// As [`import`](Self::import), by a handle of the fabric.
+    ///
+    /// # Errors
+    /// As [`import`](Self::import), and without the fabric.
+    pub(crate) fn import_fabric(&self, handle: &FabricHandle, bytes: u64) -> Result<PeerId> {
+        let handle = self.sharing()?.import_fabric(handle, bytes)?;
         Ok(self.lock().foreign.pages.insert(PeerPage { handle, bytes, users: 1 }))
     }
 

@@ -14,13 +14,22 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::units::{Geometry, Peers};
 
+/// Who may use an arena's pages besides its device.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SetPeers {
+    /// All of them.
+    pub all: Peers,
+    /// Those of remote and exclusive blocks, and so those above too.
+    pub remote: Peers,
+}
+
 /// Pages shared by graphs that never run at the same time.
 pub struct SharedSet {
     pool: Arc<PagePool>,
     arena: u64,
     account: Account,
     geometry: Geometry,
-    peers: Peers,
+    peers: SetPeers,
     numbers: Mutex<Numbers>,
     /// Counts how often pages left their numbers.
     version: AtomicU64,
@@ -49,7 +58,13 @@ struct Numbers {
 impl SharedSet {
     /// An empty set for arena number `arena`, whose pages count toward an account.
     #[must_use]
-    pub fn new(pool: &Arc<PagePool>, arena: u64, account: Account, geometry: Geometry, peers: Peers) -> Self {
+    pub fn new(
+        pool: &Arc<PagePool>,
+        arena: u64,
+        account: Account,
+        geometry: Geometry,
+        peers: SetPeers,
+    ) -> Self {
         let (pool, numbers, version) = (Arc::clone(pool), Mutex::default(), AtomicU64::new(0));
         Self { pool, arena, account, geometry, peers, numbers, version }
     }
@@ -57,7 +72,13 @@ impl SharedSet {
     /// Who may use the arena's pages besides its device.
     #[must_use]
     pub fn peers(&self) -> Peers {
-        self.peers
+        self.peers.all
+    }
+
+    /// Who may use the pages of remote and exclusive blocks.
+    #[must_use]
+    pub fn remote_peers(&self) -> Peers {
+        self.peers.remote
     }
 
     /// The device's pool.

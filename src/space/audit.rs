@@ -122,9 +122,9 @@ mod tests {
     use crate::device::Device;
     use crate::driver::{HostDriver, HostOptions};
     use crate::order::ReplayOrder;
-    use crate::pages::{Change, Limits, SharedSet};
+    use crate::pages::{Change, Limits, SetPeers, SharedSet};
     use crate::sync::Mutex;
-    use crate::units::{Geometry, Peers, Stream};
+    use crate::units::{Geometry, Stream};
 
     const KIB: u64 = 1 << 10;
 
@@ -135,7 +135,7 @@ mod tests {
         let account = device.account("test", None, Limits::default()).unwrap();
         let geometry = Geometry::new(4096, 16 * KIB, 4096).unwrap();
         Arc::new(Common {
-            shared: SharedSet::new(device.pool(), 1, account, geometry, Peers::NONE),
+            shared: SharedSet::new(device.pool(), 1, account, geometry, SetPeers::default()),
             order: ReplayOrder::new(device.pool().events()),
             heap: Heap::default(),
             exclusives: Exclusives::default(),

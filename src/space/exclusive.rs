@@ -100,7 +100,7 @@ impl Common {
     fn map_exclusive(&self, whole: u64, each: u64) -> Result<(Reservation, u64)> {
         let mut change = Change::on(self.pool());
         let least = self.pool().driver().capabilities().granularity;
-        let (range, base) = change.reserve_at(whole + each - least, 0, self.shared.peers())?;
+        let (range, base) = change.reserve_at(whole + each - least, 0, self.shared.remote_peers())?;
         let offset = base.0.next_multiple_of(each) - base.0;
         let page = change.take(whole, self.exclusive_holder(), self.shared.account().id())?;
         change.map(range, offset, &[page])?;

@@ -108,6 +108,8 @@ impl Usage {
 #[derive(Debug)]
 struct Range {
     class: Class,
+    /// For pages of remote blocks, and of nothing else.
+    remote: bool,
     bytes: u64,
     /// The page of each tile.
     tiles: Vec<u32>,

@@ -24,8 +24,8 @@ impl State {
         let mut change = Change::on(common.pool());
         let known = self.ranges.get(growth.range).map(|range| range.id());
         let mapped = (|| {
-            let range =
-                known.map_or_else(|| change.reserve(growth.range_bytes, space, common.shared.peers()), Ok)?;
+            let peers = if lane.remote { common.shared.remote_peers() } else { common.shared.peers() };
+            let range = known.map_or_else(|| change.reserve(growth.range_bytes, space, peers), Ok)?;
             let pages = self.pages_of(common, seen, &mut change, &growth.pages)?;
             change.map(range, growth.offset, &pages)
         })();

@@ -73,6 +73,9 @@ TEST_F(HostileShare, HandlesThatAreNone) {
         EXPECT_EQ(vmmgraph_device_export_page(none, 1, &fd), VMMGRAPH_ERROR_INVALID_HANDLE);
         EXPECT_EQ(vmmgraph_device_page_exported(none, 1, 1), VMMGRAPH_ERROR_INVALID_HANDLE);
         EXPECT_EQ(vmmgraph_device_import(none, 0, MiB, &page), VMMGRAPH_ERROR_INVALID_HANDLE);
+        vmmgraph_fabric_handle_t fabric{};
+        EXPECT_EQ(vmmgraph_device_export_fabric(none, 1, &fabric), VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_device_import_fabric(none, &fabric, MiB, &page), VMMGRAPH_ERROR_INVALID_HANDLE);
         EXPECT_EQ(vmmgraph_peer_page_close(garbage<vmmgraph_peer_page_t>(value)), VMMGRAPH_ERROR_INVALID_HANDLE);
         EXPECT_EQ(vmmgraph_peer_map_create(none, nullptr, 0, &map, &address), VMMGRAPH_ERROR_INVALID_HANDLE);
         const vmmgraph_peer_extent_t extent = {garbage<vmmgraph_peer_page_t>(value), 0, MiB};
@@ -162,6 +165,16 @@ TEST_F(HostileShare, PointersThatAreNull) {
     int fd = -1;
     ASSERT_EQ(vmmgraph_device_export_page(device, page, &fd), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_device_import(device, fd, MiB, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_device_export_fabric(device, page, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    vmmgraph_fabric_handle_t fabric{};
+    vmmgraph_peer_page_t imported = nullptr;
+    EXPECT_EQ(vmmgraph_device_import_fabric(device, nullptr, MiB, &imported), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_device_import_fabric(device, &fabric, MiB, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    // The host has no fabric: said, and nothing is pinned by it (one pin is, by the descriptor).
+    EXPECT_EQ(vmmgraph_device_export_fabric(device, page, &fabric), VMMGRAPH_ERROR_WRONG_STATE);
+    EXPECT_EQ(vmmgraph_device_import_fabric(device, &fabric, MiB, &imported), VMMGRAPH_ERROR_WRONG_STATE);
+    EXPECT_EQ(vmmgraph_device_page_exported(device, page, -2), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(imported, nullptr);
     vmmgraph_peer_map_t map = nullptr;
     void* address = nullptr;
     const vmmgraph_peer_extent_t extent = {nullptr, 0, MiB};
@@ -326,13 +339,19 @@ TEST_F(HostileShare, ImportsAndPartsThatAreNone) {
 
 TEST(HostileShareDevice, OptionsThatAreNone) {
     vmmgraph_device_t device = nullptr;
-    for (const std::int32_t sharing : {-1, 2, INT32_MAX}) {
+    for (const std::int32_t sharing : {-1, 3, INT32_MAX}) {
         auto options = shared_options(7);
         options.sharing = sharing;
         EXPECT_EQ(vmmgraph_device_open(&options, &device), VMMGRAPH_ERROR_INVALID_ARGUMENT) << sharing;
     }
     auto options = shared_options(7);
-    options.reserved = 1;
+    // Network cards cannot be given this machine's memory; and what is neither yes nor no.
+    for (const std::int32_t rdma : {1, 2, -1}) {
+        options.rdma = rdma;
+        EXPECT_EQ(vmmgraph_device_open(&options, &device), VMMGRAPH_ERROR_INVALID_ARGUMENT) << rdma;
+    }
+    options = shared_options(7);
+    options.peers = std::uint64_t{1} << 63;
     EXPECT_EQ(vmmgraph_device_open(&options, &device), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(device, nullptr);
 }

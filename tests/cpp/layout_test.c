@@ -149,7 +149,7 @@ FIELD(vmmgraph_error_info_t, reserved, 20, 4);
 FIELD(vmmgraph_error_info_t, requested, 24, 8);
 FIELD(vmmgraph_error_info_t, available, 32, 8);
 
-SIZE(vmmgraph_device_options_t, 48);
+SIZE(vmmgraph_device_options_t, 56);
 FIELD(vmmgraph_device_options_t, struct_size, 0, 8);
 FIELD(vmmgraph_device_options_t, driver, 8, 4);
 FIELD(vmmgraph_device_options_t, device, 12, 4);
@@ -157,9 +157,10 @@ FIELD(vmmgraph_device_options_t, budget_bytes, 16, 8);
 FIELD(vmmgraph_device_options_t, host_granularity_bytes, 24, 8);
 FIELD(vmmgraph_device_options_t, host_memory_bytes, 32, 8);
 FIELD(vmmgraph_device_options_t, sharing, 40, 4);
-FIELD(vmmgraph_device_options_t, reserved, 44, 4);
+FIELD(vmmgraph_device_options_t, rdma, 44, 4);
+FIELD(vmmgraph_device_options_t, peers, 48, 8);
 
-SIZE(vmmgraph_device_info_t, 168);
+SIZE(vmmgraph_device_info_t, 176);
 FIELD(vmmgraph_device_info_t, struct_size, 0, 8);
 FIELD(vmmgraph_device_info_t, driver, 8, 4);
 FIELD(vmmgraph_device_info_t, device, 12, 4);
@@ -167,7 +168,8 @@ FIELD(vmmgraph_device_info_t, granularity_bytes, 16, 8);
 FIELD(vmmgraph_device_info_t, total_bytes, 24, 8);
 FIELD(vmmgraph_device_info_t, name, 32, 128);
 FIELD(vmmgraph_device_info_t, sharing, 160, 4);
-FIELD(vmmgraph_device_info_t, reserved, 164, 4);
+FIELD(vmmgraph_device_info_t, rdma, 164, 4);
+FIELD(vmmgraph_device_info_t, peers, 168, 8);
 
 SIZE(vmmgraph_device_stats_t, 136);
 FIELD(vmmgraph_device_stats_t, struct_size, 0, 8);
@@ -195,12 +197,15 @@ FIELD(vmmgraph_page_extent_t, bytes, 16, 8);
 FIELD(vmmgraph_page_extent_t, address, 24, 8);
 FIELD(vmmgraph_page_extent_t, page_bytes, 32, 8);
 
+SIZE(vmmgraph_fabric_handle_t, 64);
+FIELD(vmmgraph_fabric_handle_t, data, 0, 64);
+
 SIZE(vmmgraph_peer_extent_t, 24);
 FIELD(vmmgraph_peer_extent_t, page, 0, 8);
 FIELD(vmmgraph_peer_extent_t, offset, 8, 8);
 FIELD(vmmgraph_peer_extent_t, bytes, 16, 8);
 
-SIZE(vmmgraph_arena_options_t, 80);
+SIZE(vmmgraph_arena_options_t, 88);
 FIELD(vmmgraph_arena_options_t, struct_size, 0, 8);
 FIELD(vmmgraph_arena_options_t, small_page_bytes, 8, 8);
 FIELD(vmmgraph_arena_options_t, large_page_bytes, 16, 8);
@@ -212,6 +217,7 @@ FIELD(vmmgraph_arena_options_t, expected_bytes, 48, 8);
 FIELD(vmmgraph_arena_options_t, peers, 56, 8);
 FIELD(vmmgraph_arena_options_t, tag, 64, 8);
 FIELD(vmmgraph_arena_options_t, least_bytes, 72, 8);
+FIELD(vmmgraph_arena_options_t, remote_peers, 80, 8);
 
 SIZE(vmmgraph_arena_stats_t, 160);
 FIELD(vmmgraph_arena_stats_t, struct_size, 0, 8);

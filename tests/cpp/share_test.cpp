@@ -60,6 +60,24 @@ int peer(int socket) {
     }
 }
 
+TEST(Share, OpeningSaysWhatWasGranted) {
+    auto options = shared(5);
+    options.sharing = Sharing::fabric;
+    // One of the host's eight, and its own, which counts for nothing.
+    options.peers = 1U << 2 | 1U << 5;
+    const auto device = vmmgraph::Device::open(options);
+    EXPECT_EQ(device.info().sharing, static_cast<std::int32_t>(Sharing::fd));
+    EXPECT_EQ(device.info().rdma, 0);
+    EXPECT_EQ(device.info().peers, 1U << 2);
+    vmmgraph::SharedVmmAllocator arena(device, host::options());
+    void* const block = arena.allocate_exclusive(host::MiB);
+    const auto page = vmmgraph::export_range(arena, block, host::MiB).front();
+    EXPECT_THROW(static_cast<void>(vmmgraph::export_fabric(device, page.page)), vmmgraph::Error);
+    EXPECT_THROW(vmmgraph::PeerPage(device, vmmgraph::FabricHandle{}, page.page_bytes), vmmgraph::Error);
+    // Nothing is pinned by what was refused.
+    EXPECT_EQ(device.stats().exported_bytes, 0U);
+}
+
 TEST(Share, AnExclusiveBlockIsOnePageThatIsZero) {
     const auto device = vmmgraph::Device::open(shared(0));
     vmmgraph::SharedVmmAllocator arena(device, host::options());

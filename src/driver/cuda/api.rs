@@ -66,10 +66,10 @@ driver_functions! {
         cuCtxPopCurrent_v2(*mut sys::CUcontext);
         cuThreadExchangeStreamCaptureMode(*mut c_int);
         cuMemGetInfo_v2(*mut usize, *mut usize);
-        cuMemGetAllocationGranularity(*mut usize, *const sys::CUmemAllocationProp, c_int);
+        cuMemGetAllocationGranularity(*mut usize, *const AllocationProp, c_int);
         cuMemAddressReserve(*mut sys::CUdeviceptr, usize, usize, sys::CUdeviceptr, c_ulonglong);
         cuMemAddressFree(sys::CUdeviceptr, usize);
-        cuMemCreate(*mut c_ulonglong, usize, *const sys::CUmemAllocationProp, c_ulonglong);
+        cuMemCreate(*mut c_ulonglong, usize, *const AllocationProp, c_ulonglong);
         cuMemRelease(c_ulonglong);
         cuMemMap(sys::CUdeviceptr, usize, usize, c_ulonglong, c_ulonglong);
         cuMemSetAccess(sys::CUdeviceptr, usize, *const sys::CUmemAccessDesc, usize);
@@ -118,6 +118,23 @@ driver_functions! {
         cuMemImportFromShareableHandle(*mut c_ulonglong, *mut c_void, c_int);
     }
 }
+
+/// `CUmemAllocationProp`, whose handle types are flags of an enum that has no name for two of them.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct AllocationProp {
+    pub(super) kind: c_int,
+    pub(super) handle_types: c_int,
+    pub(super) location: sys::CUmemLocation,
+    pub(super) win32_handle_meta_data: *mut c_void,
+    pub(super) compression: u8,
+    pub(super) gpu_direct_rdma: u8,
+    pub(super) usage: u16,
+    pub(super) reserved: [u8; 4],
+}
+
+// The one that cudarc has from cuda.h.
+const _: () = assert!(size_of::<AllocationProp>() == size_of::<sys::CUmemAllocationProp>());
 
 /// `CUgraphEdgeData`: ports, kind, and what is reserved.
 pub(super) type EdgeData = [u8; 8];

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use super::{
-    Alias, Capabilities, DeviceInfo, Driver, Event, Graphs, Handles, Memory, NotMapped, PageHandle, Platform,
-    Sharing, StreamState, Timeline, Transfer, Whole,
+    Alias, Capabilities, DeviceInfo, DeviceOptions, Driver, Event, Graphs, Handles, Memory, NotMapped,
+    PageHandle, Platform, Sharing, StreamState, Timeline, Transfer, Whole,
 };
 use crate::error::{Error, Result};
 use crate::units::{Address, MAX_BYTES, Peers, Stream};
@@ -21,12 +21,13 @@ mod graphs;
 mod sharing;
 
 use api::{Api, Code, GraphApi};
+use sharing::PageKind;
 
 pub(super) const PLATFORM: Platform = Platform {
     name: "cuda",
     number: 1,
     count: CudaDriver::count,
-    open: |ordinal, options| Ok(Arc::new(CudaDriver::with_sharing(ordinal, options.sharing)?)),
+    open: |ordinal, options| Ok(Arc::new(CudaDriver::with_options(ordinal, options)?)),
     abi: super::abi::Abi::default,
 };
 
@@ -53,7 +54,7 @@ pub struct CudaDriver {
     api: &'static Api,
     info: DeviceInfo,
     capabilities: Capabilities,
-    sharing: Handles,
+    pages: PageKind,
     device: sys::CUdevice,
     /// The device's primary context, retained while this object lives.
     context: sys::CUcontext,
@@ -88,14 +89,14 @@ impl CudaDriver {
     /// # Errors
     /// As [`count`](Self::count); [`Error::InvalidDevice`]; [`Error::Unsupported`] without virtual memory management.
     pub fn new(ordinal: i32) -> Result<Self> {
-        Self::with_sharing(ordinal, Handles::None)
+        Self::with_options(ordinal, DeviceOptions::default())
     }
 
-    /// As [`new`](Self::new), with pages that can be exported as said.
+    /// As [`new`](Self::new), with pages that others can have as said.
     ///
     /// # Errors
     /// As [`new`](Self::new); [`Error::InvalidArgument`] if they cannot.
-    pub fn with_sharing(ordinal: i32, sharing: Handles) -> Result<Self> {
+    pub fn with_options(ordinal: i32, options: DeviceOptions) -> Result<Self> {
         let count = Self::count()?;
         if !(0..count).contains(&ordinal) {
             return Err(Error::InvalidDevice { driver: PLATFORM.name, ordinal, count });
@@ -120,9 +121,9 @@ impl CudaDriver {
         let mut total = 0;
         // SAFETY: the out pointer is good.
         check(api, "cuDeviceTotalMem", unsafe { (api.cuDeviceTotalMem_v2)(&raw mut total, device) })?;
-        Self::check_sharing(api, device, sharing)?;
+        let pages = PageKind::for_device(api, device, options)?;
         let mut granularity = 0;
-        let prop = allocation(ordinal, sharing);
+        let prop = pages.of(ordinal);
         // SAFETY: both pointers are good; 0 is CU_MEM_ALLOC_GRANULARITY_MINIMUM.
         let code = unsafe { (api.cuMemGetAllocationGranularity)(&raw mut granularity, &raw const prop, 0) };
         check(api, "cuMemGetAllocationGranularity", code)?;
@@ -150,7 +151,9 @@ impl CudaDriver {
             peers,
             restores_no_context: true,
         };
-        Ok(Self { api, info, capabilities, sharing, device, context })
+        let mut driver = Self { api, info, capabilities, pages, device, context };
+        driver.try_fabric();
+        Ok(driver)
     }
 
     /// The other devices that can use this one's memory.
@@ -253,22 +256,6 @@ fn location(ordinal: i32) -> sys::CUmemLocation {
     sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal }
 }
 
-/// Plain device memory of one GPU. Everything not named is zero, as the driver asks.
-fn allocation(ordinal: i32, sharing: Handles) -> sys::CUmemAllocationProp {
-    sys::CUmemAllocationProp {
-        type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-        requestedHandleTypes: sharing::handle_type(sharing),
-        location: location(ordinal),
-        win32HandleMetaData: ptr::null_mut(),
-        allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
-            compressionType: 0,
-            gpuDirectRDMACapable: 0,
-            usage: 0,
-            reserved: [0; 4],
-        },
-    }
-}
-
 fn access_by(ordinal: i32) -> sys::CUmemAccessDesc {
     let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     sys::CUmemAccessDesc { location: location(ordinal), flags }
@@ -328,7 +315,11 @@ impl Driver for CudaDriver {
     }
 
     fn sharing(&self) -> Option<&dyn Sharing> {
-        (self.sharing != Handles::None).then_some(self as &dyn Sharing)
+        (self.pages.handles != Handles::None).then_some(self as &dyn Sharing)
+    }
+
+    fn rdma(&self) -> bool {
+        self.pages.rdma
     }
 }
 
@@ -363,7 +354,7 @@ unsafe impl Memory for CudaDriver {
 
     fn create(&self, len: u64) -> Result<PageHandle> {
         let mut handle = 0;
-        let prop = allocation(self.info.ordinal, self.sharing);
+        let prop = self.pages.of(self.info.ordinal);
         // SAFETY: both pointers are good.
         self.call("cuMemCreate", |api| unsafe {
             (api.cuMemCreate)(&raw mut handle, len as usize, &raw const prop, 0)

@@ -34,7 +34,7 @@ impl Layout {
     pub(crate) fn plan(&self, bytes: BlockBytes, lane: Lane) -> Growth {
         if self.packed(bytes) {
             let page = PageNo { class: Class::Small, index: self.slabs.len() as u32 };
-            let (first, range_bytes) = self.next_tiles(Class::Small, 1);
+            let (first, range_bytes) = self.next_tiles(Class::Small, lane, 1);
             let offset = first.tile as u64 * self.geometry.small();
             let (range, pages) = (first.range, vec![page]);
             return Growth { bytes, lane, first, parts: Vec::new(), range, range_bytes, offset, pages };
@@ -54,7 +54,7 @@ impl Layout {
                 let tile = self.ranges[range].tiles.len() - 1;
                 (TileNo { range, tile }, self.ranges[range].bytes)
             }
-            None => self.next_tiles(Class::Large, parts.len()),
+            None => self.next_tiles(Class::Large, lane, parts.len()),
         };
         let there = usize::from(shown.is_some());
         let offset = (first.tile + there) as u64 * large;
@@ -65,10 +65,12 @@ impl Layout {
 
     /// Where so many tiles of a class can follow what is mapped: the first of them, and the bytes of their range, which may be a
     /// new one.
-    fn next_tiles(&self, class: Class, tiles: usize) -> (TileNo, u64) {
+    fn next_tiles(&self, class: Class, lane: Lane, tiles: usize) -> (TileNo, u64) {
         let page = self.page_bytes(class);
         let length = tiles as u64 * page;
-        let mut fitting = self.ranges.iter().enumerate().filter(|(_, range)| range.class == class);
+        // Who may use what is mapped there is a matter of its range, and for remote blocks it may be others.
+        let alike = |range: &Range| range.class == class && range.remote == lane.remote;
+        let mut fitting = self.ranges.iter().enumerate().filter(|(_, range)| alike(range));
         let filled = |range: &Range| range.tiles.len() as u64 * page;
         match fitting.clone().find(|(_, range)| range.bytes - filled(range) >= length) {
             Some((number, range)) => (TileNo { range: number, tile: range.tiles.len() }, range.bytes),
@@ -85,7 +87,8 @@ impl Layout {
         let Growth { bytes, lane, first, parts, range, range_bytes, offset, pages } = growth;
         let class = if parts.is_empty() { Class::Small } else { Class::Large };
         if *range == self.ranges.len() {
-            self.ranges.push(Range { class, bytes: *range_bytes, tiles: Vec::new(), used: Vec::new() });
+            let (bytes, remote) = (*range_bytes, lane.remote);
+            self.ranges.push(Range { class, remote, bytes, tiles: Vec::new(), used: Vec::new() });
         }
         let units = self.page_bytes(class) / self.geometry.small();
         let filled = self.ranges[*range].tiles.len() as u64 * self.page_bytes(class);

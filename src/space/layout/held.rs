@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::{Layout, Live, NotLive, Place, TileNo};
+use super::{Layout, NotLive, Place, TileNo};
 use crate::pages::{Class, PageNo};
 
 impl Layout {
@@ -32,25 +32,17 @@ impl Layout {
         }
     }
 
-    /// Whether the page of a number holds remote blocks, or did.
-    pub(crate) fn is_remote(&self, no: PageNo) -> bool {
-        match no.class {
-            Class::Small => self.slabs.lane(no.index as usize).remote,
-            Class::Large => self.pages.lane(no.index).remote,
-        }
-    }
-
     /// Where numbers show that hold remote blocks, or did: range and offset.
     pub(crate) fn remote_tiles(&self) -> HashSet<(usize, u64)> {
-        let tiles = self.tiles().filter(|(.., no)| self.is_remote(*no));
+        let tiles = self.tiles().filter(|(range, ..)| self.ranges[*range].remote);
         tiles.map(|(range, offset, _)| (range, offset)).collect()
     }
 
     /// The remote blocks that are live, and their bytes.
     pub(crate) fn live_remote(&self) -> (u64, u64) {
         let blocks = self.blocks();
-        let under = |live: &&Live| self.under(live.place, live.bytes).iter().any(|no| self.is_remote(*no));
-        blocks.iter().filter(under).fold((0, 0), |(count, bytes), live| (count + 1, bytes + live.bytes))
+        let remote = blocks.iter().filter(|live| self.ranges[live.place.range].remote);
+        remote.fold((0, 0), |(count, bytes), live| (count + 1, bytes + live.bytes))
     }
 
     /// The bytes of the live block at a place.

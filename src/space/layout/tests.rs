@@ -214,7 +214,6 @@ proptest! {
                     let backing = space.backing(place, bytes);
                     for (page, from, length) in &backing {
                         prop_assert_eq!(*owner.entry(*page).or_insert((stream, remote)), (stream, remote));
-                        prop_assert_eq!(space.layout.is_remote(*page), remote);
                         for (other, theirs, _) in &live {
                             for (shown, start, n) in space.backing(*other, *theirs) {
                                 prop_assert!(shown != *page || start + n <= *from || from + length <= start);

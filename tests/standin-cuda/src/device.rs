@@ -92,6 +92,8 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_in
             16 => 132,
             // CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, ..._VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, ..._HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
             41 | 102 | 103 => 1,
+            // CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, ..._HANDLE_TYPE_FABRIC_SUPPORTED (which says nothing of leave to use it)
+            110 | 128 => 1,
             // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
             75 => 9,
             1..=255 => 0,

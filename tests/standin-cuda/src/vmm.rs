@@ -1,8 +1,9 @@
 //! Virtual memory: reservations, pages, mappings. The rules themselves are those of the host driver's memory.rs.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
-use std::os::fd::{BorrowedFd, IntoRawFd};
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use standin::state::{device, device_at, handle as handle_of, page};
@@ -54,9 +55,27 @@ const LOCATION_DEVICE: c_int = 1;
 const TYPE_PINNED: c_uint = 1;
 const ACCESS_READ_WRITE: c_uint = 3;
 const FILE_DESCRIPTOR: c_uint = 1;
+const FABRIC: c_uint = 8;
 
-/// Pages that were created to be exported.
-static EXPORTABLE: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
+/// Pages that were created to be exported, and by what.
+static EXPORTABLE: Mutex<Option<HashMap<u64, c_uint>>> = Mutex::new(None);
+
+/// Whether the process may use the fabric. Where it may not, creating for it is what fails, as on an H200.
+static FABRIC_ALLOWED: AtomicBool = AtomicBool::new(false);
+
+/// Lets the process use the fabric, or no more.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_allow_fabric(allowed: bool) {
+    FABRIC_ALLOWED.store(allowed, Ordering::SeqCst);
+}
+
+/// Refuses what the page was not created for.
+fn exportable(handle: u64, kind: c_int) -> Answer<()> {
+    let pages = EXPORTABLE.lock().unwrap_or_else(PoisonError::into_inner);
+    let kinds = pages.as_ref().and_then(|pages| pages.get(&handle)).copied().unwrap_or(0);
+    let one = kind == FILE_DESCRIPTOR as c_int || kind == FABRIC as c_int;
+    if one && kinds & kind as c_uint != 0 { Ok(()) } else { Err(Why::Invalid) }
+}
 
 fn at_device(location: Location) -> Answer<c_int> {
     if location.kind == LOCATION_DEVICE { Ok(location.id) } else { Err(Why::Invalid) }
@@ -72,7 +91,13 @@ unsafe fn asked_device(prop: *const AllocationProp) -> Answer<c_int> {
     if prop.kind != TYPE_PINNED {
         return Err(Why::Invalid);
     }
-    if prop.requested_handle_types > FILE_DESCRIPTOR || prop.alloc_flags != [0; 8] {
+    // Of the flags the second is gpuDirectRDMACapable.
+    let [compression, rdma, rest @ ..] = prop.alloc_flags;
+    if prop.requested_handle_types & !(FILE_DESCRIPTOR | FABRIC) != 0
+        || compression != 0
+        || rdma > 1
+        || rest != [0; 6]
+    {
         return Err(Why::NotSupported);
     }
     at_device(prop.location)
@@ -126,10 +151,18 @@ pub unsafe extern "C" fn cuMemCreate(
         if out.is_null() || flags != 0 {
             return Err(Why::Invalid);
         }
-        let page = handle_of(index, device.memory.create(size as u64).map_err(refused)?);
         // SAFETY: not null, and then readable by the caller's contract, as it was above.
-        if unsafe { (*prop).requested_handle_types } == FILE_DESCRIPTOR {
-            EXPORTABLE.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default().insert(page);
+        let kinds = unsafe { (*prop).requested_handle_types };
+        if kinds & FABRIC != 0 && !FABRIC_ALLOWED.load(Ordering::SeqCst) {
+            return Err(Why::NotPermitted);
+        }
+        let page = handle_of(index, device.memory.create(size as u64).map_err(refused)?);
+        if kinds != 0 {
+            EXPORTABLE
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .get_or_insert_default()
+                .insert(page, kinds);
         }
         // SAFETY: the caller's contract.
         unsafe { give(out, page) }
@@ -146,7 +179,7 @@ pub extern "C" fn cuMemRelease(handle: u64) -> Code {
     })
 }
 
-/// A descriptor of a page that was created for that.
+/// A descriptor, or a handle of the fabric, of a page that was created for that.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemExportToShareableHandle(
     out: *mut c_void,
@@ -155,15 +188,18 @@ pub unsafe extern "C" fn cuMemExportToShareableHandle(
     flags: u64,
 ) -> Code {
     answer(|| {
-        let exportable = EXPORTABLE
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .as_ref()
-            .is_some_and(|pages| pages.contains(&handle));
-        if out.is_null() || flags != 0 || kind != FILE_DESCRIPTOR as c_int || !exportable {
+        if out.is_null() || flags != 0 {
             return Err(Why::Invalid);
         }
+        exportable(handle, kind)?;
         let (_, device, page) = page(handle)?;
+        if kind == FABRIC as c_int {
+            // Of this process only: the page's own handle says it all.
+            let mut name = [0_u8; 64];
+            name[..8].copy_from_slice(&handle.to_le_bytes());
+            // SAFETY: not null, and then room for such a handle by the caller's contract.
+            return unsafe { give(out.cast::<[u8; 64]>(), name) };
+        }
         let fd = device.memory.export(page).map_err(refused)?;
         // SAFETY: not null, and then room for a descriptor by the caller's contract.
         unsafe { give(out.cast::<c_int>(), fd.into_raw_fd()) }
@@ -178,13 +214,28 @@ pub unsafe extern "C" fn cuMemImportFromShareableHandle(
     kind: c_int,
 ) -> Code {
     answer(|| {
-        let fd = c_int::try_from(handle as usize).map_err(|_| Why::Invalid)?;
-        if out.is_null() || kind != FILE_DESCRIPTOR as c_int || fd < 0 {
+        let (index, device) = current()?;
+        if out.is_null() {
             return Err(Why::Invalid);
         }
-        let (index, device) = current()?;
-        // SAFETY: only asked about; one that is none is refused.
-        let page = device.memory.import(unsafe { BorrowedFd::borrow_raw(fd) }, None).map_err(refused)?;
+        let page = if kind == FABRIC as c_int && !handle.is_null() {
+            // SAFETY: a handle of the fabric by the caller's contract.
+            let name = unsafe { handle.cast::<[u8; 64]>().read_unaligned() };
+            let mut of = [0; 8];
+            of.copy_from_slice(&name[..8]);
+            let of = u64::from_le_bytes(of);
+            exportable(of, kind)?;
+            let (_, owner, page) = page(of)?;
+            let fd = owner.memory.export(page).map_err(refused)?;
+            device.memory.import(fd.as_fd(), None).map_err(refused)?
+        } else {
+            let fd = c_int::try_from(handle as usize).map_err(|_| Why::Invalid)?;
+            if kind != FILE_DESCRIPTOR as c_int || fd < 0 {
+                return Err(Why::Invalid);
+            }
+            // SAFETY: only asked about; one that is none is refused.
+            device.memory.import(unsafe { BorrowedFd::borrow_raw(fd) }, None).map_err(refused)?
+        };
         // SAFETY: the caller's contract.
         unsafe { give(out, handle_of(index, page)) }
     })

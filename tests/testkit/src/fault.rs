@@ -9,7 +9,7 @@ use std::thread::ThreadId;
 
 use parking_lot::Mutex;
 use vmmgraph::driver::{
-    Capabilities, DeviceInfo, Driver, Event, Memory, NotMapped, PageHandle, SharedDriver, Sharing,
+    Capabilities, DeviceInfo, Driver, Event, Handles, Memory, NotMapped, PageHandle, SharedDriver, Sharing,
     StreamState, Timeline, Transfer, Whole,
 };
 use vmmgraph::{Address, Error, Peers, Result, Stream};
@@ -231,6 +231,10 @@ impl Driver for FaultyDriver {
 
 // SAFETY: everything that is done is done by the driver below, with the callers' promises.
 unsafe impl Sharing for FaultyDriver {
+    fn granted(&self) -> Handles {
+        Handles::of(&*self.inner)
+    }
+
     unsafe fn export(&self, page: PageHandle) -> Result<OwnedFd> {
         self.called("export", format!(" {page:?}"))?;
         let below = self.inner.sharing().ok_or(Error::Unsupported { device: self.inner.info().ordinal })?;

@@ -20,7 +20,7 @@ pub use fault::FaultyDriver;
 pub use late::{Delay, LateDriver};
 pub use model::Model;
 pub use reordering::ReorderingDriver;
-pub use replay::{Captured, Replayed, Stamps, capture, capture_with, replay};
+pub use replay::{Captured, Replayed, Stamps, capture, capture_by, capture_with, replay};
 pub use timing::median;
 pub use torch::{private_pools_bytes, published_design};
 pub use trace::{Event, Order, Shape, Trace, shuffle};

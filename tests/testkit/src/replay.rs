@@ -52,17 +52,27 @@ pub fn capture_with(
     mark: bool,
 ) -> Result<Captured> {
     let kept = if mark { shape.kept() } else { HashSet::new() };
+    capture_by(arena, shape, |space, id, bytes| {
+        if kept.contains(&id) { space.allocate_kept(bytes, stream) } else { space.allocate(bytes, stream) }
+    })
+}
+
+/// As [`capture`], with blocks from wherever `allocate` has them, by their number and bytes.
+///
+/// # Errors
+/// As [`capture`].
+pub fn capture_by(
+    arena: &SharedVmmAllocator,
+    shape: &Shape,
+    allocate: impl Fn(&Space, usize, u64) -> Result<Address>,
+) -> Result<Captured> {
     let space = arena.open_space()?;
     let mut blocks = Vec::new();
     let mut maps_after = Vec::with_capacity(shape.events.len());
     for event in &shape.events {
         match *event {
             Event::Allocate { id, bytes } => {
-                let at = if kept.contains(&id) {
-                    space.allocate_kept(bytes, stream)?
-                } else {
-                    space.allocate(bytes, stream)?
-                };
+                let at = allocate(&space, id, bytes)?;
                 if blocks.len() <= id {
                     blocks.resize(id + 1, (Address(0), 0));
                 }

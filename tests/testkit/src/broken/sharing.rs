@@ -2,7 +2,7 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use vmmgraph::driver::{Driver, PageHandle, Sharing};
+use vmmgraph::driver::{Driver, FabricHandle, Handles, PageHandle, Sharing};
 use vmmgraph::{Error, Result};
 
 use super::{BrokenDriver, Flaw};
@@ -15,6 +15,19 @@ impl BrokenDriver {
 
 // SAFETY: as for memory.
 unsafe impl Sharing for BrokenDriver {
+    fn granted(&self) -> Handles {
+        Handles::of(&*self.inner)
+    }
+
+    unsafe fn export_fabric(&self, page: PageHandle) -> Result<FabricHandle> {
+        // SAFETY: the caller's promise.
+        unsafe { self.sharing_below()?.export_fabric(page) }
+    }
+
+    fn import_fabric(&self, handle: &FabricHandle, len: u64) -> Result<PageHandle> {
+        self.sharing_below()?.import_fabric(handle, len)
+    }
+
     unsafe fn export(&self, page: PageHandle) -> Result<OwnedFd> {
         self.enter("export")?;
         // SAFETY: the caller's promise.
