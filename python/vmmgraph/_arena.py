@@ -28,11 +28,12 @@ MANY, MUCH = 12, 64 << 20
 class Device:
     """A device that is open for as long as this object lives."""
 
-    def __init__(self, library: Library, number: int) -> None:
+    def __init__(self, library: Library, number: int, sharing: str = "none", peers: int = 0) -> None:
         self.library = library
         self.number = number
         self.handle = c_void_p()
-        library.device_open(byref(_c.DeviceOptions(device=number)), byref(self.handle))
+        options = _c.DeviceOptions(device=number, sharing=_c.SHARING[sharing], peers=peers)
+        library.device_open(byref(options), byref(self.handle))
 
     def trim(self) -> int:
         """Gives pages that nobody uses back to the driver; their bytes."""
@@ -49,13 +50,19 @@ _devices: weakref.WeakValueDictionary[tuple[int, int], Device] = weakref.WeakVal
 _devices_lock = threading.Lock()
 
 
-def device_of(library: Library, number: int) -> Device:
+def device_of(library: Library, number: int, sharing: str = "none", peers: int = 0) -> Device:
+    """The device, as it is if it is open; else opened with ``sharing`` and ``peers``, one bit a device."""
     with _devices_lock:
         key = (id(library), number)
         device = _devices.get(key)
         if device is None:
-            device = _devices[key] = Device(library, number)
+            device = _devices[key] = Device(library, number, sharing, peers)
         return device
+
+
+def bits(devices: Sequence[int]) -> int:
+    """A bit for each of some devices."""
+    return sum(1 << device for device in set(devices))
 
 
 class Arena:
@@ -65,7 +72,8 @@ class Arena:
     (they keep their contents, as in a private pool), ``shared_pages`` (the next graph may overwrite them), ``shared_remote`` (as
     ``own_pages``, but what was made within :func:`vmmgraph.remote` stays where it is, shared) or ``in_place``. ``expected_bytes`` is about
     what the hungriest graph needs, from which the size of a page follows. ``poison`` fills shared pages before every replay, which shows
-    graphs that rely on what others left. ``serial`` refuses replays on another stream or thread than the first.
+    graphs that rely on what others left. ``serial`` refuses replays on another stream or thread than the first. ``remote_peers`` are the numbers of other
+    devices that read, in this process, what is made within :func:`vmmgraph.remote`, and exclusive blocks.
 
     Any thread. Memory goes back to the device when the arena, its graphs and their tensors are gone.
     """
@@ -82,6 +90,7 @@ class Arena:
         poison: bool = False,
         trace_blocks: bool = False,
         serial: bool = False,
+        remote_peers: Sequence[int] = (),
         label: str = "",
     ) -> None:
         # Set first: __del__ runs whatever happens below.
@@ -92,7 +101,7 @@ class Arena:
             raise ValueError(f"retain is {retain!r}, none of {', '.join(_c.RETAIN)}")
         door = _door.need()
         self._library: Library = door.library
-        self._device = device_of(self._library, door.device_number(device))
+        self._device = device_of(self._library, door.device_number(device), door.sharing, door.peers)
         flags = _c.FLAGS["poison"] * poison | _c.FLAGS["trace_blocks"] * trace_blocks | _c.FLAGS["serial"] * serial
         options = _c.ArenaOptions(
             small_page_bytes=small_page_bytes,
@@ -101,6 +110,7 @@ class Arena:
             flags=flags,
             budget_bytes=budget,
             expected_bytes=expected_bytes,
+            remote_peers=bits(remote_peers),
         )
         self._library.arena_create(self._device.handle, byref(options), byref(self.handle))
         self.label = label
@@ -138,6 +148,17 @@ class Arena:
     def set_budget(self, budget: int) -> None:
         """Limits the arena's bytes; 0: no limit. Takes nothing away."""
         self._library.arena_set_budget(self.handle, budget)
+
+    def allocate_exclusive(self, size: int, granularity: int = 0) -> int:
+        """A block of ``size`` bytes that no graph shares, zero at first, for what peers write without waiting for this device or what keeps its contents from
+        replay to replay; its address, a multiple of ``granularity`` (0: of a small page)."""
+        block = c_void_p()
+        self._library.arena_allocate_exclusive(self.handle, size, granularity, byref(block))
+        return block.value or 0
+
+    def free_exclusive(self, address: int) -> None:
+        """Frees an exclusive block. Its memory goes behind the arena's replays so far."""
+        self._library.arena_free_exclusive(self.handle, address)
 
     def trim(self) -> int:
         """Waits for the arena's replays and gives what nobody uses back to the driver; bytes."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import POINTER, c_char_p, c_int32, c_size_t, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_int32, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ WRONG_STATE = 100
 OUT_OF_MEMORY = range(200, 205)
 
 RETAIN = {"default": 0, "own_pages": 1, "shared_pages": 2, "in_place": 3, "shared_remote": 4}
+#: What other processes can be given a device's pages by.
+SHARING = {"none": 0, "fd": 1, "fabric": 2}
 FLAGS = {"poison": 1, "trace_blocks": 2, "serial": 4, "check_order": 8}
 
 
@@ -56,7 +58,8 @@ class DeviceOptions(Struct):
         ("host_granularity_bytes", c_uint64),
         ("host_memory_bytes", c_uint64),
         ("sharing", c_int32),
-        ("reserved", c_int32),
+        ("rdma", c_int32),
+        ("peers", c_uint64),
     ]
 
 
@@ -73,6 +76,7 @@ class ArenaOptions(Struct):
         ("peers", c_uint64),
         ("tag", c_void_p),
         ("least_bytes", c_uint64),
+        ("remote_peers", c_uint64),
     ]
 
 
@@ -115,6 +119,14 @@ class SealReport(Struct):
         "remote_blocks",
         "remote_bytes",
     )
+
+
+class PageExtent(ctypes.Structure):
+    _fields_ = [("page", c_uint64), ("offset", c_uint64), ("bytes", c_uint64), ("address", c_void_p), ("page_bytes", c_uint64)]
+
+
+class PeerExtent(ctypes.Structure):
+    _fields_ = [("page", c_void_p), ("offset", c_uint64), ("bytes", c_uint64)]
 
 
 class Output(ctypes.Structure):
@@ -179,6 +191,13 @@ _CORE: dict[str, tuple[Any, ...]] = {
     "vmmgraph_device_open": (POINTER(DeviceOptions), POINTER(c_void_p)),
     "vmmgraph_device_close": (c_void_p,),
     "vmmgraph_device_trim": (c_void_p, POINTER(c_uint64)),
+    "vmmgraph_device_export_page": (c_void_p, c_uint64, POINTER(c_int)),
+    "vmmgraph_device_page_exported": (c_void_p, c_uint64, c_int32),
+    "vmmgraph_device_import": (c_void_p, c_int, c_uint64, POINTER(c_void_p)),
+    "vmmgraph_peer_page_close": (c_void_p,),
+    "vmmgraph_peer_map_create": (c_void_p, POINTER(PeerExtent), c_size_t, POINTER(c_void_p), POINTER(c_void_p)),
+    "vmmgraph_peer_map_used_by": (c_void_p, c_void_p),
+    "vmmgraph_peer_map_destroy": (c_void_p,),
     "vmmgraph_arena_create": (c_void_p, POINTER(ArenaOptions), POINTER(c_void_p)),
     "vmmgraph_arena_destroy": (c_void_p,),
     "vmmgraph_arena_trim": (c_void_p, POINTER(c_uint64)),
@@ -187,6 +206,10 @@ _CORE: dict[str, tuple[Any, ...]] = {
     "vmmgraph_arena_stats": (c_void_p, POINTER(ArenaStats)),
     "vmmgraph_arena_stats_json": (c_void_p, *_TEXT),
     "vmmgraph_arena_switch_to_new_virtual_space": (c_void_p,),
+    "vmmgraph_arena_allocate_exclusive": (c_void_p, c_uint64, c_uint64, POINTER(c_void_p)),
+    "vmmgraph_arena_free_exclusive": (c_void_p, c_void_p),
+    "vmmgraph_arena_export": (c_void_p, c_void_p, c_uint64, POINTER(PageExtent), c_size_t, POINTER(c_size_t)),
+    "vmmgraph_space_export": (c_void_p, c_void_p, c_uint64, POINTER(PageExtent), c_size_t, POINTER(c_size_t)),
     "vmmgraph_space_open": (c_void_p, POINTER(c_void_p)),
     "vmmgraph_space_seal": (c_void_p, c_int32, POINTER(SealReport)),
     "vmmgraph_space_destroy": (c_void_p,),

@@ -9,12 +9,12 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref
 from typing import Any
 
 from . import _c, _core
-from ._arena import Arena, Shape, address_of
+from ._arena import Arena, Shape, address_of, bits
 
 log = logging.getLogger("vmmgraph")
 
@@ -70,6 +70,8 @@ class Door:
         self.expected_bytes = EXPECTED_BYTES
         self.budget = 0
         self.retain = "default"
+        self.sharing = sharing_asked(None)
+        self.peers = 0
         self.said: set[str] = set()
 
     def device_number(self, device: Any) -> int:
@@ -506,6 +508,14 @@ def put_in_place(cls: type, base: type) -> Installed:
     return installed
 
 
+def sharing_asked(given: str | None) -> str:
+    """What a device's pages can be shared by: what is given, else what the environment says."""
+    asked = given if given is not None else os.environ.get("VMMGRAPH_SHARING") or "none"
+    if asked not in _c.SHARING:
+        raise ValueError(f"sharing is {asked!r}, none of {', '.join(_c.SHARING)}")
+    return asked
+
+
 def enable(
     share: bool = False,
     strict: bool = False,
@@ -516,6 +526,8 @@ def enable(
     budget: int = 0,
     retain: str = "default",
     memset_kernels: bool = True,
+    sharing: str | None = None,
+    peers: Sequence[int] = (),
 ) -> Status:
     """Puts VmmGraph under every graph that is captured from now on: ``torch.cuda.CUDAGraph`` is a subclass that captures into arenas.
 
@@ -523,7 +535,9 @@ def enable(
     an arena of its own, or, with ``share``, the device's. At most ``executables`` shapes have executables at a time (0: no limit; 16
     unless ``VMMGRAPH_EXECUTABLES`` says otherwise), and ``executable_bytes`` limits what those take; shapes beyond that borrow one
     when they are replayed. ``expected_bytes``, ``budget`` and ``retain`` are those of the arenas that are made (:class:`Arena`). With
-    ``memset_kernels`` fill kernels stand in the place of memset nodes.
+    ``memset_kernels`` fill kernels stand in the place of memset nodes. ``sharing`` is what other processes can be given pages by, ``"fd"`` or
+    ``"fabric"`` (:mod:`vmmgraph.sharing`; ``VMMGRAPH_SHARING`` unless it is given), and ``peers`` the numbers of other devices that may read all
+    pages in this process: of devices that are opened from now on.
 
     Never raises for a missing library unless ``strict``: it says so in one line, and falls back to torch's MemPools, or leaves torch as
     it is. Called again it does nothing. Returns what it chose.
@@ -531,6 +545,7 @@ def enable(
     global _installed, _status
     if retain not in _c.RETAIN:
         raise ValueError(f"retain is {retain!r}, none of {', '.join(_c.RETAIN)}")
+    sharing = sharing_asked(sharing)
     with _lock:
         if _status is not None and _status:
             return _status
@@ -547,6 +562,7 @@ def enable(
         door.executables = int(os.environ.get("VMMGRAPH_EXECUTABLES") or EXECUTABLES) if executables is None else executables
         door.executable_bytes = executable_bytes
         door.expected_bytes, door.budget, door.retain = expected_bytes, budget, retain
+        door.sharing, door.peers = sharing, bits(peers)
         import torch
 
         from . import _trees

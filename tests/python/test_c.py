@@ -16,12 +16,14 @@ import pytest
 from vmmgraph import _c
 
 INCLUDE = Path(__file__).resolve().parents[2] / "include" / "vmmgraph"
-TYPES = {"size_t": ctypes.c_size_t, "uint64_t": ctypes.c_uint64, "int32_t": ctypes.c_int32}
+TYPES = {"vmmgraph_peer_page_t": c_void_p, "size_t": ctypes.c_size_t, "uint64_t": ctypes.c_uint64, "int32_t": ctypes.c_int32}
 STRUCTS = {
     "vmmgraph_device_options_t": _c.DeviceOptions,
     "vmmgraph_arena_options_t": _c.ArenaOptions,
     "vmmgraph_arena_stats_t": _c.ArenaStats,
     "vmmgraph_seal_report_t": _c.SealReport,
+    "vmmgraph_page_extent_t": _c.PageExtent,
+    "vmmgraph_peer_extent_t": _c.PeerExtent,
     "vmmgraph_output_t": _c.Output,
     "vmmgraph_difference_t": _c.Difference,
     "vmmgraph_torch_graph_t": _c.Graph,
@@ -59,6 +61,7 @@ def test_numbers_are_the_headers(headers: str) -> None:
     assert int(numbers["ABI_VERSION"]) == _c.ABI_VERSION
     assert int(numbers["ERROR_WRONG_STATE"]) == _c.WRONG_STATE
     assert {name.lower(): int(numbers["RETAIN_" + name.upper()]) for name in _c.RETAIN} == _c.RETAIN
+    assert {name: int(numbers["SHARING_" + name.upper()]) for name in _c.SHARING} == _c.SHARING
     # All of the header's, so that one that is new there is missed here.
     assert {name[6:].lower(): int(number) for name, number in numbers.items() if name.startswith("ARENA_")} == _c.FLAGS
     assert int(numbers["ERROR_OUT_OF_MEMORY"]) == _c.OUT_OF_MEMORY.start
