@@ -96,8 +96,8 @@ void call(void* library, const char* name, Arguments... arguments) {
 
 class TwoShot {
 public:
-    // Compiles the kernel for the current device, or throws.
-    TwoShot(int rank, int ranks) : rank_(rank), ranks_(ranks) {
+    // Compiles the kernel, or other code for it, for the current device, or throws.
+    TwoShot(int rank, int ranks, const char* code_of_kernel = source) : rank_(rank), ranks_(ranks) {
         int device = 0;
         cudaDeviceProp properties{};
         C10_CUDA_CHECK(cudaGetDevice(&device));
@@ -107,7 +107,7 @@ public:
         auto* nvrtc = dlopen("libnvrtc.so.13", RTLD_NOW);
         nvrtc = nvrtc != nullptr ? nvrtc : dlopen("libnvrtc.so.12", RTLD_NOW);
         void* program = nullptr;
-        call(nvrtc, "nvrtcCreateProgram", &program, source, "two_shot.cu", 0, nullptr, nullptr);
+        call(nvrtc, "nvrtcCreateProgram", &program, code_of_kernel, "two_shot.cu", 0, nullptr, nullptr);
         call(nvrtc, "nvrtcCompileProgram", program, 1, options);
         std::size_t bytes = 0;
         call(nvrtc, "nvrtcGetCUBINSize", program, &bytes);

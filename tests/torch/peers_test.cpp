@@ -3,6 +3,13 @@
 
 #include <cuda.h>
 #include <dlfcn.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <string_view>
+
+extern char** environ;
 
 namespace torch_tests {
 namespace {
@@ -68,6 +75,62 @@ TEST_F(Torch, AnArenasPeersUseWhatACaptureLeaves) {
     cudaDeviceSynchronize();
     expect_shared_by_both(output);
     expect_shared_by_both(small);
+}
+
+TEST_F(Torch, PeersOfRemoteBlocksHaveNothingElse) {
+    if (!two_that_reach_each_other()) {
+        GTEST_SKIP() << "SKIPPED: needs two GPUs that reach each other's memory";
+    }
+    vmmgraph::Options options;
+    options.remote_peers = 1U << 1;
+    SharedVmmAllocator arena(0, options);
+    const auto input = at::randn({1024, 1024}, half());
+    at::Tensor marked, plain;
+    auto graph = capture(arena, raw(), [&] {
+        {
+            const vmmgraph::torch::RemoteScope remote;
+            marked = input * 2;
+        }
+        plain = marked + 1;
+    });
+    graph.replay(raw());
+    cudaDeviceSynchronize();
+    expect_shared_by_both(marked);
+    EXPECT_TRUE(has_access(0, plain.const_data_ptr()));
+    EXPECT_FALSE(has_access(1, plain.const_data_ptr()));
+}
+
+// The control of the others, in a process of its own, whose context is lost.
+TEST_F(Torch, WhoIsNoPeerReadsNothing) {
+    if (!two_that_reach_each_other()) {
+        GTEST_SKIP() << "SKIPPED: needs two GPUs that reach each other's memory";
+    }
+    if (std::getenv("VMMGRAPH_TEST_NO_PEER") != nullptr) {
+        SharedVmmAllocator arena(0);
+        const auto input = at::randn({1024, 1024}, half());
+        at::Tensor output;
+        auto graph = capture(arena, raw(), [&] { output = input * 2; });
+        graph.replay(raw());
+        cudaDeviceSynchronize();
+        cudaError_t error = cudaErrorUnknown;
+        try {
+            const c10::cuda::CUDAGuard second(1);
+            const auto read = seen_from_the_second(output) + 1;
+            error = cudaDeviceSynchronize();
+        } catch (const std::exception& thrown) {
+            error = std::string_view(thrown.what()).find("illegal memory access") == std::string_view::npos ? cudaErrorUnknown
+                                                                                                            : cudaErrorIllegalAddress;
+        }
+        std::_Exit(error == cudaErrorIllegalAddress ? 0 : 1);
+    }
+    setenv("VMMGRAPH_TEST_NO_PEER", "1", 1);
+    char* const arguments[] = {const_cast<char*>("torch_test"), const_cast<char*>("--gtest_filter=Torch.WhoIsNoPeerReadsNothing"), nullptr};
+    pid_t child = 0;
+    ASSERT_EQ(posix_spawn(&child, "/proc/self/exe", nullptr, nullptr, arguments, environ), 0);
+    unsetenv("VMMGRAPH_TEST_NO_PEER");
+    int status = -1;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
 }
 
 // As torch does before it copies between two devices for the first time.
