@@ -29,10 +29,10 @@ build() {
   torch=$(echo "$PWD"/.venv/lib/python3*/site-packages/torch)
   cmake -S . -B build/torch -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TORCH=ON -DVMMGRAPH_TORCH_ROOT="$torch" \
     -DVMMGRAPH_TESTS=ON -DVMMGRAPH_EXAMPLES=OFF >/dev/null
-  cmake --build build/torch --target vmmgraph_torch torch_test trust_test executables_test regions_test elastic_test eager_test rings_test share_test ranks_test differential_test engine_test \
+  cmake --build build/torch --target vmmgraph_torch torch_test trust_test executables_test regions_test elastic_test eager_test serving_test rings_test share_test ranks_test differential_test engine_test \
     sleep_example all_reduce_example
   strip -o "$out/libvmmgraph_torch.so.0.1" build/torch/libvmmgraph_torch.so.0.1.0
-  for program in torch/{torch,trust,executables,regions,elastic,eager,rings,share,ranks}_test torch/differential/differential_test engine/{engine_test,sleep_example,all_reduce_example}; do
+  for program in torch/{torch,trust,executables,regions,elastic,eager,serving,rings,share,ranks}_test torch/differential/differential_test engine/{engine_test,sleep_example,all_reduce_example}; do
     strip -o "$out/$(basename "$program")" "build/torch/tests/$program"
   done
   cp tests/torch/run.sh "$out/"
@@ -102,6 +102,7 @@ run() {
   libtorch "tensors in regions" regions_test
   libtorch "KV caches as tensors" elastic_test
   libtorch "eager work in the graphs' memory" eager_test
+  libtorch "lending, and serving under a budget" serving_test
   libtorch "rings in graphs" rings_test
   libtorch "graphs and another process" share_test
   libtorch "a decoder on two ranks" ranks_test

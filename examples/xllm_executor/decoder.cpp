@@ -65,7 +65,9 @@ at::Tensor Decoder::forward(const at::Tensor& tokens, const at::Tensor& position
                             const ModelInputParams& params) const {
     const auto n = tokens.size(0);
     const auto& metadata = *params.attn_metadata;
+    // By block and place, so that the blocks of a cache may lie apart.
     const auto slots = metadata.slot_mapping.to(at::kLong);
+    const auto block = at::floor_divide(slots, args_.block_size), offset = at::remainder(slots, args_.block_size);
     const auto cos = at_positions(cos_, positions);
     const auto sin = at_positions(sin_, positions);
     const auto& embedded = params.embedding.input_embedding;
@@ -75,9 +77,8 @@ at::Tensor Decoder::forward(const at::Tensor& tokens, const at::Tensor& position
         const auto qkv = at::mm(norm(x, layer.attention_norm), layer.qkv).view({n, args_.heads + 2 * args_.kv_heads, args_.head_dim});
         const auto parts = qkv.split_with_sizes({args_.heads, args_.kv_heads, args_.kv_heads}, 1);
         const auto q = rope(parts[0], cos, sin);
-        const auto row = args_.kv_heads * args_.head_dim;
-        caches[i].k.view({-1, row}).index_copy_(0, slots, rope(parts[1], cos, sin).reshape({n, row}));
-        caches[i].v.view({-1, row}).index_copy_(0, slots, parts[2].reshape({n, row}));
+        caches[i].k.index_put_({block, offset}, rope(parts[1], cos, sin));
+        caches[i].v.index_put_({block, offset}, parts[2]);
         const auto attended = at::empty({n, args_.heads * args_.head_dim}, args_.options);
         attention(q, caches[i], metadata, attended);
         x = x + at::mm(attended, layer.out);
@@ -100,7 +101,9 @@ void Decoder::attend_decode(const at::Tensor& q, const KVCache& cache, const at:
     const auto beyond = places_.narrow(0, 0, longest).unsqueeze(0) >= kv_seq_lens.unsqueeze(1);
     const auto scores = (at::matmul(grouped, gather(cache.k).permute({0, 2, 3, 1})) / std::sqrt(static_cast<double>(args_.head_dim)))
                             .masked_fill(beyond.view({batch, 1, 1, longest}), -std::numeric_limits<double>::infinity());
-    const auto attended = at::matmul(scores.softmax(-1), gather(cache.v).permute({0, 2, 1, 3}));
+    // A weight of 0 times what is no number is none: places without a token hold anything.
+    const auto values = gather(cache.v).masked_fill(beyond.view({batch, longest, 1, 1}), 0);
+    const auto attended = at::matmul(scores.softmax(-1), values.permute({0, 2, 1, 3}));
     out.copy_(attended.reshape({batch, args_.heads * args_.head_dim}));
 }
 

@@ -1,6 +1,6 @@
 #include "scheduler.hpp"
 
-#include <algorithm>
+#include <utility>
 
 namespace xllm_example {
 
@@ -26,58 +26,21 @@ ForwardInput Scheduler::next() {
     for (int i = 0; i < 4 && joins && running_.size() < room; ++i) {
         join();
     }
-    std::vector<std::int32_t> tokens, slots, tables, indptr{0}, indices, last_page_len;
-    std::vector<std::int32_t> positions[3];
-    std::vector<std::int32_t> q_seq_lens{0}, kv_seq_lens{0};
-    rows_.clear();
+    std::vector<Sequence*> sequences;
     bool prefill = false;
-    bool decode = false;
-    std::size_t columns = 0;
-    for (const auto& sequence : running_) {
-        columns = std::max(columns, sequence.blocks.size());
-    }
     for (auto& sequence : running_) {
-        const auto length = static_cast<std::int64_t>(sequence.tokens.size());
-        (sequence.in_cache == 0 ? prefill : decode) = true;
-        for (std::int64_t place = sequence.in_cache; place < length; ++place) {
-            tokens.push_back(sequence.tokens[static_cast<std::size_t>(place)]);
-            // As if there were images: time, height and width.
-            positions[0].push_back(static_cast<std::int32_t>(place));
-            positions[1].push_back(static_cast<std::int32_t>(place / 2));
-            positions[2].push_back(static_cast<std::int32_t>(place % 7));
-            const auto block = sequence.blocks[static_cast<std::size_t>(place / args_.block_size)];
-            slots.push_back(static_cast<std::int32_t>(block * args_.block_size + place % args_.block_size));
-        }
-        q_seq_lens.push_back(static_cast<std::int32_t>(tokens.size()));
-        kv_seq_lens.push_back(kv_seq_lens.back() + static_cast<std::int32_t>(length));
-        for (std::size_t i = 0; i < columns; ++i) {
-            tables.push_back(i < sequence.blocks.size() ? sequence.blocks[i] : 0);
-            if (static_cast<std::int64_t>(i) * args_.block_size < length) {
-                indices.push_back(sequence.blocks[i]);
-            }
-        }
-        indptr.push_back(static_cast<std::int32_t>(indices.size()));
-        last_page_len.push_back(static_cast<std::int32_t>((length - 1) % args_.block_size + 1));
-        rows_.push_back(static_cast<std::int64_t>(tokens.size()) - 1);
-        sequence.in_cache = length;
+        sequences.push_back(&sequence);
+        prefill |= sequence.in_cache == 0;
     }
-    using vmmgraph::engine::Phase;
-    const auto ints = [](const std::vector<std::int32_t>& of) { return at::tensor(of, at::kInt); };
-    ForwardInput input;
-    input.token_ids = ints(tokens);
-    input.positions = args_.multimodal ? at::stack({ints(positions[0]), ints(positions[1]), ints(positions[2])}) : ints(positions[0]);
-    auto& params = input.input_params;
-    params.meta.batch_forward_type = prefill && decode ? Phase::mixed : prefill ? Phase::prefill : Phase::decode;
-    params.meta.num_sequences = static_cast<std::int32_t>(running_.size());
-    params.attention.host = {q_seq_lens, kv_seq_lens};
-    const auto block_tables = ints(tables).view({params.meta.num_sequences, -1});
-    params.attention.device = {ints(kv_seq_lens), ints(slots), block_tables, ints(indptr), ints(indices), ints(last_page_len)};
+    auto [input, rows] = make_batch(args_, sequences);
+    rows_ = std::move(rows);
     if (args_.multimodal && prefill && pick(0, 1) == 0) {
         // Every bit of it is some token's.
-        params.embedding.input_embedding = (at::outer(input.token_ids, at::arange(1, args_.hidden + 1, at::kInt)) % 17 / 8.0 - 1)
-                                               .to(c10::typeMetaToScalarType(args_.options.dtype()));
+        input.input_params.embedding.input_embedding =
+            (at::outer(input.token_ids, at::arange(1, args_.hidden + 1, at::kInt)) % 17 / 8.0 - 1)
+                .to(c10::typeMetaToScalarType(args_.options.dtype()));
     }
-    return input;
+    return std::move(input);
 }
 
 void Scheduler::take(const std::vector<std::int64_t>& tokens) {

@@ -5,6 +5,7 @@
 #include <random>
 #include <vector>
 
+#include "batch.hpp"
 #include "executor.hpp"
 
 namespace xllm_example {
@@ -36,13 +37,6 @@ public:
     [[nodiscard]] std::size_t left() const noexcept { return left_; }
 
 private:
-    struct Sequence {
-        std::vector<std::int32_t> tokens;
-        std::int64_t in_cache = 0;
-        std::int64_t wanted = 0;
-        std::vector<std::int32_t> blocks;
-    };
-
     void join();
     std::int64_t pick(std::int64_t from, std::int64_t to) {
         return from + static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(to - from + 1));
