@@ -64,12 +64,27 @@ void ServingMemory::step() {
     if (action == vmmgraph::Ahead::commit) {
         prepare(free + count);
     } else if (action == vmmgraph::Ahead::give_back) {
-        const auto surplus = pool_.surplus(free - std::min(free, count));
-        for (const auto range : surplus) {
-            pool_.unback(range);
-            kv_.cache().release(range, fence());
-        }
+        give_back(free - std::min(free, count));
     }
+}
+
+void ServingMemory::give_back(std::uint64_t keep) {
+    const auto surplus = pool_.surplus(keep);
+    for (const auto range : surplus) {
+        pool_.unback(range);
+        kv_.cache().release(range, fence());
+    }
+}
+
+void ServingMemory::gather(std::uint64_t free, const std::function<void(const vmmgraph::EvictionRequest&)>& vacate) {
+    const auto stats = pool_.stats();
+    const auto pages_of = [&](std::uint64_t blocks) { return (blocks + blocks_a_page_ - 1) / blocks_a_page_; };
+    const auto there = pages_of(stats.in_use + stats.available), needed = pages_of(stats.in_use + free);
+    if (there <= needed) {
+        return;
+    }
+    pool_.ask((there - needed) * page_bytes_, 0, {}, vacate);
+    give_back(free);
 }
 
 void ServingMemory::prepare(std::uint64_t free, bool borrow) {

@@ -61,6 +61,9 @@ public:
     // So many blocks, or none.
     [[nodiscard]] std::optional<std::vector<std::uint64_t>> allocate(std::size_t count, bool borrow = true);
     void free(const std::vector<std::uint64_t>& blocks);
+    // Where blocks in use would fill fewer pages than they lie on: asks for the blocks of the emptiest, to be moved or given up by `vacate`, and
+    // gives all pages back but those that so many free blocks more take.
+    void gather(std::uint64_t free, const std::function<void(const vmmgraph::EvictionRequest&)>& vacate);
     // Gives all back that is borrowed: a long prompt needs the activations. At the boundary of two steps.
     void recall();
 
@@ -71,6 +74,7 @@ public:
 
 private:
     [[nodiscard]] vmmgraph::PauseFence fence() const;
+    void give_back(std::uint64_t keep);
     // Pages that could come just now.
     [[nodiscard]] std::uint64_t own_room() const;
     [[nodiscard]] std::uint64_t lendable() const;

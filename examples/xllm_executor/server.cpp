@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 #include <stdexcept>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -48,6 +49,10 @@ void HostBlocks::take(std::int64_t slot, std::int32_t block) {
          memory_.data_ptr<std::uint8_t>() + static_cast<std::uint64_t>(slot) * block_bytes_);
     // Whoever writes there next is behind this on the stream.
     free_.push_back(slot);
+}
+
+void HostBlocks::move(std::int32_t from, std::int32_t to) {
+    copy(base_ + static_cast<std::uint64_t>(to) * stride_, base_ + static_cast<std::uint64_t>(from) * stride_);
 }
 
 Server::Server(ServingMemory& memory, Engine engine, const ServerOptions& options)
@@ -201,6 +206,42 @@ void Server::decode() {
     }
 }
 
+void Server::gather() {
+    memory_.gather(*options_.gather_but, [&](const vmmgraph::EvictionRequest& ask) {
+        std::unordered_map<std::uint64_t, std::pair<Sequence*, std::size_t>> owners;
+        for (auto& entry : running_) {
+            for (std::size_t i = 0; i < entry.sequence.blocks.size(); ++i) {
+                owners.emplace(entry.sequence.blocks[i], std::pair{&entry.sequence, i});
+            }
+        }
+        const auto a_page = memory_.kv().cache().stats().blocks_a_page;
+        std::unordered_set<std::uint64_t> asked;
+        for (std::size_t page = 0; page < ask.page_count; ++page) {
+            asked.insert(ask.pages[page].page);
+        }
+        for (std::size_t page = 0; page < ask.page_count; ++page) {
+            const auto& candidate = ask.pages[page];
+            for (std::size_t i = 0; i < candidate.block_count; ++i) {
+                const auto from = candidate.blocks[i];
+                const auto owner = owners.find(from);
+                // The pool hands out what lies on the fullest page with room.
+                const auto to = owner == owners.end() ? std::nullopt : memory_.pool().allocate(1);
+                if (!to) {
+                    continue;
+                }
+                if (asked.count(to->front() / a_page) > 0) {
+                    memory_.free(*to);
+                    return;
+                }
+                const auto [sequence, index] = owner->second;
+                host_.move(static_cast<std::int32_t>(from), sequence->blocks[index] = static_cast<std::int32_t>(to->front()));
+                memory_.free({from});
+                ++stats_.moved;
+            }
+        }
+    });
+}
+
 bool Server::step() {
     if (waiting_.empty() && paused_.empty() && running_.empty()) {
         return false;
@@ -211,6 +252,9 @@ bool Server::step() {
     admit();
     if (running_.empty() && waiting_.size() == waiting) {
         throw std::runtime_error("a request needs more memory than there is");
+    }
+    if (options_.gather_but && waiting_.empty() && paused_.empty()) {
+        gather();
     }
     if (!running_.empty()) {
         decode();

@@ -8,6 +8,7 @@
 #include <functional>
 #include <list>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "batch.hpp"
@@ -32,6 +33,8 @@ public:
     [[nodiscard]] std::int64_t put(std::int32_t block);
     // Copies it back, to another block.
     void take(std::int64_t slot, std::int32_t block);
+    // Copies a block to another one, on the device.
+    void move(std::int32_t from, std::int32_t to);
     [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
 
 private:
@@ -53,6 +56,8 @@ struct ServerOptions {
     std::size_t prefills_a_step = 4;
     // Blocks that may wait on the host.
     std::int64_t host_blocks = 1024;
+    // While no request waits, blocks move to where they fill whole pages, but for so many free ones; none: they stay.
+    std::optional<std::uint64_t> gather_but = std::nullopt;
 };
 
 struct ServerStats {
@@ -67,6 +72,8 @@ struct ServerStats {
     std::uint64_t long_prefills = 0;
     // How often a sequence stepped aside.
     std::uint64_t paused = 0;
+    // Blocks that moved on the device.
+    std::uint64_t moved = 0;
 };
 
 class Server {
@@ -94,7 +101,9 @@ public:
     [[nodiscard]] const std::map<std::uint64_t, std::vector<std::int32_t>>& done() const noexcept { return done_; }
     [[nodiscard]] const ServerStats& stats() const noexcept { return stats_; }
     [[nodiscard]] std::uint64_t host_bytes() const noexcept { return host_.bytes(); }
-    [[nodiscard]] std::size_t running() const noexcept { return running_.size(); }
+    // Sequences that are neither done nor wait for their prefill.
+    [[nodiscard]] std::size_t under_way() const noexcept { return running_.size() + paused_.size(); }
+    [[nodiscard]] std::size_t waiting() const noexcept { return waiting_.size(); }
 
 private:
     struct Entry {
@@ -107,6 +116,7 @@ private:
     void resume();
     void admit();
     void decode();
+    void gather();
     void finish_or_keep(Entries& from, Entries::iterator entry, std::int64_t token);
     // Some blocks of a sequence go to the host, and the sequence waits for them to come back.
     void give_up(Entries& of, Entries::iterator entry, const std::function<bool(std::int32_t)>& which);
