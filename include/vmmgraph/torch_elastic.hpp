@@ -7,6 +7,13 @@
 //   kv.grow_to(4'000);                                       // or kv.cache().grow_async(), ahead of need
 //   kv.before(stream);
 //   graph.replay(stream);                                    // the same graph: block tables may name the new blocks
+//
+// Blocks may lie on pages that an arena lends (lease.hpp), where the cache's pages are as long as the arena's large ones:
+//
+//   auto lease = vmmgraph::lend(arena, kv.cache(), {4'000, 6'000}, engine);
+//   kv.before(stream);                                       // behind the graphs that used them
+//   ...                                                      // steps whose block tables name them
+//   lease.recall(deadline);                                  // between two steps, before a graph or an EagerScope that needs the pages
 
 #ifndef VMMGRAPH_TORCH_ELASTIC_HPP
 #define VMMGRAPH_TORCH_ELASTIC_HPP
