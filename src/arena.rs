@@ -444,6 +444,7 @@ impl SharedVmmAllocator {
             retained_bytes: physical_bytes.saturating_sub(shared_bytes + kept_bytes + exclusive_bytes),
             kept_bytes,
             exclusive_bytes,
+            lent_bytes: self.lent_bytes(),
             account,
             reserved_bytes: self.reserved_size(),
             mapped_bytes: common.totals.mapped.load(Ordering::Relaxed),

@@ -24,6 +24,8 @@ pub struct ArenaStats {
     pub kept_bytes: u64,
     /// Bytes of exclusive blocks, which are no blocks of a space.
     pub exclusive_bytes: u64,
+    /// Of the shared bytes, those that are on lease.
+    pub lent_bytes: u64,
     /// What counts toward the arena's budget, and the budget.
     pub account: AccountStats,
     /// Bytes of addresses reserved by its spaces.
@@ -115,6 +117,9 @@ impl fmt::Display for Snapshot {
             "arena {}: {} blocks of {} bytes in {} spaces",
             arena.id, arena.blocks, arena.live_bytes, arena.spaces
         )?;
+        if arena.lent_bytes > 0 {
+            write!(f, ", {} bytes on lease", arena.lent_bytes)?;
+        }
         match arena.account.most_bytes {
             Some(budget) => writeln!(f, ", {} of {budget} bytes of its budget", arena.account.charged_bytes)?,
             None => writeln!(f)?,

@@ -132,6 +132,11 @@ fn only_the_graphs_that_show_a_page_wait_for_its_lease() {
     assert_eq!(bench.large.replay(A, || launched = true), Err(Error::Lent { leases: vec![lease.id()] }));
     assert!(!launched);
     assert_eq!((bench.large.leases(), bench.small.leases()), (vec![lease.id()], vec![]));
+    let map = bench.arena.map();
+    let on_lease = map.pages.iter().filter(|page| page.lease == Some(lease.id())).count();
+    assert_eq!((on_lease, bench.arena.stats().lent_bytes), (5, 5 * PAGE));
+    assert!(map.report().contains(", 80 MiB of it on lease"), "{}", map.report());
+    assert!(bench.arena.snapshot().to_string().contains(&format!(", {} bytes on lease", 5 * PAGE)));
     bench.small.replay(A, || ()).unwrap();
     // Neither a capture nor eager work gets them.
     let space = bench.arena.open_space().unwrap();
@@ -148,6 +153,8 @@ fn only_the_graphs_that_show_a_page_wait_for_its_lease() {
     bench.arena.recall_for(&bench.large, SOON).unwrap();
     assert_eq!((lease.bytes(), bench.arena.leases().len(), bench.buffer.stats().committed_bytes), (0, 0, 0));
     bench.large.replay(A, || ()).unwrap();
+    assert!(bench.arena.map().pages.iter().all(|page| page.lease.is_none()));
+    assert_eq!(bench.arena.stats().lent_bytes, 0);
     lease.recall(SOON).unwrap();
     let asked = bench.engine.asked.lock().unwrap().clone();
     assert_eq!(asked.iter().map(|one| one.range.clone()).collect::<Vec<_>>(), [0..5 * PAGE]);

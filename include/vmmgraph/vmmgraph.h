@@ -641,6 +641,8 @@ typedef struct vmmgraph_arena_stats_t {
   uint64_t paused;
   // Bytes of exclusive blocks (vmmgraph_arena_allocate_exclusive), which are no blocks of a space.
   uint64_t exclusive_bytes;
+  // Of the shared bytes, those that are on lease (vmmgraph_arena_lend).
+  uint64_t lent_bytes;
 } vmmgraph_arena_stats_t;
 
 // What must be over before memory steps aside. Zero everything, then set struct_size and what there is.

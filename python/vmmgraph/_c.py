@@ -101,6 +101,7 @@ class ArenaStats(Struct):
         "replays",
         "paused",
         "exclusive_bytes",
+        "lent_bytes",
     )
 
 

@@ -128,6 +128,8 @@ pub struct vmmgraph_arena_stats_t {
     pub paused: u64,
     /// Bytes of exclusive blocks (vmmgraph_arena_allocate_exclusive), which are no blocks of a space.
     pub exclusive_bytes: u64,
+    /// Of the shared bytes, those that are on lease (vmmgraph_arena_lend).
+    pub lent_bytes: u64,
 }
 
 pub(super) fn policy(retain: i32) -> Result<Option<RetainPolicy>, Failure> {
@@ -315,6 +317,7 @@ pub unsafe extern "C" fn vmmgraph_arena_stats(
             replays: now.replays,
             paused: u64::from(now.paused),
             exclusive_bytes: now.exclusive_bytes,
+            lent_bytes: now.lent_bytes,
         });
         Ok(())
     })

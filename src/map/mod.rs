@@ -68,6 +68,9 @@ pub struct MapPage {
     /// Its arena is paused, and it has no memory: it counts for what spaces need, and not for what is held.
     #[serde(default)]
     pub absent: bool,
+    /// The lease that it is on, at its borrower's addresses too: the spaces that need it are not replayed until that is over.
+    #[serde(default)]
+    pub lease: Option<u64>,
 }
 
 /// A page at an address of a space.

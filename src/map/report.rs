@@ -75,6 +75,11 @@ impl ArenaMap {
         } else if floor > 0 {
             write!(f, ", {:.3} x floor ({} MiB)", self.held_bytes as f64 / floor as f64, Mib(floor))?;
         }
+        let lent = self.pages.iter().filter(|page| page.lease.is_some()).map(|page| page.bytes);
+        let lent = lent.fold(0, u64::saturating_add);
+        if lent > 0 {
+            write!(f, ", {} MiB of it on lease", Mib(lent))?;
+        }
         writeln!(f, "; apart they need {} MiB at least", Mib(self.apart_bytes))?;
         write!(f, "{} device {}", self.driver, self.device)?;
         match self.device_free_bytes {

@@ -97,7 +97,8 @@ fn named(
         // Kept and exclusive blocks lie at addresses of the arena's, the same for all.
         let common = matches!(class, PageClass::Kept | PageClass::Exclusive);
         let address = page.shown.first().filter(|_| common).map(|(_, at)| at.0);
-        (MapPage { class, number, bytes: page.bytes, owner, address, spaces: 0, absent: page.absent }, page)
+        let (bytes, absent, lease) = (page.bytes, page.absent, page.lease);
+        (MapPage { class, number, bytes, owner, address, spaces: 0, absent, lease }, page)
     });
     numbered.collect()
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::ledger::Tally;
+use super::lent::Lent;
 use super::{Holder, PageId, PageNo, PagePool, RangeId};
 use crate::units::Address;
 
@@ -14,6 +15,8 @@ pub(crate) struct SurveyedPage {
     pub(crate) holder: Holder,
     /// It has no memory, since its arena is paused.
     pub(crate) absent: bool,
+    /// The lease that it is on.
+    pub(crate) lease: Option<u64>,
     /// Where it shows, what only waits for a fence to go left out.
     pub(crate) shown: Vec<(RangeId, Address)>,
 }
@@ -72,7 +75,8 @@ impl PagePool {
                 state.ranges.get(*range).map(|found| (*range, found.base.plus(*at)))
             });
             let (bytes, holder, absent) = (page.bytes, page.holder, page.handle.is_none());
-            pages.push(SurveyedPage { id, bytes, holder, absent, shown: shown.collect() });
+            let lease = state.lent.get(&id).map(Lent::lease);
+            pages.push(SurveyedPage { id, bytes, holder, absent, lease, shown: shown.collect() });
         }
         let others = others.into_iter().map(|((holder, account), tally)| {
             let name = account.and_then(|account| state.accounts.label(account)).unwrap_or_default();

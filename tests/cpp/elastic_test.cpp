@@ -385,6 +385,7 @@ TEST(Leases, BlocksAreLentAndTheReplayRecallsThem) {
     Written(cache).write(5, 7);
     EXPECT_TRUE(Written(cache).holds(5, 7));
     EXPECT_EQ(lease.bytes(), 256 * KiB);
+    EXPECT_EQ(arena.stats().lent_bytes, 256 * KiB);
     EXPECT_EQ(vmmgraph::leases(space), std::vector<std::uint64_t>{lease.number()});
     int launched = 0;
     EXPECT_THROW(space.replay(nullptr, [&] { ++launched; }), vmmgraph::Error);

@@ -219,7 +219,7 @@ FIELD(vmmgraph_arena_options_t, tag, 64, 8);
 FIELD(vmmgraph_arena_options_t, least_bytes, 72, 8);
 FIELD(vmmgraph_arena_options_t, remote_peers, 80, 8);
 
-SIZE(vmmgraph_arena_stats_t, 160);
+SIZE(vmmgraph_arena_stats_t, 168);
 FIELD(vmmgraph_arena_stats_t, struct_size, 0, 8);
 FIELD(vmmgraph_arena_stats_t, physical_bytes, 8, 8);
 FIELD(vmmgraph_arena_stats_t, shared_bytes, 16, 8);
@@ -240,6 +240,7 @@ FIELD(vmmgraph_arena_stats_t, budget_bytes, 128, 8);
 FIELD(vmmgraph_arena_stats_t, replays, 136, 8);
 FIELD(vmmgraph_arena_stats_t, paused, 144, 8);
 FIELD(vmmgraph_arena_stats_t, exclusive_bytes, 152, 8);
+FIELD(vmmgraph_arena_stats_t, lent_bytes, 160, 8);
 
 SIZE(vmmgraph_seal_report_t, 104);
 FIELD(vmmgraph_seal_report_t, struct_size, 0, 8);
