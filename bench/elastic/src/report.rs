@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use crate::metrics::Row;
 
-const COLOURS: [&str; 6] = ["#b0b0b0", "#7f7f7f", "#d98c5f", "#e3c06b", "#3f7fbf", "#3a9a5b"];
+const COLOURS: [&str; 7] = ["#b0b0b0", "#7f7f7f", "#d98c5f", "#e3c06b", "#3f7fbf", "#7a5fb0", "#3a9a5b"];
 
 /// All rows, as a table in Markdown.
 #[must_use]
@@ -58,7 +58,7 @@ pub fn picture(rows: &[Row]) -> String {
     let group = bar * ways.len() as f64 + 34.0;
     let width = 60.0 + group * traces.len() as f64;
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"470\" font-family=\"sans-serif\" font-size=\"11\">\n\
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"480\" font-family=\"sans-serif\" font-size=\"11\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     );
     let panels = [

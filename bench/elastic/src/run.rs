@@ -7,7 +7,7 @@ use vmmgraph::policy::Lengths;
 use vmmgraph::{HostOptions, KvLayout, Result};
 
 use crate::engine::{Admit, Engine, Rules, Slo};
-use crate::memory::{Counted, Memory, Paged, Settings, Way};
+use crate::memory::{Counted, Lent, Memory, Paged, Settings, Way};
 use crate::metrics::Outcome;
 use crate::model::{GIB, Model, Ns};
 use crate::traffic::Request;
@@ -25,6 +25,9 @@ pub enum Kind {
     NothingAhead,
     /// The library's policies.
     Policies,
+    /// The library's policies, with leases in place of pages that come and go: graphs for every length, and KV on the pages of those that do
+    /// not run.
+    Lending,
     /// One that knows the future: lengths, and of all that was tried what is best for this traffic. Mapping costs it nothing, and pages have
     /// no ends.
     Oracle,
@@ -32,8 +35,15 @@ pub enum Kind {
 
 impl Kind {
     /// All, from the least to the most that can be hoped for.
-    pub const ALL: [Self; 6] =
-        [Self::Static, Self::Refusing, Self::OnDemand, Self::NothingAhead, Self::Policies, Self::Oracle];
+    pub const ALL: [Self; 7] = [
+        Self::Static,
+        Self::Refusing,
+        Self::OnDemand,
+        Self::NothingAhead,
+        Self::Policies,
+        Self::Lending,
+        Self::Oracle,
+    ];
 
     /// Its name in tables.
     #[must_use]
@@ -44,6 +54,7 @@ impl Kind {
             Self::OnDemand => "on demand",
             Self::NothingAhead => "policies, nothing ahead",
             Self::Policies => "policies",
+            Self::Lending => "policies, by leases",
             Self::Oracle => "oracle",
         }
     }
@@ -161,6 +172,15 @@ impl Setup {
             }
             Kind::Policies => {
                 let mut memory = self.paged(Way::Policies(Settings::default()))?;
+                better(self.serve(&mut memory, self.policies()?, requests, progress)?);
+            }
+            Kind::Lending => {
+                let longest = self.splits(requests).pop().unwrap_or(0);
+                let driver =
+                    HostDriver::new(0, HostOptions { memory_bytes: self.budget, ..HostOptions::default() })?;
+                let longest = self.model.activations(longest, 0);
+                let mut memory =
+                    Lent::new(Arc::new(driver), &self.model, self.budget, longest, Settings::default())?;
                 better(self.serve(&mut memory, self.policies()?, requests, progress)?);
             }
             Kind::Oracle => {

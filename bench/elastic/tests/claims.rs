@@ -22,9 +22,10 @@ fn policies_lie_between_on_demand_and_an_oracle_on_every_traffic() {
             );
             outcome.row(generator.name, kind.name())
         };
-        let [split, demand, alike, policies, oracle] =
-            [Kind::Static, Kind::OnDemand, Kind::NothingAhead, Kind::Policies, Kind::Oracle].map(row);
-        let all = [&split, &demand, &alike, &policies, &oracle];
+        let [split, demand, alike, policies, leases, oracle] =
+            [Kind::Static, Kind::OnDemand, Kind::NothingAhead, Kind::Policies, Kind::Lending, Kind::Oracle]
+                .map(row);
+        let all = [&split, &demand, &alike, &policies, &leases, &oracle];
         let name = generator.name;
         assert!(all.iter().all(|row| row.refused == 0), "{name}: all serve everybody");
         // Mapping that steps wait for: less than half of what the same schedule has without anything ahead.
@@ -42,7 +43,12 @@ fn policies_lie_between_on_demand_and_an_oracle_on_every_traffic() {
         // The oracle is the best of many schedules, not of all: a request or two it may miss.
         assert!(policies.attained <= 1.01 * oracle.attained, "{name}: {policies:?} {oracle:?}");
         assert!(policies.attained >= 0.9 * oracle.attained, "{name}: {policies:?} {oracle:?}");
-        assert!(policies.peak_gib <= 12.0 && demand.peak_gib <= 12.0);
+        assert!(policies.peak_gib <= 12.0 && demand.peak_gib <= 12.0 && leases.peak_gib <= 12.0);
+        // By leases, of the same policies.
+        assert!(
+            demand.attained <= leases.attained && leases.attained >= 0.9 * oracle.attained,
+            "{name}: {demand:?} {leases:?}"
+        );
         rows.extend(all.map(Clone::clone));
     }
     let (text, svg) = (table(&rows), picture(&rows));

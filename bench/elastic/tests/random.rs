@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use vmmgraph::driver::HostDriver;
-use vmmgraph::{HostOptions, KvLayout};
-use vmmgraph_elastic_sim::memory::{Hint, Memory, Paged, Settings, Way};
+use vmmgraph::{Device, HostOptions, KvLayout};
+use vmmgraph_elastic_sim::memory::{Hint, Lent, Memory, Paged, Settings, Way};
 use vmmgraph_elastic_sim::model::Model;
 use vmmgraph_testkit::{FaultyDriver, MIB};
 
@@ -68,58 +68,96 @@ impl Twin {
     }
 }
 
+/// Who gives pages to whom.
+#[derive(Clone, Copy, Debug)]
+enum Held {
+    By(Way),
+    /// By leases of graphs that have so many pages.
+    Leases(u64),
+}
+
+fn quick() -> Settings {
+    Settings { residence: 3, lead: 2, ..Settings::default() }
+}
+
+fn make(driver: Arc<FaultyDriver>, way: Held, layout: KvLayout) -> (Box<dyn Memory>, Arc<Device>) {
+    let (model, budget) = (Model::default(), PAGES * PAGE);
+    match way {
+        Held::By(way) => {
+            let memory = Paged::new(driver, &model, budget, layout, way).unwrap();
+            let device = memory.device().clone();
+            (Box::new(memory), device)
+        }
+        Held::Leases(pages) => {
+            let memory = Lent::new(driver, &model, budget, pages * PAGE, quick()).unwrap();
+            let device = memory.device().clone();
+            (Box::new(memory), device)
+        }
+    }
+}
+
 /// Runs steps; `faulty` fails calls of its own. Calls of the driver.
-fn run(steps: &[Step], way: Way, layout: KvLayout, fail: &[u64]) -> u64 {
+fn run(steps: &[Step], way: Held, layout: KvLayout, fail: &[u64]) -> u64 {
     let host = Arc::new(
         HostDriver::new(0, HostOptions { memory_bytes: PAGES * PAGE, ..HostOptions::default() }).unwrap(),
     );
     let faulty = FaultyDriver::new(host.clone());
-    let mut memory = Paged::new(faulty.clone(), &Model::default(), PAGES * PAGE, layout, way).unwrap();
+    let (mut memory, device) = make(faulty.clone(), way, layout);
     faulty.arm(fail);
     let (mut twin, mut now) = (Twin::default(), 0);
     for step in steps {
-        let check = |memory: &Paged, twin: &Twin| {
+        let check = |memory: &dyn Memory, twin: &Twin| {
             memory
                 .check(&mut twin.used())
                 .unwrap_or_else(|error| panic!("{way:?} {step:?}, failing {fail:?}: {error}"));
         };
-        let mut begin = |memory: &mut Paged, twin: &mut Twin, activations: u64, blocks: u64, prompt: bool| {
-            let bytes = activations * PAGE;
-            let room = memory.room(bytes);
-            let granted =
-                if prompt { memory.grant(now, 0, bytes, blocks) } else { memory.extend(now, blocks) };
-            check(memory, twin);
-            if fail.is_empty() {
-                // What there is room for is granted, and nothing else.
-                let possible = memory.possible(bytes, 0) && room >= blocks;
-                assert_eq!(granted.is_some(), possible, "{way:?} {step:?}");
-                if layout == KvLayout::ByBlock && !matches!(way, Way::Static(_)) {
-                    assert_eq!(granted.is_some(), twin.fits(activations, blocks), "{way:?} {step:?}");
-                }
-            }
-            if granted.is_some() {
-                let taken = memory.allocate(blocks);
-                twin.takes(taken, blocks);
+        let mut begin =
+            |memory: &mut dyn Memory, twin: &mut Twin, activations: u64, blocks: u64, prompt: bool| {
+                let bytes = activations * PAGE;
+                let room = memory.room(bytes);
+                let granted =
+                    if prompt { memory.grant(now, 0, bytes, blocks) } else { memory.extend(now, blocks) };
                 check(memory, twin);
-            } else {
-                memory.forget(0);
-            }
-            now += granted.unwrap_or(0);
-            granted.is_some()
-        };
+                if fail.is_empty() {
+                    // What there is room for is granted, and nothing else.
+                    let possible = memory.possible(bytes, 0) && room >= blocks;
+                    assert_eq!(granted.is_some(), possible, "{way:?} {step:?}");
+                    match way {
+                        Held::By(Way::Static(_)) => {}
+                        // Blocks move: they are on as few pages as these, or on more.
+                        Held::Leases(most) => {
+                            let pages = (twin.used().count() as u64 + blocks).div_ceil(8);
+                            assert!(granted.is_none() || activations <= most && pages + activations <= PAGES);
+                        }
+                        Held::By(_) if layout == KvLayout::ByBlock => {
+                            assert_eq!(granted.is_some(), twin.fits(activations, blocks), "{way:?} {step:?}");
+                        }
+                        Held::By(_) => {}
+                    }
+                }
+                if granted.is_some() {
+                    let taken = memory.allocate(blocks);
+                    twin.takes(taken, blocks);
+                    check(memory, twin);
+                } else {
+                    memory.forget(0);
+                }
+                now += granted.unwrap_or(0);
+                granted.is_some()
+            };
         match *step {
             Step::Prefill(activations, blocks, next, soon) => {
-                if begin(&mut memory, &mut twin, activations, blocks, true) {
+                if begin(memory.as_mut(), &mut twin, activations, blocks, true) {
                     memory.ahead(now, &Hint { until: now + 100, activations: next * PAGE, blocks: soon });
-                    check(&memory, &twin);
+                    check(memory.as_ref(), &twin);
                     now += 2_000_000;
                     memory.step_over(now);
                 }
             }
             Step::Decode(blocks, next, soon) => {
-                if begin(&mut memory, &mut twin, 0, blocks, false) {
+                if begin(memory.as_mut(), &mut twin, 0, blocks, false) {
                     memory.ahead(now, &Hint { until: now + 100, activations: next * PAGE, blocks: soon });
-                    check(&memory, &twin);
+                    check(memory.as_ref(), &twin);
                     now += 100_000;
                     memory.step_over(now);
                 }
@@ -136,12 +174,11 @@ fn run(steps: &[Step], way: Way, layout: KvLayout, fail: &[u64]) -> u64 {
                 }
             }
         }
-        check(&memory, &twin);
+        check(memory.as_ref(), &twin);
     }
     // Nothing is left, whatever failed.
     let calls = faulty.calls();
     faulty.arm(&[]);
-    let device = memory.device().clone();
     drop(memory);
     device.trim().unwrap();
     assert_eq!(device.pool().audit_idle(), Ok(()));
@@ -150,9 +187,14 @@ fn run(steps: &[Step], way: Way, layout: KvLayout, fail: &[u64]) -> u64 {
     calls
 }
 
-fn ways() -> [Way; 3] {
-    let quick = Settings { residence: 3, lead: 2, ..Settings::default() };
-    [Way::Static(PAGES / 3 * PAGE), Way::OnDemand, Way::Policies(quick)]
+fn ways() -> [Held; 5] {
+    [
+        Held::By(Way::Static(PAGES / 3 * PAGE)),
+        Held::By(Way::OnDemand),
+        Held::By(Way::Policies(quick())),
+        Held::Leases(PAGES / 2),
+        Held::Leases(PAGES),
+    ]
 }
 
 proptest! {
@@ -167,7 +209,7 @@ proptest! {
 
     #[test]
     fn planes_apart_hold_the_same_rules(steps in steps()) {
-        run(&steps, Way::Policies(Settings { residence: 3, ..Settings::default() }), KvLayout::ByPlane, &[]);
+        run(&steps, Held::By(Way::Policies(Settings { residence: 3, ..Settings::default() })), KvLayout::ByPlane, &[]);
     }
 }
 

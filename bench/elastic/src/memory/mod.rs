@@ -1,9 +1,11 @@
 //! The memory of a simulated engine: who gives pages to whom, and what that costs.
 
 mod counted;
+mod lent;
 mod paged;
 
 pub use counted::Counted;
+pub use lent::Lent;
 pub use paged::{Paged, Settings, Way};
 use vmmgraph::Result;
 
