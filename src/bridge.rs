@@ -32,6 +32,8 @@ mod ffi {
         fn cuda_device(arena: usize) -> Result<i32>;
         /// Bytes of the free pages of a CUDA device, if it is open.
         fn idle_bytes(device: i32) -> u64;
+        /// Rings of a CUDA device, if it is open, that have units which stream; below 0: of the process's host device, which tests without a GPU have.
+        fn streaming_rings(device: i32) -> u64;
         /// Gives back what nobody uses of a CUDA device, if it is open; bytes. Waits for the device no longer than so many milliseconds.
         fn give_back(device: i32, milliseconds: u64) -> u64;
         /// Lets a second CUDA device use all pages of one, also of arenas to come; the status.
@@ -185,11 +187,16 @@ fn cuda_number(device: &Device) -> i32 {
 }
 
 fn idle_bytes(device: i32) -> u64 {
-    of_device(device, |device| device.stats().free_bytes)
+    of_device(DriverChoice::CUDA, device, |device| device.stats().free_bytes)
+}
+
+fn streaming_rings(device: i32) -> u64 {
+    let choice = if device < 0 { DriverChoice::HOST } else { DriverChoice::CUDA };
+    of_device(choice, device.max(0), Device::streaming_rings)
 }
 
 fn give_back(device: i32, milliseconds: u64) -> u64 {
-    of_device(device, |device| device.give_back(Duration::from_millis(milliseconds)))
+    of_device(DriverChoice::CUDA, device, |device| device.give_back(Duration::from_millis(milliseconds)))
 }
 
 fn admit(device: i32, peer: i32) -> i32 {
@@ -197,9 +204,9 @@ fn admit(device: i32, peer: i32) -> i32 {
     guarded(|| (), || Device::admit_to(platform, device, Peers::one(peer)))
 }
 
-/// A number of a CUDA device; 0 if it is not open.
-fn of_device(device: i32, number: impl FnOnce(&Device) -> u64) -> u64 {
-    let DriverChoice::Named(platform) = DriverChoice::CUDA else { return 0 };
+/// A number of a platform's device; 0 if it is not open.
+fn of_device(choice: DriverChoice<'static>, device: i32, number: impl FnOnce(&Device) -> u64) -> u64 {
+    let DriverChoice::Named(platform) = choice else { return 0 };
     let mut found = 0;
     guarded(
         || (),

@@ -1,6 +1,7 @@
 //! A device: the root that everything alive holds.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -29,6 +30,8 @@ pub struct Device {
     gate: CaptureGate,
     host: HostPool,
     pausables: Pausables,
+    /// Rings with units that stream.
+    streaming: AtomicU64,
 }
 
 type Opened = HashMap<(&'static str, i32), (Weak<Device>, HostOptions)>;
@@ -52,7 +55,8 @@ impl Device {
         retry_orphans();
         let pool = PagePool::new(driver);
         let host = HostPool::new(&pool);
-        Arc::new(Self { pool, gate: CaptureGate::default(), host, pausables: Pausables::default() })
+        let (gate, pausables) = (CaptureGate::default(), Pausables::default());
+        Arc::new(Self { pool, gate, host, pausables, streaming: AtomicU64::new(0) })
     }
 
     /// The process-wide device `ordinal`, opened if it is not open. It closes when nothing of it is alive any more.
@@ -214,6 +218,17 @@ impl Device {
     #[must_use]
     pub fn stats(&self) -> PoolStats {
         self.pool.stats()
+    }
+
+    /// Rings with units that stream, those that only captured steps keep included. A small copy to the device may have to wait for all that they copy.
+    #[must_use]
+    pub fn streaming_rings(&self) -> u64 {
+        self.streaming.load(Ordering::Relaxed)
+    }
+
+    /// The count of them.
+    pub(crate) fn streaming(&self) -> &AtomicU64 {
+        &self.streaming
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use vmmgraph::driver::{HostDriver, SharedDriver};
 use vmmgraph::pages::{Holder, Limits};
-use vmmgraph::ring::{Adjustment, HostRun, Remainder};
+use vmmgraph::ring::{Adjustment, HostRun, Pace, Remainder};
 use vmmgraph::{
     Address, Device, Error, HostBuffer, HostOptions, Pinning, Ring, RingOptions, RingUnit, Stream,
 };
@@ -138,10 +138,33 @@ fn a_ring_that_does_not_fit_changes_nothing() {
         (&[RingUnit::streamed(u64::MAX)], RingOptions::default()),
         (&[RingUnit::streamed(1 << 46); 4], RingOptions::default()),
         (&[], RingOptions::default()),
+        (&units[..], RingOptions { pace: pace(0.0, 1e-3), ..RingOptions::default() }),
+        (&units[..], RingOptions { pace: pace(50.0, f64::NAN), ..RingOptions::default() }),
     ] {
         assert!(device.ring(units, &options).is_err());
     }
     assert_eq!(host.leftovers(), before.0);
+}
+
+fn pace(link_gib_per_second: f64, compute_seconds: f64) -> Option<Pace> {
+    Some(Pace { link_gib_per_second, compute_seconds, tokens: 1 })
+}
+
+#[test]
+fn a_device_knows_how_many_rings_stream() {
+    let device = Device::with_driver(host());
+    let ring = |count: usize, resident: bool| {
+        let units = vec![RingUnit { bytes: PAGE, resident }; count];
+        device.ring(&units, &RingOptions { pace: pace(50.0, 1e-3), ..RingOptions::default() }).unwrap()
+    };
+    let (streams, all_resident, all_fit) = (ring(6, false), ring(6, true), ring(2, false));
+    assert_eq!(device.streaming_rings(), 1);
+    let another = ring(9, false);
+    assert_eq!(device.streaming_rings(), 2);
+    drop((streams, all_resident, all_fit));
+    assert_eq!(device.streaming_rings(), 1);
+    drop(another);
+    assert_eq!(device.streaming_rings(), 0);
 }
 
 /// Steps over a late driver, with sources that change between them; how many uses found other bytes than theirs.

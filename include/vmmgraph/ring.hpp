@@ -68,6 +68,12 @@ struct RingOptions {
     std::uint64_t budget_bytes = 0;
     // Nothing is copied ahead for the next step, since its sources will be others.
     bool within_step = false;
+    // GiB a second that the link brings from pinned host memory, as measured: what ring_ceiling_text() says is logged then (set_log_sink, at the
+    // level info) before anything is built, without the budget; 0: it is not known.
+    double link_gib_per_second = 0;
+    // Seconds that a step takes with everything resident, and its tokens, all sequences together (0: one); only beside the link's speed.
+    double compute_seconds = 0;
+    std::uint64_t tokens = 0;
 };
 
 // Which units stream, and through which slots.
@@ -322,6 +328,9 @@ public:
         made.flags = options.within_step ? VMMGRAPH_RING_WITHIN_STEP : 0;
         made.page_bytes = options.page_bytes;
         made.budget_bytes = options.budget_bytes;
+        made.link_gib_per_second = options.link_gib_per_second;
+        made.compute_seconds = options.compute_seconds;
+        made.tokens = options.tokens;
         vmmgraph_ring_t handle = nullptr;
         detail::check(vmmgraph_ring_create(device.handle(), given.data(), given.size(), &made, &handle));
         handle_ = detail::Owned<vmmgraph_ring_t, vmmgraph_ring_destroy>(handle);

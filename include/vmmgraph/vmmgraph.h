@@ -1578,6 +1578,13 @@ typedef struct vmmgraph_ring_options_t {
   uint64_t page_bytes;
   // The most bytes of physical memory it may hold; 0: no limit but the device's.
   uint64_t budget_bytes;
+  // GiB a second that the link brings from pinned host memory, measured. What vmmgraph_ring_ceiling_text says is logged then before anything is
+  // built, without the budget. 0: it is not known.
+  double link_gib_per_second;
+  // Seconds that a step takes with everything resident; only beside the link's speed.
+  double compute_seconds;
+  // Tokens of a step, all sequences together; 0: one.
+  uint64_t tokens;
 } vmmgraph_ring_options_t;
 
 // Units that are read in one order, again and again, and are not all on the device. Calls with it are thread-safe; one step is under way at a
@@ -3276,7 +3283,7 @@ vmmgraph_status_t vmmgraph_region_stats(vmmgraph_region_t region,
                                         struct vmmgraph_region_stats_t *stats);
 
 // Makes a ring over these units, in the order of use: addresses for each, pages for the slots and for the resident ones. Nothing is copied
-// yet. What is otherwise than asked is logged, and said by vmmgraph_ring_places. `options` may be null. The ring keeps the device open. Out of
+// yet. What it comes to at best, where the link's speed is given, and what is otherwise than asked are logged, and said by vmmgraph_ring_places. `options` may be null. The ring keeps the device open. Out of
 // memory, budget or addresses leaves everything as it was; VMMGRAPH_ERROR_INVALID_ARGUMENT on a platform where a page shows once.
 //
 // Arguments:

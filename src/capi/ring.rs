@@ -18,7 +18,7 @@ use super::sized::{OutStruct, options};
 use super::status::vmmgraph_status_t;
 use super::text::text;
 use crate::error::Error;
-use crate::ring::HostRun;
+use crate::ring::{HostRun, Pace};
 use crate::{Device, HostBuffer, Ring, RingOptions};
 
 /// Never defined: a vmmgraph_ring_t is a key, not an address.
@@ -52,6 +52,13 @@ pub struct vmmgraph_ring_options_t {
     pub page_bytes: u64,
     /// The most bytes of physical memory it may hold; 0: no limit but the device's.
     pub budget_bytes: u64,
+    /// GiB a second that the link brings from pinned host memory, measured. What vmmgraph_ring_ceiling_text says is logged then before anything is
+    /// built, without the budget. 0: it is not known.
+    pub link_gib_per_second: f64,
+    /// Seconds that a step takes with everything resident; only beside the link's speed.
+    pub compute_seconds: f64,
+    /// Tokens of a step, all sequences together; 0: one.
+    pub tokens: u64,
 }
 
 /// Bytes of host memory that go to a place in a unit. Never grows, so it has no struct_size.
@@ -113,7 +120,7 @@ pub struct vmmgraph_ring_stats_t {
 }
 
 /// Makes a ring over these units, in the order of use: addresses for each, pages for the slots and for the resident ones. Nothing is copied
-/// yet. What is otherwise than asked is logged, and said by vmmgraph_ring_places. `options` may be null. The ring keeps the device open. Out of
+/// yet. What it comes to at best, where the link's speed is given, and what is otherwise than asked are logged, and said by vmmgraph_ring_places. `options` may be null. The ring keeps the device open. Out of
 /// memory, budget or addresses leaves everything as it was; VMMGRAPH_ERROR_INVALID_ARGUMENT on a platform where a page shows once.
 ///
 /// # Safety
@@ -150,6 +157,11 @@ pub unsafe extern "C" fn vmmgraph_ring_create(
                 budget_bytes: limit(given.budget_bytes),
                 account: None,
                 within_step: given.flags & VMMGRAPH_RING_WITHIN_STEP != 0,
+                pace: (given.link_gib_per_second != 0.0).then_some(Pace {
+                    link_gib_per_second: given.link_gib_per_second,
+                    compute_seconds: given.compute_seconds,
+                    tokens: given.tokens.max(1),
+                }),
             };
         }
         *ring = register(Arc::new(device.ring(&units, &made)?));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::books::Books;
-use super::{Ring, RingOptions, RingUnit, Schedule, plan};
+use super::{Demand, Pace, Remainder, Ring, RingOptions, RingUnit, Schedule, ceiling, plan};
 use crate::device::Device;
 use crate::driver::Alias;
 use crate::error::{Error, Result};
@@ -25,7 +25,7 @@ impl Device {
     /// A ring over these units, in the order of use: addresses for each, pages for the slots and for the resident ones. Nothing is copied yet.
     ///
     /// # Errors
-    /// Those of [`Schedule::new`]; [`Error::InvalidSize`] for a unit that is empty or too long, [`Error::InvalidPageSize`];
+    /// Those of [`Schedule::new`], and of [`ceiling`] where the [pace](RingOptions::pace) is given; [`Error::InvalidSize`] for a unit that is empty or too long, [`Error::InvalidPageSize`];
     /// [`Error::InvalidArgument`] on a platform where a page shows once; [`Error::OutOfMemory`], [`Error::OverBudget`] or
     /// [`Error::OutOfAddresses`], with nothing changed; what the driver says.
     pub fn ring(self: &Arc<Self>, units: &[RingUnit], options: &RingOptions<'_>) -> Result<Ring> {
@@ -39,6 +39,10 @@ impl Device {
         let resident: Vec<bool> = units.iter().map(|unit| unit.resident).collect();
         let slots = if options.slots == 0 { SLOTS } else { options.slots };
         let schedule = Schedule::new(&resident, slots, options.remainder)?;
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        if let Some(pace) = options.pace {
+            say_ceiling(id, units, slots, page, options.remainder, &pace)?;
+        }
         let mut offsets = Vec::with_capacity(units.len());
         let mut end = 0_u64;
         for unit in units {
@@ -48,7 +52,6 @@ impl Device {
         if end > MAX_BYTES {
             return Err(Error::InvalidSize { what: "a ring", bytes: end, limit: MAX_BYTES });
         }
-        let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let limits = Limits { most: options.budget_bytes, least: 0 };
         let account = self.account(&format!("ring {id} {:?}", options.name), options.account, limits)?;
         let wanted = Wanted { id, units, page, schedule: &schedule, offsets: &offsets, account: &account };
@@ -67,22 +70,53 @@ impl Device {
             tracing::warn!(ring = id, name = options.name, %adjustment, "a ring is not as it was asked for");
         }
         let (places, streamed) = (schedule.places(), schedule.streamed().len());
+        let step_bytes: u64 = schedule.streamed().iter().map(|unit| units[*unit].bytes).sum();
         tracing::info!(
             ring = id,
             name = options.name,
             units = units.len(),
             streamed,
+            step_bytes,
             places,
             page,
             "ring made"
         );
         self.pool().check();
+        if schedule.slots() > 0 {
+            self.streaming().fetch_add(1, Ordering::Relaxed);
+        }
         let books = Mutex::new(Books::new(&schedule));
         let (name, across_steps) = (options.name.to_owned(), !options.within_step);
         let (units, device) = (units.to_vec(), Arc::clone(self));
         let range = Some(range);
         Ok(Ring { id, name, schedule, units, page, offsets, across_steps, range, account, books, device })
     }
+}
+
+/// Logs what the ring comes to at best, a line each. The budget is left out: a ring that does not fit it is refused, and not made smaller.
+fn say_ceiling(
+    id: u64,
+    units: &[RingUnit],
+    slots: usize,
+    page: u64,
+    remainder: Remainder,
+    pace: &Pace,
+) -> Result<()> {
+    let Pace { link_gib_per_second, compute_seconds, tokens } = *pace;
+    let found = ceiling(&Demand {
+        units,
+        slots,
+        remainder,
+        page_bytes: page,
+        budget_bytes: None,
+        link_gib_per_second,
+        compute_seconds,
+        tokens,
+    })?;
+    for line in found.to_string().lines() {
+        tracing::info!(ring = id, "at best: {}", line.trim());
+    }
+    Ok(())
 }
 
 /// What is to be built.

@@ -25,6 +25,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -48,7 +49,7 @@ pub(crate) use build::SLOTS;
 pub use capture::RingCaptureOptions;
 pub use graph::RingGraph;
 pub use host::{HostBuffer, Pinning};
-pub use options::{HostRun, RingOptions, RingStats};
+pub use options::{HostRun, Pace, RingOptions, RingStats};
 pub use plan::{Bound, Ceiling, Demand, Residency, RingUnit, ceiling};
 pub use runs::{Run, merge};
 pub use schedule::{Adjustment, Edge, Held, Node, Remainder, Schedule, Why};
@@ -192,6 +193,9 @@ fn gone() -> Error {
 
 impl Drop for Ring {
     fn drop(&mut self) {
+        if self.schedule.slots() > 0 {
+            self.device.streaming().fetch_sub(1, Ordering::Relaxed);
+        }
         let pool = self.device.pool();
         let mut fence = Fence::default();
         self.books.get_mut().leave(pool.events(), &mut fence);

@@ -23,6 +23,19 @@ pub struct RingOptions<'a> {
     pub account: Option<&'a Account>,
     /// Nothing is copied ahead for the next step, since its sources will be others.
     pub within_step: bool,
+    /// What is known of the machine and of a step: the [ceiling](super::ceiling) is logged then before anything is built.
+    pub pace: Option<Pace>,
+}
+
+/// How fast the link and a step are, as they were measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Pace {
+    /// GiB a second that the link brings from pinned host memory.
+    pub link_gib_per_second: f64,
+    /// Seconds that a step takes with everything resident.
+    pub compute_seconds: f64,
+    /// Tokens of a step, all sequences together.
+    pub tokens: u64,
 }
 
 /// Bytes of host memory that go to a place in a unit.

@@ -229,6 +229,14 @@ TEST_F(HostileRing, NullAndNonsenseMakeNoRing) {
     options.page_bytes = 1000;
     EXPECT_EQ(vmmgraph_ring_create(device, units.data(), 7, &options, &made), VMMGRAPH_ERROR_INVALID_SIZE);
     options.page_bytes = 0;
+    for (const double link : {-1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
+        options.link_gib_per_second = link;
+        EXPECT_EQ(vmmgraph_ring_create(device, units.data(), 7, &options, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    }
+    options.link_gib_per_second = 50;
+    options.compute_seconds = std::nan("");
+    EXPECT_EQ(vmmgraph_ring_create(device, units.data(), 7, &options, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    options.link_gib_per_second = 0;
     options.budget_bytes = 4096;
     EXPECT_EQ(vmmgraph_ring_create(device, units.data(), 7, &options, &made), VMMGRAPH_ERROR_OVER_BUDGET);
     options.struct_size = 5;

@@ -685,7 +685,7 @@ FIELD(vmmgraph_ring_ceiling_t, slots, 96, 8);
 FIELD(vmmgraph_ring_ceiling_t, kept_resident, 104, 8);
 FIELD(vmmgraph_ring_ceiling_t, residency_count, 112, 8);
 
-SIZE(vmmgraph_ring_options_t, 48);
+SIZE(vmmgraph_ring_options_t, 72);
 FIELD(vmmgraph_ring_options_t, struct_size, 0, 8);
 FIELD(vmmgraph_ring_options_t, name, 8, 8);
 FIELD(vmmgraph_ring_options_t, slots, 16, 8);
@@ -693,6 +693,9 @@ FIELD(vmmgraph_ring_options_t, remainder, 24, 4);
 FIELD(vmmgraph_ring_options_t, flags, 28, 4);
 FIELD(vmmgraph_ring_options_t, page_bytes, 32, 8);
 FIELD(vmmgraph_ring_options_t, budget_bytes, 40, 8);
+FIELD(vmmgraph_ring_options_t, link_gib_per_second, 48, 8);
+FIELD(vmmgraph_ring_options_t, compute_seconds, 56, 8);
+FIELD(vmmgraph_ring_options_t, tokens, 64, 8);
 
 SIZE(vmmgraph_host_run_t, 32);
 FIELD(vmmgraph_host_run_t, source, 0, 8);

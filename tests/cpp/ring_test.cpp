@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdlib>
@@ -12,6 +13,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -557,6 +559,52 @@ TEST(RingPlan, TheCeilingSaysWhatBoundsAStepAndWhatResidencyBuys) {
     nothing.units[0].resident = true;
     nothing.compute_seconds = 0;
     EXPECT_TRUE(std::isinf(vmmgraph::ring_ceiling(nothing).asked.tokens_per_second));
+}
+
+// A line of the log for each of the text, before the ring is there; none where the link's speed is not known.
+TEST(RingPlan, TheCeilingIsLoggedBeforeARingIsBuilt) {
+    const Machine machine;
+    std::vector<std::string> lines;
+    vmmgraph::set_log_sink([&](vmmgraph::LogLevel, std::string_view line) { lines.emplace_back(line); });
+    const auto with = [&](const char* word) {
+        std::vector<std::size_t> found;
+        for (std::size_t i = 0; i < lines.size(); ++i) {
+            if (lines[i].find(word) != std::string::npos) {
+                found.push_back(i);
+            }
+        }
+        return found;
+    };
+    const std::vector<RingUnit> units(7, {machine.page()});
+    RingOptions options;
+    {
+        const Ring unknown(machine.device, units, options);
+    }
+    EXPECT_TRUE(with("at best").empty());
+    EXPECT_EQ(with("step_bytes").size(), 1U) << "what a step copies is known all the same";
+    lines.clear();
+    options.link_gib_per_second = 50;
+    options.compute_seconds = 1e-3;
+    {
+        const Ring ring(machine.device, units, options);
+    }
+    const auto said = with("at best: ");
+    const auto made = with("ring made");
+    vmmgraph::RingDemand demand;
+    demand.units = units;
+    demand.page_bytes = machine.page();
+    demand.link_gib_per_second = 50;
+    demand.compute_seconds = 1e-3;
+    const auto text = vmmgraph::ring_ceiling_text(demand);
+    EXPECT_EQ(said.size(), static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'))) << text;
+    ASSERT_EQ(made.size(), 1U);
+    EXPECT_LT(said.back(), made.front());
+    EXPECT_NE(lines[said[1]].find("not as asked: units [3] stay resident"), std::string::npos) << lines[said[1]];
+    lines.clear();
+    options.compute_seconds = -1;
+    EXPECT_EQ(status_of([&] { static_cast<void>(Ring(machine.device, units, options)); }), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_TRUE(with("ring made").empty());
+    vmmgraph::set_log_sink({});
 }
 
 TEST(RingPlan, WhatIsOtherwiseThanAskedIsInTheNumbersAndInTheText) {
