@@ -5,6 +5,7 @@
 #include <ATen/core/TensorBody.h>
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_foreach_zero.h>
+#include <ATen/ops/bitwise_or.h>
 #include <ATen/ops/from_blob.h>
 
 namespace vmmgraph::engine {
@@ -120,6 +121,18 @@ void write(const std::vector<DeviceWrite>& writes) {
             repeat_last(one);
         }
     }
+}
+
+void copy_by_kernel(void* to, const void* from, std::size_t bytes, c10::Device device) {
+    if (bytes == 0) {
+        return;
+    }
+    const auto length = static_cast<std::int64_t>(bytes);
+    const std::vector<Bytes> all{{to, length}, {const_cast<void*>(from), length}};
+    const auto tensors = view(all, widest(all), device);
+    auto into = tensors[0];
+    // Torch's own copy of what is contiguous and of one dtype is a copy of the runtime's.
+    at::bitwise_or_out(into, tensors[1], 0);
 }
 
 }  // namespace vmmgraph::engine

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
 #include <vmmgraph/engine.hpp>
 
@@ -31,9 +32,26 @@ GraphExecutor::GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, GraphInp
     if (!state.body) {
         refuse(VMMGRAPH_ERROR_NULL_ARGUMENT, "a graph needs a body");
     }
+    if (options.capture.ring != nullptr) {
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "the executor's ring is ExecutorOptions::ring, since eager steps go through it too");
+    }
+    if (options.ring != nullptr && !options.piecewise.empty()) {
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "a step of a ring is captured in one piece: no piecewise buckets with ExecutorOptions::ring");
+    }
+    if (options.ring != nullptr && !state.on_cpu() && !torch::ExecutablePool::shared()) {
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "a ring's step is captured with torch 2.8 and later, which keep the captured graph");
+    }
     if (!state.on_cpu()) {
         if (const auto device = torch::device_of(*state.arena); device != inputs.device()) {
             refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "the arena is on " + device.str() + ", and the inputs are on " + inputs.device().str());
+        }
+        if (cudaPointerAttributes where{}; options.ring != nullptr) {
+            C10_CUDA_CHECK(cudaPointerGetAttributes(&where, options.ring->address(0)));
+            if (where.type != cudaMemoryTypeDevice || where.device != inputs.device().index()) {
+                refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+                       "the ring is of another device than the inputs, which are on " + inputs.device().str());
+            }
         }
         if (options.capture_stream != nullptr) {
             torch::require_stream_of(inputs.device(), options.capture_stream);
@@ -123,6 +141,8 @@ std::size_t GraphExecutor::warm_up() {
     }
     return stats().graphs;
 }
+
+UnitScope GraphExecutor::streamed(std::size_t unit) { return take_unit(state_->options.ring, unit, state_->inputs.device()); }
 
 void GraphExecutor::expect(const Step& step) {
     auto& state = *state_;

@@ -202,7 +202,7 @@ void GraphExecutor::State::make_room(Slot slot) {
 void GraphExecutor::State::run_ahead(const Graph& graph, const Step& current, void* stream) {
     const auto run = [&] {
         for (std::uint32_t i = 0; i < options.eager_runs; ++i) {
-            Recorder recorder(graph.mode, graph.bucket);
+            auto recorder = this->recorder(graph);
             recorder.step_ = &current;
             recorder.call(body);
         }
@@ -224,7 +224,7 @@ void GraphExecutor::State::run_ahead(const Graph& graph, const Step& current, vo
 }
 
 void GraphExecutor::State::record(Graph& graph, const Step& current) {
-    Recorder recorder(graph.mode, graph.bucket);
+    auto recorder = this->recorder(graph);
     if (on_cpu()) {
         recorder.step_ = &current;
         recorder.call(body);
@@ -233,6 +233,7 @@ void GraphExecutor::State::record(Graph& graph, const Step& current) {
     const c10::cuda::CUDAGuard device(inputs.device());
     const auto kept_before = arena->stats().kept_bytes;
     auto capture = options.capture;
+    capture.ring = options.ring;
     if (capture.label.empty()) {
         capture.label = (graph.mode == Mode::piecewise ? "piecewise " : "full ") + text_of(graph.bucket);
     }

@@ -18,6 +18,9 @@ namespace vmmgraph::engine {
 using dispatch::Dispatcher;
 using dispatch::Slot;
 
+// A unit of a ring, with torch's current stream of the device; throws Error without a ring.
+[[nodiscard]] UnitScope take_unit(Ring* ring, std::size_t unit, c10::Device device);
+
 // Puts one stream's work behind another's.
 class StreamOrder {
 public:
@@ -76,6 +79,8 @@ struct GraphExecutor::State {
     bool imposed = false;
 
     State(std::shared_ptr<SharedVmmAllocator> arena, GraphInputs& inputs, Body body, const ExecutorOptions& options);
+
+    Recorder recorder(const Graph& graph) const { return {graph.mode, graph.bucket, options.ring, inputs.device()}; }
 
     Ran planned() const { return {decision.mode, decision.reason, decision.bucket}; }
 

@@ -35,6 +35,7 @@ GraphInputs::GraphInputs(std::vector<Input> inputs, const std::vector<Key>& buck
     const auto whole = at::zeros({bytes + alignment}, at::TensorOptions().dtype(at::kByte).device(state.device));
     const auto start = reinterpret_cast<std::uintptr_t>(whole.const_data_ptr()) % static_cast<std::uintptr_t>(alignment);
     state.arena = whole.narrow(0, (alignment - static_cast<std::int64_t>(start)) % alignment, bytes);
+    state.bring = options.bring;
     state.staging = std::make_unique<Staging>(state.device, state.info.staging_bytes);
     if (state.device.is_cuda()) {
         const c10::cuda::CUDAGuard guard(state.device);
@@ -188,6 +189,7 @@ at::Tensor GraphInputs::host(std::size_t input) const {
 std::size_t GraphInputs::arena_bytes() const noexcept { return state_->info.arena_bytes; }
 std::size_t GraphInputs::staging_bytes() const noexcept { return state_->info.staging_bytes; }
 std::uint64_t GraphInputs::copies() const noexcept { return state_->copies; }
+std::uint64_t GraphInputs::copies_by_kernel() const noexcept { return state_->copies_by_kernel; }
 c10::Device GraphInputs::device() const noexcept { return state_->device; }
 
 }  // namespace vmmgraph::engine

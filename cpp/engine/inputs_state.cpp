@@ -6,6 +6,8 @@
 #include <ATen/core/TensorBody.h>
 #include <c10/cuda/CUDAException.h>
 
+#include "vmmgraph/src/bridge.rs.h"
+
 namespace vmmgraph::engine {
 namespace {
 
@@ -182,6 +184,11 @@ DeviceWrite GraphInputs::State::write_of(const Layout& layout, std::size_t input
     return {step_sized(declared) && rows < place.size(0) ? place.narrow(0, 0, rows) : place, value.tensor_, declared.pad};
 }
 
+bool GraphInputs::State::by_kernel() const {
+    // Without a GPU the rings are those of the host driver.
+    return bring == Bring::kernel || (bring == Bring::automatic && bridge::streaming_rings(device.is_cuda() ? device.index() : -1) > 0);
+}
+
 void GraphInputs::State::commit(void* stream) {
     if (!prepared.valid) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "commit() without a prepare() before it");
@@ -201,8 +208,10 @@ void GraphInputs::State::commit(void* stream) {
     }
     prepared.valid = false;
     if (prepared.end > 0) {
-        staging->send(arena.mutable_data_ptr(), prepared.end, stream);
+        const bool kernel = by_kernel();
+        staging->send(arena.mutable_data_ptr(), prepared.end, stream, kernel);
         ++copies;
+        copies_by_kernel += kernel ? 1 : 0;
     }
     write(prepared.writes);
     if (device.is_cuda()) {

@@ -62,7 +62,9 @@ struct GraphInputs::State {
     std::unique_ptr<Staging> staging;
     std::size_t current = 0;
     std::vector<Shape> shapes;
+    Bring bring = Bring::automatic;
     std::uint64_t copies = 0;
+    std::uint64_t copies_by_kernel = 0;
     // The stream of the last commit, and what orders the next one behind it on another.
     std::optional<void*> last_stream;
     cudaEvent_t order = nullptr;
@@ -107,6 +109,9 @@ struct GraphInputs::State {
 
     // A value of the device and where it goes.
     DeviceWrite write_of(const Layout& layout, std::size_t input, const Value& value) const;
+
+    // Whether a kernel brings what is copied now.
+    bool by_kernel() const;
 
     // Brings what was prepared to the device, as GraphInputs::commit; `stream` is torch's current one.
     void commit(void* stream);

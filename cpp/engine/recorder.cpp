@@ -2,7 +2,9 @@
 
 #include <ATen/core/TensorBody.h>
 #include <ATen/ops/from_blob.h>
-#include <vmmgraph/engine.hpp>
+#include <c10/cuda/CUDAStream.h>
+
+#include "executor_state.hpp"
 
 namespace vmmgraph::engine {
 namespace {
@@ -30,6 +32,16 @@ void Recorder::call(const std::function<void(Recorder&)>& body) {
     const Back back{std::exchange(recording, this)};
     body(*this);
 }
+
+UnitScope take_unit(Ring* ring, std::size_t unit, c10::Device device) {
+    if (ring == nullptr) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "nothing streams without ExecutorOptions::ring");
+    }
+    void* const stream = device.is_cuda() ? c10::cuda::getCurrentCUDAStream(device.index()).stream() : nullptr;
+    return UnitScope(*ring, unit, stream);
+}
+
+UnitScope Recorder::streamed(std::size_t unit) { return take_unit(ring_, unit, device_); }
 
 void* Recorder::last_kernel() { return scope_ == nullptr ? nullptr : scope_->last_kernel(); }
 

@@ -8,6 +8,7 @@
 #include <cuda_runtime_api.h>
 
 #include "../torch/on_device.hpp"
+#include "device_writes.hpp"
 
 namespace vmmgraph::engine {
 
@@ -17,10 +18,12 @@ Staging::Staging(c10::Device device, std::size_t bytes) : device_(device) {
         for (auto& buffer : buffers_) {
             if (!device.is_cuda()) {
                 buffer.memory = new std::byte[bytes];
+                buffer.on_device = buffer.memory;
                 continue;
             }
             // No bytes at all would be a null pointer.
             C10_CUDA_CHECK(cudaHostAlloc(reinterpret_cast<void**>(&buffer.memory), bytes + 1, cudaHostAllocDefault));
+            C10_CUDA_CHECK(cudaHostGetDevicePointer(&buffer.on_device, buffer.memory, 0));
             cudaEvent_t sent = nullptr;
             C10_CUDA_CHECK(cudaEventCreateWithFlags(&sent, cudaEventDisableTiming));
             buffer.sent = sent;
@@ -62,13 +65,17 @@ std::byte* Staging::write() {
     return buffer.memory;
 }
 
-void Staging::send(void* to, std::size_t bytes, void* stream) {
+void Staging::send(void* to, std::size_t bytes, void* stream, bool by_kernel) {
     auto& buffer = buffers_[turn_];
-    if (!device_.is_cuda()) {
-        std::memcpy(to, buffer.memory, bytes);
-    } else {
-        const auto on = static_cast<cudaStream_t>(stream);
+    const auto on = static_cast<cudaStream_t>(stream);
+    if (by_kernel) {
+        copy_by_kernel(to, buffer.on_device, bytes, device_);
+    } else if (device_.is_cuda()) {
         C10_CUDA_CHECK(cudaMemcpyAsync(to, buffer.memory, bytes, cudaMemcpyHostToDevice, on));
+    } else {
+        std::memcpy(to, buffer.memory, bytes);
+    }
+    if (device_.is_cuda()) {
         C10_CUDA_CHECK(cudaEventRecord(static_cast<cudaEvent_t>(buffer.sent), on));
         buffer.under_way = true;
     }

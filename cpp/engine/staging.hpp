@@ -20,12 +20,15 @@ public:
 
     // The buffer to write, when its last copy is done.
     std::byte* write();
-    // Copies its first `bytes` to `to`, in order on `stream`, and turns to the other buffer. On failure it is the same one still.
-    void send(void* to, std::size_t bytes, void* stream);
+    // Copies its first `bytes` to `to`, in order on `stream`, and turns to the other buffer. On failure it is the same one still. By a kernel: on
+    // torch's current stream, which is that one.
+    void send(void* to, std::size_t bytes, void* stream, bool by_kernel);
 
 private:
     struct Buffer {
         std::byte* memory = nullptr;
+        // The same memory as the device sees it.
+        void* on_device = nullptr;
         // A cudaEvent_t.
         void* sent = nullptr;
         bool under_way = false;

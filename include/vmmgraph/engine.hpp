@@ -12,6 +12,7 @@
 #ifndef VMMGRAPH_ENGINE_HPP
 #define VMMGRAPH_ENGINE_HPP
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -20,9 +21,11 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <c10/util/ArrayRef.h>
 
 #include "inputs.hpp"
+#include "ring.hpp"
 #include "torch.hpp"
 
 namespace vmmgraph::engine {
@@ -34,6 +37,9 @@ using dispatch::Phase;
 using dispatch::Reason;
 // For what a body makes and a runner keeps: see Recorder::eager.
 using torch::KeptScope;
+// What streams: see ExecutorOptions::ring.
+using vmmgraph::Ring;
+using vmmgraph::UnitScope;
 
 // A step to run.
 struct Step {
@@ -71,6 +77,10 @@ public:
     // What this thread records just now, or runs as a body before it records it; null elsewhere. So that attention deep in a model finds
     // its capture though nobody handed it down.
     [[nodiscard]] static Recorder* current() noexcept;
+    // A unit of ExecutorOptions::ring from its acquire to its release, with torch's current stream, which is to be the same at its end: the kernels of a
+    // layer lie between. Captured, each unit that streams is taken once, in the order of use, and its copies are the graph's; in an eager run,
+    // and on a CPU, it waits for its copy by events, in any order. Throws Error (VMMGRAPH_ERROR_WRONG_STATE) without a ring, and what UnitScope throws.
+    [[nodiscard]] UnitScope streamed(std::size_t unit);
     // As torch::CaptureScope::last_kernel(), for ExecutorOptions::update; null where nothing is captured.
     [[nodiscard]] void* last_kernel();
     // Full or piecewise.
@@ -80,7 +90,7 @@ public:
 
 private:
     friend class GraphExecutor;
-    Recorder(Mode mode, const Key& bucket) : mode_(mode), bucket_(bucket) {}
+    Recorder(Mode mode, const Key& bucket, Ring* ring, c10::Device device) : mode_(mode), bucket_(bucket), ring_(ring), device_(device) {}
     struct Piece {
         Runner runner;
         std::vector<at::Tensor> tensors;
@@ -90,6 +100,8 @@ private:
 
     Mode mode_;
     Key bucket_;
+    Ring* ring_;
+    c10::Device device_;
     torch::CaptureScope* scope_ = nullptr;
     // Where nothing is captured: in an eager run, and on a CPU device, where the body itself is the replay.
     const Step* step_ = nullptr;
@@ -122,6 +134,11 @@ struct ExecutorOptions : dispatch::DispatcherOptions {
     // The stream of every capture (a cudaStream_t, not the default one); null: one of torch's.
     void* capture_stream = nullptr;
     torch::CaptureOptions capture;
+    // Units that stream from the host in every graph (ring.hpp), which the body takes with Recorder::streamed() and eager steps with
+    // GraphExecutor::streamed(): both go through the same slots, in any order of steps. Of the inputs' device; it must outlive the executor.
+    // `capture.ring_capture` says how they are captured. The executor throws Error (VMMGRAPH_ERROR_INVALID_ARGUMENT) with piecewise buckets, since a step of a
+    // ring is one piece, and up to torch 2.7. Whatever else it is asked to stream with is refused too: `capture.ring` is the executor's to set.
+    Ring* ring = nullptr;
     // Limits of the pool of executables that the executor makes for itself, if `capture` names none: 0 is none. Beyond them a step that moves
     // to another graph may have to update one first (docs/performance.md).
     torch::ExecutableLimits executables{16, 0};
@@ -203,6 +220,9 @@ public:
     // prepare() with the decision of others. It is carried out, or launch() throws what the capture threw, whatever on_failure says. Throws
     // Error for a mode and bucket that this executor has no graph of, and if the bucket is too small for the values.
     Ran prepare(const Step& step, c10::ArrayRef<NamedValue> values, const Decision& agreed);
+
+    // As Recorder::streamed(), for the `eager` of a step: between eager steps, graphs and the runs before their captures there is nothing to be done.
+    [[nodiscard]] UnitScope streamed(std::size_t unit);
 
     // Says that such a step is going to come, as a prompt that was admitted just now: a thread sees to it that its graph, if it is there, has
     // an executable by then.

@@ -144,12 +144,22 @@ struct NamedValue {
     Value value;
 };
 
+// How inputs of the host come to the device.
+enum class Bring : std::int32_t {
+    // By a copy, and by a kernel while a ring of the device has units that stream (ring.hpp): a copy would wait behind all that it copies.
+    automatic,
+    copy,
+    // By a kernel of torch's that reads pinned memory.
+    kernel,
+};
+
 // Where the inputs of graphs live.
 struct InputsOptions {
     // Of the arena. A CPU device serves tests: the same checks, padding and views, with memory copies.
     c10::Device device{c10::DeviceType::CUDA, 0};
     // Of every input, in bytes: a power of two from 256 to 2 MiB.
     std::uint32_t alignment = 512;
+    Bring bring = Bring::automatic;
 };
 
 // Named inputs and outputs of graphs at fixed addresses in one arena, which is as large as the largest bucket's. Every bucket packs its
@@ -168,7 +178,7 @@ public:
     // second prepare() replaces the first. Throws Error for a name that no input has or that comes twice, for another dtype, device or
     // rank, for more than the bucket holds, and for no bucket.
     void prepare(const Key& bucket, c10::ArrayRef<NamedValue> values);
-    // Brings what was prepared to the device, in order on `stream` (a cudaStream_t): one copy for all host inputs; for inputs on the device
+    // Brings what was prepared to the device, in order on `stream` (a cudaStream_t): one copy for all host inputs (InputsOptions::bring); for inputs on the device
     // one launch for their zeros and one for the data of all that are as wide as their place; one for each other. They must be ready on the
     // stream. Behind a commit on another stream it waits, so that stream must still exist. Throws Error if nothing was prepared or the
     // stream is under capture.
@@ -221,6 +231,8 @@ public:
     [[nodiscard]] std::size_t arena_bytes() const noexcept;
     [[nodiscard]] std::size_t staging_bytes() const noexcept;
     [[nodiscard]] std::uint64_t copies() const noexcept;
+    // How many of those a kernel made.
+    [[nodiscard]] std::uint64_t copies_by_kernel() const noexcept;
     // The device of the arena.
     [[nodiscard]] c10::Device device() const noexcept;
 
