@@ -30,9 +30,9 @@ build() {
   cmake -S . -B build/torch -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TORCH=ON -DVMMGRAPH_TORCH_ROOT="$torch" \
     -DVMMGRAPH_TESTS=ON -DVMMGRAPH_EXAMPLES=OFF >/dev/null
   cmake --build build/torch --target vmmgraph_torch torch_test trust_test executables_test regions_test elastic_test eager_test serving_test rings_test share_test ranks_test differential_test engine_test \
-    sleep_example all_reduce_example
+    sleep_example all_reduce_example offload_example
   strip -o "$out/libvmmgraph_torch.so.0.1" build/torch/libvmmgraph_torch.so.0.1.0
-  for program in torch/{torch,trust,executables,regions,elastic,eager,serving,rings,share,ranks}_test torch/differential/differential_test engine/{engine_test,sleep_example,all_reduce_example}; do
+  for program in torch/{torch,trust,executables,regions,elastic,eager,serving,rings,share,ranks}_test torch/differential/differential_test engine/{engine_test,sleep_example,all_reduce_example,offload_example}; do
     strip -o "$out/$(basename "$program")" "build/torch/tests/$program"
   done
   cp tests/torch/run.sh "$out/"
@@ -116,6 +116,7 @@ run() {
   row "torch's histories replayed" env VMMGRAPH_CORE_LIBRARY="$PWD/$out/libvmmgraph.so" VMMGRAPH_TEST_PACKAGE="$PWD/$out/python" \
     python3 "$out/test_cli_gpu.py"
   libtorch "an engine that sleeps" sleep_example
+  libtorch "layers that stream" offload_example
   [ "$(nvidia-smi -L | wc -l)" -lt 2 ] || libtorch "all-reduce over graph memory" all_reduce_example
   row "C++ over the shared library" env LD_LIBRARY_PATH="$PWD/$out" "$out/driver_test" cuda
   row "rings from C++" env LD_LIBRARY_PATH="$PWD/$out" "$out/ring_test"

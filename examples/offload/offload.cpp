@@ -1,0 +1,198 @@
+// Decodes with keys and values, or weights, in host memory, by one graph a step, and compares with the same decoder that has everything on the device.
+//
+//   offload [--streams kv|weights] [--context TOKENS] [--layers N] [--slots N] [--steps N]
+//
+// Without --streams it does the keys and values of two contexts, and the weights. Says beforehand what can be had at best. Exit status 1 if a token or a
+// number of a hidden state differs, or other bytes were moved than planned; 77 where there is no GPU.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <optional>
+#include <string>
+
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include "decoder.hpp"
+
+namespace {
+
+using offload_example::Contents;
+using offload_example::Decoder;
+using offload_example::Shape;
+using offload_example::Streams;
+using Clock = std::chrono::steady_clock;
+
+constexpr double mib = 1 << 20;
+
+struct Settings {
+    std::optional<Streams> streams;
+    std::int64_t context = 0;
+    std::int64_t layers = 36;
+    std::int64_t slots = 3;
+    std::int64_t steps = 40;
+};
+
+struct Decoded {
+    std::vector<std::int64_t> tokens;
+    std::vector<at::Tensor> hidden;
+    // Of a step, its median.
+    double seconds = 0;
+};
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    return values.at(values.size() / 2);
+}
+
+Decoded decode(Decoder& decoder, std::int64_t steps) {
+    Decoded all;
+    std::vector<double> seconds;
+    std::int64_t token = 1;
+    for (std::int64_t step = 0; step < steps; ++step) {
+        const auto start = Clock::now();
+        auto made = decoder.step(token);
+        seconds.push_back(seconds_since(start));
+        token = made.token;
+        all.tokens.push_back(token);
+        all.hidden.push_back(std::move(made.hidden));
+    }
+    all.seconds = median(std::move(seconds));
+    return all;
+}
+
+// GiB a second from pinned host memory.
+double measure_link(const vmmgraph::Device& device) {
+    constexpr std::uint64_t bytes = 256 << 20;
+    const vmmgraph::HostBuffer from(device, bytes);
+    const auto into = at::empty({static_cast<std::int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte).device(at::kCUDA));
+    std::vector<double> seconds;
+    for (int round = 0; round < 9; ++round) {
+        C10_CUDA_CHECK(cudaDeviceSynchronize());
+        const auto start = Clock::now();
+        C10_CUDA_CHECK(cudaMemcpy(into.mutable_data_ptr(), from.data(), bytes, cudaMemcpyHostToDevice));
+        seconds.push_back(seconds_since(start));
+    }
+    return static_cast<double>(bytes) / (1 << 30) / median(std::move(seconds));
+}
+
+// How many tokens and hidden states are wrong.
+std::size_t compare(const vmmgraph::Device& device, const Settings& settings, Streams streams, std::int64_t context, double link) {
+    Shape shape;
+    shape.layers = settings.layers;
+    shape.context = context;
+    shape.capacity = context + (settings.steps / Shape::granule + 2) * Shape::granule;
+    at::manual_seed(5);
+    Contents contents(device, shape, streams);
+    const bool weights = streams == Streams::weights;
+    std::printf("\n%s of %lld layers stream, %lld tokens of context, %.0f MiB a layer\n", weights ? "weights" : "keys and values",
+                static_cast<long long>(shape.layers), static_cast<long long>(context), static_cast<double>(contents.unit_bytes()) / mib);
+
+    Decoded wanted;
+    std::uint64_t all_bytes = 0;
+    {
+        Decoder resident(contents, true, {});
+        wanted = decode(resident, settings.steps);
+        all_bytes = resident.device_bytes();
+    }
+    std::printf("all resident: %.2f ms a step, %.1f tokens/s\n", wanted.seconds * 1e3, 1 / wanted.seconds);
+
+    vmmgraph::RingDemand demand;
+    demand.units = contents.units(false);
+    demand.slots = static_cast<std::size_t>(settings.slots);
+    demand.link_gib_per_second = link;
+    demand.compute_seconds = wanted.seconds;
+    std::printf("%s", vmmgraph::ring_ceiling_text(demand).c_str());
+    const auto best = vmmgraph::ring_ceiling(demand).asked;
+
+    vmmgraph::RingOptions options;
+    options.slots = demand.slots;
+    Decoder streamed(contents, false, options);
+    const auto got = decode(streamed, settings.steps);
+    std::size_t wrong = 0;
+    for (std::size_t step = 0; step < wanted.tokens.size(); ++step) {
+        wrong += got.tokens[step] != wanted.tokens[step];
+        wrong += !at::equal(got.hidden[step], wanted.hidden[step]);
+    }
+    const auto moved = streamed.moved_bytes();
+    const auto planned = streamed.planned_bytes();
+    std::printf(
+        "streamed: %.2f ms a step, %.1f tokens/s, %.3f of the best; %.0f MiB on the device instead of %.0f; %llu steps by a graph, inputs "
+        "of %llu by a kernel\n",
+        got.seconds * 1e3, 1 / got.seconds, best.step_seconds / got.seconds, static_cast<double>(streamed.device_bytes()) / mib,
+        static_cast<double>(all_bytes) / mib, static_cast<unsigned long long>(streamed.graph_steps()),
+        static_cast<unsigned long long>(streamed.inputs_by_kernel()));
+    std::printf("%.1f MiB moved, %.1f planned; %zu tokens and hidden states, %zu differ\n", static_cast<double>(moved) / mib,
+                static_cast<double>(planned) / mib, wanted.tokens.size(), wrong);
+    C10_CUDA_CHECK(cudaDeviceSynchronize());
+    return wrong + (moved != planned ? 1 : 0);
+}
+
+int run(const Settings& settings) {
+    vmmgraph::torch::install();
+    auto device = vmmgraph::Device::open();
+    const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
+    const auto link = measure_link(device);
+    std::printf("link: %.1f GiB/s from pinned host memory\n", link);
+    std::size_t wrong = 0;
+    const auto one = [&](Streams streams, std::int64_t otherwise) {
+        wrong += compare(device, settings, streams, settings.context > 0 ? settings.context : otherwise, link);
+    };
+    if (settings.streams != Streams::weights) {
+        one(Streams::keys_and_values, 4096);
+        if (settings.context == 0) {
+            one(Streams::keys_and_values, 32768);
+        }
+    }
+    if (settings.streams != Streams::keys_and_values) {
+        one(Streams::weights, 1024);
+    }
+    std::printf("\n%zu wrong or lost\n", wrong);
+    return wrong == 0 ? 0 : 1;
+}
+
+bool read(int count, char** arguments, Settings& settings) {
+    for (int i = 1; i + 1 < count; i += 2) {
+        const std::string name = arguments[i], text = arguments[i + 1];
+        const auto number = std::strtoll(text.c_str(), nullptr, 10);
+        if (name == "--streams" && (text == "kv" || text == "weights")) {
+            settings.streams = text == "kv" ? Streams::keys_and_values : Streams::weights;
+        } else if (name == "--context" && number > 0) {
+            settings.context = number;
+        } else if (name == "--layers" && number > 0) {
+            settings.layers = number;
+        } else if (name == "--slots" && number > 0) {
+            settings.slots = number;
+        } else if (name == "--steps" && number > 0) {
+            settings.steps = number;
+        } else {
+            return false;
+        }
+    }
+    return count % 2 == 1;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+    Settings settings;
+    if (!read(count, arguments, settings)) {
+        std::fprintf(stderr, "offload [--streams kv|weights] [--context TOKENS] [--layers N] [--slots N] [--steps N]\n");
+        return 2;
+    }
+    try {
+        if (c10::cuda::device_count() == 0) {
+            std::printf("SKIPPED: needs a GPU\n");
+            return 77;
+        }
+        return run(settings);
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "%s\n", error.what());
+        return 1;
+    }
+}
