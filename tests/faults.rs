@@ -1008,6 +1008,8 @@ fn ring(run: &mut Run) -> Result<()> {
     let contents = |stamp: u32| stamp.to_le_bytes().repeat(UNIT as usize / 4);
     let source =
         |source: &Arc<HostBuffer>, from| [HostRun { source: Arc::clone(source), from, to: 0, bytes: UNIT }];
+    let made = run.step("elastic", || device.elastic_buffer(UNIT, &ElasticOptions::default()))?;
+    run.step("commit", || made.commit(0..UNIT))?;
     let mut numbers = [0; 5];
     for (unit, number) in numbers.iter_mut().enumerate() {
         *number = 100 + unit as u32;
@@ -1029,6 +1031,12 @@ fn ring(run: &mut Run) -> Result<()> {
         if round == 0 {
             numbers[1] = 201;
             run.step("write", || buffer.write(UNIT, &contents(201)))?;
+            // What is on the device becomes a source.
+            numbers[0] = 202;
+            run.step("fill", || stamps.write(made.base(), UNIT, 202))?;
+            // SAFETY: committed until the end.
+            run.step("store", || unsafe { buffer.store(0, made.base(), UNIT, other) })?;
+            run.step("behind the store", || buffer.before(A))?;
             let more = run.step("host buffer", || device.host_buffer(UNIT, Pinning::Required))?;
             numbers[4] = 204;
             run.step("write", || more.write(0, &contents(204)))?;
@@ -1041,7 +1049,7 @@ fn ring(run: &mut Run) -> Result<()> {
     run.injector.keep_busy(3);
     drop(ring);
     run.balance("drop the ring");
-    drop(buffer);
+    drop((buffer, made));
     run.step("trim host", || device.host_pool().trim()).map(drop)
 }
 

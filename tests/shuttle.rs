@@ -801,7 +801,7 @@ fn a_ring_is_read_while_its_sources_change_and_others_fill_it() {
             })
         };
         let changer = {
-            let (ring, device) = (Arc::clone(&ring), Arc::clone(&device));
+            let (ring, device, buffer) = (Arc::clone(&ring), Arc::clone(&device), Arc::clone(&buffer));
             thread::spawn(move || {
                 buffer.write(UNIT, &[17; UNIT as usize]).unwrap();
                 let other = device.host_buffer(UNIT, Pinning::Required).unwrap();
@@ -816,11 +816,34 @@ fn a_ring_is_read_while_its_sources_change_and_others_fill_it() {
                 assert!(ring.stats().acquired <= 1);
             })
         };
-        for thread in [user, changer, filler] {
+        // What was made on the device goes to the host.
+        let made = device.elastic_buffer(UNIT, &ElasticOptions::default()).unwrap();
+        made.commit(0..UNIT).unwrap();
+        // SAFETY: committed, on the host driver.
+        unsafe { device.driver().write(made.base(), &[19; UNIT as usize]) }.unwrap();
+        let flusher = {
+            let (buffer, at) = (Arc::clone(&buffer), made.base());
+            thread::spawn(move || {
+                // SAFETY: committed until the threads have ended.
+                unsafe { buffer.store(3 * UNIT, at, UNIT, stream(2)) }.unwrap();
+                buffer.before(stream(2)).unwrap();
+                let mut found = [0; UNIT as usize];
+                buffer.read(3 * UNIT, &mut found).unwrap();
+                assert_eq!(found, [19; UNIT as usize]);
+            })
+        };
+        for thread in [user, changer, filler, flusher] {
             thread.join().unwrap();
         }
+        // It is read from now on.
+        ring.acquire(3, stream(1)).unwrap();
+        let mut found = [0; UNIT as usize];
+        // SAFETY: acquired, on the host driver.
+        unsafe { device.driver().read(ring.address(3).unwrap(), &mut found) }.unwrap();
+        assert_eq!(found, [19; UNIT as usize]);
+        ring.release(3, stream(1)).unwrap();
         assert_eq!(ring.audit(), Ok(()));
-        drop((ring, arena));
+        drop((ring, made, buffer, arena));
         device.host_pool().trim().unwrap();
         device.trim().unwrap();
         drop(device);

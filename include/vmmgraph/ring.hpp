@@ -234,12 +234,22 @@ public:
         return registered != 0;
     }
 
-    // Writes `bytes` bytes from `at` on, when the copies from it that were given are over. Rings copy it again before the next use.
+    // Writes `bytes` bytes from `at` on, when the copies from it and to it that were given are over. Rings copy it again before the next use.
     void write(std::uint64_t at, const void* from, std::size_t bytes) {
         detail::check(vmmgraph_host_buffer_write(handle(), at, from, bytes));
     }
 
-    // Reads `bytes` bytes from `at` on.
+    // Copies `bytes` mapped bytes of the device to `at`: behind what `stream` was given so far and what reads the buffer by now, beside whatever comes later, by the
+    // engine of the other direction. Does not block. Rings copy it again before the next use, behind this. Who writes those bytes of the device again
+    // does so on a stream that waits (before()). Throws VMMGRAPH_ERROR_HOST_NOT_REGISTERED, and VMMGRAPH_ERROR_WRONG_STATE while a captured step that reads it is launched.
+    void store(std::uint64_t at, const void* from, std::uint64_t bytes, void* stream) {
+        detail::check(vmmgraph_host_buffer_store(handle(), at, from, bytes, stream));
+    }
+
+    // Makes later work of a stream wait for the stores that were given.
+    void before(void* stream) const { detail::check(vmmgraph_host_buffer_before(handle(), stream)); }
+
+    // Reads `bytes` bytes from `at` on, when the copies to it that were given are over.
     void read(std::uint64_t at, void* into, std::size_t bytes) const {
         detail::check(vmmgraph_host_buffer_read(handle(), at, into, bytes));
     }
@@ -247,7 +257,7 @@ public:
     // Says that the contents were changed otherwise than by write().
     void changed() { detail::check(vmmgraph_host_buffer_changed(handle())); }
 
-    // Blocks until the copies from it that were given are over.
+    // Blocks until the copies from it and to it that were given are over.
     void wait() const { detail::check(vmmgraph_host_buffer_wait(handle())); }
 
     // The C handle, still owned by this object; null if moved from.

@@ -2488,7 +2488,7 @@ vmmgraph_status_t vmmgraph_host_buffer_info(vmmgraph_host_buffer_t buffer,
                                             uint64_t *bytes,
                                             int32_t *registered);
 
-// Writes `bytes` bytes of `from` to the buffer, from `at` on. Blocks until the copies from it that were given are over. What rings hold of it is out
+// Writes `bytes` bytes of `from` to the buffer, from `at` on. Blocks until the copies from it and to it that were given are over. What rings hold of it is out
 // of date then: the next use copies it again. VMMGRAPH_ERROR_INVALID_SIZE beyond the end; nothing is written on failure.
 //
 // Arguments:
@@ -2499,7 +2499,28 @@ vmmgraph_status_t vmmgraph_host_buffer_write(vmmgraph_host_buffer_t buffer,
                                              const void *from,
                                              size_t bytes);
 
-// Reads `bytes` bytes of the buffer, from `at` on, to `into`. VMMGRAPH_ERROR_INVALID_SIZE beyond the end.
+// Copies `bytes` bytes of the device to the buffer, from `at` on: behind what `stream` was given so far, behind the copies from the buffer and the launches of captured steps
+// that read it, and beside whatever comes later, by the engine of the other direction. Does not block. What rings hold of it is out of date then: the next use
+// copies it again, behind this. Who writes those bytes of the device again does so on a stream that waits (vmmgraph_host_buffer_before).
+// VMMGRAPH_ERROR_INVALID_SIZE beyond the end, VMMGRAPH_ERROR_HOST_NOT_REGISTERED, VMMGRAPH_ERROR_STREAM_CAPTURING, and VMMGRAPH_ERROR_WRONG_STATE while a captured
+// step that reads it is being launched.
+//
+// Arguments:
+// `from` is an address of `bytes` mapped bytes of the device, until the copy is over.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_host_buffer_store(vmmgraph_host_buffer_t buffer,
+                                             uint64_t at,
+                                             const void *from,
+                                             uint64_t bytes,
+                                             void *stream);
+
+// Makes later work of a stream wait for the stores that the buffer was given, so that what they copy may be written again. Does not block.
+// VMMGRAPH_ERROR_STREAM_CAPTURING for a stream under capture.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_host_buffer_before(vmmgraph_host_buffer_t buffer,
+                                              void *stream);
+
+// Reads `bytes` bytes of the buffer, from `at` on, to `into`, when the copies to it are over. VMMGRAPH_ERROR_INVALID_SIZE beyond the end.
 //
 // Arguments:
 // `into` points to `bytes` writable bytes that are not the buffer's own, or that is 0.
@@ -2513,7 +2534,7 @@ vmmgraph_status_t vmmgraph_host_buffer_read(vmmgraph_host_buffer_t buffer,
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_host_buffer_changed(vmmgraph_host_buffer_t buffer);
 
-// Blocks the caller until the copies from it that were given are over. VMMGRAPH_ERROR_STREAM_CAPTURING where a platform allows no wait while
+// Blocks the caller until the copies from it and to it that were given are over. VMMGRAPH_ERROR_STREAM_CAPTURING where a platform allows no wait while
 // something is captured.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_host_buffer_wait(vmmgraph_host_buffer_t buffer);

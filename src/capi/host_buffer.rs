@@ -2,12 +2,13 @@
 
 use std::ffi::c_void;
 
+use super::arena::stream_of;
 use super::device::vmmgraph_device_t;
-use super::guard::{guard, items, items_mut, out, pick};
+use super::guard::{guard, items, items_mut, not_null, out, pick};
 use super::handle::{get, register, remove};
 use super::memory::write_number;
 use super::status::vmmgraph_status_t;
-use crate::{Device, HostBuffer, Pinning};
+use crate::{Address, Device, HostBuffer, Pinning};
 
 /// Never defined: a vmmgraph_host_buffer_t is a key, not an address.
 pub struct vmmgraph_host_buffer {
@@ -79,7 +80,7 @@ pub unsafe extern "C" fn vmmgraph_host_buffer_info(
     })
 }
 
-/// Writes `bytes` bytes of `from` to the buffer, from `at` on. Blocks until the copies from it that were given are over. What rings hold of it is out
+/// Writes `bytes` bytes of `from` to the buffer, from `at` on. Blocks until the copies from it and to it that were given are over. What rings hold of it is out
 /// of date then: the next use copies it again. VMMGRAPH_ERROR_INVALID_SIZE beyond the end; nothing is written on failure.
 ///
 /// # Safety
@@ -99,7 +100,44 @@ pub unsafe extern "C" fn vmmgraph_host_buffer_write(
     })
 }
 
-/// Reads `bytes` bytes of the buffer, from `at` on, to `into`. VMMGRAPH_ERROR_INVALID_SIZE beyond the end.
+/// Copies `bytes` bytes of the device to the buffer, from `at` on: behind what `stream` was given so far, behind the copies from the buffer and the launches of captured steps
+/// that read it, and beside whatever comes later, by the engine of the other direction. Does not block. What rings hold of it is out of date then: the next use
+/// copies it again, behind this. Who writes those bytes of the device again does so on a stream that waits (vmmgraph_host_buffer_before).
+/// VMMGRAPH_ERROR_INVALID_SIZE beyond the end, VMMGRAPH_ERROR_HOST_NOT_REGISTERED, VMMGRAPH_ERROR_STREAM_CAPTURING, and VMMGRAPH_ERROR_WRONG_STATE while a captured
+/// step that reads it is being launched.
+///
+/// # Safety
+/// `from` is an address of `bytes` mapped bytes of the device, until the copy is over.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_host_buffer_store(
+    buffer: vmmgraph_host_buffer_t,
+    at: u64,
+    from: *const c_void,
+    bytes: u64,
+    stream: *mut c_void,
+) -> vmmgraph_status_t {
+    guard(|| {
+        let buffer = get::<HostBuffer, _>(buffer)?;
+        if bytes > 0 {
+            not_null(from, "from")?;
+        }
+        // SAFETY: the caller's contract.
+        unsafe { buffer.store(at, Address(from as u64), bytes, stream_of(stream)) }?;
+        Ok(())
+    })
+}
+
+/// Makes later work of a stream wait for the stores that the buffer was given, so that what they copy may be written again. Does not block.
+/// VMMGRAPH_ERROR_STREAM_CAPTURING for a stream under capture.
+#[unsafe(no_mangle)]
+pub extern "C" fn vmmgraph_host_buffer_before(
+    buffer: vmmgraph_host_buffer_t,
+    stream: *mut c_void,
+) -> vmmgraph_status_t {
+    guard(|| Ok(get::<HostBuffer, _>(buffer)?.before(stream_of(stream))?))
+}
+
+/// Reads `bytes` bytes of the buffer, from `at` on, to `into`, when the copies to it are over. VMMGRAPH_ERROR_INVALID_SIZE beyond the end.
 ///
 /// # Safety
 /// `into` points to `bytes` writable bytes that are not the buffer's own, or that is 0.
@@ -127,7 +165,7 @@ pub extern "C" fn vmmgraph_host_buffer_changed(buffer: vmmgraph_host_buffer_t) -
     })
 }
 
-/// Blocks the caller until the copies from it that were given are over. VMMGRAPH_ERROR_STREAM_CAPTURING where a platform allows no wait while
+/// Blocks the caller until the copies from it and to it that were given are over. VMMGRAPH_ERROR_STREAM_CAPTURING where a platform allows no wait while
 /// something is captured.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_host_buffer_wait(buffer: vmmgraph_host_buffer_t) -> vmmgraph_status_t {

@@ -61,6 +61,10 @@ impl Copier {
         }
     }
 
+    pub(super) fn stream_out(&self) -> Result<Stream> {
+        self.stream(0)
+    }
+
     pub(super) fn stream_in(&self) -> Result<Stream> {
         self.stream(1)
     }

@@ -239,6 +239,12 @@ impl Fence {
         self.points.push(Point::Later(stream, thread, promise.clone()));
     }
 
+    /// Whether there is nothing to wait for, as far as is known without asking.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.points.is_empty()
+    }
+
     /// Behind what another fence is behind of.
     pub fn join(&mut self, other: Self) {
         self.points.extend(other.points);

@@ -4,6 +4,7 @@ use super::host_memory::HostMemory;
 use super::host_pool::{CHUNK, CopyPath, HostPool, HostStats, PIECE, State, TRIES};
 use super::{Fence, PagePool, RangeId};
 use crate::error::{Error, Result};
+use crate::units::Address;
 
 /// A piece of the pool's memory. Whoever has it gives it back.
 #[derive(Debug)]
@@ -92,6 +93,29 @@ impl HostPool {
         done: &mut Fence,
     ) -> Result<CopyPath> {
         self.copy_in(pool, place, &[piece.part(skip, bytes)?], done)
+    }
+
+    /// Gives the copy of device bytes to a part of a registered piece to the stream of copies from the device. Otherwise as
+    /// [`copy_out`](Self::copy_out).
+    ///
+    /// # Errors
+    /// As [`copy_out`](Self::copy_out); [`Error::InvalidSize`] beyond the piece's end.
+    ///
+    /// # Safety
+    /// So many bytes of the device are mapped there, until `done` is over.
+    pub(crate) unsafe fn store_part(
+        &self,
+        from: Address,
+        piece: &HostPiece,
+        (skip, bytes): (u64, u64),
+        done: &mut Fence,
+    ) -> Result<()> {
+        let part = piece.part(skip, bytes)?;
+        if !part.registered {
+            let (held, registered) = (piece.bytes as u64, 0);
+            return Err(Error::HostNotRegistered { requested: bytes, held, registered });
+        }
+        self.store(from, &[part], done)
     }
 
     /// Writes host bytes to a piece, from `skip` on. Nobody copies from there.

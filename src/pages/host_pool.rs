@@ -11,7 +11,7 @@ use super::{Events, Fence, HostPiece, PagePool, RangeId};
 use crate::driver::SharedDriver;
 use crate::error::{Error, Result};
 use crate::sync::Mutex;
-use crate::units::Stream;
+use crate::units::{Address, Stream};
 
 /// Bytes that are registered with one call: more at a time would keep others of the machine waiting.
 pub(super) const CHUNK: u64 = 1 << 30;
@@ -264,6 +264,19 @@ impl HostPool {
         let bytes = pieces.iter().map(|piece| piece.bytes as u64).sum();
         let to = pool.mapped_at(range, offset, bytes)?;
         self.copier.copy_in(to, pieces, done)
+    }
+
+    /// Copies bytes of the device into pieces; the caller knows that they are mapped.
+    pub(super) fn store(&self, from: Address, pieces: &[HostPiece], done: &mut Fence) -> Result<()> {
+        self.copier.copy_out(from, pieces, done).map(drop)
+    }
+
+    /// The stream that copies from the device are on.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) fn stream_out(&self) -> Result<Stream> {
+        self.copier.stream_out()
     }
 
     /// The stream that copies to the device are on.

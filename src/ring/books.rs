@@ -64,6 +64,30 @@ impl Source {
     }
 }
 
+/// What is behind the copies to several sources.
+#[derive(Debug, Default)]
+pub(super) struct Stores {
+    pub(super) fence: Fence,
+    /// Those that it is behind of: units often have parts of one.
+    known: Vec<Arc<HostBuffer>>,
+}
+
+impl Source {
+    /// [`stamp`](Self::stamp), and what is behind the copies to what it is made of.
+    pub(super) fn stamp_and_stores(&self, stores: &mut Stores) -> Result<u64> {
+        let mut stamp = self.set;
+        for run in &self.runs {
+            let mut pending = Fence::default();
+            stamp = stamp.max(run.source.last_change_and_stores(&mut pending)?);
+            if !pending.is_empty() && !stores.known.contains(&run.source) {
+                stores.fence.join(pending);
+                stores.known.push(Arc::clone(&run.source));
+            }
+        }
+        Ok(stamp)
+    }
+}
+
 /// Counts since the ring was made.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {

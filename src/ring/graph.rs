@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::books::{Books, Launching, Source, no_source};
+use super::books::{Books, Launching, Stores, no_source};
 use super::schedule::Held;
 use super::{HostBuffer, Ring, no_unit};
 use crate::driver::{CopyNode, Executable};
@@ -168,7 +168,9 @@ impl RingGraph {
             // SAFETY: the caller's promise.
             unsafe { self.tell(told, books, (at, unit), executable, nodes) }?;
         }
+        let (launching, stores) = self.launching(books)?;
         let mut before = std::mem::take(&mut books.graphs);
+        before.join(stores);
         for place in &mut books.places {
             before.join(std::mem::take(&mut place.ready));
             before.join(std::mem::take(&mut place.readers));
@@ -177,15 +179,21 @@ impl RingGraph {
         // What is behind the launch is behind all of it, so this is asked for until then.
         books.graphs = before;
         result?;
-        let mut launching = Launching::default();
+        Ok(launching)
+    }
+
+    /// What the launch copies, and what is behind the copies to what it reads.
+    fn launching(&self, books: &Books) -> Result<(Launching, Fence)> {
+        let (mut launching, mut stores) = (Launching::default(), Stores::default());
         for (unit, source) in books.sources.iter().enumerate() {
-            launching.stamps.push(source.as_ref().map_or(0, Source::stamp));
-            if let Some(source) = source.as_ref().filter(|_| ring.schedule.turn_of(unit).is_some()) {
+            let stamp = source.as_ref().map_or(Ok(0), |source| source.stamp_and_stores(&mut stores))?;
+            launching.stamps.push(stamp);
+            if let Some(source) = source.as_ref().filter(|_| self.ring.schedule.turn_of(unit).is_some()) {
                 launching.copies += source.runs.len() as u64;
                 launching.bytes += source.runs.iter().map(|run| run.bytes).sum::<u64>();
             }
         }
-        Ok(launching)
+        Ok((launching, stores.fence))
     }
 
     /// Tells the executable what a unit is copied from, if that has changed.

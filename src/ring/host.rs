@@ -9,6 +9,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::pages::{CopyPath, Fence, HostPiece, Part, RangeId};
 use crate::sync::Mutex;
+use crate::units::{Address, Stream};
 
 /// Whether memory that could not be registered with the device will do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,6 +35,8 @@ struct Use {
     changed: u64,
     /// The captured steps that read it, each as often as a unit of it does.
     graphs: Vec<Arc<Launches>>,
+    /// Behind the copies to it that were given, which are on one stream.
+    stores: Fence,
 }
 
 impl Use {
@@ -47,10 +50,17 @@ impl Use {
         }
         Ok(readers)
     }
+
+    /// Behind everything that reads or writes it.
+    fn users(&self) -> Result<Fence> {
+        let mut users = self.readers()?;
+        users.join(self.stores.clone());
+        Ok(users)
+    }
 }
 
 /// Host memory of a device's [host pool](Device::host_pool), in one piece at one address. It keeps the device open, and goes back to the pool behind
-/// the copies from it.
+/// the copies from it and to it.
 ///
 /// Thread-safe. Two are equal if they are the same memory.
 pub struct HostBuffer {
@@ -99,7 +109,7 @@ impl HostBuffer {
         self.piece.as_ref().map_or(std::ptr::null_mut(), HostPiece::base)
     }
 
-    /// Writes bytes, from `at` on, when the copies from it that were given, and the launches of captured steps that read it, are over. What rings hold of it is
+    /// Writes bytes, from `at` on, when the copies from it and to it that were given, and the launches of captured steps that read it, are over. What rings hold of it is
     /// out of date from then on: the next use copies it again.
     ///
     /// # Errors
@@ -108,26 +118,89 @@ impl HostBuffer {
     pub fn write(&self, at: u64, from: &[u8]) -> Result<()> {
         let host = self.device.host_pool();
         loop {
-            let mut readers = {
+            let mut users = {
                 let mut used = self.used.lock();
-                let mut readers = used.readers()?;
-                if readers.done(self.device.pool().events())? {
+                let mut users = used.users()?;
+                if users.done(self.device.pool().events())? {
                     // Under the lock: no copy begins meanwhile, and a launch asks for the last change after it has begun.
                     host.write(self.piece()?, at, from)?;
                     used.copies = Fence::default();
+                    used.stores = Fence::default();
                     used.changed = next_change();
                     return Ok(());
                 }
-                readers
+                users
             };
-            host.wait(&mut readers)?;
+            host.wait(&mut users)?;
         }
     }
 
-    /// Reads bytes, from `at` on.
+    /// Copies `bytes` bytes of the device to it, from `at` on: behind what `stream` was given so far, behind the copies from it and the launches of captured steps that
+    /// read it, and beside whatever comes later, by the engine of the other direction. Does not block. What rings hold of it is out of date from then
+    /// on, as after a [`write`](Self::write): the next use copies it again, behind this.
+    ///
+    /// So what a step makes goes to the host between two steps, and is a source from the next one on. Who writes those bytes of the device again does so on a
+    /// stream that was put [behind](Self::before).
     ///
     /// # Errors
-    /// [`Error::InvalidSize`] beyond the end.
+    /// [`Error::InvalidSize`] beyond the end; [`Error::HostNotRegistered`]; [`Error::StreamCapturing`]; [`Error::WrongState`] while a captured step that reads
+    /// it is being launched; what the driver says. The contents of those bytes are the old ones then, unless it was the copy that failed.
+    ///
+    /// # Safety
+    /// So many bytes of the device are mapped there, until this is over.
+    pub unsafe fn store(&self, at: u64, from: Address, bytes: u64, stream: Stream) -> Result<()> {
+        let (host, events) = (self.device.host_pool(), self.device.pool().events());
+        let piece = self.piece()?;
+        if at.checked_add(bytes).is_none_or(|end| end > piece.bytes()) {
+            let limit = piece.bytes().saturating_sub(at);
+            return Err(Error::InvalidSize { what: "a part of host memory", bytes, limit });
+        }
+        if !self.registered() {
+            let (requested, held) = (bytes, piece.bytes());
+            return Err(Error::HostNotRegistered { requested, held, registered: 0 });
+        }
+        if !events.ready(stream)? {
+            return Err(Error::StreamCapturing { stream: stream.raw() });
+        }
+        if bytes == 0 {
+            return Ok(());
+        }
+        let out = host.stream_out()?;
+        // Under the lock: no copy from it begins meanwhile, and a launch that reads it is refused or finds this one.
+        let mut used = self.used.lock();
+        let mut behind = used.readers()?;
+        behind.add_mark(events.record(stream)?);
+        behind.before(events, out)?;
+        used.changed = next_change();
+        let mut this = Fence::default();
+        // SAFETY: the caller's promise.
+        let stored = unsafe { host.store_part(from, piece, (at, bytes), &mut this) };
+        if stored.is_ok() {
+            // All are on one stream: what is behind this one is behind those before.
+            used.stores = this;
+        } else {
+            used.stores.join(this);
+        }
+        stored
+    }
+
+    /// Makes later work of a stream wait for the [stores](Self::store) that were given: so that what they copy may be written again. Does not block.
+    ///
+    /// # Errors
+    /// [`Error::StreamCapturing`]; what the driver says.
+    pub fn before(&self, stream: Stream) -> Result<()> {
+        let events = self.device.pool().events();
+        if !events.ready(stream)? {
+            return Err(Error::StreamCapturing { stream: stream.raw() });
+        }
+        let mut stores = self.used.lock().stores.clone();
+        stores.before(events, stream)
+    }
+
+    /// Reads bytes, from `at` on, when the copies to it that were given are over.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSize`] beyond the end; what the driver says of the copies.
     pub fn read(&self, at: u64, into: &mut [u8]) -> Result<()> {
         let piece = self.piece()?;
         if at.checked_add(into.len() as u64).is_none_or(|end| end > piece.bytes()) {
@@ -138,11 +211,19 @@ impl HostBuffer {
                 limit,
             });
         }
-        // Nobody writes meanwhile.
-        let used = self.used.lock();
-        self.device.host_pool().read(std::slice::from_ref(piece), at, into);
-        drop(used);
-        Ok(())
+        let host = self.device.host_pool();
+        loop {
+            let mut stores = {
+                // Nobody writes meanwhile.
+                let mut used = self.used.lock();
+                if used.stores.done(self.device.pool().events())? {
+                    host.read(std::slice::from_ref(piece), at, into);
+                    return Ok(());
+                }
+                used.stores.clone()
+            };
+            host.wait(&mut stores)?;
+        }
     }
 
     /// Says that the contents were changed otherwise than by [`write`](Self::write): the next use of what rings hold of it copies it again.
@@ -150,13 +231,13 @@ impl HostBuffer {
         self.used.lock().changed = next_change();
     }
 
-    /// Blocks until the copies from it that were given, and the launches of captured steps that read it, are over.
+    /// Blocks until the copies from it and to it that were given, and the launches of captured steps that read it, are over.
     ///
     /// # Errors
     /// [`Error::WrongState`] while one is being launched; what the driver says.
     pub fn wait(&self) -> Result<()> {
-        let mut readers = self.used.lock().readers()?;
-        self.device.host_pool().wait(&mut readers)
+        let mut users = self.used.lock().users()?;
+        self.device.host_pool().wait(&mut users)
     }
 
     /// A part of it for a copy in a graph.
@@ -186,10 +267,22 @@ impl HostBuffer {
         self.used.lock().changed
     }
 
+    /// The last change, and in `stores` what is behind the copies to it that are not over.
+    pub(super) fn last_change_and_stores(&self, stores: &mut Fence) -> Result<u64> {
+        let mut used = self.used.lock();
+        if !used.stores.done(self.device.pool().events())? {
+            stores.join(used.stores.clone());
+        }
+        Ok(used.changed)
+    }
+
     /// Gives the copy of a part to the stream of copies; `done` is behind it, also if it fails.
     pub(super) fn load(&self, place: (RangeId, u64), part: (u64, u64), done: &mut Fence) -> Result<CopyPath> {
         let (host, pool) = (self.device.host_pool(), self.device.pool());
         let mut used = self.used.lock();
+        if !used.stores.done(pool.events())? {
+            used.stores.before(pool.events(), host.stream_in()?)?;
+        }
         let mut this = Fence::default();
         let loaded = host.load_part(pool, place, self.piece()?, part, &mut this);
         if loaded.is_ok() {
@@ -218,7 +311,9 @@ impl PartialEq for HostBuffer {
 
 impl Drop for HostBuffer {
     fn drop(&mut self) {
-        let copies = std::mem::take(&mut self.used.get_mut().copies);
+        let used = self.used.get_mut();
+        let mut copies = std::mem::take(&mut used.copies);
+        copies.join(std::mem::take(&mut used.stores));
         self.device.host_pool().give(self.piece.take().into_iter().collect(), copies);
     }
 }

@@ -118,6 +118,8 @@ std::vector<Call> buffer_calls(vmmgraph_host_buffer_t buffer) {
         {"info", [=] { return vmmgraph_host_buffer_info(buffer, nullptr, nullptr, nullptr); }},
         {"write", [=] { return vmmgraph_host_buffer_write(buffer, 0, nullptr, 0); }},
         {"read", [=] { return vmmgraph_host_buffer_read(buffer, 0, nullptr, 0); }},
+        {"store", [=] { return vmmgraph_host_buffer_store(buffer, 0, nullptr, 0, nullptr); }},
+        {"before", [=] { return vmmgraph_host_buffer_before(buffer, nullptr); }},
         {"changed", [=] { return vmmgraph_host_buffer_changed(buffer); }},
         {"wait", [=] { return vmmgraph_host_buffer_wait(buffer); }},
         {"destroy", [=] { return vmmgraph_host_buffer_destroy(buffer); }},
@@ -316,6 +318,13 @@ TEST_F(HostileRing, HostMemoryIsNotLeftByAnyRange) {
     }
     EXPECT_EQ(vmmgraph_host_buffer_write(buffer, 0, nullptr, 1), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_host_buffer_read(buffer, 0, nullptr, 1), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_host_buffer_store(buffer, 0, nullptr, 1, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    for (const auto& [at, size] : std::vector<std::pair<std::uint64_t, std::uint64_t>>{
+             {8 * KiB - 15, 16}, {8 * KiB, 1}, {~std::uint64_t{0}, 2}, {0, 8 * KiB + 1}, {0, ~std::uint64_t{0}}}) {
+        EXPECT_EQ(vmmgraph_host_buffer_store(buffer, at, bytes, size, nullptr), VMMGRAPH_ERROR_INVALID_SIZE);
+    }
+    EXPECT_EQ(vmmgraph_host_buffer_store(buffer, 8 * KiB, nullptr, 0, nullptr), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_host_buffer_before(buffer, nullptr), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_host_buffer_write(buffer, 0, bytes, ~std::size_t{0}), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(vmmgraph_host_buffer_read(buffer, 0, bytes, ~std::size_t{0}), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     char found[16] = {};

@@ -561,6 +561,40 @@ TEST(RingPlan, TheCeilingSaysWhatBoundsAStepAndWhatResidencyBuys) {
     EXPECT_TRUE(std::isinf(vmmgraph::ring_ceiling(nothing).asked.tokens_per_second));
 }
 
+TEST(Rings, WhatIsOnTheDeviceBecomesASource) {
+    const Machine machine;
+    Model model(machine, mixed(machine.page(), 6), slots(2));
+    const std::size_t unit = 2;
+    const auto bytes = static_cast<std::size_t>(model.units[unit].bytes);
+    // Where something was made: at the addresses of a unit that stays.
+    Ring made(machine.device, {{model.units[unit].bytes, true}});
+    HostBuffer contents(machine.device, bytes);
+    const Bytes other = pattern(unit, 5, bytes);
+    contents.write(0, other.data(), bytes);
+    made.set_source(0, contents);
+    model.step(machine.stream(0));
+    {
+        const UnitScope scope(made, 0, machine.stream(0));
+        model.sources[unit].store(0, scope.address(), bytes, machine.stream(0));
+    }
+    model.sources[unit].before(machine.stream(1));
+    model.versions[unit] = 5;
+    model.step(machine.stream(0));
+    Bytes found(bytes);
+    model.sources[unit].read(0, found.data(), bytes);
+    EXPECT_EQ(found, other);
+    if (machine.cuda()) {
+        machine.begin_capture(machine.stream(1));
+        EXPECT_EQ(status_of([&] { model.sources[unit].store(0, made.address(0), bytes, machine.stream(1)); }),
+                  VMMGRAPH_ERROR_STREAM_CAPTURING);
+        EXPECT_EQ(status_of([&] { model.sources[unit].before(machine.stream(1)); }), VMMGRAPH_ERROR_STREAM_CAPTURING);
+        machine.end_capture(machine.stream(1));
+    }
+    for (void* const stream : {machine.stream(0), machine.stream(1)}) {
+        EXPECT_EQ(model.use(unit, stream), other);
+    }
+}
+
 // A line of the log for each of the text, before the ring is there; none where the link's speed is not known.
 TEST(RingPlan, TheCeilingIsLoggedBeforeARingIsBuilt) {
     const Machine machine;

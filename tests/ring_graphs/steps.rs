@@ -416,3 +416,51 @@ fn each_call_of_a_capture_and_a_launch_may_fail() {
     println!("{nth} calls: {captures} captures and {launches} launches failed, and everything went on");
     assert!(captures > 30 && launches > 10, "{captures} and {launches}");
 }
+
+#[test]
+fn what_is_stored_between_two_launches_is_what_the_next_one_reads() {
+    let gpu = Gpu::open();
+    for (count, slots, tail) in RINGS {
+        let options = RingOptions { slots: *slots, within_step: *tail == 0, ..RingOptions::default() };
+        let mut steps = Steps::with(&gpu, &units(*count), &options);
+        let ready = steps.capture(&gpu, &RingCaptureOptions { tail: *tail, most_runs: 0 });
+        let made = gpu.device.elastic_buffer(UNIT, &ElasticOptions::default()).unwrap();
+        made.commit(0..UNIT).unwrap();
+        // SAFETY: committed until the end of the round.
+        let store =
+            |steps: &Steps, at: u64| unsafe { steps.host.store(at, made.base(), UNIT, main_stream(&gpu)) };
+        for seed in 0..40_u64 {
+            gpu.shuffle(seed);
+            for more in 0..seed % 3 {
+                let at = (seed * 7 + more) % *count as u64 * UNIT;
+                let byte = (seed * 3 + more) as u8;
+                let value = u32::from_ne_bytes([byte; 4]);
+                // SAFETY: committed.
+                unsafe { gpu.device.driver().fill(made.base(), UNIT, value, main_stream(&gpu)) }.unwrap();
+                store(&steps, at).unwrap();
+                steps.host.before(main_stream(&gpu)).unwrap();
+                steps.bytes[at as usize..(at + UNIT) as usize].fill(byte);
+            }
+            steps.launch(&gpu, &ready).unwrap();
+            assert_eq!(steps.wrong(&gpu), 0, "{count} units over {slots} with {tail}, seed {seed}");
+        }
+        // Not while a launch that reads it is being given.
+        let give = || {
+            let refused = store(&steps, 0);
+            assert!(matches!(refused, Err(Error::WrongState { .. })), "{refused:?}");
+            match code!(cuGraphLaunch(ready.exec, gpu.main)) {
+                0 => Ok(()),
+                code => Err(code),
+            }
+        };
+        // SAFETY: an executable of the graph that the step was captured into.
+        let launched = unsafe { ready.step().launch(ready.executable(), main_stream(&gpu), give) };
+        assert_eq!(launched, Ok(Ok(())));
+        assert_eq!(steps.wrong(&gpu), 0);
+        let mut found = vec![0; steps.bytes.len()];
+        steps.host.read(0, &mut found).unwrap();
+        assert_eq!(found, steps.bytes);
+        drop(ready);
+        assert_eq!(steps.ring.audit(), Ok(()));
+    }
+}
