@@ -133,19 +133,26 @@ void Decoder::set_sources() {
     }
 }
 
-void Decoder::flush() {
+void Decoder::flush(void* stream) {
     const auto& shape = contents_.shape;
     if (contents_.streams == Streams::weights) {
         cold_.narrow(2, cold_tokens_, Shape::granule).copy_(hot_);
     } else {
-        const auto full = hot_.cpu();
+        // By the link's other direction, beside whatever the device does next; nobody waits here.
         const auto row = shape.row_bytes();
         for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+            auto& buffer = contents_.host[static_cast<std::size_t>(layer)];
             for (std::int64_t side = 0; side < 2; ++side) {
-                const auto from = full.select(0, layer).select(0, side);
-                contents_.host[static_cast<std::size_t>(layer)].write(
-                    static_cast<std::uint64_t>(side * shape.capacity + cold_tokens_) * row, from.const_data_ptr(), from.nbytes());
+                const auto from = hot_.select(0, layer).select(0, side);
+                const auto at = static_cast<std::uint64_t>(side * shape.capacity + cold_tokens_) * row;
+                if (shape.on.is_cuda()) {
+                    buffer.store(at, from.const_data_ptr(), from.nbytes(), stream);
+                } else {
+                    buffer.write(at, from.const_data_ptr(), from.nbytes());
+                }
             }
+            // The next step writes there.
+            buffer.before(stream);
         }
     }
     cold_tokens_ += Shape::granule;
@@ -156,7 +163,7 @@ void Decoder::flush() {
 Decoder::Output Decoder::step(std::int64_t token) {
     void* const stream = contents_.shape.on.is_cuda() ? c10::cuda::getCurrentCUDAStream().stream() : nullptr;
     if (hot_tokens_ == Shape::granule) {
-        flush();
+        flush(stream);
     }
     const std::vector<std::int64_t> tokens{token};
     const std::vector<std::int64_t> now{cold_tokens_, hot_tokens_};
@@ -166,9 +173,10 @@ Decoder::Output Decoder::step(std::int64_t token) {
     const auto& shape = contents_.shape;
     const auto of_unit =
         contents_.streams == Streams::weights ? shape.weight_bytes() : 2 * static_cast<std::uint64_t>(cold_tokens_) * shape.row_bytes();
-    const auto units = ring_.stats().streamed;
-    // What the step before copied ahead is out of date where the sources have changed.
-    planned_ += of_unit * (units + (std::exchange(changed_, false) ? 1 : 0));
+    // What the step before copied ahead is out of date where the sources have changed, and so is what stays.
+    const auto streamed = ring_.stats().streamed;
+    const auto again = streamed > 0 ? contents_.host.size() - streamed + 1 : contents_.host.size();
+    planned_ += of_unit * (streamed + (std::exchange(changed_, false) ? again : 0));
     return {inputs_.get(next_token).item<std::int64_t>(), inputs_.hidden_states().clone()};
 }
 

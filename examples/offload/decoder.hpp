@@ -87,8 +87,8 @@ private:
                      const at::Tensor& masked);
     // Units of keys and values are copied from as much as is cold.
     void set_sources();
-    // A full granule becomes cold.
-    void flush();
+    // A full granule becomes cold, behind what the stream has.
+    void flush(void* stream);
 
     Contents& contents_;
     at::Tensor hot_;

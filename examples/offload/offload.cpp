@@ -103,12 +103,13 @@ std::size_t compare(const vmmgraph::Device& device, const Settings& settings, St
     std::printf("all resident: %.2f ms a step, %.1f tokens/s\n", wanted.seconds * 1e3, 1 / wanted.seconds);
 
     vmmgraph::RingDemand demand;
-    demand.units = contents.units(false);
+    // As long as they are before the first step.
+    demand.units = std::vector<vmmgraph::RingUnit>(
+        contents.host.size(), {weights ? contents.unit_bytes() : 2 * static_cast<std::uint64_t>(context) * shape.row_bytes()});
     demand.slots = static_cast<std::size_t>(settings.slots);
     demand.link_gib_per_second = link;
     demand.compute_seconds = wanted.seconds;
     std::printf("%s", vmmgraph::ring_ceiling_text(demand).c_str());
-    const auto best = vmmgraph::ring_ceiling(demand).asked;
 
     vmmgraph::RingOptions options;
     options.slots = demand.slots;
@@ -121,10 +122,11 @@ std::size_t compare(const vmmgraph::Device& device, const Settings& settings, St
     }
     const auto moved = streamed.moved_bytes();
     const auto planned = streamed.planned_bytes();
+    const auto best = std::max(static_cast<double>(planned) / static_cast<double>(settings.steps) / link / (1 << 30), wanted.seconds);
     std::printf(
         "streamed: %.2f ms a step, %.1f tokens/s, %.3f of the best; %.0f MiB on the device instead of %.0f; %llu steps by a graph, inputs "
         "of %llu by a kernel\n",
-        got.seconds * 1e3, 1 / got.seconds, best.step_seconds / got.seconds, static_cast<double>(streamed.device_bytes()) / mib,
+        got.seconds * 1e3, 1 / got.seconds, best / got.seconds, static_cast<double>(streamed.device_bytes()) / mib,
         static_cast<double>(all_bytes) / mib, static_cast<unsigned long long>(streamed.graph_steps()),
         static_cast<unsigned long long>(streamed.inputs_by_kernel()));
     std::printf("%.1f MiB moved, %.1f planned; %zu tokens and hidden states, %zu differ\n", static_cast<double>(moved) / mib,
