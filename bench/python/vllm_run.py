@@ -2,7 +2,7 @@
 """vllm_run.py MODEL [--mode full|piecewise|default] [--requests 300]: vLLM itself, with VMMGRAPH=1 in the environment or without.
 
 MODEL is a folder with a config.json; weights are random. Prints, as RESULT lines: how many tokens came out and a hash of them (the same
-with and without VmmGraph), what "Graph capturing took" by free memory, tokens a second (a second run of the same requests), and what the
+with and without VmmGraph), what "Graph capturing took" by free memory, tokens a second (the median of later rounds of the same requests), and what the
 arenas hold beside the hungriest shape's need. Nothing of vLLM is changed: with VMMGRAPH=1 the plugin is found by its entry point, for which this
 writes the metadata that an installation has. Needs a GPU and vllm; says SKIPPED without.
 
@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import os
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -90,18 +91,20 @@ def run(arguments: argparse.Namespace) -> None:
     sampling = [
         SamplingParams(temperature=0.0, max_tokens=pick.randrange(16, 112), ignore_eos=True, detokenize=False) for _ in prompts
     ]
-    seconds, hashes, count = 0.0, [], 0
-    for _ in range(2):
+    seconds, hashes, count = [], [], 0
+    for _ in range(arguments.rounds):
         start = time.perf_counter()
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
-        seconds = time.perf_counter() - start
+        seconds.append(time.perf_counter() - start)
         tokens = [list(output.outputs[0].token_ids) for output in outputs]
         count = sum(map(len, tokens))
         hashes.append(hashlib.sha256(repr(tokens).encode()).hexdigest()[:16])
     torch.cuda.synchronize()
-    print(f"RESULT {arguments.mode} tokens {count} hash {hashes[0]} again {hashes[1]}")
+    print(f"RESULT {arguments.mode} tokens {count} hash {hashes[0]} again {' '.join(sorted(set(hashes[1:])))}")
     print(f"RESULT {arguments.mode} capture_mib {sum(taken) / MIB:.1f}")
-    print(f"RESULT {arguments.mode} tokens_per_second {count / seconds:.0f}")
+    # A round takes about a second, so that one alone says nothing to a hundredth; the first one warms up.
+    print(f"RESULT {arguments.mode} rounds {' '.join(f'{count / one:.0f}' for one in seconds)}")
+    print(f"RESULT {arguments.mode} tokens_per_second {count / statistics.median(seconds[1:]):.0f}")
     print(f"RESULT {arguments.mode} free_after_mib {torch.cuda.mem_get_info()[0] / MIB:.0f}")
     if "vmmgraph" in sys.modules and sys.modules["vmmgraph"].status():
         import vmmgraph
@@ -126,6 +129,7 @@ def compare(arguments: argparse.Namespace) -> int:
         seen: dict[str, dict[str, str]] = {}
         for on in ("", "1"):
             command = [sys.executable, __file__, arguments.model, "--mode", mode, "--requests", str(arguments.requests)]
+            command += ["--rounds", str(arguments.rounds)]
             child = subprocess.run(
                 [*command, "--ranks", str(arguments.ranks)],
                 env={**os.environ, "VMMGRAPH": on},
@@ -134,7 +138,11 @@ def compare(arguments: argparse.Namespace) -> int:
                 text=True,
                 check=False,
             )
-            lines = [line for line in child.stdout.splitlines() if line.startswith("RESULT") or "vmmgraph" in line]
+            lines = [
+                line
+                for line in child.stdout.splitlines()
+                if line.startswith("RESULT") or "vmmgraph" in line or "Graph capturing" in line
+            ]
             print(f"--- {mode}, VMMGRAPH={on or 'off'}: exit {child.returncode}", *lines, sep="\n", flush=True)
             if child.returncode:
                 print(child.stdout[-6000:])
@@ -158,6 +166,7 @@ def main() -> int:
     parser.add_argument("model", help="a folder with a config.json")
     parser.add_argument("--mode", choices=MODES, default="full")
     parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=12, help="how often the same requests are served; at least 2")
     parser.add_argument("--ranks", type=int, default=1, help="tensor parallel size")
     parser.add_argument("--compare", action="store_true", help="run every mode with and without")
     parser.add_argument("--modes", default="full,piecewise,default", help="which, with --compare")
