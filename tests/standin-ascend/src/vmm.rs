@@ -88,10 +88,13 @@ pub extern "C" fn aclrtReleaseMemAddress(base: *mut c_void) -> Code {
     answer(|| {
         counted(Call::aclrtReleaseMemAddress)?;
         let base = base as u64;
-        let size = notes().reservations.get(&base).copied().ok_or(Why::Invalid)?;
-        device_at(base)?.1.memory.free_addresses(base, size).map_err(refused)?;
-        notes().reservations.remove(&base);
-        Ok(())
+        // Noted no more before the addresses go: another thread may be given the same ones at once.
+        let size = notes().reservations.remove(&base).ok_or(Why::Invalid)?;
+        let freed = device_at(base).and_then(|(_, of)| of.memory.free_addresses(base, size).map_err(refused));
+        if freed.is_err() {
+            notes().reservations.insert(base, size);
+        }
+        freed
     })
 }
 
