@@ -24,6 +24,7 @@ using vmmgraph::torch::KvTensorOptions;
 using vmmgraph::torch::KvTensors;
 
 inline constexpr std::int64_t tokens = 16;
+inline constexpr double GiB = 1024.0 * MiB;
 
 inline at::TensorOptions numbers() { return at::TensorOptions().dtype(at::kLong).device(at::kCUDA); }
 
@@ -86,6 +87,20 @@ protected:
     }
 
     std::optional<Device> device_;
+};
+
+// For what takes much memory.
+class RoomyElastic : public Elastic {
+protected:
+    void SetUp() override {
+        Elastic::SetUp();
+        c10::cuda::CUDACachingAllocator::emptyCache();
+        std::size_t free = 0, total = 0;
+        ASSERT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+        if (static_cast<double>(free) < 24 * GiB) {
+            GTEST_SKIP() << "SKIPPED: needs 24 GiB of free memory";
+        }
+    }
 };
 
 }  // namespace torch_tests

@@ -20,7 +20,6 @@ using vmmgraph::PreCommit;
 
 constexpr std::size_t layers = 36;
 constexpr std::int64_t heads = 8, dimension = 128;
-constexpr double GiB = 1024.0 * MiB;
 
 double micros_since(Clock::time_point start) { return std::chrono::duration<double, std::micro>(Clock::now() - start).count(); }
 
@@ -33,18 +32,7 @@ double percentile(std::vector<double> values, double percent) {
 
 double median(const std::vector<double>& values) { return percentile(values, 50); }
 
-class ElasticCosts : public Elastic {
-protected:
-    void SetUp() override {
-        Elastic::SetUp();
-        c10::cuda::CUDACachingAllocator::emptyCache();
-        std::size_t free = 0, total = 0;
-        ASSERT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
-        if (static_cast<double>(free) < 24 * GiB) {
-            GTEST_SKIP() << "needs 24 GiB of free memory";
-        }
-    }
-};
+using ElasticCosts = RoomyElastic;
 
 // The calling thread's time, the device being idle.
 TEST_F(ElasticCosts, CommitsOfOneRangeOfBlocks) {

@@ -26,8 +26,6 @@ using vmmgraph::Vacated;
 using xllm_example::MemoryOptions;
 using xllm_example::ServingMemory;
 
-constexpr double GiB = 1024.0 * MiB;
-
 double millis_since(Clock::time_point start) { return std::chrono::duration<double, std::milli>(Clock::now() - start).count(); }
 
 double median(std::vector<double> values) {
@@ -41,18 +39,7 @@ ArenaOptions pages_of(std::uint64_t bytes) {
     return options;
 }
 
-class Lending : public Elastic {
-protected:
-    void SetUp() override {
-        Elastic::SetUp();
-        c10::cuda::CUDACachingAllocator::emptyCache();
-        std::size_t free = 0, total = 0;
-        ASSERT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
-        if (static_cast<double>(free) < 24 * GiB) {
-            GTEST_SKIP() << "needs 24 GiB of free memory";
-        }
-    }
-};
+using Lending = RoomyElastic;
 
 // The calling thread's time; the borrower gives up at once what it is asked for, and the device is idle.
 TEST_F(Lending, EightGibibytesAreLentAndRecalled) {

@@ -23,7 +23,6 @@ using xllm_example::Server;
 using xllm_example::ServerStats;
 using xllm_example::ServingMemory;
 
-constexpr double GiB = 1024.0 * MiB;
 constexpr std::uint64_t page_bytes = 8 * MiB;
 
 struct Served {
@@ -38,18 +37,8 @@ struct Served {
     }
 };
 
-class Serving : public Elastic {
+class Serving : public RoomyElastic {
 protected:
-    void SetUp() override {
-        Elastic::SetUp();
-        c10::cuda::CUDACachingAllocator::emptyCache();
-        std::size_t free = 0, total = 0;
-        ASSERT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
-        if (static_cast<double>(free) < 24 * GiB) {
-            GTEST_SKIP() << "needs 24 GiB of free memory";
-        }
-    }
-
     // Short prompts with long answers; every so often a long prompt.
     static std::vector<Request> requests(std::uint64_t count) {
         std::vector<Request> made;
