@@ -37,6 +37,11 @@ fn page(name: &str, kept: bool) -> (vmmgraph::ArenaMap, String) {
     let mut map = arena.map();
     EVIL.clone_into(&mut map.title);
     map.executables_bytes = Some(5 * MIB);
+    // As if they were lent: the first shared page, in one of the kinds of maps.
+    if kept {
+        let first = map.pages.iter_mut().find(|page| page.owner.is_none()).unwrap();
+        first.lease = Some(7);
+    }
     let page = map.to_html();
     (map, page)
 }

@@ -63,6 +63,9 @@
       const block = hungriest.blocks.find((one) => one.address < tile.address + map.pages[page].bytes && one.address + one.bytes > tile.address);
       same(!block || /allocation \d+/.test($("#tip").textContent), true, "the blocks");
     }
+    const lent = map.pages.filter((one) => one.lease !== null);
+    same($("#tip").textContent.includes("on lease"), lent.length > 0 && map.pages[page].lease !== null, "whether the page is on lease");
+    same($("#lent")?.textContent.includes(`${lent.length} page`) ?? false, lent.length > 0, "how many are");
     at(canvas(), "mouseleave", 0, 0);
     same($("#tip").hidden, true, "a pointer that left");
 

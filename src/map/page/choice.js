@@ -29,6 +29,7 @@ const tell = (space, page, x, y) => {
   const facts = map.pages[page];
   const users = facts.owner === null ? `shown by ${facts.spaces} of ${plural(map.spaces.length, "shape")}` : "this shape's own";
   const lines = [`${bytes(facts.bytes)}, ${users}`];
+  if (onLease(facts)) lines.push(`on lease ${facts.lease}: who shows it is not replayed until that is over`);
   const codes = [];
   if (space) {
     const tile = space.tiles.get(page);

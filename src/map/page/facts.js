@@ -17,6 +17,7 @@ const percent = (part, whole) => (whole ? `${Math.round((100 * part) / whole)} %
 const hex = (n) => "0x" + n.toString(16);
 const nameOf = (space) => space.label || `space ${space.id}`;
 const CLASSES = { large: "large page", tape: "tape page", slab: "slab", filler: "filler", spare: "spare page", own: "own page", kept: "kept page", exclusive: "exclusive page" };
+const onLease = (page) => page.lease !== null && page.lease !== undefined;
 const pageName = (page) => `${CLASSES[page.class]} ${page.number}`;
 const el = (tag, attributes, ...inside) => {
   const made = document.createElement(tag);

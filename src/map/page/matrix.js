@@ -62,6 +62,10 @@ const drawHead = () => {
     pen.fillStyle = column.class === "own" ? ink.give : lit ? ink.pick : ink.faint;
     if (users) pen.fillRect(column.x, height - 3 - tall, column.width - gap(column.width), tall);
     else pen.strokeRect(column.x + 0.5, height - 6, Math.max(1, column.width - 2), 3);
+    if (column.own === undefined && onLease(map.pages[column.page])) {
+      pen.fillStyle = ink.waste;
+      pen.fillRect(column.x, height - 8 - tall, column.width - gap(column.width), 3);
+    }
     const next = columns[index + 1];
     if (!next || next.class !== column.class) {
       const from = columns[begin].x;
@@ -146,5 +150,11 @@ const drawTools = () => {
     el("button", { type: "button", role: "radio", "aria-checked": key === sortedBy, "data-sort": key, onclick: () => { sortedBy = key; drawTools(); drawMatrix(); } }, text)));
   const swatch = (colour, text) => { const box = el("i"); box.style.background = colour; return el("span", {}, box, text); };
   const key = [el("span", {}, "mapped, idle at the peak", el("i", { className: "scale" }), "covered"), swatch(ink.pick, "pages of the chosen shape"), swatch(ink.give, "its own, or given back by dropping it"), swatch(ink.faint, "above: how many shapes show the page")];
+  const lent = map.pages.filter(onLease);
+  if (lent.length) {
+    const made = swatch(ink.waste, `on lease: ${plural(lent.length, "page")}, ${bytes(lent.reduce((sum, page) => sum + page.bytes, 0))}`);
+    made.id = "lent";
+    key.push(made);
+  }
   $("key").replaceChildren(...key);
 };
