@@ -3,8 +3,11 @@
 
 MODEL is a folder with a config.json; weights are random. Prints, as RESULT lines: how many tokens came out and a hash of them (the same
 with and without VmmGraph), what "Graph capturing took" by free memory, tokens a second (the median of later rounds of the same requests), and what the
-arenas hold beside the hungriest shape's need. Nothing of vLLM is changed: with VMMGRAPH=1 the plugin is found by its entry point, for which this
-writes the metadata that an installation has. Needs a GPU and vllm; says SKIPPED without.
+arenas of each rank hold beside the hungriest shape's need. Nothing of vLLM is changed: with VMMGRAPH=1 the plugin is found by its entry point, for which
+this writes the metadata that an installation has. Needs a GPU and vllm; says SKIPPED without.
+
+--then names what happens between further rounds, whose tokens must be those of the first: `evict` drops every second graph and captures again, `recapture`
+drops all but the first (torch itself cannot capture into a pool whose graphs are all gone), `sleep` puts the engine to sleep and wakes it by tags (vLLM's own allocator, or regions with VMMGRAPH_SLEEP=1).
 
 With --compare it runs itself for every mode, with and without, and prints the table and what is wrong.
 """
@@ -27,50 +30,149 @@ MODES = {
     "piecewise": {"mode": 3, "cudagraph_mode": "PIECEWISE"},
     "default": {"mode": 3, "cudagraph_mode": "FULL_AND_PIECEWISE"},
 }
-METADATA = {
-    "METADATA": "Metadata-Version: 2.1\nName: vmmgraph\nVersion: 0.1.0\n",
-    "entry_points.txt": "[vllm.general_plugins]\nvmmgraph = vmmgraph._plugins:vllm\n",
-}
+#: Entry points of vLLM's general plugins, which every process of it loads: the package's, and what measures here.
+PLUGINS = {"vmmgraph": "vmmgraph._plugins:vllm", "vllm_run_measure": "vllm_run:measure"}
+THEN = ("evict", "recapture", "sleep")
 MIB = 1 << 20
 
 
-def install_entry_point() -> None:
-    """What pip would have written, on this process's path."""
+def install_entry_points() -> None:
+    """What pip would have written, on this process's path and on that of its workers."""
     from importlib.metadata import entry_points
 
-    if any(point.name == "vmmgraph" for point in entry_points(group="vllm.general_plugins")):
-        return
-    folder = Path(tempfile.mkdtemp()) / "vmmgraph-0.1.0.dist-info"
-    folder.mkdir()
-    for name, text in METADATA.items():
-        (folder / name).write_text(text)
-    sys.path.append(str(folder.parent))
-    # Workers of several ranks are processes of their own.
-    os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (os.environ.get("PYTHONPATH"), str(folder.parent)) if part)
+    there = {point.name for point in entry_points(group="vllm.general_plugins")}
+    folder = Path(tempfile.mkdtemp())
+    for name, point in PLUGINS.items():
+        if name not in there:
+            info = folder / f"{name}-0.1.0.dist-info"
+            info.mkdir()
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n")
+            (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{name} = {point}\n")
+    for path in (str(folder), str(Path(__file__).resolve().parent)):
+        sys.path.append(path)
+        os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (os.environ.get("PYTHONPATH"), path) if part)
+
+
+def measure() -> None:
+    """A plugin: notes by free memory what the captures of this process take, in vLLM's runner of either generation."""
+    import importlib
+
+    import torch
+
+    def patch(runner: type) -> None:
+        capture = runner.capture_model
+
+        def measured(self, *args, **kwargs):
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            before = torch.cuda.mem_get_info()[0]
+            try:
+                return capture(self, *args, **kwargs)
+            finally:
+                torch.cuda.synchronize()
+                runner.taken.append(before - torch.cuda.mem_get_info()[0])
+
+        runner.taken, runner.capture_model = [], measured
+
+    for name in ("gpu_model_runner", "gpu.model_runner"):
+        try:
+            runner = importlib.import_module(f"vllm.v1.worker.{name}").GPUModelRunner
+        except ImportError:
+            continue
+        if not hasattr(runner, "taken"):
+            patch(runner)
+
+
+def look(worker) -> dict:
+    """What a worker's process knows, of numbers and texts only."""
+    import sys
+
+    import torch
+
+    vmmgraph = sys.modules.get("vmmgraph")
+    on = vmmgraph is not None and bool(vmmgraph.status())
+    torch.cuda.synchronize()
+    return {
+        "on": on,
+        "taken": list(getattr(type(worker.model_runner), "taken", [])),
+        "free": torch.cuda.mem_get_info()[0],
+        "arenas": [(arena.stats(), arena.executables()) for arena in vmmgraph.arenas()] if on else [],
+    }
+
+
+def drop_and_capture(worker, each: int) -> list[int]:
+    """Drops every `each`-th graph, but never the first, and captures what is missing; free bytes before, without them, and after."""
+    import gc
+
+    import torch
+    from vllm.compilation.cuda_graph import CUDAGraphWrapper
+
+    def free() -> int:
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info()[0]
+
+    runner = worker.model_runner
+    # The newer runner keeps its full graphs itself, and captures each of its list once.
+    manager = getattr(runner, "cudagraph_manager", None)
+    seen = [free()]
+    kept = [wrapper.concrete_cudagraph_entries for wrapper in list(CUDAGraphWrapper._all_instances)]
+    for graphs in kept + ([manager.graphs] if manager else []):
+        for descriptor in list(graphs)[1::each]:
+            del graphs[descriptor]
+    seen.append(free())
+    if manager:
+        listed = manager._capture_descs
+        manager._capture_descs = {mode: [one for one in listed[mode] if one not in manager.graphs] for mode in listed}
+    try:
+        runner.capture_model()
+    finally:
+        if manager:
+            manager._capture_descs = listed
+    seen.append(free())
+    return seen
+
+
+def free_bytes(worker) -> int:
+    import torch
+
+    torch.cuda.synchronize()
+    return torch.cuda.mem_get_info()[0]
+
+
+def sleep_and_wake(llm) -> list[str]:
+    """Sleep, weights, then KV; what each took and brought."""
+    said = []
+    before = sum(llm.collective_rpc(free_bytes))
+    for name, act in (
+        ("sleep", lambda: llm.sleep(level=1)),
+        ("wake weights", lambda: llm.wake_up(tags=["weights"])),
+        ("wake kv_cache", lambda: llm.wake_up(tags=["kv_cache"])),
+    ):
+        start = time.perf_counter()
+        act()
+        seconds = time.perf_counter() - start
+        after = sum(llm.collective_rpc(free_bytes))
+        said.append(f"{name}: {seconds:.3f} s, {(after - before) / MIB:+.0f} MiB free")
+        before = after
+    return said
 
 
 def run(arguments: argparse.Namespace) -> None:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
-    install_entry_point()
-    import torch
+    # Functions are sent to the workers.
+    os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
+    # torch's symmetric memory has multicast objects, which are not for every machine.
+    os.environ.setdefault("VLLM_ALLREDUCE_USE_SYMM_MEM", "0")
+    install_entry_points()
     from vllm import LLM, SamplingParams
-    from vllm.v1.worker import gpu_model_runner
 
-    taken: list[int] = []
-    capture = gpu_model_runner.GPUModelRunner.capture_model
+    measure()
 
-    def measured(self, *args, **kwargs):
-        torch.cuda.synchronize()
-        before = torch.cuda.mem_get_info()[0]
-        try:
-            return capture(self, *args, **kwargs)
-        finally:
-            torch.cuda.synchronize()
-            taken.append(before - torch.cuda.mem_get_info()[0])
-
-    gpu_model_runner.GPUModelRunner.capture_model = measured
+    then = [name for name in arguments.then.split(",") if name]
     llm = LLM(
         model=arguments.model,
         load_format="dummy",
@@ -81,6 +183,8 @@ def run(arguments: argparse.Namespace) -> None:
         kv_cache_memory_bytes=16 << 30,
         enable_prefix_caching=False,
         tensor_parallel_size=arguments.ranks,
+        disable_custom_all_reduce=arguments.no_custom_all_reduce,
+        enable_sleep_mode="sleep" in then,
         compilation_config=MODES[arguments.mode],
     )
     pick = random.Random(11)
@@ -91,35 +195,48 @@ def run(arguments: argparse.Namespace) -> None:
     sampling = [
         SamplingParams(temperature=0.0, max_tokens=pick.randrange(16, 112), ignore_eos=True, detokenize=False) for _ in prompts
     ]
-    seconds, hashes, count = [], [], 0
-    for _ in range(arguments.rounds):
+
+    def serve() -> tuple[float, str, int]:
         start = time.perf_counter()
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
-        seconds.append(time.perf_counter() - start)
+        seconds = time.perf_counter() - start
         tokens = [list(output.outputs[0].token_ids) for output in outputs]
-        count = sum(map(len, tokens))
-        hashes.append(hashlib.sha256(repr(tokens).encode()).hexdigest()[:16])
-    torch.cuda.synchronize()
-    print(f"RESULT {arguments.mode} tokens {count} hash {hashes[0]} again {' '.join(sorted(set(hashes[1:])))}")
-    print(f"RESULT {arguments.mode} capture_mib {sum(taken) / MIB:.1f}")
-    # A round takes about a second, so that one alone says nothing to a hundredth; the first one warms up.
-    print(f"RESULT {arguments.mode} rounds {' '.join(f'{count / one:.0f}' for one in seconds)}")
-    print(f"RESULT {arguments.mode} tokens_per_second {count / statistics.median(seconds[1:]):.0f}")
-    print(f"RESULT {arguments.mode} free_after_mib {torch.cuda.mem_get_info()[0] / MIB:.0f}")
-    if "vmmgraph" in sys.modules and sys.modules["vmmgraph"].status():
-        import vmmgraph
+        return seconds, hashlib.sha256(repr(tokens).encode()).hexdigest()[:16], sum(map(len, tokens))
 
-        for arena in vmmgraph.arenas():
-            stats = arena.stats()
+    seconds, hashes, counts = zip(*(serve() for _ in range(arguments.rounds)), strict=True)
+    count, mode = counts[0], arguments.mode
+    seen = llm.collective_rpc(look)
+    print(f"RESULT {mode} tokens {count} hash {hashes[0]} again {' '.join(sorted(set(hashes[1:])))}")
+    print(f"RESULT {mode} capture_mib {sum(seen[0]['taken']) / MIB:.1f}")
+    # A round takes about a second, so that one alone says nothing to a hundredth; the first one warms up.
+    print(f"RESULT {mode} rounds {' '.join(f'{count / one:.0f}' for one in seconds)}")
+    print(f"RESULT {mode} tokens_per_second {count / statistics.median(seconds[1:]):.0f}")
+    print(f"RESULT {mode} free_after_mib {seen[0]['free'] / MIB:.0f}")
+    wrong = ""
+    for rank, one in enumerate(seen):
+        if bool(os.environ.get("VMMGRAPH")) != one["on"]:
+            wrong = f"VMMGRAPH is {os.environ.get('VMMGRAPH')!r}, and rank {rank} has it {'on' if one['on'] else 'off'}"
+        for stats, executables in one["arenas"]:
             ratio = stats["physical_bytes"] / max(stats["high_water_bytes"], 1)
             print(
-                f"RESULT {arguments.mode} arena_mib {stats['physical_bytes'] / MIB:.1f} floor_mib {stats['high_water_bytes'] / MIB:.1f} "
-                f"ratio {ratio:.3f} shapes {stats['spaces']} retained_mib {stats['retained_bytes'] / MIB:.1f}"
+                f"RESULT {mode} arena_mib {stats['physical_bytes'] / MIB:.1f} floor_mib {stats['high_water_bytes'] / MIB:.1f} "
+                f"ratio {ratio:.3f} shapes {stats['spaces']} retained_mib {stats['retained_bytes'] / MIB:.1f} rank {rank}"
             )
-            executables = arena.executables()
-            print("RESULT", arguments.mode, "executables", {name: executables[name] for name in executables if name != "nodes"})
-    elif os.environ.get("VMMGRAPH"):
-        sys.exit("WRONG  VMMGRAPH is set, and the plugin was not called")
+            print("RESULT", mode, "executables", {name: executables[name] for name in executables if name != "nodes"})
+    for name in then:
+        if name == "sleep":
+            said = sleep_and_wake(llm)
+        else:
+            free = llm.collective_rpc(drop_and_capture, args=(2 if name == "evict" else 1,))[0]
+            said = [f"{(free[1] - free[0]) / MIB:+.0f} MiB free without, {(free[2] - free[1]) / MIB:+.0f} with"]
+            for stats, _ in llm.collective_rpc(look)[0]["arenas"]:
+                said.append(f"arena {stats['physical_bytes'] / MIB:.1f} MiB of {stats['spaces']} shapes")
+        _, now, _ = serve()
+        print(f"RESULT {mode} then_{name} hash {now}:", "; ".join(said))
+        if now not in hashes:
+            wrong = f"after {name} the tokens are others"
+    if wrong:
+        sys.exit(f"WRONG  {wrong}")
 
 
 def compare(arguments: argparse.Namespace) -> int:
@@ -129,9 +246,10 @@ def compare(arguments: argparse.Namespace) -> int:
         seen: dict[str, dict[str, str]] = {}
         for on in ("", "1"):
             command = [sys.executable, __file__, arguments.model, "--mode", mode, "--requests", str(arguments.requests)]
-            command += ["--rounds", str(arguments.rounds)]
+            command += ["--rounds", str(arguments.rounds), "--ranks", str(arguments.ranks), "--then", arguments.then]
+            command += ["--no-custom-all-reduce"] * arguments.no_custom_all_reduce
             child = subprocess.run(
-                [*command, "--ranks", str(arguments.ranks)],
+                command,
                 env={**os.environ, "VMMGRAPH": on},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -168,9 +286,15 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=12, help="how often the same requests are served; at least 2")
     parser.add_argument("--ranks", type=int, default=1, help="tensor parallel size")
+    parser.add_argument(
+        "--no-custom-all-reduce", action="store_true", help="vLLM's own all-reduce is off, as VmmGraph's plugin has it"
+    )
+    parser.add_argument("--then", default="", help=f"after the rounds, in this order: {', '.join(THEN)}")
     parser.add_argument("--compare", action="store_true", help="run every mode with and without")
     parser.add_argument("--modes", default="full,piecewise,default", help="which, with --compare")
     arguments = parser.parse_args()
+    # A process that asked the driver could not fork its workers any more.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     try:
         import torch
         import vllm  # noqa: F401

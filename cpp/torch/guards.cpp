@@ -2,9 +2,9 @@
 
 #include <cstddef>
 #include <cstdlib>
-#include <string_view>
+#include <map>
+#include <string>
 
-#include <ATen/Version.h>
 #include <c10/cuda/CUDAAllocatorConfig.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
@@ -16,21 +16,25 @@
 #include "rust/cxx.h"
 #include "vmmgraph/src/bridge.rs.h"
 
+// What at::show_config() reads it from. That one asks for devices as well, and a process that has asked CUDA anything cannot fork workers
+// (vLLM's main process). Weak: a torch without it is not told from another release, and loads.
+namespace caffe2 {
+__attribute__((weak)) const std::map<std::string, std::string>& GetBuildOptions();
+}
+
 namespace vmmgraph::torch {
 namespace {
 
 namespace caching = c10::cuda::CUDACachingAllocator;
 
-// The release that is loaded, as "2.11.0", from the build settings in at::show_config(); empty if they do not tell.
+// The release that is loaded, as "2.11.0", from torch's build settings; empty if they do not tell.
 std::string loaded_release() {
-    constexpr std::string_view key = "TORCH_VERSION=";
-    const std::string settings = at::show_config();
-    const auto at = settings.find(key);
-    if (at == std::string::npos) {
+    if (caffe2::GetBuildOptions == nullptr) {
         return {};
     }
-    const auto begin = at + key.size();
-    return settings.substr(begin, settings.find_first_of(", \n", begin) - begin);
+    const auto& settings = caffe2::GetBuildOptions();
+    const auto found = settings.find("TORCH_VERSION");
+    return found == settings.end() ? std::string() : found->second;
 }
 
 }  // namespace

@@ -19,9 +19,13 @@ from typing import Any
 log = logging.getLogger("vmmgraph")
 
 
+def _set(name: str) -> bool:
+    return os.environ.get(name, "").lower() in ("1", "on", "true", "yes")
+
+
 def wanted() -> bool:
     """Whether the environment asks for VmmGraph."""
-    return os.environ.get("VMMGRAPH", "").lower() in ("1", "on", "true", "yes")
+    return _set("VMMGRAPH")
 
 
 def _enable(engine: str) -> Any:
@@ -67,8 +71,21 @@ def _without_custom_all_reduce(module: ModuleType) -> None:
     kind.__init__ = off
 
 
+def _sleep_by_regions(module: ModuleType) -> None:
+    """Puts `vmmgraph.memory_saver`'s allocator in the place of the one that vLLM's sleep mode uses."""
+    from . import memory_saver
+
+    if not os.path.exists(memory_saver.library_path()):
+        log.warning("vmmgraph: vLLM sleeps by its own allocator: %s is not there", memory_saver.library_path())
+        return
+    if not memory_saver._preloaded():
+        memory_saver.torch_memory_saver.hook_mode = "torch"
+    module.CuMemAllocator = memory_saver.CuMemAllocator  # type: ignore[attr-defined]
+    log.info("vmmgraph: vLLM sleeps by regions")
+
+
 def vllm() -> None:
-    """Enables VmmGraph in a process of vLLM's. May be called any number of times."""
+    """Enables VmmGraph in a process of vLLM's. May be called any number of times. With ``VMMGRAPH_SLEEP=1`` its sleep mode is over regions."""
     if not wanted():
         return
     door = _enable("vLLM")
@@ -78,6 +95,8 @@ def vllm() -> None:
     from ._trees import when_imported
 
     when_imported("vllm.distributed.device_communicators.custom_all_reduce", _without_custom_all_reduce)
+    if _set("VMMGRAPH_SLEEP"):
+        when_imported("vllm.device_allocator.cumem", _sleep_by_regions)
 
 
 #: SGLang's own ways around holes in torch's graph pool: one looks for free runs in torch's statistics, where an arena's are not, the other

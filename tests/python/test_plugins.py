@@ -102,6 +102,32 @@ def test_custom_all_reduce_is_off() -> None:
     _plugins._without_custom_all_reduce(types.ModuleType("another"))
 
 
+def test_vllm_sleeps_by_regions_where_there_is_their_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vmmgraph import memory_saver
+
+    monkeypatch.setattr(memory_saver, "torch_memory_saver", memory_saver.TorchMemorySaver())
+    monkeypatch.setenv("VMMGRAPH_MEMORY_SAVER_LIBRARY", str(tmp_path / "none.so"))
+    own = type("CuMemAllocator", (), {})
+    module = types.SimpleNamespace(CuMemAllocator=own)
+    _plugins._sleep_by_regions(module)
+    assert module.CuMemAllocator is own, "without the library vLLM's own stays"
+    (tmp_path / "none.so").touch()
+    _plugins._sleep_by_regions(module)
+    assert module.CuMemAllocator is memory_saver.CuMemAllocator
+    assert memory_saver.torch_memory_saver.hook_mode == "torch", "nothing is preloaded"
+
+
+@pytest.mark.parametrize("asked", ["1", ""])
+def test_the_plugin_changes_vllms_sleep_only_when_asked(door, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VMMGRAPH", "1")
+    monkeypatch.setenv("VMMGRAPH_SLEEP", asked)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    _plugins.vllm()
+    waits = {finder.name for finder in sys.meta_path if isinstance(finder, _trees.WhenImported)}
+    assert ("vllm.device_allocator.cumem" in waits) == bool(asked)
+    assert "vllm.distributed.device_communicators.custom_all_reduce" in waits
+
+
 def test_sglangs_captures_of_one_size_are_pieces_of_one_shape(door) -> None:
     import vmmgraph
 

@@ -1,15 +1,17 @@
 // A library built for another torch release refuses to start: this program answers in torch's place which release it is.
 #include <cstdio>
+#include <map>
 #include <string>
 
 #include <vmmgraph/torch.hpp>
 
-namespace at {
+namespace caffe2 {
 // Found before torch's own, since the program's symbols come first.
-__attribute__((visibility("default"))) std::string show_config() {
-    return "PyTorch built with:\n  - Build settings: TORCH_VERSION=1.2.3, USE_CUDA=ON";
+__attribute__((visibility("default"))) const std::map<std::string, std::string>& GetBuildOptions() {
+    static const std::map<std::string, std::string> settings{{"TORCH_VERSION", "1.2.3"}, {"USE_CUDA", "ON"}};
+    return settings;
 }
-}  // namespace at
+}  // namespace caffe2
 
 int main() {
     try {
