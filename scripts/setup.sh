@@ -51,3 +51,5 @@ if [ ! -e "$stamp" ]; then
   .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "${wheels[@]}"
   touch "$stamp"
 fi
+# The viewer of torch's memory snapshots, of which one test is run; a network that has no Debian sources is no reason to have no tests.
+scripts/memory-viz.sh || echo "no MemoryViz.js: its test will say SKIPPED" >&2

@@ -1,6 +1,6 @@
 """Torch's own tools for memory snapshots (torch/cuda/_memory_viz.py, which needs neither CUDA nor the rest of torch) over exported maps.
 
-What draws in the browser, MemoryViz.js, is not in torch's wheel: tests/python/test_cli.py holds the pickle to the opcodes that it knows.
+And what draws in the browser, MemoryViz.js, which is not in torch's wheel: scripts/memory-viz.sh fetches it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import pickle
 import pickletools
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,8 @@ import pytest
 from test_cli import VIEWER
 from vmmgraph import _maps, _snapshot
 
-TRACE = Path(__file__).resolve().parents[1] / "data" / "capture-trace-65-retained.txt"
+ROOT = Path(__file__).resolve().parents[2]
+TRACE = ROOT / "tests" / "data" / "capture-trace-65-retained.txt"
 #: Names that mean something to a tool: a path, frames of a flame graph, a count behind one, a frame of torch's that is left out.
 LABELS = ["a/b/prefill 8192", "one;two", "decode 64 1000", "x/Register", "\N{GREEK SMALL LETTER ALPHA}"]
 
@@ -129,3 +131,40 @@ def test_plots_carry_the_snapshot(viz: ModuleType, snapshot: dict, plot: str) ->
     if sys.version_info < (3, 14):
         # Torch writes it with Python's own protocol, which is 5 from then on.
         assert {opcode.name for opcode, *_ in pickletools.genops(written)} <= VIEWER
+
+
+def test_torchs_viewer_draws_it(drawn: dict, snapshot: dict, tmp_path: Path) -> None:
+    """MemoryViz.js itself, in headless Chromium without a network: every view, without an error, with what the map has."""
+    viewer, chromium = ROOT / "build/memory-viz", shutil.which("chromium")
+    if not (viewer / "complete").exists() or chromium is None:
+        pytest.skip("SKIPPED: no MemoryViz.js (scripts/memory-viz.sh fetches it) or no Chromium")
+    script = (viewer / "MemoryViz.js").read_text()
+    script, imports = re.subn(r"(?m)^import .*\n", "", script)
+    assert imports == 5
+    script = script.replace("export function", "function")
+    d3 = (viewer / "d3.v5.min.js").read_text().replace("</", "<\\/")
+    data = base64.b64encode(_snapshot.dumps(_snapshot.snapshot(copy.deepcopy(drawn))[0])).decode()
+    page = tmp_path / "page.html"
+    page.write_text(
+        f"""<!doctype html><meta charset="utf-8"><body><script>const errors = [];
+        addEventListener("error", event => errors.push(String(event.message)));</script><script>{d3}</script>
+        <script>const {{axisLeft, scaleLinear, zoom, zoomIdentity, brushX}} = d3; const SNAPSHOT = "{data}";
+        {script}
+        {(ROOT / "tests/data/memory_viz_probe.js").read_text()}</script>"""
+    )
+    quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--host-resolver-rules=MAP * ~NOTFOUND"]
+    ways = ["--virtual-time-budget=30000", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()]
+    dom = subprocess.run([chromium, *quiet, *ways], capture_output=True, text=True, timeout=240, check=True).stdout
+    said = re.search(r"PROBE\[(.*?)\]PROBE", dom)
+    assert said is not None, dom[-2000:]
+    found = json.loads(base64.b64decode(said[1]))
+    assert found["errors"] == []
+    events = snapshot["device_traces"][0]
+    came = sum(event["action"] == "alloc" for event in events)
+    views = found["views"]
+    # The 15,000 largest, one more for the rest, and one for the little map below.
+    assert came > 1000 and views["Active Memory Timeline"]["polygons"] == min(came, 15000) + 2
+    assert views["Allocator State History"]["segments"] == len(drawn["pages"])
+    assert views["Allocator State History"]["events"] >= len(events) // 2, "a line for each, where two of a free are one"
+    assert views["Active Cached Segment Timeline"]["polygons"] == len(drawn["pages"]) + 2
+    assert "a|b|prefill 8192" in views["Active Memory Timeline"]["told"]
