@@ -2,10 +2,13 @@
 //!
 //! A driver call costs the same for a page of 2 MiB and for one of 1 GiB, and pausing is a few calls a page. So pages are long; but
 //! what is not filled of the last one is waste. Hence pages grow with the region: an eighth of what it has, a power of two, so that pages
-//! of several regions stand in for each other; and a block that is longer has pages of its own, as long as it is.
+//! of several regions stand in for each other; and a block that is longer, or long enough for a page to cost little beside it, has pages of its
+//! own, as long as it is: a KV cache of 16 GiB in blocks of half a GiB would else hold up to a GiB that nobody uses.
 
 /// The longest page of a region, in bytes.
 pub(super) const LONGEST: u64 = 1 << 30;
+/// A block of so many bytes has pages of its own.
+const LONG: u64 = 64 << 20;
 /// A page is no longer than this share of what the region has already.
 const SHARE: u64 = 8;
 
@@ -27,7 +30,7 @@ impl Sizes {
             return vec![self.fixed; bytes.div_ceil(self.fixed) as usize];
         }
         let grown = self.grown(held);
-        if bytes <= grown { vec![grown] } else { self.tight(bytes) }
+        if bytes <= grown && bytes < LONG { vec![grown] } else { self.tight(bytes) }
     }
 
     /// The longest page that a region which has `held` bytes shares among blocks: also what pages are joined to when they come back, so
@@ -77,6 +80,17 @@ mod tests {
             }
             assert!(pages <= 100, "{tensors} tensors take {pages} pages");
             assert!(held - (16 << 30) <= held / SHARE, "{tensors} tensors waste {} bytes", held - (16 << 30));
+        }
+    }
+
+    #[test]
+    fn long_blocks_waste_less_than_a_granule_each() {
+        for each in [64 * MIB, 585 * MIB + 4096, 3 << 30] {
+            let mut held = 0;
+            for blocks in 1..=28 {
+                held += SIZES.pages(each, held).iter().sum::<u64>();
+                assert!(held - blocks * each < blocks * 2 * MIB, "{blocks} blocks of {each} bytes take {held}");
+            }
         }
     }
 
