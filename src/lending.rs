@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use crate::elastic::Lender;
 use crate::error::{Error, Result};
-use crate::pages::{HookGuard, LentPlace, PageId, next_number};
+use crate::pages::{Change, HookGuard, LentPlace, PageId, next_number};
 use crate::space::{Common, Recall};
 use crate::sync::{Mutex, thread_token, yield_now};
 use crate::units::Stream;
@@ -178,19 +178,26 @@ impl Leases {
         let large = common.shared.geometry().large();
         to.check(large, &common.device, &part)?;
         let (pool, account, id) = (common.pool(), common.shared.account(), next_number());
-        let mut choose = |places: &[LentPlace]| -> Result<Vec<PageId>> {
+        let mut choose = |change: &mut Change<'_>, places: &[LentPlace]| -> Result<Vec<PageId>> {
             let bytes = large * places.len() as u64;
             if places.is_empty() {
                 return Err(bytes_of_lease(bytes, "at least one page"));
             }
+            let holder = common.shared.holder();
+            // A trim or a seal on another thread may have some of them by now.
             let mut pages = common.shared.lendable();
-            if pages.len() < places.len() {
+            let mut wanted = places.len();
+            pages.retain(|page| {
+                let taken = wanted > 0 && change.rely_on(*page, holder) == Some(large);
+                wanted -= usize::from(taken);
+                taken
+            });
+            if wanted > 0 {
                 return Err(bytes_of_lease(
                     bytes,
                     "no more than the arena's large pages that are not on lease",
                 ));
             }
-            pages.truncate(places.len());
             let placed: Vec<_> = pages.iter().copied().zip(places.iter().copied()).collect();
             pool.lend(id, (account, to.account()), large, &placed)?;
             Ok(pages)
@@ -198,8 +205,8 @@ impl Leases {
         // Between two replays: none is launched that does not see it.
         let lent = common.order.between(|| {
             common.require_resident()?;
-            let (holder, fence) = (common.shared.holder(), common.order.fence());
-            let lent = to.borrow(&part, Lender { choose: &mut choose, holder, fence });
+            let fence = common.order.fence();
+            let lent = to.borrow(&part, Lender { choose: &mut choose, fence });
             if lent.is_err() {
                 pool.unlend(id);
             }

@@ -270,6 +270,53 @@ fn two_threads_recall_one_lease_and_the_borrower_is_asked_once() {
     bench.end();
 }
 
+/// Captures that keep what they have take pages away between the choice and the lease.
+#[test]
+fn pages_that_others_take_meanwhile_are_not_lent_and_others_are() {
+    const SMALL: u64 = MIB;
+    let host = HostOptions { granularity: 4096, ..HostOptions::default() };
+    let device = Device::with_driver(Arc::new(HostDriver::new(0, host).unwrap()));
+    let options = Options { small_page_bytes: 64 << 10, large_page_bytes: SMALL, ..Options::default() };
+    let arena = SharedVmmAllocator::new(&device, &options).unwrap();
+    let options = ElasticOptions { name: "kv", page_bytes: SMALL, ..ElasticOptions::default() };
+    let buffer = Arc::new(device.elastic_buffer(32 * SMALL, &options).unwrap());
+    let borrower: Arc<dyn Borrower> = Arc::new(Engine::default());
+    arena.set_recall(Some(Duration::from_millis(200)));
+    let space = arena.open_space().unwrap();
+    space.free(space.allocate(8 * SMALL, A).unwrap()).unwrap();
+    space.seal().unwrap();
+    let one = |thread: u64| {
+        let mut seed = thread + 1;
+        let mut next = |below: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (seed >> 33) % below
+        };
+        for _ in 0..4000 {
+            if next(2) == 0 {
+                let place = next(8) * SMALL;
+                match arena.lend(&buffer, place..place + SMALL, &borrower) {
+                    Ok(lease) if next(2) == 0 => lease.recall(SOON).unwrap(),
+                    Err(Error::Internal { what }) => panic!("{what}"),
+                    // The place is taken, or no page is left.
+                    Ok(_) | Err(_) => {}
+                }
+                continue;
+            }
+            let space = arena.open_space().unwrap();
+            let blocks: Vec<_> = (0..6).map(|_| space.allocate(next(2 * SMALL) + 1, A)).collect();
+            for block in blocks.iter().flatten().filter(|_| next(3) > 0) {
+                space.free(*block).unwrap();
+            }
+            // Live at the seal: its pages are the space's own from then on.
+            if next(2) == 0 {
+                let _ = space.seal();
+            }
+        }
+    };
+    thread::scope(|scope| (0..8).for_each(|thread| drop(scope.spawn(move || one(thread)))));
+    arena.audit().unwrap();
+}
+
 #[test]
 fn graphs_the_arena_and_the_buffer_may_go_while_pages_are_on_lease() {
     let mut bench = bench();

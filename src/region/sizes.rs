@@ -89,7 +89,10 @@ mod tests {
             let mut held = 0;
             for blocks in 1..=28 {
                 held += SIZES.pages(each, held).iter().sum::<u64>();
-                assert!(held - blocks * each < blocks * 2 * MIB, "{blocks} blocks of {each} bytes take {held}");
+                assert!(
+                    held - blocks * each < blocks * 2 * MIB,
+                    "{blocks} blocks of {each} bytes take {held}"
+                );
             }
         }
     }

@@ -7,12 +7,12 @@ use super::{Backing, WHAT};
 use crate::error::{Error, Result};
 use crate::pages::{Change, Fence, Holder, LentPlace, PageId, Reservation};
 
+type Choose<'a> = dyn FnMut(&mut Change<'_>, &[LentPlace]) -> Result<Vec<PageId>> + 'a;
+
 /// Who lends, in his own order's turn.
 pub(crate) struct Lender<'a> {
-    /// Notes that pages are on lease at these places, and says which.
-    pub(crate) choose: &'a mut dyn FnMut(&[LentPlace]) -> Result<Vec<PageId>>,
-    /// Who has them, and keeps them.
-    pub(crate) holder: Holder,
+    /// Chooses pages, has the change rely on them, so that nobody takes them away meanwhile, and notes that they are on lease at these places.
+    pub(crate) choose: &'a mut Choose<'a>,
     /// What used them before.
     pub(crate) fence: Fence,
 }
@@ -37,13 +37,8 @@ impl Backing {
             let range = self.range(range)?;
             places.push((range.id(), page * self.page));
         }
-        let pages = (lender.choose)(&places)?;
         let mut change = Change::on(self.device.pool());
-        for page in &pages {
-            if change.rely_on(*page, lender.holder) != Some(self.page) {
-                return Err(Error::Internal { what: "a page that was to be lent is gone".to_owned() });
-            }
-        }
+        let pages = (lender.choose)(&mut change, &places)?;
         let mut rest = pages.as_slice();
         for run in &absent {
             let Some((these, others)) = rest.split_at_checked(run.pages() as usize) else {
