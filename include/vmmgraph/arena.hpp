@@ -3,6 +3,7 @@
 #ifndef VMMGRAPH_ARENA_HPP
 #define VMMGRAPH_ARENA_HPP
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -446,10 +447,12 @@ public:
     // cannot be written.
     void save_map(const std::string& path, const MapOptions& options = {}) const {
         const std::string page = vmmgraph::map_html(map_json(options));
+        // What the system says of it, where the standard library leaves that.
+        errno = 0;
         std::ofstream file(path, std::ios::binary | std::ios::trunc);
         file.write(page.data(), static_cast<std::streamsize>(page.size())).flush();
         if (!file) {
-            throw std::system_error(std::make_error_code(std::errc::io_error), "vmmgraph: cannot write " + path);
+            throw std::system_error(errno != 0 ? errno : EIO, std::generic_category(), "vmmgraph: cannot write " + path);
         }
     }
 

@@ -15,7 +15,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -339,24 +338,25 @@ private:
 
 // While it lives, its functions are called when memory of a buffer or a cache comes, before the commit returns, and before it is unmapped.
 // For registrations that hold pages. They may be called from any thread, with no lock of the library held; what they throw is lost, and
-// what would wait there for pages that another thread moves throws. Destroy it when no call on the buffer or cache is under way.
+// what would wait there for pages that another thread moves throws. It may end at any time, also within one of them; one that is under way on
+// another thread then is not waited for.
 class ElasticObserver {
 public:
     using Function = std::function<void(const Shown&)>;
 
     ElasticObserver(const ElasticBuffer& buffer, Function after_map, Function before_unmap)
-        : functions_(std::make_unique<Functions>(Functions{std::move(after_map), std::move(before_unmap)})) {
+        : functions_(Functions{std::move(after_map), std::move(before_unmap)}) {
         vmmgraph_elastic_observer_t handle = nullptr;
         detail::check(vmmgraph_elastic_buffer_observe(buffer.handle(), call<&Functions::after_map>, call<&Functions::before_unmap>,
-                                                      functions_.get(), &handle));
+                                                      functions_.user(), &handle));
         handle_ = detail::Owned<vmmgraph_elastic_observer_t, vmmgraph_elastic_observer_destroy>(handle);
     }
 
     ElasticObserver(const KvCache& cache, Function after_map, Function before_unmap)
-        : functions_(std::make_unique<Functions>(Functions{std::move(after_map), std::move(before_unmap)})) {
+        : functions_(Functions{std::move(after_map), std::move(before_unmap)}) {
         vmmgraph_elastic_observer_t handle = nullptr;
         detail::check(vmmgraph_kv_cache_observe(cache.handle(), call<&Functions::after_map>, call<&Functions::before_unmap>,
-                                                functions_.get(), &handle));
+                                                functions_.user(), &handle));
         handle_ = detail::Owned<vmmgraph_elastic_observer_t, vmmgraph_elastic_observer_destroy>(handle);
     }
 
@@ -368,18 +368,16 @@ private:
 
     template <Function Functions::* Which>
     static void call(const vmmgraph_shown_t* shown, void* user) noexcept {
-        const Function& function = static_cast<Functions*>(user)->*Which;
-        if (function) {
-            try {
-                function(*shown);
-            } catch (...) {
-                // C and Rust are in between: nothing may be thrown through them.
+        try {
+            if (const auto functions = detail::Callbacks<Functions>::of(user); functions && (*functions).*Which) {
+                ((*functions).*Which)(*shown);
             }
+        } catch (...) {
+            // C and Rust are in between: nothing may be thrown through them.
         }
     }
 
-    // The handle goes first.
-    std::unique_ptr<Functions> functions_;
+    detail::Callbacks<Functions> functions_;
     detail::Owned<vmmgraph_elastic_observer_t, vmmgraph_elastic_observer_destroy> handle_;
 };
 

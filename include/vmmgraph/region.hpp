@@ -13,11 +13,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "callback.hpp"
 #include "vmmgraph.hpp"
 
 namespace vmmgraph {
@@ -303,16 +303,16 @@ inline std::size_t trim_host(const Device& device) {
 
 // While it lives, its functions are called when memory with a tag goes and comes; an empty tag: all memory. For registrations that hold
 // pages. The functions may be called from any thread that pauses or resumes, with no lock of the library held; what they throw is lost.
-// Destroy it when no pause or resume is under way.
+// It may end at any time, also within one of them; one that is under way on another thread then is not waited for.
 class PauseHooks {
 public:
     using Function = std::function<void(const Moved&)>;
 
     PauseHooks(const Device& device, const std::string& tag, Function before_unmap, Function after_map)
-        : functions_(std::make_unique<Functions>(Functions{std::move(before_unmap), std::move(after_map)})) {
+        : functions_(Functions{std::move(before_unmap), std::move(after_map)}) {
         vmmgraph_pause_hooks_t handle = nullptr;
         detail::check(vmmgraph_device_add_pause_hooks(device.handle(), tag.c_str(), call<&Functions::before_unmap>,
-                                                      call<&Functions::after_map>, functions_.get(), &handle));
+                                                      call<&Functions::after_map>, functions_.user(), &handle));
         handle_ = detail::Owned<vmmgraph_pause_hooks_t, vmmgraph_pause_hooks_destroy>(handle);
     }
 
@@ -324,18 +324,16 @@ private:
 
     template <Function Functions::* Which>
     static void call(const vmmgraph_moved_t* moved, void* user) noexcept {
-        const Function& function = static_cast<Functions*>(user)->*Which;
-        if (function) {
-            try {
-                function(*moved);
-            } catch (...) {
-                // C and Rust are in between: nothing may be thrown through them.
+        try {
+            if (const auto functions = detail::Callbacks<Functions>::of(user); functions && (*functions).*Which) {
+                ((*functions).*Which)(*moved);
             }
+        } catch (...) {
+            // C and Rust are in between: nothing may be thrown through them.
         }
     }
 
-    // The handle goes first.
-    std::unique_ptr<Functions> functions_;
+    detail::Callbacks<Functions> functions_;
     detail::Owned<vmmgraph_pause_hooks_t, vmmgraph_pause_hooks_destroy> handle_;
 };
 

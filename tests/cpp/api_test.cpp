@@ -670,7 +670,12 @@ TEST(Map, IsDataATableAndAFileThatNeedsNothingElse) {
     EXPECT_EQ(page.find("decode </script>"), std::string::npos);
     EXPECT_NE(page.find("decode \\u003c/script> 64"), std::string::npos);
     EXPECT_EQ(std::remove(path.c_str()), 0);
-    EXPECT_THROW(arena.save_map("/nowhere/at/all.html"), std::system_error);
+    try {
+        arena.save_map("/nowhere/at/all.html");
+        ADD_FAILURE() << "nothing was thrown";
+    } catch (const std::system_error& error) {
+        EXPECT_EQ(error.code(), std::errc::no_such_file_or_directory) << error.what();
+    }
 }
 
 TEST(Budget, EndsInOutOfMemoryAndTheNextCallWorks) {

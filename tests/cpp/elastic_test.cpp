@@ -2,12 +2,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <map>
+#include <memory>
 #include <optional>
 #include <random>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 #include <vmmgraph/blocks.hpp>
@@ -149,6 +152,37 @@ TEST(Elastic, ObserversSeeMemoryComeAndGoAndMayThrow) {
     }
     buffer.commit(0, 128 * KiB);
     EXPECT_EQ(heard, (std::vector<std::pair<bool, std::size_t>>{{true, 1}, {false, 1}, {true, 2}}));
+}
+
+TEST(Elastic, ObserversMayEndWhileTheyAreCalled) {
+    const Device device = open_device();
+    ElasticBuffer buffer(device, MiB, pages_of(64 * KiB));
+    std::atomic<int> calls{0};
+    std::atomic<int> wrong{0};
+    const auto observer = [&] {
+        const auto value = std::make_shared<int>(7);
+        const auto called = [value, &calls, &wrong](const vmmgraph::Shown&) {
+            ++calls;
+            std::this_thread::yield();
+            wrong += *value == 7 ? 0 : 1;
+        };
+        return vmmgraph::ElasticObserver(buffer, called, called);
+    };
+    std::atomic<bool> stop{false};
+    std::thread commits([&] {
+        while (!stop) {
+            buffer.commit(0, 64 * KiB);
+            buffer.decommit(0, 64 * KiB);
+        }
+    });
+    auto current = observer();
+    for (int i = 0; i < 2000 || calls < 50; ++i) {
+        current = observer();
+    }
+    stop = true;
+    commits.join();
+    EXPECT_GT(calls, 0);
+    EXPECT_EQ(wrong, 0);
 }
 
 class Caches : public testing::TestWithParam<KvLayout> {};

@@ -3,6 +3,8 @@
 
 #include <atomic>
 #include <chrono>
+#include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -210,6 +212,53 @@ TEST(Regions, HooksHearOfTheirTagAndMayThrow) {
     region.pause();
     region.resume();
     EXPECT_EQ(heard, (std::vector<std::pair<bool, std::uint64_t>>{{true, 1}, {false, 2}}));
+}
+
+// What a function has captured lives until it returns, whoever ends its hooks: another thread, or the function itself.
+TEST(Regions, HooksMayEndWhileTheyAreCalled) {
+    const Device device = open_device(5);
+    Region region(device, "kv");
+    static_cast<void>(region.allocate(MiB));
+    std::atomic<int> calls{0};
+    std::atomic<int> wrong{0};
+    const auto hooks = [&] {
+        const auto value = std::make_shared<int>(7);
+        const auto called = [value, &calls, &wrong](const vmmgraph::Moved&) {
+            ++calls;
+            std::this_thread::yield();
+            wrong += *value == 7 ? 0 : 1;
+        };
+        return vmmgraph::PauseHooks(device, "kv", called, called);
+    };
+    std::atomic<bool> stop{false};
+    std::thread pauses([&] {
+        while (!stop) {
+            region.pause();
+            region.resume();
+        }
+    });
+    auto current = hooks();
+    for (int i = 0; i < 2000 || calls < 50; ++i) {
+        current = hooks();
+    }
+    stop = true;
+    pauses.join();
+    EXPECT_GT(calls, 0);
+    EXPECT_EQ(wrong, 0);
+
+    std::optional<vmmgraph::PauseHooks> self;
+    const auto value = std::make_shared<int>(7);
+    self.emplace(
+        device, "kv",
+        [&self, value, &wrong](const vmmgraph::Moved&) {
+            self.reset();
+            wrong += *value == 7 ? 0 : 1;
+        },
+        nullptr);
+    region.pause();
+    EXPECT_FALSE(self);
+    EXPECT_EQ(wrong, 0);
+    region.resume();
 }
 
 TEST(Regions, AreMovedAndMayGoWhilePaused) {
