@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import multiprocessing.util
 import os
 import sys
 import threading
@@ -73,6 +74,8 @@ class Door:
         self.sharing = sharing_asked(None)
         self.peers = 0
         self.said: set[str] = set()
+        #: The process that made its arenas.
+        self.process: int | None = None
 
     def device_number(self, device: Any) -> int:
         import torch
@@ -90,6 +93,11 @@ class Door:
 
     def register(self, arena: Arena) -> None:
         with self.lock:
+            if self.process is None:
+                self.process = os.getpid()
+                if multiprocessing.parent_process() is not None:
+                    # Workers that were forked end without their atexit functions.
+                    multiprocessing.util.Finalize(None, _save_map_at_exit, exitpriority=0)
             self.arenas[arena.device, arena.pool] = arena
             self.all_arenas.add(arena)
         if self.executables or self.executable_bytes:
@@ -609,14 +617,19 @@ def disable_all() -> None:
         atexit.unregister(_at_exit)
 
 
-def _at_exit() -> None:
+def _save_map_at_exit() -> None:
     path = os.environ.get("VMMGRAPH_MAP")
     if path:
         from . import save_map
 
         with contextlib.suppress(Exception):
-            save_map(path)
-    if _door is not None:
+            save_map(path.replace("%p", str(os.getpid())))
+
+
+def _at_exit() -> None:
+    # A child that was forked has its parent's graphs too, which are the parent's to drop.
+    if _door is not None and _door.process in (None, os.getpid()):
+        _save_map_at_exit()
         _door.close()
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import multiprocessing
+import os
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import stub
@@ -415,6 +418,36 @@ def test_at_exit_every_graph_is_dropped_before_torch_goes(door):
     names = calls(door)
     assert names.count("torch_drop") == names.count("reset") == 3
     del graphs
+
+
+def test_a_forked_child_drops_nothing_of_its_parents(door, monkeypatch):
+    graph = capture(door, (0, 50))
+    door.log.clear()
+    monkeypatch.setattr(os, "getpid", lambda: door.process + 1)
+    _door._at_exit()
+    assert not calls(door)
+    del graph
+
+
+def test_a_forked_worker_saves_the_map_of_what_it_captured(door, monkeypatch, tmp_path):
+    def save_map(path, arena=None):
+        Path(path).write_text("a map")
+
+    monkeypatch.setattr("vmmgraph.save_map", save_map)
+    monkeypatch.setenv("VMMGRAPH_MAP", str(tmp_path / "%p.json"))
+    context = multiprocessing.get_context("fork")
+
+    def work(captures):
+        graphs = [capture(door, (0, 50)) for _ in range(captures)]
+        del graphs
+
+    workers = [context.Process(target=work, args=(captures,)) for captures in (1, 2, 0)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode == 0
+    assert {path.name for path in tmp_path.iterdir()} == {f"{worker.pid}.json" for worker in workers[:2]}
 
 
 def test_arguments_that_a_later_torch_has_are_passed_on(door, monkeypatch):
