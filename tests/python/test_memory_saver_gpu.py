@@ -378,6 +378,9 @@ def no_gpu(count=1):
         found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout.count("GPU ")
     except (OSError, subprocess.CalledProcessError):
         found = 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        found = min(found, sum(bool(device.strip()) for device in visible.split(",")))
     return None if found >= count else f"SKIPPED: needs {count} GPU{'s' * (count > 1)}"
 
 
