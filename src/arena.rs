@@ -51,7 +51,7 @@ pub struct Options {
     /// [lent](SharedVmmAllocator::lend) either.
     pub least_bytes: u64,
     /// Bytes of addresses that the current space of the published design has from its beginning on; 0: addresses are reserved as they
-    /// are needed. More is reserved when those are used up.
+    /// are needed. Rounded up to what the device reserves in; more is reserved when those are used up.
     pub reserve_bytes: u64,
     /// About how many bytes the hungriest graph has live at once, which says how large the large pages are: the largest power of two
     /// that is at most a forty-eighth of it, but no less than a small page and no more than 32 MiB; 0: not known, 16 MiB or the small
@@ -201,7 +201,10 @@ impl SharedVmmAllocator {
         device.pausables().add(weak);
         let arena = Self {
             common,
-            reserve_bytes: options.reserve_bytes,
+            reserve_bytes: {
+                let granularity = device.driver().capabilities().granularity;
+                options.reserve_bytes.checked_next_multiple_of(granularity).unwrap_or(options.reserve_bytes)
+            },
             serial: Mutex::default(),
             eager: Eager::default(),
             leases: Arc::default(),

@@ -318,6 +318,34 @@ fn a_decommit_waits_for_its_fence_and_nobody_for_the_device() {
     bench.end();
 }
 
+/// Addresses for a TiB in pages of 4 KiB are a quarter of a thousand million places, of which none is looked at.
+#[test]
+fn more_than_the_device_has_is_refused_at_once() {
+    let host = HostOptions { granularity: 4096, memory_bytes: 64 * MIB };
+    let device = Device::with_driver(Arc::new(HostDriver::new(0, host).unwrap()));
+    let buffer = device.elastic_buffer(1 << 40, &pages_of(4096)).unwrap();
+    let cache = KvOptions {
+        planes: &[4096],
+        blocks_most: 1 << 28,
+        layout: KvLayout::ByPlane,
+        memory: pages_of(4096),
+    };
+    let cache = device.kv_cache(&cache).unwrap();
+    let begun = std::time::Instant::now();
+    let refused = |error: Option<Error>| {
+        assert!(
+            matches!(error, Some(Error::OutOfMemory { requested, .. }) if requested == 1 << 40),
+            "{error:?}"
+        );
+    };
+    refused(buffer.commit(0..1 << 40).err());
+    refused(buffer.commit_async(0..1 << 40).and_then(|pending| pending.wait()).err());
+    refused(cache.grow_to(1 << 28).err());
+    assert!(begun.elapsed().as_secs() < 20, "{:?}", begun.elapsed());
+    buffer.commit(0..MIB).unwrap();
+    device.trim().unwrap();
+}
+
 #[test]
 fn no_memory_is_a_value_and_leaves_everything_as_it_was() {
     let bench = bench();

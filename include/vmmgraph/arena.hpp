@@ -67,7 +67,7 @@ struct ArenaOptions {
     // The most bytes of physical memory the arena may hold; 0: no limit but the device's. See SharedVmmAllocator::set_budget.
     std::uint64_t arena_budget_bytes = 0;
     // Bytes of addresses that the current space (SharedVmmAllocator::allocate) has from its beginning on; 0: addresses are reserved as
-    // they are needed. More is reserved when those are used up.
+    // they are needed. Rounded up to what the device reserves in; more is reserved when those are used up.
     std::uint64_t reserve_bytes = 0;
     // About how many bytes the hungriest graph has live at once, which says how large the large pages are: the largest power of two
     // that is at most a forty-eighth of it, but no less than a small page and no more than 32 MiB; 0: not known, 16 MiB or the small

@@ -65,7 +65,7 @@ pub struct vmmgraph_arena_options_t {
     /// The most bytes of physical memory the arena may hold; 0: no limit but the device's. See vmmgraph_arena_set_budget.
     pub budget_bytes: u64,
     /// Bytes of addresses that the current space (vmmgraph_arena_allocate) has from its beginning on; 0: addresses are reserved as they
-    /// are needed.
+    /// are needed. Rounded up to what the device reserves in.
     pub reserve_bytes: u64,
     /// About how many bytes the hungriest graph has live at once, which says how large the large pages are: the largest power of two
     /// that is at most a forty-eighth of it, but no less than a small page and no more than 32 MiB; 0: not known, 16 MiB or the small

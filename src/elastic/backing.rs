@@ -153,8 +153,9 @@ impl Backing {
     /// Commits on a thread of the library, and nobody is asked to give up memory for it.
     pub(super) fn commit_async(self: &Arc<Self>, runs: Vec<Run>) -> Pending {
         let (there, marked) = (Arc::clone(self), runs.clone());
+        let hopeless = self.refuse_hopeless(&runs).is_err();
         let mark = || {
-            let free = |books: &Books| !books.moving(&marked) && !books.is_recalled(&marked);
+            let free = |books: &Books| !hopeless && !books.moving(&marked) && !books.is_recalled(&marked);
             self.books.change(|books| free(books).then(|| books.begin(&marked)))
         };
         self.worker.push(mark, move |plan| {
@@ -163,8 +164,21 @@ impl Backing {
         })
     }
 
+    /// More than the device has in all: no page of it is looked at, which may be very many.
+    fn refuse_hopeless(&self, runs: &[Run]) -> Result<()> {
+        let driver = self.device.driver();
+        let (total, device) = (driver.info().total_bytes, driver.info().ordinal);
+        let pages = runs.iter().fold(0_u64, |pages, run| pages.saturating_add(run.pages()));
+        let requested = pages.saturating_mul(self.page);
+        if requested <= total {
+            return Ok(());
+        }
+        Err(Error::OutOfMemory { requested, free: driver.free_bytes()?, total, device, space: None })
+    }
+
     /// Marks what is to be mapped, once nobody moves any of it. Others' pages that are to go back do not stay.
     fn mark(&self, runs: &[Run]) -> Result<Plan> {
+        self.refuse_hopeless(runs)?;
         let begin = |books: &mut Books| (!books.is_recalled(runs)).then(|| books.begin(runs));
         if let Some(plan) = self.when_at_rest(runs, begin)? {
             return Ok(plan);

@@ -69,11 +69,20 @@ pub struct BlockPool {
     reserved: u64,
 }
 
+/// So many of one value; too many for the host are an error and not the end of the process.
+fn filled<T: Clone>(value: T, count: usize) -> Result<Vec<T>> {
+    let requested = (count as u64).saturating_mul(size_of::<T>() as u64);
+    let mut all = Vec::new();
+    all.try_reserve_exact(count).map_err(|_| Error::OutOfHostMemory { requested, held: 0, limit: 0 })?;
+    all.resize(count, value);
+    Ok(all)
+}
+
 impl BlockPool {
     /// So many blocks, none backed; `block_bytes` is a block's of all planes.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for zeros, and for more than 2^32 blocks.
+    /// [`Error::InvalidArgument`] for zeros, and for more than 2^32 blocks; [`Error::OutOfHostMemory`]: each page takes 32 bytes.
     pub fn new(blocks: u64, blocks_a_page: u64, block_bytes: u64) -> Result<Self> {
         let most = 1 << 32;
         for (what, value) in [
@@ -86,13 +95,14 @@ impl BlockPool {
             }
         }
         let page = Page { backed: false, used: 0, room: Room::None };
+        let (pages, words) = (blocks.div_ceil(blocks_a_page) as usize, blocks.div_ceil(64) as usize);
         Ok(Self {
             blocks,
             a_page: blocks_a_page,
             block_bytes,
             limit: blocks,
-            pages: vec![page; blocks.div_ceil(blocks_a_page) as usize],
-            used: vec![0; blocks.div_ceil(64) as usize],
+            pages: filled(page, pages)?,
+            used: filled(0, words)?,
             in_use: 0,
             partial: BTreeSet::new(),
             empty: BTreeSet::new(),

@@ -542,6 +542,8 @@ TEST(Arena, ReservesAtOnceIfAsked) {
     arena.switch_to_new_virtual_space();
     EXPECT_GE(arena.reserved_size(), 128 * MiB);
     EXPECT_EQ(arena.current_offset(), 0u);
+    options.reserve_bytes = MiB + 1;
+    EXPECT_GT(SharedVmmAllocator(1, options).reserved_size(), MiB) << "as many as the device reserves in, and not refused";
 }
 
 // The free pages of one arena serve another, and the device's handle gives them back.

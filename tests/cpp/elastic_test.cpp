@@ -1,9 +1,12 @@
 // Elastic memory by the C++ interface, on the host driver.
 #include <gtest/gtest.h>
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <optional>
@@ -317,6 +320,25 @@ TEST_P(Caches, APoolAndItsCacheDoWhatAMapDoes) {
 
 INSTANTIATE_TEST_SUITE_P(Elastic, Caches, testing::Values(KvLayout::by_plane, KvLayout::by_block),
                          [](const auto& info) { return info.param == KvLayout::by_plane ? "ByPlane" : "ByBlock"; });
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// In a process of its own, which may have little memory.
+TEST(Blocks, ThatTheHostHasNoMemoryForAreAnError) {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    const auto pool_of = [](std::uint64_t blocks) {
+        const rlimit little{4ULL << 30, 4ULL << 30};
+        setrlimit(RLIMIT_AS, &little);
+        try {
+            const BlockPool pool(blocks, 1, 4096);
+        } catch (const vmmgraph::Error& error) {
+            std::_Exit(error.status() == VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY ? 7 : 8);
+        }
+        std::_Exit(0);
+    };
+    EXPECT_EXIT(pool_of(1ULL << 31), testing::ExitedWithCode(7), "");
+    EXPECT_EXIT(pool_of(1ULL << 10), testing::ExitedWithCode(0), "");
+}
+#endif
 
 TEST(Elastic, APoolReservesAndMissesAndAsks) {
     BlockPool pool(40, 4, 1000);
