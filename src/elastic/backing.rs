@@ -164,16 +164,9 @@ impl Backing {
         })
     }
 
-    /// More than the device has in all: no page of it is looked at, which may be very many.
     fn refuse_hopeless(&self, runs: &[Run]) -> Result<()> {
-        let driver = self.device.driver();
-        let (total, device) = (driver.info().total_bytes, driver.info().ordinal);
         let pages = runs.iter().fold(0_u64, |pages, run| pages.saturating_add(run.pages()));
-        let requested = pages.saturating_mul(self.page);
-        if requested <= total {
-            return Ok(());
-        }
-        Err(Error::OutOfMemory { requested, free: driver.free_bytes()?, total, device, space: None })
+        self.device.pool().refuse_hopeless(pages.saturating_mul(self.page))
     }
 
     /// Marks what is to be mapped, once nobody moves any of it. Others' pages that are to go back do not stay.

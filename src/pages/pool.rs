@@ -298,6 +298,15 @@ impl PagePool {
         &self.driver
     }
 
+    /// [`Error::OutOfMemory`] for more than the device has in all, before a page of it is looked at: there may be very many.
+    pub(crate) fn refuse_hopeless(&self, requested: u64) -> Result<()> {
+        let (total, device) = (self.driver.info().total_bytes, self.driver.info().ordinal);
+        if requested <= total {
+            return Ok(());
+        }
+        Err(Error::OutOfMemory { requested, free: self.driver.free_bytes()?, total, device, space: None })
+    }
+
     /// The events of the device.
     #[must_use]
     pub fn events(&self) -> &Arc<Events> {

@@ -152,12 +152,7 @@ impl Region {
             books.written(&pages, host);
             return Ok(at);
         }
-        let info = self.device.driver().info();
-        if bytes > info.total_bytes {
-            let free = self.device.driver().free_bytes()?;
-            let (total, device) = (info.total_bytes, info.ordinal);
-            return Err(Error::OutOfMemory { requested: bytes, free, total, device, space: None });
-        }
+        pool.refuse_hopeless(bytes)?;
         self.grow(&mut books, bytes, policy)?;
         let placed = books.place(bytes, policy, stream);
         let at = placed.ok_or_else(|| Error::Internal { what: "a region grew by too little".into() })?;

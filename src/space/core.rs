@@ -312,13 +312,7 @@ impl Common {
     }
 
     pub(super) fn refuse_hopeless(&self, bytes: BlockBytes) -> Result<()> {
-        let driver = self.pool().driver();
-        let (total, device) = (driver.info().total_bytes, driver.info().ordinal);
-        if bytes.get() <= total {
-            return Ok(());
-        }
-        let free = driver.free_bytes()?;
-        Err(Error::OutOfMemory { requested: bytes.get(), free, total, device, space: None })
+        self.pool().refuse_hopeless(bytes.get())
     }
 }
 
