@@ -16,21 +16,12 @@
 #include "memsets.hpp"
 #include "registry.hpp"
 #include "short_of_memory.hpp"
+#include "torchs_pool.hpp"
 
 namespace vmmgraph::torch {
 namespace {
 
 namespace caching = c10::cuda::CUDACachingAllocator;
-
-// How often torch's own allocator has a pool in use. It throws for one that it does not know yet, which graph_pool_handle() has only named
-// (seen with torch 2.11 on a GPU).
-int torchs_uses_of(c10::DeviceIndex device, const compat::PoolId& pool) {
-    try {
-        return compat::uses_of_pool(*registry::native(), device, pool);
-    } catch (const c10::Error&) {
-        return 0;
-    }
-}
 
 using Others = compat::GraphOfOthers<at::cuda::CUDAGraph>;
 

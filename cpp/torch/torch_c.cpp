@@ -3,20 +3,26 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
 #include <torch/version.h>
 #include <vmmgraph/torch.hpp>
 #include <vmmgraph/torch_c.h>
+#include <vmmgraph/torch_eager.hpp>
 
 #include "guards.hpp"
 #include "shape.hpp"
+#include "torchs_pool.hpp"
 
 namespace vmmgraph::torch {
 namespace {
@@ -121,11 +127,6 @@ std::vector<std::unique_ptr<RemoteScope>>& remote_scopes() {
     return scopes;
 }
 
-template <class Use>
-vmmgraph_status_t with(vmmgraph_torch_shape_t handle, Use&& use) noexcept {
-    return guarded([&] { use(*Shapes::all().find(handle)); });
-}
-
 // An arena of the caller's as C++ has it.
 class Borrowed {
 public:
@@ -138,6 +139,45 @@ public:
 private:
     SharedVmmAllocator arena_;
 };
+
+// A scope of eager work that leaves torch's current device and stream as they are.
+class ThreadsEagerScope {
+public:
+    explicit ThreadsEagerScope(vmmgraph_arena_t handle) {
+        Borrowed arena(handle);
+        device_ = device_of(*arena).index();
+        const auto before = c10::cuda::current_device();
+        scope_.emplace(*arena, c10::cuda::getCurrentCUDAStream(device_).stream());
+        c10::cuda::set_device(before);
+    }
+    ThreadsEagerScope(const ThreadsEagerScope&) = delete;
+    ThreadsEagerScope& operator=(const ThreadsEagerScope&) = delete;
+    ~ThreadsEagerScope() {
+        try {
+            const auto device = c10::cuda::current_device();
+            const auto stream = c10::cuda::getCurrentCUDAStream(device_);
+            scope_.reset();
+            c10::cuda::setCurrentCUDAStream(stream);
+            c10::cuda::set_device(device);
+        } catch (const std::exception&) {
+            // The driver is gone.
+        }
+    }
+
+private:
+    c10::DeviceIndex device_ = -1;
+    std::optional<EagerScope> scope_;
+};
+
+std::vector<std::unique_ptr<ThreadsEagerScope>>& eager_scopes() {
+    thread_local std::vector<std::unique_ptr<ThreadsEagerScope>> scopes;
+    return scopes;
+}
+
+template <class Use>
+vmmgraph_status_t with(vmmgraph_torch_shape_t handle, Use&& use) noexcept {
+    return guarded([&] { use(*Shapes::all().find(handle)); });
+}
 
 // What is not there in this release.
 std::shared_ptr<ExecutablePool> executables_of(vmmgraph_arena_t handle) {
@@ -233,6 +273,28 @@ vmmgraph_status_t vmmgraph_torch_remote_leave(void) {
             refuse(VMMGRAPH_ERROR_WRONG_STATE, "this thread has entered no scope of remote blocks, or has left it");
         }
         remote_scopes().pop_back();
+    });
+}
+
+vmmgraph_status_t vmmgraph_torch_eager_enter(vmmgraph_arena_t arena) {
+    return guarded([&] { eager_scopes().push_back(std::make_unique<ThreadsEagerScope>(arena)); });
+}
+
+vmmgraph_status_t vmmgraph_torch_eager_leave(void) {
+    return guarded([] {
+        if (eager_scopes().empty()) {
+            refuse(VMMGRAPH_ERROR_WRONG_STATE, "this thread has entered no eager scope, or has left it");
+        }
+        eager_scopes().pop_back();
+    });
+}
+
+vmmgraph_status_t vmmgraph_torch_pool_empty(int32_t device, uint64_t pool_first, uint64_t pool_second) {
+    return guarded([&] {
+        if (device < 0 || device > std::numeric_limits<c10::DeviceIndex>::max()) {
+            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "device is " + std::to_string(device));
+        }
+        empty_torchs_pool(static_cast<c10::DeviceIndex>(device), compat::PoolId(pool_first, pool_second));
     });
 }
 

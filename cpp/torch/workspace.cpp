@@ -230,19 +230,18 @@ void WorkspaceTable::restore() {
     });
 }
 
-void forget_scoped_workspaces() noexcept {
+void forget_workspaces(const std::function<bool(const void*)>& there) noexcept {
     try {
         if (!tables_are_there()) {
             at::cuda::clearCublasWorkspaces();
             return;
         }
         // Freed when no lock of torch's is held.
-        std::vector<c10::DataPtr> in_scopes;
+        std::vector<c10::DataPtr> forgotten;
         in_tables([&](Map& table) {
             for (auto entry = table.begin(); entry != table.end();) {
-                const auto owner = registry::owner_of(entry->second.get());
-                if (dynamic_cast<const RegionMemory*>(owner.get()) != nullptr || dynamic_cast<const EagerMemory*>(owner.get()) != nullptr) {
-                    in_scopes.push_back(std::move(entry->second));
+                if (there(entry->second.get())) {
+                    forgotten.push_back(std::move(entry->second));
                     entry = table.erase(entry);
                 } else {
                     ++entry;
@@ -250,8 +249,15 @@ void forget_scoped_workspaces() noexcept {
             }
         });
     } catch (...) {
-        // Out of host memory: what is left goes at the next end of a scope.
+        // Out of host memory: what is left goes the next time.
     }
+}
+
+void forget_scoped_workspaces() noexcept {
+    forget_workspaces([](const void* workspace) {
+        const auto owner = registry::owner_of(workspace);
+        return dynamic_cast<const RegionMemory*>(owner.get()) != nullptr || dynamic_cast<const EagerMemory*>(owner.get()) != nullptr;
+    });
 }
 
 }  // namespace vmmgraph::torch

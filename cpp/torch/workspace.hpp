@@ -6,6 +6,7 @@
 // afterwards they are again what they were.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -67,8 +68,10 @@ private:
     std::unique_ptr<Saved> saved_;
 };
 
-// Takes out of torch's tables what lies in regions, where it would step aside, and in arenas' eager memory, where it would keep pages from
-// the graphs: the next product on that stream gets another one. Up to torch 2.7 the tables are cleared. Never throws.
+// Takes out of torch's tables the workspaces that lie where `there` says of their address: the next product on that stream gets another one. Up to
+// torch 2.7 the tables are cleared. Never throws.
+void forget_workspaces(const std::function<bool(const void*)>& there) noexcept;
+// The same of what lies in regions, where it would step aside, and in arenas' eager memory, where it would keep pages from the graphs.
 void forget_scoped_workspaces() noexcept;
 
 }  // namespace vmmgraph::torch

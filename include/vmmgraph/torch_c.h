@@ -132,6 +132,20 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_remote_enter(void);
 // VMMGRAPH_ERROR_WRONG_STATE where this thread has entered none.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_remote_leave(void);
 
+// From here to the matching leave, what this thread allocates on torch's current stream of the arena's device lies on the arena's shared pages,
+// ordered as one replay of it: vmmgraph::torch::EagerScope of torch_eager.hpp, with its rules and refusals. Neither changes torch's current
+// stream or device. May be nested for different arenas.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_eager_enter(vmmgraph_arena_t arena);
+// Ends the innermost of this thread's. VMMGRAPH_ERROR_WRONG_STATE where it has entered none.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_eager_leave(void);
+
+// Gives what torch has in a pool of its own back to the driver, and leaves that pool empty and in use as before: for a MemPool whose captures
+// and eager work are to be an arena's from now on. Workspaces of cuBLAS that lie there leave torch's tables. To be called outside captures.
+// VMMGRAPH_ERROR_WRONG_STATE, with nothing else changed: something in it is alive, graphs or another thread use it too, or something is captured or
+// allocated to a pool on the device. VMMGRAPH_ERROR_UNSUPPORTED: torch 2.6 and 2.7. VMMGRAPH_ERROR_INTERNAL: another thread began just now, and
+// the pool must never be used or released again.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_pool_empty(int32_t device, uint64_t pool_first, uint64_t pool_second);
+
 // Ends the shape: no more is captured into it, and it can be replayed. Tensors that are live are treated as `retain` says
 // (VMMGRAPH_RETAIN_*), and keep what the program wrote there since the capture, by copies in order on torch's current stream of the device.
 // `report` may be null. On failure it can be called again. Sealed already: does nothing, and reports what it was.

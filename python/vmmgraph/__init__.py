@@ -15,7 +15,7 @@ from typing import Any
 from . import _door
 from ._arena import Arena
 from ._c import Error, OutOfMemory
-from ._door import Status, disable_all, disabled, enable, graph, remote, shape, status
+from ._door import Status, disable_all, disabled, eager, enable, graph, remote, shape, status
 from ._library import find as _find
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "check",
     "disable_all",
     "disabled",
+    "eager",
     "enable",
     "graph",
     "library_path",

@@ -16,6 +16,7 @@ ABI_VERSION = 1
 OK = 0
 WRONG_STATE = 100
 OUT_OF_MEMORY = range(200, 205)
+INTERNAL = 900
 
 RETAIN = {"default": 0, "own_pages": 1, "shared_pages": 2, "in_place": 3, "shared_remote": 4}
 #: What other processes can be given a device's pages by.
@@ -243,6 +244,9 @@ _TORCH: dict[str, tuple[Any, ...]] = {
 _LATER: dict[str, tuple[Any, ...]] = {
     "vmmgraph_torch_remote_enter": (),
     "vmmgraph_torch_remote_leave": (),
+    "vmmgraph_torch_eager_enter": (c_void_p,),
+    "vmmgraph_torch_eager_leave": (),
+    "vmmgraph_torch_pool_empty": (c_int32, c_uint64, c_uint64),
     "vmmgraph_space_set_label": (c_void_p, c_char_p),
     "vmmgraph_space_set_site": (c_void_p, c_char_p),
     "vmmgraph_space_allocate": (c_void_p, c_uint64, c_void_p, POINTER(c_void_p)),

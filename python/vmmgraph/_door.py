@@ -16,6 +16,7 @@ from typing import Any
 
 from . import _c, _core
 from ._arena import Arena, Shape, address_of, bits
+from ._pools import Eager, Pools, Scope
 
 log = logging.getLogger("vmmgraph")
 
@@ -54,6 +55,8 @@ class Door:
 
     def __init__(self, library: _c.Library) -> None:
         self.library = library
+        self.eager = Eager(library)
+        self.pools = Pools(self)
         self.local = Local()
         self.lock = threading.RLock()
         #: By device and pool: a pool that several graphs are captured into is an arena.
@@ -122,6 +125,9 @@ class Door:
                     if self.share:
                         self.defaults[device] = arena
                 return arena, arena.pool
+            arena = self.pools.arena(device, pool)
+            if arena is not None:
+                return arena, arena.pool
             arena = self.arenas.get((device, pool))
             if arena is None:
                 arena = self.make(device)
@@ -151,21 +157,27 @@ class Door:
                 return named[0], local.label or named[1]
         return None, local.label
 
-    def begin(self, device: int, pool: Pool | None) -> tuple[Shape, Pool]:
-        """The shape for a capture: the open one if this is another piece of it, else a new one."""
+    def begin(self, device: int, pool: Pool | None) -> tuple[Shape, Pool, list[Scope]]:
+        """The shape for a capture: the open one if this is another piece of it, else a new one. And the scopes that this thread steps into
+        again behind it."""
         arena, pool = self.arena_for(device, pool)
         key, label = self.name()
-        with arena._lock:
-            shape = arena._open
-            if shape is not None and (key is None or shape.key is not key or shape.capturing):
-                arena._settle(None)
-                shape = None
-            if shape is None:
-                shape = Shape(arena, key, label)
-                arena._open = shape
-            shape.graphs += 1
-            shape.capturing = True
-            return shape, pool
+        left = self.eager.step_out(arena)
+        try:
+            with arena._lock:
+                shape = arena._open
+                if shape is not None and (key is None or shape.key is not key or shape.capturing):
+                    arena._settle(None)
+                    shape = None
+                if shape is None:
+                    shape = Shape(arena, key, label)
+                    arena._open = shape
+                shape.graphs += 1
+                shape.capturing = True
+                return shape, pool, left
+        except BaseException:
+            self.eager.step_in(left)
+            raise
 
     @staticmethod
     def leave(shape: Shape, captured: bool = False) -> None:
@@ -235,6 +247,7 @@ def graph_class(door: Door, base: type) -> type:
     raw = door.library.raw
     replay_piece, enter, leave = raw["torch_replay"], raw["space_enter"], raw["space_leave"]
     local = door.local
+    scopes, step_out, step_in = door.eager.scopes, door.eager.step_out, door.eager.step_in
 
     class CUDAGraph(base):  # type: ignore[misc, valid-type]
         """``torch.cuda.CUDAGraph``, whose captures are VmmGraph's: tensors lie on the pages of the arena that ``pool=`` names."""
@@ -251,6 +264,10 @@ def graph_class(door: Door, base: type) -> type:
         # Whether torch was told to keep it.
         _keeps = False
         _pool: Pool | None = None
+        # What the program asked for where torch was given another one.
+        _asked: Pool | None = None
+        # Scopes of the thread that captures.
+        _left: Sequence[Scope] = ()
         _stream = None
 
         def __new__(cls, keep_graph: bool = False, *args: Any, **kwargs: Any) -> Any:
@@ -275,11 +292,13 @@ def graph_class(door: Door, base: type) -> type:
             device = torch.cuda.current_device()
             if local.disabled:
                 return self._begin_own(device, pool, args, kwargs)
-            shape, pool = door.begin(device, pool)
+            shape, given, left = door.begin(device, pool)
+            self._asked, pool = (pool if given != pool and local.arena is None else None), given
             # Torch may run Python, and end graphs, from here on.
             status = raw["torch_capture_begin"](shape.handle, *pool)
             if status != _c.OK:
                 door.leave(shape)
+                step_in(left)
                 if status != _c.WRONG_STATE:
                     door.library.fail("torch_capture_begin", status)
                 reason = door.library._text("torch_last_error_message")
@@ -292,13 +311,15 @@ def graph_class(door: Door, base: type) -> type:
             except BaseException:
                 raw["torch_capture_abandon"](shape.handle, *pool)
                 door.leave(shape)
+                step_in(left)
                 raise
             status = raw["torch_capture_begun"](shape.handle)
             if status != _c.OK:
                 door.leave(shape)
+                step_in(left)
                 door.once("ignored", f"a capture in torch's own memory: {door.library._text('torch_last_error_message')}")
                 return
-            self._shape, self._pool, self._capturing = shape, pool, True
+            self._shape, self._pool, self._capturing, self._left = shape, pool, True, left
             door.graphs.add(self)
 
         def _begin_own(self, device: int, pool: Pool | None, args: Any, kwargs: Any) -> None:
@@ -320,19 +341,23 @@ def graph_class(door: Door, base: type) -> type:
                     super().instantiate()
                 return
             self._capturing = False
+            left, self._left = self._left, ()
             try:
-                super().capture_end(*args, **kwargs)
-            except BaseException:
-                self._abandon(shape)
-                raise
-            try:
-                self._captured(shape)
-            except BaseException:
-                raw["torch_capture_abandon"](shape.handle, 0, 0)
-                self._shape = None
-                door.leave(shape)
-                raise
-            shape.capturing = False
+                try:
+                    super().capture_end(*args, **kwargs)
+                except BaseException:
+                    self._abandon(shape)
+                    raise
+                try:
+                    self._captured(shape)
+                except BaseException:
+                    raw["torch_capture_abandon"](shape.handle, 0, 0)
+                    self._shape = None
+                    door.leave(shape)
+                    raise
+                shape.capturing = False
+            finally:
+                step_in(left)
 
         def _captured(self, shape: Shape) -> None:
             assert self._pool is not None
@@ -370,15 +395,24 @@ def graph_class(door: Door, base: type) -> type:
             shape = self._shape
             if shape is None:
                 return super().replay()
-            if shape.arena._open is not None or not shape.sealed:
-                shape.arena._settle(shape)
-            direct = self._direct
-            if direct is not None:
-                status = replay_piece(direct, self._piece)
-                if status:
-                    door.library.fail("torch_replay", status)
-                return None
-            return self._replay_in_turn(shape)
+            left = step_out(shape.arena) if scopes.all else None
+            try:
+                if shape.arena._open is not None or not shape.sealed:
+                    shape.arena._settle(shape)
+                direct = self._direct
+                if direct is not None:
+                    status = replay_piece(direct, self._piece)
+                    if status:
+                        door.library.fail("torch_replay", status)
+                    return None
+                return self._replay_in_turn(shape)
+            finally:
+                if left:
+                    step_in(left)
+
+        def pool(self) -> Any:
+            own = super().pool()
+            return own if self._asked is None else self._asked
 
         def _replay_in_turn(self, shape: Shape) -> None:
             import torch
@@ -435,6 +469,8 @@ def graph_class(door: Door, base: type) -> type:
             else:
                 self._capturing = False
                 raw["torch_capture_abandon"](shape.handle, *(self._pool or (0, 0)))
+                step_in(self._left)
+                self._left = ()
             self._lent = False
             door.leave(shape, captured)
 
@@ -577,6 +613,7 @@ def enable(
 
         base = torch.cuda.CUDAGraph
         _installed = put_in_place(graph_class(door, base), base)
+        door.pools.install(_installed)
         _installed.undo.append(_trees.keep_out())
         # Last: it is refused while a capture is under way.
         _installed.undo.insert(0, door.library.torch_uninstall)
@@ -662,6 +699,20 @@ def remote() -> Iterator[None]:
         yield
     finally:
         library.torch_remote_leave()
+
+
+@contextlib.contextmanager
+def eager(arena: Arena) -> Iterator[None]:
+    """Eager work of this thread whose tensors lie on the pages of an arena's graphs: what it makes inside on torch's current stream of now. It
+    is in the order of the arena's replays, as one of them: those of other threads wait for its end. So activations take as much as eager work
+    or the graphs need, whichever is more. Contents are real: a tensor that is alive at the end stays as it is until it is freed. Replays and
+    captures of the arena inside are behind what was made so far. Raises `Error` where an arena is paused, or under capture on this stream."""
+    door = need()
+    scope = door.eager.begin(arena)
+    try:
+        yield
+    finally:
+        door.eager.end(scope)
 
 
 @contextlib.contextmanager

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 
@@ -58,6 +60,15 @@ class BaseGraph:
         return 0x2000
 
 
+class MemPool:
+    """``torch.cuda.MemPool`` as of 2.11."""
+
+    numbers = itertools.count(1000)
+
+    def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False) -> None:
+        self.id = (0, next(self.numbers))
+
+
 class Stream:
     cuda_stream = 77
 
@@ -77,6 +88,15 @@ def torch_module() -> types.ModuleType:
     cuda.current_device = lambda: 0
     cuda.current_stream = lambda device=None: Stream
     torch.cuda = cuda
+
+    @contextlib.contextmanager
+    def use_mem_pool(pool: Any, device: Any = None) -> Iterator[None]:
+        """Torch's own."""
+        BaseGraph.log.append(("use_mem_pool", pool.id))
+        yield
+        BaseGraph.log.append(("mem_pool_used", pool.id))
+
+    cuda.MemPool, cuda.use_mem_pool = type("MemPool", (MemPool,), {}), use_mem_pool
 
     class Graph:
         def __init__(self, cuda_graph: Any, pool: Any = None, stream: Any = None, capture_error_mode: str = "global") -> None:

@@ -60,6 +60,7 @@ def test_numbers_are_the_headers(headers: str) -> None:
     numbers = dict(re.findall(r"#define VMMGRAPH_(\w+) (\d+)", headers))
     assert int(numbers["ABI_VERSION"]) == _c.ABI_VERSION
     assert int(numbers["ERROR_WRONG_STATE"]) == _c.WRONG_STATE
+    assert int(numbers["ERROR_INTERNAL"]) == _c.INTERNAL
     assert {name.lower(): int(numbers["RETAIN_" + name.upper()]) for name in _c.RETAIN} == _c.RETAIN
     assert {name: int(numbers["SHARING_" + name.upper()]) for name in _c.SHARING} == _c.SHARING
     # All of the header's, so that one that is new there is missed here.

@@ -12,15 +12,16 @@ def test_the_examples_run(door) -> None:
     import vmmgraph
 
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     names = {"torch": door.torch, "vmmgraph": vmmgraph, "model": lambda x: x, "x": object(), "print": lambda *values: None}
     names |= {"project": lambda x: x, "all_reduce": lambda x: None}
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)  # noqa: S102, the page is ours
     called = [entry[0] for entry in door.log]
     # Three pieces have one space.
-    assert called.count("torch_shape_open") == 3
+    assert called.count("torch_shape_open") == 4
     assert called.count("torch_replay") == 4
+    assert called.count("torch_eager_enter") == called.count("torch_eager_leave") == 1
     assert called.count("torch_remote_enter") == called.count("torch_remote_leave") == 1
 
 

@@ -112,6 +112,138 @@ def test_a_graph_that_was_never_replayed_leaves_nothing_open(door):
         gc.enable()
 
 
+def adopted(door):
+    """A MemPool that was warmed up in and captured into, and the graph."""
+    pool = door.torch.cuda.MemPool()
+    calls(door)
+    with door.torch.cuda.use_mem_pool(pool):
+        pass
+    assert calls(door) == ["use_mem_pool", "mem_pool_used"]
+    graph = capture(door, pool.id)
+    return pool, graph
+
+
+def test_a_mempool_that_is_captured_into_is_an_arena(door):
+    pool, graph = adopted(door)
+    assert calls(door)[:2] == ["torch_pool_empty", "device_open"]
+    # Torch captures into another pool, and nobody sees that.
+    assert graph._pool != pool.id == graph.pool()
+    assert capture(door, pool.id).arena is capture(door, graph.pool()).arena is graph.arena
+    assert "torch_pool_empty" not in calls(door)
+    with door.torch.cuda.use_mem_pool(pool):
+        assert calls(door) == ["torch_eager_enter"]
+    assert calls(door) == ["torch_eager_leave"]
+    with door.torch.cuda.use_mem_pool(pool, 0):
+        pass
+    with vmmgraph.disabled(), door.torch.cuda.use_mem_pool(pool):
+        pass
+    assert calls(door) == ["torch_eager_enter", "torch_eager_leave", "use_mem_pool", "mem_pool_used"]
+    # It has its arena for as long as it is there.
+    del graph
+    gc.collect()
+    assert "arena_destroy" not in calls(door)
+    with door.torch.cuda.use_mem_pool(pool):
+        pass
+    assert calls(door) == ["torch_eager_enter", "torch_eager_leave"]
+    del pool
+    gc.collect()
+    assert "arena_destroy" in calls(door)
+
+
+def test_captures_and_replays_step_out_of_eager_work(door):
+    pool, graph = adopted(door)
+    graph.replay()
+    other = capture(door, (0, 50))
+    other.replay()
+    calls(door)
+    with door.torch.cuda.use_mem_pool(pool):
+        graph.replay()
+        other.replay()
+        assert calls(door) == [
+            "torch_eager_enter", "torch_eager_leave", "torch_replay", "torch_eager_enter", "torch_replay"
+        ]  # fmt: skip
+        capture(door, pool.id)
+        names = calls(door)
+        assert names[0] == "torch_eager_leave"
+        assert names.index("torch_capture_end") < names.index("torch_eager_enter")
+        for place in ("capture_begin", "capture_end"):
+            stub.BaseGraph.fail = {place}
+            with pytest.raises(RuntimeError):
+                capture(door, pool.id)
+            names = calls(door)
+            assert names.count("torch_eager_leave") == names.count("torch_eager_enter") == 1, place
+        stub.BaseGraph.fail = set()
+        # Refused: the rest is torch's.
+        door.library.answers["torch_eager_enter"] = _c.WRONG_STATE
+        graph.replay()
+        assert "torch_eager_enter" in calls(door)
+        door.library.answers.clear()
+    assert calls(door) == []
+
+
+def test_eager_work_of_several_arenas_is_left_from_within(door):
+    (first, graph), (second, _) = adopted(door), adopted(door)
+    graph.replay()
+    calls(door)
+    with door.torch.cuda.use_mem_pool(first), door.torch.cuda.use_mem_pool(second):
+        graph.replay()
+    enter, leave = "torch_eager_enter", "torch_eager_leave"
+    assert calls(door) == [enter, enter, leave, leave, "torch_replay", enter, enter, leave, leave]
+    # Of another thread it is another one's.
+    with door.torch.cuda.use_mem_pool(first):
+        thread = threading.Thread(target=graph.replay)
+        thread.start()
+        thread.join()
+    assert calls(door) == [enter, "torch_replay", leave]
+
+
+def test_eager_work_that_is_refused_is_torchs(door, caplog):
+    pool, graph = adopted(door)
+    door.library.answers["torch_eager_enter"] = _c.WRONG_STATE
+    calls(door)
+    for _ in range(2):
+        with door.torch.cuda.use_mem_pool(pool):
+            pass
+    assert calls(door) == ["torch_eager_enter", "use_mem_pool", "mem_pool_used"] * 2
+    assert sum("torch's own memory" in record.message for record in caplog.records) == 1
+    with pytest.raises(_c.Error), vmmgraph.eager(graph.arena):
+        pass
+    door.library.answers.clear()
+    calls(door)
+    with vmmgraph.eager(graph.arena):
+        pass
+    assert calls(door) == ["torch_eager_enter", "torch_eager_leave"]
+
+
+def test_a_mempool_with_something_alive_or_options_stays_torchs(door):
+    cuda = door.torch.cuda
+    pool = cuda.MemPool()
+    door.library.answers["torch_pool_empty"] = door.library.answers["torch_capture_begin"] = _c.WRONG_STATE
+    assert capture(door, pool.id).arena is None
+    with cuda.use_mem_pool(pool):
+        pass
+    assert "use_mem_pool" in calls(door)
+    door.library.answers.clear()
+    for options in ({"allocator": object()}, {"use_on_oom": True}, {"no_split": True}):
+        capture(door, cuda.MemPool(**options).id)
+        assert "torch_pool_empty" not in calls(door)
+    vmmgraph.disable_all()
+    before = cuda.MemPool()
+    vmmgraph.enable()
+    capture(door, before.id)
+    assert "torch_pool_empty" not in calls(door)
+
+
+def test_a_mempool_that_torch_lost_never_ends(door):
+    pool = door.torch.cuda.MemPool()
+    door.library.answers["torch_pool_empty"] = _c.INTERNAL
+    count = sys.getrefcount(pool)
+    graph = capture(door, pool.id)
+    assert sys.getrefcount(pool) == count + 1
+    # Its captures are an arena's for all that.
+    assert graph.arena is not None
+
+
 def test_a_shape_is_sealed_late(door):
     first = capture(door, (0, 50))
     assert "torch_shape_seal" not in calls(door)

@@ -102,6 +102,16 @@ def same(a, b) -> bool:
     return torch.equal(a, b)
 
 
+@contextlib.contextmanager
+def raises(kind: type[BaseException]):
+    """As pytest's, which need not be there."""
+    try:
+        yield
+    except kind:
+        return
+    raise AssertionError(f"no {kind.__name__}")
+
+
 def where(tensor) -> tuple:
     """What is left of a tensor that an engine lets go of: its address, shape and type."""
     return tensor.data_ptr(), tuple(tensor.shape), tensor.dtype
@@ -578,6 +588,8 @@ def test_a_mempool_of_the_program_stays_its_own() -> None:
     enabled()
     model, mempool = Model(), torch.cuda.MemPool()
     x = model.inputs(64)
+    # A capture of torch's own needs it.
+    model(x)
     with torch.cuda.use_mem_pool(mempool):
         held = torch.empty(MIB, device="cuda")
     graph = torch.cuda.CUDAGraph()
@@ -587,6 +599,179 @@ def test_a_mempool_of_the_program_stays_its_own() -> None:
     graph.replay()
     assert same(y, model(x))
     del held
+
+
+def warmed(model: Model, mempool, sizes: list[int], stream) -> list[Captured]:
+    """transformers' continuous batching: each size once by eager work in the pool, then captured into it."""
+    made = []
+    for size in sizes:
+        x = model.inputs(size)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream), torch.cuda.use_mem_pool(mempool):
+            expected = model(x).cpu()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream, pool=mempool.id):
+            y = model(x)
+        made.append(Captured(graph, (x,), weak(y), expected.cuda()))
+        del y
+    return made
+
+
+def test_a_mempool_that_is_captured_into_is_an_arena() -> None:
+    enabled()
+    model, stream = Model(), torch.cuda.Stream()
+    held = {}
+    for name, sizes in (("descending", SIZES), ("ascending", SIZES[::-1])):
+        with vmmgraph.disabled():
+            torchs = torch.cuda.MemPool()
+            stock = warmed(model, torchs, sizes, stream)
+            assert wrong(stock) == 0
+            assert stock[0].graph.arena is None
+            stock_bytes = pool_bytes(torchs.id)
+            del stock, torchs
+        mempool = torch.cuda.MemPool()
+        made = warmed(model, mempool, sizes, stream)
+        assert wrong(made) == 0
+        arena = made[0].graph.arena
+        assert arena is not None
+        assert {id(one.graph.arena) for one in made} == {id(arena)}
+        assert made[0].graph.pool() == mempool.id
+        # What the first eager run had there went back.
+        assert pool_bytes(mempool.id) == 0
+        stats = arena.stats()
+        held[name] = f"{mib(stats['physical_bytes'])} of {mib(stats['high_water_bytes'])}, torch's pool {mib(stock_bytes)}"
+        assert stats["physical_bytes"] < stock_bytes
+        # Eager work goes on there, and graphs replay right before and behind it.
+        x = model.inputs(3000)
+        expected = model(x)
+        for number in shuffled(len(made), 2):
+            with torch.cuda.stream(stream), torch.cuda.use_mem_pool(mempool):
+                y = model(x)
+            made[number].graph.replay()
+            assert same(y, expected)
+            del y
+        assert wrong(made) == 0
+        assert pool_bytes(mempool.id) == 0
+        # The pool goes before its graphs, and the graphs go on.
+        del mempool
+        gc.collect()
+        assert wrong(made) == 0
+        del arena
+    result("mempool", **held)
+
+
+def test_a_mempool_in_every_order() -> None:
+    enabled()
+    model, stream, other = Model(), torch.cuda.Stream(), torch.cuda.Stream()
+    mempool = torch.cuda.MemPool()
+    made = warmed(model, mempool, [64, 512, 8], stream)
+    x = model.inputs(200)
+    expected = model(x)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream), torch.cuda.use_mem_pool(mempool):
+        before = model(x)
+        with torch.cuda.stream(other):
+            # Nobody else's stream or device comes with it.
+            made[1].graph.replay()
+            assert torch.cuda.current_stream() == other
+        assert torch.cuda.current_stream() == stream
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=other, pool=mempool.id):
+            captured = model(x)
+        assert torch.cuda.current_stream() == stream
+        behind = model(x)
+        kept = torch.cuda.CUDAGraph(keep_graph=True)
+        with torch.cuda.graph(kept, stream=other, pool=mempool.id):
+            again = model(x)
+        assert kept.raw_cuda_graph()
+        kept.instantiate()
+        with raises(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=other, pool=mempool.id):
+            model(x)
+            raise RuntimeError("in the body")
+        after = model(x)
+        # As torch: not a second time.
+        with raises(RuntimeError), torch.cuda.use_mem_pool(mempool), torch.cuda.use_mem_pool(mempool):
+            pass
+        kept.replay()
+    graph.replay()
+    for tensor in (before, captured, behind, again, after):
+        assert same(tensor, expected)
+    made.append(Captured(graph, (x,), weak(captured), expected))
+    del captured
+    assert wrong(made) == 0
+    for tensor in (before, behind, again, after):
+        assert same(tensor, expected)
+    del before, behind, again, after
+
+    # Another thread's replays wait for the end of eager work, and nobody for ever.
+    done = []
+
+    def replays() -> None:
+        for number in shuffled(len(made), 20):
+            made[number].graph.replay()
+        done.append(True)
+
+    threads = [threading.Thread(target=replays) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(40):
+        with torch.cuda.stream(stream), torch.cuda.use_mem_pool(mempool):
+            y = model(x)
+            time.sleep(0.001)
+        assert same(y, expected)
+    for thread in threads:
+        thread.join()
+    assert len(done) == 2
+    del y
+
+    # Graphs go, the pool stays, and is captured into again.
+    arena = made[0].graph.arena
+    made.clear()
+    del graph, kept
+    gc.collect()
+    again = warmed(model, mempool, [64, 512, 8], stream)
+    assert again[0].graph.arena is arena
+    assert wrong(again) == 0
+    again[0].graph.reset()
+    with torch.cuda.stream(stream), torch.cuda.use_mem_pool(mempool):
+        y = model(x)
+    del again, mempool, arena
+    gc.collect()
+    # What outlives all of them is as it was.
+    assert same(y, expected)
+    del y
+
+
+def test_a_mempool_that_is_used_elsewhere_stays_torchs() -> None:
+    """While another thread allocates to a pool torch empties none; the next capture finds it idle."""
+    enabled()
+    model, stream = Model(), torch.cuda.Stream()
+    mempool, other = torch.cuda.MemPool(), torch.cuda.MemPool()
+    within, over = threading.Event(), threading.Event()
+
+    def allocates() -> None:
+        with torch.cuda.use_mem_pool(other):
+            torch.empty(MIB, device="cuda")
+            within.set()
+            over.wait()
+
+    thread = threading.Thread(target=allocates)
+    thread.start()
+    within.wait()
+    made = warmed(model, mempool, [64], stream)
+    assert made[0].graph.arena is None
+    assert wrong(made) == 0
+    over.set()
+    thread.join()
+    # A graph of torch's is in it now.
+    made += warmed(model, mempool, [64, 8], stream)
+    assert [one.graph.arena for one in made] == [None] * 3
+    assert wrong(made) == 0
+    made.clear()
+    gc.collect()
+    made = warmed(model, mempool, [64, 8], stream)
+    assert made[0].graph.arena is not None
+    assert wrong(made) == 0
 
 
 def test_reset_and_capture_again() -> None:
@@ -826,34 +1011,42 @@ def test_compiled_with_trees() -> None:
 
 
 SERVING = """
-import gc, sys, time, torch
+import gc, statistics, sys, time, torch
 on = sys.argv[1] == "on"
 if on:
     import vmmgraph
     vmmgraph.enable(strict=True)
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 torch.manual_seed(0)
-config = Qwen3Config(vocab_size=2048, hidden_size=512, intermediate_size=1536, num_hidden_layers=6, num_attention_heads=8,
-                     num_key_value_heads=4, head_dim=64, max_position_embeddings=4096)
+config = Qwen3Config(vocab_size=32768, hidden_size=1024, intermediate_size=3072, num_hidden_layers=8, num_attention_heads=16,
+                     num_key_value_heads=8, head_dim=64, max_position_embeddings=4096)
 config._attn_implementation = "sdpa"
 model = Qwen3ForCausalLM(config).to("cuda", torch.bfloat16).eval()
 rng = torch.Generator().manual_seed(5)
-prompts = [torch.randint(3, 2048, (int(torch.randint(4, 200, (1,), generator=rng)),), generator=rng).tolist() for _ in range(24)]
+prompts = [torch.randint(3, 32768, (int(torch.randint(4, 900, (1,), generator=rng)),), generator=rng).tolist() for _ in range(48)]
 generation = GenerationConfig(max_new_tokens=48, do_sample=False, eos_token_id=-1, pad_token_id=0, use_cuda_graph=True)
 if hasattr(generation, "num_blocks"):
-    generation.num_blocks, generation.max_batch_tokens = 512, 512
-torch.cuda.synchronize(); before = torch.cuda.mem_get_info()[0]
-graphs = []
+    generation.num_blocks, generation.max_batch_tokens = 512, 2048
+pools, free, replays = [], [], []
 cls = torch.cuda.CUDAGraph
-begin = cls.capture_begin
-def counted(self, *a, **k):
-    graphs.append(1)
-    return begin(self, *a, **k)
-cls.capture_begin = counted
+end, replay = cls.capture_end, cls.replay
+def ended(self, *a, **k):
+    end(self, *a, **k)
+    if on:
+        pools.append(sum(arena.stats()["physical_bytes"] for arena in vmmgraph.arenas()))
+    else:
+        pools.append(sum(one["total_size"] for one in torch.cuda.memory_snapshot() if tuple(one["segment_pool_id"]) != (0, 0)))
+    free.append(torch.cuda.mem_get_info()[0])
+def timed(self):
+    start = time.perf_counter_ns()
+    replay(self)
+    replays.append(time.perf_counter_ns() - start)
+cls.capture_end, cls.replay = ended, timed
 more = {}
 try:
     from transformers import ContinuousBatchingConfig
-    more = {"continuous_batching_config": ContinuousBatchingConfig(use_cuda_graph=True, num_blocks=512, max_batch_tokens=512)}
+    more = {"continuous_batching_config": ContinuousBatchingConfig(
+        use_cuda_graph=True, num_blocks=512, max_batch_tokens=2048, q_padding_interval_size=128, kv_padding_interval_size=4096)}
 except (ImportError, TypeError):
     pass
 start = time.perf_counter()
@@ -863,7 +1056,9 @@ tokens = [list(outputs[key].generated_tokens) for key in sorted(outputs, key=str
 torch.cuda.synchronize()
 import hashlib
 print("TOKENS", sum(map(len, tokens)), hashlib.sha256(repr(tokens).encode()).hexdigest()[:16])
-print("GRAPHS", len(graphs), "FREE LESS", (before - torch.cuda.mem_get_info()[0]) >> 20, "MiB, seconds", round(took, 2))
+print("GRAPHS", len(pools), "pools", max(pools) >> 20, "MiB, least free", min(free) >> 20, "MiB, seconds", round(took, 2))
+print("HELD", max(pools))
+print("REPLAYS", len(replays), "median", statistics.median(replays) / 1000, "us")
 if on:
     print(vmmgraph.report())
 """
@@ -883,10 +1078,12 @@ def test_transformers_continuous_batching() -> None:
         )
         assert run.returncode == 0, run.stderr[-4000:]
         lines = run.stdout.splitlines()
-        seen[mode] = next(line for line in lines if line.startswith("TOKENS"))
+        seen[mode] = {line.split()[0]: line for line in lines}
         for line in lines:
             print(f"RESULT transformers {mode}: {line}", flush=True)
-    assert seen["on"] == seen["off"]
+    assert seen["on"]["TOKENS"] == seen["off"]["TOKENS"]
+    held = {mode: int(seen[mode]["HELD"].split()[1]) for mode in seen}
+    assert 0 < held["on"] < held["off"], held
 
 
 MEMPOOL = """

@@ -65,6 +65,7 @@ TEST(TorchC, NoHandleIsTrusted) {
         auto stats = sized<vmmgraph_torch_executables_t>();
         EXPECT_EQ(vmmgraph_torch_executable_stats(arena, &stats), VMMGRAPH_ERROR_INVALID_HANDLE);
         EXPECT_EQ(vmmgraph_torch_set_executable_limits(arena, 1, 0), VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_torch_eager_enter(arena), VMMGRAPH_ERROR_INVALID_HANDLE);
     }
 }
 
@@ -101,6 +102,25 @@ TEST(TorchC, ScopesOfRemoteBlocksAreOfTheirThreadAndEndOnce) {
     EXPECT_EQ(vmmgraph_torch_remote_leave(), VMMGRAPH_OK);
     EXPECT_FALSE(RemoteScope::active());
     EXPECT_EQ(vmmgraph_torch_remote_leave(), VMMGRAPH_ERROR_WRONG_STATE);
+}
+
+TEST(TorchC, EagerScopesOfTheHostDriverAndThoseOfNobodyAreRefused) {
+    vmmgraph::SharedVmmAllocator arena(0, host::options());
+    EXPECT_EQ(vmmgraph_torch_eager_leave(), VMMGRAPH_ERROR_WRONG_STATE);
+    EXPECT_NE(last_message(), "");
+    EXPECT_EQ(vmmgraph_torch_eager_enter(arena.handle()), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_NE(last_message().find("host driver"), std::string::npos) << last_message();
+    // Nothing was entered.
+    EXPECT_EQ(vmmgraph_torch_eager_leave(), VMMGRAPH_ERROR_WRONG_STATE);
+    EXPECT_TRUE(arena.is_initialized());
+}
+
+TEST(TorchC, APoolIsEmptiedBehindTheInstallation) {
+    for (const auto device : {-1, 128, 1 << 20}) {
+        EXPECT_EQ(vmmgraph_torch_pool_empty(device, 0, 1), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    }
+    EXPECT_EQ(vmmgraph_torch_pool_empty(0, 0, 1), VMMGRAPH_ERROR_WRONG_STATE);
+    EXPECT_NE(last_message().find("install"), std::string::npos) << last_message();
 }
 
 TEST(TorchC, AMessageIsOfItsThreadAndOfTheLastCall) {

@@ -1,0 +1,102 @@
+#include "torchs_pool.hpp"
+
+#include <utility>
+#include <vector>
+
+#include <torch/version.h>
+#include <vmmgraph/torch.hpp>
+
+#include "guards.hpp"
+#include "on_device.hpp"
+#include "registry.hpp"
+#include "workspace.hpp"
+
+namespace vmmgraph::torch {
+namespace {
+
+namespace caching = c10::cuda::CUDACachingAllocator;
+
+// Addresses of what a pool has from the driver, and whether anything there is alive.
+struct Held {
+    std::vector<std::pair<std::size_t, std::size_t>> segments;
+    bool alive = false;
+
+    Held(c10::DeviceIndex device, const compat::PoolId& pool) {
+        for (const auto& segment : caching::snapshot().segments) {
+            if (segment.device == device && segment.owner_private_pool_id == pool) {
+                segments.emplace_back(segment.address, segment.total_size);
+                alive = alive || segment.active_size > 0;
+            }
+        }
+    }
+    [[nodiscard]] bool has(const void* address) const {
+        const auto at = reinterpret_cast<std::size_t>(address);
+        for (const auto& [begin, bytes] : segments) {
+            if (at >= begin && at - begin < bytes) {
+                return true;
+            }
+        }
+        return false;
+    }
+};
+
+// Torch frees what a pool has cached when nobody uses the pool, and makes it anew for whoever begins to allocate to it.
+template <class Id>
+void free_and_make_anew(c10::DeviceIndex device, const Id& pool) {
+    if constexpr (requires { caching::emptyCache(pool); }) {
+        caching::releasePool(device, pool);
+        try {
+            caching::emptyCache(pool);
+        } catch (const c10::Error&) {
+            // The pool is still there: torch says so below.
+        }
+        // Throws for one that is there and in nobody's use.
+        caching::beginAllocateToPool(device, pool, [](cudaStream_t) { return false; });
+        caching::endAllocateToPool(device, pool);
+    }
+}
+
+template <class Id>
+constexpr bool possible = requires(const Id& pool) { caching::emptyCache(pool); };
+
+}  // namespace
+
+int torchs_uses_of(c10::DeviceIndex device, const compat::PoolId& pool) {
+    try {
+        return compat::uses_of_pool(*registry::native(), device, pool);
+    } catch (const c10::Error&) {
+        // It throws for a pool that graph_pool_handle() has only named (seen with torch 2.11 on a GPU).
+        return 0;
+    }
+}
+
+void empty_torchs_pool(c10::DeviceIndex device, const compat::PoolId& pool) {
+    require_release();
+    if (!installed()) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "vmmgraph_torch_install() comes first");
+    }
+    if (!possible<compat::PoolId>) {
+        refuse(VMMGRAPH_ERROR_UNSUPPORTED, "torch " TORCH_VERSION " does not empty a single pool (2.8 and later)");
+    }
+    if (device < 0 || registry::uses_of({device, pool}) > 0 || torchs_uses_of(device, pool) != 1) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "the pool is none of torch's, or others use it too");
+    }
+    const OnDevice current({c10::kCUDA, device});
+    // This thread may capture on another device.
+    const Relaxed relaxed;
+    const Held held(device, pool);
+    if (held.segments.empty()) {
+        return;
+    }
+    forget_workspaces([&](const void* workspace) { return held.has(workspace); });
+    if (Held(device, pool).alive || !compat::may_destroy_pools(device)) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "something in the pool is alive, or something is captured or allocated to a pool");
+    }
+    try {
+        free_and_make_anew(device, pool);
+    } catch (const c10::Error& error) {
+        refuse(VMMGRAPH_ERROR_INTERNAL, std::string("the pool is lost: ") + error.what_without_backtrace());
+    }
+}
+
+}  // namespace vmmgraph::torch

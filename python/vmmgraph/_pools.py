@@ -1,0 +1,182 @@
+"""Eager work in arenas, and the program's ``MemPool`` as one.
+
+An engine may run its model once within ``torch.cuda.use_mem_pool(pool)`` and then capture it with ``pool=pool.id``, so that the capture is given
+what the eager run has left in the pool (transformers' continuous batching). The same here: from its first capture on such a pool is an arena,
+and eager work in it a scope of that, so that both lie on the same pages.
+
+That is so for pools that were made without an allocator or an option of their own after `vmmgraph.enable`, and that hold nothing alive at their
+first capture. Every other one stays torch's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import _c
+
+if TYPE_CHECKING:
+    from ._arena import Arena
+    from ._door import Door, Installed
+
+Pool = tuple[int, int]
+#: The attribute by which a pool of the program's holds its arenas, by device.
+_ARENAS = "_vmmgraph_arenas"
+
+
+class Scope:
+    """Eager work of one thread in an arena."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self.thread = threading.get_ident()
+        self.entered = False
+        self.over = False
+
+
+class Scopes(threading.local):
+    """Those of one thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.all: list[Scope] = []
+
+
+class Eager:
+    """Scopes of eager work."""
+
+    def __init__(self, library: _c.Library) -> None:
+        self.library = library
+        self.scopes = Scopes()
+
+    def _enter(self, scope: Scope) -> int:
+        status = self.library.raw["torch_eager_enter"](scope.arena.handle)
+        scope.entered = status == _c.OK
+        return status
+
+    def _leave(self, scope: Scope) -> None:
+        if scope.entered:
+            scope.entered = False
+            self.library.raw["torch_eager_leave"]()
+
+    def begin(self, arena: Arena) -> Scope:
+        """Raises `Error` where it is refused."""
+        if not self.library.has("torch_eager_enter"):
+            raise _c.Error(f"{self.library.path} has no eager scopes", _c.WRONG_STATE)
+        scope = Scope(arena)
+        status = self._enter(scope)
+        if status != _c.OK:
+            self.library.fail("torch_eager_enter", status)
+        self.scopes.all.append(scope)
+        return scope
+
+    def end(self, scope: Scope) -> None:
+        """On its thread."""
+        scope.over = True
+        if scope in self.scopes.all:
+            self.scopes.all.remove(scope)
+            self._leave(scope)
+
+    def step_out(self, arena: Arena) -> list[Scope]:
+        """This thread is about to replay or capture in the arena, which its scopes of it would refuse: ends them, and those inside them. What
+        they have made stays."""
+        stack = self.scopes.all
+        first = next((place for place, scope in enumerate(stack) if scope.arena is arena and scope.entered), len(stack))
+        left = [scope for scope in stack[first:] if scope.entered]
+        for scope in reversed(left):
+            self._leave(scope)
+        return left
+
+    def step_in(self, left: Sequence[Scope]) -> None:
+        """That is done: begins them again. Where that is refused the rest of the work is in torch's memory."""
+        for scope in left:
+            # A capture may end on another thread, or never.
+            if not scope.over and scope.thread == threading.get_ident():
+                self._enter(scope)
+
+
+class Pools:
+    """``MemPool`` and ``use_mem_pool`` of torch's, and what stands over them."""
+
+    def __init__(self, door: Door) -> None:
+        self.door = door
+        #: Those that may become arenas.
+        self.plain: weakref.WeakValueDictionary[Pool, Any] = weakref.WeakValueDictionary()
+
+    def install(self, installed: Installed) -> None:
+        """Puts them over torch's; nothing where torch has none, or the library no eager scopes."""
+        import torch
+
+        kind = getattr(torch.cuda, "MemPool", None)
+        torchs = getattr(torch.cuda, "use_mem_pool", None)
+        if kind is None or torchs is None or not self.door.library.has("torch_pool_empty"):
+            return
+        make = kind.__init__
+
+        def init(pool: Any, *args: Any, **kwargs: Any) -> None:
+            make(pool, *args, **kwargs)
+            if not any(args) and not any(kwargs.values()):
+                # No weak references to it: it stays torch's.
+                with contextlib.suppress(TypeError):
+                    self.plain[_id(pool)] = pool
+
+        @contextlib.contextmanager
+        def use_mem_pool(pool: Any, device: Any = None) -> Iterator[None]:
+            with self.eager(pool, device) or torchs(pool, device):
+                yield
+
+        init.__doc__, init.__wrapped__ = make.__doc__, make  # type: ignore[attr-defined]
+        use_mem_pool.__doc__ = torchs.__doc__
+        installed.replace(kind, "__init__", init)
+        for module in list(sys.modules.values()):
+            if getattr(module, "__dict__", {}).get("use_mem_pool") is torchs:
+                installed.replace(module, "use_mem_pool", use_mem_pool)
+
+    def arena(self, device: int, pool: Pool) -> Arena | None:
+        """The arena that is in the place of a pool which is about to be captured into; ``None``: it is torch's."""
+        mempool = self.plain.get(pool)
+        if mempool is None:
+            return None
+        with self.door.lock:
+            arenas = vars(mempool).setdefault(_ARENAS, {})
+            if device not in arenas:
+                status = self.door.library.raw["torch_pool_empty"](device, *pool)
+                if status == _c.INTERNAL:
+                    # Torch would end the process with it.
+                    ctypes.pythonapi.Py_IncRef(ctypes.py_object(mempool))
+                elif status != _c.OK:
+                    return None
+                arenas[device] = self.door.make(device)
+            return arenas[device]
+
+    def eager(self, pool: Any, device: Any) -> contextlib.AbstractContextManager[None] | None:
+        """Eager work in what has become of a pool; ``None``: it is torch's."""
+        arenas = getattr(pool, _ARENAS, None)
+        if not arenas or self.door.local.disabled:
+            return None
+        arena = arenas.get(self.door.device_number(device))
+        if arena is None:
+            return None
+        try:
+            scope = self.door.eager.begin(arena)
+        except _c.Error as error:
+            self.door.once("eager", f"eager work of a MemPool in torch's own memory: {error}")
+            return None
+        return _ending(self.door.eager, scope)
+
+
+@contextlib.contextmanager
+def _ending(eager: Eager, scope: Scope) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        eager.end(scope)
+
+
+def _id(pool: Any) -> Pool:
+    first, second = pool.id
+    return int(first), int(second)
