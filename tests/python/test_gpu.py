@@ -774,6 +774,65 @@ def test_a_mempool_that_is_used_elsewhere_stays_torchs() -> None:
     assert wrong(made) == 0
 
 
+def test_a_mempool_in_wrong_hands() -> None:
+    """Out of memory in eager work, graphs that go within it, several threads in it, a pool of another device."""
+    enabled()
+    model, stream = Model(), torch.cuda.Stream()
+    mempool = torch.cuda.MemPool()
+    made = warmed(model, mempool, [64, 512, 8], stream)
+    x = model.inputs(100)
+    expected = model(x)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream), torch.cuda.use_mem_pool(mempool):
+        with raises(torch.OutOfMemoryError):
+            torch.empty(400 << 30, dtype=torch.uint8, device="cuda")
+        made.pop(1).graph.reset()
+        gc.collect()
+        y = model(x)
+    assert same(y, expected)
+    assert wrong(made) == 0
+    errors = []
+
+    def works(size: int) -> None:
+        try:
+            own, mine = torch.cuda.Stream(), model.inputs(size)
+            right = model(mine)
+            torch.cuda.synchronize()
+            for number in range(20):
+                with torch.cuda.stream(own), torch.cuda.use_mem_pool(mempool):
+                    z = model(mine)
+                made[number % len(made)].graph.replay()
+                own.synchronize()
+                assert torch.equal(z, right)
+        except BaseException as error:  # noqa: BLE001, reported below
+            errors.append(error)
+
+    threads = [threading.Thread(target=works, args=(size,)) for size in (32, 64, 512)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+    assert wrong(made) == 0
+    if torch.cuda.device_count() < 2:
+        return
+    with torch.cuda.device(1):
+        other, far = torch.cuda.MemPool(), Model()
+        there = warmed(far, other, [64, 8], torch.cuda.Stream())
+        z = far.inputs(64)
+        right = far(z)
+        torch.cuda.synchronize()
+    with torch.cuda.use_mem_pool(other, 1):
+        assert torch.cuda.current_device() == 0
+        before = far(z)
+        there[0].graph.replay()
+        behind = far(z)
+        assert torch.cuda.current_device() == 0
+    torch.cuda.synchronize(1)
+    assert torch.equal(before, right)
+    assert torch.equal(behind, right)
+
+
 def test_reset_and_capture_again() -> None:
     enabled()
     model, pool = Model(), torch.cuda.graph_pool_handle()
