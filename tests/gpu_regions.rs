@@ -160,6 +160,16 @@ impl Tensors {
         Self { blocks: blocks.collect(), region }
     }
 
+    /// Writes all of them anew, and waits for that.
+    fn write(&self) {
+        let driver = self.region.device().driver();
+        for (at, bytes, word) in &self.blocks {
+            // SAFETY: a live block of a resident region.
+            unsafe { driver.fill(*at, *bytes, *word, Stream::LEGACY) }.unwrap();
+        }
+        self.check();
+    }
+
     /// Looks at the ends of some blocks, and at pages between.
     fn check(&self) {
         let driver = self.region.device().driver();
@@ -229,6 +239,8 @@ fn discarding_takes_milliseconds_and_the_memory_is_the_drivers() {
         let tensors = Tensors::new(&device, RegionOptions::default(), count, bytes);
         // What the driver was given back keeps it busy some 100 ms later, and pages that it makes then take ten times as long.
         for (round, between) in [0, 0, 0, 100, 300, 300].into_iter().enumerate() {
+            // Pages that were written are dearer to give back, and a pause waits for what is under way.
+            tensors.write();
             let gone = device.pause(&["tensors"], Fence::default()).unwrap();
             let left = before.saturating_sub(device.driver().free_bytes().unwrap());
             std::thread::sleep(Duration::from_millis(between));
