@@ -114,7 +114,9 @@ mod ffi {
         fn set_executable_limits(pool: &ExecutablePool, most: usize, most_bytes: u64);
         /// Its limits and counts.
         fn executable_stats(pool: &ExecutablePool) -> ExecutableStats;
-        /// The same in Prometheus's text format; labels are names and values in turn.
+        /// What each class of it has, that which takes most first.
+        fn executable_classes(pool: &ExecutablePool) -> Vec<ExecutableClass>;
+        /// All of it in Prometheus's text format; labels are names and values in turn.
         fn executable_prometheus(pool: &ExecutablePool, labels: &[&str]) -> String;
         /// No graphs yet.
         fn no_template() -> Box<GraphTemplate>;
@@ -151,6 +153,16 @@ mod ffi {
         Kept,
         /// For what peers use too.
         Remote,
+    }
+
+    /// Graphs whose executables can be updated to one another.
+    struct ExecutableClass {
+        id: u64,
+        graphs: u64,
+        awake: u64,
+        executables: u64,
+        nodes: u64,
+        bytes: u64,
     }
 
     /// Of a pool of executables: limits, where 0 is none, and counts.
@@ -459,13 +471,29 @@ fn executable_stats(pool: &ExecutablePool) -> ffi::ExecutableStats {
     }
 }
 
+fn executable_classes(pool: &ExecutablePool) -> Vec<ffi::ExecutableClass> {
+    let mut classes = Vec::new();
+    guarded(
+        || pool.0.close(),
+        || {
+            classes = pool.0.classes();
+            Ok(())
+        },
+    );
+    let class = |class: executables::ExecutableClass| {
+        let executables::ExecutableClass { id, graphs, awake, now, bytes } = class;
+        ffi::ExecutableClass { id, graphs, awake, executables: now.executables, nodes: now.nodes, bytes }
+    };
+    classes.into_iter().map(class).collect()
+}
+
 fn executable_prometheus(pool: &ExecutablePool, labels: &[&str]) -> String {
     let mut text = String::new();
     let pairs: Vec<_> = labels.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
     guarded(
         || pool.0.close(),
         || {
-            text = pool.0.stats().prometheus(&pairs);
+            text = pool.0.prometheus(&pairs);
             Ok(())
         },
     );

@@ -541,6 +541,7 @@ CapturedGraph CaptureScope::end() {
     auto& captured = *state_->captured;
     captured.kept_workspaces = state_->workspaces->end(*captured.memory);
     captured.report = state_->seal();
+    captured.report.executable_bytes = captured.graphs ? captured.graphs->bytes() : 0;
     if (state_->route == Route::mempool && captured.report.peak_live_bytes == 0 && holds_memory(state_->pool_id)) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "torch took the capture's memory from elsewhere (expandable_segments?): nothing is shared");
     }

@@ -72,6 +72,14 @@ ExecutableStats ExecutablePool::stats() const {
             now.late};
 }
 
+std::vector<ExecutableClass> ExecutablePool::classes() const {
+    std::vector<ExecutableClass> classes;
+    for (const auto& one : bridge::executable_classes(*state_->pool)) {
+        classes.push_back({one.id, one.graphs, one.awake, one.executables, one.nodes, one.bytes});
+    }
+    return classes;
+}
+
 std::string ExecutablePool::prometheus(const std::vector<std::pair<std::string, std::string>>& labels) const {
     std::vector<rust::Str> texts;
     try {

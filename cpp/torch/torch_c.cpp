@@ -364,3 +364,16 @@ vmmgraph_status_t vmmgraph_torch_executable_stats(vmmgraph_arena_t arena, vmmgra
               now.late};
     });
 }
+
+vmmgraph_status_t vmmgraph_torch_executable_classes(vmmgraph_arena_t arena, vmmgraph_executable_class_t* classes, size_t capacity,
+                                                    size_t* count) {
+    return guarded([&] {
+        auto& there = required(count, "count");
+        if (capacity > 0) {
+            static_cast<void>(required(classes, "classes"));
+        }
+        const auto all = executables_of(arena)->classes();
+        there = all.size();
+        std::copy_n(all.begin(), std::min(capacity, all.size()), classes);
+    });
+}

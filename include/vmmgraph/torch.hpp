@@ -101,7 +101,9 @@ public:
     // What is there already shrinks to them as graphs are replayed.
     void set_limits(const ExecutableLimits& limits);
     [[nodiscard]] ExecutableStats stats() const;
-    // The counts in Prometheus's text format, with these labels on every sample; `state` and `what` are the library's own.
+    // What each class of graphs has now, that which takes most first. An executable can be updated between graphs of a class.
+    [[nodiscard]] std::vector<ExecutableClass> classes() const;
+    // Counts and classes in Prometheus's text format, with these labels on every sample; `state`, `what` and `class` are the library's own.
     [[nodiscard]] std::string prometheus(const std::vector<std::pair<std::string, std::string>>& labels = {}) const;
 
 private:

@@ -167,6 +167,10 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_keep(vmmgraph_torch_shape_t shape,
 // up to torch 2.7.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_set_executable_limits(vmmgraph_arena_t arena, uint64_t most, uint64_t most_bytes);
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_executable_stats(vmmgraph_arena_t arena, vmmgraph_torch_executables_t* stats);
+// What each class of the pool's graphs has, that which takes most first: the first `capacity` of them in `classes`, which may be null for 0, and in
+// `count` how many there are.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_executable_classes(vmmgraph_arena_t arena, vmmgraph_executable_class_t* classes,
+                                                                 size_t capacity, size_t* count);
 
 #ifdef __cplusplus
 }

@@ -8,7 +8,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Sequence
-from ctypes import byref, c_uint64, c_void_p
+from ctypes import byref, c_size_t, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any
 
 from . import _c
@@ -141,6 +141,23 @@ class Arena:
             return {}
         return stats.as_dict()
 
+    def _executable_classes(self) -> Any:
+        """As an array."""
+        count = c_size_t()
+        classes = (_c.ExecutableClass * 0)()
+        if not self._library.has("torch_executable_classes"):
+            return classes
+        call = self._library.raw["torch_executable_classes"]
+        while call(self.handle, classes, len(classes), byref(count)) == _c.OK and count.value > len(classes):
+            # There may be more by the next call.
+            classes = (_c.ExecutableClass * (count.value + 8))()
+        return (_c.ExecutableClass * min(count.value, len(classes)))(*classes[: count.value])
+
+    def executable_classes(self) -> list[dict[str, int]]:
+        """What executables take by class of the device's graphs, that which takes most first: an executable can be updated between graphs of one
+        (``vmmgraph_executable_class_t``). Empty up to torch 2.7."""
+        return [{name: getattr(one, name) for name, _ in one._fields_} for one in self._executable_classes()]
+
     def spaces(self) -> list[dict[str, Any]]:
         """What each shape uses, as the library says it."""
         return json.loads(self._library.text("arena_stats_json", self.handle)).get("spaces", [])
@@ -205,7 +222,13 @@ class Arena:
         """The page map as the library writes it. Raises `Error` where it has none."""
         if not self._library.has("arena_map_json"):
             raise _c.Error(f"{self._library.path} has no page map", _c.WRONG_STATE)
-        options = _c.MapOptions(executables_bytes=self.executables().get("bytes", 0), title=self.label.encode())
+        classes = self._executable_classes()
+        options = _c.MapOptions(
+            executables_bytes=self.executables().get("bytes", 0),
+            title=self.label.encode(),
+            classes=ctypes.cast(classes, c_void_p) if len(classes) else None,
+            class_count=len(classes),
+        )
         return self._library.text("arena_map_json", self.handle, byref(options))
 
     def what_if_dropped(self, label: str) -> int:

@@ -120,6 +120,7 @@ class SealReport(Struct):
         "layout_hash",
         "remote_blocks",
         "remote_bytes",
+        "executable_bytes",
     )
 
 
@@ -180,8 +181,18 @@ class Executables(Struct):
     )
 
 
+class ExecutableClass(ctypes.Structure):
+    _fields_ = [(name, c_uint64) for name in ("id", "graphs", "awake", "executables", "nodes", "bytes")]
+
+
 class MapOptions(Struct):
-    _fields_ = [("struct_size", c_size_t), ("executables_bytes", c_uint64), ("title", c_char_p)]
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("executables_bytes", c_uint64),
+        ("title", c_char_p),
+        ("classes", c_void_p),
+        ("class_count", c_size_t),
+    ]
 
 
 _TEXT = (c_void_p, c_size_t, POINTER(c_size_t))
@@ -247,6 +258,7 @@ _LATER: dict[str, tuple[Any, ...]] = {
     "vmmgraph_torch_eager_enter": (c_void_p,),
     "vmmgraph_torch_eager_leave": (),
     "vmmgraph_torch_pool_empty": (c_int32, c_uint64, c_uint64),
+    "vmmgraph_torch_executable_classes": (c_void_p, POINTER(ExecutableClass), c_size_t, POINTER(c_size_t)),
     "vmmgraph_space_set_label": (c_void_p, c_char_p),
     "vmmgraph_space_set_site": (c_void_p, c_char_p),
     "vmmgraph_space_allocate": (c_void_p, c_uint64, c_void_p, POINTER(c_void_p)),

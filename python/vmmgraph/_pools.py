@@ -120,13 +120,14 @@ class Pools:
         def init(pool: Any, *args: Any, **kwargs: Any) -> None:
             make(pool, *args, **kwargs)
             if not any(args) and not any(kwargs.values()):
-                # No weak references to it: it stays torch's.
-                with contextlib.suppress(TypeError):
+                # No weak references to it, or no number: it stays torch's.
+                with contextlib.suppress(TypeError, AttributeError):
                     self.plain[_id(pool)] = pool
 
         @contextlib.contextmanager
-        def use_mem_pool(pool: Any, device: Any = None) -> Iterator[None]:
-            with self.eager(pool, device) or torchs(pool, device):
+        def use_mem_pool(pool: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+            device = args[0] if args else kwargs.get("device")
+            with self.eager(pool, device) or torchs(pool, *args, **kwargs):
                 yield
 
         init.__doc__, init.__wrapped__ = make.__doc__, make  # type: ignore[attr-defined]

@@ -67,6 +67,9 @@ pub struct vmmgraph_seal_report_t {
     pub remote_blocks: u64,
     /// Their bytes.
     pub remote_bytes: u64,
+    /// Bytes of device memory that executables of the capture's graphs take while they have some, by what others took: of a CaptureScope of VmmGraph
+    /// for libtorch, from torch 2.8 on. Else 0.
+    pub executable_bytes: u64,
 }
 
 /// What a space uses.
@@ -331,6 +334,7 @@ pub unsafe extern "C" fn vmmgraph_space_seal(
                 layout_hash: sealed.layout_hash,
                 remote_blocks: sealed.remote_blocks,
                 remote_bytes: sealed.remote_bytes,
+                executable_bytes: 0,
             });
         }
         Ok(())

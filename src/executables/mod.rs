@@ -86,6 +86,22 @@ pub struct ExecutableStats {
     pub counts: Counts,
 }
 
+/// Graphs of one topology: nodes, edges, and the attributes of kernels. Between them an executable can be updated, as far as CUDA does not refuse.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExecutableClass {
+    /// A hash of the topology: the same for the same graphs in any process.
+    pub id: u64,
+    /// Captured graphs of this class; a piecewise one counts once.
+    pub graphs: u64,
+    /// Those that have executables now.
+    pub awake: u64,
+    /// Executables and their nodes, now.
+    pub now: Size,
+    /// Bytes of device memory that those take, by what the pool's took as they were made. With all classes' at most
+    /// [`ExecutableStats::bytes`], but for what was never measured.
+    pub bytes: u64,
+}
+
 impl ExecutablePool {
     /// An empty pool of a device.
     ///
@@ -129,6 +145,12 @@ impl ExecutablePool {
                 counts: policy.counts,
             }
         })
+    }
+
+    /// What each class has now, that which takes most first.
+    #[must_use]
+    pub fn classes(&self) -> Vec<ExecutableClass> {
+        self.read(Policy::classes)
     }
 
     /// Takes in the graphs of one capture, which are launched together and in this order. Makes no executable. With `own` its executables

@@ -443,5 +443,6 @@ impl Policy {
     }
 }
 
+mod classes;
 #[cfg(test)]
 mod tests;

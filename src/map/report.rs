@@ -92,6 +92,10 @@ impl ArenaMap {
         }
         if let Some(bytes) = self.executables_bytes {
             write!(f, ", executables {} MiB", Mib(bytes))?;
+            if let [most, ..] = self.executables.as_slice() {
+                let (classes, graphs) = (self.executables.len(), most.graphs);
+                write!(f, " in {classes} classes, {} MiB in one of {graphs} graphs", Mib(most.bytes))?;
+            }
         }
         writeln!(f)?;
         self.write_drops(f)?;

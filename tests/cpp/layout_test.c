@@ -243,7 +243,7 @@ FIELD(vmmgraph_arena_stats_t, paused, 144, 8);
 FIELD(vmmgraph_arena_stats_t, exclusive_bytes, 152, 8);
 FIELD(vmmgraph_arena_stats_t, lent_bytes, 160, 8);
 
-SIZE(vmmgraph_seal_report_t, 104);
+SIZE(vmmgraph_seal_report_t, 112);
 FIELD(vmmgraph_seal_report_t, struct_size, 0, 8);
 FIELD(vmmgraph_seal_report_t, peak_live_bytes, 8, 8);
 FIELD(vmmgraph_seal_report_t, small_pages, 16, 8);
@@ -257,6 +257,7 @@ FIELD(vmmgraph_seal_report_t, allocations, 72, 8);
 FIELD(vmmgraph_seal_report_t, layout_hash, 80, 8);
 FIELD(vmmgraph_seal_report_t, remote_blocks, 88, 8);
 FIELD(vmmgraph_seal_report_t, remote_bytes, 96, 8);
+FIELD(vmmgraph_seal_report_t, executable_bytes, 104, 8);
 
 SIZE(vmmgraph_order_report_t, 80);
 FIELD(vmmgraph_order_report_t, struct_size, 0, 8);
@@ -609,10 +610,19 @@ FIELD(vmmgraph_kv_stats_t, backed_blocks, 56, 8);
 FIELD(vmmgraph_kv_stats_t, beyond_blocks, 64, 8);
 FIELD(vmmgraph_kv_stats_t, block_bytes, 72, 8);
 FIELD(vmmgraph_kv_stats_t, blocks_a_page, 80, 8);
-SIZE(vmmgraph_map_options_t, 24);
+SIZE(vmmgraph_executable_class_t, 48);
+FIELD(vmmgraph_executable_class_t, id, 0, 8);
+FIELD(vmmgraph_executable_class_t, graphs, 8, 8);
+FIELD(vmmgraph_executable_class_t, awake, 16, 8);
+FIELD(vmmgraph_executable_class_t, executables, 24, 8);
+FIELD(vmmgraph_executable_class_t, nodes, 32, 8);
+FIELD(vmmgraph_executable_class_t, bytes, 40, 8);
+SIZE(vmmgraph_map_options_t, 40);
 FIELD(vmmgraph_map_options_t, struct_size, 0, 8);
 FIELD(vmmgraph_map_options_t, executables_bytes, 8, 8);
 FIELD(vmmgraph_map_options_t, title, 16, 8);
+FIELD(vmmgraph_map_options_t, classes, 24, 8);
+FIELD(vmmgraph_map_options_t, class_count, 32, 8);
 
 SIZE(vmmgraph_status_t, 4);
 SIZE(vmmgraph_device_t, 8);

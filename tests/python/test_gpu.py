@@ -462,6 +462,12 @@ def test_executables_are_borrowed() -> None:
     )
     assert before["most"] == 16
     assert after["executables"] < len(made)
+    classes = made[0].graph.arena.executable_classes()
+    assert sum(one["executables"] for one in classes) == after["executables"]
+    assert sum(one["graphs"] for one in classes) == after["shapes"]
+    assert 0 < sum(one["bytes"] for one in classes) <= after["bytes"]
+    drawn = made[0].graph.arena.map()["executables"]
+    assert [one["bytes"] for one in drawn] == [one["bytes"] for one in classes]
     # Who asks for one has it for itself.
     assert made[0].graph.raw_cuda_graph_exec() != 0
     assert wrong(made, rounds=2) == 0

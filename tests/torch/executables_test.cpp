@@ -115,6 +115,23 @@ protected:
         EXPECT_EQ(decoding.wrong(), 0);
         const auto limited = before - free_mib();
         const auto stats = options.executables->stats();
+        std::uint64_t graphs = 0;
+        std::uint64_t executables = 0;
+        std::uint64_t bytes = 0;
+        for (const auto& one : options.executables->classes()) {
+            graphs += one.graphs;
+            executables += one.executables;
+            bytes += one.bytes;
+            EXPECT_LE(one.awake, one.graphs);
+        }
+        EXPECT_EQ(graphs, stats.graphs);
+        EXPECT_EQ(executables, stats.executables);
+        EXPECT_LE(bytes, stats.bytes);
+        EXPECT_GT(bytes, 0);
+        // Of the first capture nothing was measured yet.
+        for (const auto& graph : decoding.graphs) {
+            EXPECT_GT(graph.report().executable_bytes, 0);
+        }
         options.executables->set_limits({});
         const auto waking = microseconds([&] {
                                 for (auto& graph : decoding.graphs) {

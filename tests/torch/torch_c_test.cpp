@@ -66,6 +66,11 @@ TEST(TorchC, NoHandleIsTrusted) {
         EXPECT_EQ(vmmgraph_torch_executable_stats(arena, &stats), VMMGRAPH_ERROR_INVALID_HANDLE);
         EXPECT_EQ(vmmgraph_torch_set_executable_limits(arena, 1, 0), VMMGRAPH_ERROR_INVALID_HANDLE);
         EXPECT_EQ(vmmgraph_torch_eager_enter(arena), VMMGRAPH_ERROR_INVALID_HANDLE);
+        std::size_t count = 7;
+        EXPECT_EQ(vmmgraph_torch_executable_classes(arena, nullptr, 0, &count), VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_torch_executable_classes(arena, nullptr, 1, &count), VMMGRAPH_ERROR_NULL_ARGUMENT);
+        EXPECT_EQ(vmmgraph_torch_executable_classes(arena, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+        EXPECT_EQ(count, 7);
     }
 }
 

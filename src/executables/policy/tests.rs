@@ -250,3 +250,27 @@ fn on_ordinary_traffic_waking_ahead_leaves_one_step_in_twenty() {
         assert!(policy.ledger.now.executables <= most as u64);
     }
 }
+
+#[test]
+fn classes_have_what_their_graphs_have() {
+    let mut policy = policy(2);
+    let members = add(&mut policy, 3);
+    let big = policy.add(9, 0, Size { executables: 29, nodes: 600 }, false);
+    assert_eq!(
+        policy.classes().iter().map(|class| (class.id, class.graphs, class.bytes)).collect::<Vec<_>>(),
+        [(TOPOLOGY, 3, 0), (9, 1, 0)]
+    );
+    replay(&mut policy, members[0]);
+    replay(&mut policy, members[1]);
+    replay(&mut policy, members[2]);
+    replay(&mut policy, big);
+    let classes = policy.classes();
+    // That which takes most comes first; each of its graphs counts once, whatever it has.
+    assert_eq!((classes[0].id, classes[0].graphs, classes[0].awake), (9, 1, 1));
+    assert_eq!(classes[0].now, Size { executables: 29, nodes: 600 });
+    assert_eq!((classes[1].graphs, classes[1].awake), (3, classes[1].now.executables));
+    assert_eq!(classes.iter().map(|class| class.now.executables).sum::<u64>(), policy.ledger.now.executables);
+    assert!(classes.iter().map(|class| class.bytes).sum::<u64>() <= policy.ledger.bytes());
+    policy.remove(big);
+    assert_eq!(policy.classes().len(), 1);
+}
