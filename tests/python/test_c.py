@@ -102,6 +102,13 @@ def test_an_arena_over_the_host_driver(library: _c.Library) -> None:
         library.space_leave(space)
     text = json.loads(library.text("arena_stats_json", arena))
     assert isinstance(text, dict)
+    classes = (_c.ExecutableClass * 2)((0xAB, 3, 2, 58, 1160, 1 << 20), (1, 1, 0, 0, 0, 0))
+    given = _c.MapOptions(title=b"here", classes=ctypes.cast(classes, c_void_p), class_count=2)
+    drawn = json.loads(library.text("arena_map_json", arena, byref(given)))
+    assert drawn["executables"][0] == {
+        "class": "00000000000000ab", "graphs": 3, "awake": 2, "executables": 58, "nodes": 1160, "bytes": 1 << 20
+    }  # fmt: skip
+    assert (drawn["title"], len(drawn["executables"])) == ("here", 2)
     library.space_destroy(space)
     library.arena_destroy(arena)
     library.device_close(device)
