@@ -1,0 +1,1 @@
+// Nothing: the program's part of the precompiled headers in CMakeLists.txt.
