@@ -11,6 +11,7 @@
 
 #include <vmmgraph/blocks.hpp>
 #include <vmmgraph/lease.hpp>
+#include <vmmgraph/policies.hpp>
 #include <vmmgraph/torch_elastic.hpp>
 
 namespace xllm_example {

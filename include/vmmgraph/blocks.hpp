@@ -1,5 +1,5 @@
-// Which blocks of a KV cache to use, so that whole pages come free, and when to commit ahead, for C++17. Bookkeeping without memory: the
-// cache of elastic.hpp has that. Header-only over vmmgraph.h; conventions as in vmmgraph.hpp.
+// Which blocks of a KV cache to use, so that whole pages come free, for C++17. Bookkeeping without memory: the cache of elastic.hpp has that.
+// Header-only over vmmgraph.h; conventions as in vmmgraph.hpp. When to commit ahead, and who may begin: policies.hpp.
 //
 //   vmmgraph::BlockPool pool(cache);
 //   vmmgraph::PreCommit ahead({low, high}, 2, 100);
@@ -202,50 +202,6 @@ private:
     }
 
     detail::Owned<vmmgraph_block_pool_t, vmmgraph_block_pool_destroy> handle_;
-};
-
-// What to do before a step.
-enum class Ahead : std::int32_t {
-    nothing = VMMGRAPH_AHEAD_NOTHING,
-    // Commit so many more blocks.
-    commit = VMMGRAPH_AHEAD_COMMIT,
-    // Give the memory of so many free blocks back.
-    give_back = VMMGRAPH_AHEAD_GIVE_BACK,
-};
-
-// How many free blocks there are to be: with fewer than `low` more are committed, as many as make `high`; what is beyond is given back.
-struct Watermarks {
-    std::uint64_t low = 0;
-    std::uint64_t high = 0;
-};
-
-// When to commit ahead of need, and when to give back. It has no clock and no thread.
-class PreCommit {
-public:
-    // Demand that was seen lately is added to both marks for `lead` steps, which is how long a commit may take; there must be too much for
-    // `residence` steps before some goes.
-    PreCommit(Watermarks marks, std::uint64_t lead, std::uint64_t residence) {
-        detail::require_abi();
-        vmmgraph_pre_commit_t handle = nullptr;
-        detail::check(vmmgraph_pre_commit_create(marks.low, marks.high, lead, residence, &handle));
-        handle_ = detail::Owned<vmmgraph_pre_commit_t, vmmgraph_pre_commit_destroy>(handle);
-    }
-
-    // Before step number `step`, which never falls: `free` blocks are backed and unused, `coming` are being committed, and `granted` were
-    // handed out since the last call. What to do, for how many blocks.
-    [[nodiscard]] std::pair<Ahead, std::uint64_t> step(std::uint64_t step, std::uint64_t free, std::uint64_t coming,
-                                                       std::uint64_t granted) {
-        std::int32_t action = 0;
-        std::uint64_t blocks = 0;
-        detail::check(vmmgraph_pre_commit_step(handle(), step, free, coming, granted, &action, &blocks));
-        return {static_cast<Ahead>(action), blocks};
-    }
-
-    // The C handle, still owned by this object; null if moved from.
-    [[nodiscard]] vmmgraph_pre_commit_t handle() const noexcept { return handle_.get(); }
-
-private:
-    detail::Owned<vmmgraph_pre_commit_t, vmmgraph_pre_commit_destroy> handle_;
 };
 
 }  // namespace vmmgraph

@@ -120,6 +120,15 @@
 // A bug in the library; the arena is closed, the process goes on.
 #define VMMGRAPH_ERROR_INTERNAL 900
 
+// Nothing is to be done.
+#define VMMGRAPH_AHEAD_NOTHING 0
+
+// So many more blocks are to be committed.
+#define VMMGRAPH_AHEAD_COMMIT 1
+
+// The memory of so many free blocks is to be given back.
+#define VMMGRAPH_AHEAD_GIVE_BACK 2
+
 // The arena's policy; in an arena's options: VMMGRAPH_RETAIN_OWN_PAGES.
 #define VMMGRAPH_RETAIN_DEFAULT 0
 
@@ -154,15 +163,6 @@
 // Each replay is noted, for ranks to compare what they launched by vmmgraph_arena_compare_order. Also on with VMMGRAPH_CHECK_ORDER=1 in the
 // environment.
 #define VMMGRAPH_ARENA_CHECK_ORDER 8
-
-// Nothing is to be done.
-#define VMMGRAPH_AHEAD_NOTHING 0
-
-// So many more blocks are to be committed.
-#define VMMGRAPH_AHEAD_COMMIT 1
-
-// The memory of so many free blocks is to be given back.
-#define VMMGRAPH_AHEAD_GIVE_BACK 2
 
 // Choose by VMMGRAPH_DRIVER (cuda, hip, ascend, mlu or host) if set; else the first of these with a usable device.
 #define VMMGRAPH_DRIVER_AUTO 0
@@ -271,11 +271,29 @@
 // Counted beside what was decided for it here; the graph counts as used.
 #define VMMGRAPH_GRAPH_IMPOSED 6
 
+// Both are the step's now.
+#define VMMGRAPH_GRANT_GRANTED 0
+
+// Neither; it keeps its place, and is to ask again when something came back.
+#define VMMGRAPH_GRANT_NOT_NOW 1
+
+// There are not so many pages, and it waits no more.
+#define VMMGRAPH_GRANT_NEVER 2
+
 // Host memory that cannot be registered with the device is VMMGRAPH_ERROR_HOST_NOT_REGISTERED. Never falls back silently.
 #define VMMGRAPH_PINNING_REQUIRED 0
 
 // It will do: copies go over the host pool's ring of small registered buffers then, and the caller of an acquire waits for each.
 #define VMMGRAPH_PINNING_PREFERRED 1
+
+// The size stays.
+#define VMMGRAPH_SLO_KEEP 0
+
+// It is twice as much now: first tokens were late.
+#define VMMGRAPH_SLO_RAISED 1
+
+// It is half as much now: later tokens were late.
+#define VMMGRAPH_SLO_LOWERED 2
 
 // Written by the host before every step; travels with the other host inputs in one copy.
 #define VMMGRAPH_ROLE_HOST_INPUT 0
@@ -492,8 +510,14 @@ typedef struct vmmgraph_elastic_buffer vmmgraph_elastic_buffer;
 // Never defined: a vmmgraph_elastic_observer_t is a key, not an address.
 typedef struct vmmgraph_elastic_observer vmmgraph_elastic_observer;
 
+// Never defined: a vmmgraph_grants_t is a key, not an address.
+typedef struct vmmgraph_grants vmmgraph_grants;
+
 // Never defined: a vmmgraph_host_buffer_t is a key, not an address.
 typedef struct vmmgraph_host_buffer vmmgraph_host_buffer;
+
+// Never defined: a vmmgraph_host_kv_t is a key, not an address.
+typedef struct vmmgraph_host_kv vmmgraph_host_kv;
 
 // Never defined: a vmmgraph_input_plan_t is a key, not an address.
 typedef struct vmmgraph_input_plan vmmgraph_input_plan;
@@ -503,6 +527,9 @@ typedef struct vmmgraph_kv_cache vmmgraph_kv_cache;
 
 // Never defined: a vmmgraph_lease_t is a key, not an address.
 typedef struct vmmgraph_lease vmmgraph_lease;
+
+// Never defined: a vmmgraph_lengths_t is a key, not an address.
+typedef struct vmmgraph_lengths vmmgraph_lengths;
 
 // Never defined: a vmmgraph_pause_hooks_t is a key, not an address.
 typedef struct vmmgraph_pause_hooks vmmgraph_pause_hooks;
@@ -531,8 +558,14 @@ typedef struct vmmgraph_ring vmmgraph_ring;
 // Never defined: a vmmgraph_ring_graph_t is a key, not an address.
 typedef struct vmmgraph_ring_graph vmmgraph_ring_graph;
 
+// Never defined: a vmmgraph_slo_control_t is a key, not an address.
+typedef struct vmmgraph_slo_control vmmgraph_slo_control;
+
 // Never defined: a vmmgraph_space_t is a key, not an address.
 typedef struct vmmgraph_space vmmgraph_space;
+
+// Never defined: a vmmgraph_standing_t is a key, not an address.
+typedef struct vmmgraph_standing vmmgraph_standing;
 
 // Never defined: a vmmgraph_vacating_t is a key, not an address.
 typedef struct vmmgraph_vacating vmmgraph_vacating;
@@ -558,6 +591,12 @@ typedef struct vmmgraph_error_info_t {
   // Bytes there were: free on the device, or left in the budget, or the limit of a size.
   uint64_t available;
 } vmmgraph_error_info_t;
+
+// When to commit ahead of need, and when to give back. It has no clock and no thread. Calls with it are thread-safe.
+typedef struct vmmgraph_pre_commit *vmmgraph_pre_commit_t;
+
+// How much of what steps used stays mapped between them. Calls with it are thread-safe.
+typedef struct vmmgraph_standing *vmmgraph_standing_t;
 
 // A device: its driver and its page pool. Calls with it are thread-safe.
 typedef struct vmmgraph_device *vmmgraph_device_t;
@@ -786,9 +825,6 @@ typedef struct vmmgraph_block_pool_stats_t {
   // Bytes of backed pages on which nothing is used.
   uint64_t empty_bytes;
 } vmmgraph_block_pool_stats_t;
-
-// When to commit ahead of need, and when to give back. It has no clock and no thread. Calls with it are thread-safe.
-typedef struct vmmgraph_pre_commit *vmmgraph_pre_commit_t;
 
 // How to open a device. Zero everything, then set struct_size and what differs from the default; 0 is the default.
 typedef struct vmmgraph_device_options_t {
@@ -1073,6 +1109,46 @@ typedef struct vmmgraph_page_extent_t {
   uint64_t page_bytes;
 } vmmgraph_page_extent_t;
 
+// One number of pages for the KV memory and the activations of all steps under way. Calls with it are thread-safe.
+typedef struct vmmgraph_grants *vmmgraph_grants_t;
+
+// What was granted.
+typedef struct vmmgraph_grants_stats_t {
+  // Set to sizeof(vmmgraph_grants_stats_t) before the call.
+  size_t struct_size;
+  // Pages in all.
+  uint64_t pages;
+  // Pages that nobody was granted.
+  uint64_t free;
+  // Pages granted for KV memory.
+  uint64_t kv;
+  // Pages granted for activations.
+  uint64_t activations;
+  // Steps that wait.
+  uint64_t waiting;
+} vmmgraph_grants_stats_t;
+
+// A sequence that grows by a token a step. Never grows itself, so it has no struct_size.
+typedef struct vmmgraph_growing_t {
+  // Tokens that it holds memory for.
+  uint64_t tokens;
+  // Tokens that are still to come, known or predicted: then it ends and holds none.
+  uint64_t left;
+} vmmgraph_growing_t;
+
+// What waits for its turn. Never grows, so it has no struct_size.
+typedef struct vmmgraph_due_t {
+  // When it is to be over, in any unit.
+  uint64_t by;
+  // How long it takes.
+  uint64_t takes;
+  // When it is first, in time or not: nothing waits for ever.
+  uint64_t patience;
+} vmmgraph_due_t;
+
+// How long sequences become, by those that ended. Calls with it are thread-safe.
+typedef struct vmmgraph_lengths *vmmgraph_lengths_t;
+
 // What the host pool of a device holds.
 typedef struct vmmgraph_host_stats_t {
   // Set to sizeof(vmmgraph_host_stats_t) before the call.
@@ -1089,6 +1165,26 @@ typedef struct vmmgraph_host_stats_t {
 
 // Host memory that units are copied from, in one piece at one address. Calls with it are thread-safe.
 typedef struct vmmgraph_host_buffer *vmmgraph_host_buffer_t;
+
+// How much host memory the KV of waiting sequences may have, and has. It holds none itself. Calls with it are thread-safe.
+typedef struct vmmgraph_host_kv *vmmgraph_host_kv_t;
+
+// What KV on the host takes.
+typedef struct vmmgraph_host_kv_stats_t {
+  // Set to sizeof(vmmgraph_host_kv_stats_t) before the call.
+  size_t struct_size;
+  // Bytes that there are.
+  uint64_t physical_bytes;
+  // Of these, bytes that are used at most.
+  uint64_t logical_bytes;
+  // Bytes that are used.
+  uint64_t held_bytes;
+  // By so many sequences.
+  uint64_t sequences;
+} vmmgraph_host_kv_stats_t;
+
+// A size that follows who is late. Calls with it are thread-safe.
+typedef struct vmmgraph_slo_control *vmmgraph_slo_control_t;
 
 // How long a dimension is. Never grows, so it has no struct_size.
 typedef struct vmmgraph_extent_t {
@@ -1874,6 +1970,65 @@ vmmgraph_status_t vmmgraph_last_error_message(char *buffer,
                                               size_t capacity,
                                               size_t *needed);
 
+// Makes a policy: with fewer than `low` free blocks, as many are committed as make `high`; what is beyond that is given back once there was
+// too much for `residence` steps. Demand that was seen lately is added to both marks for `lead` steps, which is how long a commit may take.
+//
+// Arguments:
+// `policy` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_pre_commit_create(uint64_t low,
+                                             uint64_t high,
+                                             uint64_t lead,
+                                             uint64_t residence,
+                                             vmmgraph_pre_commit_t *policy);
+
+// Ends a handle, and with it the policy.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_pre_commit_destroy(vmmgraph_pre_commit_t policy);
+
+// What to do before step number `step`, which never falls: `free` blocks are backed and unused, `coming` are being committed, and `granted`
+// were handed out since the last call. `action` is one of VMMGRAPH_AHEAD_*, for `blocks` blocks.
+//
+// Arguments:
+// `action` and `blocks` are null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_pre_commit_step(vmmgraph_pre_commit_t policy,
+                                           uint64_t step,
+                                           uint64_t free,
+                                           uint64_t coming,
+                                           uint64_t granted,
+                                           int32_t *action,
+                                           uint64_t *blocks);
+
+// Makes a policy for memory that comes and goes with steps: what one of the last `residence` steps used stays, and so does less than one in
+// `gap` parts too much. VMMGRAPH_ERROR_INVALID_ARGUMENT for a gap of 0.
+//
+// Arguments:
+// `standing` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_standing_create(uint64_t residence,
+                                           uint64_t gap,
+                                           vmmgraph_standing_t *standing);
+
+// Ends a handle, and with it the policy.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_standing_destroy(vmmgraph_standing_t standing);
+
+// Step number `step`, which never falls, uses so much, in any unit.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_standing_used(vmmgraph_standing_t standing,
+                                         uint64_t step,
+                                         uint64_t amount);
+
+// At a step that holds so much: how much is to stay, and how much may be given back (0: nothing). Either pointer may be null.
+//
+// Arguments:
+// `wanted` and `spare` are null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_standing_at(vmmgraph_standing_t standing,
+                                       uint64_t step,
+                                       uint64_t held,
+                                       uint64_t *wanted,
+                                       uint64_t *spare);
+
 // Makes an arena on a device. `options` may be null. The arena keeps the device open.
 //
 // Arguments:
@@ -2145,35 +2300,6 @@ vmmgraph_status_t vmmgraph_block_pool_unused(vmmgraph_block_pool_t pool,
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_block_pool_stats(vmmgraph_block_pool_t pool,
                                             struct vmmgraph_block_pool_stats_t *stats);
-
-// Makes a policy: with fewer than `low` free blocks, as many are committed as make `high`; what is beyond that is given back once there was
-// too much for `residence` steps. Demand that was seen lately is added to both marks for `lead` steps, which is how long a commit may take.
-//
-// Arguments:
-// `policy` is null or writable.
-VMMGRAPH_API
-vmmgraph_status_t vmmgraph_pre_commit_create(uint64_t low,
-                                             uint64_t high,
-                                             uint64_t lead,
-                                             uint64_t residence,
-                                             vmmgraph_pre_commit_t *policy);
-
-// Ends a handle, and with it the policy.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_pre_commit_destroy(vmmgraph_pre_commit_t policy);
-
-// What to do before step number `step`, which never falls: `free` blocks are backed and unused, `coming` are being committed, and `granted`
-// were handed out since the last call. `action` is one of VMMGRAPH_AHEAD_*, for `blocks` blocks.
-//
-// Arguments:
-// `action` and `blocks` are null or writable.
-VMMGRAPH_API
-vmmgraph_status_t vmmgraph_pre_commit_step(vmmgraph_pre_commit_t policy,
-                                           uint64_t step,
-                                           uint64_t free,
-                                           uint64_t coming,
-                                           uint64_t granted,
-                                           int32_t *action,
-                                           uint64_t *blocks);
 
 // Opens a device. Opening one again gives another handle to the same page pool. `options` may be null.
 //
@@ -2460,6 +2586,112 @@ vmmgraph_status_t vmmgraph_arena_export(vmmgraph_arena_t arena,
                                         size_t capacity,
                                         size_t *count);
 
+// Makes grants of so many pages; a step that waits is overtaken by at most `overtakes` others that leave it too little.
+//
+// Arguments:
+// `grants` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_grants_create(uint64_t pages,
+                                         uint64_t overtakes,
+                                         vmmgraph_grants_t *grants);
+
+// Ends a handle, and with it the grants.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_grants_destroy(vmmgraph_grants_t grants);
+
+// So many pages in all from now on. What was granted beyond them stays granted until it is given back.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_grants_set_pages(vmmgraph_grants_t grants, uint64_t pages);
+
+// Step `who`, a number of the caller's, asks for pages of KV memory, which it keeps until its sequences end, and of activations, which it
+// keeps until it ends itself. It gets both or neither, so that steps never hold what each other wait for. `answer` is one of
+// VMMGRAPH_GRANT_*. One that waits may ask for something else than before.
+//
+// Arguments:
+// `answer` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_grants_ask(vmmgraph_grants_t grants,
+                                      uint64_t who,
+                                      uint64_t kv,
+                                      uint64_t activations,
+                                      int32_t *answer);
+
+// Takes so many KV pages for a step under way that cannot go on without, past everybody who waits. `there` is 1, or 0 if there are
+// fewer: then none are taken.
+//
+// Arguments:
+// `there` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_grants_extend(vmmgraph_grants_t grants,
+                                         uint64_t kv,
+                                         int32_t *there);
+
+// Step `who` waits no more.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_grants_forget(vmmgraph_grants_t grants, uint64_t who);
+
+// Pages came back: the KV memory of sequences that ended, the activations of a step that did; at most what was granted.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_grants_give(vmmgraph_grants_t grants,
+                                       uint64_t kv,
+                                       uint64_t activations);
+
+// What is granted now.
+//
+// Arguments:
+// `stats` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_grants_stats(vmmgraph_grants_t grants,
+                                        struct vmmgraph_grants_stats_t *stats);
+
+// The most blocks of `block_tokens` tokens that these sequences will ever hold together if each grows by a token a step until it ends, at
+// most one too many for each: one more may begin if, among these, they stay within what there is. So those that run are not preempted
+// for those that came later. VMMGRAPH_ERROR_INVALID_ARGUMENT for blocks of no tokens.
+//
+// Arguments:
+// `sequences` points to `count` items, or that is 0; `blocks` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_admission_peak(uint64_t block_tokens,
+                                          const struct vmmgraph_growing_t *sequences,
+                                          size_t count,
+                                          uint64_t *blocks);
+
+// The order in which most of `all` are over in time if they are served one after the other from `now` on, as positions in it, and how many
+// of them, the first, those are: what has run out of patience, oldest first; then what will be in time, by when it is due; then
+// the rest, by patience. Where not all can be in time, the longest are left for later. `timely` may be null.
+//
+// Arguments:
+// `all` points to `count` items and `order` to as many writable numbers, or that is 0; `timely` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_in_turn(uint64_t now,
+                                   const struct vmmgraph_due_t *all,
+                                   size_t count,
+                                   size_t *order,
+                                   size_t *timely);
+
+// Makes a policy that predicts lengths: it remembers the last `window` sequences that ended, says what `per_mille` of 1000 do not exceed,
+// and `first` more tokens where none was as long. VMMGRAPH_ERROR_INVALID_ARGUMENT for an empty window, and above 1000.
+//
+// Arguments:
+// `lengths` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_lengths_create(size_t window,
+                                          uint64_t per_mille,
+                                          uint64_t first,
+                                          vmmgraph_lengths_t *lengths);
+
+// Ends a handle, and with it the policy.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_lengths_destroy(vmmgraph_lengths_t lengths);
+
+// A sequence ended with so many tokens generated.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_lengths_ended(vmmgraph_lengths_t lengths, uint64_t tokens);
+
+// How many tokens one that has generated so many will have in the end, by those that became longer than it is.
+//
+// Arguments:
+// `total` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_lengths_total(vmmgraph_lengths_t lengths,
+                                         uint64_t generated,
+                                         uint64_t *total);
+
 // Makes sure that the device's host pool holds `bytes` at least, in use or not: mapped, faulted in, and registered where that is
 // granted, so that a pause need not do it.
 VMMGRAPH_API
@@ -2561,6 +2793,88 @@ vmmgraph_status_t vmmgraph_host_buffer_changed(vmmgraph_host_buffer_t buffer);
 // something is captured.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_host_buffer_wait(vmmgraph_host_buffer_t buffer);
+
+// Makes a count of so many bytes of host memory for KV, all of them to be used: a prompt whose KV memory has no room on the device yet is
+// prefilled all the same, its KV goes to the host, and comes back when there is room.
+//
+// Arguments:
+// `host_kv` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_host_kv_create(uint64_t physical_bytes,
+                                          vmmgraph_host_kv_t *host_kv);
+
+// Ends a handle, and with it the count.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_host_kv_destroy(vmmgraph_host_kv_t host_kv);
+
+// It is used for so many bytes at most: the physical ones at most. What is there beyond stays until it is taken.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_host_kv_set_logical(vmmgraph_host_kv_t host_kv,
+                                               uint64_t bytes);
+
+// Room for a sequence's bytes within the logical size. `there` is 1, or 0 if there is not so much, or if it is there already.
+//
+// Arguments:
+// `there` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_host_kv_put(vmmgraph_host_kv_t host_kv,
+                                       uint64_t sequence,
+                                       uint64_t bytes,
+                                       int32_t *there);
+
+// As vmmgraph_host_kv_put, within the physical size only: for a sequence that would lose its KV memory otherwise.
+//
+// Arguments:
+// As vmmgraph_host_kv_put.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_host_kv_rescue(vmmgraph_host_kv_t host_kv,
+                                          uint64_t sequence,
+                                          uint64_t bytes,
+                                          int32_t *there);
+
+// A sequence's bytes are on the device again, or nobody's. `bytes`, which may be null, is how many. VMMGRAPH_ERROR_INVALID_ARGUMENT for
+// one that is not there.
+//
+// Arguments:
+// `bytes` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_host_kv_take(vmmgraph_host_kv_t host_kv,
+                                        uint64_t sequence,
+                                        uint64_t *bytes);
+
+// What is there now.
+//
+// Arguments:
+// `stats` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_host_kv_stats(vmmgraph_host_kv_t host_kv,
+                                         struct vmmgraph_host_kv_stats_t *stats);
+
+// Makes a size between `least` and `most`, beginning at `value`, for vmmgraph_host_kv_set_logical: as eLLM does with the logical size of its
+// buffer. VMMGRAPH_ERROR_INVALID_ARGUMENT for a least of 0, from which nothing grows, and for a value out of these bounds.
+//
+// Arguments:
+// `control` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_slo_control_create(uint64_t least,
+                                              uint64_t value,
+                                              uint64_t most,
+                                              vmmgraph_slo_control_t *control);
+
+// Ends a handle, and with it the control.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_slo_control_destroy(vmmgraph_slo_control_t control);
+
+// An iteration is over: whether a first token was late in it (1, else 0), or another one. The size doubles when first tokens were late in
+// three of the last five iterations, halves when later tokens were, and stays when both were; after a change only new iterations are looked
+// at. `change` is one of VMMGRAPH_SLO_*, `value` the size from now on; either may be null.
+//
+// Arguments:
+// `change` and `value` are null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_slo_control_step(vmmgraph_slo_control_t control,
+                                            int32_t first_late,
+                                            int32_t other_late,
+                                            int32_t *change,
+                                            uint64_t *value);
 
 // Lays inputs and outputs out for every bucket, each at a multiple of `alignment` bytes (a power of two from 256 to 2 MiB; 0: 512).
 //

@@ -1,17 +1,15 @@
-//! Which blocks of a cache to use, and when to commit: bookkeeping without memory.
+//! Which blocks of a cache to use: bookkeeping without memory.
 
 use std::ffi::c_void;
 use std::ops::Range;
-use std::sync::Arc;
 
 use super::guard::{Failure, guard, items, items_mut, null, out};
-use super::handle::{get, register, remove};
 use super::kv::vmmgraph_block_range_t;
+use super::locked;
 use super::memory::{read_ranges, write_number, write_ranges};
 use super::sized::OutStruct;
 use super::status::vmmgraph_status_t;
-use crate::sync::Mutex;
-use crate::{Ahead, BlockPool, Candidate, PreCommit, Watermarks};
+use crate::{BlockPool, Candidate};
 
 /// Never defined: a vmmgraph_block_pool_t is a key, not an address.
 pub struct vmmgraph_block_pool {
@@ -20,21 +18,6 @@ pub struct vmmgraph_block_pool {
 
 /// Which blocks of a cache are used, and which to use next. It holds no memory. Calls with it are thread-safe.
 pub type vmmgraph_block_pool_t = *mut vmmgraph_block_pool;
-
-/// Never defined: a vmmgraph_pre_commit_t is a key, not an address.
-pub struct vmmgraph_pre_commit {
-    _private: (),
-}
-
-/// When to commit ahead of need, and when to give back. It has no clock and no thread. Calls with it are thread-safe.
-pub type vmmgraph_pre_commit_t = *mut vmmgraph_pre_commit;
-
-/// Nothing is to be done.
-pub const VMMGRAPH_AHEAD_NOTHING: i32 = 0;
-/// So many more blocks are to be committed.
-pub const VMMGRAPH_AHEAD_COMMIT: i32 = 1;
-/// The memory of so many free blocks is to be given back.
-pub const VMMGRAPH_AHEAD_GIVE_BACK: i32 = 2;
 
 /// What a block pool has.
 #[repr(C)]
@@ -93,17 +76,8 @@ pub type vmmgraph_evictable_fn = Option<unsafe extern "C" fn(block: u64, user: *
 /// the call. Must not throw. No lock of the library's is held.
 pub type vmmgraph_evict_fn = Option<unsafe extern "C" fn(ask: *const vmmgraph_ask_t, user: *mut c_void)>;
 
-/// A pool that several threads may use.
-pub(super) struct Pool(Mutex<BlockPool>);
-
-/// A policy that several threads may use.
-pub(super) struct Policy(Mutex<PreCommit>);
-
-fn with<R>(
-    pool: vmmgraph_block_pool_t,
-    body: impl FnOnce(&mut BlockPool) -> Result<R, Failure>,
-) -> Result<R, Failure> {
-    body(&mut get::<Pool, _>(pool)?.0.lock())
+fn with<R>(pool: vmmgraph_block_pool_t, act: impl FnOnce(&mut BlockPool) -> R) -> Result<R, Failure> {
+    locked::with(pool, act)
 }
 
 /// Makes a pool of so many blocks, none backed, of which `blocks_a_page` behind one another share pages; `block_bytes` is a block's of all
@@ -118,18 +92,14 @@ pub unsafe extern "C" fn vmmgraph_block_pool_create(
     block_bytes: u64,
     pool: *mut vmmgraph_block_pool_t,
 ) -> vmmgraph_status_t {
-    guard(|| {
-        // SAFETY: the caller's contract.
-        let pool = unsafe { out(pool, "pool") }?;
-        *pool = register(Arc::new(Pool(Mutex::new(BlockPool::new(blocks, blocks_a_page, block_bytes)?))));
-        Ok(())
-    })
+    // SAFETY: the caller's contract.
+    unsafe { locked::create(pool, || BlockPool::new(blocks, blocks_a_page, block_bytes)) }
 }
 
 /// Ends a handle, and with it the pool.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_block_pool_destroy(pool: vmmgraph_block_pool_t) -> vmmgraph_status_t {
-    guard(|| remove::<Pool, _>(pool).map(drop))
+    locked::destroy::<BlockPool, _>(pool)
 }
 
 /// The pages that these blocks cover have memory now.
@@ -139,12 +109,7 @@ pub extern "C" fn vmmgraph_block_pool_back(
     first: u64,
     end: u64,
 ) -> vmmgraph_status_t {
-    guard(|| {
-        with(pool, |pool| {
-            pool.back(&(first..end));
-            Ok(())
-        })
-    })
+    guard(|| with(pool, |pool| pool.back(&(first..end))))
 }
 
 /// The pages that these blocks cover, and on which none is used, have no memory any more. To be said before the memory goes. `lost`, which
@@ -160,7 +125,7 @@ pub unsafe extern "C" fn vmmgraph_block_pool_unback(
     lost: *mut u64,
 ) -> vmmgraph_status_t {
     guard(|| {
-        let cost = with(pool, |pool| Ok(pool.unback(&(first..end))))?;
+        let cost = with(pool, |pool| pool.unback(&(first..end)))?;
         // SAFETY: the caller's contract.
         unsafe { write_number(lost, cost) }
     })
@@ -200,7 +165,7 @@ pub unsafe extern "C" fn vmmgraph_block_pool_allocate(
     there: *mut i32,
 ) -> vmmgraph_status_t {
     // SAFETY: the caller's contract.
-    guard(|| unsafe { hand_out(count, blocks, there, || with(pool, |pool| Ok(pool.allocate(count)))) })
+    guard(|| unsafe { hand_out(count, blocks, there, || with(pool, |pool| pool.allocate(count))) })
 }
 
 /// Sets `count` blocks aside for vmmgraph_block_pool_allocate_reserved; `there` is 1 if there were, else 0.
@@ -216,7 +181,7 @@ pub unsafe extern "C" fn vmmgraph_block_pool_reserve(
     guard(|| {
         // SAFETY: the caller's contract.
         let there = unsafe { out(there, "there") }?;
-        *there = i32::from(with(pool, |pool| Ok(pool.reserve(count)))?);
+        *there = i32::from(with(pool, |pool| pool.reserve(count))?);
         Ok(())
     })
 }
@@ -227,12 +192,7 @@ pub extern "C" fn vmmgraph_block_pool_unreserve(
     pool: vmmgraph_block_pool_t,
     count: u64,
 ) -> vmmgraph_status_t {
-    guard(|| {
-        with(pool, |pool| {
-            pool.unreserve(count);
-            Ok(())
-        })
-    })
+    guard(|| with(pool, |pool| pool.unreserve(count)))
 }
 
 /// As vmmgraph_block_pool_allocate, of the reserved blocks.
@@ -247,9 +207,7 @@ pub unsafe extern "C" fn vmmgraph_block_pool_allocate_reserved(
     there: *mut i32,
 ) -> vmmgraph_status_t {
     // SAFETY: the caller's contract.
-    guard(|| unsafe {
-        hand_out(count, blocks, there, || with(pool, |pool| Ok(pool.allocate_reserved(count))))
-    })
+    guard(|| unsafe { hand_out(count, blocks, there, || with(pool, |pool| pool.allocate_reserved(count))) })
 }
 
 /// Blocks are not used any more. `emptied`, which may be null, is how many pages came empty by that: vmmgraph_block_pool_surplus says which
@@ -267,7 +225,7 @@ pub unsafe extern "C" fn vmmgraph_block_pool_free(
     guard(|| {
         // SAFETY: the caller's contract.
         let blocks = unsafe { items(blocks, count, "blocks") }?;
-        let pages = with(pool, |pool| Ok(pool.free(blocks)?))?;
+        let pages = with(pool, |pool| pool.free(blocks))??;
         // SAFETY: the caller's contract.
         unsafe { write_number(emptied, pages.len() as u64) }
     })
@@ -285,7 +243,7 @@ pub unsafe extern "C" fn vmmgraph_block_pool_set_limit(
     lost: *mut u64,
 ) -> vmmgraph_status_t {
     guard(|| {
-        let cost = with(pool, |pool| Ok(pool.set_limit(blocks)))?;
+        let cost = with(pool, |pool| pool.set_limit(blocks))?;
         // SAFETY: the caller's contract.
         unsafe { write_number(lost, cost) }
     })
@@ -306,7 +264,7 @@ pub unsafe extern "C" fn vmmgraph_block_pool_used(
     range_count: *mut usize,
 ) -> vmmgraph_status_t {
     guard(|| {
-        let found = with(pool, |pool| Ok(pool.used(&(first..end))))?;
+        let found = with(pool, |pool| pool.used(&(first..end)))?;
         // SAFETY: the caller's contract.
         unsafe { write_ranges(&found, ranges, capacity, range_count) }
     })
@@ -329,7 +287,7 @@ pub unsafe extern "C" fn vmmgraph_block_pool_shortfall(
     guard(|| {
         // SAFETY: the caller's contract.
         let there = unsafe { out(there, "there") }?;
-        let found = with(pool, |pool| Ok(pool.shortfall(count)))?;
+        let found = with(pool, |pool| pool.shortfall(count))?;
         // SAFETY: the caller's contract.
         unsafe { write_ranges(found.as_deref().unwrap_or_default(), ranges, capacity, range_count) }?;
         *there = i32::from(found.is_some());
@@ -352,7 +310,7 @@ pub unsafe extern "C" fn vmmgraph_block_pool_surplus(
     range_count: *mut usize,
 ) -> vmmgraph_status_t {
     guard(|| {
-        let found = with(pool, |pool| Ok(pool.surplus(keep)))?;
+        let found = with(pool, |pool| pool.surplus(keep))?;
         // SAFETY: the caller's contract.
         unsafe { write_ranges(&found, ranges, capacity, range_count) }
     })
@@ -378,7 +336,7 @@ pub unsafe extern "C" fn vmmgraph_block_pool_ask(
     // SAFETY: the caller's contract.
     guard(|| unsafe {
         ask(pool, None, (bytes, by), (evictable, evict, user))?;
-        write_number(empty_bytes, with(pool, |pool| Ok(pool.empty_bytes()))?)
+        write_number(empty_bytes, with(pool, |pool| pool.empty_bytes())?)
     })
 }
 
@@ -422,7 +380,7 @@ pub unsafe extern "C" fn vmmgraph_block_pool_unused(
     guard(|| {
         // SAFETY: the caller's contract.
         let among = unsafe { read_ranges(among, among_count) }?;
-        let found = with(pool, |pool| Ok(pool.unused_of(&among)))?;
+        let found = with(pool, |pool| pool.unused_of(&among))?;
         // SAFETY: the caller's contract.
         unsafe { write_ranges(&found, ranges, capacity, count) }
     })
@@ -440,7 +398,7 @@ unsafe fn ask(
 ) -> Result<(), Failure> {
     let evict = evict.ok_or_else(|| null("evict"))?;
     // As it is now: the engine is asked without the lock.
-    let seen = with(pool, |pool| Ok(pool.clone()))?;
+    let seen = with(pool, |pool| pool.clone())?;
     // SAFETY: the caller's contract.
     let may = |block| evictable.is_none_or(|may| unsafe { may(block, user) } != 0);
     let ask = match among {
@@ -478,11 +436,9 @@ pub unsafe extern "C" fn vmmgraph_block_pool_stats(
     stats: *mut vmmgraph_block_pool_stats_t,
 ) -> vmmgraph_status_t {
     guard(|| {
-        let pool = get::<Pool, _>(pool)?;
         // SAFETY: the caller's contract.
         let stats = unsafe { OutStruct::new(stats, "stats") }?;
-        let pool = pool.0.lock();
-        stats.write(vmmgraph_block_pool_stats_t {
+        let now = with(pool, |pool| vmmgraph_block_pool_stats_t {
             struct_size: stats.struct_size,
             blocks: pool.blocks(),
             limit_blocks: pool.limit(),
@@ -490,64 +446,8 @@ pub unsafe extern "C" fn vmmgraph_block_pool_stats(
             available: pool.available(),
             reserved: pool.reserved(),
             empty_bytes: pool.empty_bytes(),
-        });
-        Ok(())
-    })
-}
-
-/// Makes a policy: with fewer than `low` free blocks, as many are committed as make `high`; what is beyond that is given back once there was
-/// too much for `residence` steps. Demand that was seen lately is added to both marks for `lead` steps, which is how long a commit may take.
-///
-/// # Safety
-/// `policy` is null or writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn vmmgraph_pre_commit_create(
-    low: u64,
-    high: u64,
-    lead: u64,
-    residence: u64,
-    policy: *mut vmmgraph_pre_commit_t,
-) -> vmmgraph_status_t {
-    guard(|| {
-        // SAFETY: the caller's contract.
-        let policy = unsafe { out(policy, "policy") }?;
-        let made = PreCommit::new(Watermarks { low, high }, lead, residence)?;
-        *policy = register(Arc::new(Policy(Mutex::new(made))));
-        Ok(())
-    })
-}
-
-/// Ends a handle, and with it the policy.
-#[unsafe(no_mangle)]
-pub extern "C" fn vmmgraph_pre_commit_destroy(policy: vmmgraph_pre_commit_t) -> vmmgraph_status_t {
-    guard(|| remove::<Policy, _>(policy).map(drop))
-}
-
-/// What to do before step number `step`, which never falls: `free` blocks are backed and unused, `coming` are being committed, and `granted`
-/// were handed out since the last call. `action` is one of VMMGRAPH_AHEAD_*, for `blocks` blocks.
-///
-/// # Safety
-/// `action` and `blocks` are null or writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn vmmgraph_pre_commit_step(
-    policy: vmmgraph_pre_commit_t,
-    step: u64,
-    free: u64,
-    coming: u64,
-    granted: u64,
-    action: *mut i32,
-    blocks: *mut u64,
-) -> vmmgraph_status_t {
-    guard(|| {
-        let policy = get::<Policy, _>(policy)?;
-        // SAFETY: the caller's contract.
-        let (action, blocks) = unsafe { (out(action, "action")?, out(blocks, "blocks")?) };
-        let ahead = policy.0.lock().step(step, free, coming, granted);
-        (*action, *blocks) = match ahead {
-            Ahead::Nothing => (VMMGRAPH_AHEAD_NOTHING, 0),
-            Ahead::Commit(count) => (VMMGRAPH_AHEAD_COMMIT, count),
-            Ahead::GiveBack(count) => (VMMGRAPH_AHEAD_GIVE_BACK, count),
-        };
+        })?;
+        stats.write(now);
         Ok(())
     })
 }

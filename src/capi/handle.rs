@@ -8,7 +8,6 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::RwLock;
 use slotmap::{DefaultKey, Key, KeyData, SlotMap};
 
-use super::blocks::{Policy, Pool};
 use super::guard::Failure;
 use super::inputs::PlannedInputs;
 use super::lease::Vacating;
@@ -18,9 +17,11 @@ use super::ready::Shared as Ready;
 use super::status::VMMGRAPH_ERROR_INVALID_HANDLE;
 use crate::dispatch::Dispatcher;
 use crate::error::Error;
+use crate::policy::{Grants, HostKv, Lengths, PreCommit, SloControl, Standing};
+use crate::sync::Mutex;
 use crate::{
-    Device, ElasticBuffer, HostBuffer, KvCache, Lease, PeerMap, PeerPage, Pending, Region, Ring, RingGraph,
-    SharedVmmAllocator, Space,
+    BlockPool, Device, ElasticBuffer, HostBuffer, KvCache, Lease, PeerMap, PeerPage, Pending, Region, Ring,
+    RingGraph, SharedVmmAllocator, Space,
 };
 
 enum Object {
@@ -38,8 +39,13 @@ enum Object {
     Observer(Arc<Observer>),
     Lease(Arc<Lease>),
     Vacating(Arc<Vacating>),
-    Pool(Arc<Pool>),
-    Policy(Arc<Policy>),
+    Pool(Arc<Mutex<BlockPool>>),
+    PreCommit(Arc<Mutex<PreCommit>>),
+    Standing(Arc<Mutex<Standing>>),
+    Grants(Arc<Mutex<Grants>>),
+    Lengths(Arc<Mutex<Lengths>>),
+    HostKv(Arc<Mutex<HostKv>>),
+    SloControl(Arc<Mutex<SloControl>>),
     Ring(Arc<Ring>),
     RingGraph(Arc<RingGraph>),
     HostBuffer(Arc<HostBuffer>),
@@ -89,8 +95,13 @@ handled! {
     Observer: Observer, "an elastic observer handle";
     Lease: Lease, "a lease handle";
     Vacating: Vacating, "a handle of a recall under way";
-    Pool: Pool, "a block pool handle";
-    Policy: Policy, "a pre-commit handle";
+    Pool: Mutex<BlockPool>, "a block pool handle";
+    PreCommit: Mutex<PreCommit>, "a pre-commit handle";
+    Standing: Mutex<Standing>, "a handle of what stays";
+    Grants: Mutex<Grants>, "a handle of grants";
+    Lengths: Mutex<Lengths>, "a handle of lengths";
+    HostKv: Mutex<HostKv>, "a handle of KV on the host";
+    SloControl: Mutex<SloControl>, "a service level control's handle";
     Ring: Ring, "a ring handle";
     RingGraph: RingGraph, "a handle of a captured step";
     HostBuffer: HostBuffer, "a host buffer handle";

@@ -8,6 +8,7 @@
 // In the order the header is read.
 #[rustfmt::skip]
 mod status;
+mod ahead;
 mod arena;
 mod aside;
 mod blocks;
@@ -15,8 +16,10 @@ mod device;
 mod dispatch;
 mod elastic;
 mod exclusive;
+mod grants;
 mod host;
 mod host_buffer;
+mod host_kv;
 mod inputs;
 mod inspect;
 mod kv;
@@ -40,10 +43,12 @@ mod fork;
 mod gate;
 mod guard;
 mod handle;
+mod locked;
 mod memory;
 mod sized;
 mod text;
 
+pub use ahead::*;
 pub use arena::*;
 pub use aside::*;
 pub use blocks::*;
@@ -52,8 +57,10 @@ pub use dispatch::*;
 pub use elastic::*;
 pub use exclusive::*;
 pub use gate::*;
+pub use grants::*;
 pub use host::*;
 pub use host_buffer::*;
+pub use host_kv::*;
 pub use inputs::*;
 pub use inspect::*;
 pub use kv::*;

@@ -379,16 +379,6 @@ TEST(Elastic, APoolReservesAndMissesAndAsks) {
     EXPECT_THROW(pool.ask(100'000, 0, [](std::uint64_t) -> bool { throw std::logic_error("the engine's"); }, {}), std::logic_error);
 }
 
-TEST(Elastic, WatermarksSayWhen) {
-    vmmgraph::PreCommit ahead({4, 8}, 2, 3);
-    using vmmgraph::Ahead;
-    EXPECT_EQ(ahead.step(0, 2, 0, 0), std::pair(Ahead::commit, std::uint64_t{6}));
-    EXPECT_EQ(ahead.step(1, 2, 6, 0), std::pair(Ahead::nothing, std::uint64_t{0}));
-    EXPECT_EQ(ahead.step(2, 12, 0, 0), std::pair(Ahead::nothing, std::uint64_t{0}));
-    EXPECT_EQ(ahead.step(5, 12, 0, 0), std::pair(Ahead::give_back, std::uint64_t{4}));
-    EXPECT_THROW(vmmgraph::PreCommit({2, 1}, 0, 0), vmmgraph::Error);
-}
-
 TEST(Elastic, HandlesMove) {
     const Device device = open_device();
     ElasticBuffer buffer(device, MiB);

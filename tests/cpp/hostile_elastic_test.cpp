@@ -25,7 +25,6 @@ protected:
     vmmgraph_elastic_buffer_t buffer = nullptr;
     vmmgraph_kv_cache_t cache = nullptr;
     vmmgraph_block_pool_t pool = nullptr;
-    vmmgraph_pre_commit_t policy = nullptr;
 
     void SetUp() override {
         const auto options = small_device(7);
@@ -42,7 +41,6 @@ protected:
         given.memory = &memory;
         ASSERT_EQ(vmmgraph_kv_cache_create(device, &given, &cache), VMMGRAPH_OK);
         ASSERT_EQ(vmmgraph_block_pool_create(100, 4, 32 * KiB, &pool), VMMGRAPH_OK);
-        ASSERT_EQ(vmmgraph_pre_commit_create(4, 8, 1, 2, &policy), VMMGRAPH_OK);
     }
 
     void TearDown() override {
@@ -50,7 +48,6 @@ protected:
             ASSERT_EQ(vmmgraph_elastic_buffer_destroy(buffer), VMMGRAPH_OK);
             ASSERT_EQ(vmmgraph_kv_cache_destroy(cache), VMMGRAPH_OK);
             ASSERT_EQ(vmmgraph_block_pool_destroy(pool), VMMGRAPH_OK);
-            ASSERT_EQ(vmmgraph_pre_commit_destroy(policy), VMMGRAPH_OK);
         }
         ASSERT_EQ(vmmgraph_device_trim(device, nullptr), VMMGRAPH_OK);
         auto stats = sized<vmmgraph_device_stats_t>();
@@ -222,7 +219,6 @@ TEST_F(HostileElastic, HandlesThatAreNone) {
     ASSERT_EQ(vmmgraph_elastic_buffer_destroy(buffer), VMMGRAPH_OK);
     ASSERT_EQ(vmmgraph_kv_cache_destroy(cache), VMMGRAPH_OK);
     ASSERT_EQ(vmmgraph_block_pool_destroy(pool), VMMGRAPH_OK);
-    ASSERT_EQ(vmmgraph_pre_commit_destroy(policy), VMMGRAPH_OK);
     buffer = nullptr;
     for (const std::uint64_t value : {std::uint64_t{0}, std::uint64_t{1}, ~std::uint64_t{0}, reinterpret_cast<std::uint64_t>(destroyed),
                                       reinterpret_cast<std::uint64_t>(device)}) {
@@ -237,10 +233,6 @@ TEST_F(HostileElastic, HandlesThatAreNone) {
             EXPECT_EQ(call(), VMMGRAPH_ERROR_INVALID_HANDLE) << name;
         }
         std::int32_t number = 0;
-        std::uint64_t blocks = 0;
-        const auto none = garbage<vmmgraph_pre_commit_t>(value);
-        EXPECT_EQ(vmmgraph_pre_commit_step(none, 0, 0, 0, 0, &number, &blocks), VMMGRAPH_ERROR_INVALID_HANDLE);
-        EXPECT_EQ(vmmgraph_pre_commit_destroy(none), VMMGRAPH_ERROR_INVALID_HANDLE);
         const auto pending = garbage<vmmgraph_pending_t>(value);
         EXPECT_EQ(vmmgraph_pending_done(pending, &number), VMMGRAPH_ERROR_INVALID_HANDLE);
         EXPECT_EQ(vmmgraph_pending_wait(pending, nullptr), VMMGRAPH_ERROR_INVALID_HANDLE);
@@ -389,15 +381,6 @@ TEST_F(HostileElastic, NullAndNonsenseOfPoolsAndPolicies) {
     EXPECT_EQ(vmmgraph_block_pool_surplus(pool, 0, nullptr, 3, &count), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_block_pool_used(pool, 0, 100, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_block_pool_stats(pool, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-
-    vmmgraph_pre_commit_t other = nullptr;
-    EXPECT_EQ(vmmgraph_pre_commit_create(2, 1, 0, 0, &other), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    EXPECT_EQ(vmmgraph_pre_commit_create(1, 2, 0, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_pre_commit_step(policy, 0, 0, 0, 0, nullptr, blocks), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_pre_commit_step(policy, 0, 0, 0, 0, &there, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    const std::uint64_t huge = ~std::uint64_t{0};
-    EXPECT_EQ(vmmgraph_pre_commit_step(policy, huge, huge, huge, huge, &there, blocks), VMMGRAPH_OK);
-    EXPECT_EQ(vmmgraph_pre_commit_step(policy, 0, 0, 0, huge, &there, blocks), VMMGRAPH_OK);
 }
 
 struct Called {

@@ -14,6 +14,7 @@ set(development
   "${INCLUDEDIR}/vmmgraph/order.hpp"
   "${INCLUDEDIR}/vmmgraph/share.hpp"
   "${INCLUDEDIR}/vmmgraph/blocks.hpp"
+  "${INCLUDEDIR}/vmmgraph/policies.hpp"
   "${INCLUDEDIR}/vmmgraph/callback.hpp"
   "${INCLUDEDIR}/vmmgraph/plan.hpp"
   "${INCLUDEDIR}/vmmgraph/ring.hpp"

@@ -10,6 +10,7 @@
 
 #include <ATen/TensorIndexing.h>
 #include <vmmgraph/blocks.hpp>
+#include <vmmgraph/policies.hpp>
 #include <vmmgraph/torch_elastic.hpp>
 
 namespace torch_tests {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use vmmgraph::policy::{Admission, Due, Growing, HostBuffer, Lengths, SloControl, in_turn};
+use vmmgraph::policy::{Admission, Due, Growing, HostKv, Lengths, SloControl, in_turn};
 use vmmgraph::{Error, Result};
 
 use crate::memory::{Hint, Memory};
@@ -106,7 +106,7 @@ pub struct Engine<'a> {
     slo: Slo,
     rules: Rules,
     memory: &'a mut dyn Memory,
-    host: HostBuffer,
+    host: HostKv,
     control: SloControl,
     admission: Admission,
     all: Vec<Sequence>,
@@ -138,7 +138,7 @@ impl<'a> Engine<'a> {
     /// [`Error::InvalidArgument`] for a model with blocks of nothing.
     pub fn new(model: &'a Model, slo: Slo, rules: Rules, memory: &'a mut dyn Memory) -> Result<Self> {
         let most = rules.host_bytes.max(1);
-        let mut host = HostBuffer::new(rules.host_bytes);
+        let mut host = HostKv::new(rules.host_bytes);
         let first = if rules.control { (most / 4).max(1) } else { most };
         host.set_logical(first);
         Ok(Self {

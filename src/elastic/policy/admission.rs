@@ -40,7 +40,7 @@ impl Admission {
         for (count, one) in (1_u64..).zip(order) {
             tokens = tokens.saturating_add(one.tokens);
             let then = tokens.saturating_add(one.left.saturating_mul(count));
-            most = most.max(then / self.block_tokens + count);
+            most = most.max((then / self.block_tokens).saturating_add(count));
         }
         most
     }
@@ -82,6 +82,12 @@ mod tests {
                 prop_assert!(admission.fits(running, *more, peak) && (peak == 0 || !admission.fits(running, *more, peak - 1)));
             }
         }
+    }
+
+    #[test]
+    fn numbers_beyond_all_are_the_most() {
+        let one = Growing { tokens: u64::MAX, left: u64::MAX };
+        assert_eq!(Admission::new(1).unwrap().peak(&[one, one]), u64::MAX);
     }
 
     #[test]

@@ -17,6 +17,10 @@ impl Need {
     pub fn pages(self) -> u64 {
         self.kv.saturating_add(self.activations)
     }
+
+    fn is_of(self, pages: u64) -> bool {
+        self.kv.checked_add(self.activations).is_some_and(|all| all <= pages)
+    }
 }
 
 /// What became of an ask.
@@ -68,9 +72,26 @@ impl Grants {
         self.activations
     }
 
+    /// So many pages in all from now on. What was granted beyond them stays granted until it is given back.
+    pub fn set_pages(&mut self, pages: u64) {
+        self.pages = pages;
+    }
+
+    /// Pages in all.
+    #[must_use]
+    pub fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// Steps that wait.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// Step `who` asks. One that waits may ask for something else than before.
     pub fn ask(&mut self, who: u64, need: Need) -> Answer {
-        if need.pages() > self.pages {
+        if !need.is_of(self.pages) {
             self.forget(who);
             return Answer::Never;
         }
@@ -209,5 +230,32 @@ mod tests {
         assert_eq!(grants.ask(3, Need { kv: 2, activations: 0 }), Answer::Granted);
         assert_eq!(grants.ask(2, Need { kv: 4, activations: 4 }), Answer::Granted);
         assert_eq!(grants.ask(4, Need { kv: 11, activations: 0 }), Answer::Never);
+    }
+
+    #[test]
+    fn fewer_pages_take_nothing_away_and_more_let_others_begin() {
+        let mut grants = Grants::new(10, 0);
+        assert_eq!(grants.ask(1, Need { kv: 6, activations: 2 }), Answer::Granted);
+        assert_eq!(grants.ask(2, Need { kv: 5, activations: 0 }), Answer::NotNow);
+        grants.set_pages(4);
+        assert_eq!((grants.pages(), grants.kv(), grants.activations(), grants.free()), (4, 6, 2, 0));
+        // What will never be there waits no more.
+        assert_eq!(
+            (grants.waiting(), grants.ask(2, Need { kv: 5, activations: 0 }), grants.waiting()),
+            (1, Answer::Never, 0)
+        );
+        assert!(!grants.extend(1) && grants.extend(0));
+        grants.give(Need { kv: 3, activations: 2 });
+        assert_eq!(grants.ask(3, Need { kv: 1, activations: 1 }), Answer::NotNow);
+        grants.set_pages(5);
+        assert_eq!(grants.ask(3, Need { kv: 1, activations: 1 }), Answer::Granted);
+    }
+
+    #[test]
+    fn needs_beyond_all_numbers_are_never_met() {
+        let mut grants = Grants::new(u64::MAX, 0);
+        assert_eq!(grants.ask(1, Need { kv: u64::MAX, activations: 1 }), Answer::Never);
+        assert_eq!(grants.ask(1, Need { kv: u64::MAX, activations: 0 }), Answer::Granted);
+        assert_eq!(grants.ask(2, Need { kv: 0, activations: 1 }), Answer::NotNow);
     }
 }

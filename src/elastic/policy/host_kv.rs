@@ -8,13 +8,13 @@ use crate::error::{Error, Result};
 /// Host memory for KV: a prompt whose KV memory has no room on the device yet is prefilled all the same, its KV goes to the host, and comes
 /// back when there is room. The logical size says how much of that goes on; the physical one is what there is.
 #[derive(Clone, Debug)]
-pub struct HostBuffer {
+pub struct HostKv {
     physical: u64,
     limit: Limit,
     held: BTreeMap<u64, u64>,
 }
 
-impl HostBuffer {
+impl HostKv {
     /// So many bytes, all of them to be used.
     #[must_use]
     pub fn new(physical: u64) -> Self {
@@ -30,6 +30,18 @@ impl HostBuffer {
     #[must_use]
     pub fn logical(&self) -> u64 {
         self.limit.most()
+    }
+
+    /// Bytes that there are.
+    #[must_use]
+    pub fn physical(&self) -> u64 {
+        self.physical
+    }
+
+    /// Sequences that are there.
+    #[must_use]
+    pub fn sequences(&self) -> usize {
+        self.held.len()
     }
 
     /// Bytes that are there.
@@ -62,7 +74,7 @@ impl HostBuffer {
     /// [`Error::InvalidArgument`] for one that is not here.
     pub fn take(&mut self, sequence: u64) -> Result<u64> {
         let Some(bytes) = self.held.remove(&sequence) else {
-            let expected = "a sequence in the host buffer";
+            let expected = "a sequence whose KV memory is on the host";
             return Err(Error::InvalidArgument { what: "a sequence", value: sequence.into(), expected });
         };
         self.limit.give(bytes);
@@ -97,7 +109,7 @@ mod tests {
         /// Against a map of who is there.
         #[test]
         fn it_holds_what_was_put_within_the_size_of_then(steps in prop::collection::vec(step(), 1..60)) {
-            let mut buffer = HostBuffer::new(30);
+            let mut buffer = HostKv::new(30);
             let (mut logical, mut twin) = (30_u64, BTreeMap::new());
             for step in steps {
                 let held: u64 = twin.values().sum();

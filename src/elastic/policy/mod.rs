@@ -8,14 +8,14 @@
 //!   Lengths       how long sequences will be, from those that ended                  lengths.rs
 //!   Admission     whether one more sequence will fit until it ends                   admission.rs
 //!   in_turn       whose turn it is, so that most are in time                         turns.rs
-//!   HostBuffer    KV of prompts that wait in host memory, within a logical size      host_buffer.rs
+//!   HostKv        KV of prompts that wait in host memory, within a logical size      host_kv.rs
 //!   SloControl    that size: up where first tokens are late, down where others are   slo.rs
 //! ```
 
 mod admission;
 mod ahead;
 mod grants;
-mod host_buffer;
+mod host_kv;
 mod lengths;
 mod limit;
 mod slo;
@@ -25,7 +25,7 @@ mod turns;
 pub use admission::{Admission, Growing};
 pub use ahead::{Ahead, PreCommit, Watermarks};
 pub use grants::{Answer, Grants, Need};
-pub use host_buffer::HostBuffer;
+pub use host_kv::HostKv;
 pub use lengths::Lengths;
 pub use limit::Limit;
 pub use slo::{SloChange, SloControl};

@@ -1,0 +1,41 @@
+//! Plain objects behind a lock and a handle.
+
+use std::sync::Arc;
+
+use super::guard::{Failure, guard, out};
+use super::handle::{Handled, get, register, remove};
+use super::status::vmmgraph_status_t;
+use crate::error::Result as Made;
+use crate::sync::Mutex;
+
+/// Registers what `make` makes.
+///
+/// # Safety
+/// `place` is null or writable.
+pub(super) unsafe fn create<T, P>(place: *mut *mut P, make: impl FnOnce() -> Made<T>) -> vmmgraph_status_t
+where
+    Mutex<T>: Handled,
+{
+    guard(|| {
+        // SAFETY: the caller's contract.
+        let place = unsafe { out(place, "the new handle") }?;
+        *place = register(Arc::new(Mutex::new(make()?)));
+        Ok(())
+    })
+}
+
+/// Ends a handle, and with it the object.
+pub(super) fn destroy<T, P>(handle: *mut P) -> vmmgraph_status_t
+where
+    Mutex<T>: Handled,
+{
+    guard(|| remove::<Mutex<T>, _>(handle).map(drop))
+}
+
+/// Acts on the object, alone.
+pub(super) fn with<T, P, R>(handle: *mut P, act: impl FnOnce(&mut T) -> R) -> Result<R, Failure>
+where
+    Mutex<T>: Handled,
+{
+    Ok(act(&mut get::<Mutex<T>, _>(handle)?.lock()))
+}
