@@ -261,7 +261,20 @@ impl SharedVmmAllocator {
     pub fn eager_scope(&self, stream: Stream) -> Result<EagerScope> {
         self.usable()?;
         let space = Arc::clone(self.eager.0.lock().get_or_insert_with(|| EagerSpace::new(&self.common)));
-        space.begin(stream)
+        space.begin(stream, None)
+    }
+
+    /// As [`eager_scope`](Self::eager_scope), for work whose blocks come to at most `bytes` bytes at once, each rounded up to 512, and a little
+    /// more for the ends of pages. That one asks for every page that the arena's eager work ever used; this one goes without those on lease that
+    /// so much does not need: they stay on lease, and no block is placed on them. If the others are too few, leases that hold the difference are refused or
+    /// [recalled](Self::set_recall), as it begins, and later if it comes to need more.
+    ///
+    /// # Errors
+    /// As [`eager_scope`](Self::eager_scope); [`Error::Lent`] with leases that are enough for `bytes`.
+    pub fn eager_scope_of(&self, stream: Stream, bytes: u64) -> Result<EagerScope> {
+        self.usable()?;
+        let space = Arc::clone(self.eager.0.lock().get_or_insert_with(|| EagerSpace::new(&self.common)));
+        space.begin(stream, Some(bytes))
     }
 
     /// What frees the blocks of the arena's eager work, after their scope.

@@ -86,8 +86,8 @@ mod ffi {
         fn eager_memory(arena: usize) -> Result<Box<EagerMemory>>;
         /// No scope.
         fn no_turn() -> Box<EagerTurn>;
-        /// Begins eager work on a stream; the status.
-        fn begin_eager(turn: &mut EagerTurn, arena: usize, stream: usize) -> i32;
+        /// Begins eager work on a stream, of at most so many bytes if it is `limited`; the status.
+        fn begin_eager(turn: &mut EagerTurn, arena: usize, stream: usize, limited: bool, bytes: u64) -> i32;
         /// Ends it, if it began. On the thread that began it.
         fn end_eager(turn: &mut EagerTurn);
         /// Allocates in the scope under way on a stream, as a kept block or not; the status, and the address in `block` if that is 0.
@@ -368,7 +368,7 @@ fn no_turn() -> Box<EagerTurn> {
     Box::new(EagerTurn(None))
 }
 
-fn begin_eager(turn: &mut EagerTurn, arena: usize, stream: usize) -> i32 {
+fn begin_eager(turn: &mut EagerTurn, arena: usize, stream: usize, limited: bool, bytes: u64) -> i32 {
     guarded(
         || {
             if let Ok(arena) = arena_of(arena as vmmgraph_arena_t) {
@@ -377,7 +377,9 @@ fn begin_eager(turn: &mut EagerTurn, arena: usize, stream: usize) -> i32 {
         },
         || {
             let arena = arena_of(arena as vmmgraph_arena_t)?;
-            turn.0 = Some(GuardedDrop::new(arena.eager_scope(stream_of(stream as *mut _))?));
+            let stream = stream_of(stream as *mut _);
+            let scope = if limited { arena.eager_scope_of(stream, bytes) } else { arena.eager_scope(stream) };
+            turn.0 = Some(GuardedDrop::new(scope?));
             Ok(())
         },
     )

@@ -930,10 +930,22 @@ fn lending(run: &mut Run) -> Result<()> {
         let mut launched = false;
         let refused = space.replay(other, || launched = true);
         assert!(refused.is_err() && !launched, "a graph ran over pages on lease");
+        // Eager work beside them, on the page that is left: more than that it does not get.
+        let scope = run.step("scope", || arena.eager_scope_of(other, 4 * MIB))?;
+        let mine = run.step("allocate", || scope.allocate(4 * MIB))?;
+        run.step("write", || stamps.write(mine, 4 * MIB, 40 + round))?;
+        assert!(scope.allocate(4 * MIB).is_err(), "eager work got pages on lease");
+        assert!(run.step("read", || stamps.holds(mine, 4 * MIB, 40 + round))?, "eager work lost its block");
+        scope.free(mine)?;
+        drop(scope);
         assert!(run.step("read", || stamps.holds(at, 8 * MIB, 30 + round))?, "what was lent was lost");
         run.step("audit", || buffer.audit())?;
         run.step("recall", || lease.recall(Duration::from_millis(20)))?;
     }
+    let scope = run.step("scope", || arena.eager_scope(other))?;
+    let all = run.step("allocate", || scope.allocate(12 * MIB))?;
+    scope.free(all)?;
+    drop(scope);
     run.step("replay", || space.replay(other, || ()))
 }
 

@@ -759,8 +759,26 @@ fn pages_are_lent_and_recalled_beside_replays() {
                 arena.recall_for(&space, std::time::Duration::from_secs(60)).unwrap();
             })
         };
+        let eager = {
+            let arena = Arc::clone(&arena);
+            thread::spawn(move || {
+                // A page is always left.
+                let scope = arena.eager_scope_of(stream(1), 16 * KIB).unwrap();
+                let block = scope.allocate(16 * KIB).unwrap();
+                // One that is on lease is got back only if another thread recalls it.
+                if let Ok(more) = scope.allocate(16 * KIB) {
+                    assert!(
+                        arena.leases().iter().all(|lease| lease.bytes() == 0),
+                        "eager work has a page on lease"
+                    );
+                    scope.free(more).unwrap();
+                }
+                scope.free(block).unwrap();
+            })
+        };
         lender.join().unwrap();
         replayer.join().unwrap();
+        eager.join().unwrap();
         space.replay(Stream::LEGACY, || ()).unwrap();
         assert_eq!((arena.audit(), buffer.audit(), device.pool().audit_idle()), (Ok(()), Ok(()), Ok(())));
         drop((space, buffer));

@@ -226,7 +226,7 @@ Ran GraphExecutor::launch(const std::function<void()>& eager, void* stream) {
     auto ran = state.planned();
     if (ran.mode == Mode::eager) {
         state.give_up();
-        state.run_eagerly(eager, stream);
+        state.run_eagerly(eager, stream, &step);
         return ran;
     }
     const auto slot = state.decision.slot;
@@ -250,7 +250,7 @@ Ran GraphExecutor::launch(const std::function<void()>& eager, void* stream) {
         const bool there = state.capture(slot, step, stream, true, throws);
         held.reset();
         if (!there) {
-            state.run_eagerly(eager, stream);
+            state.run_eagerly(eager, stream, &step);
             return {Mode::eager, Reason::capture_failed, {}};
         }
         held = state.enter(Work::replay);

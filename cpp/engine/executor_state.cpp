@@ -153,11 +153,12 @@ void GraphExecutor::State::commit(const Graph& graph, const Step& current, void*
     }
 }
 
-void GraphExecutor::State::run_eagerly(const std::function<void()>& eager, void* stream) const {
+void GraphExecutor::State::run_eagerly(const std::function<void()>& eager, void* stream, const Step* step) const {
     if (!options.eager_in_arena || on_cpu()) {
         return eager();
     }
-    const torch::EagerScope scope(*arena, stream);
+    const auto bytes = step != nullptr && options.eager_bytes ? std::optional(options.eager_bytes(*step)) : std::nullopt;
+    const torch::EagerScope scope(*arena, stream, bytes);
     eager();
 }
 
@@ -215,7 +216,7 @@ void GraphExecutor::State::run_ahead(const Graph& graph, const Step& current, vo
     const torch::OnStream capturing(inputs.device(), options.capture_stream);
     streams.behind(stream, options.capture_stream);
     try {
-        run_eagerly(run, options.capture_stream);
+        run_eagerly(run, options.capture_stream, nullptr);
     } catch (...) {
         streams.behind(options.capture_stream, stream);
         throw;

@@ -86,8 +86,8 @@ struct GraphExecutor::State {
 
     bool on_cpu() const { return inputs.device().is_cpu(); }
 
-    // Runs what no graph does, with `stream` as torch's current one.
-    void run_eagerly(const std::function<void()>& eager, void* stream) const;
+    // Runs what no graph does, with `stream` as torch's current one: a step's own work, or that before a capture (null).
+    void run_eagerly(const std::function<void()>& eager, void* stream, const Step* step) const;
 
     std::size_t there() const;
     // Whether there are as many graphs as may be.

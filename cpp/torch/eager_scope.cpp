@@ -20,7 +20,7 @@ struct EagerScope::State {
     rust::Box<bridge::EagerTurn> turn;
 };
 
-EagerScope::EagerScope(SharedVmmAllocator& arena, void* stream) {
+EagerScope::EagerScope(SharedVmmAllocator& arena, void* stream, std::optional<std::uint64_t> bytes) {
     const auto device = device_of(arena);
     require_release();
     if (!installed()) {
@@ -42,7 +42,8 @@ EagerScope::EagerScope(SharedVmmAllocator& arena, void* stream) {
                            active_scope,
                            OnStream(device, stream),
                            bridge::no_turn()});
-    detail::check(bridge::begin_eager(*state_->turn, reinterpret_cast<std::size_t>(arena.handle()), reinterpret_cast<std::size_t>(stream)));
+    detail::check(bridge::begin_eager(*state_->turn, reinterpret_cast<std::size_t>(arena.handle()), reinterpret_cast<std::size_t>(stream),
+                                      bytes.has_value(), bytes.value_or(0)));
     active_scope = &state_->active;
 }
 

@@ -154,6 +154,9 @@ struct ExecutorOptions : dispatch::DispatcherOptions {
     // the arena while they last, for which launch() refuses what that refuses. What they leave alive keeps its pages from the graphs. Work
     // between pieces is not: the graph around it has the arena's turn.
     bool eager_in_arena = false;
+    // Bytes that the tensors of a step without a graph come to at most, for arenas that lend pages: see torch::EagerScope. Empty, and for the
+    // runs before captures: every page that eager work ever used.
+    std::function<std::uint64_t(const Step& step)> eager_bytes;
     // For ranks that must run every step the same way: prepare() calls it once a step with what this rank would do, and carries out what agree()
     // says of what it returns: the decisions of all ranks, this one's too, in any order. An all-gather of the engine's own; a Decision is plain
     // data. No rank runs a step another way than was agreed: launch() throws instead, whatever on_failure says. Not called by warm_up(), which all

@@ -13,7 +13,9 @@
 #ifndef VMMGRAPH_TORCH_EAGER_HPP
 #define VMMGRAPH_TORCH_EAGER_HPP
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "arena.hpp"
 
@@ -41,7 +43,12 @@ public:
     // `stream`: a cudaStream_t of the arena's device; null is the default stream. Throws Error: VMMGRAPH_ERROR_WRONG_STATE before install() or
     // for what that refuses, inside a replay or a scope of this arena, and while it is paused; VMMGRAPH_ERROR_STREAM_CAPTURING;
     // VMMGRAPH_ERROR_INVALID_ARGUMENT for an arena of the host driver; out of memory or budget. Nothing has changed then.
-    EagerScope(SharedVmmAllocator& arena, void* stream);
+    //
+    // Where pages of the arena are on lease (lease.hpp), it asks for every page that the arena's scopes ever used. With `bytes`, the most that
+    // its tensors, and workspaces that cuBLAS makes in it, come to at once and a little for the ends of pages, it goes without those on lease
+    // that so much does not need: they stay on lease, and no tensor lies on them. If it comes to need more, that tensor is refused, or waits
+    // for a recall whose engine is asked within the scope.
+    EagerScope(SharedVmmAllocator& arena, void* stream, std::optional<std::uint64_t> bytes = std::nullopt);
     EagerScope(const EagerScope&) = delete;
     EagerScope& operator=(const EagerScope&) = delete;
     // No driver call but the question after captures; what is alive is kept, without a copy.

@@ -93,8 +93,7 @@ impl ArenaMap {
         if let Some(bytes) = self.executables_bytes {
             write!(f, ", executables {} MiB", Mib(bytes))?;
             if let [most, ..] = self.executables.as_slice() {
-                let (classes, graphs) = (self.executables.len(), most.graphs);
-                write!(f, " in {classes} classes, {} MiB in one of {graphs} graphs", Mib(most.bytes))?;
+                write!(f, ", {} of it in the largest class, of {} graphs", Mib(most.bytes), most.graphs)?;
             }
         }
         writeln!(f)?;

@@ -3,7 +3,7 @@
 //! The tables may be out of date: a page that no space maps any more is the device's, under another name, and one that a seal made a
 //! space's own has another holder. So what stands here counts only if the pool says that this arena has it still.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
@@ -33,6 +33,11 @@ pub struct SharedSet {
     numbers: Mutex<Numbers>,
     /// Counts how often pages left their numbers.
     version: AtomicU64,
+}
+
+/// The leases on pages, each once, ascending.
+fn leases_of<'a>(pages: impl Iterator<Item = &'a (u32, PageId, Option<u64>)>) -> Vec<u64> {
+    pages.filter_map(|(.., lease)| *lease).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// How many of the newest marks are kept.
@@ -246,6 +251,64 @@ impl SharedSet {
             free.map(|(index, page)| (self.pool.shown_by(page), u32::MAX - index, page)).collect();
         free.sort_unstable_by_key(|(shown, behind, _)| (*shown, *behind));
         free.into_iter().map(|(.., page)| page).collect()
+    }
+
+    /// The numbers of large pages that are on lease.
+    #[must_use]
+    pub fn on_lease(&self) -> BTreeSet<u32> {
+        if !self.pool.any_lent() {
+            return BTreeSet::new();
+        }
+        self.large().into_iter().filter(|(_, _, lease)| lease.is_some()).map(|(index, ..)| index).collect()
+    }
+
+    /// The numbers of large pages that are on lease, for work that needs so many bytes of those that are not. A number whose page left
+    /// is one of these, since graphs need another there anyway.
+    ///
+    /// # Errors
+    /// [`Error::Lent`] with leases to recall if there are fewer: those with the lowest numbers, as many as hold the difference.
+    pub fn beside_leases(&self, bytes: u64) -> Result<BTreeSet<u32>> {
+        if !self.pool.any_lent() {
+            return Ok(BTreeSet::new());
+        }
+        let (all, page) = (self.large(), self.geometry.large());
+        let lent = || all.iter().filter(|(_, _, lease)| lease.is_some());
+        let numbers = self.numbers.lock();
+        let stay =
+            all.iter().filter(|(_, page, lease)| lease.is_none() && self.stays(&numbers, *page)).count();
+        drop(numbers);
+        let most = all.last().map_or(0, |(index, ..)| u64::from(*index) + 1);
+        let there = most - (lent().count() + stay) as u64;
+        let short = bytes.div_ceil(page).saturating_sub(there);
+        if short > 0 && lent().next().is_some() {
+            return Err(Error::Lent {
+                leases: leases_of(lent().take(usize::try_from(short).unwrap_or(usize::MAX))),
+            });
+        }
+        Ok(lent().map(|(index, ..)| *index).collect())
+    }
+
+    /// Whether a large page has a number above this one.
+    #[must_use]
+    pub fn listed_above(&self, index: u32) -> bool {
+        self.large().last().is_some_and(|(last, ..)| *last > index)
+    }
+
+    /// The leases on so many of the large pages with a number, the lowest first.
+    #[must_use]
+    pub fn leases(&self, pages: usize) -> Vec<u64> {
+        leases_of(self.large().iter().filter(|(_, _, lease)| lease.is_some()).take(pages))
+    }
+
+    /// Every large page with a number, and its lease; by number.
+    fn large(&self) -> Vec<(u32, PageId, Option<u64>)> {
+        let numbers = self.numbers.lock();
+        let large =
+            numbers.pages.iter().filter(|(no, page)| no.class == Class::Large && self.is_ours(**page));
+        let lease = |page: PageId| self.pool.leases([page].iter()).first().copied();
+        let mut all: Vec<_> = large.map(|(no, page)| (no.index, *page, lease(*page))).collect();
+        all.sort_unstable();
+        all
     }
 
     /// Some pages are on lease: whoever shows one is to look before the device uses it.

@@ -208,6 +208,19 @@ impl PageTable {
         self.outdate(number);
     }
 
+    /// Takes a page that holds no block out of use; whether it is now. What was placed on it before says nothing about memory that was
+    /// used: its reach stays.
+    pub(crate) fn set_aside(&mut self, number: u32) -> bool {
+        let whole = self.bytes();
+        let Some(page) = self.pages.get_mut(number as usize).filter(|page| page.stays.is_empty()) else {
+            return false;
+        };
+        page.stays.push(Stay { start: 0, end: whole, tile: page.home, block: 0, serial: 0 });
+        self.mark_idle(number, false);
+        self.outdate(number);
+        true
+    }
+
     fn mark_idle(&mut self, number: u32, idle: bool) {
         let (word, bit) = (number as usize / 64, 1 << (number % 64));
         if self.idle.len() <= word {

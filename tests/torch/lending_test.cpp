@@ -10,6 +10,7 @@
 #include <random>
 #include <unordered_set>
 #include <vmmgraph/lease.hpp>
+#include <vmmgraph/torch_eager.hpp>
 
 #include "../../examples/xllm_executor/memory.hpp"
 
@@ -23,6 +24,7 @@ using vmmgraph::Borrower;
 using vmmgraph::Lease;
 using vmmgraph::Vacate;
 using vmmgraph::Vacated;
+using vmmgraph::torch::EagerScope;
 using xllm_example::MemoryOptions;
 using xllm_example::ServingMemory;
 
@@ -93,6 +95,53 @@ TEST_F(Lending, EightGibibytesAreLentAndRecalled) {
     const auto [lend, recall] = took.at(32 * MiB);
     EXPECT_LE(lend, 10);
     EXPECT_LE(recall, 15);
+}
+
+// A prefill that says what it needs runs beside leases, and neither touches the other's bytes.
+TEST_F(Lending, EagerWorkThatNeedsLittleLeavesLeasesAlone) {
+    const c10::cuda::CUDAStreamGuard guard(*stream_);
+    constexpr std::uint64_t page = 16 * MiB;
+    SharedVmmAllocator arena(*device_, pages_of(page));
+    const auto work = [](std::uint64_t bytes, double value) {
+        const auto tensor = at::full({static_cast<std::int64_t>(bytes / sizeof(float))}, value, at::kCUDA);
+        return tensor.sum(at::kDouble).item<double>() == value * static_cast<double>(tensor.numel());
+    };
+    {
+        const EagerScope scope(arena, raw());
+        EXPECT_TRUE(work(8 * page, 1));
+    }
+    KvTensors kv(*device_, kv_options(32, 8, 128, 4096, KvLayout::by_block, page));
+    Borrower engine([&](const Vacate& asked) -> std::optional<Vacated> { return Vacated{asked.blocks, fence()}; });
+    const auto pages = kv.cache().stats().blocks_a_page;
+    Lease lease = vmmgraph::lend(arena, kv.cache(), {0, 5 * pages}, engine);
+    const auto lent = lease.bytes();
+    kv.before(raw());
+    const auto blocks = static_cast<std::int64_t>(5 * pages);
+    for (const auto& plane : kv.planes()) {
+        plane.narrow(0, 0, blocks).fill_(7);
+    }
+    EXPECT_THROW(EagerScope(arena, raw()), vmmgraph::Error);
+    at::Tensor result;
+    for (int round = 0; round < 20; ++round) {
+        const EagerScope scope(arena, raw(), 3 * page);
+        EXPECT_TRUE(work(3 * page - MiB, round + 2));
+        EXPECT_ANY_THROW(at::empty({static_cast<std::int64_t>(5 * page)}, at::TensorOptions(at::kCUDA).dtype(at::kByte)));
+        if (round == 10) {
+            result = at::full({1024}, 3.0, at::kCUDA);
+        }
+    }
+    EXPECT_EQ(lease.bytes(), lent);
+    for (const auto& plane : kv.planes()) {
+        EXPECT_TRUE(plane.narrow(0, 0, blocks).eq(7).all().item<bool>());
+    }
+    EXPECT_TRUE(result.eq(3).all().item<bool>());
+    // One that may wait gets what it needs beyond, within the scope.
+    vmmgraph::set_recall(arena, 5s);
+    {
+        const EagerScope scope(arena, raw(), 3 * page);
+        EXPECT_TRUE(work(6 * page, 5));
+    }
+    EXPECT_EQ(lease.bytes(), 0U);
 }
 
 // Sequences of blocks that hold random numbers, in a cache on lent pages and in plain tensors.

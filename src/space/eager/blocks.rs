@@ -4,7 +4,7 @@ use super::generation::Generation;
 use super::slots::{Slot, lowest_free};
 use super::{ANY, EagerSpace, State};
 use crate::error::{Error, Result};
-use crate::pages::{Change, Fence, Reservation};
+use crate::pages::{Change, Class, Fence, PageNo, Reservation};
 use crate::space::lane::Lane;
 use crate::space::layout::Place;
 use crate::units::{Address, BlockBytes, Stream};
@@ -36,6 +36,7 @@ impl EagerSpace {
             Some(place) => place,
             None => {
                 self.settle(state, None);
+                self.put_back(state);
                 match state.current.layout.place(bytes, Lane::local(ANY)) {
                     Some(place) => place,
                     None => self.grow(state, bytes)?,
@@ -59,7 +60,7 @@ impl EagerSpace {
         let (shared, made) = (&self.common.shared, &mut state.current);
         let growth = made.layout.plan(bytes, Lane::local(ANY));
         let mut change = Change::on(self.common.pool());
-        let mut fresh: Vec<(crate::pages::Class, Slot)> = Vec::new();
+        let mut fresh: Vec<(Class, Slot)> = Vec::new();
         let done = (|| {
             let known = made.ranges.get(growth.range).map(Reservation::id);
             let range =
@@ -82,9 +83,20 @@ impl EagerSpace {
                 }
                 let mut taken = made.slots.taken(no.class);
                 taken.extend(fresh.iter().filter_map(|(_, slot)| slot.shared));
-                let number = lowest_free(shared, no.class, &taken);
-                let page =
-                    shared.page(&mut change, crate::pages::PageNo { class: no.class, index: number })?;
+                let number = lowest_free(shared, no.class, &taken, &state.lent);
+                let numbered = PageNo { class: no.class, index: number };
+                if no.class == Class::Large
+                    && !state.lent.is_empty()
+                    && shared.listed(numbered).is_none()
+                    && !shared.listed_above(number)
+                {
+                    // Not more memory instead of what is on lease: it comes back, and this would stay.
+                    let leases = shared.leases(growth.pages.len());
+                    if !leases.is_empty() {
+                        return Err(Error::Lent { leases });
+                    }
+                }
+                let page = shared.page(&mut change, numbered)?;
                 fresh.push((no.class, Slot { page, shared: Some(number) }));
                 pages.push(page);
             }

@@ -13,7 +13,7 @@
 //! Layout numbers are not shared numbers: own pages have none, and the others take the lowest that are free (`slots.rs`), so that an
 //! arena has as many pages as the graphs need beside those that left, or eager work in all, whichever is more.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use serde::Serialize;
 use super::layout::Layout;
 use super::{Common, next_space};
 use crate::error::{Error, Result};
-use crate::pages::{Fence, Holder, Mark, Reclaimer};
+use crate::pages::{Fence, Holder, Mark, PageNo, Reclaimer};
 use crate::sync::Mutex;
 use crate::units::{Address, BlockBytes, Stream};
 
@@ -94,6 +94,10 @@ struct State {
     seen: u64,
     /// A slot is to have another page than it shows.
     moved: bool,
+    /// Numbers of large pages that were on lease when the scope under way began, or at a later look: it takes none of them.
+    lent: BTreeSet<u32>,
+    /// The layout's numbers that show them, out of use until it ends.
+    aside: Vec<PageNo>,
     /// Undoing failed: nothing more is mapped here.
     broken: bool,
     counts: EagerStats,
@@ -113,6 +117,8 @@ impl EagerSpace {
             last: None,
             seen: common.shared.version(),
             moved: false,
+            lent: BTreeSet::new(),
+            aside: Vec::new(),
             broken: false,
             counts: EagerStats::default(),
         };
@@ -164,7 +170,16 @@ impl EagerSpace {
         }
         let scope = state.scope.is_some();
         state.old.iter().try_for_each(|old| old.audit(self, false))?;
-        state.current.audit(self, scope)
+        state.current.audit(self, scope)?;
+        let blocks = state.current.slots.all().into_iter();
+        let mut blocks =
+            blocks.filter(|(no, _)| state.current.layout.holds(*no) && !state.aside.contains(no));
+        match blocks.find(|(_, slot)| !self.common.pool().leases([slot.page].iter()).is_empty()) {
+            Some((no, slot)) => Err(Error::Internal {
+                what: format!("{self:?}: {no:?} has blocks on {:?}, which is on lease", slot.page),
+            }),
+            None => Ok(()),
+        }
     }
 
     /// Gives back all memory but that under live blocks; the bytes of addresses that had some. Nothing while a scope is under way.
@@ -363,9 +378,9 @@ impl Drop for EagerScope {
 }
 
 impl EagerSpace {
-    /// Begins a scope.
-    pub(crate) fn begin(self: &Arc<Self>, stream: Stream) -> Result<EagerScope> {
-        self.enter(stream)?;
+    /// Begins a scope; with a number of bytes, beside pages on lease that so much does not need.
+    pub(crate) fn begin(self: &Arc<Self>, stream: Stream, bytes: Option<u64>) -> Result<EagerScope> {
+        self.enter(stream, bytes)?;
         Ok(EagerScope { space: Arc::clone(self), stream, thread: PhantomData })
     }
 

@@ -67,22 +67,24 @@ impl Slots {
     }
 
     /// Takes shared numbers so that eager work and graphs need few pages together: none whose page has to stay where it shows, and
-    /// none above one that graphs have a page for anyway and nobody here uses.
-    pub(super) fn assign(&mut self, shared: &SharedSet) {
+    /// none above one that graphs have a page for anyway and nobody here uses; and none whose page is on lease, but where it shows.
+    pub(super) fn assign(&mut self, shared: &SharedSet, lent: &BTreeSet<u32>) {
         for class in CLASSES {
+            let lowest_free = |taken: &BTreeSet<u32>| lowest_free(shared, class, taken, lent);
             let mut taken = self.taken(class);
             for slot in self.of_mut(class) {
-                if let Some(number) = slot.shared
-                    && shared.is_fixed(PageNo { class, index: number })
-                {
-                    let free = lowest_free(shared, class, &taken);
+                let Some(number) = slot.shared else { continue };
+                let no = PageNo { class, index: number };
+                let on_lease = class == Class::Large && lent.contains(&number);
+                if shared.is_fixed(no) || on_lease && shared.listed(no) != Some(slot.page) {
+                    let free = lowest_free(&taken);
                     taken.remove(&number);
                     taken.insert(free);
                     slot.shared = Some(free);
                 }
             }
             while let Some(highest) = taken.last().copied() {
-                let free = lowest_free(shared, class, &taken);
+                let free = lowest_free(&taken);
                 if free > highest || shared.listed(PageNo { class, index: free }).is_none() {
                     break;
                 }
@@ -96,8 +98,16 @@ impl Slots {
     }
 }
 
-/// The lowest number that is not taken and whose page may leave it.
-pub(super) fn lowest_free(shared: &SharedSet, class: Class, taken: &BTreeSet<u32>) -> u32 {
-    let free = |index: &u32| !taken.contains(index) && !shared.is_fixed(PageNo { class, index: *index });
+/// The lowest number that is not taken, and whose page may leave it and is not among those on lease, which are large.
+pub(super) fn lowest_free(
+    shared: &SharedSet,
+    class: Class,
+    taken: &BTreeSet<u32>,
+    lent: &BTreeSet<u32>,
+) -> u32 {
+    let free = |index: &u32| {
+        let on_lease = class == Class::Large && lent.contains(index);
+        !taken.contains(index) && !on_lease && !shared.is_fixed(PageNo { class, index: *index })
+    };
     (0..u32::MAX).find(free).unwrap_or(u32::MAX)
 }

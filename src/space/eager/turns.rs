@@ -1,5 +1,6 @@
 //! A scope begins and ends: pages leave the arena's shared set and come back to it.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use super::slots::{Slot, lowest_free};
 use super::{Common, EagerSpace, State};
 use crate::error::{Error, Result};
 use crate::order::EAGER_KEY;
-use crate::pages::{Change, PageId, PageNo, SharedSet};
+use crate::pages::{Change, Class, PageId, PageNo, SharedSet};
 use crate::space::layout::Layout;
 use crate::units::Stream;
 
@@ -23,24 +24,27 @@ impl Drop for UnderWay<'_> {
 
 impl EagerSpace {
     /// Takes the arena's turn, and brings up to date what the scope's addresses show.
-    pub(super) fn enter(self: &Arc<Self>, stream: Stream) -> Result<()> {
+    pub(super) fn enter(self: &Arc<Self>, stream: Stream, bytes: Option<u64>) -> Result<()> {
         let common = &self.common;
         common.shared.begin_eager();
         let under_way = UnderWay(&common.shared);
-        let entered = common
-            .recalled(|| common.relieved(|| common.order.begin(stream, || EAGER_KEY, || self.bring_up())))?;
+        let entered = common.recalled(|| {
+            common.relieved(|| common.order.begin(stream, || EAGER_KEY, || self.bring_up(bytes)))
+        })?;
         let mark = common.pool().events().record(stream)?;
         let state = &mut *self.state.lock();
         state.scope = Some((stream, mark));
         state.counts.scopes += 1;
         self.settle(state, Some(stream));
+        set_aside(state);
         std::mem::forget(under_way);
         entered.stay();
         Ok(())
     }
 
-    /// Puts the page behind every address that belongs there. The caller has the turn, so that no page leaves meanwhile.
-    fn bring_up(&self) -> Result<()> {
+    /// Puts the page behind every address that belongs there. The caller has the turn, so that no page leaves or is lent meanwhile. Pages on
+    /// lease stay where they show if so many bytes do without.
+    fn bring_up(&self, bytes: Option<u64>) -> Result<()> {
         let common = &self.common;
         let mut waited = false;
         loop {
@@ -50,9 +54,15 @@ impl EagerSpace {
                     self.renew(state);
                 }
                 let version = common.shared.version();
+                state.lent = match bytes {
+                    Some(bytes) => common.shared.beside_leases(bytes)?,
+                    None => common.shared.on_lease(),
+                };
                 if state.seen != version {
+                    let needed = |no| bytes.is_none() || !on_lease(&state.current, &state.lent, no);
+                    let slots = state.current.slots.all().into_iter();
                     let pages: Vec<PageId> =
-                        state.current.slots.all().iter().map(|(_, slot)| slot.page).collect();
+                        slots.filter(|(no, _)| needed(*no)).map(|(_, slot)| slot.page).collect();
                     let leases = common.pool().leases(pages.iter());
                     if !leases.is_empty() {
                         return Err(Error::Lent { leases });
@@ -61,15 +71,15 @@ impl EagerSpace {
                 if !state.moved && state.seen == version {
                     return Ok(());
                 }
-                state.current.slots.assign(&common.shared);
+                state.current.slots.assign(&common.shared, &state.lent);
                 let stale = stale(state, common);
                 if stale.is_empty() {
-                    (state.seen, state.moved) = (version, false);
+                    state.brought_up(version);
                     return Ok(());
                 }
                 if waited {
                     self.replace(state, &stale)?;
-                    (state.seen, state.moved) = (version, false);
+                    state.brought_up(version);
                     return Ok(());
                 }
                 state.moved = true;
@@ -84,6 +94,22 @@ impl EagerSpace {
             }
             waited = true;
         }
+    }
+
+    /// What was set aside and is not on lease any more serves again.
+    pub(super) fn put_back(&self, state: &mut State) {
+        if state.lent.is_empty() {
+            return;
+        }
+        state.lent = self.common.shared.on_lease();
+        let State { aside, lent, current, .. } = state;
+        aside.retain(|no| {
+            let stays = on_lease(current, lent, *no);
+            if !stays {
+                current.layout.put_back(*no);
+            }
+            stays
+        });
     }
 
     /// Exchanges the pages behind these numbers for those that the arena's set has now; all or none.
@@ -124,6 +150,7 @@ impl EagerSpace {
         self.settle(state, None);
         let Some((stream, before)) = state.scope.take() else { return };
         let made = &mut state.current;
+        state.aside.drain(..).for_each(|no| made.layout.put_back(no));
         for live in made.layout.blocks() {
             state.outlived.entry(made.address(live.place)).or_insert(stream);
         }
@@ -141,7 +168,7 @@ impl EagerSpace {
                     made.slots.set(no, Slot { shared: None, ..slot });
                 }
                 (false, None) => {
-                    let number = lowest_free(shared, no.class, &made.slots.taken(no.class));
+                    let number = lowest_free(shared, no.class, &made.slots.taken(no.class), &state.lent);
                     let listed = shared.come_back(slot.page, own, PageNo { class: no.class, index: number });
                     made.slots.set(no, Slot { shared: Some(number), ..slot });
                     state.moved |= !listed;
@@ -186,6 +213,32 @@ impl EagerSpace {
         (state.moved, state.broken, state.seen) = (false, false, common.shared.version());
         state.counts.renewals += 1;
     }
+}
+
+impl State {
+    /// What its addresses show is that of a version of the shared set; but for pages on lease, which are looked at again.
+    fn brought_up(&mut self, version: u64) {
+        let on_lease = |no| on_lease(&self.current, &self.lent, no);
+        let looks_again = self.current.slots.all().into_iter().any(|(no, _)| on_lease(no));
+        self.moved = looks_again;
+        if !looks_again {
+            self.seen = version;
+        }
+    }
+}
+
+/// Whether a number of the layout is that of a page on lease.
+fn on_lease(made: &Generation, lent: &BTreeSet<u32>, no: PageNo) -> bool {
+    let number = made.slots.get(no).and_then(|slot| slot.shared);
+    no.class == Class::Large && number.is_some_and(|number| lent.contains(&number))
+}
+
+/// Nothing is placed on pages on lease.
+fn set_aside(state: &mut State) {
+    let State { aside, lent, current, .. } = state;
+    let numbers = current.slots.all().into_iter().map(|(no, _)| no);
+    *aside = numbers.filter(|no| on_lease(current, lent, *no)).collect();
+    aside.retain(|no| current.layout.set_aside(*no));
 }
 
 /// The numbers that are to show other pages, and of which number of the arena.

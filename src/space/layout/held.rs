@@ -32,6 +32,16 @@ impl Layout {
         }
     }
 
+    /// Takes a large page on which no block lies out of use, until it is [put back](Self::put_back); whether it is now.
+    pub(crate) fn set_aside(&mut self, no: PageNo) -> bool {
+        no.class == Class::Large && self.pages.set_aside(no.index)
+    }
+
+    /// A page that was set aside serves again.
+    pub(crate) fn put_back(&mut self, no: PageNo) {
+        self.pages.release(no.index, 0);
+    }
+
     /// Where numbers show that hold remote blocks, or did: range and offset.
     pub(crate) fn remote_tiles(&self) -> HashSet<(usize, u64)> {
         let tiles = self.tiles().filter(|(range, ..)| self.ranges[*range].remote);
