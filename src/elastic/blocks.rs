@@ -21,6 +21,8 @@ struct Page {
     backed: bool,
     used: u64,
     room: Room,
+    /// Counted among those that are backed and empty.
+    idle: bool,
 }
 
 /// A page that would come free, and what is on it.
@@ -67,6 +69,8 @@ pub struct BlockPool {
     /// Blocks that can be had, reserved ones included.
     free: u64,
     reserved: u64,
+    /// Bytes of backed pages on which nothing is used.
+    empty_bytes: u64,
 }
 
 /// So many of one value; too many for the host are an error and not the end of the process.
@@ -94,7 +98,7 @@ impl BlockPool {
                 return Err(Error::InvalidArgument { what, value: value.into(), expected: "from 1 to 2^32" });
             }
         }
-        let page = Page { backed: false, used: 0, room: Room::None };
+        let page = Page { backed: false, used: 0, room: Room::None, idle: false };
         let (pages, words) = (blocks.div_ceil(blocks_a_page) as usize, blocks.div_ceil(64) as usize);
         Ok(Self {
             blocks,
@@ -108,6 +112,7 @@ impl BlockPool {
             empty: BTreeSet::new(),
             free: 0,
             reserved: 0,
+            empty_bytes: 0,
         })
     }
 
@@ -167,13 +172,10 @@ impl BlockPool {
         found
     }
 
-    /// Bytes of backed pages on which nothing is used.
+    /// Bytes of backed pages on which nothing is used. Kept, not counted: a scheduler asks at every step.
     #[must_use]
     pub fn empty_bytes(&self) -> u64 {
-        let empty = |(index, page): (usize, &Page)| {
-            if page.backed && page.used == 0 { self.bytes_of(index as u64) } else { 0 }
-        };
-        self.pages.iter().enumerate().map(empty).sum()
+        self.empty_bytes
     }
 
     fn bytes_of(&self, page: u64) -> u64 {
@@ -217,7 +219,14 @@ impl BlockPool {
         let blocks = self.blocks_of(index as u64);
         let below = blocks.start..blocks.end.min(self.limit);
         let room = below.filter(|block| !self.is_used(*block)).count() as u64;
+        let bytes = self.bytes_of(index as u64);
         let Some(page) = self.pages.get_mut(index) else { return };
+        let idle = page.backed && page.used == 0;
+        match (std::mem::replace(&mut page.idle, idle), idle) {
+            (false, true) => self.empty_bytes += bytes,
+            (true, false) => self.empty_bytes -= bytes,
+            _ => {}
+        }
         match page.room {
             Room::None => {}
             Room::Partial(room) => {

@@ -126,6 +126,90 @@ TEST_F(Eager, PrefillsBetweenReplaysAreThoseOfPlainEagerWorkInTheGraphsMemory) {
         static_cast<double>(eager) / MiB, static_cast<double>(most) / static_cast<double>(hungrier));
 }
 
+// What engines do: results go to tensors of their own, so that what graphs and prefills hold is activations alone. Torch's own memory, where both are
+// warmed up, captured and run as ever, is beside it.
+TEST_F(Eager, ActivationsOfBothTakeTheMostOfTheTwo) {
+    const Model model;
+    const std::vector<std::int64_t> lengths{8192, 333, 4096, 77, 6001, 1024}, batches{4096, 256, 64, 8, 1};
+    const auto width = model.layers[0][0].size(0);
+    const c10::cuda::CUDAStreamGuard guard(*stream_);
+    std::vector<at::Tensor> prompts, inputs, outputs, expected;
+    for (const auto length : lengths) {
+        prompts.push_back(at::randn({length, width}, half()));
+        expected.push_back(prefill(model, prompts.back()));
+    }
+    auto result = at::empty({1, width}, half());
+    for (const auto batch : batches) {
+        inputs.push_back(at::randn({batch, width}, half()));
+        outputs.push_back(model(inputs.back()).clone());
+        expected.push_back(outputs.back().clone());
+    }
+    cudaDeviceSynchronize();
+    caching::emptyCache();
+    const auto capture_all = [&](SharedVmmAllocator& arena) {
+        std::vector<CapturedGraph> graphs;
+        for (std::size_t i = 0; i < batches.size(); ++i) {
+            graphs.push_back(capture(arena, raw(), [&] { outputs[i].copy_(model(inputs[i])); }));
+        }
+        return graphs;
+    };
+    int wrong = 0;
+    const auto prefills = [&](SharedVmmAllocator& arena, std::size_t which) {
+        {
+            const EagerScope scope(arena, raw());
+            const auto out = model(prompts[which]);
+            result.copy_(out.narrow(0, out.size(0) - 1, 1));
+        }
+        wrong += !at::equal(result, expected[which]);
+    };
+    SharedVmmAllocator graphs_only(0), eager_only(0), arena(0);
+    std::size_t graphs = 0, eager = 0, most = 0;
+    {
+        const auto captured = capture_all(graphs_only);
+        graphs = graphs_only.mapped_size();
+    }
+    for (std::size_t i = 0; i < prompts.size(); ++i) {
+        prefills(eager_only, i);
+    }
+    eager = eager_only.mapped_size();
+    auto captured = capture_all(arena);
+    std::mt19937 random(13);
+    for (int round = 0; round < 100; ++round) {
+        prefills(arena, random() % prompts.size());
+        const auto i = random() % captured.size();
+        outputs[i].zero_();
+        captured[i].replay(raw());
+        wrong += !at::equal(outputs[i], expected[lengths.size() + i]);
+        most = std::max(most, arena.mapped_size());
+    }
+    EXPECT_EQ(wrong, 0);
+    const auto ratio = static_cast<double>(most) / static_cast<double>(std::max(graphs, eager));
+    EXPECT_LE(ratio, 1.03);
+    // The same with torch's own graphs and allocator: its reserved bytes.
+    const auto before = caching::getDeviceStats(0).reserved_bytes[0].current;
+    {
+        const auto pool = at::cuda::graph_pool_handle();
+        std::vector<std::unique_ptr<at::cuda::CUDAGraph>> stock;
+        for (std::size_t i = 0; i < batches.size(); ++i) {
+            auto& graph = stock.emplace_back(std::make_unique<at::cuda::CUDAGraph>());
+            graph->capture_begin(pool, cudaStreamCaptureModeThreadLocal);
+            outputs[i].copy_(model(inputs[i]));
+            graph->capture_end();
+        }
+        for (const auto& prompt : prompts) {
+            const auto out = model(prompt);
+            result.copy_(out.narrow(0, out.size(0) - 1, 1));
+        }
+        cudaDeviceSynchronize();
+        const auto torchs = caching::getDeviceStats(0).reserved_bytes[0].current - before;
+        std::printf(
+            "RESULT eager: activations alone %.1f MiB at most: graphs %.1f, eager %.1f, ratio %.3f; torch's own %.1f MiB; %d wrong\n",
+            static_cast<double>(most) / MiB, static_cast<double>(graphs) / MiB, static_cast<double>(eager) / MiB, ratio,
+            static_cast<double>(torchs) / MiB, wrong);
+    }
+    caching::emptyCache();
+}
+
 TEST_F(Eager, ASteadyStateMovesNoMemory) {
     const Model model;
     const auto prompts = this->prompts(model, {2048, 1024});

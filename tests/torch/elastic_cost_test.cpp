@@ -197,24 +197,6 @@ protected:
         for (std::uint64_t step = 0; decoded.grown < target || step < 500; ++step) {
             const auto start = Clock::now();
             double exposed = 0;
-            if (growth == Growth::ahead) {
-                while (!coming.empty() && coming.front().first.done()) {
-                    coming.front().first.wait();
-                    back(coming.front().second);
-                    coming.pop_front();
-                }
-                std::uint64_t under_way = 0;
-                for (const auto& [pending, range] : coming) {
-                    under_way += range.end - range.first;
-                }
-                const auto [action, count] = policy.step(step, pool.stats().available, under_way, std::exchange(granted, 0));
-                if (action == Ahead::commit && coming.empty()) {
-                    const auto missing = pool.shortfall(pool.stats().available + count).value();
-                    for (const auto range : missing) {
-                        coming.emplace_back(cache.commit_async(range), range);
-                    }
-                }
-            }
             for (std::int64_t i = 0; i < batch; ++i) {
                 if (++next[batch + i] < tokens) {
                     continue;
@@ -241,6 +223,25 @@ protected:
             }
             C10_CUDA_CHECK(cudaMemcpyAsync(where.data_ptr(), next, pinned.nbytes(), cudaMemcpyHostToDevice, stream_->stream()));
             graph.replay(raw());
+            // Behind the launch: what is ahead is asked for while the device decodes.
+            if (growth == Growth::ahead) {
+                while (!coming.empty() && coming.front().first.done()) {
+                    coming.front().first.wait();
+                    back(coming.front().second);
+                    coming.pop_front();
+                }
+                std::uint64_t under_way = 0;
+                for (const auto& [pending, range] : coming) {
+                    under_way += range.end - range.first;
+                }
+                const auto [action, count] = policy.step(step, pool.stats().available, under_way, std::exchange(granted, 0));
+                if (action == Ahead::commit && coming.empty()) {
+                    const auto missing = pool.shortfall(pool.stats().available + count).value();
+                    for (const auto range : missing) {
+                        coming.emplace_back(cache.commit_async(range), range);
+                    }
+                }
+            }
             C10_CUDA_CHECK(cudaStreamSynchronize(stream_->stream()));
             if (step >= 20) {
                 decoded.steps.push_back(micros_since(start));
