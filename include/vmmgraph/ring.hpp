@@ -301,6 +301,9 @@ public:
         return copies;
     }
 
+    // The executable that was launched last is gone, or was updated otherwise: the next one is told everything, also where it has the same handle.
+    void forget_executable() { detail::check(vmmgraph_ring_graph_forget_executable(handle_.get())); }
+
     // Brings what the graph expects, tells its executable (a CUgraphExec of the graph, which nobody else uses meanwhile) what has changed in the
     // sources, calls `launch`, which gives it to `stream`, and notes what it left. What `launch` throws passes, and counts as not launched. Throws
     // VMMGRAPH_ERROR_WRONG_STATE beside another launch of the ring and while a unit is acquired; nothing was launched then.

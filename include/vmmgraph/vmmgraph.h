@@ -3768,6 +3768,10 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_graph_destroy(vmmgraph_ring_graph_t
 // `copies` is null or writable.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_graph_copies(vmmgraph_ring_graph_t graph, uint64_t *copies);
 
+// The executable that was launched last is gone, or was updated otherwise: the next one is told everything, also where it has the same handle.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_ring_graph_forget_executable(vmmgraph_ring_graph_t graph);
+
 // Before each launch: brings resident units, and those that the graph expects to be there; tells the executable what has changed in the sources; and
 // makes `stream` wait for eager work of the ring. Until vmmgraph_ring_graph_leave, which must follow whatever happens, the ring is its. Sources that are set
 // meanwhile count from the next launch on; to write host memory that it reads is VMMGRAPH_ERROR_WRONG_STATE meanwhile.
@@ -3777,7 +3781,7 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_graph_copies(vmmgraph_ring_graph_t 
 //
 // Arguments:
 // `executable` is null or the driver's executable graph (CUgraphExec), made of the graph that this was captured into, which is there, and
-// nobody else uses it meanwhile.
+// nobody else uses it meanwhile. What it was told before is as it was, unless vmmgraph_ring_graph_forget_executable was called.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_ring_graph_enter(vmmgraph_ring_graph_t graph,
                                             void *executable,

@@ -108,6 +108,15 @@ pub unsafe extern "C" fn vmmgraph_ring_graph_copies(
     guard(|| unsafe { write_number(copies, get::<RingGraph, _>(graph)?.copies() as u64) })
 }
 
+/// The executable that was launched last is gone, or was updated otherwise: the next one is told everything, also where it has the same handle.
+#[unsafe(no_mangle)]
+pub extern "C" fn vmmgraph_ring_graph_forget_executable(graph: vmmgraph_ring_graph_t) -> vmmgraph_status_t {
+    guard(|| {
+        get::<RingGraph, _>(graph)?.forget_executable();
+        Ok(())
+    })
+}
+
 /// Before each launch: brings resident units, and those that the graph expects to be there; tells the executable what has changed in the sources; and
 /// makes `stream` wait for eager work of the ring. Until vmmgraph_ring_graph_leave, which must follow whatever happens, the ring is its. Sources that are set
 /// meanwhile count from the next launch on; to write host memory that it reads is VMMGRAPH_ERROR_WRONG_STATE meanwhile.
@@ -117,7 +126,7 @@ pub unsafe extern "C" fn vmmgraph_ring_graph_copies(
 ///
 /// # Safety
 /// `executable` is null or the driver's executable graph (CUgraphExec), made of the graph that this was captured into, which is there, and
-/// nobody else uses it meanwhile.
+/// nobody else uses it meanwhile. What it was told before is as it was, unless vmmgraph_ring_graph_forget_executable was called.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_graph_enter(
     graph: vmmgraph_ring_graph_t,

@@ -94,24 +94,46 @@ impl Branch {
     }
 }
 
+/// What an executable was told of one of its copies, so that it is told no more than has changed: each call costs the host about as much as a
+/// launch costs it a node.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ToldCopy {
+    /// Where to, from which address, and how many bytes; `None`: nobody knows.
+    copy: Option<(Address, usize, usize)>,
+    enabled: Option<bool>,
+}
+
 /// Tells an executable that one of its copies is another one, or none.
 ///
 /// # Safety
-/// An executable of the graph that the node is in, both there, which no other thread uses; the part as for [`Branch::copy`].
+/// An executable of the graph that the node is in, both there, which no other thread uses; the part as for [`Branch::copy`]. `told` is what
+/// this executable was told of the node, of registrations that are still those.
 pub(crate) unsafe fn tell(
     driver: &SharedDriver,
     executable: Executable,
     node: CopyNode,
+    told: &mut ToldCopy,
     copy: Option<(Address, Part<'_>)>,
 ) -> Result<()> {
     let graphs = graphs(driver)?;
     if let Some((to, part)) = copy {
         let copy = part.copy(to)?;
-        // SAFETY: the caller's promise.
-        unsafe { graphs.executable_set_copy(executable, node, copy) }?;
+        let now = Some((copy.to, copy.from as usize, copy.bytes));
+        if told.copy != now {
+            // Unknown if it fails.
+            told.copy = None;
+            // SAFETY: the caller's promise.
+            unsafe { graphs.executable_set_copy(executable, node, copy) }?;
+            told.copy = now;
+        }
     }
-    // SAFETY: the caller's promise.
-    unsafe { graphs.executable_enable_copy(executable, node, copy.is_some()) }
+    if told.enabled != Some(copy.is_some()) {
+        told.enabled = None;
+        // SAFETY: the caller's promise.
+        unsafe { graphs.executable_enable_copy(executable, node, copy.is_some()) }?;
+        told.enabled = Some(copy.is_some());
+    }
+    Ok(())
 }
 
 impl Drop for Branch {

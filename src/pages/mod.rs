@@ -54,7 +54,7 @@ mod waits;
 
 pub(crate) use absent::{Hold, Standing};
 pub use account::{Account, AccountStats, Limits};
-pub(crate) use branch::{Branch, Part, tell};
+pub(crate) use branch::{Branch, Part, ToldCopy, tell};
 pub use change::{Calls, Change};
 pub(crate) use copies::{Copied, HostCopy, behind_copies};
 pub use deferred::Remains;

@@ -8,7 +8,7 @@ use super::schedule::Held;
 use super::{HostBuffer, Ring, no_unit};
 use crate::driver::{CopyNode, Executable};
 use crate::error::{Error, Result};
-use crate::pages::{Fence, Part, tell};
+use crate::pages::{Fence, Part, ToldCopy, tell};
 use crate::sync::Mutex;
 use crate::units::Stream;
 
@@ -28,8 +28,29 @@ pub struct RingGraph {
 #[derive(Debug, Default)]
 struct Told {
     executable: Option<Executable>,
-    /// By turn: the change of the source that it was told of (0: nothing yet), and the memory that is read.
-    units: Vec<(u64, Vec<Arc<HostBuffer>>)>,
+    /// By turn.
+    units: Vec<ToldUnit>,
+}
+
+#[derive(Debug, Default)]
+struct ToldUnit {
+    /// The change of the source that it was told of; 0: nothing yet.
+    set: u64,
+    /// The memory that is read, by run.
+    buffers: Vec<Arc<HostBuffer>>,
+    /// By node.
+    copies: Vec<ToldCopy>,
+}
+
+impl Told {
+    /// Nobody knows what the next executable copies. What the last one reads it may still be launched for.
+    fn forget(&mut self) {
+        self.executable = None;
+        for unit in &mut self.units {
+            unit.set = 0;
+            unit.copies.fill(ToldCopy::default());
+        }
+    }
 }
 
 /// The launches of a graph, for the host memory that they read.
@@ -88,7 +109,11 @@ fn under_way() -> Error {
 
 impl RingGraph {
     pub(super) fn new(ring: Arc<Ring>, tail: usize, nodes: Vec<Vec<CopyNode>>) -> Self {
-        let told = Told { executable: None, units: vec![(0, Vec::new()); nodes.len()] };
+        let unit = |nodes: &Vec<CopyNode>| ToldUnit {
+            copies: vec![ToldCopy::default(); nodes.len()],
+            ..ToldUnit::default()
+        };
+        let told = Told { executable: None, units: nodes.iter().map(unit).collect() };
         Self { ring, tail, nodes, told: Mutex::new(told), launches: Arc::default() }
     }
 
@@ -104,6 +129,11 @@ impl RingGraph {
         self.nodes.iter().map(Vec::len).sum()
     }
 
+    /// Its executable is gone, or was updated otherwise: the next one is told everything, also where it has the same handle.
+    pub fn forget_executable(&self) {
+        self.told.lock().forget();
+    }
+
     /// Before a launch: brings resident units, and those that the graph expects to be there; tells the executable what changed in the sources; and
     /// makes `stream` wait for eager work of the ring. Until [`leave`](Self::leave), which must follow whatever happens, the ring is its. Sources that are
     /// set meanwhile count from the next launch on; host memory that it reads is not written meanwhile.
@@ -114,7 +144,8 @@ impl RingGraph {
     /// then, and the call can be repeated.
     ///
     /// # Safety
-    /// An executable made of the graph that this was captured into, used by no other thread meanwhile; the graph itself is there.
+    /// An executable made of the graph that this was captured into, used by no other thread meanwhile; the graph itself is there. What it was told here
+    /// before is as it was, unless that was [forgotten](Self::forget_executable).
     pub unsafe fn enter(&self, executable: Executable, stream: Stream) -> Result<()> {
         let events = self.ring.device.pool().events();
         if !events.ready(stream)? {
@@ -155,7 +186,7 @@ impl RingGraph {
         let ring = &self.ring;
         let events = ring.device.pool().events();
         if told.executable != Some(executable) {
-            told.units.iter_mut().for_each(|(set, _)| *set = 0);
+            told.forget();
             told.executable = Some(executable);
         }
         let early = ring.schedule.streamed().iter().take(self.tail);
@@ -206,8 +237,8 @@ impl RingGraph {
         nodes: &[CopyNode],
     ) -> Result<()> {
         let source = books.sources.get(unit).and_then(Option::as_ref).ok_or_else(no_source)?;
-        let Some((set, buffers)) = told.units.get_mut(at) else { return Err(no_unit(unit)) };
-        if *set == source.set {
+        let Some(told) = told.units.get_mut(at) else { return Err(no_unit(unit)) };
+        if told.set == source.set {
             return Ok(());
         }
         if source.runs.len() > nodes.len() {
@@ -218,26 +249,31 @@ impl RingGraph {
         let parts =
             source.runs.iter().map(|run| Ok((base.plus(run.to), run.source.part(run.from, run.bytes)?)));
         let parts = parts.collect::<Result<Vec<(_, Part<'_>)>>>()?;
-        // Known to be read before an executable reads it, and until it no longer does.
-        let new: Vec<_> = source.runs.iter().map(|run| Arc::clone(&run.source)).collect();
-        new.iter().for_each(|buffer| buffer.read_by(&self.launches));
-        *set = 0;
-        let old = std::mem::take(buffers);
-        let mut result = Ok(());
-        for (place, node) in nodes.iter().enumerate() {
-            let driver = self.ring.device.driver();
-            // SAFETY: the caller's promise; the parts are registered, and the graph keeps the buffers that they are of.
-            result =
-                result.and_then(|()| unsafe { tell(driver, executable, *node, parts.get(place).copied()) });
+        told.set = 0;
+        // Mostly it is as much more of the same memory.
+        let same = told.buffers.iter().eq(source.runs.iter().map(|run| &run.source));
+        let mut old = Vec::new();
+        if !same {
+            // Known to be read before an executable reads it, and until it no longer does.
+            let new: Vec<_> = source.runs.iter().map(|run| Arc::clone(&run.source)).collect();
+            new.iter().for_each(|buffer| buffer.read_by(&self.launches));
+            old = std::mem::replace(&mut told.buffers, new);
+            // Other memory may be registered where some was.
+            told.copies.fill(ToldCopy::default());
         }
-        *buffers = new;
+        let driver = self.ring.device.driver();
+        let each = nodes.iter().zip(&mut told.copies).enumerate();
+        let result = each.into_iter().try_for_each(|(place, (node, copy))| {
+            // SAFETY: the caller's promise; the parts are registered, and the graph keeps the buffers that they are of.
+            unsafe { tell(driver, executable, *node, copy, parts.get(place).copied()) }
+        });
         if result.is_err() {
             // Of some of it nobody knows which it reads.
-            buffers.extend(old);
+            told.buffers.extend(old);
             return result;
         }
         old.iter().for_each(|buffer| buffer.no_longer_read_by(&self.launches));
-        *set = source.set;
+        told.set = source.set;
         Ok(())
     }
 
@@ -295,8 +331,8 @@ impl RingGraph {
 
 impl Drop for RingGraph {
     fn drop(&mut self) {
-        for (_, buffers) in std::mem::take(&mut self.told.get_mut().units) {
-            buffers.iter().for_each(|buffer| buffer.no_longer_read_by(&self.launches));
+        for unit in std::mem::take(&mut self.told.get_mut().units) {
+            unit.buffers.iter().for_each(|buffer| buffer.no_longer_read_by(&self.launches));
         }
     }
 }

@@ -129,6 +129,7 @@ std::vector<Call> buffer_calls(vmmgraph_host_buffer_t buffer) {
 std::vector<Call> graph_calls(vmmgraph_ring_graph_t graph) {
     return {
         {"copies", [=] { return vmmgraph_ring_graph_copies(graph, nullptr); }},
+        {"forget executable", [=] { return vmmgraph_ring_graph_forget_executable(graph); }},
         {"enter", [=] { return vmmgraph_ring_graph_enter(graph, nullptr, nullptr); }},
         {"leave", [=] { return vmmgraph_ring_graph_leave(graph, nullptr, 1); }},
         {"destroy", [=] { return vmmgraph_ring_graph_destroy(graph); }},

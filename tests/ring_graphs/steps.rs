@@ -1,6 +1,6 @@
 //! Captured steps as the library makes and launches them: `Ring::capture_begin` to `RingGraph::leave`.
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_char, c_int};
 
 use vmmgraph::driver::Executable;
 use vmmgraph::ring::HostRun;
@@ -355,6 +355,80 @@ fn a_launch_has_the_ring_and_its_host_memory_for_itself() {
     assert!(ring.upgrade().is_some() && host.upgrade().is_some());
     drop((ready, other));
     assert!(ring.upgrade().is_none() && host.upgrade().is_none());
+}
+
+/// Each call costs the host, and a sequence that crosses a granule changes every unit at once.
+#[test]
+fn an_executable_is_told_what_has_changed_and_no_more() {
+    let gpu = Gpu::open();
+    // SAFETY: the driver is open, so the library is there; the signature is that of tests/standin/src/control.rs.
+    let count =
+        unsafe { *culib().get::<unsafe extern "C" fn(*const c_char) -> u64>(b"standin_count\0").unwrap() };
+    let calls = || {
+        // SAFETY: zero-terminated names.
+        let of = |name: &CStr| unsafe { count(name.as_ptr()) };
+        [of(c"cuGraphExecMemcpyNodeSetParams"), of(c"cuGraphNodeSetEnabled")]
+    };
+    let mut steps = Steps::new(&gpu, &units(9), 3);
+    let streamed = steps.ring.schedule().streamed().len() as u64;
+    let ready = steps.capture(&gpu, &RingCaptureOptions { tail: 1, most_runs: 2 });
+    let mut last = calls();
+    let mut told = |steps: &mut Steps, bytes: u64, runs: usize| {
+        for unit in 0..9 {
+            let at = unit as u64 * UNIT;
+            let all = [(at, 0, bytes), (at + UNIT - 8, UNIT - 8, 8)];
+            steps.source(unit, &all[..runs]);
+        }
+        steps.launch(&gpu, &ready).unwrap();
+        assert_eq!(steps.wrong(&gpu), 0);
+        let now = calls();
+        let new = [now[0] - last[0], now[1] - last[1]];
+        last = now;
+        new
+    };
+    let mut tells = |bytes, runs, each: [u64; 2]| {
+        assert_eq!(told(&mut steps, bytes, runs), each.map(|calls| calls * streamed));
+    };
+    // Everything at first; then as much more of the same memory, and nothing new.
+    tells(64, 1, [1, 2]);
+    tells(96, 1, [1, 0]);
+    tells(96, 1, [0, 0]);
+    // With nothing to copy no memory is read, and what is read then counts as another one.
+    tells(96, 0, [0, 2]);
+    tells(96, 2, [2, 2]);
+    // One of two runs.
+    tells(128, 2, [1, 0]);
+}
+
+/// Its handle may be that of another one, or another graph's copies may be in it: who launches it says so.
+#[test]
+fn an_executable_that_was_updated_otherwise_is_told_everything() {
+    let gpu = Gpu::open();
+    let mut steps = Steps::new(&gpu, &units(6), 2);
+    let from = |steps: &mut Steps, skip: u64| {
+        (0..6).for_each(|unit| steps.source(unit, &[(unit as u64 * UNIT + skip, 0, 64)]));
+    };
+    from(&mut steps, 0);
+    let ready = steps.capture(&gpu, &RingCaptureOptions { tail: 1, most_runs: 1 });
+    // Not what was captured.
+    from(&mut steps, 100);
+    assert_eq!((steps.launch(&gpu, &ready), steps.wrong(&gpu)), (Ok(()), 0));
+    let update = || {
+        let mut info = sys::CUgraphExecUpdateResultInfo_st {
+            result: sys::CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_SUCCESS,
+            errorNode: ptr::null_mut(),
+            errorFromNode: ptr::null_mut(),
+        };
+        assert_eq!(code!(cuGraphExecUpdate_v2(ready.exec, ready.graph, &raw mut info)), 0);
+    };
+    update();
+    steps.launch(&gpu, &ready).unwrap();
+    assert!(steps.wrong(&gpu) > 0, "nobody said so");
+    // Slots hold what that left.
+    steps.ring.abort();
+    update();
+    ready.step().forget_executable();
+    assert_eq!((steps.launch(&gpu, &ready), steps.wrong(&gpu)), (Ok(()), 0));
 }
 
 #[test]
