@@ -1,7 +1,9 @@
 #include "decoder.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 #include <c10/cuda/CUDAException.h>
@@ -123,42 +125,155 @@ void Decoder::set_sources() {
     if (contents_.streams == Streams::weights) {
         return;
     }
-    changed_ = true;
-    const auto row = contents_.shape.row_bytes();
-    const auto bytes = static_cast<std::uint64_t>(cold_tokens_) * row;
-    const auto values = static_cast<std::uint64_t>(contents_.shape.capacity) * row;
+    // What the step before copied ahead is out of date, and so is what stays.
+    again_ = contents_.host.size() - streamed() + (streamed() > 0 ? 1 : 0);
     for (std::size_t unit = 0; unit < contents_.host.size(); ++unit) {
-        const auto& buffer = contents_.host[unit];
-        ring_.set_source(unit, {{buffer, 0, 0, bytes}, {buffer, values, values, bytes}});
+        set_source(unit, cold_tokens_);
+    }
+}
+
+void Decoder::set_source(std::size_t unit, std::int64_t cold_tokens) {
+    const auto row = contents_.shape.row_bytes();
+    const auto bytes = static_cast<std::uint64_t>(cold_tokens) * row;
+    const auto values = static_cast<std::uint64_t>(contents_.shape.capacity) * row;
+    const auto& buffer = contents_.host[unit];
+    ring_.set_source(unit, {{buffer, 0, 0, bytes}, {buffer, values, values, bytes}});
+}
+
+void Decoder::store(std::int64_t number, std::int64_t side, const at::Tensor& from, void* stream) {
+    const auto& shape = contents_.shape;
+    if (contents_.streams == Streams::weights) {
+        cold_.select(0, number).select(0, side).narrow(0, cold_tokens_, from.size(0)).copy_(from);
+        return;
+    }
+    auto& buffer = contents_.host[static_cast<std::size_t>(number)];
+    const auto at = static_cast<std::uint64_t>(side * shape.capacity + cold_tokens_) * shape.row_bytes();
+    if (shape.on.is_cuda()) {
+        // By the link's other direction, beside whatever the device does next; nobody waits here.
+        buffer.store(at, from.const_data_ptr(), from.nbytes(), stream);
+    } else {
+        buffer.write(at, from.const_data_ptr(), from.nbytes());
     }
 }
 
 void Decoder::flush(void* stream) {
-    const auto& shape = contents_.shape;
-    if (contents_.streams == Streams::weights) {
-        cold_.narrow(2, cold_tokens_, Shape::granule).copy_(hot_);
-    } else {
-        // By the link's other direction, beside whatever the device does next; nobody waits here.
-        const auto row = shape.row_bytes();
-        for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
-            auto& buffer = contents_.host[static_cast<std::size_t>(layer)];
-            for (std::int64_t side = 0; side < 2; ++side) {
-                const auto from = hot_.select(0, layer).select(0, side);
-                const auto at = static_cast<std::uint64_t>(side * shape.capacity + cold_tokens_) * row;
-                if (shape.on.is_cuda()) {
-                    buffer.store(at, from.const_data_ptr(), from.nbytes(), stream);
-                } else {
-                    buffer.write(at, from.const_data_ptr(), from.nbytes());
-                }
-            }
-            // The next step writes there.
-            buffer.before(stream);
+    for (std::int64_t layer = 0; layer < contents_.shape.layers; ++layer) {
+        for (std::int64_t side = 0; side < 2; ++side) {
+            store(layer, side, hot_.select(0, layer).select(0, side), stream);
         }
+        // The next step writes there.
+        contents_.host[static_cast<std::size_t>(layer)].before(stream);
     }
     cold_tokens_ += Shape::granule;
     hot_tokens_ = 0;
     set_sources();
 }
+
+Decoder::Output Decoder::prefill(const std::vector<std::int64_t>& prompt, std::int64_t chunk) {
+    const auto& shape = contents_.shape;
+    const auto length = static_cast<std::int64_t>(prompt.size());
+    if (length == 0 || length > shape.capacity || chunk <= 0 || chunk % Shape::granule != 0) {
+        throw std::invalid_argument("a prompt is of 1 to " + std::to_string(shape.capacity) + " tokens, its chunks are whole granules");
+    }
+    void* const stream = shape.on.is_cuda() ? c10::cuda::getCurrentCUDAStream().stream() : nullptr;
+    cold_tokens_ = hot_tokens_ = 0;
+    set_sources();
+    for (auto* const buffer : leaving_to_) {
+        if (buffer != nullptr) {
+            // Of a prompt that failed.
+            buffer->before(stream);
+        }
+    }
+    if (contents_.streams == Streams::keys_and_values) {
+        leaving_ = at::empty({2, 2, std::min(chunk, length), shape.kv_heads, shape.dimension}, shape.numbers());
+    }
+    const auto tokens = at::tensor(prompt, at::kLong).to(shape.on);
+    at::Tensor x;
+    for (std::int64_t from = 0; from < length; from += chunk) {
+        x = prefill_chunk(tokens.narrow(0, from, std::min(chunk, length - from)), stream);
+    }
+    for (auto*& buffer : leaving_to_) {
+        if (auto* const left = std::exchange(buffer, nullptr)) {
+            left->before(stream);
+        }
+    }
+    leaving_.reset();
+    if (contents_.streams == Streams::keys_and_values) {
+        // The first layers of the next step are on their way; those that stay are not.
+        planned_ += 2 * static_cast<std::uint64_t>(cold_tokens_) * shape.row_bytes() * ring_.schedule().slots;
+        again_ = contents_.host.size() - streamed();
+    }
+    x = to_unit_scale(x.narrow(0, x.size(0) - 1, 1));
+    return {at::mm(x, contents_.head).argmax(-1).item<std::int64_t>(), x};
+}
+
+at::Tensor Decoder::prefill_chunk(const at::Tensor& tokens, void* stream) {
+    const auto& shape = contents_.shape;
+    const bool weights = contents_.streams == Streams::weights;
+    const auto group = shape.heads / shape.kv_heads;
+    const auto count = tokens.size(0), past = cold_tokens_, whole = count / Shape::granule * Shape::granule;
+    const auto positions = [&](std::int64_t end) { return at::arange(end, shape.numbers().dtype(at::kLong)); };
+    // A token sees what was there before the chunk, and of the chunk what is not behind it.
+    const auto masked = positions(past + count) > (positions(count) + past).unsqueeze(1);
+    auto x = contents_.embedding.index_select(0, tokens);
+    for (std::int64_t number = 0; number < shape.layers; ++number) {
+        const auto unit = static_cast<std::size_t>(number);
+        const vmmgraph::UnitScope scope(ring_, unit, stream);
+        void* const parameters = weights ? scope.address() : contents_.weights[unit].mutable_data_ptr();
+        void* const cold = weights ? cold_.select(0, number).mutable_data_ptr() : scope.address();
+        const auto qkv = at::mm(to_unit_scale(x), Weights(parameters, shape).qkv).view({count, -1, shape.dimension});
+        const auto query = qkv.narrow(1, 0, shape.heads);
+        const auto keys = qkv.narrow(1, shape.heads, shape.kv_heads), values = qkv.narrow(1, shape.heads + shape.kv_heads, shape.kv_heads);
+        const auto all = at::from_blob(cold, {2, shape.capacity, shape.kv_heads, shape.dimension}, shape.numbers()).narrow(1, 0, past);
+        const auto attended = at::empty({count, shape.heads, shape.dimension}, shape.numbers());
+        // One head's keys at a time, since the scores of all would take more than the weights.
+        for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+            const auto of_head = [&](std::int64_t side, const at::Tensor& made) {
+                return at::cat({all.select(0, side).select(1, head), made.select(1, head)});
+            };
+            const auto scores = at::matmul(query.narrow(1, head * group, group).transpose(0, 1), of_head(0, keys).t());
+            const auto scaled = (scores.to(at::kFloat) * (1 / std::sqrt(static_cast<double>(shape.dimension)))).masked_fill_(masked, -1e30);
+            const auto share = at::softmax(scaled, -1).to(at::kBFloat16);
+            attended.narrow(1, head * group, group).copy_(at::matmul(share, of_head(1, values)).transpose(0, 1));
+        }
+        keep(number, keys, values, stream);
+        if (!weights) {
+            // For the next chunk, which begins to read ahead before this one ends.
+            set_source(unit, past + whole);
+        }
+        x = feed_forward(x, parameters, attended.view({count, -1}));
+    }
+    planned_ +=
+        weights ? shape.weight_bytes() * streamed() : 2 * static_cast<std::uint64_t>(past) * shape.row_bytes() * contents_.host.size();
+    cold_tokens_ = past + whole;
+    hot_tokens_ = count - whole;
+    return x;
+}
+
+void Decoder::keep(std::int64_t number, const at::Tensor& keys, const at::Tensor& values, void* stream) {
+    const auto count = keys.size(0), whole = count / Shape::granule * Shape::granule;
+    const auto half = static_cast<std::size_t>(number % 2);
+    if (contents_.streams == Streams::keys_and_values && whole > 0) {
+        auto*& last = leaving_to_[half];
+        if (last != nullptr) {
+            last->before(stream);
+        }
+        last = &contents_.host[static_cast<std::size_t>(number)];
+    }
+    for (std::int64_t side = 0; side < 2; ++side) {
+        const auto& made = side == 0 ? keys : values;
+        if (whole > 0) {
+            auto cold = made.narrow(0, 0, whole);
+            if (leaving_.defined()) {
+                cold = leaving_.select(0, number % 2).select(0, side).narrow(0, 0, whole).copy_(cold);
+            }
+            store(number, side, cold, stream);
+        }
+        hot_.select(0, number).select(0, side).narrow(0, 0, count - whole).copy_(made.narrow(0, whole, count - whole));
+    }
+}
+
+std::uint64_t Decoder::streamed() const { return ring_.stats().streamed; }
 
 Decoder::Output Decoder::step(std::int64_t token) {
     void* const stream = contents_.shape.on.is_cuda() ? c10::cuda::getCurrentCUDAStream().stream() : nullptr;
@@ -173,10 +288,7 @@ Decoder::Output Decoder::step(std::int64_t token) {
     const auto& shape = contents_.shape;
     const auto of_unit =
         contents_.streams == Streams::weights ? shape.weight_bytes() : 2 * static_cast<std::uint64_t>(cold_tokens_) * shape.row_bytes();
-    // What the step before copied ahead is out of date where the sources have changed, and so is what stays.
-    const auto streamed = ring_.stats().streamed;
-    const auto again = streamed > 0 ? contents_.host.size() - streamed + 1 : contents_.host.size();
-    planned_ += of_unit * (streamed + (std::exchange(changed_, false) ? again : 0));
+    planned_ += of_unit * (streamed() + std::exchange(again_, 0));
     return {inputs_.get(next_token).item<std::int64_t>(), inputs_.hidden_states().clone()};
 }
 
@@ -217,7 +329,12 @@ at::Tensor Decoder::layer(std::int64_t number, const at::Tensor& x, void* weight
     const auto share = at::softmax(scaled, -1).to(at::kBFloat16);
     const auto attended =
         at::matmul(share.narrow(-1, 0, shape.capacity), values) + at::matmul(share.narrow(-1, shape.capacity, Shape::granule), hot_values);
-    const auto y = x + at::mm(attended.reshape({1, shape.heads * shape.dimension}), w.out);
+    return feed_forward(x, weights, attended.reshape({1, shape.heads * shape.dimension}));
+}
+
+at::Tensor Decoder::feed_forward(const at::Tensor& x, void* weights, const at::Tensor& attended) const {
+    const Weights w(weights, contents_.shape);
+    const auto y = x + at::mm(attended, w.out);
     const auto z = to_unit_scale(y);
     return y + at::mm(at::silu(at::mm(z, w.gate)) * at::mm(z, w.up), w.down);
 }

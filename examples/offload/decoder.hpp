@@ -1,9 +1,11 @@
 // A decoder whose keys and values, or whose weights, stream from the host: one graph a step, layer after layer through a few slots of a ring.
 //
 // Attention reads two parts: the cold one, whole granules of tokens that never change, at the addresses of the layer's unit; and the hot one, the last
-// tokens, which the graph writes and which stay on the device. A granule that is full goes to the host between two steps.
+// tokens, which the graph writes and which stay on the device. A granule that is full goes to the host between two steps. A prompt comes in chunks,
+// eagerly and through the same ring: what is cold is read layer after layer, and what a chunk adds goes to the host beside the next layers.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -73,8 +75,11 @@ public:
     };
     // Puts one token behind the others; which one is next. On torch's current stream, which it waits for.
     Output step(std::int64_t token);
+    // Begins anew with a prompt, so many tokens at a time (whole granules); the token behind it, and the last hidden state. On torch's current stream, which
+    // it waits for. What was there before is lost if it throws, and the next call begins anew.
+    Output prefill(const std::vector<std::int64_t>& prompt, std::int64_t chunk);
 
-    // Bytes that the steps so far were to bring from the host.
+    // Bytes that the steps and prompts so far were to bring from the host.
     [[nodiscard]] std::uint64_t planned_bytes() const noexcept { return planned_; }
     [[nodiscard]] std::uint64_t moved_bytes() const { return ring_.stats().copied_bytes - moved_before_; }
     [[nodiscard]] std::uint64_t device_bytes() const { return ring_.stats().device_bytes; }
@@ -85,8 +90,17 @@ private:
     void body(vmmgraph::engine::Recorder& recorder);
     at::Tensor layer(std::int64_t number, const at::Tensor& x, void* weights, void* cold, const at::Tensor& position,
                      const at::Tensor& masked);
+    at::Tensor feed_forward(const at::Tensor& x, void* weights, const at::Tensor& attended) const;
+    // Puts tokens behind the cold ones; what the last layer makes of them.
+    at::Tensor prefill_chunk(const at::Tensor& tokens, void* stream);
+    // Keys and values of a layer's new tokens, [token][head][dimension] each: whole granules become cold, the rest is hot.
+    void keep(std::int64_t number, const at::Tensor& keys, const at::Tensor& values, void* stream);
     // Units of keys and values are copied from as much as is cold.
     void set_sources();
+    void set_source(std::size_t unit, std::int64_t cold_tokens);
+    // Keys (0) or values (1) of a layer become cold from `cold_tokens_` on.
+    void store(std::int64_t number, std::int64_t side, const at::Tensor& from, void* stream);
+    [[nodiscard]] std::uint64_t streamed() const;
     // A full granule becomes cold, behind what the stream has.
     void flush(void* stream);
 
@@ -95,12 +109,15 @@ private:
     at::Tensor cold_;
     at::Tensor cold_positions_;
     at::Tensor hot_positions_;
+    // What the last two layers of a chunk add, on its way to the host: [layer % 2][keys, values][token][head][dimension], and where to.
+    at::Tensor leaving_;
+    std::array<vmmgraph::HostBuffer*, 2> leaving_to_{};
     std::int64_t cold_tokens_;
     std::int64_t hot_tokens_;
     std::uint64_t planned_ = 0;
     std::uint64_t moved_before_ = 0;
-    // Since the step before.
-    bool changed_ = false;
+    // Units that the next step is to bring beyond those that stream in it.
+    std::uint64_t again_ = 0;
     // Outlives the executor.
     vmmgraph::Ring ring_;
     vmmgraph::engine::GraphInputs inputs_;

@@ -1,6 +1,7 @@
 // Decodes with keys and values, or weights, in host memory, by one graph a step, and compares with the same decoder that has everything on the device.
+// Then answers a prompt, which comes in chunks through the same ring.
 //
-//   offload [--streams kv|weights] [--context TOKENS] [--layers N] [--slots N] [--steps N]
+//   offload [--streams kv|weights] [--context TOKENS] [--prompt TOKENS] [--chunk TOKENS] [--layers N] [--slots N] [--steps N]
 //
 // Without --streams it does the keys and values of two contexts, and the weights. Says beforehand what can be had at best. Exit status 1 if a token or a
 // number of a hidden state differs, or other bytes were moved than planned; 77 where there is no GPU.
@@ -31,6 +32,8 @@ constexpr double mib = 1 << 20;
 struct Settings {
     std::optional<Streams> streams;
     std::int64_t context = 0;
+    std::int64_t prompt = 16384;
+    std::int64_t chunk = 2048;
     std::int64_t layers = 36;
     std::int64_t slots = 3;
     std::int64_t steps = 40;
@@ -135,6 +138,91 @@ std::size_t compare(const vmmgraph::Device& device, const Settings& settings, St
     return wrong + (moved != planned ? 1 : 0);
 }
 
+// What a decoder makes of a prompt and so many steps behind it, and the seconds of its second time, when libraries are warm.
+struct Answered {
+    Decoded steps;
+    at::Tensor hidden;
+    double seconds = 0;
+};
+
+Answered answer(Decoder& decoder, const std::vector<std::int64_t>& prompt, std::int64_t chunk) {
+    Answered answered;
+    for (int time = 0; time < 2; ++time) {
+        C10_CUDA_CHECK(cudaDeviceSynchronize());
+        const auto start = Clock::now();
+        auto made = decoder.prefill(prompt, chunk);
+        answered.seconds = seconds_since(start);
+        answered.hidden = std::move(made.hidden);
+        answered.steps.tokens.assign(1, made.token);
+    }
+    for (int step = 0; step < 10; ++step) {
+        auto made = decoder.step(answered.steps.tokens.back());
+        answered.steps.tokens.push_back(made.token);
+        answered.steps.hidden.push_back(std::move(made.hidden));
+    }
+    return answered;
+}
+
+// How many tokens and hidden states are wrong behind a prompt. `work` is what such a prompt takes with nothing to copy, which the decoder finds that has its
+// weights resident.
+std::size_t compare_prompt(const vmmgraph::Device& device, const Settings& settings, Streams streams, double link, double& work) {
+    Shape shape;
+    shape.layers = settings.layers;
+    shape.context = settings.prompt / Shape::granule * Shape::granule;
+    shape.capacity = shape.context + 2 * Shape::granule;
+    at::manual_seed(6);
+    Contents contents(device, shape, streams);
+    const bool weights = streams == Streams::weights;
+    std::vector<std::int64_t> prompt(static_cast<std::size_t>(settings.prompt));
+    for (std::size_t at = 0; at < prompt.size(); ++at) {
+        prompt[at] = static_cast<std::int64_t>(at * at) % shape.vocabulary;
+    }
+    Answered wanted;
+    {
+        Decoder resident(contents, true, {});
+        wanted = answer(resident, prompt, settings.chunk);
+    }
+    if (weights) {
+        work = wanted.seconds;
+    } else {
+        // The other decoder is to find its own there.
+        const auto nothing = at::zeros({static_cast<std::int64_t>(contents.unit_bytes())}, at::kByte);
+        for (auto& buffer : contents.host) {
+            buffer.write(0, nothing.const_data_ptr(), buffer.bytes());
+        }
+    }
+    vmmgraph::RingOptions options;
+    options.slots = static_cast<std::size_t>(settings.slots);
+    Decoder streamed(contents, false, options);
+    const auto got = answer(streamed, prompt, settings.chunk);
+    std::size_t wrong = at::equal(got.hidden, wanted.hidden) ? 0 : 1;
+    for (std::size_t step = 0; step < wanted.steps.tokens.size(); ++step) {
+        wrong += got.steps.tokens[step] != wanted.steps.tokens[step];
+    }
+    for (std::size_t step = 0; step < wanted.steps.hidden.size(); ++step) {
+        wrong += !at::equal(got.steps.hidden[step], wanted.steps.hidden[step]);
+    }
+    // Of each chunk all that is before it, or all weights.
+    std::uint64_t bytes = 0;
+    for (std::int64_t from = 0; from < settings.prompt; from += settings.chunk) {
+        const auto of_layer = weights ? shape.weight_bytes() : 2 * static_cast<std::uint64_t>(from) * shape.row_bytes();
+        bytes += of_layer * static_cast<std::uint64_t>(shape.layers);
+    }
+    const auto copies = static_cast<double>(bytes) / link / (1 << 30);
+    const auto moved = streamed.moved_bytes(), planned = streamed.planned_bytes();
+    std::printf("\nprompt of %lld tokens, %lld at a time, %s stream: %.1f ms, %.0f tokens/s; %.2f GiB by the link alone %.1f ms",
+                static_cast<long long>(settings.prompt), static_cast<long long>(settings.chunk), weights ? "weights" : "keys and values",
+                got.seconds * 1e3, static_cast<double>(settings.prompt) / got.seconds, static_cast<double>(bytes) / (1 << 30),
+                copies * 1e3);
+    if (work > 0) {
+        std::printf(", nothing to copy %.1f: %.3f of the best", work * 1e3, std::max(work, copies) / got.seconds);
+    }
+    std::printf("\n%.1f MiB moved, %.1f planned; %zu tokens and hidden states behind it, %zu differ\n", static_cast<double>(moved) / mib,
+                static_cast<double>(planned) / mib, wanted.steps.tokens.size(), wrong);
+    C10_CUDA_CHECK(cudaDeviceSynchronize());
+    return wrong + (moved != planned ? 1 : 0);
+}
+
 int run(const Settings& settings) {
     vmmgraph::torch::install();
     auto device = vmmgraph::Device::open();
@@ -154,6 +242,12 @@ int run(const Settings& settings) {
     if (settings.streams != Streams::keys_and_values) {
         one(Streams::weights, 1024);
     }
+    double work = 0;
+    for (const auto streams : {Streams::weights, Streams::keys_and_values}) {
+        if (settings.prompt > 0 && settings.streams.value_or(streams) == streams) {
+            wrong += compare_prompt(device, settings, streams, link, work);
+        }
+    }
     std::printf("\n%zu wrong or lost\n", wrong);
     return wrong == 0 ? 0 : 1;
 }
@@ -166,6 +260,10 @@ bool read(int count, char** arguments, Settings& settings) {
             settings.streams = text == "kv" ? Streams::keys_and_values : Streams::weights;
         } else if (name == "--context" && number > 0) {
             settings.context = number;
+        } else if (name == "--prompt" && number >= 0) {
+            settings.prompt = number;
+        } else if (name == "--chunk" && number > 0) {
+            settings.chunk = number;
         } else if (name == "--layers" && number > 0) {
             settings.layers = number;
         } else if (name == "--slots" && number > 0) {
@@ -184,7 +282,9 @@ bool read(int count, char** arguments, Settings& settings) {
 int main(int count, char** arguments) {
     Settings settings;
     if (!read(count, arguments, settings)) {
-        std::fprintf(stderr, "offload [--streams kv|weights] [--context TOKENS] [--layers N] [--slots N] [--steps N]\n");
+        std::fprintf(
+            stderr,
+            "offload [--streams kv|weights] [--context TOKENS] [--prompt TOKENS] [--chunk TOKENS] [--layers N] [--slots N] [--steps N]\n");
         return 2;
     }
     try {

@@ -1,7 +1,7 @@
 // The example's decoder whose keys and values or weights stream, beside the one that has all of it.
 #include "../../examples/offload/decoder.hpp"
 
-#include <cstring>
+#include <stdexcept>
 
 #include "devices.hpp"
 
@@ -67,6 +67,107 @@ TEST(Offload, StreamedDecodesBitForBitAsResident) {
         // Two granules become cold on the way.
         EXPECT_EQ(differing(contents, most_steps(140)), 0);
     }
+}
+
+// Other numbers where keys and values lie, so that what a decoder finds there is its own.
+void forget(Contents& contents) {
+    for (auto& buffer : contents.host) {
+        const auto numbers = at::randn({static_cast<std::int64_t>(buffer.bytes() / 2)}).to(at::kBFloat16);
+        buffer.write(0, numbers.const_data_ptr(), buffer.bytes());
+    }
+}
+
+struct Answer {
+    std::vector<Decoder::Output> made;
+    std::uint64_t moved = 0, planned = 0;
+};
+
+// A prompt in chunks, and steps behind it.
+Answer answer(Contents& contents, bool resident, const std::vector<std::int64_t>& prompt, std::int64_t chunk, int steps) {
+    const OnStream current;
+    if (contents.streams == Streams::keys_and_values) {
+        forget(contents);
+    }
+    Decoder decoder(contents, resident, {});
+    Answer answer;
+    answer.made.push_back(decoder.prefill(prompt, chunk));
+    answer.moved = decoder.moved_bytes();
+    answer.planned = decoder.planned_bytes();
+    for (int step = 0; step < steps; ++step) {
+        answer.made.push_back(decoder.step(answer.made.back().token));
+    }
+    if (has_gpu() && !resident) {
+        EXPECT_EQ(decoder.moved_bytes(), decoder.planned_bytes());
+    }
+    return answer;
+}
+
+// Through the ring as with everything resident, bit for bit, whatever the chunks; and as the tokens one by one.
+TEST(Offload, APromptInChunksIsThatOfAllResident) {
+    if (has_gpu()) {
+        vmmgraph::torch::install();
+    }
+    const auto of = vmmgraph::Device::open();
+    const auto shape = small();
+    std::vector<std::int64_t> prompt;
+    for (std::int64_t token = 0; token < 3 * Shape::granule + 37; ++token) {
+        prompt.push_back(token * token % shape.vocabulary);
+    }
+    for (const auto streams : {Streams::keys_and_values, Streams::weights}) {
+        at::manual_seed(3);
+        Contents contents(of, shape, streams);
+        at::Tensor one_by_one;
+        {
+            const OnStream current;
+            Decoder decoder(contents, false, {});
+            static_cast<void>(decoder.prefill({prompt[0]}, Shape::granule));
+            for (std::size_t at = 1; at < prompt.size(); ++at) {
+                one_by_one = decoder.step(prompt[at]).hidden;
+            }
+        }
+        for (const std::int64_t granules : {1, 2, 5}) {
+            const auto wanted = answer(contents, true, prompt, granules * Shape::granule, 100);
+            const auto found = answer(contents, false, prompt, granules * Shape::granule, 100);
+            int wrong = 0;
+            for (std::size_t step = 0; step < wanted.made.size(); ++step) {
+                wrong += found.made[step].token != wanted.made[step].token || !at::equal(found.made[step].hidden, wanted.made[step].hidden);
+            }
+            EXPECT_EQ(wrong, 0) << granules;
+            EXPECT_EQ(found.moved, found.planned) << granules;
+            EXPECT_GT(found.moved, 0U);
+            // Other kernels, other roundings.
+            const auto off = (found.made[0].hidden.to(at::kFloat) - one_by_one.to(at::kFloat)).norm().item<double>();
+            EXPECT_LT(off, 0.05 * one_by_one.to(at::kFloat).norm().item<double>()) << granules;
+        }
+    }
+}
+
+TEST(Offload, APromptThatDoesNotFitIsRefusedAndTheNextOneIsRight) {
+    if (has_gpu()) {
+        vmmgraph::torch::install();
+    }
+    const auto of = vmmgraph::Device::open();
+    const auto shape = small();
+    at::manual_seed(3);
+    Contents contents(of, shape, Streams::keys_and_values);
+    const OnStream current;
+    Decoder decoder(contents, false, {});
+    const std::vector<std::int64_t> prompt(Shape::granule + 3, 7);
+    const auto wanted = decoder.prefill(prompt, Shape::granule);
+    EXPECT_THROW(decoder.prefill({}, Shape::granule), std::invalid_argument);
+    EXPECT_THROW(decoder.prefill(prompt, Shape::granule - 1), std::invalid_argument);
+    EXPECT_THROW(decoder.prefill(std::vector<std::int64_t>(static_cast<std::size_t>(shape.capacity) + 1), Shape::granule),
+                 std::invalid_argument);
+    // A token that there is not, in the second chunk, ends it in the middle.
+    auto broken = std::vector<std::int64_t>(2 * Shape::granule, 7);
+    broken.back() = shape.vocabulary;
+    if (!has_gpu()) {
+        // A GPU says so by an assertion of its kernel, behind which the context is of no use.
+        EXPECT_ANY_THROW(decoder.prefill(broken, Shape::granule));
+    }
+    const auto found = decoder.prefill(prompt, Shape::granule);
+    EXPECT_EQ(found.token, wanted.token);
+    EXPECT_TRUE(at::equal(found.hidden, wanted.hidden));
 }
 
 // The control: a number of one layer is another one, and it shows.
