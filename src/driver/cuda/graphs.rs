@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::ffi::c_int;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem::MaybeUninit;
-use std::ops::RangeInclusive;
 use std::ptr;
 
 use cudarc::driver::sys;
@@ -20,8 +19,23 @@ const ERROR_GRAPH_EXEC_UPDATE_FAILURE: Code = 910;
 const AUTO_FREE_ON_LAUNCH: u64 = 1;
 /// What a kernel's node has besides its parameters, such as the shape of its clusters. An update takes graphs that differ in this and launches
 /// the kernels with what the executable had (H200, driver 580: 10,896 of 12,123 tokens wrong), so graphs share executables only
-/// where all of it is equal. An attribute that the driver does not know is a code, the same for all.
-const ATTRIBUTES: RangeInclusive<c_int> = 1..=16;
+/// where all of it is equal. These are those of `CUlaunchAttributeID` that cuda.h (13.0) has for graph nodes, but for hints to the scheduler of
+/// links (16). To ask for others is an error, which takes the driver ten times as long as an answer: for all of 1 to 16 that was a third of a capture.
+/// What only a launch may have, such as programmatic dependencies, a capture turns into data of the edges.
+const ATTRIBUTES: [c_int; 9] = [
+    1, // access policy window
+    2, // cooperative
+    CLUSTER_DIMENSION,
+    5,  // cluster scheduling policy preference
+    8,  // priority
+    9,  // memory synchronisation domain map
+    10, // memory synchronisation domain
+    13, // device-updatable node
+    14, // preferred shared memory carveout
+];
+const CLUSTER_DIMENSION: c_int = 4;
+/// Asked of kernels with clusters only: others have none, and the question is an error.
+const PREFERRED_CLUSTER_DIMENSION: c_int = 11;
 /// `CU_STREAM_CAPTURE_STATUS_ACTIVE`
 const CAPTURE_ACTIVE: c_int = 1;
 /// `CU_GRAPH_NODE_TYPE_KERNEL`
@@ -115,12 +129,23 @@ unsafe impl Graphs for CudaDriver {
                 // SAFETY: written by the driver; all zeros are allowed before.
                 let kernel = unsafe { kernel.assume_init() };
                 (kernel.func as usize, kernel.kern as usize).hash(&mut functions);
-                for attribute in ATTRIBUTES {
+                let mut ask = |attribute| {
                     let mut value = [0_u64; 8];
                     // SAFETY: as above; the union has 64 bytes.
                     let code =
                         unsafe { (graphs.cuGraphKernelNodeGetAttribute)(*node, attribute, &raw mut value) };
                     (code, value).hash(&mut topology);
+                    value
+                };
+                let mut clusters = false;
+                for attribute in ATTRIBUTES {
+                    let value = ask(attribute);
+                    // Three 32-bit numbers, of which kernels without clusters have 0 or 1.
+                    clusters |= attribute == CLUSTER_DIMENSION
+                        && !matches!(value, [0, 0, ..] | [0x1_0000_0001, 1, ..]);
+                }
+                if clusters {
+                    ask(PREFERRED_CLUSTER_DIMENSION);
                 }
             }
         }
