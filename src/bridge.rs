@@ -116,6 +116,8 @@ mod ffi {
         fn executable_stats(pool: &ExecutablePool) -> ExecutableStats;
         /// What each class of it has, that which takes most first.
         fn executable_classes(pool: &ExecutablePool) -> Vec<ExecutableClass>;
+        /// Bytes that so many executables of so many nodes in all would take on the device, by what others took.
+        fn expected_executable_bytes(pool: &ExecutablePool, executables: u64, nodes: u64) -> u64;
         /// All of it in Prometheus's text format; labels are names and values in turn.
         fn executable_prometheus(pool: &ExecutablePool, labels: &[&str]) -> String;
         /// No graphs yet.
@@ -487,6 +489,18 @@ fn executable_classes(pool: &ExecutablePool) -> Vec<ffi::ExecutableClass> {
         ffi::ExecutableClass { id, graphs, awake, executables: now.executables, nodes: now.nodes, bytes }
     };
     classes.into_iter().map(class).collect()
+}
+
+fn expected_executable_bytes(pool: &ExecutablePool, executables: u64, nodes: u64) -> u64 {
+    let mut bytes = 0;
+    guarded(
+        || pool.0.close(),
+        || {
+            bytes = pool.0.expected_bytes(executables::Size { executables, nodes });
+            Ok(())
+        },
+    );
+    bytes
 }
 
 fn executable_prometheus(pool: &ExecutablePool, labels: &[&str]) -> String {

@@ -103,6 +103,15 @@ Template::Template(std::shared_ptr<ExecutablePool> pool, const std::vector<cudaG
     detail::check(bridge::add_graphs(*held_, *pool_->state_->pool, {raw.data(), raw.size()}, own));
 }
 
+std::uint64_t Template::expected_bytes(const ExecutablePool& pool, const std::vector<cudaGraph_t>& graphs) {
+    std::size_t nodes = 0;
+    for (auto* const graph : graphs) {
+        std::size_t count = 0;
+        nodes += cudaGraphGetNodes(graph, nullptr, &count) == cudaSuccess ? count : 0;
+    }
+    return bridge::expected_executable_bytes(*pool.state_->pool, graphs.size(), nodes);
+}
+
 Template::Lent::Lent(Template& from) : from_(from) {
     detail::check(bridge::enter(*from.held_, {from.executables_.data(), from.executables_.size()}));
 }

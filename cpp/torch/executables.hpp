@@ -32,6 +32,9 @@ public:
     // Takes in graphs, which stay as they are and live until close(). With `own`, their executables are never another's. Throws Error.
     Template(std::shared_ptr<ExecutablePool> pool, const std::vector<cudaGraph_t>& graphs, bool own);
 
+    // Bytes that executables of these graphs would take, by what those of the pool took so far.
+    static std::uint64_t expected_bytes(const ExecutablePool& pool, const std::vector<cudaGraph_t>& graphs);
+
     // Executables for one launch of all graphs; by one thread at a time.
     class Lent {
     public:

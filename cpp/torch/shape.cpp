@@ -241,6 +241,8 @@ SealReport Shape::seal(Retain retain) {
     }
     if (!sealed_) {
         sealed_ = seal_keeping_contents(policy(retain));
+        // Of no template yet: until its first replay a graph is its owner's to change.
+        sealed_->executable_bytes = pool_ ? Template::expected_bytes(*pool_, lending()) : 0;
     }
     return *sealed_;
 }
@@ -253,16 +255,20 @@ const Shape::Piece& Shape::replayable(std::size_t piece) const {
     return pieces_[piece];
 }
 
+std::vector<cudaGraph_t> Shape::lending() {
+    std::vector<cudaGraph_t> graphs;
+    for (auto& piece : pieces_) {
+        if (piece.lends != nullptr) {
+            piece.place = graphs.size();
+            graphs.push_back(piece.lends);
+        }
+    }
+    return graphs;
+}
+
 Template& Shape::executables() {
     if (!template_) {
-        std::vector<cudaGraph_t> graphs;
-        for (auto& piece : pieces_) {
-            if (piece.lends != nullptr) {
-                piece.place = graphs.size();
-                graphs.push_back(piece.lends);
-            }
-        }
-        template_ = std::make_unique<Template>(pool_, graphs, collectives_);
+        template_ = std::make_unique<Template>(pool_, lending(), collectives_);
     }
     return *template_;
 }

@@ -92,6 +92,8 @@ private:
     SealReport seal_keeping_contents(Retain retain);
     // With the mutex held.
     const Piece& replayable(std::size_t piece) const;
+    // The graphs of the pieces that borrow, in their places.
+    std::vector<cudaGraph_t> lending();
     Template& executables();
 
     c10::DeviceIndex device_;

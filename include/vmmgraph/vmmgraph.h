@@ -1902,8 +1902,8 @@ typedef struct vmmgraph_seal_report_t {
   uint64_t remote_blocks;
   // Their bytes.
   uint64_t remote_bytes;
-  // Bytes of device memory that executables of the capture's graphs take while they have some, by what others took: of a CaptureScope of VmmGraph
-  // for libtorch, from torch 2.8 on. Else 0.
+  // Bytes of device memory that executables of the capture's graphs take while they have some, by what others took: of what
+  // VmmGraph for libtorch captures, or torch in a shape whose graphs borrow, from torch 2.8 on. Else 0.
   uint64_t executable_bytes;
 } vmmgraph_seal_report_t;
 

@@ -67,8 +67,8 @@ pub struct vmmgraph_seal_report_t {
     pub remote_blocks: u64,
     /// Their bytes.
     pub remote_bytes: u64,
-    /// Bytes of device memory that executables of the capture's graphs take while they have some, by what others took: of a CaptureScope of VmmGraph
-    /// for libtorch, from torch 2.8 on. Else 0.
+    /// Bytes of device memory that executables of the capture's graphs take while they have some, by what others took: of what
+    /// VmmGraph for libtorch captures, or torch in a shape whose graphs borrow, from torch 2.8 on. Else 0.
     pub executable_bytes: u64,
 }
 

@@ -153,6 +153,12 @@ impl ExecutablePool {
         self.read(Policy::classes)
     }
 
+    /// Bytes of device memory that executables of that size would take, by what those of the pool took so far.
+    #[must_use]
+    pub fn expected_bytes(&self, size: Size) -> u64 {
+        self.read(|policy| policy.ledger.share(size))
+    }
+
     /// Takes in the graphs of one capture, which are launched together and in this order. Makes no executable. With `own` its executables
     /// are never another's; so are those of graphs that an update cannot handle, such as ones that allocate.
     ///

@@ -469,6 +469,9 @@ def test_executables_are_borrowed() -> None:
     assert 0 < sum(one["bytes"] for one in classes) <= (after["bytes"] or 40 << 20)
     drawn = made[0].graph.arena.map()["executables"]
     assert [one["bytes"] for one in drawn] == [one["bytes"] for one in classes]
+    # What one of them alone would take, by what they took.
+    alone = [one.graph._shape.report["executable_bytes"] for one in made]
+    assert all(0 < one <= 1 << 20 for one in alone), alone
     # Who asks for one has it for itself.
     assert made[0].graph.raw_cuda_graph_exec() != 0
     assert wrong(made, rounds=2) == 0
