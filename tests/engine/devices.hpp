@@ -59,6 +59,14 @@ inline void wait(c10::DeviceIndex index = 0) {
     }
 }
 
+// The same for what the tests' stream was given, beside a capture of another thread, which no device may be waited for.
+inline void wait_for_stream(c10::DeviceIndex index = 0) {
+    if (has_gpu()) {
+        const c10::cuda::CUDAGuard guard(index);
+        ASSERT_EQ(cudaStreamSynchronize(static_cast<cudaStream_t>(stream(index))), cudaSuccess);
+    }
+}
+
 // Steps of a long test: so many, or VMMGRAPH_ENGINE_STEPS if that is less. What only many steps show is not judged then.
 inline int most_steps(int steps) {
     const char* const text = std::getenv("VMMGRAPH_ENGINE_STEPS");

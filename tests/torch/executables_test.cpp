@@ -209,7 +209,48 @@ protected:
 TEST_F(Executables, SixtyFiveShapesTakeAnEighth) { memory_of(65, 1, 8); }
 TEST_F(Executables, FiftyOneShapesInPiecesTakeAnEighth) { memory_of(51, 29, 6); }
 
-// An update by itself, and the launch behind it.
+// What CUDA alone takes for the same work, captured by torch: one executable, updated to another graph and launched, and launched again.
+struct Alone {
+    double update = 0;
+    double behind = 0;
+    double again = 0;
+};
+
+template <class Graph = at::cuda::CUDAGraph>
+Alone cuda_alone(const Model& model, const std::vector<at::Tensor>& inputs, Stream stream) {
+    Alone medians;
+    if constexpr (requires(Graph& graph) { graph.raw_cuda_graph(); }) {
+        const c10::cuda::CUDAStreamGuard guard(stream);
+        const auto pool = at::cuda::graph_pool_handle();
+        std::vector<std::unique_ptr<Graph>> graphs;
+        std::vector<at::Tensor> outputs;
+        for (const auto& input : inputs) {
+            graphs.push_back(std::make_unique<Graph>(true));
+            graphs.back()->capture_begin(pool, cudaStreamCaptureModeThreadLocal);
+            outputs.push_back(model(input));
+            graphs.back()->capture_end();
+        }
+        cudaGraphExec_t exec = nullptr;
+        C10_CUDA_CHECK(cudaGraphInstantiate(&exec, graphs[0]->raw_cuda_graph(), 0));
+        std::vector<double> update, behind, again;
+        for (int round = 1; round < 200; ++round) {
+            C10_CUDA_CHECK(cudaDeviceSynchronize());
+            cudaGraphExecUpdateResultInfo info{};
+            update.push_back(microseconds([&] {
+                C10_CUDA_CHECK(cudaGraphExecUpdate(exec, graphs[static_cast<std::size_t>(round) % graphs.size()]->raw_cuda_graph(), &info));
+            }));
+            behind.push_back(microseconds([&] { C10_CUDA_CHECK(cudaGraphLaunch(exec, stream.stream())); }));
+            C10_CUDA_CHECK(cudaDeviceSynchronize());
+            again.push_back(microseconds([&] { C10_CUDA_CHECK(cudaGraphLaunch(exec, stream.stream())); }));
+        }
+        C10_CUDA_CHECK(cudaDeviceSynchronize());
+        C10_CUDA_CHECK(cudaGraphExecDestroy(exec));
+        medians = {median(update), median(behind), median(again)};
+    }
+    return medians;
+}
+
+// An update by itself, and the launch behind it; beside it, where functions are equal, what CUDA alone takes.
 TEST_F(Executables, WhatAnUpdateCosts) {
     SharedVmmAllocator arena;
     CaptureOptions options;
@@ -263,6 +304,13 @@ TEST_F(Executables, WhatAnUpdateCosts) {
                 "RESULT executables: %.0f nodes, %s: a launch that updates first takes %.1f us more (%.2f a node); waking %.1f us, "
                 "the launch behind that %.1f, the next one %.1f\n",
                 nodes, equal ? "equal functions" : "other functions", added, added / nodes, median(woken), median(behind), median(again));
+            if (equal) {
+                const auto alone = cuda_alone(model, inputs, *stream_);
+                std::printf(
+                    "RESULT executables: %.0f nodes, CUDA alone: an update %.1f us, the launch behind that %.1f, the next one %.1f: %.2f a "
+                    "node\n",
+                    nodes, alone.update, alone.behind, alone.again, (alone.update + alone.behind - alone.again) / nodes);
+            }
             graphs.clear();
         }
     }
