@@ -8,6 +8,7 @@
 //!   Lengths       how long sequences will be, from those that ended                  lengths.rs
 //!   Admission     whether one more sequence will fit until it ends                   admission.rs
 //!   in_turn       whose turn it is, so that most are in time                         turns.rs
+//!   prefill_waits, Prompt::to_host   whether prompts wait for those that decode      pace.rs
 //!   HostKv        KV of prompts that wait in host memory, within a logical size      host_kv.rs
 //!   SloControl    that size: up where first tokens are late, down where others are   slo.rs
 //! ```
@@ -18,6 +19,7 @@ mod grants;
 mod host_kv;
 mod lengths;
 mod limit;
+mod pace;
 mod slo;
 mod standing;
 mod turns;
@@ -28,6 +30,7 @@ pub use grants::{Answer, Grants, Need};
 pub use host_kv::HostKv;
 pub use lengths::Lengths;
 pub use limit::Limit;
+pub use pace::{Decoding, Prompt, prefill_waits};
 pub use slo::{SloChange, SloControl};
 pub use standing::Standing;
 pub use turns::{Due, in_turn};

@@ -1,0 +1,117 @@
+//! Whether prompts wait for those that decode, or these for them.
+
+use super::Due;
+
+/// A prompt that waits to begin. Times in one unit, whichever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prompt {
+    /// When it came.
+    pub since: u64,
+    /// When its first token is due, and how long that takes.
+    pub due: Due,
+}
+
+/// A sequence that decodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decoding {
+    /// When it had its first token.
+    pub since: u64,
+    /// Tokens that it has.
+    pub tokens: u64,
+    /// How long each may take on average.
+    pub each: u64,
+}
+
+impl Prompt {
+    /// How long it may still wait and be over in time, and how long it might when it came; `None`: it is late.
+    fn slack(&self, now: u64) -> Option<(u64, u64)> {
+        let last = self.due.by.checked_sub(self.due.takes)?;
+        Some((last.checked_sub(now)?, last.saturating_sub(self.since)))
+    }
+
+    /// Whether its KV memory is rather to go to the host than to be waited for: half of the time for which it may wait is over. A prompt that goes
+    /// there at once has its first token early, and its others late.
+    #[must_use]
+    pub fn to_host(&self, now: u64) -> bool {
+        self.slack(now).is_none_or(|(left, all)| left <= all / 2)
+    }
+
+    /// Whether it is to begin now, whoever is late by that: a tenth of the time for which it may wait is left, or it has run out of patience. One
+    /// that is late is in no hurry any more.
+    #[must_use]
+    pub fn presses(&self, now: u64) -> bool {
+        self.due.patience <= now || self.slack(now).is_some_and(|(left, all)| left <= all / 10)
+    }
+}
+
+impl Decoding {
+    /// Whether its tokens are late on average, with none before `now`.
+    fn is_late(&self, now: u64) -> bool {
+        now.saturating_sub(self.since) > self.each.saturating_mul(self.tokens)
+    }
+}
+
+/// Whether a prefill of these prompts that `takes` so long is to wait for another step of those that decode: none of the prompts presses, and
+/// behind it more than three in ten of those would be late. An engine that prefills whenever it can makes short answers late behind the long
+/// prompts of others.
+#[must_use]
+pub fn prefill_waits(now: u64, takes: u64, prompts: &[Prompt], decoding: &[Decoding]) -> bool {
+    if prompts.iter().any(|one| one.presses(now)) {
+        return false;
+    }
+    let over = now.saturating_add(takes);
+    let late = decoding.iter().filter(|one| one.is_late(over)).count();
+    late * 10 > decoding.len() * 3
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn prompt(since: u64, by: u64, takes: u64, patience: u64) -> Prompt {
+        Prompt { since, due: Due { by, takes, patience } }
+    }
+
+    #[test]
+    fn a_prompt_waits_for_room_until_half_of_its_time_is_over() {
+        let one = prompt(100, 1200, 100, u64::MAX);
+        // It may begin at 1100 at the latest.
+        assert!(!one.to_host(100) && !one.to_host(599) && one.to_host(600) && one.to_host(5000));
+        assert!(!one.presses(999) && one.presses(1000) && one.presses(1100) && !one.presses(1101));
+        assert!(prompt(0, 10, 20, 50).to_host(0), "it cannot be in time");
+        assert!(!prompt(0, 10, 20, 50).presses(49) && prompt(0, 10, 20, 50).presses(50));
+    }
+
+    #[test]
+    fn a_prefill_waits_for_those_that_it_would_make_late() {
+        let (early, late) = (prompt(0, 1000, 10, 5000), Decoding { since: 0, tokens: 2, each: 10 });
+        let fine = Decoding { tokens: 40, ..late };
+        assert!(prefill_waits(0, 30, &[early], &[late]));
+        assert!(!prefill_waits(0, 20, &[early], &[late]), "just in time");
+        assert!(!prefill_waits(0, 30, &[early], &[]), "nobody decodes");
+        assert!(!prefill_waits(0, 30, &[early], &[fine, fine, fine, late]), "one in four");
+        assert!(prefill_waits(0, 30, &[early], &[fine, fine, late]));
+        assert!(!prefill_waits(0, 30, &[early, prompt(0, 1000, 10, 0)], &[late]), "no more patience");
+        assert!(!prefill_waits(900, 30, &[early], &[late]), "it presses");
+        assert!(prefill_waits(2000, 30, &[early], &[late]), "late anyway");
+    }
+
+    proptest! {
+        /// Against the sentences above, in numbers too large to overflow.
+        #[test]
+        fn no_number_is_too_large(now: u64, since: u64, by: u64, takes: u64, patience: u64, each: u64, tokens: u64) {
+            let one = prompt(since, by, takes, patience);
+            let (now_, last) = (i128::from(now), i128::from(by) - i128::from(takes));
+            let (left, all) = (last - now_, (last - i128::from(since)).max(0));
+            prop_assert_eq!(one.to_host(now), left < 0 || left <= all / 2);
+            let presses = patience <= now || (left >= 0 && left <= all / 10);
+            prop_assert_eq!(one.presses(now), presses);
+            let decoding = Decoding { since, tokens, each };
+            let over = now.saturating_add(takes);
+            let late = u128::from(over.saturating_sub(since)) > u128::from(each) * u128::from(tokens);
+            prop_assert_eq!(prefill_waits(now, takes, &[one], &[decoding]), !presses && late);
+        }
+    }
+}
