@@ -57,13 +57,21 @@ int main() {
         for (const auto& one : waiting) {
             due.push_back({one.arrival + 20 + one.tokens / 50, 1 + one.tokens / 200, one.arrival + patience});
         }
+        std::vector<vmmgraph::Decoding> decoding;
+        for (const auto& one : running) {
+            decoding.push_back({one.first, one.generated, 3});
+        }
         for (const auto at : vmmgraph::in_turn(step, due).order) {
             auto one = waiting[at];
+            const vmmgraph::Prompt prompt{one.arrival, due[at].by, due[at].takes, due[at].patience};
+            if (vmmgraph::prefill_waits(step, prompt.takes, {prompt}, decoding)) {
+                continue;
+            }
             const vmmgraph::Need need{blocks_of(one.tokens + 1), one.tokens / 32 + 1};
             const bool there = admitted(one) && grants.ask(one.id, need) == vmmgraph::Grant::granted;
             if (!there) {
                 grants.forget(one.id);
-                if (!host.put(one.id, need.kv)) {
+                if (!vmmgraph::to_host(step, prompt) || !host.put(one.id, need.kv)) {
                     continue;
                 }
                 if (grants.ask(one.id, {0, need.activations}) != vmmgraph::Grant::granted) {

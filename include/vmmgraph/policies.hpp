@@ -7,6 +7,7 @@
 //   Grants        a step's KV memory and activations: both or neither
 //   admission_peak, Lengths     whether one more sequence will fit until it ends
 //   in_turn       whose turn it is, so that most are in time
+//   prefill_waits, to_host      whether prompts wait for those that decode, and for room
 //   HostKv, SloControl          KV of prompts that wait in host memory, and how much of it there may be
 
 #ifndef VMMGRAPH_POLICIES_HPP
@@ -229,6 +230,31 @@ struct Turns {
     Turns turns{std::vector<std::size_t>(all.size()), 0};
     detail::check(vmmgraph_in_turn(now, all.data(), all.size(), turns.order.data(), &turns.timely));
     return turns;
+}
+
+// A prompt that waits to begin: when it came, when its first token is due, how long that takes, and when it begins whoever is late by that. In any
+// unit.
+using Prompt = vmmgraph_prompt_t;
+
+// A sequence that decodes: when it had its first token, how many it has, and how long each may take on average.
+using Decoding = vmmgraph_decoding_t;
+
+// Whether a prompt's KV memory is rather to go to the host than to be waited for: half of the time for which it may wait is over.
+[[nodiscard]] inline bool to_host(std::uint64_t now, const Prompt& prompt) {
+    detail::require_abi();
+    std::int32_t goes = 0;
+    detail::check(vmmgraph_prompt_to_host(now, &prompt, &goes));
+    return goes != 0;
+}
+
+// Whether a prefill of these prompts that takes so long is to wait for another step of those that decode: behind it more than three in ten of
+// them would be late, and none of the prompts has a tenth or less of its time to wait left, or no patience.
+[[nodiscard]] inline bool prefill_waits(std::uint64_t now, std::uint64_t takes, const std::vector<Prompt>& prompts,
+                                        const std::vector<Decoding>& decoding) {
+    detail::require_abi();
+    std::int32_t waits = 0;
+    detail::check(vmmgraph_prefill_waits(now, takes, prompts.data(), prompts.size(), decoding.data(), decoding.size(), &waits));
+    return waits != 0;
 }
 
 // What KV on the host takes.

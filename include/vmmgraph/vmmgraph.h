@@ -1468,6 +1468,28 @@ typedef struct vmmgraph_order_report_t {
   uint64_t other_had;
 } vmmgraph_order_report_t;
 
+// A prompt that waits to begin. Times in one unit, whichever. Never grows, so it has no struct_size.
+typedef struct vmmgraph_prompt_t {
+  // When it came.
+  uint64_t since;
+  // When its first token is due.
+  uint64_t by;
+  // How long that takes.
+  uint64_t takes;
+  // When it begins, whoever is late by that: nothing waits for ever.
+  uint64_t patience;
+} vmmgraph_prompt_t;
+
+// A sequence that decodes. Never grows, so it has no struct_size.
+typedef struct vmmgraph_decoding_t {
+  // When it had its first token.
+  uint64_t since;
+  // Tokens that it has.
+  uint64_t tokens;
+  // How long each may take on average.
+  uint64_t each;
+} vmmgraph_decoding_t;
+
 // A region: memory with a tag that can step aside. Calls with it are thread-safe.
 typedef struct vmmgraph_region *vmmgraph_region_t;
 
@@ -3349,6 +3371,31 @@ vmmgraph_status_t vmmgraph_arena_restart_order(vmmgraph_arena_t arena);
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_set_order_key(vmmgraph_space_t space,
                                                uint64_t key);
+
+// Whether a prompt's KV memory is rather to go to the host than to be waited for (1 or 0): half of the time is over for which it may wait and
+// still be in time. One that goes there at once has its first token early, and its others late.
+//
+// Arguments:
+// `prompt` is null or readable, `to_host` null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_prompt_to_host(uint64_t now,
+                                          const struct vmmgraph_prompt_t *prompt,
+                                          int32_t *to_host);
+
+// Whether a prefill of these prompts that `takes` so long is to wait for another step of the sequences that decode (1 or 0): behind it more than
+// three in ten of those would be late, and none of the prompts presses, as one does that has no more patience, or of whose time to wait a tenth is
+// left. One that is late already does not.
+//
+// Arguments:
+// `prompts` points to `prompt_count` items and `decoding` to `decoding_count`, or that is 0; `waits` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_prefill_waits(uint64_t now,
+                                         uint64_t takes,
+                                         const struct vmmgraph_prompt_t *prompts,
+                                         size_t prompt_count,
+                                         const struct vmmgraph_decoding_t *decoding,
+                                         size_t decoding_count,
+                                         int32_t *waits);
 
 // As vmmgraph_device_pause, for one region.
 //

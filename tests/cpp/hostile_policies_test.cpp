@@ -142,7 +142,15 @@ TEST_F(HostilePolicies, Nulls) {
     std::size_t order = 7;
     EXPECT_EQ(vmmgraph_in_turn(0, nullptr, 1, &order, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_in_turn(0, &due, 1, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    const vmmgraph_prompt_t prompt{};
+    EXPECT_EQ(vmmgraph_prompt_to_host(0, nullptr, &number), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_prompt_to_host(0, &prompt, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_prefill_waits(0, 0, nullptr, 1, nullptr, 0, &number), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_prefill_waits(0, 0, &prompt, 1, nullptr, 1, &number), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_prefill_waits(0, 0, nullptr, 0, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     // What may be null.
+    EXPECT_EQ(vmmgraph_prefill_waits(0, 0, nullptr, 0, nullptr, 0, &number), VMMGRAPH_OK);
+    EXPECT_EQ(number, 0);
     EXPECT_EQ(vmmgraph_standing_at(standing, 0, 0, nullptr, nullptr), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_slo_control_step(control, 0, 0, nullptr, nullptr), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_in_turn(0, &due, 1, &order, nullptr), VMMGRAPH_OK);
@@ -173,6 +181,8 @@ TEST_F(HostilePolicies, NumbersThatMakeNoSense) {
     const vmmgraph_due_t due{1, 1, 1};
     std::size_t order = 0;
     EXPECT_NE(vmmgraph_in_turn(0, &due, std::numeric_limits<std::size_t>::max(), &order, nullptr), VMMGRAPH_OK);
+    const vmmgraph_prompt_t prompt{1, 1, 1, 1};
+    EXPECT_NE(vmmgraph_prefill_waits(0, 0, &prompt, std::numeric_limits<std::size_t>::max(), nullptr, 0, &number), VMMGRAPH_OK);
     granted.struct_size = 8;
     EXPECT_EQ(vmmgraph_grants_stats(grants, &granted), VMMGRAPH_ERROR_STRUCT_SIZE);
     held.struct_size = 12;
@@ -217,6 +227,13 @@ TEST_F(HostilePolicies, NumbersBeyondAll) {
     EXPECT_EQ(vmmgraph_in_turn(huge, due, 3, order, &timely), VMMGRAPH_OK);
     EXPECT_LE(timely, 3U);
     EXPECT_EQ(order[0] + order[1] + order[2], 3U);
+
+    const vmmgraph_prompt_t prompts[] = {{huge, 0, huge, huge}, {0, huge, 0, huge}};
+    const vmmgraph_decoding_t decoding[] = {{0, huge, huge}, {huge, 0, 0}};
+    EXPECT_EQ(vmmgraph_prompt_to_host(huge, prompts, &number), VMMGRAPH_OK);
+    EXPECT_EQ(number, 1);
+    EXPECT_EQ(vmmgraph_prefill_waits(0, huge, prompts, 1, decoding, 2, &number), VMMGRAPH_OK);
+    EXPECT_EQ(number, 0);
 }
 
 }  // namespace

@@ -551,6 +551,17 @@ FIELD(vmmgraph_due_t, by, 0, 8);
 FIELD(vmmgraph_due_t, takes, 8, 8);
 FIELD(vmmgraph_due_t, patience, 16, 8);
 
+SIZE(vmmgraph_prompt_t, 32);
+FIELD(vmmgraph_prompt_t, since, 0, 8);
+FIELD(vmmgraph_prompt_t, by, 8, 8);
+FIELD(vmmgraph_prompt_t, takes, 16, 8);
+FIELD(vmmgraph_prompt_t, patience, 24, 8);
+
+SIZE(vmmgraph_decoding_t, 24);
+FIELD(vmmgraph_decoding_t, since, 0, 8);
+FIELD(vmmgraph_decoding_t, tokens, 8, 8);
+FIELD(vmmgraph_decoding_t, each, 16, 8);
+
 SIZE(vmmgraph_host_kv_stats_t, 40);
 FIELD(vmmgraph_host_kv_stats_t, struct_size, 0, 8);
 FIELD(vmmgraph_host_kv_stats_t, physical_bytes, 8, 8);

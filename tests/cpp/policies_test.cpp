@@ -94,6 +94,20 @@ TEST(Policies, TurnsLeaveTheLongestForLater) {
     EXPECT_TRUE(in_turn(5, {}).order.empty());
 }
 
+TEST(Policies, PromptsWaitForThoseThatDecode) {
+    // It came at 100 and may begin at 1100 at the latest.
+    const Prompt prompt{100, 1200, 100, 5000};
+    EXPECT_FALSE(to_host(599, prompt));
+    EXPECT_TRUE(to_host(600, prompt));
+    const Decoding late{0, 2, 100};
+    EXPECT_TRUE(prefill_waits(150, 60, {prompt}, {late}));
+    EXPECT_FALSE(prefill_waits(150, 50, {prompt}, {late})) << "just in time";
+    EXPECT_FALSE(prefill_waits(1000, 60, {prompt}, {late})) << "it presses";
+    EXPECT_TRUE(prefill_waits(1101, 60, {prompt}, {late})) << "it is late anyway";
+    EXPECT_FALSE(prefill_waits(5000, 60, {prompt}, {late})) << "it has waited long enough";
+    EXPECT_FALSE(prefill_waits(150, 60, {prompt}, {}));
+}
+
 TEST(Policies, TheHostHasALogicalSize) {
     HostKv host(100);
     EXPECT_TRUE(host.put(1, 60));
