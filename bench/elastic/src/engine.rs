@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 
-use vmmgraph::policy::{Admission, Due, Growing, HostKv, Lengths, SloControl, in_turn};
+use vmmgraph::policy::{
+    Admission, Decoding, Due, Growing, HostKv, Lengths, Prompt, SloControl, in_turn, prefill_waits,
+};
 use vmmgraph::{Error, Result};
 
 use crate::memory::{Hint, Memory};
@@ -67,6 +69,8 @@ pub struct Rules {
     pub patience: Option<Ns>,
     /// Prompts of more tokens than this wait behind all others.
     pub long_last: u64,
+    /// Whether prompts wait for those that decode as long as they are in no hurry, and for room before they go to the host.
+    pub pace: bool,
 }
 
 /// Where a request stands.
@@ -367,20 +371,38 @@ impl<'a> Engine<'a> {
         }
     }
 
+    fn prompt(&self, one: &Sequence) -> Prompt {
+        let takes = self.model.prefill(std::iter::once(one.tokens()));
+        // Those that were preempted have had their first token, and are first.
+        let patience = match self.rules.patience {
+            _ if one.first.is_some() => 0,
+            Some(patience) => one.request.arrival.saturating_add(patience),
+            None => Ns::MAX,
+        };
+        Prompt { since: one.request.arrival, due: Due { by: self.deadline(&one.request), takes, patience } }
+    }
+
+    /// Whether the next step is rather one of those that run.
+    fn waits(&self, batch: &Batch) -> bool {
+        let members = || batch.members.iter().filter_map(|(who, _)| self.all.get(*who));
+        let prompts: Vec<Prompt> = members().map(|one| self.prompt(one)).collect();
+        let running = self.running.iter().filter_map(|who| self.all.get(*who));
+        let decoding = |one: &Sequence| Decoding {
+            since: one.first.unwrap_or(self.now),
+            tokens: one.generated,
+            each: self.slo.other,
+        };
+        let takes = self.model.prefill(members().map(Sequence::tokens));
+        prefill_waits(self.now, takes, &prompts, &running.map(decoding).collect::<Vec<_>>())
+    }
+
     /// The order in which prompts are looked at, and how many of them, the first, may share a step.
     fn order(&self) -> (Vec<usize>, usize) {
         let mut order: Vec<usize> = self.waiting.iter().copied().collect();
         let mut together = order.len();
-        if let Some(patience) = self.rules.patience {
-            let due = |who: &usize| {
-                let one = self.all.get(*who)?;
-                let takes = self.model.prefill(std::iter::once(one.tokens()));
-                // Those that were preempted have had their first token, and are first.
-                let patience =
-                    if one.first.is_some() { 0 } else { one.request.arrival.saturating_add(patience) };
-                Some(Due { by: self.deadline(&one.request), takes, patience })
-            };
-            let all: Vec<Due> = order.iter().filter_map(due).collect();
+        if self.rules.patience.is_some() {
+            let all: Vec<Due> =
+                order.iter().filter_map(|who| Some(self.prompt(self.all.get(*who)?).due)).collect();
             let (turns, timely) = in_turn(self.now, &all);
             order = turns.into_iter().filter_map(|at| self.waiting.get(at).copied()).collect();
             together = timely;
@@ -423,7 +445,8 @@ impl<'a> Engine<'a> {
                 let activations = self.model.activations(batch.tokens + tokens, batch.to_host + tokens);
                 let fits =
                     self.memory.room(activations) >= batch.blocks && activations <= self.memory.longest();
-                if fits && host.put(who as u64, bytes) {
+                let goes = !self.rules.pace || self.prompt(one).to_host(self.now);
+                if fits && goes && host.put(who as u64, bytes) {
                     batch.to_host += tokens;
                     batch.members.push((who, false));
                 } else {
@@ -456,6 +479,10 @@ impl<'a> Engine<'a> {
             self.memory.forget(PREFILL);
             return Ok(false);
         };
+        if self.rules.pace && self.waits(&batch) {
+            self.memory.forget(PREFILL);
+            return Ok(false);
+        }
         let activations = self.model.activations(batch.tokens, batch.to_host);
         let Some(exposed) = self.memory.grant(self.now, PREFILL, activations, batch.blocks) else {
             self.outcome.waits += 1;

@@ -107,6 +107,7 @@ impl Setup {
             spare: 0,
             patience: Some(PATIENCE),
             long_last: u64::MAX,
+            pace: true,
         })
     }
 
@@ -121,6 +122,7 @@ impl Setup {
             spare: 0,
             patience: None,
             long_last: u64::MAX,
+            pace: false,
         }
     }
 
@@ -193,15 +195,18 @@ impl Setup {
                         let plain = (0, u64::MAX);
                         for (spare, long_last) in [plain, (capacity / 8, u64::MAX), (0, 8192), (0, 2048)] {
                             let (admit, control, overtakes) = (Admit::Known, false, 16);
-                            tried.push(Rules {
-                                admit,
-                                host_bytes,
-                                control,
-                                overtakes,
-                                spare,
-                                patience,
-                                long_last,
-                            });
+                            for pace in [false, true] {
+                                tried.push(Rules {
+                                    admit: admit.clone(),
+                                    host_bytes,
+                                    control,
+                                    overtakes,
+                                    spare,
+                                    patience,
+                                    long_last,
+                                    pace,
+                                });
+                            }
                         }
                     }
                 }
