@@ -74,11 +74,38 @@ fn mixed(count: usize) -> Vec<RingUnit> {
 }
 
 #[test]
+fn pages_are_as_long_as_a_unit_where_that_costs_no_memory() {
+    let streamed = RingUnit::streamed;
+    let made = |units: &[RingUnit], slots: usize| {
+        let host = host();
+        let device = Device::with_driver(host.clone());
+        let ring = device.ring(units, &RingOptions { slots, ..RingOptions::default() }).unwrap();
+        assert_eq!(ring.audit(), Ok(()));
+        let stats = ring.stats();
+        (stats.page_bytes / PAGE, stats.device_bytes / PAGE)
+    };
+    assert_eq!(made(&[streamed(2 * PAGE); 6], 2), (2, 4));
+    // Not a power of two, and not a whole number of pages.
+    assert_eq!(made(&[streamed(17 * PAGE - 5); 6], 3), (17, 51));
+    // A slot is as long as the longest of its units.
+    assert_eq!(made(&[streamed(40 * PAGE), streamed(3 * PAGE)], 1), (40, 40));
+    // A place for a short one alone would be as long as the longest: eighths, as a power of two.
+    assert_eq!(made(&[streamed(40 * PAGE), streamed(40 * PAGE), RingUnit::resident(3 * PAGE)], 1), (4, 44));
+    assert_eq!(made(&[streamed(3 * PAGE), streamed(2 * PAGE)], 2), (1, 5));
+}
+
+#[test]
 fn units_have_addresses_of_their_own_over_the_pages_of_their_slots() {
     let (host, units) = (host(), [RingUnit::streamed(2 * PAGE); 6]);
     let device = Device::with_driver(host.clone());
     let tenant = device.account("tenant", None, Limits { most: Some(20 * PAGE), least: 0 }).unwrap();
-    let options = RingOptions { name: "kv", slots: 2, account: Some(&tenant), ..RingOptions::default() };
+    let options = RingOptions {
+        name: "kv",
+        slots: 2,
+        page_bytes: PAGE,
+        account: Some(&tenant),
+        ..RingOptions::default()
+    };
     let ring = device.ring(&units, &options).unwrap();
     assert_eq!(ring.audit(), Ok(()));
     let stats = ring.stats();

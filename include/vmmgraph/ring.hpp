@@ -62,7 +62,8 @@ struct RingOptions {
     // Slots that the streamed units share; 0: three.
     std::size_t slots = 0;
     Remainder remainder = Remainder::keep_resident;
-    // Bytes of every page, a multiple of the device's granularity; 0: about an eighth of the longest unit, 16 MiB at most.
+    // Bytes of every page, a multiple of the device's granularity; 0: the longest unit, if all places together are no longer then; else about an
+    // eighth of it, 16 MiB at most.
     std::uint64_t page_bytes = 0;
     // The most bytes of physical memory it may hold; 0: no limit but the device's.
     std::uint64_t budget_bytes = 0;

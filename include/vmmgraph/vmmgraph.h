@@ -1711,8 +1711,8 @@ typedef struct vmmgraph_ring_options_t {
   int32_t remainder;
   // Any of VMMGRAPH_RING_*, added up.
   int32_t flags;
-  // Bytes of every page, a multiple of the device's granularity; 0: about an eighth of the longest unit, 16 MiB at most. Calls cost per
-  // page and not per byte; a place is as long as whole pages.
+  // Bytes of every page, a multiple of the device's granularity; 0: the longest unit, if all places together are no longer then; else
+  // about an eighth of it, 16 MiB at most. Calls cost per page and not per byte; a place is as long as whole pages.
   uint64_t page_bytes;
   // The most bytes of physical memory it may hold; 0: no limit but the device's.
   uint64_t budget_bytes;

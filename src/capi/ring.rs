@@ -47,8 +47,8 @@ pub struct vmmgraph_ring_options_t {
     pub remainder: i32,
     /// Any of VMMGRAPH_RING_*, added up.
     pub flags: i32,
-    /// Bytes of every page, a multiple of the device's granularity; 0: about an eighth of the longest unit, 16 MiB at most. Calls cost per
-    /// page and not per byte; a place is as long as whole pages.
+    /// Bytes of every page, a multiple of the device's granularity; 0: the longest unit, if all places together are no longer then; else
+    /// about an eighth of it, 16 MiB at most. Calls cost per page and not per byte; a place is as long as whole pages.
     pub page_bytes: u64,
     /// The most bytes of physical memory it may hold; 0: no limit but the device's.
     pub budget_bytes: u64,

@@ -14,9 +14,9 @@ use crate::units::{MAX_BYTES, Peers};
 
 /// Slots that nobody asked for.
 pub(crate) const SLOTS: usize = 3;
-/// The longest page that nobody asked for, in bytes: what an arena's large pages are by default.
+/// The longest page that nobody asked for where units are of several lengths, in bytes: what an arena's large pages are by default.
 const LONGEST: u64 = 16 << 20;
-/// How many pages the longest unit has at least, if nobody says how long they are and the granularity allows it.
+/// How many pages the longest unit has at least there, as far as the granularity allows it.
 const PAGES: u64 = 8;
 /// How often memory is asked for again after somebody gave some back.
 const TRIES: u32 = 8;
@@ -35,10 +35,10 @@ impl Device {
             let expected = "on a platform where a page shows at several addresses";
             return Err(Error::InvalidArgument { what: "a ring", value: 0, expected });
         }
-        let page = page_bytes(self, units, options.page_bytes)?;
         let resident: Vec<bool> = units.iter().map(|unit| unit.resident).collect();
         let slots = if options.slots == 0 { SLOTS } else { options.slots };
         let schedule = Schedule::new(&resident, slots, options.remainder)?;
+        let page = page_bytes(self, units, &schedule, options.page_bytes)?;
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         if let Some(pace) = options.pace {
             say_ceiling(id, units, slots, page, options.remainder, &pace)?;
@@ -154,8 +154,9 @@ impl Wanted<'_> {
     }
 }
 
-/// Bytes of a page: what is asked for, or what fits the longest unit.
-fn page_bytes(device: &Device, units: &[RingUnit], asked: u64) -> Result<u64> {
+/// Bytes of a page: what is asked for; else those of the longest unit, if that takes no more memory than shorter ones would. Calls cost per page, and
+/// a copy is told in half of the time where its destination is one (docs/performance.md, Rings).
+fn page_bytes(device: &Device, units: &[RingUnit], schedule: &Schedule, asked: u64) -> Result<u64> {
     let capabilities = device.driver().capabilities();
     let granularity = capabilities.granularity;
     if !asked.is_multiple_of(granularity) || asked > capabilities.largest_page {
@@ -174,5 +175,7 @@ fn page_bytes(device: &Device, units: &[RingUnit], asked: u64) -> Result<u64> {
     while page * 2 <= LONGEST.min(capabilities.largest_page) && page * 2 * PAGES <= longest {
         page *= 2;
     }
-    Ok(page)
+    let whole = longest.next_multiple_of(granularity);
+    let takes = |page| plan::place_bytes(schedule, units, page).into_iter().fold(0, u64::saturating_add);
+    Ok(if whole <= capabilities.largest_page && takes(whole) <= takes(page) { whole } else { page })
 }

@@ -14,8 +14,8 @@ pub struct RingOptions<'a> {
     pub slots: usize,
     /// What to do with units that the slots do not divide.
     pub remainder: Remainder,
-    /// Bytes of every page, a multiple of the device's granularity; 0: about an eighth of the longest unit, a power of two times the
-    /// granularity, 16 MiB at most. Calls cost per page and not per byte; a place is as long as whole pages.
+    /// Bytes of every page, a multiple of the device's granularity; 0: the longest unit, if all places together are no longer then; else about an eighth of
+    /// it, a power of two times the granularity, 16 MiB at most. Calls cost per page and not per byte; a place is as long as whole pages.
     pub page_bytes: u64,
     /// The most bytes of physical memory it may hold; `None`: no limit but those above.
     pub budget_bytes: Option<u64>,

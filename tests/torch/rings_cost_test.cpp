@@ -162,6 +162,13 @@ TEST_F(RingCosts, KeysAndValuesStreamed) {
         const std::size_t in = group_of >= 6 ? 2 : 3;
         Ring ring(*device_, ring_units(units, bytes, false), slots(in)), serial(*device_, ring_units(units, bytes, false), slots(1)),
             resident(*device_, ring_units(units, bytes, true));
+        // What the default was before pages were as long as a unit.
+        RingOptions in_eighths = slots(in);
+        in_eighths.page_bytes = 2 * MiB;
+        while (in_eighths.page_bytes < 16 * MiB && in_eighths.page_bytes * 16 <= bytes) {
+            in_eighths.page_bytes *= 2;
+        }
+        Ring eighths(*device_, ring_units(units, bytes, false), in_eighths);
         SharedVmmAllocator arena;
         const auto at_layer = [&, of = group_of](const Ring& from, std::size_t layer) {
             return static_cast<char*>(from.address(layer / of)) + layer % of * layer_bytes;
@@ -191,7 +198,7 @@ TEST_F(RingCosts, KeysAndValuesStreamed) {
             outputs.push_back(std::move(output));
             return graph;
         };
-        auto graph = captured(ring), in_line = captured(serial), at_home = captured(resident);
+        auto graph = captured(ring), in_line = captured(serial), at_home = captured(resident), by_eighths = captured(eighths);
         // A graph a layer, and a wait of the host after each.
         std::vector<CapturedGraph> each;
         std::vector<at::Tensor> between{input};
@@ -218,18 +225,19 @@ TEST_F(RingCosts, KeysAndValuesStreamed) {
         const auto home = time([&] { at_home.replay(raw()); });
         graph.replay(raw());
         at_home.replay(raw());
-        const bool same = at::equal(outputs[0], outputs[2]);
+        by_eighths.replay(raw());
+        const bool same = at::equal(outputs[0], outputs[2]) && at::equal(outputs[3], outputs[2]);
         const auto held = ring.stats().device_bytes;
         auto* const exec = static_cast<cudaGraphExec_t>(graph.exec());
         // All units have a granule less, and then again one more.
-        bool shorter = false;
+        int crossings = 0;
+        const auto crossing = [&](Ring& of, CapturedGraph& with) {
+            set_sources(of, units, crossings++ / 2 % 2 == 0 ? bytes - 128 * token_bytes : bytes);
+            with.replay(raw());
+        };
         const auto host_side =
             host_times({[&] { graph.replay(raw()); }, [&] { cudaGraphLaunch(exec, stream_->stream()); }, [&] { at_home.replay(raw()); },
-                        [&] {
-                            shorter = !shorter;
-                            set_sources(ring, units, shorter ? bytes - 128 * token_bytes : bytes);
-                            graph.replay(raw());
-                        }});
+                        [&] { crossing(ring, graph); }, [&] { by_eighths.replay(raw()); }, [&] { crossing(eighths, by_eighths); }});
         no_sources(ring, units);
         const auto work = time([&] { graph.replay(raw()); });
         std::printf(
@@ -243,11 +251,14 @@ TEST_F(RingCosts, KeysAndValuesStreamed) {
             static_cast<long long>(tokens), serially, a_layer, eager);
         std::printf(
             "RESULT rings, KV of %lld tokens x 36: host %.1f us, its launch alone %.1f, all resident %.1f, a granule crossed in all units "
-            "+%.1f; "
+            "+%.1f, "
+            "and +%.1f with pages of %.0f MiB instead of %.0f; "
             "device %.0f MiB of "
             "%.0f; %s\n",
             static_cast<long long>(tokens), host_side[0], host_side[1], host_side[2], host_side[3] - host_side[0],
-            static_cast<double>(held) / MiB, static_cast<double>(layer_bytes) * layers / MiB, same ? "bit for bit" : "WRONG");
+            host_side[5] - host_side[4], static_cast<double>(in_eighths.page_bytes) / MiB,
+            static_cast<double>(ring.stats().page_bytes) / MiB, static_cast<double>(held) / MiB,
+            static_cast<double>(layer_bytes) * layers / MiB, same ? "bit for bit" : "WRONG");
         EXPECT_TRUE(same);
         EXPECT_GT(std::max(alone, work) / all, 0.8) << "copies and work do not overlap";
         EXPECT_LT(all, serially * 1.02);
