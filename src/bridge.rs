@@ -17,7 +17,7 @@ use crate::driver::{DriverChoice, Executable, Graph};
 use crate::error::{Error, Result};
 use crate::executables::{self, Limits};
 use crate::region::Region;
-use crate::space::{EagerBlocks, EagerScope};
+use crate::space::{EagerBlocks, EagerEnd};
 use crate::torch;
 use crate::units::{Address, Peers, Stream};
 
@@ -88,8 +88,8 @@ mod ffi {
         fn no_turn() -> Box<EagerTurn>;
         /// Begins eager work on a stream, of at most so many bytes if it is `limited`; the status.
         fn begin_eager(turn: &mut EagerTurn, arena: usize, stream: usize, limited: bool, bytes: u64) -> i32;
-        /// Ends it, if it began. On the thread that began it.
-        fn end_eager(turn: &mut EagerTurn);
+        /// Ends it, if it began and has not ended, on any thread; the status.
+        fn end_eager(turn: &EagerTurn) -> i32;
         /// Allocates in the scope under way on a stream, as a kept block or not; the status, and the address in `block` if that is 0.
         fn allocate_eager(
             memory: &EagerMemory,
@@ -358,8 +358,8 @@ fn record_stream_in_region(region: &TorchRegion, block: usize, stream: usize) ->
 /// The last tensor takes what is left of it along, so its end is a call too.
 struct EagerMemory(GuardedDrop<EagerBlocks>);
 
-/// Its thread's, as the turn in it is.
-struct EagerTurn(Option<GuardedDrop<EagerScope>>);
+/// An eager scope that has begun, and may have ended.
+struct EagerTurn(Option<GuardedDrop<EagerEnd>>);
 
 fn eager_memory(arena: usize) -> Result<Box<EagerMemory>> {
     let blocks = arena_of(arena as vmmgraph_arena_t)?.eager_blocks();
@@ -381,14 +381,14 @@ fn begin_eager(turn: &mut EagerTurn, arena: usize, stream: usize, limited: bool,
             let arena = arena_of(arena as vmmgraph_arena_t)?;
             let stream = stream_of(stream as *mut _);
             let scope = if limited { arena.eager_scope_of(stream, bytes) } else { arena.eager_scope(stream) };
-            turn.0 = Some(GuardedDrop::new(scope?));
+            turn.0 = Some(GuardedDrop::new(scope?.into_end()));
             Ok(())
         },
     )
 }
 
-fn end_eager(turn: &mut EagerTurn) {
-    turn.0 = None;
+fn end_eager(turn: &EagerTurn) -> i32 {
+    guarded(|| (), || turn.0.as_ref().map_or(Ok(()), |scope| scope.end()))
 }
 
 fn allocate_eager(memory: &EagerMemory, bytes: usize, stream: usize, kept: bool, block: &mut usize) -> i32 {

@@ -183,8 +183,16 @@ impl ReplayOrder {
     /// # Errors
     /// [`Error::WrongState`] if nothing of this thread stayed.
     pub(crate) fn leave(&self) -> Result<()> {
+        self.leave_of(thread_token())
+    }
+
+    /// As [`leave`](Self::leave), for the thread of this token, on any; but for a replay on that thread's default stream.
+    ///
+    /// # Errors
+    /// As [`leave`](Self::leave).
+    pub(crate) fn leave_of(&self, thread: u64) -> Result<()> {
         let stream =
-            if self.turn.check().is_err() { self.entered.lock().take() } else { None }.ok_or_else(|| {
+            if self.turn.is_of(thread) { self.entered.lock().take() } else { None }.ok_or_else(|| {
                 let expected = "entered on this thread before";
                 Error::WrongState { what: "a replay", expected, found: "left" }
             })?;
@@ -377,7 +385,11 @@ type Waits = Mutex<HashMap<u64, Arc<AtomicU64>>>;
 impl Turn {
     /// That this thread does not have the turn already.
     fn check(&self) -> Result<()> {
-        if self.thread.load(Ordering::SeqCst) == thread_token() { Err(waits_for_itself()) } else { Ok(()) }
+        if self.is_of(thread_token()) { Err(waits_for_itself()) } else { Ok(()) }
+    }
+
+    fn is_of(&self, thread: u64) -> bool {
+        self.thread.load(Ordering::SeqCst) == thread
     }
 
     fn take(&self) -> Result<()> {

@@ -173,6 +173,48 @@ fn eager_work_lies_in_the_graphs_memory_and_its_results_outlast_their_replays() 
     bench.end();
 }
 
+/// As a program that closes on one thread what another one began: replays would wait for ever otherwise.
+#[test]
+fn a_scope_ends_on_any_thread_and_once() {
+    let bench = bench();
+    let (arena, stamps) = (Arc::new(bench.arena()), bench.stamps());
+    let mut graph = Graph::capture(&arena, &[40 * MIB, 5 * MIB], false);
+    let blocks = arena.eager_blocks();
+    let scope = arena.eager_scope(stream(1)).unwrap();
+    let result = scope.allocate(3 * MIB).unwrap();
+    stamps.write(result, 3 * MIB, 1).unwrap();
+    let end = Arc::new(scope.into_end());
+    // Until then it is under way on its thread.
+    assert!(matches!(graph.replay(&stamps, 2), Err(Error::WrongState { .. })));
+    let freed_inside = blocks.allocate(MIB, stream(1), false).unwrap();
+    blocks.free(freed_inside, &[]).unwrap();
+    thread::scope(|all| {
+        let ends: Vec<_> = (0..4).map(|_| all.spawn(|| end.end())).collect();
+        assert!(ends.into_iter().all(|one| one.join().unwrap().is_ok()));
+    });
+    let refused = blocks.allocate(MIB, stream(1), false);
+    assert!(matches!(refused, Err(Error::WrongState { .. })), "{refused:?}");
+    graph.replay(&stamps, 2).unwrap();
+    assert!(stamps.holds(result, 3 * MIB, 1).unwrap());
+    // What is left of the first does not end the next one.
+    let next = arena.eager_scope(stream(2)).unwrap();
+    end.end().unwrap();
+    drop(end);
+    assert!(matches!(graph.replay(&stamps, 3), Err(Error::WrongState { .. })));
+    drop(next);
+    // A thread's default stream is that thread's.
+    let own = arena.eager_scope(Stream::PER_THREAD).unwrap().into_end();
+    let elsewhere = thread::scope(|all| all.spawn(|| own.end()).join().unwrap());
+    assert!(matches!(elsewhere, Err(Error::WrongState { .. })), "{elsewhere:?}");
+    assert!(matches!(graph.replay(&stamps, 3), Err(Error::WrongState { .. })), "it is under way as before");
+    own.end().unwrap();
+    graph.replay(&stamps, 3).unwrap();
+    assert_eq!((arena.eager_stats().scopes, arena.audit()), (3, Ok(())));
+    blocks.free(result, &[]).unwrap();
+    drop((graph, blocks, own, arena));
+    bench.end();
+}
+
 #[test]
 fn where_eager_work_needs_more_than_the_graphs_they_lie_in_its_memory() {
     let bench = bench();

@@ -560,6 +560,56 @@ fn an_arena_is_paused_beside_replays_captures_and_ends() {
     shuttle::check_pct(model, 300, 3);
 }
 
+/// Two threads end a scope whose own one allocates, and another replays: each block is the scope's or refused, and the turn goes on once.
+#[test]
+fn eager_work_is_ended_by_other_threads() {
+    let model = || {
+        let (host, device, arena) = small();
+        let space = arena.open_space().unwrap();
+        let passing = space.allocate(16 * KIB, Stream::LEGACY).unwrap();
+        space.free(passing).unwrap();
+        space.seal().unwrap();
+        let blocks = arena.eager_blocks();
+        let scope = Arc::new(arena.eager_scope(stream(1)).unwrap().into_end());
+        let enders: Vec<_> = (0..2)
+            .map(|_| {
+                let scope = Arc::clone(&scope);
+                thread::spawn(move || scope.end().unwrap())
+            })
+            .collect();
+        let replayer = {
+            let space = Arc::clone(&space);
+            thread::spawn(move || {
+                // SAFETY: a block of the host driver; within a launch the space's memory is the graph's.
+                let write = || unsafe { (passing.0 as *mut u64).write_volatile(99) };
+                space.replay(stream(2), write).unwrap();
+            })
+        };
+        let result = blocks.allocate(10 * KIB, stream(1), false).ok();
+        if let Some(at) = result {
+            // SAFETY: a live block of the host driver, of at least eight bytes.
+            unsafe { (at.0 as *mut u64).write_volatile(7) };
+        }
+        enders.into_iter().for_each(|one| one.join().unwrap());
+        replayer.join().unwrap();
+        if let Some(at) = result {
+            // SAFETY: as above.
+            assert_eq!(unsafe { (at.0 as *const u64).read_volatile() }, 7);
+            blocks.free(at, &[]).unwrap();
+        }
+        // One end, one turn.
+        drop(arena.eager_scope(stream(3)).unwrap());
+        assert_eq!(
+            (arena.eager_stats().scopes, arena.audit(), device.pool().audit_idle()),
+            (2, Ok(()), Ok(()))
+        );
+        drop((space, scope, blocks));
+        end(&host, device, arena);
+    };
+    shuttle::check_random(model, 300);
+    shuttle::check_pct(model, 300, 3);
+}
+
 /// A prefill by one thread, replays by another, a capture by a third; what the prefill left is there whatever came first.
 #[test]
 fn eager_work_runs_beside_replays_captures_and_ends() {

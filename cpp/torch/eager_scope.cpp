@@ -15,9 +15,7 @@ namespace vmmgraph::torch {
 
 struct EagerScope::State {
     ActiveScope active;
-    const ActiveScope* around;
     OnStream current;
-    rust::Box<bridge::EagerTurn> turn;
 };
 
 EagerScope::EagerScope(SharedVmmAllocator& arena, void* stream, std::optional<std::uint64_t> bytes) {
@@ -38,24 +36,30 @@ EagerScope::EagerScope(SharedVmmAllocator& arena, void* stream, std::optional<st
         }
     }
     auto memory = std::make_shared<EagerMemory>(arena);
-    state_.reset(new State{{nullptr, Policy::inherit, device.index(), std::move(memory), static_cast<cudaStream_t>(stream)},
-                           active_scope,
-                           OnStream(device, stream),
-                           bridge::no_turn()});
-    detail::check(bridge::begin_eager(*state_->turn, reinterpret_cast<std::size_t>(arena.handle()), reinterpret_cast<std::size_t>(stream),
-                                      bytes.has_value(), bytes.value_or(0)));
+    auto ending = std::make_shared<EagerEnding>();
+    state_.reset(
+        new State{{nullptr, Policy::inherit, device.index(), active_scope, std::move(memory), ending, static_cast<cudaStream_t>(stream)},
+                  OnStream(device, stream)});
+    ending->begin(arena.handle(), stream, bytes);
     active_scope = &state_->active;
 }
 
 EagerScope::~EagerScope() {
-    active_scope = state_->around;
+    active_scope = state_->active.around;
     if (state_->active.used) {
         // Within the turn, so that their bytes are the arena's again at once.
         forget_scoped_workspaces();
     }
-    bridge::end_eager(*state_->turn);
+    state_->active.ending->end_here();
 }
 
-bool EagerScope::active() noexcept { return active_scope != nullptr && active_scope->eager != nullptr; }
+void EagerScope::end() { state_->active.ending->end(); }
+
+std::shared_ptr<EagerEnding> EagerEnding::of(const EagerScope& scope) { return scope.state_->active.ending; }
+
+bool EagerScope::active() noexcept {
+    const auto* const active = innermost_scope();
+    return active != nullptr && active->eager != nullptr;
+}
 
 }  // namespace vmmgraph::torch

@@ -16,18 +16,28 @@ namespace vmmgraph::torch {
 constinit thread_local const ActiveScope* active_scope = nullptr;
 
 void* allocate_in(const ActiveScope& scope, std::size_t bytes, cudaStream_t stream) {
-    const auto allocate = [&] {
-        return scope.eager ? scope.eager->allocate(bytes, stream, KeptScope::active())
-                           : scope.memory->allocate(bytes, scope.policy, stream);
+    const auto allocate = [&]() -> void* {
+        try {
+            return scope.eager ? scope.eager->allocate(bytes, stream, KeptScope::active())
+                               : scope.memory->allocate(bytes, scope.policy, stream);
+        } catch (const Error&) {
+            if (scope.over()) {
+                return nullptr;
+            }
+            throw;
+        }
     };
     void* block = allocate();
-    if (block == nullptr) {
+    if (block == nullptr && !scope.over()) {
         {
             // What torch keeps for later is free memory to everybody else. This thread may capture on another device.
             const Relaxed relaxed;
             registry::native()->emptyCache();
         }
         block = allocate();
+    }
+    if (block == nullptr && scope.over()) {
+        return nullptr;
     }
     if (block == nullptr) {
         registry::out_of_memory(bytes, scope.device, scope.eager ? "for eager work in an arena" : "in a region");
@@ -43,7 +53,6 @@ void* allocate_in(const ActiveScope& scope, std::size_t bytes, cudaStream_t stre
 
 struct RegionScope::State {
     ActiveScope active;
-    const ActiveScope* around;
 };
 
 RegionScope::RegionScope(const Region& region, Policy policy) {
@@ -57,18 +66,21 @@ RegionScope::RegionScope(const Region& region, Policy policy) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "call vmmgraph::torch::install() before a RegionScope");
     }
     offer_idle_pages();
-    state_.reset(new State{{std::move(memory), policy, static_cast<c10::DeviceIndex>(device)}, active_scope});
+    state_.reset(new State{{std::move(memory), policy, static_cast<c10::DeviceIndex>(device), active_scope}});
     active_scope = &state_->active;
 }
 
 RegionScope::~RegionScope() {
-    active_scope = state_->around;
+    active_scope = state_->active.around;
     if (state_->active.used) {
         forget_scoped_workspaces();
     }
 }
 
-bool RegionScope::active() noexcept { return active_scope != nullptr && active_scope->memory != nullptr; }
+bool RegionScope::active() noexcept {
+    const auto* const active = innermost_scope();
+    return active != nullptr && active->memory != nullptr;
+}
 
 DisableScope::DisableScope() noexcept : around_(std::exchange(active_scope, nullptr)) {}
 DisableScope::~DisableScope() { active_scope = static_cast<const ActiveScope*>(around_); }

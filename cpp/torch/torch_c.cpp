@@ -20,6 +20,7 @@
 #include <vmmgraph/torch_c.h>
 #include <vmmgraph/torch_eager.hpp>
 
+#include "eager_ending.hpp"
 #include "guards.hpp"
 #include "shape.hpp"
 #include "torchs_pool.hpp"
@@ -140,19 +141,54 @@ private:
     SharedVmmAllocator arena_;
 };
 
+// Which eager scope an arena has that was entered here: one at a time at most.
+class EagerEndings {
+public:
+    // Never destroyed: threads leave their scopes when they end.
+    static EagerEndings& all() {
+        static auto* const endings = new EagerEndings;
+        return *endings;
+    }
+
+    void add(vmmgraph_arena_t arena, std::shared_ptr<EagerEnding> ending) {
+        const std::lock_guard lock(mutex_);
+        endings_.insert_or_assign(arena, std::move(ending));
+    }
+    // Null: none.
+    std::shared_ptr<EagerEnding> find(vmmgraph_arena_t arena) {
+        const std::lock_guard lock(mutex_);
+        const auto found = endings_.find(arena);
+        return found == endings_.end() ? nullptr : found->second;
+    }
+    // If it is this one.
+    void remove(vmmgraph_arena_t arena, const std::shared_ptr<EagerEnding>& ending) noexcept {
+        const std::lock_guard lock(mutex_);
+        if (const auto found = endings_.find(arena); found != endings_.end() && found->second == ending) {
+            endings_.erase(found);
+        }
+    }
+
+private:
+    std::mutex mutex_;
+    std::unordered_map<vmmgraph_arena_t, std::shared_ptr<EagerEnding>> endings_;
+};
+
 // A scope of eager work that leaves torch's current device and stream as they are.
 class ThreadsEagerScope {
 public:
-    explicit ThreadsEagerScope(vmmgraph_arena_t handle) {
+    ThreadsEagerScope(vmmgraph_arena_t handle, std::optional<std::uint64_t> bytes) : handle_(handle) {
         Borrowed arena(handle);
         device_ = device_of(*arena).index();
         const auto before = c10::cuda::current_device();
-        scope_.emplace(*arena, c10::cuda::getCurrentCUDAStream(device_).stream());
+        scope_.emplace(*arena, c10::cuda::getCurrentCUDAStream(device_).stream(), bytes);
         c10::cuda::set_device(before);
+        ending_ = EagerEnding::of(*scope_);
+        EagerEndings::all().add(handle, ending_);
     }
     ThreadsEagerScope(const ThreadsEagerScope&) = delete;
     ThreadsEagerScope& operator=(const ThreadsEagerScope&) = delete;
     ~ThreadsEagerScope() {
+        EagerEndings::all().remove(handle_, ending_);
         try {
             const auto device = c10::cuda::current_device();
             const auto stream = c10::cuda::getCurrentCUDAStream(device_);
@@ -164,14 +200,27 @@ public:
         }
     }
 
+    // Whether another thread has ended it.
+    [[nodiscard]] bool over() const noexcept { return ending_->over(); }
+
 private:
+    vmmgraph_arena_t handle_;
     c10::DeviceIndex device_ = -1;
     std::optional<EagerScope> scope_;
+    std::shared_ptr<EagerEnding> ending_;
 };
 
+// The scopes of this thread, the innermost last, which is not over.
 std::vector<std::unique_ptr<ThreadsEagerScope>>& eager_scopes() {
     thread_local std::vector<std::unique_ptr<ThreadsEagerScope>> scopes;
+    while (!scopes.empty() && scopes.back()->over()) {
+        scopes.pop_back();
+    }
     return scopes;
+}
+
+vmmgraph_status_t enter_eager(vmmgraph_arena_t arena, std::optional<std::uint64_t> bytes) {
+    return guarded([&] { eager_scopes().push_back(std::make_unique<ThreadsEagerScope>(arena, bytes)); });
 }
 
 template <class Use>
@@ -276,9 +325,9 @@ vmmgraph_status_t vmmgraph_torch_remote_leave(void) {
     });
 }
 
-vmmgraph_status_t vmmgraph_torch_eager_enter(vmmgraph_arena_t arena) {
-    return guarded([&] { eager_scopes().push_back(std::make_unique<ThreadsEagerScope>(arena)); });
-}
+vmmgraph_status_t vmmgraph_torch_eager_enter(vmmgraph_arena_t arena) { return enter_eager(arena, std::nullopt); }
+
+vmmgraph_status_t vmmgraph_torch_eager_enter_of(vmmgraph_arena_t arena, uint64_t bytes) { return enter_eager(arena, bytes); }
 
 vmmgraph_status_t vmmgraph_torch_eager_leave(void) {
     return guarded([] {
@@ -286,6 +335,19 @@ vmmgraph_status_t vmmgraph_torch_eager_leave(void) {
             refuse(VMMGRAPH_ERROR_WRONG_STATE, "this thread has entered no eager scope, or has left it");
         }
         eager_scopes().pop_back();
+    });
+}
+
+vmmgraph_status_t vmmgraph_torch_eager_end(vmmgraph_arena_t arena) {
+    return guarded([&] {
+        const auto ending = EagerEndings::all().find(arena);
+        if (!ending || ending->over()) {
+            refuse(VMMGRAPH_ERROR_WRONG_STATE, "the arena has no eager scope that was entered by vmmgraph_torch_eager_enter");
+        }
+        ending->end();
+        EagerEndings::all().remove(arena, ending);
+        // If it was this thread's.
+        static_cast<void>(eager_scopes());
     });
 }
 

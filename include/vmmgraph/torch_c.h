@@ -136,8 +136,14 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_remote_leave(void);
 // ordered as one replay of it: vmmgraph::torch::EagerScope of torch_eager.hpp, with its rules and refusals. Neither changes torch's current
 // stream or device. May be nested for different arenas.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_eager_enter(vmmgraph_arena_t arena);
-// Ends the innermost of this thread's. VMMGRAPH_ERROR_WRONG_STATE where it has entered none.
+// As vmmgraph_torch_eager_enter, of so many bytes at once at most: pages of the arena that are on lease stay there if that does without them.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_eager_enter_of(vmmgraph_arena_t arena, uint64_t bytes);
+// Ends the innermost of this thread's. VMMGRAPH_ERROR_WRONG_STATE where it has entered none, or others have ended all.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_eager_leave(void);
+// Ends the one that the arena has, whichever thread entered it: for a program in which whoever comes to the end is not always that thread, as
+// where a collector closes what was left open. What that thread makes afterwards is torch's. VMMGRAPH_ERROR_WRONG_STATE where the arena has
+// none, and on another thread than the scope's if that is on its thread's default stream (cudaStreamPerThread).
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_eager_end(vmmgraph_arena_t arena);
 
 // Gives what torch has in a pool of its own back to the driver, and leaves that pool empty and in use as before: for a MemPool whose captures
 // and eager work are to be an arena's from now on. Workspaces of cuBLAS that lie there leave torch's tables. To be called outside captures.

@@ -37,7 +37,8 @@ namespace vmmgraph::torch {
 // in a DisableScope, or in a RegionScope inside this scope; of the two the innermost counts. cuBLAS workspaces that torch makes here leave
 // torch's tables at the end.
 //
-// Out of memory is torch's own error, after torch's cache was emptied. To be destroyed on its thread, in the reverse order.
+// Out of memory is torch's own error, after torch's cache was emptied. To be destroyed on its thread, in the reverse order; to end it may fall to
+// another one.
 class VMMGRAPH_API EagerScope {
 public:
     // `stream`: a cudaStream_t of the arena's device; null is the default stream. Throws Error: VMMGRAPH_ERROR_WRONG_STATE before install() or
@@ -54,10 +55,17 @@ public:
     // No driver call but the question after captures; what is alive is kept, without a copy.
     ~EagerScope();
 
+    // Ends it before its destructor, which then only makes torch's current stream what it was. On any thread, for a program in which whoever comes to
+    // the end is not always the scope's own: what that one makes afterwards is torch's. Nothing if it has ended. The work of the scope
+    // has been given to its stream. Throws Error: VMMGRAPH_ERROR_WRONG_STATE for the default stream of another thread (cudaStreamPerThread),
+    // which only that one can name; the scope goes on.
+    void end();
+
     // Whether storages that this thread makes on the scope's stream are an arena's now.
     [[nodiscard]] static bool active() noexcept;
 
 private:
+    friend class EagerEnding;
     struct State;
     std::unique_ptr<State> state_;
 };

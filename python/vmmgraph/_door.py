@@ -702,13 +702,14 @@ def remote() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def eager(arena: Arena) -> Iterator[None]:
+def eager(arena: Arena, bytes: int | None = None) -> Iterator[None]:
     """Eager work of this thread whose tensors lie on the pages of an arena's graphs: what it makes inside on torch's current stream of now. It
     is in the order of the arena's replays, as one of them: those of other threads wait for its end. So activations take as much as eager work
     or the graphs need, whichever is more. Contents are real: a tensor that is alive at the end stays as it is until it is freed. Replays and
-    captures of the arena inside are behind what was made so far. Raises `Error` where an arena is paused, or under capture on this stream."""
+    captures of the arena inside are behind what was made so far. With ``bytes``, the most that it needs at once, pages of the arena that are on
+    lease stay there if that does without them. Raises `Error` where an arena is paused, or under capture on this stream."""
     door = need()
-    scope = door.eager.begin(arena)
+    scope = door.eager.begin(arena, bytes)
     try:
         yield
     finally:

@@ -32,8 +32,10 @@ _ARENAS = "_vmmgraph_arenas"
 class Scope:
     """Eager work of one thread in an arena."""
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: Arena, most: int | None) -> None:
         self.arena = arena
+        #: Bytes that it needs at once at most; ``None``: not said.
+        self.most = most
         self.thread = threading.get_ident()
         self.entered = False
         self.over = False
@@ -52,34 +54,51 @@ class Eager:
     def __init__(self, library: _c.Library) -> None:
         self.library = library
         self.scopes = Scopes()
+        self.lock = threading.Lock()
 
     def _enter(self, scope: Scope) -> int:
-        status = self.library.raw["torch_eager_enter"](scope.arena.handle)
+        if scope.most is None:
+            status = self.library.raw["torch_eager_enter"](scope.arena.handle)
+        else:
+            status = self.library.raw["torch_eager_enter_of"](scope.arena.handle, scope.most)
         scope.entered = status == _c.OK
         return status
 
+    def _left(self, scope: Scope) -> bool:
+        """Whether that is for whoever asks to do, who is the only one."""
+        with self.lock:
+            entered, scope.entered = scope.entered, False
+        return entered
+
     def _leave(self, scope: Scope) -> None:
-        if scope.entered:
-            scope.entered = False
+        if self._left(scope):
             self.library.raw["torch_eager_leave"]()
 
-    def begin(self, arena: Arena) -> Scope:
+    def begin(self, arena: Arena, most: int | None = None) -> Scope:
         """Raises `Error` where it is refused."""
-        if not self.library.has("torch_eager_enter"):
-            raise _c.Error(f"{self.library.path} has no eager scopes", _c.WRONG_STATE)
-        scope = Scope(arena)
+        name = "torch_eager_enter" if most is None else "torch_eager_enter_of"
+        if not self.library.has(name):
+            raise _c.Error(f"{self.library.path} has no such eager scopes", _c.WRONG_STATE)
+        self._forget()
+        scope = Scope(arena, most)
         status = self._enter(scope)
         if status != _c.OK:
-            self.library.fail("torch_eager_enter", status)
+            self.library.fail(name, status)
         self.scopes.all.append(scope)
         return scope
 
     def end(self, scope: Scope) -> None:
-        """On its thread."""
+        """On any thread: a generator may be closed by another one than its own, and replays would wait for ever."""
         scope.over = True
         if scope in self.scopes.all:
             self.scopes.all.remove(scope)
             self._leave(scope)
+        elif self.library.has("torch_eager_end") and self._left(scope):
+            self.library.raw["torch_eager_end"](scope.arena.handle)
+
+    def _forget(self) -> None:
+        """Those of this thread that others have ended."""
+        self.scopes.all[:] = [scope for scope in self.scopes.all if not scope.over]
 
     def step_out(self, arena: Arena) -> list[Scope]:
         """This thread is about to replay or capture in the arena, which its scopes of it would refuse: ends them, and those inside them. What

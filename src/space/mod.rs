@@ -67,7 +67,7 @@ pub(crate) use presence::Presence;
 pub(crate) use recall::{Recall, Recalls};
 
 pub use block::Block;
-pub use eager::{EagerBlocks, EagerScope, EagerStats};
+pub use eager::{EagerBlocks, EagerEnd, EagerScope, EagerStats};
 pub use events::TracedBlock;
 pub use poison::{Difference, POISON};
 pub use seal::{RetainPolicy, SealReport};

@@ -197,6 +197,49 @@ def test_eager_work_of_several_arenas_is_left_from_within(door):
     assert calls(door) == [enter, "torch_replay", leave]
 
 
+def test_eager_work_that_another_thread_ends_is_over(door):
+    (pool, graph), (other, _) = adopted(door), adopted(door)
+    graph.replay()
+    calls(door)
+
+    def work(pool):
+        with door.torch.cuda.use_mem_pool(pool):
+            yield
+
+    def elsewhere(close):
+        thread = threading.Thread(target=close)
+        thread.start()
+        thread.join()
+
+    begun = work(pool)
+    next(begun)
+    elsewhere(begun.close)
+    assert calls(door) == ["torch_eager_enter", "torch_eager_end"]
+    # It is not left a second time, nor begun again behind a replay.
+    graph.replay()
+    assert calls(door) == ["torch_replay"]
+    # The one around it is left at its own end.
+    with vmmgraph.eager(graph.arena):
+        inner = work(other)
+        next(inner)
+        elsewhere(inner.close)
+        assert calls(door) == ["torch_eager_enter", "torch_eager_enter", "torch_eager_end"]
+        graph.replay()
+        assert calls(door) == ["torch_eager_leave", "torch_replay", "torch_eager_enter"]
+    assert calls(door) == ["torch_eager_leave"]
+
+
+def test_eager_work_says_what_it_needs(door):
+    graph = capture(door, (0, 50))
+    graph.replay()
+    door.log.clear()
+    with vmmgraph.eager(graph.arena, bytes=5 << 20):
+        graph.replay()
+    eager = [(entry[0], *entry[2:]) for entry in door.log if entry[0].startswith("torch_eager")]
+    enter, leave = ("torch_eager_enter_of", 5 << 20), ("torch_eager_leave",)
+    assert eager == [enter, leave, enter, leave]
+
+
 def test_eager_work_that_is_refused_is_torchs(door, caplog):
     pool, graph = adopted(door)
     door.library.answers["torch_eager_enter"] = _c.WRONG_STATE

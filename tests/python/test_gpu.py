@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
@@ -841,6 +842,53 @@ def test_a_mempool_in_wrong_hands() -> None:
     torch.cuda.synchronize(1)
     assert torch.equal(before, right)
     assert torch.equal(behind, right)
+
+
+def test_eager_work_that_another_thread_closes() -> None:
+    """As a collector does that runs there: stock torch ends an allocation to a pool from any thread. Nobody's replays wait for ever."""
+    enabled()
+    model, stream, mempool = Model(), torch.cuda.Stream(), torch.cuda.MemPool()
+    x = model.inputs(100)
+    expected = model(x)
+    torch.cuda.synchronize()
+
+    def work(outputs: list) -> Iterator[None]:
+        with torch.cuda.use_mem_pool(mempool):
+            outputs.append(model(x))
+            yield
+
+    def round_of(replay: Callable[[], None]) -> None:
+        outputs: list = []
+        with torch.cuda.stream(stream):
+            begun = work(outputs)
+            next(begun)
+
+        def closes() -> None:
+            begun.close()
+            replay()
+
+        thread = threading.Thread(target=closes, daemon=True)
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive(), "a replay waits for eager work that was closed"
+        with torch.cuda.stream(stream):
+            behind = model(x)
+        torch.cuda.synchronize()
+        assert same(outputs[0], expected)
+        assert same(behind, expected)
+
+    with vmmgraph.disabled():
+        round_of(lambda: None)
+    made = warmed(model, mempool, [64, 512, 8], stream)
+    for number in shuffled(len(made), 5):
+        round_of(made[number].graph.replay)
+        assert wrong(made) == 0
+    arena = made[0].graph.arena
+    assert arena is not None
+    with torch.cuda.stream(stream), vmmgraph.eager(arena, bytes=256 * MIB):
+        y = model(x)
+    torch.cuda.synchronize()
+    assert same(y, expected)
 
 
 def test_reset_and_capture_again() -> None:

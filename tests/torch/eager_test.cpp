@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <deque>
+#include <functional>
 #include <thread>
+#include <vmmgraph/torch_c.h>
 #include <vmmgraph/torch_eager.hpp>
 #include <vmmgraph/torch_region.hpp>
 
@@ -304,6 +306,65 @@ TEST_F(Eager, BytesStayUntilTheStreamsThatReadThemHavePassed) {
         cudaDeviceSynchronize();
         EXPECT_TRUE(at::all(read == static_cast<double>(round)).item<bool>()) << round;
     }
+}
+
+// Where a collector closes what was left open, for one. What its thread makes from then on is torch's; what it made is whole, and replays go on.
+TEST_F(Eager, AnotherThreadEndsAScope) {
+    const Model model(2, 1024);
+    SharedVmmAllocator arena(0);
+    auto shapes = this->shapes(arena, model, {16});
+    const auto ended = [&](const std::function<void()>& end) {
+        const auto before = torchs_bytes();
+        const auto ours = at::full({1 << 20}, 3.0, half());
+        EXPECT_EQ(torchs_bytes(), before);
+        EXPECT_TRUE(EagerScope::active());
+        cudaStreamSynchronize(stream_->stream());
+        std::thread([&] {
+            end();
+            // The turn is free.
+            shapes[0].graph.replay(raw());
+            cudaStreamSynchronize(stream_->stream());
+        }).join();
+        EXPECT_FALSE(EagerScope::active());
+        const auto torchs = at::full({1 << 20}, 4.0, half());
+        EXPECT_GT(torchs_bytes(), before);
+        EXPECT_EQ(wrong(shapes, 2), 0);
+        EXPECT_TRUE(at::all(ours == 3.0).item<bool>());
+    };
+    {
+        EagerScope scope(arena, raw());
+        ended([&] { scope.end(); });
+        // Another one of this arena, within what is left of the first, which does not end it.
+        const EagerScope inner(arena, raw());
+        scope.end();
+        EXPECT_TRUE(EagerScope::active());
+    }
+    EXPECT_FALSE(EagerScope::active());
+    const c10::cuda::CUDAStreamGuard guard(*stream_);
+    EXPECT_EQ(vmmgraph_torch_eager_end(arena.handle()), VMMGRAPH_ERROR_WRONG_STATE);
+    ASSERT_EQ(vmmgraph_torch_eager_enter_of(arena.handle(), 64 << 20), VMMGRAPH_OK);
+    ended([&] { EXPECT_EQ(vmmgraph_torch_eager_end(arena.handle()), VMMGRAPH_OK); });
+    EXPECT_EQ(vmmgraph_torch_eager_end(arena.handle()), VMMGRAPH_ERROR_WRONG_STATE);
+    EXPECT_EQ(vmmgraph_torch_eager_leave(), VMMGRAPH_ERROR_WRONG_STATE);
+    ASSERT_EQ(vmmgraph_torch_eager_enter(arena.handle()), VMMGRAPH_OK);
+    EXPECT_TRUE(EagerScope::active());
+    EXPECT_EQ(vmmgraph_torch_eager_end(arena.handle()), VMMGRAPH_OK);
+    EXPECT_FALSE(EagerScope::active());
+    EXPECT_EQ(c10::cuda::getCurrentCUDAStream(0).stream(), stream_->stream());
+    // At any moment: between the question whether a scope is there and its memory, too.
+    for (int round = 0; round < 200; ++round) {
+        ASSERT_EQ(vmmgraph_torch_eager_enter(arena.handle()), VMMGRAPH_OK);
+        std::thread ender([&] { EXPECT_EQ(vmmgraph_torch_eager_end(arena.handle()), VMMGRAPH_OK); });
+        std::vector<at::Tensor> made;
+        for (int i = 0; i < 50; ++i) {
+            made.push_back(at::full({1 << 14}, static_cast<double>(i), half()));
+        }
+        ender.join();
+        for (int i = 0; i < 50; ++i) {
+            ASSERT_TRUE(at::all(made[static_cast<std::size_t>(i)] == static_cast<double>(i)).item<bool>()) << round << ' ' << i;
+        }
+    }
+    EXPECT_EQ(wrong(shapes, 2), 0);
 }
 
 TEST_F(Eager, WhatItExcludesIsRefusedAndTheScopeGoesOn) {

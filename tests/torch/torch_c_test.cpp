@@ -66,6 +66,8 @@ TEST(TorchC, NoHandleIsTrusted) {
         EXPECT_EQ(vmmgraph_torch_executable_stats(arena, &stats), VMMGRAPH_ERROR_INVALID_HANDLE);
         EXPECT_EQ(vmmgraph_torch_set_executable_limits(arena, 1, 0), VMMGRAPH_ERROR_INVALID_HANDLE);
         EXPECT_EQ(vmmgraph_torch_eager_enter(arena), VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_torch_eager_enter_of(arena, 1), VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_torch_eager_end(arena), VMMGRAPH_ERROR_WRONG_STATE);
         std::size_t count = 7;
         EXPECT_EQ(vmmgraph_torch_executable_classes(arena, nullptr, 0, &count), VMMGRAPH_ERROR_INVALID_HANDLE);
         EXPECT_EQ(vmmgraph_torch_executable_classes(arena, nullptr, 1, &count), VMMGRAPH_ERROR_NULL_ARGUMENT);
@@ -115,8 +117,11 @@ TEST(TorchC, EagerScopesOfTheHostDriverAndThoseOfNobodyAreRefused) {
     EXPECT_NE(last_message(), "");
     EXPECT_EQ(vmmgraph_torch_eager_enter(arena.handle()), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_NE(last_message().find("host driver"), std::string::npos) << last_message();
+    EXPECT_EQ(vmmgraph_torch_eager_enter_of(arena.handle(), 1 << 20), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     // Nothing was entered.
     EXPECT_EQ(vmmgraph_torch_eager_leave(), VMMGRAPH_ERROR_WRONG_STATE);
+    EXPECT_EQ(vmmgraph_torch_eager_end(arena.handle()), VMMGRAPH_ERROR_WRONG_STATE);
+    EXPECT_NE(last_message().find("no eager scope"), std::string::npos) << last_message();
     EXPECT_TRUE(arena.is_initialized());
 }
 

@@ -25,7 +25,7 @@ use super::layout::Layout;
 use super::{Common, next_space};
 use crate::error::{Error, Result};
 use crate::pages::{Fence, Holder, Mark, PageNo, Reclaimer};
-use crate::sync::Mutex;
+use crate::sync::{Mutex, thread_token};
 use crate::units::{Address, BlockBytes, Stream};
 
 mod blocks;
@@ -309,17 +309,27 @@ impl EagerBlocks {
 /// For one thread, which may do anything meanwhile but replay, capture, pause or begin another scope in this arena. Work is given to
 /// the scope's stream only, or to streams that are joined with it before its end.
 pub struct EagerScope {
-    space: Arc<EagerSpace>,
-    stream: Stream,
+    end: EagerEnd,
     /// Its thread has the arena's turn.
     thread: PhantomData<*const ()>,
+}
+
+/// What ends an [`EagerScope`], for a program that may come to the end on another thread than the scope's: one whose scopes are collected or cancelled.
+/// Dropping it is the end.
+pub struct EagerEnd {
+    space: Arc<EagerSpace>,
+    stream: Stream,
+    /// Which of the arena's scopes it is.
+    number: u64,
+    /// Whose turn it is, by token.
+    thread: u64,
 }
 
 impl EagerScope {
     /// Its stream.
     #[must_use]
     pub fn stream(&self) -> Stream {
-        self.stream
+        self.end.stream
     }
 
     /// A block of at least `size` bytes (rounded up to 512), aligned to 512 bytes, with undefined contents, for work on the scope's stream.
@@ -328,7 +338,7 @@ impl EagerScope {
     /// # Errors
     /// Those of [`Space::allocate`](crate::Space::allocate).
     pub fn allocate(&self, size: u64) -> Result<Address> {
-        self.space.allocate(size, self.stream, false)
+        self.end.space.allocate(size, self.end.stream, false)
     }
 
     /// A block that will outlive the scope: it lies packed with the arena's other kept blocks on pages that no graph uses, so that none
@@ -337,7 +347,7 @@ impl EagerScope {
     /// # Errors
     /// As [`allocate`](Self::allocate).
     pub fn allocate_kept(&self, size: u64) -> Result<Address> {
-        self.space.allocate(size, self.stream, true)
+        self.end.space.allocate(size, self.end.stream, true)
     }
 
     /// Frees a block; its bytes serve the next one.
@@ -345,7 +355,7 @@ impl EagerScope {
     /// # Errors
     /// Those of [`EagerBlocks::free`].
     pub fn free(&self, address: Address) -> Result<()> {
-        self.space.free(address, &[])
+        self.end.space.free(address, &[])
     }
 
     /// See [`EagerBlocks::record_stream`].
@@ -353,35 +363,64 @@ impl EagerScope {
     /// # Errors
     /// Those of [`EagerBlocks::record_stream`].
     pub fn record_stream(&self, address: Address, stream: Stream) -> Result<()> {
-        self.space.record_stream(address, stream)
+        self.end.space.record_stream(address, stream)
     }
 
     /// What frees blocks after the scope.
     #[must_use]
     pub fn blocks(&self) -> EagerBlocks {
-        EagerBlocks { space: Arc::clone(&self.space) }
+        EagerBlocks { space: Arc::clone(&self.end.space) }
+    }
+
+    /// What ends it, on any thread; blocks come from [`EagerBlocks::allocate`] until then.
+    #[must_use]
+    pub fn into_end(self) -> EagerEnd {
+        self.end
+    }
+}
+
+impl EagerEnd {
+    /// Ends the scope; nothing if it has ended. Its work has been given to the stream.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] on another thread than the scope's if its stream is that thread's default one, which no other thread can
+    /// name: it is under way as before.
+    pub fn end(&self) -> Result<()> {
+        if self.stream == Stream::PER_THREAD && self.thread != thread_token() {
+            let (expected, found) =
+                ("ended by its thread, whose default stream it is on", "ended by another");
+            return Err(Error::WrongState { what: "an eager scope", expected, found });
+        }
+        if self.space.end(self.number) { self.space.common.order.leave_of(self.thread) } else { Ok(()) }
     }
 }
 
 impl fmt::Debug for EagerScope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "EagerScope({:?} on {:?})", self.space, self.stream)
+        write!(f, "EagerScope({:?} on {:?})", self.end.space, self.end.stream)
     }
 }
 
-impl Drop for EagerScope {
+impl fmt::Debug for EagerEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "EagerEnd({:?} on {:?})", self.space, self.stream)
+    }
+}
+
+impl Drop for EagerEnd {
     fn drop(&mut self) {
-        self.space.end();
-        // Begun on this thread, which is the scope's.
-        let _ = self.space.common.order.leave();
+        if let Err(error) = self.end() {
+            tracing::error!(scope = ?self, %error, "an eager scope has not ended: the arena's replays wait for its thread");
+        }
     }
 }
 
 impl EagerSpace {
     /// Begins a scope; with a number of bytes, beside pages on lease that so much does not need.
     pub(crate) fn begin(self: &Arc<Self>, stream: Stream, bytes: Option<u64>) -> Result<EagerScope> {
-        self.enter(stream, bytes)?;
-        Ok(EagerScope { space: Arc::clone(self), stream, thread: PhantomData })
+        let number = self.enter(stream, bytes)?;
+        let end = EagerEnd { space: Arc::clone(self), stream, number, thread: thread_token() };
+        Ok(EagerScope { end, thread: PhantomData })
     }
 
     fn allocate(&self, size: u64, stream: Stream, kept: bool) -> Result<Address> {

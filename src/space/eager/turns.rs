@@ -23,8 +23,8 @@ impl Drop for UnderWay<'_> {
 }
 
 impl EagerSpace {
-    /// Takes the arena's turn, and brings up to date what the scope's addresses show.
-    pub(super) fn enter(self: &Arc<Self>, stream: Stream, bytes: Option<u64>) -> Result<()> {
+    /// Takes the arena's turn, and brings up to date what the scope's addresses show. Which scope of the arena that begins.
+    pub(super) fn enter(self: &Arc<Self>, stream: Stream, bytes: Option<u64>) -> Result<u64> {
         let common = &self.common;
         common.shared.begin_eager();
         let under_way = UnderWay(&common.shared);
@@ -39,7 +39,7 @@ impl EagerSpace {
         set_aside(state);
         std::mem::forget(under_way);
         entered.stay();
-        Ok(())
+        Ok(state.counts.scopes)
     }
 
     /// Puts the page behind every address that belongs there. The caller has the turn, so that no page leaves or is lent meanwhile. Pages on
@@ -142,13 +142,16 @@ impl EagerSpace {
         Ok(())
     }
 
-    /// The scope's work has been given to its stream.
-    pub(super) fn end(&self) {
+    /// The work of the scope of this number has been given to its stream; whether it was under way.
+    pub(super) fn end(&self, number: u64) -> bool {
         let common = &self.common;
         let (shared, own) = (&common.shared, self.own());
         let state = &mut *self.state.lock();
+        if state.counts.scopes != number || state.scope.is_none() {
+            return false;
+        }
         self.settle(state, None);
-        let Some((stream, before)) = state.scope.take() else { return };
+        let Some((stream, before)) = state.scope.take() else { return false };
         let made = &mut state.current;
         state.aside.drain(..).for_each(|no| made.layout.put_back(no));
         for live in made.layout.blocks() {
@@ -188,6 +191,7 @@ impl EagerSpace {
         state.counts.pages_returned += returned;
         shared.end_eager();
         common.pool().check();
+        true
     }
 
     /// Begins anew with other addresses; of those so far only what lies under live blocks stays. No scope is under way.
