@@ -41,7 +41,7 @@ void run_one(const Entry& entry, const std::string& name, Report& report) {
             static_cast<void>(at::mm(warm, warm).sum().item<float>());
             static_cast<void>(at::mm(warm.to(at::kBFloat16), warm.to(at::kBFloat16)).sum().item<float>());
         }
-        // With nothing of theirs: what an autograd thread holds on to at the end would pass for it, and not be waited for.
+        // With nothing of theirs: as many bytes of the scenario, still held at its end, would pass for them and not be waited for.
         at::cuda::clearCublasWorkspaces();
         c10::cuda::CUDACachingAllocator::emptyCache();
         start = before();
