@@ -11,7 +11,8 @@
 //!                          marked ── enter(any): it waits for the mark, since a handle may have come back for another stream
 //! ```
 //!
-//! The default stream of a thread can be marked by that thread only, so replays there are marked at once.
+//! The default stream of a thread can be marked by that thread only, and one of a green context where that is current: replays there are marked
+//! at once.
 //!
 //! Launches take *turns*: between entering and leaving no other replay of the arena is launched. No lock is held meanwhile, so a
 //! launch may call anything of the library, except that a replay which would wait for itself, in however many steps and over
@@ -21,7 +22,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::pages::{Events, Fence, Mark, Promise};
+use crate::pages::{Events, Fence, Mark, NamedStream, Promise};
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Monitor, Mutex, thread_token};
 use crate::units::Stream;
@@ -41,13 +42,15 @@ pub(crate) const EAGER_KEY: u64 = u64::from_le_bytes(*b"eager   ");
 
 /// What `on` says when everything is marked: no stream has that handle.
 const MARKED: u64 = u64::MAX;
+/// What `on` says of a stream whose handle means it on some thread or in some context only.
+const ELSEWHERE: u64 = u64::MAX - 1;
 
 /// Keeps the replays of one arena from overlapping.
 #[derive(Debug)]
 pub struct ReplayOrder {
     events: Arc<Events>,
     turn: Turn,
-    /// The stream behind whose last replay there is no mark yet; [`MARKED`] if there is one, or no replay. Whoever takes a mark sets this
+    /// The stream behind whose last replay there is no mark yet, or [`ELSEWHERE`]; [`MARKED`] if there is one, or no replay. Whoever takes a mark sets this
     /// first and records then; whoever leaves a turn sets it back: so a launch during which a mark was taken is not covered by it.
     on: AtomicU64,
     last: Mutex<Last>,
@@ -58,7 +61,7 @@ pub struct ReplayOrder {
     /// Launches so far; written by whoever has the turn.
     replays: AtomicU64,
     /// The stream of a turn that [`enter`](Self::enter) took, until [`leave`](Self::leave).
-    entered: Mutex<Option<Stream>>,
+    entered: Mutex<Option<NamedStream>>,
     /// In a serial order.
     serial: Option<Serial>,
     /// Where ranks compare what they launched.
@@ -77,9 +80,7 @@ struct Last {
     /// Behind everything replayed before what `on` says.
     mark: Option<Mark>,
     /// Where the last replay was launched.
-    stream: Stream,
-    /// On which thread, if that was the thread's default stream.
-    thread: Option<u64>,
+    stream: NamedStream,
     /// What fences wait for that were asked for when the stream was captured.
     promise: Option<Promise>,
 }
@@ -89,7 +90,7 @@ struct Last {
 pub(crate) struct Entered<'a> {
     order: &'a ReplayOrder,
     /// Where it launches; `None`: it was refused.
-    stream: Option<Stream>,
+    stream: Option<NamedStream>,
 }
 
 impl ReplayOrder {
@@ -214,27 +215,28 @@ impl ReplayOrder {
         if gate == SHUT {
             return Err(Error::WrongState { what: "the arena", expected: "resident", found: "paused" });
         }
+        let named = self.events.name(stream);
         // Before anything is prepared, waited for or recorded: elsewhere, that would be one more difference between ranks.
         if let Some(serial) = &self.serial {
-            serial.check(stream)?;
+            serial.check(named)?;
         }
         if let Some(check) = &self.check {
             check.usable()?;
         }
         prepare()?;
-        self.order(stream)?;
+        self.order(named)?;
         if gate == BEHIND {
             self.contents.lock().before(&self.events, stream)?;
             // All later ones are in order behind this one, whatever becomes of its launch.
             self.gate.store(OPEN, Ordering::SeqCst);
         }
         if let Some(serial) = &self.serial {
-            serial.bind(stream);
+            serial.bind(named);
         }
         if let Some(check) = &self.check {
             check.note(key());
         }
-        entered.stream = Some(stream);
+        entered.stream = Some(named);
         self.replays.store(self.replays() + 1, Ordering::Relaxed);
         Ok(entered)
     }
@@ -261,24 +263,23 @@ impl ReplayOrder {
     }
 
     /// Orders everything so far before the end of `stream`. The caller has the turn.
-    fn order(&self, stream: Stream) -> Result<()> {
-        if !self.events.ready(stream)? {
-            return Err(Error::StreamCapturing { stream: stream.raw() });
+    fn order(&self, stream: NamedStream) -> Result<()> {
+        let handle = stream.stream();
+        if !self.events.ready(handle)? {
+            return Err(Error::StreamCapturing { stream: handle.raw() });
         }
-        let own = stream == Stream::PER_THREAD;
-        if self.on.load(Ordering::SeqCst) == stream.raw() && !own {
+        if stream.is_everywhere() && self.on.load(Ordering::SeqCst) == handle.raw() {
             return Ok(());
         }
         let mut last = self.last.lock();
-        let thread = own.then(thread_token);
         if let Some(mark) = self.mark_last(&mut last)? {
-            // A thread's own default stream is still that stream; any other handle may have come back for another one.
-            if !own || last.thread != thread {
-                mark.before(stream)?;
+            // A thread's own default stream is still that stream; any other name may have come back for another one.
+            if !stream.is_never_anothers() || last.stream != stream {
+                mark.before(handle)?;
             }
         }
-        (last.stream, last.thread) = (stream, thread);
-        self.on.store(stream.raw(), Ordering::SeqCst);
+        last.stream = stream;
+        self.on.store(unmarked(stream), Ordering::SeqCst);
         Ok(())
     }
 
@@ -288,11 +289,7 @@ impl ReplayOrder {
         if on == MARKED {
             return Ok(last.mark.clone());
         }
-        let recorded = match last.thread {
-            Some(thread) if thread != thread_token() => Err(Error::StreamCapturing { stream: on }),
-            _ => self.events.record(last.stream),
-        };
-        match recorded {
+        match self.events.record_named(last.stream) {
             Ok(mark) => {
                 if let Some(promise) = last.promise.take() {
                     promise.keep(mark.clone());
@@ -326,8 +323,8 @@ impl ReplayOrder {
             Ok(mark) => mark.into_iter().for_each(|mark| fence.add_mark(mark)),
             Err(_) => {
                 // The next mark of this order is behind it too, so that the stream may go then.
-                let (stream, thread) = (last.stream, last.thread.unwrap_or(0));
-                fence.add_promise(stream, thread, last.promise.get_or_insert_default());
+                let stream = last.stream;
+                fence.add_promise(stream, last.promise.get_or_insert_default());
             }
         }
         fence
@@ -346,15 +343,20 @@ impl Drop for Entered<'_> {
     fn drop(&mut self) {
         if let Some(stream) = self.stream {
             // Also where a mark was taken meanwhile, which may not be behind the launch.
-            self.order.on.store(stream.raw(), Ordering::SeqCst);
-            if stream == Stream::PER_THREAD
+            self.order.on.store(unmarked(stream), Ordering::SeqCst);
+            if !stream.is_everywhere()
                 && let Err(error) = self.order.mark_last(&mut self.order.last.lock())
             {
-                tracing::warn!(%error, "a replay on a thread's default stream could not be marked; only that thread can");
+                tracing::warn!(%error, "a replay on a default stream of a thread or context could not be marked; only there it can be");
             }
         }
         self.order.turn.give();
     }
+}
+
+/// What `on` says of a stream without a mark.
+fn unmarked(stream: NamedStream) -> u64 {
+    if stream.is_everywhere() { stream.stream().raw() } else { ELSEWHERE }
 }
 
 /// Whose launch it is. Fair to nobody; a thread that would wait for itself is told so.

@@ -40,7 +40,8 @@ impl fmt::Debug for Address {
 /// A stream, by the driver's own handle (`CUstream` as an integer).
 ///
 /// The library hands it to the driver only. Not every handle is a stream: [`PER_THREAD`](Self::PER_THREAD) means another stream on
-/// every thread, and the handle of a destroyed stream may come back for a new one. Safe code cannot make one up:
+/// every thread, both default streams are others while a green context is current, and the handle of a destroyed stream may come back
+/// for a new one. Safe code cannot make one up:
 ///
 /// ```compile_fail
 /// let forged = vmmgraph::Stream(5);
@@ -53,6 +54,12 @@ impl Stream {
     pub const LEGACY: Self = Self(0);
     /// The default stream of the calling thread (`CU_STREAM_PER_THREAD`).
     pub const PER_THREAD: Self = Self(2);
+
+    /// Whether it is no stream's own handle: which stream it means depends on the calling thread and its current context.
+    #[must_use]
+    pub const fn is_default(self) -> bool {
+        self.0 == Self::LEGACY.0 || self.0 == Self::PER_THREAD.0
+    }
 
     /// The stream with this handle.
     ///

@@ -14,6 +14,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use cudarc::driver::sys::{self, CUevent, CUgraph, CUgraphExec, CUstream, CUstreamCaptureMode};
 
+mod green;
+
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 /// What the granularity is to be; a test of its own holds the driver to it.
@@ -23,6 +25,7 @@ const SUCCESS: i32 = 0;
 const INVALID_VALUE: i32 = 1;
 const OUT_OF_MEMORY: i32 = 2;
 const INVALID_CONTEXT: i32 = 201;
+const INVALID_HANDLE: i32 = 400;
 const NOT_SUPPORTED: i32 = 801;
 const CAPTURE_UNSUPPORTED: i32 = 900;
 const CAPTURE_INVALIDATED: i32 = 901;
@@ -425,6 +428,49 @@ fn some_calls_need_a_current_context() {
         ]
     });
     assert_eq!(codes.join().unwrap(), [INVALID_CONTEXT; 3]);
+}
+
+#[test]
+fn a_green_context_has_a_default_stream_of_its_own_and_takes_the_primary_ones_events() {
+    let gpu = Gpu::open();
+    let contexts = green::GreenContext::several(2);
+    let event = gpu.event();
+    let (mut primary, mut device) = (ptr::null_mut(), -1);
+    ok!(cuCtxGetCurrent(&raw mut primary));
+    let legacy: CUstream = ptr::null_mut();
+    let per_thread = ptr::without_provenance_mut(2);
+    ok!(cuEventRecord(event.0, legacy));
+    for green in &contexts {
+        green.current(|| {
+            let mut current = ptr::null_mut();
+            ok!(cuCtxGetCurrent(&raw mut current));
+            assert_ne!(current, primary);
+            ok!(cuCtxGetDevice(&raw mut device));
+            assert_eq!(device, 0);
+            for stream in [legacy, green.stream()] {
+                ok!(cuStreamWaitEvent(stream, event.0, 0));
+                ok!(cuEventRecord(event.0, stream));
+            }
+            assert_eq!(code!(cuEventRecord(event.0, per_thread)), INVALID_HANDLE);
+        });
+    }
+    // What a capture of a default stream is, the others' are not.
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    let mut graph: CUgraph = ptr::null_mut();
+    contexts[0].current(|| {
+        ok!(cuStreamBeginCapture_v2(legacy, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED));
+        ok!(cuStreamIsCapturing(legacy, &raw mut status));
+        assert_eq!(status as i32, 1);
+    });
+    let statuses = [
+        code!(cuStreamIsCapturing(legacy, &raw mut status)),
+        status as i32,
+        contexts[1].current(|| code!(cuStreamIsCapturing(legacy, &raw mut status))),
+        status as i32,
+    ];
+    contexts[0].current(|| ok!(cuStreamEndCapture(legacy, &raw mut graph)));
+    ok!(cuGraphDestroy(graph));
+    assert_eq!(statuses, [SUCCESS, 0, SUCCESS, 0]);
 }
 
 // ---- pages and mappings ----

@@ -105,7 +105,8 @@ fn driver_functions() -> Vec<String> {
     let told = ["capture_begins", "capture_ends", "may_wait", "wait_begins", "wait_ends"];
     names
         .filter(|name| {
-            !["info", "capabilities", "write"].contains(&name.as_str()) && !told.contains(&name.as_str())
+            !["info", "capabilities", "write", "other_context", "in_primary"].contains(&name.as_str())
+                && !told.contains(&name.as_str())
         })
         .collect()
 }

@@ -2,12 +2,13 @@
 //! takes time checks that.
 //!
 //! What the driver plays: a stream is a list of work with what it waits for; a handle may come back for another stream; the
-//! default streams; captures, which nobody may touch; work that is over when the input says so. What it checks: a replay is
+//! default streams, of threads and of contexts; captures, which nobody may touch; work that is over when the input says so. What it checks: a replay is
 //! launched behind every earlier one of its arena; no capture is broken; nothing is unmapped under work that is not over; and what
 //! a side stream reads stays as it was until that is over.
 
 mod fuzz;
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
@@ -54,14 +55,34 @@ struct Timelines {
     wrong: Vec<String>,
 }
 
+thread_local! {
+    /// The thread's current context; 0: the device's primary one.
+    static CONTEXT: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Does something with another context current.
+fn in_context<T>(context: u64, work: impl FnOnce() -> T) -> T {
+    struct Back(u64);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            CONTEXT.set(self.0);
+        }
+    }
+    let _back = Back(CONTEXT.replace(context));
+    work()
+}
+
 impl Timelines {
     fn queue(&mut self, stream: Stream) -> &mut Queue {
-        // A thread's default stream is that thread's.
+        // A thread's default stream is that thread's, and each context has its own.
         let mut key = stream.raw();
+        if stream.is_default() {
+            key |= CONTEXT.get() << 50;
+        }
         if stream == Stream::PER_THREAD {
             let thread = format!("{:?}", std::thread::current().id());
             let digits: String = thread.chars().filter(char::is_ascii_digit).collect();
-            key = 1 << 40 | digits.parse::<u64>().unwrap();
+            key |= 1 << 40 | digits.parse::<u64>().unwrap() << 8;
         }
         let new = self.queues.len();
         let index = *self.handles.entry(key).or_insert(new);
@@ -154,6 +175,13 @@ unsafe impl Timeline for Player {
     unsafe fn stream_state(&self, stream: Stream) -> Result<StreamState> {
         let capturing = self.lines.lock().queue(stream).capturing;
         Ok(if capturing { StreamState::Capturing } else { StreamState::Ready })
+    }
+    fn other_context(&self) -> Option<u64> {
+        Some(CONTEXT.get()).filter(|context| *context != 0)
+    }
+    fn in_primary(&self, work: &mut dyn FnMut()) -> Result<()> {
+        in_context(0, work);
+        Ok(())
     }
     fn event_create(&self) -> Result<Event> {
         self.host.event_create()
@@ -278,6 +306,14 @@ struct World {
 
 /// Handles of created streams, and the default ones.
 const HANDLES: [u64; 5] = [0, 2, 0x100, 0x200, 0x300];
+/// Contexts, the primary one more often.
+const CONTEXTS: [u64; 4] = [0, 0, 1, 2];
+
+/// A handle, and the context that is current where it is used.
+fn named(input: &mut Input) -> (Stream, u64) {
+    let byte = usize::from(input.byte());
+    (stream_of(HANDLES[byte % HANDLES.len()]), CONTEXTS[byte / HANDLES.len() % CONTEXTS.len()])
+}
 
 fn stream_of(handle: u64) -> Stream {
     // SAFETY: the driver under test looks every handle up.
@@ -333,11 +369,10 @@ impl World {
     }
 
     fn replay(&mut self, input: &mut Input) {
-        let (number, handle, elsewhere) =
-            (input.below(self.graphs.len()), input.pick(&HANDLES), input.below(3) == 0);
+        let (number, (stream, context), elsewhere) =
+            (input.below(self.graphs.len()), named(input), input.below(3) == 0);
         let Some(graph) = self.graphs.get(number) else { return };
         let Some(space) = graph.space.clone() else { return };
-        let stream = stream_of(handle);
         let (player, parts, sealed) = (Arc::clone(&self.player), graph.parts.clone(), graph.sealed);
         let before = self.replays[graph.arena].clone();
         let live = graph.live.clone();
@@ -351,7 +386,7 @@ impl World {
                 live.iter().for_each(|block| block.write());
                 lines.launch(stream, parts)
             };
-            space.replay(stream, launch)
+            in_context(context, || space.replay(stream, launch))
         };
         // A default stream of another thread, which ends at once.
         let result = if elsewhere && stream == Stream::PER_THREAD {
@@ -377,24 +412,26 @@ impl World {
 
     /// A side stream reads a live block of a graph that was replayed.
     fn read(&mut self, input: &mut Input) {
-        let (number, handle, which) = (input.below(self.graphs.len()), input.pick(&HANDLES), input.byte());
+        let (number, (stream, context), which) = (input.below(self.graphs.len()), named(input), input.byte());
         let Some(graph) = self.graphs.get_mut(number) else { return };
-        if !graph.replayed || graph.live.is_empty() || handle == 2 {
+        if !graph.replayed || graph.live.is_empty() {
             return;
         }
-        let (block, stream) = (graph.live[usize::from(which) % graph.live.len()], stream_of(handle));
-        let mut lines = self.player.lines.lock();
-        // The caller keeps to its side: what is read is behind the replay, and no capture is broken.
-        let replays = self.replays[graph.arena].clone();
-        if lines.queue(stream).capturing {
-            return;
-        }
-        lines.queue(stream).behind.extend(replays);
-        let work = lines.launch(stream, vec![(block.at, block.at + block.bytes)]);
-        drop(lines);
-        graph.blocks.record_stream(Address(block.at), stream).unwrap();
-        graph.noted.push((block.at, stream));
-        self.reads.push((work, block));
+        let block = graph.live[usize::from(which) % graph.live.len()];
+        in_context(context, || {
+            let mut lines = self.player.lines.lock();
+            // The caller keeps to its side: what is read is behind the replay, and no capture is broken.
+            let replays = self.replays[graph.arena].clone();
+            if lines.queue(stream).capturing {
+                return;
+            }
+            lines.queue(stream).behind.extend(replays);
+            let work = lines.launch(stream, vec![(block.at, block.at + block.bytes)]);
+            drop(lines);
+            graph.blocks.record_stream(Address(block.at), stream).unwrap();
+            graph.noted.push((block.at, stream));
+            self.reads.push((work, block));
+        });
     }
 
     fn free(&mut self, input: &mut Input) {
@@ -404,7 +441,13 @@ impl World {
             return;
         }
         let block = graph.live.swap_remove(usize::from(which) % graph.live.len());
-        graph.blocks.free(Address(block.at), &[]).unwrap();
+        let free = || graph.blocks.free(Address(block.at), &[]).unwrap();
+        // By another thread, whose default stream is another one.
+        if which >= 192 {
+            std::thread::scope(|scope| scope.spawn(free).join().unwrap())
+        } else {
+            free()
+        }
         graph.noted.retain(|(at, _)| *at != block.at);
     }
 
@@ -463,9 +506,9 @@ impl World {
             12 => self.pass(input),
             13 => self.destroy(input),
             14 => {
-                let stream = stream_of(HANDLES[input.below(5)]);
-                let queue = &mut *self.player.lines.lock();
-                let queue = queue.queue(stream);
+                let (stream, context) = named(input);
+                let lines = &mut *self.player.lines.lock();
+                let queue = in_context(context, || lines.queue(stream));
                 queue.capturing = !queue.capturing;
             }
             _ => {
@@ -497,14 +540,21 @@ impl World {
         self.lines().queues.iter_mut().for_each(|queue| queue.capturing = false);
         self.graphs.clear();
         self.check();
-        for arena in self.arenas.iter().flatten() {
-            arena.trim().unwrap();
+        // What is noted for a default stream of a context is found out in it.
+        for context in CONTEXTS {
+            for arena in self.arenas.iter().flatten() {
+                in_context(context, || arena.trim()).unwrap();
+            }
         }
         self.arenas.clear();
         self.device = None;
         self.check();
         self.lines().work.iter_mut().for_each(|work| work.over = true);
-        drop(Device::with_driver(Arc::new(HostDriver::new(1, HostOptions::default()).unwrap())));
+        for context in CONTEXTS {
+            in_context(context, || {
+                drop(Device::with_driver(Arc::new(HostDriver::new(1, HostOptions::default()).unwrap())))
+            });
+        }
         assert_eq!(self.player.host.leftovers(), [0; 4]);
     }
 }

@@ -7,11 +7,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
+use green::GreenContext;
 use vmmgraph::driver::platform::PLATFORMS;
 use vmmgraph::driver::{CudaDriver, DeviceOptions, Handles, Transfer as _};
 use vmmgraph::{Address, driver::HostDriver};
 use vmmgraph::{Device, Error, HostOptions, Options, PeerExtent, Peers, SharedVmmAllocator, Space, Stream};
 use vmmgraph_testkit::{Captured, MIB, Order, Stamps, Trace, capture, capture_by, median, replay, shuffle};
+
+mod green;
 
 /// Tests that time things or look at free memory run one at a time.
 fn alone() -> MutexGuard<'static, ()> {
@@ -381,6 +384,79 @@ fn real_graphs_keep_their_outputs_while_others_replay_on_other_streams() {
     }
     drop((graphs, arena));
     assert_eq!(device.stats().physical_bytes, 0);
+}
+
+/// A graph that fills a large block, again and again, and then copies the end of it to an output: it holds the graph's value unless another one was
+/// beside it.
+fn capture_slow(arena: &SharedVmmAllocator, stream: sys::CUstream, number: u32) -> Graph {
+    let (bytes, output_bytes) = (256 * MIB, 6 * MIB);
+    let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    let value = 0x600d_0000 + number;
+    let space = arena.open_space().unwrap();
+    let (mut graph, mut exec) = (ptr::null_mut(), ptr::null_mut());
+    // SAFETY: a live stream; what is written and read are blocks that are live when it is captured.
+    unsafe {
+        ok(sys::cuStreamBeginCapture_v2(stream, mode));
+        let scratch = space.allocate(bytes, handle(stream)).unwrap();
+        let output = space.allocate(output_bytes, handle(stream)).unwrap();
+        for _ in 0..4 {
+            ok(sys::cuMemsetD32Async(scratch.0, value, bytes as usize / 4, stream));
+        }
+        let end = scratch.0 + bytes - output_bytes;
+        ok(sys::cuMemcpyDtoDAsync_v2(output.0, end, output_bytes as usize, stream));
+        space.free(scratch).unwrap();
+        ok(sys::cuStreamEndCapture(stream, &raw mut graph));
+        ok(sys::cuGraphInstantiateWithFlags(&raw mut exec, graph, 0));
+        ok(sys::cuGraphDestroy(graph));
+        space.seal().unwrap();
+        Graph { space, exec, output: (output, value) }
+    }
+}
+
+#[test]
+#[ignore = "SKIPPED: needs a GPU, scripts/gpu.sh runs it"]
+fn replays_on_default_streams_of_green_contexts_are_in_order() {
+    let _alone = alone();
+    let context = Context::new();
+    let device = device();
+    let contexts = GreenContext::several(2);
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let (stream, own) = (context.stream(), contexts[1].stream());
+    let graphs: Vec<Graph> = (0..6).map(|number| capture_slow(&arena, stream, number)).collect();
+    // The primary context's default stream, those of two others, a stream of the primary one and one of a green one.
+    let on = |turn: usize, launch: &dyn Fn(sys::CUstream)| match turn % 5 {
+        0 => launch(ptr::null_mut()),
+        1 | 2 => contexts[turn % 5 - 1].current(|| launch(ptr::null_mut())),
+        3 => launch(stream),
+        _ => launch(own),
+    };
+    let wrong = |launch: &dyn Fn(&Graph, sys::CUstream)| {
+        let mut wrong = 0;
+        for round in 0..20 {
+            for (number, graph) in graphs.iter().enumerate() {
+                on(round + number, &|stream| launch(graph, stream));
+            }
+            contexts.iter().for_each(|green| green.current(|| context.synchronize()));
+            context.synchronize();
+            wrong += graphs.iter().filter(|graph| !graph.output_holds(&device)).count();
+        }
+        wrong
+    };
+    let by_replay = wrong(&|graph, stream| {
+        let stream_named = if stream.is_null() { Stream::LEGACY } else { handle(stream) };
+        // SAFETY: a live exec; the launch goes to the stream the order was made for.
+        let launch = || ok(unsafe { sys::cuGraphLaunch(graph.exec, stream) });
+        graph.space.replay(stream_named, launch).unwrap();
+    });
+    // SAFETY: a live exec and stream.
+    let around_it = wrong(&|graph, stream| ok(unsafe { sys::cuGraphLaunch(graph.exec, stream) }));
+    println!("RESULT replays in green contexts: {by_replay} of 120 wrong, {around_it} around the order");
+    assert_eq!(by_replay, 0);
+    assert!(around_it > 0, "nothing was wrong without the order either, so this shows nothing");
+    for graph in &graphs {
+        // SAFETY: the contexts are idle.
+        ok(unsafe { sys::cuGraphExecDestroy(graph.exec) });
+    }
 }
 
 #[test]

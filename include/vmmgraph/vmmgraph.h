@@ -485,7 +485,8 @@ typedef struct Peers Peers;
 // A stream, by the driver's own handle (`CUstream` as an integer).
 //
 // The library hands it to the driver only. Not every handle is a stream: [`PER_THREAD`](Self::PER_THREAD) means another stream on
-// every thread, and the handle of a destroyed stream may come back for a new one. Safe code cannot make one up:
+// every thread, both default streams are others while a green context is current, and the handle of a destroyed stream may come back
+// for a new one. Safe code cannot make one up:
 //
 // ```compile_fail
 // let forged = vmmgraph::Stream(5);

@@ -55,6 +55,12 @@ unsafe impl Memory for Buggy {
 
 // SAFETY: as above.
 unsafe impl Timeline for Buggy {
+    fn other_context(&self) -> Option<u64> {
+        self.0.other_context()
+    }
+    fn in_primary(&self, work: &mut dyn FnMut()) -> Result<()> {
+        self.0.in_primary(work)
+    }
     fn event_create(&self) -> Result<Event> {
         self.0.event_create()
     }

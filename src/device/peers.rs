@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::Device;
 use crate::driver::FabricHandle;
 use crate::error::{Error, Result};
-use crate::pages::{Fence, PeerId, PeerSpan};
+use crate::pages::{Fence, NamedStream, PeerId, PeerSpan};
 use crate::sync::Mutex;
 use crate::units::{Address, Stream};
 
@@ -58,7 +58,7 @@ pub struct PeerMap {
     span: Option<PeerSpan>,
     at: Address,
     bytes: u64,
-    users: Mutex<Vec<Stream>>,
+    users: Mutex<Vec<NamedStream>>,
 }
 
 impl PeerMap {
@@ -76,6 +76,7 @@ impl PeerMap {
 
     /// Notes that work of a stream uses the range. The stream exists until this is dropped. Work on streams that are not noted is done by then.
     pub fn used_by(&self, stream: Stream) {
+        let stream = self.device.pool.events().name(stream);
         let mut users = self.users.lock();
         if !users.contains(&stream) {
             users.push(stream);
@@ -87,7 +88,7 @@ impl Drop for PeerMap {
     fn drop(&mut self) {
         let pool = &self.device.pool;
         let mut fence = Fence::default();
-        self.users.get_mut().drain(..).for_each(|stream| fence.add(pool.events(), stream));
+        self.users.get_mut().drain(..).for_each(|stream| fence.add_named(pool.events(), stream));
         if let Some(span) = self.span.take() {
             pool.finish_peers(fence, span);
         }

@@ -292,6 +292,16 @@ pub unsafe trait Timeline {
     /// The stream exists.
     unsafe fn stream_state(&self, stream: Stream) -> Result<StreamState>;
 
+    /// The calling thread's current context, if it is one of this device and not the device's primary one, such as a green context: the
+    /// [default streams](Stream::is_default) that this thread names are those of it, here as in every other call of the platform.
+    fn other_context(&self) -> Option<u64>;
+
+    /// Calls `work` with no other context current, so that default streams are the device's.
+    ///
+    /// # Errors
+    /// What the driver says; `work` was not called then.
+    fn in_primary(&self, work: &mut dyn FnMut()) -> Result<()>;
+
     /// Creates an event that nothing has been recorded in.
     fn event_create(&self) -> Result<Event>;
 

@@ -5,16 +5,16 @@
 //! that thread.
 
 use crate::error::{Error, Result};
+use crate::pages::NamedStream;
 use crate::sync::{Mutex, thread_token};
-use crate::units::Stream;
 
 /// Asked and told within a turn only.
 #[derive(Debug, Default)]
-pub(super) struct Serial(Mutex<Option<(Stream, u64)>>);
+pub(super) struct Serial(Mutex<Option<(NamedStream, u64)>>);
 
 impl Serial {
     /// That a replay may be here.
-    pub(super) fn check(&self, stream: Stream) -> Result<()> {
+    pub(super) fn check(&self, stream: NamedStream) -> Result<()> {
         match *self.0.lock() {
             Some(first) if first != (stream, thread_token()) => {
                 let (what, expected) =
@@ -26,7 +26,7 @@ impl Serial {
     }
 
     /// A replay is launched here.
-    pub(super) fn bind(&self, stream: Stream) {
+    pub(super) fn bind(&self, stream: NamedStream) {
         self.0.lock().get_or_insert_with(|| (stream, thread_token()));
     }
 

@@ -4,9 +4,10 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use super::stream::NamedStream;
 use crate::driver::{Event, SharedDriver, StreamState};
 use crate::error::{Error, Result};
-use crate::sync::{Mutex, ProcessMutex, thread_token};
+use crate::sync::{Mutex, ProcessMutex};
 use crate::units::Stream;
 
 /// Events beyond this many go back to the driver when they are no longer needed.
@@ -25,6 +26,10 @@ impl Events {
     #[must_use]
     pub fn new(driver: &SharedDriver) -> Arc<Self> {
         Arc::new(Self { driver: Arc::clone(driver), spare: Mutex::default() })
+    }
+
+    pub(super) fn driver(&self) -> &SharedDriver {
+        &self.driver
     }
 
     /// Whether a stream may be used without breaking a capture.
@@ -194,9 +199,9 @@ impl Promise {
 #[derive(Clone, Debug)]
 enum Point {
     At(Mark),
-    /// The end of the stream's work as soon as it may be recorded, which was not yet possible: it is being captured. The number is the
-    /// thread's whose stream it is, where that matters.
-    Later(Stream, u64, Promise),
+    /// The end of the stream's work as soon as it may be recorded, which was not yet possible: it is being captured, or its handle means
+    /// another one where somebody asked.
+    Later(NamedStream, Promise),
     /// An event of somebody else's.
     Of(Arc<Events>, Event),
 }
@@ -209,13 +214,19 @@ pub struct Fence {
 }
 
 impl Fence {
-    /// Behind everything given to a stream so far. Where that cannot be recorded now, it is as soon as somebody asks and it can.
+    /// Behind everything given so far to the stream that the calling thread means. Where that cannot be recorded now, it is as soon as
+    /// somebody asks and it can.
     pub fn add(&mut self, events: &Arc<Events>, stream: Stream) {
-        let point = match events.record(stream) {
+        self.add_named(events, events.name(stream));
+    }
+
+    /// As [`add`](Self::add), for a stream that was named before, perhaps elsewhere.
+    pub fn add_named(&mut self, events: &Arc<Events>, stream: NamedStream) {
+        let point = match events.record_named(stream) {
             Ok(mark) => Point::At(mark),
             Err(error) => {
                 tracing::debug!(%error, ?stream, "a stream's end is recorded later");
-                Point::Later(stream, thread_token(), Promise::default())
+                Point::Later(stream, Promise::default())
             }
         };
         self.points.push(point);
@@ -234,9 +245,9 @@ impl Fence {
         self.points.push(Point::Of(Arc::clone(events), event));
     }
 
-    /// Behind what a stream, perhaps a thread's default one, will have been given when it is recorded next, for this promise or here.
-    pub fn add_promise(&mut self, stream: Stream, thread: u64, promise: &Promise) {
-        self.points.push(Point::Later(stream, thread, promise.clone()));
+    /// Behind what a stream will have been given when it is recorded next, for this promise or here.
+    pub fn add_promise(&mut self, stream: NamedStream, promise: &Promise) {
+        self.points.push(Point::Later(stream, promise.clone()));
     }
 
     /// Whether there is nothing to wait for, as far as is known without asking.
@@ -288,7 +299,7 @@ impl Fence {
             Point::At(mark) => mark.before(stream),
             // SAFETY: whoever added it promised that it is there; whoever made the stream, that it exists.
             Point::Of(events, event) => unsafe { events.driver.event_wait(*event, stream) },
-            Point::Later(later, ..) => Err(Error::StreamCapturing { stream: later.raw() }),
+            Point::Later(later, _) => Err(Error::StreamCapturing { stream: later.stream().raw() }),
         })
     }
 
@@ -306,7 +317,7 @@ impl Fence {
             if let Some(Point::Later(stream, ..)) =
                 self.points.iter().find(|point| matches!(point, Point::Later(..)))
             {
-                return Err(Error::StreamCapturing { stream: stream.raw() });
+                return Err(Error::StreamCapturing { stream: stream.stream().raw() });
             }
             events.driver.may_wait()?;
             let left = limit.saturating_sub(start.elapsed());
@@ -331,12 +342,9 @@ impl Fence {
 
 impl Point {
     fn record(&mut self, events: &Arc<Events>) -> Result<Option<&Mark>> {
-        if let Self::Later(stream, thread, promise) = self {
+        if let Self::Later(stream, promise) = self {
             if promise.0.get().is_none() {
-                if *stream == Stream::PER_THREAD && *thread != thread_token() {
-                    return Ok(None);
-                }
-                match events.record(*stream) {
+                match events.record_named(*stream) {
                     Ok(mark) => promise.keep(mark),
                     Err(Error::StreamCapturing { .. }) => return Ok(None),
                     Err(error) => return Err(error),

@@ -16,6 +16,7 @@
 //!   HostPool                      host memory for contents, and copies of it                     host_pool.rs  host_piece.rs  copier.rs  copies.rs
 //!   Pausable                      what can step aside, found by tag; the way back                pausable.rs  resume.rs
 //!   Fence, Mark                   points in streams' work                                        fence.rs
+//!   NamedStream                   a stream, and where its handle means it                        stream.rs
 //!   Capturing                     what forbids to wait for them on some platforms                waits.rs
 //! ```
 //!
@@ -47,6 +48,7 @@ mod reclaim;
 mod reservation;
 mod resume;
 mod shared;
+mod stream;
 mod survey;
 #[cfg(test)]
 mod tests;
@@ -74,6 +76,7 @@ pub use reclaim::Reclaimer;
 pub use reservation::Reservation;
 pub(crate) use resume::{resume, resume_into};
 pub use shared::{SetPeers, SharedSet};
+pub use stream::NamedStream;
 pub(crate) use survey::{Other, PageName, SurveyedPage};
 pub(crate) use waits::Capturing;
 

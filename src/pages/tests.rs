@@ -115,6 +115,14 @@ unsafe impl Timeline for Faulty {
         // SAFETY: the caller's promise.
         unsafe { self.host.stream_state(stream) }
     }
+    fn other_context(&self) -> Option<u64> {
+        self.host.other_context()
+    }
+
+    fn in_primary(&self, work: &mut dyn FnMut()) -> Result<()> {
+        self.host.in_primary(work)
+    }
+
     fn event_create(&self) -> Result<Event> {
         self.host.event_create()
     }

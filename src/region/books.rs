@@ -6,9 +6,10 @@ use std::sync::Arc;
 use super::Policy;
 use super::packing::Packing;
 use crate::error::{Error, Result};
-use crate::pages::{Events, Fence, HostCopy, HostPool, PageId, PagePool, RangeId, Remains, Reservation};
-use crate::sync::thread_token;
-use crate::units::{Address, Stream};
+use crate::pages::{
+    Events, Fence, HostCopy, HostPool, NamedStream, PageId, PagePool, RangeId, Remains, Reservation,
+};
+use crate::units::Address;
 
 /// Live bytes that are closer than this are copied together with what is between them.
 const NEAR: u64 = 64 << 10;
@@ -51,7 +52,7 @@ pub(super) struct Block {
     pub(super) bytes: u64,
     pub(super) policy: Policy,
     /// Who uses it: streams, and whose thread's, where that matters.
-    users: Vec<(Stream, u64)>,
+    users: Vec<NamedStream>,
 }
 
 #[derive(Debug)]
@@ -133,7 +134,7 @@ impl Books {
     }
 
     /// A block on bytes that are there, if they are.
-    pub(super) fn place(&mut self, bytes: u64, policy: Policy, stream: Stream) -> Option<Address> {
+    pub(super) fn place(&mut self, bytes: u64, policy: Policy, stream: NamedStream) -> Option<Address> {
         let at = Address(self.packings[policy.index()].take(bytes)?);
         self.blocks.insert(at, Block { bytes, policy, users: Vec::new() });
         // Whoever asked for it is its first user.
@@ -155,11 +156,10 @@ impl Books {
     }
 
     /// Notes a stream for a block.
-    pub(super) fn use_on(&mut self, address: Address, stream: Stream) -> Result<()> {
-        let thread = if stream == Stream::PER_THREAD { thread_token() } else { 0 };
+    pub(super) fn use_on(&mut self, address: Address, stream: NamedStream) -> Result<()> {
         let users = &mut self.live(address)?.users;
-        if !users.contains(&(stream, thread)) {
-            users.push((stream, thread));
+        if !users.contains(&stream) {
+            users.push(stream);
         }
         Ok(())
     }
@@ -169,7 +169,7 @@ impl Books {
         self.live(address)?;
         let Some(block) = self.blocks.remove(&address) else { return Ok(()) };
         let mut fence = self.contents.clone();
-        block.users.iter().for_each(|user| add_user(&mut fence, events, *user));
+        block.users.iter().for_each(|user| fence.add_named(events, *user));
         self.waiting.push((fence, address, block.bytes, block.policy));
         Ok(())
     }
@@ -189,7 +189,7 @@ impl Books {
         all.sort_unstable();
         all.dedup();
         let mut fence = self.contents.clone();
-        all.into_iter().for_each(|user| add_user(&mut fence, events, user));
+        all.into_iter().for_each(|user| fence.add_named(events, user));
         self.waiting.iter().for_each(|(waiting, ..)| fence.join(waiting.clone()));
         fence
     }
@@ -334,14 +334,5 @@ impl Books {
     /// Bytes of addresses.
     pub(super) fn reserved(&self) -> u64 {
         self.ranges.iter().map(Reservation::bytes).sum()
-    }
-}
-
-fn add_user(fence: &mut Fence, events: &Arc<Events>, (stream, thread): (Stream, u64)) {
-    if thread == 0 || thread == thread_token() {
-        fence.add(events, stream);
-    } else {
-        // Only that thread can say where its default stream is.
-        fence.add_promise(stream, thread, &crate::pages::Promise::default());
     }
 }

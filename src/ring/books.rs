@@ -7,33 +7,13 @@ use super::capture::StepCapture;
 use super::runs::Run;
 use super::schedule::{Held, Schedule};
 use crate::error::{Error, Result};
-use crate::pages::{Branch, Events, Fence, Promise};
-use crate::sync::thread_token;
-use crate::units::Stream;
+use crate::pages::{Branch, Events, Fence, NamedStream};
 
 /// Who reads a place now.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct User {
     pub(super) unit: usize,
-    stream: Stream,
-    /// Whose thread's stream it is, where that matters; else 0.
-    thread: u64,
-}
-
-impl User {
-    pub(super) fn new(unit: usize, stream: Stream) -> Self {
-        Self { unit, stream, thread: if stream == Stream::PER_THREAD { thread_token() } else { 0 } }
-    }
-
-    /// Behind everything that its stream was given so far.
-    fn leave(self, events: &Arc<Events>, fence: &mut Fence) {
-        if self.thread == 0 || self.thread == thread_token() {
-            fence.add(events, self.stream);
-        } else {
-            // Only that thread can say where its default stream is.
-            fence.add_promise(self.stream, self.thread, &Promise::default());
-        }
-    }
+    pub(super) stream: NamedStream,
 }
 
 /// A slot, or the place of a resident unit.
@@ -177,7 +157,7 @@ impl Books {
         for place in &mut self.places {
             place.held = None;
             if let Some(user) = place.user.take() {
-                user.leave(events, &mut place.readers);
+                place.readers.add_named(events, user.stream);
             }
         }
     }

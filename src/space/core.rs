@@ -17,7 +17,7 @@ use super::presence::Opened;
 use super::refresh::Stale;
 use super::{Common, Phase};
 use crate::error::{Error, Result};
-use crate::pages::{Calls, Capturing, Change, Fence, Holder, PageId, Reservation};
+use crate::pages::{Calls, Capturing, Change, Fence, Holder, NamedStream, PageId, Reservation};
 use crate::sync::{Mutex, MutexGuard};
 use crate::units::{Address, BlockBytes, Stream};
 
@@ -40,7 +40,7 @@ pub(super) struct State {
     /// Pages that others were told of before the seal.
     pub(super) told: HashSet<PageId>,
     /// Streams that use a live block since the seal.
-    pub(super) users: Vec<(Address, Stream)>,
+    pub(super) users: Vec<(Address, NamedStream)>,
     /// Behind what the users of blocks freed since the seal were given, as far as it is not over: the pages may still be others' too,
     /// or stay mapped, and go later.
     pub(super) readers: Fence,
@@ -236,7 +236,7 @@ impl Core {
         let mut state = self.state.lock();
         let over = matches!(state.phase, Phase::Sealed | Phase::Retired);
         let note = |state: &mut State| {
-            let readers = readers.iter().map(|stream| (address, *stream));
+            let readers = readers.iter().map(|stream| (address, self.common.pool().events().name(*stream)));
             state.users.extend(readers.filter(|_| over));
         };
         let bytes = match state.range_of(address) {
@@ -286,8 +286,9 @@ impl Core {
             }
             None => state.kept.check(address)?,
         }
-        if !state.users.contains(&(address, stream)) {
-            state.users.push((address, stream));
+        let user = (address, self.common.pool().events().name(stream));
+        if !state.users.contains(&user) {
+            state.users.push(user);
         }
         Ok(())
     }

@@ -122,6 +122,16 @@ unsafe impl Timeline for AscendDriver {
         Ok(if ready { StreamState::Ready } else { StreamState::Capturing })
     }
 
+    fn other_context(&self) -> Option<u64> {
+        // The null stream is that of the context that is set around each call.
+        None
+    }
+
+    fn in_primary(&self, work: &mut dyn FnMut()) -> Result<()> {
+        work();
+        Ok(())
+    }
+
     fn event_create(&self) -> Result<Event> {
         let mut made = AclEvent(ptr::null_mut());
         // SAFETY: the out pointer is good.

@@ -62,6 +62,7 @@ driver_functions! {
         cuDevicePrimaryCtxRetain(*mut sys::CUcontext, sys::CUdevice);
         cuDevicePrimaryCtxRelease_v2(sys::CUdevice);
         cuCtxGetCurrent(*mut sys::CUcontext);
+        cuCtxGetDevice(*mut sys::CUdevice);
         cuCtxPushCurrent_v2(sys::CUcontext);
         cuCtxPopCurrent_v2(*mut sys::CUcontext);
         cuThreadExchangeStreamCaptureMode(*mut c_int);

@@ -175,24 +175,21 @@ impl CudaDriver {
 
     /// Runs one driver call with our context current and capture restrictions off, and restores both.
     fn call(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
-        self.in_context(name, |api| {
-            let mut mode = CAPTURE_RELAXED;
-            // SAFETY: the pointer is good; the driver writes the previous mode there. Without the exchange (which has no reason to
-            // fail) the call below is merely refused during a capture, so its result needs no check.
-            unsafe { (api.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
-            let code = call(api);
-            // SAFETY: as above, giving the thread back the mode it had.
-            unsafe { (api.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
-            code
-        })
+        self.in_context(name, |api| relaxed(api, call))
+    }
+
+    /// As [`call`](Self::call), for work of a stream, which in a context of its own is that context's if it is a default one.
+    fn call_on(&self, on: Stream, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
+        if on.is_default() && self.other_context().is_some() {
+            return check(self.api, name, relaxed(self.api, call));
+        }
+        self.call(name, call)
     }
 
     /// Runs one driver call with our context current, and restores the one that was.
     fn in_context(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         let api = self.api;
-        let mut current = ptr::null_mut();
-        // SAFETY: the out pointer is good.
-        check(api, "cuCtxGetCurrent", unsafe { (api.cuCtxGetCurrent)(&raw mut current) })?;
+        let mut current = self.current()?;
         let foreign = current != self.context;
         if foreign {
             // SAFETY: we hold a reference to the context.
@@ -204,6 +201,14 @@ impl CudaDriver {
             unsafe { (api.cuCtxPopCurrent_v2)(&raw mut current) };
         }
         check(api, name, code)
+    }
+
+    /// The calling thread's context, or null.
+    fn current(&self) -> Result<sys::CUcontext> {
+        let mut current = ptr::null_mut();
+        // SAFETY: the out pointer is good.
+        check(self.api, "cuCtxGetCurrent", unsafe { (self.api.cuCtxGetCurrent)(&raw mut current) })?;
+        Ok(current)
     }
 
     /// As [`call`](Self::call), for giving things back: a driver that is shutting down has taken them already.
@@ -250,6 +255,18 @@ fn check(api: &Api, call: &'static str, code: Code) -> Result<()> {
         "unknown result".to_owned()
     };
     Err(Error::Driver { call, code, name })
+}
+
+/// Runs one driver call with capture restrictions off, and restores them.
+fn relaxed(api: &Api, call: impl FnOnce(&Api) -> Code) -> Code {
+    let mut mode = CAPTURE_RELAXED;
+    // SAFETY: the pointer is good; the driver writes the previous mode there. Without the exchange (which has no reason to
+    // fail) the call below is merely refused during a capture, so its result needs no check.
+    unsafe { (api.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
+    let code = call(api);
+    // SAFETY: as above, giving the thread back the mode it had.
+    unsafe { (api.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
+    code
 }
 
 fn location(ordinal: i32) -> sys::CUmemLocation {
@@ -410,21 +427,33 @@ unsafe impl Timeline for CudaDriver {
         let mut status = 0;
         // SAFETY: the out pointer is good and the stream exists (precondition of the door).
         let mut ask = |api: &Api| unsafe { (api.cuStreamIsCapturing)(stream(asked), &raw mut status) };
-        let code = if asked == Stream::LEGACY || asked == Stream::PER_THREAD {
-            // They are those of the current context, which may be another one or none.
-            match self.in_context("cuStreamIsCapturing", ask) {
-                Ok(()) => 0,
-                Err(Error::Driver { code: ERROR_CAPTURE_IMPLICIT, .. }) => ERROR_CAPTURE_IMPLICIT,
-                Err(error) => return Err(error),
-            }
+        // Asking is allowed in every capture mode: without the calls around others. A created stream knows its context; no context,
+        // or another device's, has none of our default streams.
+        let asked = if !asked.is_default() || self.other_context().is_some() {
+            check(self.api, "cuStreamIsCapturing", ask(self.api))
         } else {
-            // A created stream knows its context, and asking is allowed in every capture mode: without the calls around others.
-            let code = ask(self.api);
-            check(self.api, "cuStreamIsCapturing", code)?;
-            code
+            self.in_context("cuStreamIsCapturing", ask)
         };
-        let ready = code == 0 && status == 0;
-        Ok(if ready { StreamState::Ready } else { StreamState::Capturing })
+        match asked {
+            Ok(()) if status == 0 => Ok(StreamState::Ready),
+            Ok(()) | Err(Error::Driver { code: ERROR_CAPTURE_IMPLICIT, .. }) => Ok(StreamState::Capturing),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn other_context(&self) -> Option<u64> {
+        let current = self.current().ok().filter(|current| !current.is_null() && *current != self.context)?;
+        let mut device = 0;
+        // SAFETY: the out pointer is good.
+        let code = unsafe { (self.api.cuCtxGetDevice)(&raw mut device) };
+        (code == 0 && device == self.device).then_some(current as u64)
+    }
+
+    fn in_primary(&self, work: &mut dyn FnMut()) -> Result<()> {
+        self.in_context("cuCtxPushCurrent", |_| {
+            work();
+            0
+        })
     }
 
     fn event_create(&self) -> Result<Event> {
@@ -443,12 +472,12 @@ unsafe impl Timeline for CudaDriver {
 
     unsafe fn event_record(&self, recorded: Event, on: Stream) -> Result<()> {
         // SAFETY: an event of ours and a stream that exists (precondition of the door).
-        self.call("cuEventRecord", |api| unsafe { (api.cuEventRecord)(event(recorded), stream(on)) })
+        self.call_on(on, "cuEventRecord", |api| unsafe { (api.cuEventRecord)(event(recorded), stream(on)) })
     }
 
     unsafe fn event_wait(&self, awaited: Event, by: Stream) -> Result<()> {
         // SAFETY: as above.
-        self.call("cuStreamWaitEvent", |api| unsafe {
+        self.call_on(by, "cuStreamWaitEvent", |api| unsafe {
             (api.cuStreamWaitEvent)(stream(by), event(awaited), 0)
         })
     }
@@ -487,7 +516,7 @@ unsafe impl Timeline for CudaDriver {
 unsafe impl Transfer for CudaDriver {
     unsafe fn fill(&self, at: Address, len: u64, value: u32, on: Stream) -> Result<()> {
         // SAFETY: the range is mapped and accessible (precondition of the door).
-        self.call("cuMemsetD32Async", |api| unsafe {
+        self.call_on(on, "cuMemsetD32Async", |api| unsafe {
             (api.cuMemsetD32Async)(at.0, value, len as usize / 4, stream(on))
         })
     }
@@ -524,14 +553,14 @@ unsafe impl Transfer for CudaDriver {
 
     unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, on: Stream) -> Result<()> {
         // SAFETY: both are mapped and stay so until the stream has done it (precondition of the door).
-        self.call("cuMemcpyDtoHAsync", |api| unsafe {
+        self.call_on(on, "cuMemcpyDtoHAsync", |api| unsafe {
             (api.cuMemcpyDtoHAsync_v2)(to.cast::<c_void>(), from.0, len, stream(on))
         })
     }
 
     unsafe fn copy_from_host(&self, to: Address, from: *const u8, len: usize, on: Stream) -> Result<()> {
         // SAFETY: as above.
-        self.call("cuMemcpyHtoDAsync", |api| unsafe {
+        self.call_on(on, "cuMemcpyHtoDAsync", |api| unsafe {
             (api.cuMemcpyHtoDAsync_v2)(to.0, from.cast::<c_void>(), len, stream(on))
         })
     }

@@ -52,6 +52,16 @@ unsafe impl Timeline for HipDriver {
         }
     }
 
+    fn other_context(&self) -> Option<u64> {
+        // HIP has one context a device.
+        None
+    }
+
+    fn in_primary(&self, work: &mut dyn FnMut()) -> Result<()> {
+        work();
+        Ok(())
+    }
+
     fn event_create(&self) -> Result<Event> {
         let mut created = EventHandle(ptr::null_mut());
         // SAFETY: the out pointer is good.

@@ -283,6 +283,15 @@ unsafe impl Timeline for HostDriver {
         Ok(StreamState::Ready)
     }
 
+    fn other_context(&self) -> Option<u64> {
+        None
+    }
+
+    fn in_primary(&self, work: &mut dyn FnMut()) -> Result<()> {
+        work();
+        Ok(())
+    }
+
     fn event_create(&self) -> Result<Event> {
         let mut events = self.events.lock();
         events.last += 1;

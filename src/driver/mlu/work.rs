@@ -39,6 +39,16 @@ unsafe impl Timeline for MluDriver {
         Ok(if ready { StreamState::Ready } else { StreamState::Capturing })
     }
 
+    fn other_context(&self) -> Option<u64> {
+        // Whose the queues of other contexts are is not said.
+        None
+    }
+
+    fn in_primary(&self, work: &mut dyn FnMut()) -> Result<()> {
+        work();
+        Ok(())
+    }
+
     fn event_create(&self) -> Result<Event> {
         let mut notifier = Notifier(ptr::null_mut());
         // SAFETY: the out pointer is good.

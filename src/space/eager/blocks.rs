@@ -121,11 +121,14 @@ impl EagerSpace {
         let state = &mut *self.state.lock();
         let now = state.scope.as_ref().map(|(stream, _)| *stream);
         let events = self.common.pool().events();
+        let named = |streams: &[Stream]| {
+            streams.iter().map(|stream| events.name(*stream)).collect::<Vec<_>>().into_iter()
+        };
         let noted = |state: &mut State| {
             let mut fence = Fence::default();
             state.users.retain(|(of, stream)| {
                 if *of == address {
-                    fence.add(events, *stream);
+                    fence.add_named(events, *stream);
                 }
                 *of != address
             });
@@ -134,7 +137,7 @@ impl EagerSpace {
         if let Some(bytes) = state.kept.remove(&address) {
             let mut fence = noted(state);
             let own = state.outlived.remove(&address).or(now);
-            readers.iter().copied().chain(own).for_each(|stream| fence.add(events, stream));
+            named(readers).chain(own).for_each(|stream| fence.add_named(events, stream));
             self.common.heap.free_all(self.common.pool(), vec![(address, bytes)], &fence);
             self.common.totals.freed(1, bytes);
             return Ok(());
@@ -151,12 +154,9 @@ impl EagerSpace {
                 state.current.layout.free(place).map_err(|why| why.at(address))?;
             } else {
                 let (mut own, noted) = (Fence::default(), noted(state));
-                let streams: Vec<Stream> = if now.is_some() && before.is_none() {
-                    Vec::new()
-                } else {
-                    readers.iter().copied().chain(before).collect()
-                };
-                streams.into_iter().for_each(|stream| own.add(events, stream));
+                if now.is_none() || before.is_some() {
+                    named(readers).chain(before).for_each(|stream| own.add_named(events, stream));
+                }
                 state.waiting.push(Waiting { address, place, bytes, own, noted });
             }
             self.common.totals.freed(1, bytes);
@@ -169,7 +169,7 @@ impl EagerSpace {
         let bytes = old.layout.free(place).map_err(|why| why.at(address))?;
         let mut fence = noted(state);
         let own = state.outlived.remove(&address);
-        readers.iter().copied().chain(own).for_each(|stream| fence.add(events, stream));
+        named(readers).chain(own).for_each(|stream| fence.add_named(events, stream));
         fence.join(self.common.order.fence());
         state.old[index].readers.join(fence);
         self.common.totals.freed(1, bytes);
@@ -196,6 +196,7 @@ impl EagerSpace {
 
     pub(super) fn record_stream(&self, address: Address, stream: Stream) -> Result<()> {
         self.common.usable()?;
+        let stream = self.common.pool().events().name(stream);
         let state = &mut *self.state.lock();
         if !state.kept.contains_key(&address) {
             let made = state.old.iter().chain([&state.current]);

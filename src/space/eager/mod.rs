@@ -24,7 +24,7 @@ use serde::Serialize;
 use super::layout::Layout;
 use super::{Common, next_space};
 use crate::error::{Error, Result};
-use crate::pages::{Fence, Holder, Mark, PageNo, Reclaimer};
+use crate::pages::{Fence, Holder, Mark, NamedStream, PageNo, Reclaimer};
 use crate::sync::{Mutex, thread_token};
 use crate::units::{Address, BlockBytes, Stream};
 
@@ -77,14 +77,14 @@ pub(crate) struct EagerSpace {
 
 struct State {
     /// Where the scope under way works, and what is behind everything before it.
-    scope: Option<(Stream, Mark)>,
+    scope: Option<(NamedStream, Mark)>,
     current: Generation,
     /// Addresses that only live blocks keep.
     old: Vec<Generation>,
     /// Streams that use a live block besides its own.
-    users: Vec<(Address, Stream)>,
+    users: Vec<(Address, NamedStream)>,
     /// Blocks that were live when a scope ended, and the stream they were made for.
-    outlived: HashMap<Address, Stream>,
+    outlived: HashMap<Address, NamedStream>,
     /// Freed, and perhaps still in use.
     waiting: Vec<Waiting>,
     kept: BTreeMap<Address, u64>,
@@ -155,7 +155,7 @@ impl EagerSpace {
     pub(crate) fn users(&self) -> Fence {
         let state = self.state.lock();
         let (mut fence, events) = (Fence::default(), self.common.pool().events());
-        state.users.iter().for_each(|(_, stream)| fence.add(events, *stream));
+        state.users.iter().for_each(|(_, stream)| fence.add_named(events, *stream));
         state.waiting.iter().for_each(|waiting| fence.join(waiting.all()));
         state.old.iter().for_each(|old| fence.join(old.readers.clone()));
         fence
@@ -219,9 +219,9 @@ impl Drop for EagerSpace {
         let state = self.state.get_mut();
         let mut fence = common.order.fence();
         let events = common.pool().events();
-        state.users.drain(..).for_each(|(_, stream)| fence.add(events, stream));
+        state.users.drain(..).for_each(|(_, stream)| fence.add_named(events, stream));
         for (_, stream) in state.outlived.drain() {
-            fence.add(events, stream);
+            fence.add_named(events, stream);
         }
         for waiting in state.waiting.drain(..) {
             fence.join(waiting.all());
@@ -318,7 +318,7 @@ pub struct EagerScope {
 /// Dropping it is the end.
 pub struct EagerEnd {
     space: Arc<EagerSpace>,
-    stream: Stream,
+    stream: NamedStream,
     /// Which of the arena's scopes it is.
     number: u64,
     /// Whose turn it is, by token.
@@ -329,7 +329,7 @@ impl EagerScope {
     /// Its stream.
     #[must_use]
     pub fn stream(&self) -> Stream {
-        self.end.stream
+        self.end.stream.stream()
     }
 
     /// A block of at least `size` bytes (rounded up to 512), aligned to 512 bytes, with undefined contents, for work on the scope's stream.
@@ -338,7 +338,7 @@ impl EagerScope {
     /// # Errors
     /// Those of [`Space::allocate`](crate::Space::allocate).
     pub fn allocate(&self, size: u64) -> Result<Address> {
-        self.end.space.allocate(size, self.end.stream, false)
+        self.end.space.allocate(size, self.stream(), false)
     }
 
     /// A block that will outlive the scope: it lies packed with the arena's other kept blocks on pages that no graph uses, so that none
@@ -347,7 +347,7 @@ impl EagerScope {
     /// # Errors
     /// As [`allocate`](Self::allocate).
     pub fn allocate_kept(&self, size: u64) -> Result<Address> {
-        self.end.space.allocate(size, self.end.stream, true)
+        self.end.space.allocate(size, self.stream(), true)
     }
 
     /// Frees a block; its bytes serve the next one.
@@ -383,12 +383,12 @@ impl EagerEnd {
     /// Ends the scope; nothing if it has ended. Its work has been given to the stream.
     ///
     /// # Errors
-    /// [`Error::WrongState`] on another thread than the scope's if its stream is that thread's default one, which no other thread can
-    /// name: it is under way as before.
+    /// [`Error::WrongState`] where its stream cannot be named, a default one of another thread or of a context that is not current: it is
+    /// under way as before.
     pub fn end(&self) -> Result<()> {
-        if self.stream == Stream::PER_THREAD && self.thread != thread_token() {
+        if !self.space.common.pool().events().can_name(self.stream) {
             let (expected, found) =
-                ("ended by its thread, whose default stream it is on", "ended by another");
+                ("ended on the thread and in the context whose default stream it is on", "ended elsewhere");
             return Err(Error::WrongState { what: "an eager scope", expected, found });
         }
         if self.space.end(self.number) { self.space.common.order.leave_of(self.thread) } else { Ok(()) }
@@ -419,6 +419,7 @@ impl EagerSpace {
     /// Begins a scope; with a number of bytes, beside pages on lease that so much does not need.
     pub(crate) fn begin(self: &Arc<Self>, stream: Stream, bytes: Option<u64>) -> Result<EagerScope> {
         let number = self.enter(stream, bytes)?;
+        let stream = self.common.pool().events().name(stream);
         let end = EagerEnd { space: Arc::clone(self), stream, number, thread: thread_token() };
         Ok(EagerScope { end, thread: PhantomData })
     }
@@ -428,7 +429,7 @@ impl EagerSpace {
         self.common.usable()?;
         let place = || {
             let state = &mut *self.state.lock();
-            if state.scope.as_ref().is_none_or(|(on, _)| *on != stream) {
+            if state.scope.as_ref().is_none_or(|(on, _)| on.stream() != stream) {
                 let (expected, found) = ("under way on this stream", "not");
                 return Err(Error::WrongState { what: "an eager scope", expected, found });
             }

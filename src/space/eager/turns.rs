@@ -33,7 +33,7 @@ impl EagerSpace {
         })?;
         let mark = common.pool().events().record(stream)?;
         let state = &mut *self.state.lock();
-        state.scope = Some((stream, mark));
+        state.scope = Some((common.pool().events().name(stream), mark));
         state.counts.scopes += 1;
         self.settle(state, Some(stream));
         set_aside(state);
@@ -185,7 +185,7 @@ impl EagerSpace {
             tracing::error!(space = ?self, "pages under live blocks were not the arena's");
         }
         if left + returned > 0 {
-            state.last = common.pool().events().record(stream).ok();
+            state.last = common.pool().events().record_named(stream).ok();
         }
         state.counts.pages_left += left;
         state.counts.pages_returned += returned;

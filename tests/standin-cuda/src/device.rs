@@ -9,7 +9,7 @@ use standin::{Why, capture, give};
 use crate::answer;
 use crate::code::{Code, code_of, describe};
 use crate::faults::{Call, counted};
-use crate::state::{context_of, contexts, current, device_of};
+use crate::state::{Context, context_of, context_with, contexts, current};
 
 /// The version that `cuDriverGetVersion` names: 13.0.
 const VERSION: c_int = 13000;
@@ -127,7 +127,7 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut *mut c_void, dev
     answer(|| {
         let (index, device) = device(dev)?;
         // SAFETY: the caller's contract.
-        unsafe { give(context, context_of(index)) }?;
+        unsafe { give(context, context_of(Context { device: index, green: 0 })) }?;
         device.retained.fetch_add(1, Relaxed);
         Ok(())
     })
@@ -150,9 +150,9 @@ pub extern "C" fn cuDevicePrimaryCtxRelease_v2(dev: c_int) -> Code {
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxPushCurrent_v2(context: *mut c_void) -> Code {
     answer(|| {
-        let index = device_of(context)?;
+        let context = context_with(context)?;
         contexts(|stack| {
-            stack.push(index);
+            stack.push(context);
             Ok(())
         })
     })
@@ -162,12 +162,12 @@ pub extern "C" fn cuCtxPushCurrent_v2(context: *mut c_void) -> Code {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut *mut c_void) -> Code {
     answer(|| {
-        let index = contexts(|stack| stack.pop().ok_or(Why::NoContext))?;
+        let popped = contexts(|stack| stack.pop().ok_or(Why::NoContext))?;
         if context.is_null() {
             return Ok(());
         }
         // SAFETY: the caller's contract. CUDA allows a null pointer here.
-        unsafe { give(context, context_of(index)) }
+        unsafe { give(context, context_of(popped)) }
     })
 }
 
@@ -175,9 +175,9 @@ pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut *mut c_void) -> Code {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut *mut c_void) -> Code {
     answer(|| {
-        let index = contexts(|stack| Ok(stack.last().copied()))?;
+        let top = contexts(|stack| Ok(stack.last().copied()))?;
         // SAFETY: the caller's contract.
-        unsafe { give(context, index.map_or(std::ptr::null_mut(), context_of)) }
+        unsafe { give(context, top.map_or(std::ptr::null_mut(), context_of)) }
     })
 }
 
@@ -185,10 +185,10 @@ pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut *mut c_void) -> Code {
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> Code {
     answer(|| {
-        let index = if context.is_null() { None } else { Some(device_of(context)?) };
+        let context = if context.is_null() { None } else { Some(context_with(context)?) };
         contexts(|stack| {
             stack.pop();
-            stack.extend(index);
+            stack.extend(context);
             Ok(())
         })
     })

@@ -23,6 +23,7 @@ mod state;
 pub mod control;
 pub mod device;
 pub mod graph;
+pub mod green;
 pub mod host;
 pub mod stream;
 pub mod vmm;

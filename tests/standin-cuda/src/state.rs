@@ -4,38 +4,65 @@ use std::cell::RefCell;
 use std::ffi::c_void;
 use std::sync::atomic::Ordering::Relaxed;
 
+use parking_lot::Mutex;
 use standin::capture::{self, Target};
 use standin::state::{Device, devices};
 use standin::{Answer, Why};
 
 /// The value of the first device's context handle, and the distance to the next one's.
 const CONTEXT: usize = 0xC0_0000;
+const NEXT_DEVICE: usize = 0x10_0000;
+const NEXT_GREEN: usize = 0x10;
 
-thread_local! {
-    /// The devices whose primary contexts are on the thread's stack.
-    static CONTEXTS: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+/// A context of a device.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Context {
+    pub(crate) device: usize,
+    /// Which of all green contexts it is, from 1 on; 0: the device's primary one.
+    pub(crate) green: usize,
 }
 
-/// The handle of a device's primary context.
-pub(crate) fn context_of(index: usize) -> *mut c_void {
-    (CONTEXT + index * 0x100) as *mut c_void
-}
-
-/// The device that a context handle belongs to; the context must be alive.
-pub(crate) fn device_of(context: *mut c_void) -> Answer<usize> {
-    let index = (0..devices()?.len()).find(|i| context_of(*i) == context).ok_or(Why::NoContext)?;
-    alive(index)
-}
-
-fn alive(index: usize) -> Answer<usize> {
-    match devices()?.get(index) {
-        Some(device) if device.retained.load(Relaxed) > 0 => Ok(index),
-        _ => Err(Why::ContextGone),
+impl Context {
+    /// A green context's device and default stream; `None` for a primary one.
+    pub(crate) fn green_of(self) -> Option<(usize, u64)> {
+        self.green.checked_sub(1).and_then(|index| *greens().lock().get(index)?)
     }
 }
 
+/// Every green context there was: its device and default stream, until it is destroyed.
+pub(crate) fn greens() -> &'static Mutex<Vec<Option<(usize, u64)>>> {
+    static GREENS: Mutex<Vec<Option<(usize, u64)>>> = Mutex::new(Vec::new());
+    &GREENS
+}
+
+thread_local! {
+    /// The contexts on the thread's stack.
+    static CONTEXTS: RefCell<Vec<Context>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The handle of a context.
+pub(crate) fn context_of(context: Context) -> *mut c_void {
+    (CONTEXT + context.device * NEXT_DEVICE + context.green * NEXT_GREEN) as *mut c_void
+}
+
+/// The context with a handle, which must be alive.
+pub(crate) fn context_with(handle: *mut c_void) -> Answer<Context> {
+    let offset = (handle as usize).checked_sub(CONTEXT).ok_or(Why::NoContext)?;
+    let context = Context { device: offset / NEXT_DEVICE, green: offset % NEXT_DEVICE / NEXT_GREEN };
+    if context_of(context) != handle || context.device >= devices()?.len() {
+        return Err(Why::NoContext);
+    }
+    alive(context)
+}
+
+fn alive(context: Context) -> Answer<Context> {
+    let retained = devices()?.get(context.device).is_some_and(|device| device.retained.load(Relaxed) > 0);
+    let there = context.green == 0 || context.green_of().is_some_and(|(device, _)| device == context.device);
+    if retained && there { Ok(context) } else { Err(Why::ContextGone) }
+}
+
 /// Works on the thread's context stack. A thread that is ending has none.
-pub(crate) fn contexts<T>(work: impl FnOnce(&mut Vec<usize>) -> Answer<T>) -> Answer<T> {
+pub(crate) fn contexts<T>(work: impl FnOnce(&mut Vec<Context>) -> Answer<T>) -> Answer<T> {
     devices()?;
     CONTEXTS
         .try_with(|stack| stack.try_borrow_mut().map_err(|_| Why::NoContext).and_then(|mut s| work(&mut s)))
@@ -44,11 +71,23 @@ pub(crate) fn contexts<T>(work: impl FnOnce(&mut Vec<usize>) -> Answer<T>) -> An
 
 /// The device of the current context.
 pub(crate) fn current() -> Answer<(usize, &'static Device)> {
-    let index = contexts(|stack| stack.last().copied().ok_or(Why::NoContext))?;
-    Ok((index, &devices()?[alive(index)?]))
+    let device = current_context()?.device;
+    Ok((device, &devices()?[device]))
 }
 
-/// What a stream handle names.
+fn current_context() -> Answer<Context> {
+    alive(contexts(|stack| stack.last().copied().ok_or(Why::NoContext))?)
+}
+
+/// What a stream handle names. A green context has a default stream of its own, and none for each thread (H200, driver 580).
 pub(crate) fn target(stream: *mut c_void) -> Answer<Target> {
-    capture::target(stream, || Ok(current()?.0))
+    let of_a_green = |handle: u64| {
+        let (_, own) = current_context().ok()?.green_of()?;
+        Some(if handle == 2 { Err(Why::InvalidHandle) } else { Ok(Target::Created(own)) })
+    };
+    match stream as u64 {
+        handle @ 0..=2 => of_a_green(handle),
+        _ => None,
+    }
+    .unwrap_or_else(|| capture::target(stream, || Ok(current()?.0)))
 }

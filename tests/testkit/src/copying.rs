@@ -110,6 +110,14 @@ unsafe impl Timeline for CopyingDriver {
         let captured = self.state.lock().captured.contains(&stream.raw());
         Ok(if captured { StreamState::Capturing } else { StreamState::Ready })
     }
+    fn other_context(&self) -> Option<u64> {
+        self.inner.other_context()
+    }
+
+    fn in_primary(&self, work: &mut dyn FnMut()) -> Result<()> {
+        self.inner.in_primary(work)
+    }
+
     fn event_create(&self) -> Result<Event> {
         self.inner.event_create()
     }

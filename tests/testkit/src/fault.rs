@@ -313,6 +313,14 @@ unsafe impl Timeline for FaultyDriver {
         unsafe { self.inner.stream_state(stream) }
     }
 
+    fn other_context(&self) -> Option<u64> {
+        self.inner.other_context()
+    }
+
+    fn in_primary(&self, work: &mut dyn FnMut()) -> Result<()> {
+        self.inner.in_primary(work)
+    }
+
     fn event_create(&self) -> Result<Event> {
         self.called("event_create", String::new())?;
         self.inner.event_create()

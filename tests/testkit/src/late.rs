@@ -147,6 +147,14 @@ unsafe impl Timeline for LateDriver {
         unsafe { self.inner.stream_state(stream) }
     }
 
+    fn other_context(&self) -> Option<u64> {
+        self.inner.other_context()
+    }
+
+    fn in_primary(&self, work: &mut dyn FnMut()) -> Result<()> {
+        self.inner.in_primary(work)
+    }
+
     fn event_create(&self) -> Result<Event> {
         self.inner.event_create()
     }

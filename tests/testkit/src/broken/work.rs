@@ -16,6 +16,14 @@ unsafe impl Timeline for BrokenDriver {
         Ok(if self.is(Flaw::CaptureUnseen) { StreamState::Ready } else { state })
     }
 
+    fn other_context(&self) -> Option<u64> {
+        self.inner.other_context()
+    }
+
+    fn in_primary(&self, work: &mut dyn FnMut()) -> Result<()> {
+        self.inner.in_primary(work)
+    }
+
     fn event_create(&self) -> Result<Event> {
         self.enter("event_create")?;
         self.inner.event_create()

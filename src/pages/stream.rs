@@ -1,0 +1,80 @@
+//! Streams as somebody named them: the handle of a default stream is another stream's on another thread, or in another context.
+
+use std::sync::Arc;
+
+use super::Events;
+use crate::error::{Error, Result};
+use crate::pages::Mark;
+use crate::sync::thread_token;
+use crate::units::Stream;
+
+/// A stream, and where its handle means it. Whoever keeps a stream for later keeps this.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NamedStream {
+    stream: Stream,
+    /// The thread whose default stream it is; 0: it is no thread's.
+    thread: u64,
+    /// The context whose default stream it is, if that is another one than the device's primary one; else 0.
+    context: u64,
+}
+
+impl NamedStream {
+    /// Its handle.
+    #[must_use]
+    pub fn stream(self) -> Stream {
+        self.stream
+    }
+
+    /// Whether its handle means it on every thread and in every context.
+    #[must_use]
+    pub fn is_everywhere(self) -> bool {
+        self.thread == 0 && self.context == 0
+    }
+
+    /// Whether what has this name is this stream as long as there is anybody to use it. All other names may come back for other streams: handles of
+    /// streams that were destroyed, and of contexts.
+    #[must_use]
+    pub fn is_never_anothers(self) -> bool {
+        self.thread != 0 && self.context == 0
+    }
+}
+
+impl Events {
+    /// The stream that the calling thread means by a handle, now.
+    #[must_use]
+    pub fn name(&self, stream: Stream) -> NamedStream {
+        if !stream.is_default() {
+            return NamedStream { stream, thread: 0, context: 0 };
+        }
+        let thread = if stream == Stream::PER_THREAD { thread_token() } else { 0 };
+        NamedStream { stream, thread, context: self.driver().other_context().unwrap_or(0) }
+    }
+
+    /// Whether the calling thread can name a stream that was named before, perhaps elsewhere.
+    #[must_use]
+    pub fn can_name(&self, named: NamedStream) -> bool {
+        let here = self.name(named.stream);
+        here == named || in_primary(here) == named
+    }
+
+    /// A mark behind everything given so far to a stream that was named before.
+    ///
+    /// # Errors
+    /// [`Error::StreamCapturing`], with the stream untouched: also where the calling thread [cannot name](Self::can_name) it. What the driver says.
+    pub fn record_named(self: &Arc<Self>, named: NamedStream) -> Result<Mark> {
+        let here = self.name(named.stream);
+        if here == named {
+            return self.record(named.stream);
+        }
+        let mut mark = Err(Error::StreamCapturing { stream: named.stream.raw() });
+        if in_primary(here) == named {
+            self.driver().in_primary(&mut || mark = self.record(named.stream))?;
+        }
+        mark
+    }
+}
+
+/// What the handle would mean with the primary context current.
+fn in_primary(here: NamedStream) -> NamedStream {
+    NamedStream { context: 0, ..here }
+}

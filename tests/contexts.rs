@@ -1,0 +1,214 @@
+//! Default streams while a green context is current: they are that context's, whoever asks CUDA's driver, and no two of them are one. Over the
+//! stand-in; `tests/gpu.rs` has replays in them on a GPU.
+
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cudarc::driver::sys;
+use green::GreenContext;
+use vmmgraph::driver::CudaDriver;
+use vmmgraph::{
+    Device, Error, Options, Policy, RegionOptions, SharedVmmAllocator, Space, Stream, VmmTorchAllocator,
+};
+
+mod green;
+
+/// Calls are counted for the whole process.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How often a function of the driver was called since the last time anybody asked.
+fn calls(name: &std::ffi::CStr) -> u64 {
+    // SAFETY: the stand-in declares them so; the name ends in a zero.
+    unsafe {
+        let count = sys::culib().get::<unsafe extern "C" fn(*const i8) -> u64>(b"standin_count\0").unwrap();
+        let counted = count(name.as_ptr().cast());
+        sys::culib().get::<unsafe extern "C" fn()>(b"standin_reset_counters\0").unwrap()();
+        counted
+    }
+}
+
+fn device() -> Arc<Device> {
+    Device::with_driver(Arc::new(CudaDriver::new(0).unwrap()))
+}
+
+/// A sealed space, with a block that is live.
+fn graph(arena: &SharedVmmAllocator) -> (Arc<Space>, vmmgraph::Address) {
+    let space = arena.open_space().unwrap();
+    let block = space.allocate(1 << 20, Stream::LEGACY).unwrap();
+    space.seal().unwrap();
+    (space, block)
+}
+
+/// The primary context, current on this thread.
+struct Primary;
+
+impl Primary {
+    fn current() -> Self {
+        let mut context = ptr::null_mut();
+        // SAFETY: out pointers on this stack; the device is open, so the context is there.
+        unsafe {
+            assert_eq!(sys::cuDevicePrimaryCtxRetain(&raw mut context, 0), sys::CUresult::CUDA_SUCCESS);
+            assert_eq!(sys::cuCtxPushCurrent_v2(context), sys::CUresult::CUDA_SUCCESS);
+        }
+        Self
+    }
+}
+
+impl Drop for Primary {
+    fn drop(&mut self) {
+        let mut context = ptr::null_mut();
+        // SAFETY: pops and releases what was pushed and retained.
+        unsafe {
+            sys::cuCtxPopCurrent_v2(&raw mut context);
+            sys::cuDevicePrimaryCtxRelease_v2(0);
+        }
+    }
+}
+
+fn capture_begins() {
+    // SAFETY: the calling thread's default stream, as the handle is.
+    let code = unsafe {
+        sys::cuStreamBeginCapture_v2(
+            ptr::null_mut(),
+            sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+        )
+    };
+    assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+}
+
+fn capture_ends() {
+    let mut made = ptr::null_mut();
+    // SAFETY: as above; then the graph of that capture.
+    unsafe {
+        let code = sys::cuStreamEndCapture(ptr::null_mut(), &raw mut made);
+        assert_eq!(code, sys::CUresult::CUDA_SUCCESS, "somebody touched the capture");
+        sys::cuGraphDestroy(made);
+    }
+}
+
+#[test]
+fn replays_on_two_contexts_default_streams_wait_for_one_another() {
+    let _alone = alone();
+    let device = device();
+    let _primary = Primary::current();
+    let contexts = GreenContext::several(2);
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let (space, _) = graph(&arena);
+    let replay = || space.replay(Stream::LEGACY, || ()).unwrap();
+
+    replay();
+    calls(c"cuStreamWaitEvent");
+    replay();
+    assert_eq!(calls(c"cuStreamWaitEvent"), 0, "the same stream is in order by itself");
+    contexts[0].current(replay);
+    assert_eq!(calls(c"cuStreamWaitEvent"), 1, "the context's stream waits for the primary one's");
+    contexts[1].current(replay);
+    assert_eq!(calls(c"cuStreamWaitEvent"), 1, "another context's for it");
+    replay();
+    assert_eq!(calls(c"cuStreamWaitEvent"), 1, "and the primary one's for that");
+    contexts[1].current(replay);
+    assert_eq!(calls(c"cuStreamWaitEvent"), 1);
+    // A context that goes and one that comes back with its handle are not told apart, so this waits too.
+    contexts[1].current(replay);
+    assert_eq!(calls(c"cuStreamWaitEvent"), 1);
+    // Created streams are the same wherever they are named.
+    let created = vmmgraph_testkit::stream(contexts[0].stream() as u64);
+    space.replay(created, || ()).unwrap();
+    assert_eq!(calls(c"cuStreamWaitEvent"), 1);
+    contexts[1].current(|| space.replay(created, || ()).unwrap());
+    assert_eq!(calls(c"cuStreamWaitEvent"), 0);
+}
+
+#[test]
+fn a_capture_of_a_contexts_default_stream_is_seen_there_and_only_there() {
+    let _alone = alone();
+    let device = device();
+    let _primary = Primary::current();
+    let contexts = GreenContext::several(1);
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let (space, _) = graph(&arena);
+    let replay = || space.replay(Stream::LEGACY, || ());
+
+    contexts[0].current(|| {
+        capture_begins();
+        assert!(matches!(replay(), Err(Error::StreamCapturing { .. })));
+    });
+    replay().unwrap();
+    // The mark behind that is of the primary context's stream, though the other one is current.
+    contexts[0].current(|| {
+        arena.mark().unwrap();
+        capture_ends();
+        replay().unwrap();
+    });
+}
+
+#[test]
+fn a_replay_that_was_not_marked_in_its_context_is_not_taken_for_one_elsewhere() {
+    let _alone = alone();
+    let device = device();
+    let _primary = Primary::current();
+    let contexts = GreenContext::several(1);
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let (space, _) = graph(&arena);
+
+    // The stream is captured from within the launch on, so that nothing can be recorded behind it.
+    contexts[0].current(|| space.replay(Stream::LEGACY, capture_begins)).unwrap();
+    assert!(matches!(space.replay(Stream::LEGACY, || ()), Err(Error::StreamCapturing { .. })));
+    contexts[0].current(capture_ends);
+    assert!(matches!(space.replay(Stream::LEGACY, || ()), Err(Error::StreamCapturing { .. })));
+    contexts[0].current(|| arena.mark()).unwrap();
+    space.replay(Stream::LEGACY, || ()).unwrap();
+}
+
+#[test]
+fn an_eager_scope_ends_in_the_context_whose_default_stream_it_is_on() {
+    let _alone = alone();
+    let device = device();
+    let _primary = Primary::current();
+    let contexts = GreenContext::several(1);
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let (space, _) = graph(&arena);
+    let end = contexts[0].current(|| arena.eager_scope(Stream::LEGACY)).unwrap().into_end();
+    assert!(matches!(end.end(), Err(Error::WrongState { .. })));
+    contexts[0].current(|| end.end()).unwrap();
+    space.replay(Stream::LEGACY, || ()).unwrap();
+
+    // One on the primary context's stream ends anywhere.
+    let end = arena.eager_scope(Stream::LEGACY).unwrap().into_end();
+    contexts[0].current(|| end.end()).unwrap();
+    space.replay(Stream::LEGACY, || ()).unwrap();
+}
+
+#[test]
+fn what_is_noted_in_a_context_is_waited_for_there() {
+    let _alone = alone();
+    let device = device();
+    let _primary = Primary::current();
+    let contexts = GreenContext::several(1);
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let space = arena.open_space().unwrap();
+    let blocks = VmmTorchAllocator::new(&space);
+    let block = blocks.allocate(8 << 20, Stream::LEGACY, false).unwrap();
+    space.seal().unwrap();
+    contexts[0].current(|| blocks.record_stream(block, Stream::LEGACY)).unwrap();
+    drop(space);
+    blocks.free(block, &[]).unwrap();
+    drop(blocks);
+    arena.trim().unwrap();
+    assert!(device.stats().physical_bytes > 0, "nobody could ask for the context's stream yet");
+    contexts[0].current(|| arena.trim()).unwrap();
+    assert_eq!(device.stats().physical_bytes, 0);
+
+    let region =
+        device.region("weights", RegionOptions { policy: Policy::Discard, ..RegionOptions::default() });
+    let region = region.unwrap();
+    let block = contexts[0].current(|| region.allocate(1 << 20, Stream::LEGACY)).unwrap();
+    region.free(block).unwrap();
+    let other = region.allocate(1 << 20, Stream::LEGACY).unwrap();
+    assert_ne!(block, other, "what the context's stream may still use is nobody else's");
+    let again = contexts[0].current(|| region.allocate(1 << 20, Stream::LEGACY)).unwrap();
+    assert_eq!(block, again);
+}
