@@ -28,6 +28,9 @@ def possible() -> str | None:
         return f"torch {torch.__version__} is built without CUDA"
     if not all(hasattr(torch.cuda, name) for name in ("MemPool", "CUDAGraph")):
         return f"torch {torch.__version__} has no MemPools"
+    backend = getattr(torch._C, "_cuda_getAllocatorBackend", lambda: "native")()
+    if backend != "native":
+        return f"torch's allocator is {backend}, which has no MemPools"
     settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + os.environ.get("PYTORCH_ALLOC_CONF", "")
     release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if "expandable_segments:true" in settings.replace(" ", "").lower() and release < (2, 10):

@@ -115,3 +115,10 @@ def test_where_it_is_possible(torch, monkeypatch, version: str, settings: str, p
     torch.__version__ = version
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", settings)
     assert (_mempool.possible() is None) == possible
+
+
+@pytest.mark.parametrize(("backend", "possible"), [("native", True), ("cudaMallocAsync", False), ("pluggable", False)])
+def test_it_needs_torchs_native_allocator(torch, monkeypatch, backend: str, possible: bool) -> None:
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    torch._C._cuda_getAllocatorBackend = lambda: backend
+    assert (_mempool.possible() is None) == possible
