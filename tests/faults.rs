@@ -30,7 +30,11 @@ use vmmgraph::{
     HostOptions, KvLayout, KvOptions, Options, Peers, Pinning, Policy, RegionOptions, Result, RetainPolicy,
     RingOptions, RingUnit, SharedVmmAllocator, Space, Stream, Vacate, VacateBlocks, Vacated,
 };
-use vmmgraph_testkit::{FaultyDriver, MIB, Stamps, stream};
+use vmmgraph_testkit::{FaultyDriver, Stamps, stream};
+
+/// What the scenarios count in, where a real device has a MiB: the calls are the same, and most of the time went into the host's pages.
+const M: u64 = 32 << 10;
+const GRANULARITY: u64 = 2 * M;
 
 /// A driver whose calls can be made to fail.
 trait Injector {
@@ -58,7 +62,9 @@ struct Host {
 
 impl Host {
     fn new() -> Self {
-        let host = Arc::new(HostDriver::new(0, HostOptions::default()).unwrap());
+        let host = Arc::new(
+            HostDriver::new(0, HostOptions { granularity: GRANULARITY, ..HostOptions::default() }).unwrap(),
+        );
         Self { faulty: FaultyDriver::new(host.clone()), host }
     }
 }
@@ -136,6 +142,11 @@ impl StandIn {
     /// The library that a test loads first: a driver finds it by its soname then. Where cargo's own does not load, being instrumented,
     /// scripts/asan.sh has put a plain one on the path by the second name.
     fn library(files: [&str; 2]) -> Library {
+        for name in ["CUDA", "HIP", "ASCEND", "MLU"] {
+            // SAFETY: read by the stand-ins only, when they start, which is done by whoever is alone; all else of this process reads the
+            // environment by this standard library.
+            unsafe { std::env::set_var(format!("STANDIN_{name}_GRANULARITY"), GRANULARITY.to_string()) };
+        }
         // SAFETY: a stand-in, whose initialisers do nothing.
         let found = files.iter().find_map(|file| unsafe { Library::new(*file) }.ok());
         found.expect("not on LD_LIBRARY_PATH: use `cargo test`")
@@ -382,13 +393,13 @@ impl Colleague {
 
     fn capture(&mut self, arena: &SharedVmmAllocator) {
         let space = arena.open_space().unwrap();
-        let passing = space.allocate(36 * MIB, C).unwrap();
+        let passing = space.allocate(36 * M, C).unwrap();
         let mut blocks = Vec::new();
-        for bytes in [4000, 5 * MIB] {
+        for bytes in [4000, 5 * M] {
             blocks.push((space.allocate(bytes, C).unwrap(), bytes));
         }
         space.free(passing).unwrap();
-        blocks.push((space.allocate(33 * MIB, C).unwrap(), 33 * MIB));
+        blocks.push((space.allocate(33 * M, C).unwrap(), 33 * M));
         blocks.push((space.allocate_kept(3000, C).unwrap(), 3000));
         space.seal().unwrap();
         self.spaces.push((space, blocks, 0));
@@ -420,21 +431,26 @@ impl Colleague {
 }
 
 /// Bytes of a large page where contents are written: the stand-in copies and fills them for real, some thousand times.
-const PAGE: u64 = 4 * MIB;
+const PAGE: u64 = 4 * M;
+
+/// The options of an arena whose pages are as many M as they are MiB by default.
+fn plain() -> Options {
+    Options { small_page_bytes: GRANULARITY, large_page_bytes: 16 * M, ..Options::default() }
+}
 const A: Stream = Stream::LEGACY;
 
 /// Create an arena, capture one shape with large, odd and packed blocks, replay it, drop it.
 fn capture(run: &mut Run) -> Result<()> {
-    let arena = run.arena(&Options::default())?;
+    let arena = run.arena(&plain())?;
     let space = run.step("open", || arena.open_space())?;
     let mut blocks = Vec::new();
-    for bytes in [40 * MIB, 3 * MIB, 700, 100_000, 17 * MIB + 1] {
+    for bytes in [40 * M, 3 * M, 700, M / 10, 17 * M + 1] {
         blocks.push(run.step("allocate", || space.allocate(bytes, A))?);
     }
     for block in blocks {
         run.step("free", || space.free(block))?;
     }
-    run.step("allocate again", || space.allocate(30 * MIB, A)).map(|block| space.free(block))??;
+    run.step("allocate again", || space.allocate(30 * M, A)).map(|block| space.free(block))??;
     run.step("seal", || space.seal())?;
     run.step("replay", || space.replay(A, || ()))?;
     Ok(())
@@ -443,9 +459,9 @@ fn capture(run: &mut Run) -> Result<()> {
 /// A second shape makes the arena grow, a third fits; replays from two streams.
 fn grow(run: &mut Run) -> Result<()> {
     let other = run.injector.stream();
-    let arena = run.arena(&Options::default())?;
+    let arena = run.arena(&plain())?;
     let mut spaces = Vec::new();
-    for bytes in [20 * MIB, 60 * MIB, 45 * MIB] {
+    for bytes in [20 * M, 60 * M, 45 * M] {
         let space = run.step("open", || arena.open_space())?;
         let first = run.step("allocate", || space.allocate(bytes, A))?;
         let second = run.step("allocate", || space.allocate(bytes / 3, other))?;
@@ -464,15 +480,15 @@ fn grow(run: &mut Run) -> Result<()> {
 /// Blocks that outlive their captures: a page that only this space shows, pages that others show too, a large page that is
 /// covered in part, a block over several pages; freed afterwards, so that a later space gets their pages.
 fn retain(run: &mut Run) -> Result<()> {
-    let arena = run.arena(&Options::default())?;
+    let arena = run.arena(&plain())?;
     let mut spaces = Vec::new();
     for round in 0..3 {
         let space = run.step("open", || arena.open_space())?;
-        let passing = run.step("allocate", || space.allocate(36 * MIB, A))?;
+        let passing = run.step("allocate", || space.allocate(36 * M, A))?;
         let output = run.step("allocate", || space.allocate(4000, A))?;
-        let partial = run.step("allocate", || space.allocate(10 * MIB, A))?;
+        let partial = run.step("allocate", || space.allocate(10 * M, A))?;
         space.free(passing)?;
-        let several = run.step("allocate", || space.allocate(35 * MIB, A))?;
+        let several = run.step("allocate", || space.allocate(35 * M, A))?;
         let report = run.step("seal", || space.seal())?;
         assert_eq!(report.retained.len(), 3);
         assert_eq!(space.stats().retained_bytes, report.retained_bytes);
@@ -488,7 +504,7 @@ fn retain(run: &mut Run) -> Result<()> {
     drop(spaces.remove(1));
     run.step("trim", || arena.trim())?;
     let space = run.step("open", || arena.open_space())?;
-    run.step("allocate", || space.allocate(90 * MIB, A))?;
+    run.step("allocate", || space.allocate(90 * M, A))?;
     run.step("seal", || space.seal_with(RetainPolicy::Share))?;
     drop(space);
     Ok(())
@@ -497,18 +513,18 @@ fn retain(run: &mut Run) -> Result<()> {
 /// Remote blocks that pass, small, long and beside what stays, whose pages are the same whatever failed; and one that is live at the seal.
 fn remote(run: &mut Run) -> Result<()> {
     let other = run.injector.stream();
-    let arena = run.arena(&Options { large_page_bytes: PAGE, ..Options::default() })?;
+    let arena = run.arena(&Options { large_page_bytes: PAGE, ..plain() })?;
     let mut spaces = Vec::new();
     for policy in [RetainPolicy::Retain, RetainPolicy::ShareRemote, RetainPolicy::Retain] {
         let space = run.step("open", || arena.open_space())?;
         let mut told = Vec::new();
-        for bytes in [4000, 3 * MIB, 20 * MIB] {
+        for bytes in [4000, 3 * M, 20 * M] {
             let block = run.step("remote", || space.allocate_remote(bytes, A))?;
             run.step("allocate", || space.allocate(bytes, A))?;
             told.push((block, bytes, space.export(block, bytes)?));
             space.free(block)?;
         }
-        let lives = run.step("remote", || space.allocate_remote(MIB, other))?;
+        let lives = run.step("remote", || space.allocate_remote(M, other))?;
         let report = run.step("seal", || space.seal_with(policy))?;
         assert_eq!((report.remote_blocks, report.retained.len()), (1, 4));
         for (block, bytes, pages) in told {
@@ -527,12 +543,12 @@ fn remote(run: &mut Run) -> Result<()> {
 /// The hungriest shape goes, and a trim takes what only it needed.
 fn trim(run: &mut Run) -> Result<()> {
     let other = run.injector.stream();
-    let arena = run.arena(&Options::default())?;
+    let arena = run.arena(&plain())?;
     let hungry = run.step("open", || arena.open_space())?;
-    run.step("allocate", || hungry.allocate(100 * MIB, A)).map(|block| hungry.free(block))??;
+    run.step("allocate", || hungry.allocate(100 * M, A)).map(|block| hungry.free(block))??;
     run.step("seal", || hungry.seal())?;
     let modest = run.step("open", || arena.open_space())?;
-    run.step("allocate", || modest.allocate(20 * MIB, A)).map(|block| modest.free(block))??;
+    run.step("allocate", || modest.allocate(20 * M, A)).map(|block| modest.free(block))??;
     run.step("seal", || modest.seal())?;
     run.step("replay", || hungry.replay(A, || ()))?;
     run.step("replay", || modest.replay(other, || ()))?;
@@ -542,18 +558,18 @@ fn trim(run: &mut Run) -> Result<()> {
     let after = run.device.stats();
     assert!(after.physical_bytes < before.physical_bytes || !run.single || run.beside.is_some());
     run.step("the names of the published design", || arena.switch_to_new_virtual_space())?;
-    let block = run.step("allocate", || arena.allocate(9 * MIB, A))?;
+    let block = run.step("allocate", || arena.allocate(9 * M, A))?;
     run.step("switch", || arena.switch_to_new_virtual_space())?;
     run.step("deallocate", || arena.deallocate(block))
 }
 
 /// Bump spaces over one tape: a short one first, then one that lengthens it and needs a second range.
 fn bump(run: &mut Run) -> Result<()> {
-    let arena = run.arena(&Options::default())?;
+    let arena = run.arena(&plain())?;
     for blocks in [&[2, 20][..], &[20, 2, 1000, 70, 20], &[2, 20, 30]] {
         let space = run.step("open", || arena.open_bump_space())?;
         for size in blocks {
-            run.step("allocate", || space.allocate(size * MIB, A))?;
+            run.step("allocate", || space.allocate(size * M, A))?;
         }
         run.step("seal", || space.seal())?;
         run.step("replay", || space.replay(A, || ()))?;
@@ -564,10 +580,10 @@ fn bump(run: &mut Run) -> Result<()> {
 /// Replays over poison, and a verified one.
 fn poison(run: &mut Run) -> Result<()> {
     let other = run.injector.stream();
-    let arena = run.arena(&Options { poison: true, ..Options::default() })?;
+    let arena = run.arena(&Options { poison: true, ..plain() })?;
     let space = run.step("open", || arena.open_space())?;
-    let passing = run.step("allocate", || space.allocate(40 * MIB, A))?;
-    let kept = run.step("allocate", || space.allocate(MIB, A))?;
+    let passing = run.step("allocate", || space.allocate(40 * M, A))?;
+    let kept = run.step("allocate", || space.allocate(M, A))?;
     space.free(passing)?;
     run.step("seal", || space.seal())?;
     let mut launched = 0;
@@ -575,29 +591,29 @@ fn poison(run: &mut Run) -> Result<()> {
     run.step("replay", || space.replay(other, || launched += 1))?;
     assert_eq!(launched, 2, "a replay that could not be poisoned was launched, or one was not");
     // SAFETY: a live block.
-    run.step("verify", || unsafe { space.verify(other, &[(kept, MIB)], || ()) }).map(drop)
+    run.step("verify", || unsafe { space.verify(other, &[(kept, M)], || ()) }).map(drop)
 }
 
 /// A request beyond the device's memory.
 fn hopeless(run: &mut Run) -> Result<()> {
-    let arena = run.arena(&Options::default())?;
+    let arena = run.arena(&plain())?;
     let space = run.step("open", || arena.open_space())?;
-    run.step("allocate", || space.allocate(3 * MIB, A))?;
+    run.step("allocate", || space.allocate(3 * M, A))?;
     let refused = || match space.allocate(1 << 45, A) {
         Err(Error::OutOfMemory { requested, .. }) => Ok(requested),
         other => other.map(|block| block.0),
     };
     assert_eq!(run.step("allocate too much", refused)?, 1 << 45);
-    run.step("allocate again", || space.allocate(20 * MIB, A))?;
+    run.step("allocate again", || space.allocate(20 * M, A))?;
     run.step("seal", || space.seal()).map(drop)
 }
 
 /// A graph goes while the device is busy with it: what it leaves waits for an event, and a trim waits with it.
 fn busy(run: &mut Run) -> Result<()> {
     let other = run.injector.stream();
-    let arena = run.arena(&Options::default())?;
+    let arena = run.arena(&plain())?;
     let space = run.step("open", || arena.open_space())?;
-    let kept = run.step("allocate", || space.allocate(3 * MIB, A))?;
+    let kept = run.step("allocate", || space.allocate(3 * M, A))?;
     let heap = run.step("allocate kept", || space.allocate_kept(5000, A))?;
     run.step("seal", || space.seal())?;
     run.step("replay", || space.replay(other, || ()))?;
@@ -611,23 +627,23 @@ fn busy(run: &mut Run) -> Result<()> {
     run.injector.keep_busy(2);
     run.step("trim", || arena.trim())?;
     let next = run.step("open", || arena.open_space())?;
-    run.step("allocate", || next.allocate(20 * MIB, A))?;
+    run.step("allocate", || next.allocate(20 * M, A))?;
     run.step("seal", || next.seal()).map(drop)
 }
 
 /// A device of its own opens and closes.
 fn close(run: &mut Run) -> Result<()> {
     let device = Device::with_driver(run.injector.driver());
-    let arena = SharedVmmAllocator::new(&device, &Options::default())?;
+    let arena = SharedVmmAllocator::new(&device, &plain())?;
     let space = arena.open_space()?;
     let captured = (|| {
-        space.allocate(20 * MIB, A)?;
+        space.allocate(20 * M, A)?;
         space.seal()?;
         space.replay(run.injector.stream(), || ())?;
         arena.mark()?;
         let region =
             device.region("weights", RegionOptions { policy: Policy::Backup, ..Default::default() })?;
-        region.allocate(MIB, run.injector.stream())?;
+        region.allocate(M, run.injector.stream())?;
         region.pause(Fence::default())?.complete()
     })();
     drop((space, arena, device));
@@ -659,10 +675,10 @@ fn step_aside(run: &mut Run) -> Result<()> {
     for (bytes, policy) in
         [(5, Policy::Backup), (3, Policy::Keep), (1, Policy::Zero), (4, Policy::Discard), (7, Policy::Backup)]
     {
-        let block = insist(run, "allocate", || region.allocate_as(bytes * MIB, policy, other))?;
+        let block = insist(run, "allocate", || region.allocate_as(bytes * M, policy, other))?;
         number += 1;
-        insist(run, "write", || stamps.write(block, bytes * MIB, number))?;
-        blocks.push((block, bytes * MIB, policy, number));
+        insist(run, "write", || stamps.write(block, bytes * M, number))?;
+        blocks.push((block, bytes * M, policy, number));
     }
     for round in 0..2 {
         let pause = || device.pause(&["weights"], Fence::default())?.complete();
@@ -693,10 +709,10 @@ fn come_back(run: &mut Run) -> Result<()> {
     let stamps = Stamps::new(device.driver(), other);
     let region = |tag, policy| device.region(tag, RegionOptions { policy, ..RegionOptions::default() });
     let (weights, kv) = (region("weights", Policy::Backup)?, region("kv", Policy::Zero)?);
-    let block = insist(run, "allocate", || weights.allocate(6 * MIB, other))?;
-    insist(run, "allocate", || kv.allocate(2 * MIB, other))?;
-    insist(run, "write", || stamps.write(block, 6 * MIB, 3))?;
-    insist(run, "prepare", || device.host_pool().prepare(8 * MIB))?;
+    let block = insist(run, "allocate", || weights.allocate(6 * M, other))?;
+    insist(run, "allocate", || kv.allocate(2 * M, other))?;
+    insist(run, "write", || stamps.write(block, 6 * M, 3))?;
+    insist(run, "prepare", || device.host_pool().prepare(8 * M))?;
     insist(run, "pause", || device.pause(&[], Fence::default())?.complete())?;
     run.injector.keep_busy(4);
     let resumed = insist(run, "resume", || device.resume_async(&["kv", "weights"], Duration::ZERO))?;
@@ -705,7 +721,7 @@ fn come_back(run: &mut Run) -> Result<()> {
         insist(run, "wait", || ready.wait())?;
     }
     assert_eq!((weights.stats().paused, kv.stats().paused), (false, false));
-    assert!(insist(run, "read", || stamps.holds(block, 6 * MIB, 3))?, "the contents were lost");
+    assert!(insist(run, "read", || stamps.holds(block, 6 * M, 3))?, "the contents were lost");
     insist(run, "trim host", || device.host_pool().trim()).map(drop)
 }
 
@@ -714,14 +730,14 @@ fn come_back(run: &mut Run) -> Result<()> {
 fn arena_aside(run: &mut Run) -> Result<()> {
     let (device, other) = (Arc::clone(&run.device), run.injector.stream());
     let stamps = Stamps::new(device.driver(), other);
-    let options = Options { tag: "graphs".to_owned(), large_page_bytes: PAGE, ..Options::default() };
+    let options = Options { tag: "graphs".to_owned(), large_page_bytes: PAGE, ..plain() };
     let arena = Arc::new(run.step("create", || SharedVmmAllocator::new(&device, &options))?);
     run.arena = Arc::downgrade(&arena);
     let (mut spaces, mut blocks) = (Vec::new(), Vec::new());
     for number in 1..=2 {
         let space = run.step("open", || arena.open_space())?;
-        let passing = run.step("allocate", || space.allocate(5 * MIB, other))?;
-        for bytes in [4000, 3 * MIB] {
+        let passing = run.step("allocate", || space.allocate(5 * M, other))?;
+        for bytes in [4000, 3 * M] {
             blocks.push((number, run.step("allocate", || space.allocate(bytes, other))?, bytes));
         }
         blocks.push((number, run.step("allocate kept", || space.allocate_kept(5000, other))?, 5000));
@@ -759,35 +775,35 @@ fn eager(run: &mut Run) -> Result<()> {
     let other = run.injector.stream();
     let device = Arc::clone(&run.device);
     let stamps = Stamps::new(device.driver(), other);
-    let options = Options { large_page_bytes: PAGE, ..Options::default() };
+    let options = Options { large_page_bytes: PAGE, ..plain() };
     let arena = Arc::new(run.step("create", || SharedVmmAllocator::new(&device, &options))?);
     run.arena = Arc::downgrade(&arena);
     let space = run.step("open", || arena.open_space())?;
-    let passing = run.step("allocate", || space.allocate(5 * MIB, other))?;
-    let stays = run.step("allocate", || space.allocate(3 * MIB, other))?;
+    let passing = run.step("allocate", || space.allocate(5 * M, other))?;
+    let stays = run.step("allocate", || space.allocate(3 * M, other))?;
     space.free(passing)?;
     run.step("seal", || space.seal())?;
     let write = || {
         run.injector.keep_busy(1);
-        stamps.write(passing, 5 * MIB, 1).and_then(|()| stamps.write(stays, 3 * MIB, 2))
+        stamps.write(passing, 5 * M, 1).and_then(|()| stamps.write(stays, 3 * M, 2))
     };
     let mut results = Vec::new();
     for round in 0..4 {
         run.step("replay", || space.replay(other, write)?)?;
         let scope = run.step("scope", || arena.eager_scope(other))?;
-        let bytes = (2 + 3 * u64::from(round)) * MIB;
+        let bytes = (2 + 3 * u64::from(round)) * M;
         let (first, read) =
-            (run.step("work", || scope.allocate(bytes))?, run.step("work", || scope.allocate(MIB))?);
-        let last = run.step("work", || scope.allocate(2 * MIB))?;
+            (run.step("work", || scope.allocate(bytes))?, run.step("work", || scope.allocate(M))?);
+        let last = run.step("work", || scope.allocate(2 * M))?;
         let kept = run.step("keep", || scope.allocate_kept(3000))?;
-        run.step("write", || stamps.write(last, 2 * MIB, 10 + round))?;
+        run.step("write", || stamps.write(last, 2 * M, 10 + round))?;
         run.step("write", || stamps.write(kept, 3000, 20 + round))?;
         scope.free(first)?;
         scope.record_stream(read, A)?;
         scope.free(read)?;
         drop(scope);
         run.balance("the end of a scope");
-        results.push((last, 2 * MIB, 10 + round));
+        results.push((last, 2 * M, 10 + round));
         results.push((kept, 3000, 20 + round));
         run.step("replay", || space.replay(other, write)?)?;
         for (at, bytes, stamp) in &results {
@@ -796,7 +812,7 @@ fn eager(run: &mut Run) -> Result<()> {
                 "a result of round {round} was lost"
             );
         }
-        assert!(run.step("read", || stamps.holds(stays, 3 * MIB, 2))?, "a retained block was lost");
+        assert!(run.step("read", || stamps.holds(stays, 3 * M, 2))?, "a retained block was lost");
         if round == 1 {
             run.step("free", || arena.eager_blocks().free(results[0].0, &[A]))?;
             results.remove(0);
@@ -821,27 +837,27 @@ fn eager(run: &mut Run) -> Result<()> {
 /// Exclusive blocks, one of them freed behind a replay, through a pause of their arena, and to its end. Not told to the second thread, whose
 /// captures a paused arena refuses.
 fn exclusive(run: &mut Run) -> Result<()> {
-    let (other, options) = (run.injector.stream(), Options { large_page_bytes: PAGE, ..Options::default() });
+    let (other, options) = (run.injector.stream(), Options { large_page_bytes: PAGE, ..plain() });
     let stamps = Stamps::new(run.device.driver(), other);
     let device = Arc::clone(&run.device);
     let arena = Arc::new(run.step("create", || SharedVmmAllocator::new(&device, &options))?);
     run.arena = Arc::downgrade(&arena);
     let space = run.step("open", || arena.open_space())?;
-    run.step("allocate", || space.allocate(MIB, other))?;
+    run.step("allocate", || space.allocate(M, other))?;
     run.step("seal", || space.seal())?;
-    let first = run.step("exclusive", || arena.allocate_exclusive(3 * MIB, 0))?;
-    let second = run.step("exclusive, aligned", || arena.allocate_exclusive(MIB, 8 * MIB))?;
-    run.step("replay", || space.replay(other, || stamps.write(second, 8 * MIB, 5))?)?;
+    let first = run.step("exclusive", || arena.allocate_exclusive(3 * M, 0))?;
+    let second = run.step("exclusive, aligned", || arena.allocate_exclusive(M, 8 * M))?;
+    run.step("replay", || space.replay(other, || stamps.write(second, 8 * M, 5))?)?;
     arena.free_exclusive(first)?;
     run.balance("free");
     if run.device.driver().capabilities().replace_under_graph {
         run.step("pause", || arena.pause(Fence::default())?.complete())?;
-        assert!(run.step("read", || stamps.holds(second, 8 * MIB, 5))?, "it did not stay");
+        assert!(run.step("read", || stamps.holds(second, 8 * M, 5))?, "it did not stay");
         run.step("resume", || arena.resume(Duration::ZERO))?;
     }
-    let third = run.step("exclusive, a free page", || arena.allocate_exclusive(3 * MIB, 0))?;
+    let third = run.step("exclusive, a free page", || arena.allocate_exclusive(3 * M, 0))?;
     // What the driver would not unmap of the first is tried again.
-    assert!(arena.stats().exclusive_bytes >= 12 * MIB);
+    assert!(arena.stats().exclusive_bytes >= 12 * M);
     arena.free_exclusive(third)?;
     run.step("trim host", || arena.device().host_pool().trim())?;
     Ok(())
@@ -856,14 +872,14 @@ fn space_is_shut(space: &Space, stream: Stream) -> bool {
 
 /// Another device comes to an arena that lists it, and to one that does not.
 fn peers(run: &mut Run) -> Result<()> {
-    let listed = Options { peers: Peers::one(1), ..Options::default() };
-    for options in [listed, Options::default()] {
+    let listed = Options { peers: Peers::one(1), ..plain() };
+    for options in [listed, plain()] {
         let arena = run.arena(&options)?;
         let space = run.step("open", || arena.open_space())?;
-        let block = run.step("allocate", || space.allocate(20 * MIB, A))?;
+        let block = run.step("allocate", || space.allocate(20 * M, A))?;
         let device = Arc::clone(&run.device);
         run.step("admit", || device.admit(Peers::one(1)))?;
-        run.step("allocate", || space.allocate(40 * MIB, A))?;
+        run.step("allocate", || space.allocate(40 * M, A))?;
         run.step("free", || space.free(block))?;
         run.step("seal", || space.seal())?;
     }
@@ -874,27 +890,27 @@ fn peers(run: &mut Run) -> Result<()> {
 fn elastic(run: &mut Run) -> Result<()> {
     let (device, other) = (Arc::clone(&run.device), run.injector.stream());
     let stamps = Stamps::new(device.driver(), other);
-    let options = ElasticOptions { name: "kv", page_bytes: 4 * MIB, ..ElasticOptions::default() };
-    let buffer = run.step("reserve", || device.elastic_buffer(64 * MIB, &options))?;
-    run.step("commit", || buffer.commit(0..10 * MIB))?;
-    run.step("write", || stamps.write(buffer.base(), 4 * MIB, 7))?;
-    let ahead = || buffer.commit_async(20 * MIB..30 * MIB)?.wait();
+    let options = ElasticOptions { name: "kv", page_bytes: 4 * M, ..ElasticOptions::default() };
+    let buffer = run.step("reserve", || device.elastic_buffer(64 * M, &options))?;
+    run.step("commit", || buffer.commit(0..10 * M))?;
+    run.step("write", || stamps.write(buffer.base(), 4 * M, 7))?;
+    let ahead = || buffer.commit_async(20 * M..30 * M)?.wait();
     run.step("commit ahead", ahead)?;
-    run.step("commit more", || buffer.commit(6 * MIB..24 * MIB))?;
+    run.step("commit more", || buffer.commit(6 * M..24 * M))?;
     run.injector.keep_busy(2);
     let mut fence = Fence::default();
     fence.add(device.pool().events(), other);
-    run.step("decommit", || buffer.decommit(8 * MIB..64 * MIB, &fence))?;
-    run.step("commit again", || buffer.commit(8 * MIB..12 * MIB))?;
+    run.step("decommit", || buffer.decommit(8 * M..64 * M, &fence))?;
+    run.step("commit again", || buffer.commit(8 * M..12 * M))?;
     run.step("order", || buffer.before(other))?;
     buffer.settle();
     run.balance("settle");
-    let arena = run.arena(&Options { large_page_bytes: 4 * MIB, ..Options::default() })?;
+    let arena = run.arena(&Options { large_page_bytes: 4 * M, ..plain() })?;
     let space = run.step("open", || arena.open_space())?;
-    run.step("allocate", || space.allocate(8 * MIB, A))?;
-    assert!(run.step("read", || stamps.holds(buffer.base(), 4 * MIB, 7))?, "the contents were lost");
+    run.step("allocate", || space.allocate(8 * M, A))?;
+    assert!(run.step("read", || stamps.holds(buffer.base(), 4 * M, 7))?, "the contents were lost");
     run.step("audit", || buffer.audit())?;
-    run.step("decommit all", || buffer.decommit(0..64 * MIB, &Fence::default())).map(drop)
+    run.step("decommit all", || buffer.decommit(0..64 * M, &Fence::default())).map(drop)
 }
 
 /// Gives back whatever it is asked for.
@@ -911,40 +927,40 @@ impl Borrower for Idle {
 fn lending(run: &mut Run) -> Result<()> {
     let (device, other) = (Arc::clone(&run.device), run.injector.stream());
     let stamps = Stamps::new(device.driver(), other);
-    let options = Options { large_page_bytes: PAGE, ..Options::default() };
+    let options = Options { large_page_bytes: PAGE, ..plain() };
     let arena = Arc::new(run.step("create", || SharedVmmAllocator::new(&device, &options))?);
     run.arena = Arc::downgrade(&arena);
     let space = run.step("open", || arena.open_space())?;
-    let block = run.step("allocate", || space.allocate(12 * MIB, other))?;
+    let block = run.step("allocate", || space.allocate(12 * M, other))?;
     space.free(block)?;
     run.step("seal", || space.seal())?;
-    let options = ElasticOptions { name: "kv", page_bytes: 4 * MIB, ..ElasticOptions::default() };
-    let buffer = Arc::new(run.step("reserve", || device.elastic_buffer(64 * MIB, &options))?);
+    let options = ElasticOptions { name: "kv", page_bytes: 4 * M, ..ElasticOptions::default() };
+    let buffer = Arc::new(run.step("reserve", || device.elastic_buffer(64 * M, &options))?);
     let idle: Arc<dyn Borrower> = Arc::new(Idle);
-    run.step("commit", || buffer.commit(0..4 * MIB))?;
+    run.step("commit", || buffer.commit(0..4 * M))?;
     for round in 0..2 {
         run.step("replay", || space.replay(other, || ()))?;
-        let lease = run.step("lend", || arena.lend(&buffer, 8 * MIB..16 * MIB, &idle))?;
+        let lease = run.step("lend", || arena.lend(&buffer, 8 * M..16 * M, &idle))?;
         run.step("order", || lease.before(other))?;
-        let at = Address(buffer.base().0 + 8 * MIB);
-        run.step("write", || stamps.write(at, 8 * MIB, 30 + round))?;
+        let at = Address(buffer.base().0 + 8 * M);
+        run.step("write", || stamps.write(at, 8 * M, 30 + round))?;
         let mut launched = false;
         let refused = space.replay(other, || launched = true);
         assert!(refused.is_err() && !launched, "a graph ran over pages on lease");
         // Eager work beside them, on the page that is left: more than that it does not get.
-        let scope = run.step("scope", || arena.eager_scope_of(other, 4 * MIB))?;
-        let mine = run.step("allocate", || scope.allocate(4 * MIB))?;
-        run.step("write", || stamps.write(mine, 4 * MIB, 40 + round))?;
-        assert!(scope.allocate(4 * MIB).is_err(), "eager work got pages on lease");
-        assert!(run.step("read", || stamps.holds(mine, 4 * MIB, 40 + round))?, "eager work lost its block");
+        let scope = run.step("scope", || arena.eager_scope_of(other, 4 * M))?;
+        let mine = run.step("allocate", || scope.allocate(4 * M))?;
+        run.step("write", || stamps.write(mine, 4 * M, 40 + round))?;
+        assert!(scope.allocate(4 * M).is_err(), "eager work got pages on lease");
+        assert!(run.step("read", || stamps.holds(mine, 4 * M, 40 + round))?, "eager work lost its block");
         scope.free(mine)?;
         drop(scope);
-        assert!(run.step("read", || stamps.holds(at, 8 * MIB, 30 + round))?, "what was lent was lost");
+        assert!(run.step("read", || stamps.holds(at, 8 * M, 30 + round))?, "what was lent was lost");
         run.step("audit", || buffer.audit())?;
         run.step("recall", || lease.recall(Duration::from_millis(20)))?;
     }
     let scope = run.step("scope", || arena.eager_scope(other))?;
-    let all = run.step("allocate", || scope.allocate(12 * MIB))?;
+    let all = run.step("allocate", || scope.allocate(12 * M))?;
     scope.free(all)?;
     drop(scope);
     run.step("replay", || space.replay(other, || ()))
@@ -963,10 +979,10 @@ impl BlockBorrower for Vacant {
 /// never runs over pages on lease. The second thread's captures wait for recalls as well, which that thread then does.
 fn lending_blocks(run: &mut Run) -> Result<()> {
     let (device, other) = (Arc::clone(&run.device), run.injector.stream());
-    let arena = run.arena(&Options { large_page_bytes: PAGE, least_bytes: PAGE, ..Options::default() })?;
+    let arena = run.arena(&Options { large_page_bytes: PAGE, least_bytes: PAGE, ..plain() })?;
     arena.set_recall(Some(Duration::from_secs(10)));
     let space = run.step("open", || arena.open_space())?;
-    let block = run.step("allocate", || space.allocate(20 * MIB, other))?;
+    let block = run.step("allocate", || space.allocate(20 * M, other))?;
     space.free(block)?;
     run.step("seal", || space.seal())?;
     let memory = ElasticOptions { name: "kv", page_bytes: PAGE, ..ElasticOptions::default() };
@@ -994,9 +1010,9 @@ fn lending_blocks(run: &mut Run) -> Result<()> {
 /// A cache of three planes grows in all of them or in none, shrinks around a busy block, and has a hole filled.
 fn cache(run: &mut Run) -> Result<()> {
     let device = Arc::clone(&run.device);
-    let memory = ElasticOptions { name: "kv", page_bytes: 2 * MIB, ..ElasticOptions::default() };
+    let memory = ElasticOptions { name: "kv", page_bytes: 2 * M, ..ElasticOptions::default() };
     let options =
-        KvOptions { planes: &[MIB, 3 * MIB, 512 << 10], blocks_most: 40, layout: KvLayout::ByPlane, memory };
+        KvOptions { planes: &[M, 3 * M, 512 << 10], blocks_most: 40, layout: KvLayout::ByPlane, memory };
     let cache = run.step("reserve", || device.kv_cache(&options))?;
     run.step("grow", || cache.grow_to(3))?;
     run.step("grow ahead", || cache.grow_async(6)?.wait())?;
