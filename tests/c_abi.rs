@@ -133,6 +133,7 @@ fn a_handle_that_is_none_is_refused_by_every_function() {
                 vmmgraph_space_free(space, null_mut()),
                 vmmgraph_space_record_stream(space, null_mut(), null_mut()),
                 vmmgraph_space_wait(space),
+                vmmgraph_space_mark(space),
                 vmmgraph_space_seal(space, VMMGRAPH_RETAIN_DEFAULT, null_mut()),
                 vmmgraph_space_replay(space, null_mut(), Some(count), null_mut()),
                 vmmgraph_space_enter(space, null_mut()),

@@ -1,5 +1,5 @@
-//! Default streams while a green context is current: they are that context's, whoever asks CUDA's driver, and no two of them are one. Over the
-//! stand-in; `tests/gpu.rs` has replays in them on a GPU.
+//! Streams of others: default ones while a green context is current, which are that context's, whoever asks CUDA's driver, and no two of which are one;
+//! and such as go behind their replay. Over the stand-in; `tests/gpu.rs` has replays in green contexts on a GPU.
 
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,8 +30,16 @@ fn calls(name: &std::ffi::CStr) -> u64 {
     }
 }
 
-fn device() -> Arc<Device> {
-    Device::with_driver(Arc::new(CudaDriver::new(0).unwrap()))
+/// The device, its primary context, so many others and an arena.
+fn open(
+    contexts: usize,
+) -> (MutexGuard<'static, ()>, Arc<Device>, Primary, Vec<GreenContext>, SharedVmmAllocator) {
+    let alone = alone();
+    let device = Device::with_driver(Arc::new(CudaDriver::new(0).unwrap()));
+    let primary = Primary::current();
+    let contexts = if contexts > 0 { GreenContext::several(contexts) } else { Vec::new() };
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    (alone, device, primary, contexts, arena)
 }
 
 /// A sealed space, with a block that is live.
@@ -91,11 +99,7 @@ fn capture_ends() {
 
 #[test]
 fn replays_on_two_contexts_default_streams_wait_for_one_another() {
-    let _alone = alone();
-    let device = device();
-    let _primary = Primary::current();
-    let contexts = GreenContext::several(2);
-    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let (_alone, _device, _primary, contexts, arena) = open(2);
     let (space, _) = graph(&arena);
     let replay = || space.replay(Stream::LEGACY, || ()).unwrap();
 
@@ -124,11 +128,7 @@ fn replays_on_two_contexts_default_streams_wait_for_one_another() {
 
 #[test]
 fn a_capture_of_a_contexts_default_stream_is_seen_there_and_only_there() {
-    let _alone = alone();
-    let device = device();
-    let _primary = Primary::current();
-    let contexts = GreenContext::several(1);
-    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let (_alone, _device, _primary, contexts, arena) = open(1);
     let (space, _) = graph(&arena);
     let replay = || space.replay(Stream::LEGACY, || ());
 
@@ -147,11 +147,7 @@ fn a_capture_of_a_contexts_default_stream_is_seen_there_and_only_there() {
 
 #[test]
 fn a_replay_that_was_not_marked_in_its_context_is_not_taken_for_one_elsewhere() {
-    let _alone = alone();
-    let device = device();
-    let _primary = Primary::current();
-    let contexts = GreenContext::several(1);
-    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let (_alone, _device, _primary, contexts, arena) = open(1);
     let (space, _) = graph(&arena);
 
     // The stream is captured from within the launch on, so that nothing can be recorded behind it.
@@ -165,11 +161,7 @@ fn a_replay_that_was_not_marked_in_its_context_is_not_taken_for_one_elsewhere() 
 
 #[test]
 fn an_eager_scope_ends_in_the_context_whose_default_stream_it_is_on() {
-    let _alone = alone();
-    let device = device();
-    let _primary = Primary::current();
-    let contexts = GreenContext::several(1);
-    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let (_alone, _device, _primary, contexts, arena) = open(1);
     let (space, _) = graph(&arena);
     let end = contexts[0].current(|| arena.eager_scope(Stream::LEGACY)).unwrap().into_end();
     assert!(matches!(end.end(), Err(Error::WrongState { .. })));
@@ -184,11 +176,7 @@ fn an_eager_scope_ends_in_the_context_whose_default_stream_it_is_on() {
 
 #[test]
 fn what_is_noted_in_a_context_is_waited_for_there() {
-    let _alone = alone();
-    let device = device();
-    let _primary = Primary::current();
-    let contexts = GreenContext::several(1);
-    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let (_alone, device, _primary, contexts, arena) = open(1);
     let space = arena.open_space().unwrap();
     let blocks = VmmTorchAllocator::new(&space);
     let block = blocks.allocate(8 << 20, Stream::LEGACY, false).unwrap();
@@ -211,4 +199,23 @@ fn what_is_noted_in_a_context_is_waited_for_there() {
     assert_ne!(block, other, "what the context's stream may still use is nobody else's");
     let again = contexts[0].current(|| region.allocate(1 << 20, Stream::LEGACY)).unwrap();
     assert_eq!(block, again);
+}
+
+#[test]
+fn behind_a_mark_of_its_space_a_stream_may_go() {
+    let (_alone, _device, _primary, _, arena) = open(0);
+    let (space, _) = graph(&arena);
+    for marked in [true, false] {
+        let mut stream = ptr::null_mut();
+        // SAFETY: out pointer on this stack; destroyed once. The stand-in takes the handle of a stream that is gone for an error.
+        let code = unsafe { sys::cuStreamCreate(&raw mut stream, 1) };
+        assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+        space.replay(vmmgraph_testkit::stream(stream as u64), || ()).unwrap();
+        if marked {
+            space.mark().unwrap();
+        }
+        // SAFETY: as above.
+        assert_eq!(unsafe { sys::cuStreamDestroy_v2(stream) }, sys::CUresult::CUDA_SUCCESS);
+        assert_eq!(space.replay(Stream::LEGACY, || ()).is_ok(), marked);
+    }
 }

@@ -18,6 +18,7 @@
 #include "executables.hpp"
 #include "failed.hpp"
 #include "guards.hpp"
+#include "mark_behind.hpp"
 #include "memsets.hpp"
 #include "nodes.hpp"
 #include "on_device.hpp"
@@ -65,7 +66,7 @@ struct CapturedGraph::State {
     std::shared_ptr<Template> graphs = nullptr;
     // What a ring copies within the graph.
     std::optional<RingGraph> ring = std::nullopt;
-    // Where it was replayed last.
+    // Where it was replayed last, if that stream lasts.
     std::atomic<cudaStream_t> last_stream{nullptr};
 
     OnStream on(void* stream) const { return OnStream({c10::kCUDA, device}, stream); }
@@ -73,7 +74,7 @@ struct CapturedGraph::State {
     // Every piece in its order on torch's current stream, and what is to run between them.
     void launch(const OnStream& current, const std::function<void(std::size_t)>& between) {
         auto* const stream = current.stream().stream();
-        last_stream.store(stream);
+        last_stream.store(lasts(current.stream()) ? stream : nullptr);
         std::optional<Template::Lent> lent;
         if (graphs) {
             lent.emplace(*graphs);
@@ -153,6 +154,7 @@ void CapturedGraph::replay(void* stream) { replay(stream, {}); }
 void CapturedGraph::replay(void* stream, const std::function<void(std::size_t)>& between) {
     State& own = state();
     const auto current = own.on(stream);
+    const MarkBehind marks(own.space, current.stream());
     own.space.replay(stream, [&] { own.launch(current, between); });
 }
 

@@ -40,7 +40,7 @@ EagerScope::EagerScope(SharedVmmAllocator& arena, void* stream, std::optional<st
     state_.reset(
         new State{{nullptr, Policy::inherit, device.index(), active_scope, std::move(memory), ending, static_cast<cudaStream_t>(stream)},
                   OnStream(device, stream)});
-    ending->begin(arena.handle(), stream, bytes);
+    ending->begin(arena.handle(), stream, lasts(state_->current.stream()), bytes);
     active_scope = &state_->active;
 }
 

@@ -2,6 +2,7 @@
 // captures.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 
 #include <c10/core/Device.h>
@@ -45,6 +46,11 @@ inline bool is_capturing(cudaStream_t stream) noexcept {
     // Torch checks for errors at its next launch.
     static_cast<void>(cudaGetLastError());
     return false;
+}
+
+// Whether a stream is there as long as the process: one of torch's pools or the default one. Torch names others by their handles.
+inline bool lasts(const c10::cuda::CUDAStream& stream) noexcept {
+    return stream.id() == 0 || stream.id() != static_cast<c10::StreamId>(reinterpret_cast<std::intptr_t>(stream.stream()));
 }
 
 // Makes a stream torch's current one, and its device the thread's, while it lives; afterwards both are again what they were, whatever ran

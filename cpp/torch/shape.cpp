@@ -13,6 +13,7 @@
 #include "collectives.hpp"
 #include "failed.hpp"
 #include "guards.hpp"
+#include "mark_behind.hpp"
 #include "memsets.hpp"
 #include "registry.hpp"
 #include "short_of_memory.hpp"
@@ -94,6 +95,10 @@ Shape::Shape(SharedVmmAllocator& arena)
 Shape::~Shape() {
     const OnDevice current({c10::kCUDA, device_});
     const Relaxed relaxed;
+    if (waits_.load()) {
+        // That stream may be gone, and with it the means to tell torch.
+        static_cast<void>(vmmgraph_space_wait(space_.handle()));
+    }
     // Whoever replayed last may not be done; then nobody else gets the workspaces it uses.
     if (auto* const last = last_stream_.load(); last != nullptr) {
         try {
@@ -276,7 +281,11 @@ Template& Shape::executables() {
 void Shape::launch(std::size_t number, const c10::cuda::CUDAStream& stream) {
     const std::lock_guard lock(mutex_);
     const auto& piece = replayable(number);
-    last_stream_.store(stream.stream());
+    if (lasts(stream)) {
+        last_stream_.store(stream.stream());
+    } else {
+        waits_.store(true);
+    }
     if (piece.lends == nullptr) {
         return Others::launch(*piece.graph, nullptr, stream.stream());
     }
@@ -287,6 +296,7 @@ void Shape::launch(std::size_t number, const c10::cuda::CUDAStream& stream) {
 void Shape::replay(std::size_t piece) {
     const OnDevice current({c10::kCUDA, device_});
     const auto stream = this->stream();
+    const MarkBehind marks(space_, stream);
     space_.replay(stream.stream(), [&] { launch(piece, stream); });
 }
 

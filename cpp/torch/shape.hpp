@@ -112,7 +112,10 @@ private:
     std::unique_ptr<Template> template_;
     std::optional<SealReport> sealed_;
     bool collectives_ = false;
+    // Of those that last.
     std::atomic<cudaStream_t> last_stream_{nullptr};
+    // Some replay was on another one.
+    std::atomic<bool> waits_{false};
 };
 
 }  // namespace vmmgraph::torch

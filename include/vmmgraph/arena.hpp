@@ -270,6 +270,10 @@ public:
     // Blocks until the arena's replays so far are done, this space's among them. Destroying a space does not wait.
     void wait() { detail::check(vmmgraph_space_wait(handle())); }
 
+    // Puts a mark behind the arena's replays so far, so that the stream of the last one may be destroyed. Costs a record, and the next
+    // replay a wait, on that stream too.
+    void mark() { detail::check(vmmgraph_space_mark(handle())); }
+
     // The blocks that are live now, in address order: after the seal, those that were retained and not freed since.
     [[nodiscard]] std::vector<void*> live_blocks() const {
         std::vector<void*> blocks;

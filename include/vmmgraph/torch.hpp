@@ -162,7 +162,8 @@ public:
     ~CapturedGraph();
 
     // Launches the graph (or its pieces) on `stream` (a cudaStream_t), in order after every earlier replay of the arena. Any thread.
-    // Throws Error (VMMGRAPH_ERROR_STREAM_CAPTURING) for a stream under capture, whose capture goes on.
+    // Throws Error (VMMGRAPH_ERROR_STREAM_CAPTURING) for a stream under capture, whose capture goes on. Where torch's current stream is one of
+    // torch's own and this one, nothing is recorded; any other may be destroyed afterwards, which costs an event recorded and one waited for.
     void replay(void* stream);
     // Launches the pieces of the capture in their order, as one replay: no other graph of the arena runs between them. `between(n)` is called
     // behind the n-th piece, from 0, but the last, with torch's current stream that one, whatever the call before left; it must not replay

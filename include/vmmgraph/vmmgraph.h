@@ -4048,6 +4048,11 @@ vmmgraph_status_t vmmgraph_space_seal(vmmgraph_space_t space,
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_wait(vmmgraph_space_t space);
 
+// Puts a mark behind the arena's replays so far, so that the stream of the last one may be destroyed: for whoever replays on streams that may not
+// last. Costs a record, and the next replay a wait, on that stream too. `vmmgraph_arena_mark` does what else waits for the end of a stream as well.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_space_mark(vmmgraph_space_t space);
+
 // Calls `launch(user)`, which gives the space's graph to `stream`, in order after every earlier replay of the arena: no two of
 // them overlap, whatever their streams and threads. The same stream as the last replay costs one question to the driver: a stream under
 // capture is VMMGRAPH_ERROR_STREAM_CAPTURING, and its capture goes on.

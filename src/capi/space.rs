@@ -349,6 +349,13 @@ pub extern "C" fn vmmgraph_space_wait(space: vmmgraph_space_t) -> vmmgraph_statu
     with(space, |space| Ok(space.wait()?))
 }
 
+/// Puts a mark behind the arena's replays so far, so that the stream of the last one may be destroyed: for whoever replays on streams that may not
+/// last. Costs a record, and the next replay a wait, on that stream too. `vmmgraph_arena_mark` does what else waits for the end of a stream as well.
+#[unsafe(no_mangle)]
+pub extern "C" fn vmmgraph_space_mark(space: vmmgraph_space_t) -> vmmgraph_status_t {
+    with(space, |space| Ok(space.mark()?))
+}
+
 /// Calls `launch(user)`, which gives the space's graph to `stream`, in order after every earlier replay of the arena: no two of
 /// them overlap, whatever their streams and threads. The same stream as the last replay costs one question to the driver: a stream under
 /// capture is VMMGRAPH_ERROR_STREAM_CAPTURING, and its capture goes on.

@@ -450,6 +450,15 @@ impl Space {
         common.order.fence().block(common.pool().events(), Duration::MAX).map(drop)
     }
 
+    /// Puts a mark behind the arena's replays so far, so that the stream of the last one may be destroyed. Costs a record, and the next replay
+    /// a wait, on that stream too; nothing if there is no replay since the last mark.
+    ///
+    /// # Errors
+    /// Those of [`ReplayOrder::mark`](crate::ReplayOrder::mark).
+    pub fn mark(&self) -> Result<()> {
+        self.core.common.order.mark()
+    }
+
     /// The numbers of the leases on pages that it shows: as long as there are any, it is not replayed.
     #[must_use]
     pub fn leases(&self) -> Vec<u64> {

@@ -131,6 +131,7 @@ std::vector<Call> space_calls(vmmgraph_space_t space) {
         {"space_free", [=] { return vmmgraph_space_free(space, address(512)); }},
         {"space_record_stream", [=] { return vmmgraph_space_record_stream(space, address(512), nullptr); }},
         {"space_wait", [=] { return vmmgraph_space_wait(space); }},
+        {"space_mark", [=] { return vmmgraph_space_mark(space); }},
         {"space_set_label", [=] { return vmmgraph_space_set_label(space, "a shape"); }},
         {"space_set_site", [=] { return vmmgraph_space_set_site(space, "a.cpp:1"); }},
         {"space_label", [=] { return vmmgraph_space_label(space, nullptr, 0, nullptr); }},

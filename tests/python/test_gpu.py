@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
 import faulthandler
 import gc
 import os
@@ -1087,6 +1088,114 @@ def test_exit_with_live_graphs() -> None:
         assert run.returncode == 0, run.stderr
         assert run.stdout == "alive\n"
         assert "rror" not in run.stderr, run.stderr
+
+
+CHECKPOINT = """
+import sys, torch, vmmgraph
+vmmgraph.enable(executables=2)
+w = torch.randn(1024, 1024, device="cuda")
+pool = torch.cuda.graph_pool_handle()
+def capture(n):
+    x = torch.randn(n, 1024, device="cuda")
+    g = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(g, pool=pool):
+        y = torch.tanh(x @ w) @ w
+    return g, x, y
+def wrong(made):
+    # The first replay of all is another executable's each time.
+    want = [torch.tanh(x @ w) @ w for _, x, _ in made]
+    for g, _, _ in made + made[::-1]:
+        g.replay()
+    torch.cuda.synchronize()
+    return sum(not torch.equal(y, expected) for (_, _, y), expected in zip(made, want))
+made = [capture(n) for n in (4096, 1024, 64, 8)]
+assert wrong(made) == 0
+print("ready", flush=True)
+sys.stdin.readline()
+assert wrong(made) == 0
+made.append(capture(512))
+assert wrong(made) == 0
+print("fine", flush=True)
+"""
+
+
+def test_a_checkpoint_by_the_driver() -> None:
+    """As cuda-checkpoint makes them: the driver takes a process off the GPU, aliased pages and graphs too, and puts it back."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    if not hasattr(driver, "cuCheckpointProcessLock"):
+        result("checkpoint", not_run="the driver has none")
+        return
+    child = subprocess.Popen([sys.executable, "-c", CHECKPOINT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout.readline() == "ready\n"
+        with_it = torch.cuda.mem_get_info()[0]
+        assert driver.cuCheckpointProcessLock(child.pid, None) == 0
+        assert driver.cuCheckpointProcessCheckpoint(child.pid, None) == 0
+        without_it = torch.cuda.mem_get_info()[0]
+        assert driver.cuCheckpointProcessRestore(child.pid, None) == 0
+        assert driver.cuCheckpointProcessUnlock(child.pid, None) == 0
+        out, _ = child.communicate("on\n", timeout=50)
+        assert (out, child.returncode) == ("fine\n", 0)
+        assert without_it > with_it
+        result("checkpoint", freed=mib(without_it - with_it))
+    finally:
+        child.kill()
+
+
+def test_green_contexts_are_in_order() -> None:
+    """Threads with a green context of torch's each, and one that makes others current by turns, over the graphs of one pool."""
+    from torch.cuda import green_contexts
+
+    if not green_contexts.SUPPORTED:
+        result("green contexts", not_run="this torch has none")
+        return
+    enabled()
+    model = Model()
+    made = full(model, torch.cuda.graph_pool_handle(), [4096] * 3 + [2048] * 3, torch.cuda.Stream(), keep=True)
+    differ = []
+
+    def replay(numbers: list[int], multiprocessors: int) -> None:
+        context = green_contexts.GreenContext.create(multiprocessors)
+        for number in numbers * 20:
+            one = made[number]
+            context.set_context()
+            try:
+                one.graph.replay()
+                copy = one.output.clone()
+            finally:
+                context.pop_context()
+            torch.cuda.current_stream().synchronize()
+            differ.append(not torch.equal(copy, one.expected))
+
+    torch.cuda.synchronize()
+    threads = [threading.Thread(target=replay, args=([number, number + 3], 16 + 8 * number)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(differ), sum(differ)) == (120, 0)
+    contexts = [green_contexts.GreenContext.create(size) for size in (16, 32)]
+    # Captured on their streams, the same graphs are of other classes, of which no update is tried.
+    arena = made[0].graph.arena
+    pool, refused = made[0].graph.pool(), arena.executables()["refused"]
+    for context in contexts:
+        inside = full(model, pool, [2048, 2048], context.Stream(), keep=True)
+        assert wrong(inside + made) == 0
+    assert arena.executables()["refused"] == refused
+    for turn in range(60):
+        context, one, other = contexts[turn % 2], made[turn % 6], made[(turn + 1) % 6]
+        context.set_context()
+        with vmmgraph.eager(one.graph.arena):
+            eager = model(made[3].inputs)
+        one.graph.replay()
+        copy = one.output.clone()
+        context.pop_context()
+        other.graph.replay()
+        assert same(copy, one.expected)
+        assert same(other.output, other.expected)
+        # Fewer multiprocessors may be served by other kernels.
+        assert torch.allclose(eager.float(), made[3].expected.float(), atol=0.1)
+        del eager
 
 
 def test_disabling_leaves_what_there_is() -> None:

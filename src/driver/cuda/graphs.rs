@@ -129,6 +129,8 @@ unsafe impl Graphs for CudaDriver {
                 // SAFETY: written by the driver; all zeros are allowed before.
                 let kernel = unsafe { kernel.assume_init() };
                 (kernel.func as usize, kernel.kern as usize).hash(&mut functions);
+                // An update refuses kernels of another context, a green one's say (H200, driver 580).
+                (kernel.ctx as usize).hash(&mut topology);
                 let mut ask = |attribute| {
                     let mut value = [0_u64; 8];
                     // SAFETY: as above; the union has 64 bytes.

@@ -39,8 +39,6 @@ std::vector<Known> known_differences() {
         {"a_graph_is_dropped_while_a_pool_of_the_programs_is_used", "mempool", "left: bytes of torch's reserved", "", waits},
         {"a_graph_is_dropped_while_a_pool_of_the_programs_is_used", "mempool", "left: bytes of the arena", "", waits},
         {"deleters_and_pointers", "blocks", "an output has it", "", "A tensor of a capture has a deleter of its own."},
-        {"a_stream_that_goes_after_a_replay_on_it", "*", "", "",
-         "The stream of the last replay must be marked before it is destroyed: the next replay elsewhere waits for it."},
         {"a_replay_onto_a_stream_that_is_captured", "*", "launch:", "",
          "A replay onto a stream under capture is refused and the capture goes on; CUDA, asked by torch, breaks it."},
         {"one_graph_reads_what_another_one_made", "mempool", "out", "", shared},
