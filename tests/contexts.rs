@@ -190,6 +190,19 @@ fn what_is_noted_in_a_context_is_waited_for_there() {
     contexts[0].current(|| arena.trim()).unwrap();
     assert_eq!(device.stats().physical_bytes, 0);
 
+    // Freed there, it waits for the primary context's stream too, on which it may have been read before.
+    let space = arena.open_space().unwrap();
+    let blocks = VmmTorchAllocator::new(&space);
+    let block = blocks.allocate(8 << 20, Stream::LEGACY, false).unwrap();
+    space.seal().unwrap();
+    drop(space);
+    calls(c"cuEventRecord");
+    contexts[0].current(|| blocks.free(block, &[Stream::LEGACY])).unwrap();
+    assert_eq!(calls(c"cuEventRecord"), 2);
+    drop(blocks);
+    arena.trim().unwrap();
+    assert_eq!(device.stats().physical_bytes, 0);
+
     let region =
         device.region("weights", RegionOptions { policy: Policy::Discard, ..RegionOptions::default() });
     let region = region.unwrap();

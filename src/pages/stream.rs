@@ -50,6 +50,17 @@ impl Events {
         NamedStream { stream, thread, context: self.driver().other_context().unwrap_or(0) }
     }
 
+    /// Everybody who may be meant where a caller says who reads something: while another context is current, a default stream's handle stands for
+    /// the primary one's too, on which it may have been read before.
+    #[must_use]
+    pub fn name_readers(&self, streams: &[Stream]) -> Vec<NamedStream> {
+        let mut named: Vec<_> = streams.iter().map(|stream| self.name(*stream)).collect();
+        let elsewhere: Vec<_> =
+            named.iter().filter(|name| name.context != 0).map(|name| in_primary(*name)).collect();
+        named.extend(elsewhere);
+        named
+    }
+
     /// Whether the calling thread can name a stream that was named before, perhaps elsewhere.
     #[must_use]
     pub fn can_name(&self, named: NamedStream) -> bool {

@@ -236,8 +236,10 @@ impl Core {
         let mut state = self.state.lock();
         let over = matches!(state.phase, Phase::Sealed | Phase::Retired);
         let note = |state: &mut State| {
-            let readers = readers.iter().map(|stream| (address, self.common.pool().events().name(*stream)));
-            state.users.extend(readers.filter(|_| over));
+            if over {
+                let readers = self.common.pool().events().name_readers(readers);
+                state.users.extend(readers.into_iter().map(|stream| (address, stream)));
+            }
         };
         let bytes = match state.range_of(address) {
             Some(place) => {

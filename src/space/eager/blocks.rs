@@ -121,9 +121,6 @@ impl EagerSpace {
         let state = &mut *self.state.lock();
         let now = state.scope.as_ref().map(|(stream, _)| *stream);
         let events = self.common.pool().events();
-        let named = |streams: &[Stream]| {
-            streams.iter().map(|stream| events.name(*stream)).collect::<Vec<_>>().into_iter()
-        };
         let noted = |state: &mut State| {
             let mut fence = Fence::default();
             state.users.retain(|(of, stream)| {
@@ -137,7 +134,11 @@ impl EagerSpace {
         if let Some(bytes) = state.kept.remove(&address) {
             let mut fence = noted(state);
             let own = state.outlived.remove(&address).or(now);
-            named(readers).chain(own).for_each(|stream| fence.add_named(events, stream));
+            events
+                .name_readers(readers)
+                .into_iter()
+                .chain(own)
+                .for_each(|stream| fence.add_named(events, stream));
             self.common.heap.free_all(self.common.pool(), vec![(address, bytes)], &fence);
             self.common.totals.freed(1, bytes);
             return Ok(());
@@ -155,7 +156,8 @@ impl EagerSpace {
             } else {
                 let (mut own, noted) = (Fence::default(), noted(state));
                 if now.is_none() || before.is_some() {
-                    named(readers).chain(before).for_each(|stream| own.add_named(events, stream));
+                    let streams = events.name_readers(readers).into_iter().chain(before);
+                    streams.for_each(|stream| own.add_named(events, stream));
                 }
                 state.waiting.push(Waiting { address, place, bytes, own, noted });
             }
@@ -169,7 +171,11 @@ impl EagerSpace {
         let bytes = old.layout.free(place).map_err(|why| why.at(address))?;
         let mut fence = noted(state);
         let own = state.outlived.remove(&address);
-        named(readers).chain(own).for_each(|stream| fence.add_named(events, stream));
+        events
+            .name_readers(readers)
+            .into_iter()
+            .chain(own)
+            .for_each(|stream| fence.add_named(events, stream));
         fence.join(self.common.order.fence());
         state.old[index].readers.join(fence);
         self.common.totals.freed(1, bytes);
