@@ -7,9 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cudarc::driver::sys;
 use green::GreenContext;
 use vmmgraph::driver::CudaDriver;
-use vmmgraph::{
-    Device, Error, Options, Policy, RegionOptions, SharedVmmAllocator, Space, Stream, VmmTorchAllocator,
-};
+use vmmgraph::{Device, Error, Options, SharedVmmAllocator, Space, Stream, VmmTorchAllocator};
 
 mod green;
 
@@ -175,43 +173,46 @@ fn an_eager_scope_ends_in_the_context_whose_default_stream_it_is_on() {
 }
 
 #[test]
-fn what_is_noted_in_a_context_is_waited_for_there() {
+fn what_is_noted_in_a_context_is_waited_for_elsewhere() {
     let (_alone, device, _primary, contexts, arena) = open(1);
-    let space = arena.open_space().unwrap();
-    let blocks = VmmTorchAllocator::new(&space);
-    let block = blocks.allocate(8 << 20, Stream::LEGACY, false).unwrap();
-    space.seal().unwrap();
+    let retired = || {
+        let space = arena.open_space().unwrap();
+        let blocks = VmmTorchAllocator::new(&space);
+        let block = blocks.allocate(8 << 20, Stream::LEGACY, false).unwrap();
+        space.seal().unwrap();
+        (blocks, block)
+    };
+    let (blocks, block) = retired();
+    calls(c"cuEventRecord");
     contexts[0].current(|| blocks.record_stream(block, Stream::LEGACY)).unwrap();
-    drop(space);
+    assert_eq!(calls(c"cuEventRecord"), 1, "nobody may come there again");
     blocks.free(block, &[]).unwrap();
+    assert_eq!(calls(c"cuEventRecord"), 0, "the primary context's stream is another one");
     drop(blocks);
     arena.trim().unwrap();
-    assert!(device.stats().physical_bytes > 0, "nobody could ask for the context's stream yet");
-    contexts[0].current(|| arena.trim()).unwrap();
     assert_eq!(device.stats().physical_bytes, 0);
 
     // Freed there, it waits for the primary context's stream too, on which it may have been read before.
-    let space = arena.open_space().unwrap();
-    let blocks = VmmTorchAllocator::new(&space);
-    let block = blocks.allocate(8 << 20, Stream::LEGACY, false).unwrap();
-    space.seal().unwrap();
-    drop(space);
+    let (blocks, block) = retired();
     calls(c"cuEventRecord");
     contexts[0].current(|| blocks.free(block, &[Stream::LEGACY])).unwrap();
     assert_eq!(calls(c"cuEventRecord"), 2);
     drop(blocks);
     arena.trim().unwrap();
     assert_eq!(device.stats().physical_bytes, 0);
+}
 
-    let region =
-        device.region("weights", RegionOptions { policy: Policy::Discard, ..RegionOptions::default() });
-    let region = region.unwrap();
-    let block = contexts[0].current(|| region.allocate(1 << 20, Stream::LEGACY)).unwrap();
-    region.free(block).unwrap();
-    let other = region.allocate(1 << 20, Stream::LEGACY).unwrap();
-    assert_ne!(block, other, "what the context's stream may still use is nobody else's");
-    let again = contexts[0].current(|| region.allocate(1 << 20, Stream::LEGACY)).unwrap();
-    assert_eq!(block, again);
+#[test]
+fn what_outlives_eager_work_in_a_context_goes_elsewhere() {
+    let (_alone, device, _primary, contexts, arena) = open(1);
+    let scope = contexts[0].current(|| arena.eager_scope(Stream::LEGACY)).unwrap();
+    let block = scope.allocate(8 << 20).unwrap();
+    let blocks = scope.blocks();
+    contexts[0].current(|| scope.into_end().end()).unwrap();
+    blocks.free(block, &[]).unwrap();
+    drop(blocks);
+    arena.trim().unwrap();
+    assert_eq!(device.stats().physical_bytes, 0);
 }
 
 #[test]

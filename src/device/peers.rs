@@ -76,7 +76,7 @@ impl PeerMap {
 
     /// Notes that work of a stream uses the range. The stream exists until this is dropped. Work on streams that are not noted is done by then.
     pub fn used_by(&self, stream: Stream) {
-        let stream = self.device.pool.events().name(stream);
+        let stream = self.device.pool.events().keep(stream);
         let mut users = self.users.lock();
         if !users.contains(&stream) {
             users.push(stream);

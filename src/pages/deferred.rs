@@ -197,6 +197,7 @@ impl PagePool {
     /// The last user of the device leaves: everything that can go back does; a pool with something left is kept, as an orphan.
     pub(crate) fn retire(self: Arc<Self>) {
         self.finish_done();
+        self.events().forget_kept();
         self.forget_exports();
         let refused = self.retry();
         self.release_free(u64::MAX);

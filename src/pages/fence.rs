@@ -1,5 +1,6 @@
 //! Points in streams' work: what has to be over before something is used again.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -19,13 +20,16 @@ const PAUSE: Duration = Duration::from_micros(50);
 pub struct Events {
     driver: SharedDriver,
     spare: Mutex<Vec<Event>>,
+    /// Behind what default streams of contexts had been given when somebody [kept](Self::keep) them last. Marks hold this, so
+    /// whoever made it [forgets](Self::forget_kept) them in the end.
+    pub(super) kept: Mutex<HashMap<NamedStream, Mark>>,
 }
 
 impl Events {
     /// No events yet.
     #[must_use]
     pub fn new(driver: &SharedDriver) -> Arc<Self> {
-        Arc::new(Self { driver: Arc::clone(driver), spare: Mutex::default() })
+        Arc::new(Self { driver: Arc::clone(driver), spare: Mutex::default(), kept: Mutex::default() })
     }
 
     pub(super) fn driver(&self) -> &SharedDriver {
@@ -122,7 +126,7 @@ pub(super) fn retry_events() {
     let all = std::mem::take(&mut *orphans().lock());
     for (driver, spare) in all {
         // What is refused again goes back on the list.
-        drop(Events { driver, spare: Mutex::new(spare) });
+        drop(Events { driver, spare: Mutex::new(spare), kept: Mutex::default() });
     }
 }
 
@@ -220,9 +224,11 @@ impl Fence {
         self.add_named(events, events.name(stream));
     }
 
-    /// As [`add`](Self::add), for a stream that was named before, perhaps elsewhere.
+    /// As [`add`](Self::add), for a stream that was [kept](Events::keep) before, perhaps elsewhere. A context's default stream stands elsewhere for
+    /// what it had been given when it was kept last.
     pub fn add_named(&mut self, events: &Arc<Events>, stream: NamedStream) {
-        let point = match events.record_named(stream) {
+        let kept = if events.can_name(stream) { None } else { events.kept.lock().get(&stream).cloned() };
+        let point = match kept.map_or_else(|| events.record_named(stream), Ok) {
             Ok(mark) => Point::At(mark),
             Err(error) => {
                 tracing::debug!(%error, ?stream, "a stream's end is recorded later");

@@ -9,7 +9,7 @@ use crate::sync::thread_token;
 use crate::units::Stream;
 
 /// A stream, and where its handle means it. Whoever keeps a stream for later keeps this.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NamedStream {
     stream: Stream,
     /// The thread whose default stream it is; 0: it is no thread's.
@@ -48,6 +48,32 @@ impl Events {
         }
         let thread = if stream == Stream::PER_THREAD { thread_token() } else { 0 };
         NamedStream { stream, thread, context: self.driver().other_context().unwrap_or(0) }
+    }
+
+    /// As [`name`](Self::name), for who keeps it: a default stream of another context cannot be named elsewhere, and nobody may come there again, so
+    /// there is a mark behind what it has been given so far.
+    #[must_use]
+    pub fn keep(self: &Arc<Self>, stream: Stream) -> NamedStream {
+        let named = self.name(stream);
+        self.keep_named(named);
+        named
+    }
+
+    /// [Keeps](Self::keep) a stream anew that was named before.
+    pub fn keep_named(self: &Arc<Self>, named: NamedStream) {
+        if named.context != 0
+            && self.name(named.stream) == named
+            && let Ok(mark) = self.record(named.stream)
+        {
+            let before = self.kept.lock().insert(named, mark);
+            drop(before);
+        }
+    }
+
+    /// Nobody asks any more for what was kept.
+    pub(super) fn forget_kept(&self) {
+        let kept = std::mem::take(&mut *self.kept.lock());
+        drop(kept);
     }
 
     /// Everybody who may be meant where a caller says who reads something: while another context is current, a default stream's handle stands for

@@ -142,7 +142,7 @@ impl Region {
     }
 
     fn try_allocate(&self, bytes: u64, policy: Policy, stream: Stream) -> Result<Address> {
-        let stream = self.device.pool().events().name(stream);
+        let stream = self.device.pool().events().keep(stream);
         let (pool, host) = (self.device.pool(), self.device.host_pool());
         let mut books = self.books.lock();
         books.settle(pool, host);
@@ -228,7 +228,7 @@ impl Region {
     /// # Errors
     /// [`Error::ForeignPointer`] and [`Error::DoubleFree`].
     pub fn record_stream(&self, address: Address, stream: Stream) -> Result<()> {
-        self.books.lock().use_on(address, self.device.pool().events().name(stream))
+        self.books.lock().use_on(address, self.device.pool().events().keep(stream))
     }
 
     /// Says that a block was written since its backup, or (`None`) that all were: the next pause copies it again. Only where

@@ -75,7 +75,7 @@ impl Ring {
         books.graphs.before(events, stream)?;
         let place = books.place(number)?;
         place.ready.before(events, stream)?;
-        place.user = Some(User { unit, stream: events.name(stream) });
+        place.user = Some(User { unit, stream: events.keep(stream) });
         books.counts.acquires += 1;
         books.counts.filled_late += u64::from(late);
         Ok(())

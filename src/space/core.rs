@@ -288,7 +288,7 @@ impl Core {
             }
             None => state.kept.check(address)?,
         }
-        let user = (address, self.common.pool().events().name(stream));
+        let user = (address, self.common.pool().events().keep(stream));
         if !state.users.contains(&user) {
             state.users.push(user);
         }

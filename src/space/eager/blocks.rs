@@ -202,7 +202,7 @@ impl EagerSpace {
 
     pub(super) fn record_stream(&self, address: Address, stream: Stream) -> Result<()> {
         self.common.usable()?;
-        let stream = self.common.pool().events().name(stream);
+        let stream = self.common.pool().events().keep(stream);
         let state = &mut *self.state.lock();
         if !state.kept.contains_key(&address) {
             let made = state.old.iter().chain([&state.current]);

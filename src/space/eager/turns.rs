@@ -152,6 +152,8 @@ impl EagerSpace {
         }
         self.settle(state, None);
         let Some((stream, before)) = state.scope.take() else { return false };
+        // What outlives the scope may be freed where nobody can name the stream.
+        common.pool().events().keep_named(stream);
         let made = &mut state.current;
         state.aside.drain(..).for_each(|no| made.layout.put_back(no));
         for live in made.layout.blocks() {
