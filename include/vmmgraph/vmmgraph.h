@@ -18,7 +18,8 @@
  *     all the same.
  *   - A child made by fork after a device was opened gets VMMGRAPH_ERROR_WRONG_STATE from every function but those that explain a
  *     failure. It may exit in any way, and exec. Do not touch blocks there: host memory is shared with the parent.
- *   - Sizes are bytes. Streams are CUstream or cudaStream_t; null is the default stream. All functions are thread-safe.
+ *   - Sizes are bytes. Streams are CUstream or cudaStream_t; null is the default stream, while a green context of the device is current
+ *     that context's. All functions are thread-safe.
  */
 
 

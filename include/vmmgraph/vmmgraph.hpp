@@ -8,7 +8,8 @@
 //   space.replay(stream, [&] { cudaGraphLaunch(exec, stream); });
 //
 // Conventions
-//   - Sizes are bytes. A stream is a CUstream or cudaStream_t; null is the default stream.
+//   - Sizes are bytes. A stream is a CUstream or cudaStream_t; null is the default stream, while a green context of the device is
+//     current that context's.
 //   - Every call that fails throws Error, and OutOfMemory when memory, budget, addresses or file descriptors ran out; nothing has
 //     changed then. Calls marked noexcept and destructors never throw.
 //   - All calls are thread-safe, except moving or destroying an object that another thread uses.
