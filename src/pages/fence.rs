@@ -20,9 +20,9 @@ const PAUSE: Duration = Duration::from_micros(50);
 pub struct Events {
     driver: SharedDriver,
     spare: Mutex<Vec<Event>>,
-    /// Behind what default streams of contexts had been given when somebody [kept](Self::keep) them last. Marks hold this, so
-    /// whoever made it [forgets](Self::forget_kept) them in the end.
-    pub(super) kept: Mutex<HashMap<NamedStream, Mark>>,
+    /// Behind what default streams of threads and contexts had been given when somebody [kept](Self::keep) them last; `None`: nobody knows. Which is
+    /// not here is done with that. Marks hold this, so whoever made it [forgets](Self::forget_kept) them in the end.
+    pub(super) kept: Mutex<HashMap<NamedStream, Option<Mark>>>,
 }
 
 impl Events {
@@ -224,18 +224,25 @@ impl Fence {
         self.add_named(events, events.name(stream));
     }
 
-    /// As [`add`](Self::add), for a stream that was [kept](Events::keep) before, perhaps elsewhere. A context's default stream stands elsewhere for
-    /// what it had been given when it was kept last.
+    /// As [`add`](Self::add), for a stream that was [kept](Events::keep) before, perhaps elsewhere: where it cannot be named, it stands for what it had
+    /// been given when it was kept last.
     pub fn add_named(&mut self, events: &Arc<Events>, stream: NamedStream) {
-        let kept = if events.can_name(stream) { None } else { events.kept.lock().get(&stream).cloned() };
-        let point = match kept.map_or_else(|| events.record_named(stream), Ok) {
+        let recorded = if events.can_name(stream) {
+            events.record_named(stream)
+        } else {
+            match events.kept.lock().get(&stream).cloned() {
+                None => return,
+                Some(Some(mark)) => Ok(mark),
+                Some(None) => Err(Error::StreamCapturing { stream: stream.stream().raw() }),
+            }
+        };
+        self.points.push(match recorded {
             Ok(mark) => Point::At(mark),
             Err(error) => {
                 tracing::debug!(%error, ?stream, "a stream's end is recorded later");
                 Point::Later(stream, Promise::default())
             }
-        };
-        self.points.push(point);
+        });
     }
 
     /// Behind a mark.

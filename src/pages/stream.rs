@@ -8,6 +8,9 @@ use crate::pages::Mark;
 use crate::sync::thread_token;
 use crate::units::Stream;
 
+/// Beyond so many streams that were kept, those that are done are forgotten now and then.
+const KEPT: usize = 64;
+
 /// A stream, and where its handle means it. Whoever keeps a stream for later keeps this.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NamedStream {
@@ -50,8 +53,8 @@ impl Events {
         NamedStream { stream, thread, context: self.driver().other_context().unwrap_or(0) }
     }
 
-    /// As [`name`](Self::name), for who keeps it: a default stream of another context cannot be named elsewhere, and nobody may come there again, so
-    /// there is a mark behind what it has been given so far.
+    /// As [`name`](Self::name), for who keeps it: a default stream of a thread or of another context cannot be named elsewhere, and nobody may come
+    /// there again, so there is a mark behind what it has been given so far.
     #[must_use]
     pub fn keep(self: &Arc<Self>, stream: Stream) -> NamedStream {
         let named = self.name(stream);
@@ -61,12 +64,15 @@ impl Events {
 
     /// [Keeps](Self::keep) a stream anew that was named before.
     pub fn keep_named(self: &Arc<Self>, named: NamedStream) {
-        if named.context != 0
-            && self.name(named.stream) == named
-            && let Ok(mark) = self.record(named.stream)
-        {
-            let before = self.kept.lock().insert(named, mark);
-            drop(before);
+        if named.is_everywhere() || self.name(named.stream) != named {
+            return;
+        }
+        let mark = self.record(named.stream).ok();
+        let mut kept = self.kept.lock();
+        kept.insert(named, mark);
+        // Threads come and go.
+        if kept.len() >= KEPT && kept.len().is_power_of_two() {
+            kept.retain(|_, mark| !mark.as_ref().is_some_and(|mark| mark.done().unwrap_or(false)));
         }
     }
 
