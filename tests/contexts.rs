@@ -203,6 +203,22 @@ fn what_is_noted_in_a_context_is_waited_for_elsewhere() {
 }
 
 #[test]
+fn what_a_thread_noted_that_has_ended_goes() {
+    let (_alone, device, _primary, _, arena) = open(0);
+    let space = arena.open_space().unwrap();
+    let blocks = VmmTorchAllocator::new(&space);
+    let block = blocks.allocate(8 << 20, Stream::LEGACY, false).unwrap();
+    space.seal().unwrap();
+    drop(space);
+    let note = || blocks.record_stream(block, Stream::PER_THREAD).unwrap();
+    std::thread::scope(|scope| scope.spawn(note).join().unwrap());
+    blocks.free(block, &[]).unwrap();
+    drop(blocks);
+    arena.trim().unwrap();
+    assert_eq!(device.stats().physical_bytes, 0);
+}
+
+#[test]
 fn what_outlives_eager_work_in_a_context_goes_elsewhere() {
     let (_alone, device, _primary, contexts, arena) = open(1);
     let scope = contexts[0].current(|| arena.eager_scope(Stream::LEGACY)).unwrap();
