@@ -88,7 +88,7 @@ impl Drop for PeerMap {
     fn drop(&mut self) {
         let pool = &self.device.pool;
         let mut fence = Fence::default();
-        self.users.get_mut().drain(..).for_each(|stream| fence.add_named(pool.events(), stream));
+        self.users.get_mut().drain(..).for_each(|stream| fence.add_kept(pool.events(), stream));
         if let Some(span) = self.span.take() {
             pool.finish_peers(fence, span);
         }

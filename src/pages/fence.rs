@@ -221,12 +221,12 @@ impl Fence {
     /// Behind everything given so far to the stream that the calling thread means. Where that cannot be recorded now, it is as soon as
     /// somebody asks and it can.
     pub fn add(&mut self, events: &Arc<Events>, stream: Stream) {
-        self.add_named(events, events.name(stream));
+        self.add_kept(events, events.name(stream));
     }
 
     /// As [`add`](Self::add), for a stream that was [kept](Events::keep) before, perhaps elsewhere: where it cannot be named, it stands for what it had
     /// been given when it was kept last.
-    pub fn add_named(&mut self, events: &Arc<Events>, stream: NamedStream) {
+    pub fn add_kept(&mut self, events: &Arc<Events>, stream: NamedStream) {
         let recorded = if events.can_name(stream) {
             events.record_named(stream)
         } else {
@@ -243,6 +243,16 @@ impl Fence {
                 Point::Later(stream, Promise::default())
             }
         });
+    }
+
+    /// As [`add_kept`](Self::add_kept), for a stream that uses what it was given without saying so again: a thread's default one is waited for until
+    /// that thread asks, since what it had been given when it was kept is not all.
+    pub fn add_user(&mut self, events: &Arc<Events>, stream: NamedStream) {
+        if stream.is_never_anothers() && !events.can_name(stream) {
+            self.add_promise(stream, &Promise::default());
+        } else {
+            self.add_kept(events, stream);
+        }
     }
 
     /// Behind a mark.

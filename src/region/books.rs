@@ -169,7 +169,7 @@ impl Books {
         self.live(address)?;
         let Some(block) = self.blocks.remove(&address) else { return Ok(()) };
         let mut fence = self.contents.clone();
-        block.users.iter().for_each(|user| fence.add_named(events, *user));
+        block.users.iter().for_each(|user| fence.add_user(events, *user));
         self.waiting.push((fence, address, block.bytes, block.policy));
         Ok(())
     }
@@ -189,7 +189,7 @@ impl Books {
         all.sort_unstable();
         all.dedup();
         let mut fence = self.contents.clone();
-        all.into_iter().for_each(|user| fence.add_named(events, user));
+        all.into_iter().for_each(|user| fence.add_user(events, user));
         self.waiting.iter().for_each(|(waiting, ..)| fence.join(waiting.clone()));
         fence
     }

@@ -157,7 +157,7 @@ impl Books {
         for place in &mut self.places {
             place.held = None;
             if let Some(user) = place.user.take() {
-                place.readers.add_named(events, user.stream);
+                place.readers.add_user(events, user.stream);
             }
         }
     }

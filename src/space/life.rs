@@ -21,7 +21,7 @@ impl Core {
         let mut fence = Fence::default();
         state.users.retain(|(of, stream)| {
             if *of == address {
-                fence.add_named(self.common.pool().events(), *stream);
+                fence.add_kept(self.common.pool().events(), *stream);
             }
             *of != address
         });
@@ -40,7 +40,7 @@ impl Core {
     pub(super) fn users(&self) -> Fence {
         let state = &*self.state.lock();
         let mut fence = state.readers.clone();
-        state.users.iter().for_each(|(_, stream)| fence.add_named(self.common.pool().events(), *stream));
+        state.users.iter().for_each(|(_, stream)| fence.add_kept(self.common.pool().events(), *stream));
         state.kept.readers(&mut fence);
         fence
     }
@@ -148,7 +148,7 @@ impl Drop for Core {
         let readers = std::mem::take(&mut state.readers);
         let mut fence = behind_replays(common, state.phase, readers);
         for (_, stream) in state.users.drain(..) {
-            fence.add_named(common.pool().events(), stream);
+            fence.add_kept(common.pool().events(), stream);
         }
         let mut remains = Remains::default();
         state.ranges.drain(..).for_each(|range| remains.join(range.leave()));

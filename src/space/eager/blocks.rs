@@ -125,7 +125,7 @@ impl EagerSpace {
             let mut fence = Fence::default();
             state.users.retain(|(of, stream)| {
                 if *of == address {
-                    fence.add_named(events, *stream);
+                    fence.add_kept(events, *stream);
                 }
                 *of != address
             });
@@ -138,7 +138,7 @@ impl EagerSpace {
                 .name_readers(readers)
                 .into_iter()
                 .chain(own)
-                .for_each(|stream| fence.add_named(events, stream));
+                .for_each(|stream| fence.add_kept(events, stream));
             self.common.heap.free_all(self.common.pool(), vec![(address, bytes)], &fence);
             self.common.totals.freed(1, bytes);
             return Ok(());
@@ -157,7 +157,7 @@ impl EagerSpace {
                 let (mut own, noted) = (Fence::default(), noted(state));
                 if now.is_none() || before.is_some() {
                     let streams = events.name_readers(readers).into_iter().chain(before);
-                    streams.for_each(|stream| own.add_named(events, stream));
+                    streams.for_each(|stream| own.add_kept(events, stream));
                 }
                 state.waiting.push(Waiting { address, place, bytes, own, noted });
             }
@@ -171,11 +171,7 @@ impl EagerSpace {
         let bytes = old.layout.free(place).map_err(|why| why.at(address))?;
         let mut fence = noted(state);
         let own = state.outlived.remove(&address);
-        events
-            .name_readers(readers)
-            .into_iter()
-            .chain(own)
-            .for_each(|stream| fence.add_named(events, stream));
+        events.name_readers(readers).into_iter().chain(own).for_each(|stream| fence.add_kept(events, stream));
         fence.join(self.common.order.fence());
         state.old[index].readers.join(fence);
         self.common.totals.freed(1, bytes);

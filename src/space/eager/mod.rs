@@ -155,7 +155,7 @@ impl EagerSpace {
     pub(crate) fn users(&self) -> Fence {
         let state = self.state.lock();
         let (mut fence, events) = (Fence::default(), self.common.pool().events());
-        state.users.iter().for_each(|(_, stream)| fence.add_named(events, *stream));
+        state.users.iter().for_each(|(_, stream)| fence.add_kept(events, *stream));
         state.waiting.iter().for_each(|waiting| fence.join(waiting.all()));
         state.old.iter().for_each(|old| fence.join(old.readers.clone()));
         fence
@@ -219,9 +219,9 @@ impl Drop for EagerSpace {
         let state = self.state.get_mut();
         let mut fence = common.order.fence();
         let events = common.pool().events();
-        state.users.drain(..).for_each(|(_, stream)| fence.add_named(events, stream));
+        state.users.drain(..).for_each(|(_, stream)| fence.add_kept(events, stream));
         for (_, stream) in state.outlived.drain() {
-            fence.add_named(events, stream);
+            fence.add_kept(events, stream);
         }
         for waiting in state.waiting.drain(..) {
             fence.join(waiting.all());
