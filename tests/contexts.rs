@@ -219,6 +219,17 @@ fn what_a_thread_noted_that_has_ended_goes() {
 }
 
 #[test]
+fn a_regions_block_is_its_threads_until_that_says_that_it_is_done() {
+    let (_alone, device, _primary, _, _arena) = open(0);
+    let region = device.region("weights", vmmgraph::RegionOptions::default()).unwrap();
+    let allocate = || region.allocate(1 << 20, Stream::PER_THREAD).unwrap();
+    let block = std::thread::scope(|scope| scope.spawn(allocate).join().unwrap());
+    region.free(block).unwrap();
+    // What its thread gave its stream since the allocation nobody else knows.
+    assert_ne!(region.allocate(1 << 20, Stream::LEGACY).unwrap(), block);
+}
+
+#[test]
 fn what_outlives_eager_work_in_a_context_goes_elsewhere() {
     let (_alone, device, _primary, contexts, arena) = open(1);
     let scope = contexts[0].current(|| arena.eager_scope(Stream::LEGACY)).unwrap();
