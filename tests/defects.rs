@@ -14,7 +14,7 @@ use vmmgraph::{
     Address, Device, DriverChoice, Error, HostOptions, Options, Result, SharedVmmAllocator, Space, Stream,
     VmmTorchAllocator,
 };
-use vmmgraph_testkit::{FaultyDriver, MIB, Stamps, stream};
+use vmmgraph_testkit::{FaultyDriver, MIB, Stamps, nothing_left, stream};
 
 const A: Stream = stream(0xa0);
 const B: Stream = stream(0xb0);
@@ -52,22 +52,7 @@ impl Host {
     fn close(self) {
         let Self { host, device, .. } = self;
         drop(device);
-        nothing_left(&host);
-    }
-}
-
-/// Nothing is left at a driver whose device is closed. The next device that opens tries again what was refused; another test may be
-/// doing that just now.
-fn nothing_left(host: &HostDriver) {
-    let start = Instant::now();
-    loop {
-        drop(Device::with_driver(Arc::new(HostDriver::new(1, HostOptions::default()).unwrap())));
-        let left = host.leftovers();
-        if left == [0; 4] {
-            return;
-        }
-        assert!(start.elapsed() < Duration::from_secs(10), "left at the driver: {left:?}");
-        thread::sleep(Duration::from_millis(5));
+        nothing_left("a device that is closed", || host.leftovers());
     }
 }
 
@@ -401,7 +386,7 @@ fn what_the_driver_refuses_at_the_end_of_everything_goes_when_the_next_device_op
         drop((space, torch, arena, device));
         calls = faulty.calls();
         faulty.arm(&[]);
-        nothing_left(&host);
+        nothing_left("a device that is closed", || host.leftovers());
     }
     assert!(calls >= 4, "{calls} calls at the end of everything: unmap, addresses, release, event");
 }

@@ -16,7 +16,7 @@ use vmmgraph::{
     Address, Device, DeviceOptions, DriverChoice, Error, Handles, HostOptions, Options, PagePin, PeerExtent,
     PeerMap, PeerPage, SharedVmmAllocator, Space, Stream, receive_descriptors, send_descriptors,
 };
-use vmmgraph_testkit::{FaultyDriver, MIB, Stamps};
+use vmmgraph_testkit::{FaultyDriver, MIB, Stamps, nothing_left};
 
 const A: Stream = Stream::LEGACY;
 const PAGE: u64 = 16 * MIB;
@@ -416,8 +416,7 @@ fn a_span_goes_behind_the_streams_that_use_it() {
     drop((map, page, device));
     assert_eq!(host.leftovers()[..3], [1, 1, 1]);
     faulty.set_busy(false);
-    drop(Device::with_driver(Arc::new(HostDriver::new(4, HostOptions::default()).unwrap())));
-    assert_eq!(host.leftovers(), [0; 4]);
+    nothing_left("a device that is closed", || host.leftovers());
 }
 
 #[test]
