@@ -21,10 +21,10 @@ torch-matrix: ## compiles cpp/torch against every torch release that is supporte
 	tests/torch/matrix.sh
 
 header: ## writes include/vmmgraph/vmmgraph.h anew after a change in src/capi
-	UPDATE_EXPECT=1 cargo test --locked --test header
+	UPDATE_EXPECT=1 cargo test --locked -p vmmgraph-header
 
 bench: ## host costs of spaces and blocks, with their limits
-	cargo bench --locked --bench space
+	cargo bench --locked -p vmmgraph-benches
 
 elastic: ## elastic memory's policies under simulated traffic: docs/elastic.md
 	@mkdir -p build

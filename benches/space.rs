@@ -1,6 +1,6 @@
 //! What spaces cost the host: alone and among 10,000, and what must not grow with their number.
 //!
-//! `cargo bench --bench space`. The limits are checked at the end, on medians.
+//! `make bench`. The limits are checked at the end, on medians.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;

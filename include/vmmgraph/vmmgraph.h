@@ -1,7 +1,7 @@
 /*
  * VmmGraph: GPU memory for graph-mode LLM engines.
  *
- * Written by cbindgen from src/capi; do not edit (tests/header.rs: UPDATE_EXPECT=1 cargo test --test header).
+ * Written by cbindgen from src/capi; do not edit (make header).
  *
  * Conventions
  *   - Every function that can fail returns a vmmgraph_status_t: VMMGRAPH_OK (0) or a VMMGRAPH_ERROR. Outputs come last and are

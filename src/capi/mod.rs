@@ -1,4 +1,4 @@
-//! The C ABI: `include/vmmgraph/vmmgraph.h` is written from this folder by cbindgen (tests/header.rs).
+//! The C ABI: `include/vmmgraph/vmmgraph.h` is written from this folder by cbindgen (`make header`).
 //!
 //! One file a noun. Every function is a `guard` around a call into the crate: handles are looked up, never
 //! dereferenced; a panic becomes a status; details of the last failure are kept for the thread.
