@@ -21,8 +21,10 @@ fn alone() -> MutexGuard<'static, ()> {
 fn calls(name: &std::ffi::CStr) -> u64 {
     // SAFETY: the stand-in declares them so; the name ends in a zero.
     unsafe {
-        let count = sys::culib().get::<unsafe extern "C" fn(*const i8) -> u64>(b"standin_count\0").unwrap();
-        let counted = count(name.as_ptr().cast());
+        let count = sys::culib()
+            .get::<unsafe extern "C" fn(*const std::ffi::c_char) -> u64>(b"standin_count\0")
+            .unwrap();
+        let counted = count(name.as_ptr());
         sys::culib().get::<unsafe extern "C" fn()>(b"standin_reset_counters\0").unwrap()();
         counted
     }

@@ -207,7 +207,7 @@ pub unsafe extern "C" fn vmmgraph_sizes(
     guard(|| {
         // SAFETY: the caller's contract.
         let count = unsafe { out(count, "count") }?;
-        let rule = pick("the list", list, &[xllm_sizes, vllm_sizes])?;
+        let rule = pick::<fn(u32) -> Vec<u32>>("the list", list, &[xllm_sizes, vllm_sizes])?;
         if max > MOST_TOKENS {
             let expected = "at most 2^20";
             return Err(Error::InvalidArgument { what: "the size", value: max.into(), expected }.into());
