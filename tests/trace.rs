@@ -195,6 +195,23 @@ fn a_hint_makes_the_pages_fit_the_model() {
 }
 
 #[test]
+fn pages_of_32_mib_take_half_the_maps_of_large_models() {
+    let large = measured().into_iter().filter(|(trace, ..)| trace.floor_bytes() >= 900 * MIB);
+    let mut seen = 0;
+    for (trace, ..) in large {
+        let [(_, usual), (held, maps)] = [0, 32 * MIB].map(|large_page_bytes| {
+            let run = run(&trace, &Options { large_page_bytes, ..Options::default() });
+            let stats = run.device.stats();
+            (stats.physical_bytes as f64 / trace.floor_bytes() as f64, stats.maps)
+        });
+        println!("{:30} {held:.3}, {maps} maps instead of {usual}", trace.name);
+        assert!(held <= 1.03 && maps * 100 <= usual * 55, "{}: {held}, {maps} of {usual}", trace.name);
+        seen += 1;
+    }
+    assert_eq!(seen, 3);
+}
+
+#[test]
 fn identical_layers_settle() {
     let trace = load("capture-trace-65");
     let run = run(&trace, &Options::default());
