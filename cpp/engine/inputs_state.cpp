@@ -113,7 +113,8 @@ void GraphInputs::State::assign(c10::ArrayRef<NamedValue> named) {
             ++next;
         }
         if (tried == given.size()) {
-            const bool known = std::any_of(inputs.begin(), inputs.end(), [&](const Input& input) { return input.name == name; });
+            const bool known =
+                std::any_of(inputs.begin(), inputs.end(), [wanted = name](const Input& input) { return input.name == wanted; });
             refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, (known ? "an output is called '" : "no input is called '") + std::string(name) + "'");
         }
         next %= given.size();

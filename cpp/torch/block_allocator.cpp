@@ -54,6 +54,9 @@ struct Here {
 // The base is torch's concrete allocator and not the abstract one, so that a virtual function that a later torch adds does not
 // break the build. A template for the reason that Forwarding is one: what is declared without `override` is virtual, and has a
 // body, in some releases only.
+#ifdef __clang__
+#pragma clang diagnostic ignored "-Winconsistent-missing-override"
+#endif
 template <class Native>
 class BlockAllocator final : public Forwarding<Pluggable, Native> {
     using Forwards = Forwarding<Pluggable, Native>;

@@ -88,7 +88,7 @@ void Server::give_up(Entries& of, Entries::iterator entry, const std::function<b
     if (&of == &running_) {
         ++stats_.paused;
         const auto behind =
-            std::find_if(paused_.begin(), paused_.end(), [&](const Entry& other) { return other.sequence.id > sequence.id; });
+            std::find_if(paused_.begin(), paused_.end(), [id = sequence.id](const Entry& other) { return other.sequence.id > id; });
         paused_.splice(behind, running_, entry);
     }
 }

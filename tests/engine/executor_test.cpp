@@ -125,7 +125,7 @@ TEST(Executor, AFailureBetweenPiecesLeavesTheOthersUsable) {
     Small small(both());
     Ran ran;
     EXPECT_TRUE(small.run(60, Phase::mixed, ran, 0, 1.0F));
-    small.trouble = [&small](Recorder& recorder) {
+    small.trouble = [](Recorder& recorder) {
         const auto a = at::ones({512}, on_device(at::kFloat));
         recorder.eager({a}, [](const Step&, at::TensorList) {});
         if (has_gpu()) {

@@ -195,8 +195,7 @@ protected:
             std::printf(
                 "RESULT executables: %zu pieces, %.0f nodes: host time of a replay of %s: %.1f us median, %.1f at the 95th, of %zu\n",
                 decoding.graphs[0].pieces(), nodes, name.c_str(), median(of_one),
-                [&] {
-                    auto sorted = of_one;
+                [sorted = of_one]() mutable {
                     std::sort(sorted.begin(), sorted.end());
                     return sorted[sorted.size() * 95 / 100];
                 }(),
