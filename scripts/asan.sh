@@ -8,7 +8,7 @@ if ! cargo +nightly --version >/dev/null 2>&1; then
   echo "SKIPPED: address and thread sanitizer for Rust (no nightly toolchain)"
   exit 0
 fi
-export VMMGRAPH_STRESS_SECONDS="${VMMGRAPH_STRESS_SECONDS:-15}"
+export VMMGRAPH_STRESS_SECONDS="${VMMGRAPH_STRESS_SECONDS:-30}"
 # Each call fails alone here; in pairs too in the tests without a sanitizer, four times as many runs.
 export VMMGRAPH_FAULT_PAIRS="${VMMGRAPH_FAULT_PAIRS:-0}"
 # The stand-ins are loaded with dlopen and cannot find the sanitizer's functions then, so they go in as they are; cargo's own folders
