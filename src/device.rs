@@ -23,7 +23,7 @@ pub use sockets::{MOST_DESCRIPTORS, receive_descriptors, send_descriptors};
 /// One device of this process: its driver, and the one pool that all its physical pages come from.
 ///
 /// Arenas, spaces and blocks hold it. When the last of them is gone it closes, and what the driver would not take back then, or what
-/// the device may still use, is tried again when the next device is opened, this one or another.
+/// the device may still use, is tried again when it is opened again. No other device's opening waits for its driver.
 #[derive(Debug)]
 pub struct Device {
     pool: Arc<PagePool>,
@@ -52,7 +52,7 @@ impl Device {
     /// A device over a driver of the caller's own, apart from the process-wide ones: for tests and other platforms.
     #[must_use]
     pub fn with_driver(driver: SharedDriver) -> Arc<Self> {
-        retry_orphans();
+        retry_orphans(&driver);
         let pool = PagePool::new(driver);
         let host = HostPool::new(&pool);
         let (gate, pausables) = (CaptureGate::default(), Pausables::default());

@@ -6,7 +6,7 @@ use vmmgraph::driver::HostDriver;
 use vmmgraph::{
     Device, HostOptions, Options, RetainPolicy, SharedVmmAllocator, Space, Stream, VmmTorchAllocator,
 };
-use vmmgraph_testkit::{FaultyDriver, MIB, nothing_left, stream};
+use vmmgraph_testkit::{FaultyDriver, MIB, stream};
 
 const A: Stream = Stream::LEGACY;
 /// Where somebody reads a block. As long as it is being captured, nobody can say that the reader is done.
@@ -26,7 +26,7 @@ fn device() -> (Arc<HostDriver>, Arc<FaultyDriver>, Arc<Device>) {
 }
 
 #[test]
-fn what_is_left_when_everything_goes_is_taken_back_when_the_next_device_opens() {
+fn what_is_left_when_everything_goes_is_taken_back_when_its_device_opens_again() {
     let (host, faulty, device) = device();
     let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
     let space = sealed(&arena);
@@ -34,12 +34,17 @@ fn what_is_left_when_everything_goes_is_taken_back_when_the_next_device_opens() 
     faulty.set_busy(true);
     drop((space, arena, device));
     assert!(host.leftovers()[2] > 0, "unmapped while a replay runs");
-    // Another device altogether.
-    let unrelated = Arc::new(HostDriver::new(1, HostOptions::default()).unwrap());
-    drop(Device::with_driver(unrelated));
+    drop(Device::with_driver(faulty.clone()));
     assert!(host.leftovers()[2] > 0, "unmapped while a replay runs");
     faulty.set_busy(false);
-    nothing_left("a device that is closed", || host.leftovers());
+    // Another device asks this one's driver nothing, which may hang.
+    faulty.arm(&[]);
+    let unrelated = Arc::new(HostDriver::new(0, HostOptions::default()).unwrap());
+    drop(Device::with_driver(unrelated));
+    assert_eq!(faulty.calls(), 0);
+    assert!(host.leftovers()[2] > 0, "not its own");
+    drop(Device::with_driver(faulty));
+    assert_eq!(host.leftovers(), [0; 4]);
 }
 
 #[test]

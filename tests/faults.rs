@@ -647,8 +647,8 @@ fn close(run: &mut Run) -> Result<()> {
         region.pause(Fence::default())?.complete()
     })();
     drop((space, arena, device));
-    // The next device that opens tries again what the driver would not take back.
     run.errors += u64::from(captured.is_err());
+    // It opens again, and what the driver would not take back is tried again.
     drop(Device::with_driver(run.injector.driver()));
     Ok(())
 }
@@ -1145,7 +1145,7 @@ fn end(run: Run, what: &str) {
     assert_eq!((stats.reserved_bytes, stats.reservations), (0, 0), "{what}");
     let host_held = run.host_held;
     drop(run);
-    // What a closed device has left is tried again when one is opened.
+    // What a closed device has left is tried again when it is opened again.
     drop(Device::with_driver(injector.driver()));
     assert_eq!(injector.held(), [0; 4], "{what}");
     assert_eq!(injector.host_held(), host_held, "{what}");

@@ -548,7 +548,7 @@ impl World {
         self.device = None;
         self.check();
         self.lines().work.iter_mut().for_each(|work| work.over = true);
-        drop(Device::with_driver(Arc::new(HostDriver::new(1, HostOptions::default()).unwrap())));
+        drop(Device::with_driver(self.player.clone()));
         assert_eq!(self.player.host.leftovers(), [0; 4]);
     }
 }

@@ -444,3 +444,34 @@ fn spaces_work_on_it_and_give_everything_back() {
     drop((device, driver));
     assert_eq!(leftovers(), before);
 }
+
+/// As for each platform whose devices are hardware: whoever opens the device has its memory, by whatever driver it was taken.
+#[test]
+fn what_a_closed_device_left_goes_when_it_is_opened_again_and_with_no_other() {
+    let _alone = alone();
+    let before = leftovers();
+    let opened = |ordinal| Device::open(DriverChoice::MLU, ordinal, HostOptions::default()).unwrap();
+    let device = opened(0);
+    let stream = device.driver().stream_create().unwrap();
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let space = arena.open_space().unwrap();
+    space.allocate(20 * MIB, stream).unwrap();
+    space.seal().unwrap();
+    space.replay(stream, || ()).unwrap();
+    let driver = Arc::clone(device.driver());
+    // What the replay may still use.
+    call!(standin_keep_busy(1 << 20 => u64) -> ());
+    drop((space, arena, device));
+    let left = leftovers();
+    assert!(left[0] > before[0] && left[2] > before[2], "{left:?}");
+    drop(opened(0));
+    assert_eq!(leftovers(), left, "it is still in use");
+    call!(standin_keep_busy(0 => u64) -> ());
+    drop(opened(1));
+    assert_eq!(leftovers(), left, "another device's");
+    drop(opened(0));
+    // SAFETY: the driver's, and used no more.
+    unsafe { driver.stream_destroy(stream) }.unwrap();
+    drop(driver);
+    assert_eq!(leftovers(), before);
+}

@@ -524,3 +524,13 @@ pub trait Driver: Memory + Timeline + Transfer + fmt::Debug + Send + Sync {
 
 /// A driver shared by everything on its device.
 pub type SharedDriver = Arc<dyn Driver>;
+
+/// Whether two drivers have the same memory behind them. A platform with options makes the device itself, anew for each driver.
+pub(crate) fn same_device(one: &SharedDriver, other: &SharedDriver) -> bool {
+    let device = |driver: &SharedDriver| {
+        let info = driver.info();
+        info.options.is_none().then_some((info.platform, info.ordinal))
+    };
+    std::ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other))
+        || device(one).is_some_and(|known| device(other) == Some(known))
+}

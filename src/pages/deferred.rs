@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::pool::State;
 use super::{Fence, PagePool, RangeId, fence};
+use crate::driver::{SharedDriver, same_device};
 use crate::error::Result;
 use crate::sync::ProcessMutex;
 
@@ -180,17 +181,17 @@ impl PagePool {
 }
 
 /// Pools whose last user is gone while the driver still refuses to take something back, or the device may still use it: the next
-/// device that is opened tries again.
+/// opening of the device tries again.
 fn orphans() -> &'static ProcessMutex<Vec<Arc<PagePool>>> {
     static ORPHANS: OnceLock<ProcessMutex<Vec<Arc<PagePool>>>> = OnceLock::new();
     ORPHANS.get_or_init(ProcessMutex::default)
 }
 
-/// Tries again what pools without users have left.
-pub(crate) fn retry_orphans() {
-    let all = std::mem::take(&mut *orphans().lock());
-    all.into_iter().for_each(PagePool::retire);
-    fence::retry_events();
+/// Tries again what pools without users have left on the device of a driver.
+pub(crate) fn retry_orphans(driver: &SharedDriver) {
+    let left: Vec<_> = orphans().lock().extract_if(.., |pool| same_device(pool.driver(), driver)).collect();
+    left.into_iter().for_each(PagePool::retire);
+    fence::retry_events(driver);
 }
 
 impl PagePool {

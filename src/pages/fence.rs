@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::stream::NamedStream;
-use crate::driver::{Event, SharedDriver, StreamState};
+use crate::driver::{Event, SharedDriver, StreamState, same_device};
 use crate::error::{Error, Result};
 use crate::sync::{Mutex, ProcessMutex};
 use crate::units::Stream;
@@ -106,7 +106,7 @@ impl Events {
 impl Drop for Events {
     fn drop(&mut self) {
         if let Err(error) = self.destroy(0) {
-            tracing::warn!(%error, "the driver would not destroy an event; tried again when a device is opened");
+            tracing::warn!(%error, "the driver would not destroy an event; tried again when its device is opened");
             let events = std::mem::take(self.spare.get_mut());
             orphans().lock().push((Arc::clone(&self.driver), events));
         }
@@ -121,10 +121,10 @@ fn orphans() -> &'static ProcessMutex<Orphans> {
     ORPHANS.get_or_init(ProcessMutex::default)
 }
 
-/// Tries again to destroy the events of closed devices.
-pub(super) fn retry_events() {
-    let all = std::mem::take(&mut *orphans().lock());
-    for (driver, spare) in all {
+/// Tries again to destroy the events that are left on the device of a driver.
+pub(super) fn retry_events(opened: &SharedDriver) {
+    let left: Vec<_> = orphans().lock().extract_if(.., |(driver, _)| same_device(driver, opened)).collect();
+    for (driver, spare) in left {
         // What is refused again goes back on the list.
         drop(Events { driver, spare: Mutex::new(spare), kept: Mutex::default() });
     }

@@ -2,12 +2,6 @@
 //! segment rules for comparison, a driver that fails on purpose, one that
 //! breaks a rule, one whose graphs are copies, and two that work as late as they may: `LateDriver` when somebody waits, `ReorderingDriver` in any order that events allow.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use vmmgraph::driver::HostDriver;
-use vmmgraph::{Device, HostOptions};
-
 mod broken;
 mod copying;
 mod fault;
@@ -33,24 +27,6 @@ pub use trace::{Event, Order, Shape, Trace, shuffle};
 
 /// 2^20 bytes.
 pub const MIB: u64 = 1 << 20;
-
-/// Waits until nothing is left of devices that are closed: the next one that opens tries again what was refused, which another test's may
-/// be doing just now.
-///
-/// # Panics
-/// If something is left after ten seconds.
-pub fn nothing_left<T: PartialEq + Default + std::fmt::Debug>(whose: &str, left: impl Fn() -> T) {
-    let start = Instant::now();
-    loop {
-        drop(Device::with_driver(Arc::new(HostDriver::new(1, HostOptions::default()).unwrap())));
-        let left = left();
-        if left == T::default() {
-            return;
-        }
-        assert!(start.elapsed() < Duration::from_secs(10), "{whose} left at the driver: {left:?}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
 
 /// A stream with a handle of the test's own, for drivers that do not look at it, or the real one of a GPU. Small numbers, some of which
 /// mean default streams, become larger ones.
