@@ -161,6 +161,7 @@ void CapturedGraph::replay(void* stream, const std::function<void(std::size_t)>&
 Difference CapturedGraph::verify(void* stream, const std::vector<Output>& outputs) {
     State& own = state();
     const auto current = own.on(stream);
+    const MarkBehind marks(own.space, current.stream());
     return own.space.verify(stream, outputs, [&] { own.launch(current, {}); });
 }
 

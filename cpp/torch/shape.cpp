@@ -303,6 +303,7 @@ void Shape::replay(std::size_t piece) {
 Difference Shape::verify(std::size_t piece, const std::vector<Output>& outputs) {
     const OnDevice current({c10::kCUDA, device_});
     const auto stream = this->stream();
+    const MarkBehind marks(space_, stream);
     return space_.verify(stream.stream(), outputs, [&] { launch(piece, stream); });
 }
 

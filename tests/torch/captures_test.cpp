@@ -474,6 +474,12 @@ TEST_F(Torch, AGraphThatReliesOnStaleMemoryIsFoundAndRightOnesAreNot) {
             const std::vector<vmmgraph::Output> outputs{{shape.output.data_ptr(), shape.output.nbytes()}};
             EXPECT_EQ(shape.graph.verify(raw(), outputs).found, 0u);
         }
+        // A stream of somebody else's may be destroyed behind it: what comes next does not name it.
+        cudaStream_t theirs = nullptr;
+        ASSERT_EQ(cudaStreamCreateWithFlags(&theirs, cudaStreamNonBlocking), cudaSuccess);
+        EXPECT_EQ(all[0].graph.verify(theirs, {{all[0].output.data_ptr(), all[0].output.nbytes()}}).found, 0u);
+        ASSERT_EQ(cudaStreamDestroy(theirs), cudaSuccess);
+        EXPECT_EQ(wrong(all), 0);
         const auto output = at::zeros({1024}, half());
         cudaDeviceSynchronize();
         // Whatever is in fresh memory becomes the output.
