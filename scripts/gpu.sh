@@ -25,6 +25,7 @@ build() {
   cmake -S . -B build/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TESTS=ON >/dev/null
   cmake --build build/cmake --target vmmgraph driver_test ring_test vmmgraph_memory_saver
   cp -P build/cmake/libvmmgraph.so* build/cmake/tests/cpp/{driver,ring}_test "$out/"
+  strip "$(readlink -f "$out/libvmmgraph.so")"
   cp build/cmake/libvmmgraph_memory_saver.so tests/memory_saver/gpu.py "$out/"
   torch=$(echo "$PWD"/.venv/lib/python3*/site-packages/torch)
   cmake -S . -B build/torch -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TORCH=ON -DVMMGRAPH_TORCH_ROOT="$torch" \
