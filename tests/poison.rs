@@ -80,13 +80,14 @@ fn poison_fills_every_shared_page_once_and_nothing_that_is_kept() {
     let options = Options { poison: true, ..Options::default() };
     let arena = SharedVmmAllocator::new(&device, &options).unwrap();
     let graph = captured(&arena);
-    // Some pages show at two addresses of this space.
+    // Some pages show at two addresses of this space: the block between keeps the third from going on where the first ended.
     let large = arena.open_space().unwrap();
     let first = large.allocate(70 * MIB, A).unwrap();
+    let between = large.allocate(16 * MIB, A).unwrap();
     large.free(first).unwrap();
     let second = large.allocate(40 * MIB, A).unwrap();
     let third = large.allocate(70 * MIB, A).unwrap();
-    for block in [second, third] {
+    for block in [between, second, third] {
         large.free(block).unwrap();
     }
     let shown = large.seal().unwrap().large_pages;

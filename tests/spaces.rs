@@ -544,25 +544,28 @@ fn the_layout_hash_tells_captures_apart_and_is_the_same_for_the_same_requests() 
 fn the_layout_hash_tells_pages_apart_that_show_at_the_same_places() {
     let (_, device) = device(HostOptions::default());
     let arena = arena(&device);
-    // The second block lies behind the first one's addresses each time: on its pages, or on pages of its own.
+    // The last block lies behind the addresses of the two before each time: on the first one's pages, or on pages of its own.
     let capture = |first: Stream, second: Stream, early: bool| {
         let space = arena.open_space().unwrap();
         let one = space.allocate(32 * MIB, first).unwrap();
+        let between = space.allocate(16 * MIB, first).unwrap();
         if early {
             space.free(one).unwrap();
         }
         let two = space.allocate(48 * MIB, second).unwrap();
-        assert_eq!(two.0 - one.0, 32 * MIB);
+        assert_eq!(two.0 - one.0, 48 * MIB);
         if !early {
             space.free(one).unwrap();
         }
-        space.free(two).unwrap();
+        for block in [between, two] {
+            space.free(block).unwrap();
+        }
         let report = space.seal().unwrap();
         (report.layout_hash, report.large_pages)
     };
     let reused = capture(A, A, true);
     let apart = capture(A, A, false);
-    assert_eq!((reused.1, apart.1), (3, 5));
+    assert_eq!((reused.1, apart.1), (4, 6));
     assert_ne!(reused.0, apart.0);
     // Nothing serves two streams; which handles they have does not matter.
     assert_eq!(capture(A, B, true), apart);

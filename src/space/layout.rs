@@ -12,9 +12,9 @@
 //! beginning of one more (its *tail*), each of them if that saves a page. A smaller one lies in the lowest page that has room for
 //! it. What is small enough goes to the [slabs](super::slabs), in ranges of their own.
 //!
-//! The addresses of one stitched block are a *window*. A later block of the same size goes to the most recently used window of
-//! that size whose memory is free, so that a model's identical layers settle on the same addresses, and a block of another size
-//! is kept from cutting it; one of whole pages fits any window just as well. Only when no window is free are pages stitched
+//! The addresses of one stitched block are a *window*. A later block of the same size goes to the oldest window of that size whose
+//! memory is free, so that a model's identical layers settle on the same addresses. If there is none it goes to a gap in one of
+//! other sizes, or over any run of free tiles, and that is a window of its size from then on. Only then are pages stitched
 //! together in a new one. Remote blocks lie on pages with their like only, each in one page or on whole ones. Nothing here depends on what other spaces did: the same requests always lead to the same numbers and
 //! offsets, and the arena holds, in each class, the most pages that any one space has needed at a time.
 
@@ -115,6 +115,14 @@ struct Range {
     tiles: Vec<u32>,
     /// One bit for each small page's worth of bytes that any block, living or freed, has ever covered.
     used: Vec<u64>,
+}
+
+impl Range {
+    /// Whether a lane's pages of a class may show in it: who may use what is mapped there is a matter of the range, and for remote blocks it may
+    /// be others.
+    fn is_for(&self, class: Class, lane: Lane) -> bool {
+        self.class == class && self.remote == lane.remote
+    }
 }
 
 /// What a place is in.

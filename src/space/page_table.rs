@@ -41,6 +41,8 @@ struct Page {
     lane: Lane,
     /// The first tile that showed the page.
     home: TileNo,
+    /// How many tiles show it.
+    shows: u32,
     /// How far blocks ever reached into the page, in whole small pages: behind it no memory was used yet.
     reach: u64,
     /// What [`Fits`] says of the page, unless that is stale.
@@ -124,11 +126,21 @@ impl PageTable {
         let number = if at_end { fits.at_end.first(bytes) } else { fits.within.first(bytes) }? as u32;
         let page = &self.pages[number as usize];
         if at_end {
-            return Some((number, page.stays.last().map_or(0, |stay| stay.end)));
+            return Some((number, self.end(number)));
         }
         let (from, to) = page.gaps(page.reach).find(|(from, to)| to.saturating_sub(*from) >= bytes)?;
         let in_front = from == 0 && !page.stays.is_empty();
         Some((number, if in_front { to - bytes } else { from }))
+    }
+
+    /// The gaps between the blocks of a page, the last one up to its end; any may be empty.
+    pub(crate) fn gaps(&self, number: u32) -> impl Iterator<Item = (u64, u64)> {
+        self.pages[number as usize].gaps(self.bytes())
+    }
+
+    /// The byte behind the last block of a page.
+    pub(crate) fn end(&self, number: u32) -> u64 {
+        self.pages[number as usize].stays.last().map_or(0, |stay| stay.end)
     }
 
     /// Begins a search: every page may be visited once.
@@ -148,9 +160,19 @@ impl PageTable {
     pub(crate) fn show(&mut self, number: u32, tile: TileNo, lane: Lane) {
         if number as usize == self.pages.len() {
             let (stays, fits) = (Vec::new(), Fit::default());
-            self.pages.push(Page { stays, lane, home: tile, reach: 0, fits, stale: false, visit: 0 });
+            self.pages.push(Page {
+                stays,
+                lane,
+                home: tile,
+                shows: 0,
+                reach: 0,
+                fits,
+                stale: false,
+                visit: 0,
+            });
             self.mark_idle(number, true);
         }
+        self.pages[number as usize].shows += 1;
     }
 
     /// Whether the page holds no block.

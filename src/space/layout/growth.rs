@@ -39,28 +39,63 @@ impl Layout {
             let (range, pages) = (first.range, vec![page]);
             return Growth { bytes, lane, first, parts: Vec::new(), range, range_bytes, offset, pages };
         }
-        let parts = self.pages.plan(bytes.get(), lane);
-        let large = self.geometry.large();
-        // A head that is the last tile of its range is mapped already: the block begins there, and goes on behind it.
-        let shown = parts.first().filter(|part| part.from > 0).and_then(|head| {
-            let new = (parts.len() - 1) as u64;
-            self.ranges.iter().position(|range| {
-                let room = range.bytes / large - range.tiles.len() as u64;
-                range.class == Class::Large && range.tiles.last() == Some(&head.page) && room >= new
-            })
-        });
-        let (first, range_bytes) = match shown {
-            Some(range) => {
-                let tile = self.ranges[range].tiles.len() - 1;
-                (TileNo { range, tile }, self.ranges[range].bytes)
+        let mut parts = self.pages.plan(bytes.get(), lane);
+        let (first, shown, range_bytes) = match self.shown_end(&parts, lane) {
+            Some((first, shown)) => {
+                self.begin_at(first, shown, &mut parts);
+                (first, shown, self.ranges[first.range].bytes)
             }
-            None => self.next_tiles(Class::Large, lane, parts.len()),
+            None => {
+                let (first, range_bytes) = self.next_tiles(Class::Large, lane, parts.len());
+                (first, 0, range_bytes)
+            }
         };
-        let there = usize::from(shown.is_some());
-        let offset = (first.tile + there) as u64 * large;
-        let new = parts.iter().skip(there);
+        let offset = (first.tile + shown) as u64 * self.geometry.large();
+        let new = parts.iter().skip(shown);
         let pages = new.map(|part| PageNo { class: Class::Large, index: part.page }).collect();
         Growth { bytes, lane, first, parts, range: first.range, range_bytes, offset, pages }
+    }
+
+    /// The tiles at the end of a range on which a block of these parts can begin, to go on behind them: the first, and how many. They show its head,
+    /// if it has one, and free pages behind that. The most there are.
+    fn shown_end(&self, parts: &[Part], lane: Lane) -> Option<(TileNo, usize)> {
+        let head = parts.first().filter(|part| part.from > 0).map(|head| head.page);
+        let free = parts.iter().filter(|part| self.pages.is_idle(part.page)).count();
+        let mut best: Option<(TileNo, usize)> = None;
+        for (range, found) in
+            self.ranges.iter().enumerate().filter(|(_, range)| range.is_for(Class::Large, lane))
+        {
+            let mut shown = 0;
+            for (behind, page) in found.tiles.iter().rev().take(free + 1).enumerate() {
+                let tile = found.tiles.len() - behind - 1;
+                if head == Some(*page) {
+                    shown = behind + 1;
+                }
+                let usable = self.pages.is_idle(*page) && self.pages.lane(*page) == lane;
+                if behind == free || !usable || found.tiles[tile + 1..].contains(page) {
+                    break;
+                }
+                if head.is_none() {
+                    shown = behind + 1;
+                }
+            }
+            let room = (found.bytes / self.geometry.large()) as usize - found.tiles.len();
+            if shown > best.map_or(0, |(_, most)| most) && shown + room >= parts.len() {
+                best = Some((TileNo { range, tile: found.tiles.len() - shown }, shown));
+            }
+        }
+        best
+    }
+
+    /// Exchanges the free pages of a plan, so that the block begins on tiles that are there.
+    fn begin_at(&self, first: TileNo, shown: usize, parts: &mut [Part]) {
+        let there = &self.ranges[first.range].tiles[first.tile..first.tile + shown];
+        let planned: Vec<u32> = parts.iter().map(|part| part.page).collect();
+        let others = planned.iter().filter(|page| !there.contains(page));
+        let mut pages = there.iter().chain(others).filter(|page| self.pages.is_idle(**page));
+        for part in parts.iter_mut().filter(|part| self.pages.is_idle(part.page)) {
+            part.page = *pages.next().unwrap_or(&part.page);
+        }
     }
 
     /// Where so many tiles of a class can follow what is mapped: the first of them, and the bytes of their range, which may be a
@@ -68,9 +103,7 @@ impl Layout {
     fn next_tiles(&self, class: Class, lane: Lane, tiles: usize) -> (TileNo, u64) {
         let page = self.page_bytes(class);
         let length = tiles as u64 * page;
-        // Who may use what is mapped there is a matter of its range, and for remote blocks it may be others.
-        let alike = |range: &Range| range.class == class && range.remote == lane.remote;
-        let mut fitting = self.ranges.iter().enumerate().filter(|(_, range)| alike(range));
+        let mut fitting = self.ranges.iter().enumerate().filter(|(_, range)| range.is_for(class, lane));
         let filled = |range: &Range| range.tiles.len() as u64 * page;
         match fitting.clone().find(|(_, range)| range.bytes - filled(range) >= length) {
             Some((number, range)) => (TileNo { range: number, tile: range.tiles.len() }, range.bytes),

@@ -1,20 +1,21 @@
-//! Windows: the addresses of stitched blocks, and which of them the next block goes to.
+//! Windows: the addresses of blocks that one page does not hold, and which of them the next block goes to.
+
+use std::collections::BTreeMap;
 
 use super::{Layout, Place};
+use crate::pages::Class;
 use crate::space::lane::Lane;
 use crate::space::page_table::{Stay, TileNo};
 use crate::space::recency::Recency;
 use crate::units::BlockBytes;
 
-/// Tiles that were mapped for one block.
+/// Tiles that blocks of one size lie at.
 #[derive(Clone, Copy, Debug)]
 struct Window {
     first: TileNo,
     tiles: usize,
-    /// Where in the first page the block began: behind 0 if that was its head.
+    /// Where in the first page a block begins: behind 0 if that is its head, or a gap.
     from: u64,
-    /// Bytes of the block.
-    bytes: u64,
 }
 
 /// Every window of a space.
@@ -22,44 +23,142 @@ struct Window {
 pub(super) struct Windows {
     all: Vec<Window>,
     recency: Recency,
+    /// Their numbers by the bytes of their blocks, oldest first.
+    by_bytes: BTreeMap<u64, Vec<usize>>,
 }
 
 impl Windows {
     /// Adds the window of a block that begins at a byte of its first page; its number.
     pub(super) fn add(&mut self, first: TileNo, tiles: usize, from: u64, bytes: u64) -> usize {
-        self.all.push(Window { first, tiles, from, bytes });
+        self.all.push(Window { first, tiles, from });
         self.recency.add();
-        self.all.len() - 1
+        let number = self.all.len() - 1;
+        self.by_bytes.entry(bytes).or_default().push(number);
+        number
     }
 }
 
 impl Layout {
-    /// The window for a block. The most recently used one whose memory is free and that was made for a block of this size, or
-    /// for whole pages any that begins where a page does; or else the most recently used one that holds it; or else the most
-    /// recently used one from which it can run on into the windows behind. Small blocks keep out of windows of one page.
+    /// The window for a block: of those for its size the oldest one whose memory is free, since an order that no use changes is what identical
+    /// layers settle in. Else the window used last whose beginning is free, or a new one over tiles that are mapped already: in the first gap of the
+    /// window used last that has one, or at the first run of free tiles, whoever they were mapped for. Small blocks keep out of windows of one page.
     pub(super) fn find(&mut self, bytes: u64, lane: Lane) -> Option<usize> {
-        let large = self.geometry.large();
-        let whole = bytes.is_multiple_of(large);
-        let (mut inside, mut running_on) = (None, None);
+        let of_its_size = self.windows.by_bytes.get(&bytes).map_or(0, Vec::len);
+        for nth in 0..of_its_size {
+            let number = self.windows.by_bytes[&bytes][nth];
+            let Window { first, tiles, from } = self.windows.all[number];
+            if !self.keeps_out(bytes, tiles) && self.is_free(first, from, bytes, lane) {
+                return Some(number);
+            }
+        }
+        let most = self.most_idle(bytes, lane);
+        let (first, from) = match self.gap(bytes, lane, most) {
+            Some((number, first, from)) => {
+                let window = self.windows.all[number];
+                if (window.first, window.from) == (first, from) {
+                    return Some(number);
+                }
+                (first, from)
+            }
+            None => self.run(bytes, lane, most)?,
+        };
+        Some(self.windows.add(first, self.covered(from, bytes), from, bytes))
+    }
+
+    /// How many tiles a block covers that begins at a byte of its first page.
+    fn covered(&self, from: u64, bytes: u64) -> usize {
+        (from + bytes).div_ceil(self.geometry.large()) as usize
+    }
+
+    /// How many pages that hold no block a new window may take: as many as if the block were stitched, since what is mapped already must not cost a
+    /// page. Below two pages as many as it likes: what it leaves of one serves its like.
+    fn most_idle(&self, bytes: u64, lane: Lane) -> u64 {
+        if bytes < 2 * self.geometry.large() { u64::MAX } else { self.pages.planned_free(bytes, lane) }
+    }
+
+    /// Whether a new window would take so many of them at most.
+    fn takes(&self, first: TileNo, from: u64, bytes: u64, most: u64) -> bool {
+        let tiles = &self.ranges[first.range].tiles[first.tile..][..self.covered(from, bytes)];
+        tiles.iter().filter(|page| self.pages.is_idle(**page)).count() as u64 <= most
+    }
+
+    fn keeps_out(&self, bytes: u64, tiles: usize) -> bool {
+        bytes < self.geometry.large() && tiles < 2
+    }
+
+    /// Whether a block may begin at a byte of its first page: one of whole pages only where the page does.
+    fn may_begin(&self, bytes: u64, at: u64) -> bool {
+        at == 0 || !bytes.is_multiple_of(self.geometry.large())
+    }
+
+    /// The window used last that has a gap for a block, and where in it the first one begins; anywhere but in its beginning one that takes so many
+    /// idle pages at most.
+    fn gap(&self, bytes: u64, lane: Lane, most: u64) -> Option<(usize, TileNo, u64)> {
         let mut next = self.windows.recency.newest();
         while let Some(number) = next {
             next = self.windows.recency.older(number);
-            let Window { first, tiles, from, bytes: own } = self.windows.all[number];
-            if bytes < large && tiles < 2 {
+            let window = self.windows.all[number];
+            if !self.keeps_out(bytes, window.tiles)
+                && let Some((tile, at)) = self.gap_in(window, bytes, lane)
+                && ((window.first, window.from) == (tile, at) || self.takes(tile, at, bytes, most))
+            {
+                return Some((number, tile, at));
+            }
+        }
+        None
+    }
+
+    fn gap_in(&self, window: Window, bytes: u64, lane: Lane) -> Option<(TileNo, u64)> {
+        let Window { first, tiles, from } = window;
+        let large = self.geometry.large();
+        let (mut begin, mut length) = ((first, from), 0);
+        for number in 0..tiles {
+            let tile = TileNo { tile: first.tile + number, ..first };
+            let page = self.page(tile);
+            if self.pages.lane(page) != lane {
+                length = 0;
                 continue;
             }
-            if if whole { from == 0 } else { own == bytes } {
-                if self.is_free(first, from, bytes, lane) {
-                    return Some(number);
+            for (at, to) in self.pages.gaps(page) {
+                let at = if number == 0 { at.max(from) } else { at };
+                // It goes on over a seam, and nowhere else.
+                if at > 0 || length == 0 {
+                    (begin, length) = ((tile, at), 0);
                 }
-            } else if inside.is_none() {
-                let within = from + bytes <= tiles as u64 * large;
-                if (within || running_on.is_none()) && self.is_free(first, from, bytes, lane) {
-                    *(if within { &mut inside } else { &mut running_on }) = Some(number);
+                if self.may_begin(bytes, begin.1) {
+                    length += to.saturating_sub(at);
+                }
+                if length >= bytes {
+                    return Some(begin);
+                }
+                if to < large || to <= at {
+                    length = 0;
                 }
             }
         }
-        inside.or(running_on)
+        None
+    }
+
+    /// The first run of free tiles for a block, in the order of addresses, that takes so many idle pages at most.
+    fn run(&mut self, bytes: u64, lane: Lane, most: u64) -> Option<(TileNo, u64)> {
+        let large = self.geometry.large();
+        for range in 0..self.ranges.len() {
+            if !self.ranges[range].is_for(Class::Large, lane) {
+                continue;
+            }
+            for tile in 0..self.ranges[range].tiles.len() {
+                let tile = TileNo { range, tile };
+                let at = self.pages.end(self.page(tile));
+                if at < large
+                    && self.may_begin(bytes, at)
+                    && self.is_free(tile, at, bytes, lane)
+                    && self.takes(tile, at, bytes, most)
+                {
+                    return Some((tile, at));
+                }
+            }
+        }
+        None
     }
 
     /// Whether the tiles that a block would cover are free, and all of different pages.

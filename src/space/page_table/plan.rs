@@ -38,44 +38,16 @@ struct Choice {
 
 impl PageTable {
     /// Pages for a block that no window has room for: the *head*, which is the free end of a page that holds blocks already;
-    /// then whole free pages, lowest number first, those used before first; then the *tail*, in the free beginning of a page.
+    /// then whole free pages, those used before first, of them those that the fewest tiles show, so that the windows of this space take turns on its
+    /// pages; then the *tail*, in the free beginning of a page.
     ///
     /// Head and tail save free pages. A head must be a quarter of a page at least: a small one would cost a map and save little. Remote blocks have
     /// neither: they begin where a page does, and none of theirs goes on in another's page.
     pub(crate) fn plan(&self, bytes: u64, lane: Lane) -> Vec<Part> {
         let page = self.bytes();
-        let idle = self.idle(lane).take((bytes / page) as usize + 1).collect::<Vec<_>>();
-        let (mut heads, mut beginnings) = (vec![None], Vec::new());
-        for (number, found) in self.pages.iter().enumerate().filter(|(_, found)| found.lane == lane) {
-            if let (Some(first), Some(last), false) = (found.stays.first(), found.stays.last(), lane.remote) {
-                beginnings.push((first.start, number as u32));
-                heads.push(Some(Part { page: number as u32, from: last.end, to: page }));
-            }
-        }
-        heads.retain(|head| head.is_none_or(|h| h.to - h.from >= page / 4 && h.to - h.from < bytes));
-        beginnings.sort_unstable();
-
-        let mut best: Option<Choice> = None;
-        for head in heads {
-            let rest = bytes - head.map_or(0, |head| head.to - head.from);
-            let (whole, tail) = (rest / page, rest % page);
-            let fits = beginnings.partition_point(|(length, _)| *length < tail);
-            let other = beginnings[fits..].iter().find(|(_, number)| head.is_none_or(|h| h.page != *number));
-            let begun = other.filter(|_| tail > 0 && (head.is_some() || whole > 0));
-            for begun in [begun, None] {
-                let free = whole + u64::from(tail > 0 && begun.is_none());
-                let cost = Cost {
-                    fresh: free.saturating_sub(idle.len() as u64),
-                    free,
-                    parts: whole + u64::from(tail > 0) + u64::from(head.is_some()),
-                    gap: if tail > 0 { begun.map_or(page, |(length, _)| *length) - tail } else { 0 },
-                };
-                if best.is_none_or(|best| cost < best.cost) {
-                    best = Some(Choice { cost, head, tail: begun.map(|(_, number)| *number) });
-                }
-            }
-        }
-        let (head, tail) = best.map_or((None, None), |best| (best.head, best.tail));
+        let mut idle = self.idle(lane).collect::<Vec<_>>();
+        idle.sort_by_key(|number| self.pages[*number as usize].shows);
+        let Choice { head, tail, .. } = self.choose(idle.len() as u64, bytes, lane);
 
         let mut free = idle.into_iter().chain(self.pages.len() as u32..);
         let mut rest = bytes - head.map_or(0, |head| head.to - head.from);
@@ -89,5 +61,50 @@ impl PageTable {
             rest -= to;
         }
         parts
+    }
+
+    /// How many pages that hold no block a plan would take. Of any size: a block need not be one that can be had.
+    pub(crate) fn planned_free(&self, bytes: u64, lane: Lane) -> u64 {
+        self.choose(self.idle(lane).count() as u64, bytes, lane).cost.free
+    }
+
+    fn choose(&self, idle: u64, bytes: u64, lane: Lane) -> Choice {
+        let page = self.bytes();
+        let (mut heads, mut beginnings) = (vec![None], Vec::new());
+        for (number, found) in self.pages.iter().enumerate().filter(|(_, found)| found.lane == lane) {
+            if let (Some(first), Some(last), false) = (found.stays.first(), found.stays.last(), lane.remote) {
+                beginnings.push((first.start, number as u32));
+                heads.push(Some(Part { page: number as u32, from: last.end, to: page }));
+            }
+        }
+        heads.retain(|head| head.is_none_or(|h| h.to - h.from >= page / 4 && h.to - h.from < bytes));
+        beginnings.sort_unstable();
+
+        let choice = |head: Option<Part>, begun: Option<(u64, u32)>| {
+            let rest = bytes - head.map_or(0, |head| head.to - head.from);
+            let (whole, tail) = (rest / page, rest % page);
+            let free = whole + u64::from(tail > 0 && begun.is_none());
+            let cost = Cost {
+                fresh: free.saturating_sub(idle),
+                free,
+                parts: whole + u64::from(tail > 0) + u64::from(head.is_some()),
+                gap: if tail > 0 { begun.map_or(page, |(length, _)| length) - tail } else { 0 },
+            };
+            Choice { cost, head, tail: begun.map(|(_, number)| number) }
+        };
+        let mut best = choice(None, None);
+        for head in heads {
+            let rest = bytes - head.map_or(0, |head| head.to - head.from);
+            let (whole, tail) = (rest / page, rest % page);
+            let fits = beginnings.partition_point(|(length, _)| *length < tail);
+            let other = beginnings[fits..].iter().find(|(_, number)| head.is_none_or(|h| h.page != *number));
+            let begun = other.filter(|_| tail > 0 && (head.is_some() || whole > 0)).copied();
+            for other in [choice(head, begun), choice(head, None)] {
+                if other.cost < best.cost {
+                    best = other;
+                }
+            }
+        }
+        best
     }
 }

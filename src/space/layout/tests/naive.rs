@@ -7,13 +7,18 @@ use super::Part;
 /// A window: its first tile, how many, where its block began in the first page, and the block's bytes.
 type Window = (usize, usize, u64, u64);
 
+/// A way to stitch a block: its cost, the page of its head, and that of its tail.
+type Choice = ((u64, u64, u64, u64), Option<u32>, Option<u32>);
+
 pub(super) struct Naive {
     small: u64,
     large: u64,
     /// (range, page) in the order of mapping.
     tiles: Vec<(usize, u32)>,
-    /// Least recently used first.
+    /// In the order in which they were made.
     windows: Vec<Window>,
+    /// Their numbers, least recently used first.
+    used: Vec<usize>,
     /// What is live.
     live: Vec<Part>,
     owner: BTreeMap<u32, u64>,
@@ -24,7 +29,16 @@ pub(super) struct Naive {
 impl Naive {
     pub(super) fn new(small: u64, large: u64) -> Self {
         let (owner, reach) = (BTreeMap::new(), BTreeMap::new());
-        Self { small, large, tiles: Vec::new(), windows: Vec::new(), live: Vec::new(), owner, reach }
+        Self {
+            small,
+            large,
+            tiles: Vec::new(),
+            windows: Vec::new(),
+            used: Vec::new(),
+            live: Vec::new(),
+            owner,
+            reach,
+        }
     }
 
     pub(super) fn free(&mut self, parts: &[Part]) {
@@ -117,29 +131,114 @@ impl Naive {
         None
     }
 
-    fn find(&mut self, bytes: u64, stream: u64) -> Option<Window> {
-        let fits = |parts: &Vec<Part>| {
-            let twice = (1..parts.len()).any(|n| parts[..n].iter().any(|part| part.page == parts[n].page));
-            !twice && parts.iter().all(|part| self.is_free(*part, stream))
-        };
-        let usable = |w: &&Window| {
-            (bytes >= self.large || w.1 > 1) && self.window(**w, bytes).is_some_and(|p| fits(&p))
-        };
-        let rank = |w: &Window| {
-            let made_for = if bytes.is_multiple_of(self.large) { w.2 == 0 } else { w.3 == bytes };
-            let inside = (w.2 + bytes).div_ceil(self.large) <= w.1 as u64;
-            if made_for { 0 } else { 2 - u8::from(inside) }
-        };
-        let found = *self.windows.iter().rev().filter(usable).min_by_key(|w| rank(w))?;
-        self.windows.retain(|window| *window != found);
-        self.windows.push(found);
-        Some(found)
+    /// Whether a block may lie at a window.
+    fn fits(&self, window: Window, bytes: u64, stream: u64) -> bool {
+        let Some(parts) = self.window(window, bytes) else { return false };
+        let twice = (1..parts.len()).any(|n| parts[..n].iter().any(|part| part.page == parts[n].page));
+        !twice && parts.iter().all(|part| self.is_free(*part, stream))
     }
 
-    fn stitch(&mut self, bytes: u64, stream: u64, first: (usize, usize)) -> Vec<Part> {
-        let idle = self.of(stream, false);
-        let begun = self.of(stream, true);
-        let end = |page: u32| self.gaps(page, self.large).pop().unwrap().0;
+    fn find(&mut self, bytes: u64, stream: u64) -> Option<Window> {
+        let exact = |w: &Window| w.3 == bytes && !self.keeps_out(*w, bytes) && self.fits(*w, bytes, stream);
+        let number = match self.windows.iter().position(exact) {
+            Some(number) => number,
+            None => {
+                let most = if bytes < 2 * self.large { u64::MAX } else { self.plan(bytes, stream).0.1 };
+                match self.gap(bytes, stream, most) {
+                    Some((number, gap)) if self.begins(number, gap) => number,
+                    Some((_, gap)) => self.add(gap),
+                    None => self.run(bytes, stream, most).map(|run| self.add(run))?,
+                }
+            }
+        };
+        self.touch(number);
+        Some(self.windows[number])
+    }
+
+    /// Whether a place is where a window begins: then it is that window's.
+    fn begins(&self, number: usize, place: Window) -> bool {
+        (self.windows[number].0, self.windows[number].2) == (place.0, place.2)
+    }
+
+    /// How many pages without blocks a place takes.
+    fn takes(&self, place: Window, bytes: u64) -> u64 {
+        let parts = self.window(place, bytes).unwrap();
+        parts.iter().filter(|part| self.live.iter().all(|live| live.page != part.page)).count() as u64
+    }
+
+    fn keeps_out(&self, window: Window, bytes: u64) -> bool {
+        bytes < self.large && window.1 < 2
+    }
+
+    /// The places at which a block may lie from a tile on, and not before a byte of it.
+    fn places(&self, tile: usize, from: u64, bytes: u64, stream: u64) -> Vec<Window> {
+        let place = |at: u64| (tile, (at + bytes).div_ceil(self.large) as usize, at, bytes);
+        let gaps = self.gaps(self.tiles[tile].1, self.large);
+        let whole = bytes.is_multiple_of(self.large);
+        let begins = gaps
+            .into_iter()
+            .map(|(at, _)| at.max(from))
+            .filter(|at| *at < if whole { 1 } else { self.large });
+        begins.map(place).filter(|w| self.fits(*w, bytes, stream)).collect()
+    }
+
+    /// The first place in the window used last that has one, and that window. Only a window's beginning may take more pages.
+    fn gap(&self, bytes: u64, stream: u64, most: u64) -> Option<(usize, Window)> {
+        let windows = self.used.iter().rev().filter(|n| !self.keeps_out(self.windows[**n], bytes));
+        windows
+            .filter_map(|number| {
+                let (first, tiles, from, _) = self.windows[*number];
+                // Its tiles, which others may lie between in the order of mapping.
+                let of_range = self.of_range(self.tiles[first].0);
+                let begin = of_range.iter().position(|tile| *tile == first).unwrap();
+                let tiles = of_range[begin..begin + tiles].to_vec();
+                let mut places = (0..tiles.len()).flat_map(|n| {
+                    let places = self.places(tiles[n], if n == 0 { from } else { 0 }, bytes, stream);
+                    let inside = |w: &Window| n + w.1 <= tiles.len();
+                    places.into_iter().filter(inside).collect::<Vec<_>>()
+                });
+                places.next().map(|place| (*number, place))
+            })
+            .find(|(number, place)| self.begins(*number, *place) || self.takes(*place, bytes) <= most)
+    }
+
+    /// The first place anywhere that begins in a page's free end.
+    fn run(&self, bytes: u64, stream: u64, most: u64) -> Option<Window> {
+        let ranges = self.tiles.iter().map(|tile| tile.0).max().map_or(0, |last| last + 1);
+        let mut tiles = (0..ranges).flat_map(|range| self.of_range(range));
+        tiles.find_map(|tile| {
+            let end = self.gaps(self.tiles[tile].1, self.large).pop().unwrap().0;
+            if end == self.large {
+                return None;
+            }
+            let places = self.places(tile, end, bytes, stream).into_iter();
+            places.filter(|place| place.2 == end).find(|place| self.takes(*place, bytes) <= most)
+        })
+    }
+
+    fn of_range(&self, range: usize) -> Vec<usize> {
+        (0..self.tiles.len()).filter(|tile| self.tiles[*tile].0 == range).collect()
+    }
+
+    fn add(&mut self, window: Window) -> usize {
+        self.windows.push(window);
+        self.used.push(self.windows.len() - 1);
+        self.windows.len() - 1
+    }
+
+    fn touch(&mut self, number: usize) {
+        self.used.retain(|other| *other != number);
+        self.used.push(number);
+    }
+
+    fn end(&self, page: u32) -> u64 {
+        self.gaps(page, self.large).pop().unwrap().0
+    }
+
+    /// The best way to stitch a block: its cost, of which the second is pages without blocks; its head; its tail's page.
+    fn plan(&self, bytes: u64, stream: u64) -> Choice {
+        let (idle, begun) = (self.of(stream, false), self.of(stream, true));
+        let end = |page: u32| self.end(page);
         let mut heads = vec![None];
         heads.extend(
             begun
@@ -173,30 +272,36 @@ impl Naive {
                 choices.push((cost, head, begun));
             }
         }
-        let (_, head, begun) = choices.into_iter().min().unwrap();
+        choices.into_iter().min().unwrap()
+    }
+
+    fn stitch(&mut self, bytes: u64, stream: u64, first: (usize, usize)) -> Vec<Part> {
+        let mut idle = self.of(stream, false);
+        idle.sort_by_key(|page| self.tiles.iter().filter(|tile| tile.1 == *page).count());
+        let end = |page: u32| self.end(page);
+        let (_, head, begun) = self.plan(bytes, stream);
         let mut parts: Vec<Part> =
             head.map(|page| Part { page, from: end(page), to: self.large }).into_iter().collect();
         let mut rest = bytes - parts.first().map_or(0, |part| part.to - part.from);
-        let mut free = idle.into_iter().chain(self.known()..);
+        // Which tiles it begins on is not the twin's business either: they show its head, if it has one, and free pages.
+        let of_range = self.of_range(first.0);
+        let shown = of_range[first.1..].to_vec();
+        let mut there: Vec<u32> = shown.iter().map(|tile| self.tiles[*tile].1).collect();
+        if !there.is_empty() && !parts.is_empty() {
+            assert_eq!(there.remove(0), parts[0].page, "begins at a stranger's tile");
+        }
+        assert!(there.iter().all(|page| idle.contains(page)), "begins at a stranger's tiles");
+        let others: Vec<u32> = idle.into_iter().filter(|page| !there.contains(page)).collect();
+        let mut free = there.into_iter().chain(others).chain(self.known()..);
         while rest > 0 {
             let to = rest.min(self.large);
             let page = begun.filter(|_| rest < self.large).unwrap_or_else(|| free.next().unwrap());
             parts.push(Part { page, from: 0, to });
             rest -= to;
         }
-        let of_range: Vec<usize> = (0..self.tiles.len()).filter(|n| self.tiles[*n].0 == first.0).collect();
-        let shown = of_range.len() - first.1;
-        let begin = if shown == 0 {
-            self.tiles.len()
-        } else {
-            assert_eq!(
-                (shown, self.tiles[of_range[first.1]].1),
-                (1, parts[0].page),
-                "begins at a stranger's tile"
-            );
-            of_range[first.1]
-        };
-        self.windows.push((begin, parts.len(), parts[0].from, bytes));
+        let begin = shown.first().copied().unwrap_or(self.tiles.len());
+        let shown = shown.len();
+        self.add((begin, parts.len(), parts[0].from, bytes));
         self.tiles.extend(parts.iter().skip(shown).map(|part| (first.0, part.page)));
         parts
     }
