@@ -17,8 +17,9 @@ void note_left(Run& run, const std::string& key, const Before& start) {
         C10_CUDA_CHECK(cudaDeviceSynchronize());
         at::cuda::clearCublasWorkspaces();
         caching::emptyCache();
-        // Threads of autograd's let go of a graph a little after its backward.
-        for (int turn = 0; turn < 50 && before().allocated > start.allocated; ++turn) {
+        // Threads of autograd's let go of a graph a little after its backward, and maybe right behind the cache's emptying.
+        const auto more = [&] { return before().allocated > start.allocated || before().reserved > start.reserved; };
+        for (int turn = 0; turn < 50 && more(); ++turn) {
             std::this_thread::sleep_for(std::chrono::milliseconds(10));
             caching::emptyCache();
         }
