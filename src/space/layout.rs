@@ -15,8 +15,9 @@
 //! The addresses of one stitched block are a *window*. A later block of the same size goes to the oldest window of that size whose
 //! memory is free, so that a model's identical layers settle on the same addresses. If there is none it goes to a gap in one of
 //! other sizes, or over any run of free tiles, and that is a window of its size from then on. Only then are pages stitched
-//! together in a new one. Remote blocks lie on pages with their like only, each in one page or on whole ones. Nothing here depends on what other spaces did: the same requests always lead to the same numbers and
-//! offsets, and the arena holds, in each class, the most pages that any one space has needed at a time.
+//! together in a new one. Remote blocks lie on pages with their like only, each in one page or on whole ones. Nothing here
+//! depends on what other spaces did: the same requests always lead to the same numbers and offsets, and the arena holds, in each
+//! class, the most pages that any one space has needed at a time.
 
 use std::collections::HashSet;
 

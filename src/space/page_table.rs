@@ -143,17 +143,24 @@ impl PageTable {
         self.pages[number as usize].stays.last().map_or(0, |stay| stay.end)
     }
 
-    /// Begins a search: every page may be visited once.
-    pub(crate) fn start_search(&mut self) {
+    /// Whether the lane may put a block over tiles of these pages, from a byte of the first one on: all must be free, and different ones.
+    pub(crate) fn is_free(&mut self, tiles: &[u32], from: u64, bytes: u64, lane: Lane) -> bool {
+        let whole = self.bytes();
         self.visits += 1;
-    }
-
-    /// Whether the lane may use a part of the page, and the search has not passed it yet.
-    pub(crate) fn visit(&mut self, number: u32, from: u64, to: u64, lane: Lane) -> bool {
-        let page = &mut self.pages[number as usize];
-        let usable = page.lane == lane && page.visit != self.visits && page.is_free(from, to);
-        page.visit = self.visits;
-        usable
+        let (mut from, mut rest) = (from, bytes);
+        for number in tiles {
+            let (page, to) = (&mut self.pages[*number as usize], whole.min(from + rest));
+            if page.lane != lane || page.visit == self.visits || !page.is_free(from, to) {
+                return false;
+            }
+            page.visit = self.visits;
+            rest -= to - from;
+            if rest == 0 {
+                return true;
+            }
+            from = 0;
+        }
+        false
     }
 
     /// Notes that a tile shows the page, for the lane. Numbers come in order: the next unused one at most.

@@ -312,6 +312,10 @@ TEST(Inputs, ValuesOfTheDeviceAreHeldUntilTheirCopyRan) {
     wait();
     std::atomic<bool> gone{false};
     const auto give = [&] { return at::from_blob(memory.mutable_data_ptr(), {4}, [&gone](void*) { gone = true; }, memory.options()); };
+    // A kernel is loaded at its first launch, which may wait for all that runs on the device: once with data, once for zeros.
+    param.update(Key::of(4), {{"a", memory}}, stream());
+    param.update(Key::of(4), {}, stream());
+    wait();
     param.prepare(Key::of(4), {{"a", give()}});
     EXPECT_FALSE(gone) << "prepared and not copied";
     if (!has_gpu()) {

@@ -18,6 +18,13 @@ struct Window {
     from: u64,
 }
 
+impl Window {
+    /// Small blocks keep out of windows of one page.
+    fn is_for(&self, bytes: u64, large: u64) -> bool {
+        bytes >= large || self.tiles > 1
+    }
+}
+
 /// Every window of a space.
 #[derive(Debug, Default)]
 pub(super) struct Windows {
@@ -41,14 +48,15 @@ impl Windows {
 impl Layout {
     /// The window for a block: of those for its size the oldest one whose memory is free, since an order that no use changes is what identical
     /// layers settle in. Else the window used last whose beginning is free, or a new one over tiles that are mapped already: in the first gap of the
-    /// window used last that has one, or at the first run of free tiles, whoever they were mapped for. Small blocks keep out of windows of one page.
+    /// window used last that has one, or at the first run of free tiles, whoever they were mapped for.
     pub(super) fn find(&mut self, bytes: u64, lane: Lane) -> Option<usize> {
-        let of_its_size = self.windows.by_bytes.get(&bytes).map_or(0, Vec::len);
-        for nth in 0..of_its_size {
-            let number = self.windows.by_bytes[&bytes][nth];
-            let Window { first, tiles, from } = self.windows.all[number];
-            if !self.keeps_out(bytes, tiles) && self.is_free(first, from, bytes, lane) {
-                return Some(number);
+        for number in self.windows.by_bytes.get(&bytes).into_iter().flatten() {
+            let window = self.windows.all[*number];
+            let tiles = &self.ranges[window.first.range].tiles[window.first.tile..];
+            if window.is_for(bytes, self.geometry.large())
+                && self.pages.is_free(tiles, window.from, bytes, lane)
+            {
+                return Some(*number);
             }
         }
         let most = self.most_idle(bytes, lane);
@@ -82,10 +90,6 @@ impl Layout {
         tiles.iter().filter(|page| self.pages.is_idle(**page)).count() as u64 <= most
     }
 
-    fn keeps_out(&self, bytes: u64, tiles: usize) -> bool {
-        bytes < self.geometry.large() && tiles < 2
-    }
-
     /// Whether a block may begin at a byte of its first page: one of whole pages only where the page does.
     fn may_begin(&self, bytes: u64, at: u64) -> bool {
         at == 0 || !bytes.is_multiple_of(self.geometry.large())
@@ -98,7 +102,7 @@ impl Layout {
         while let Some(number) = next {
             next = self.windows.recency.older(number);
             let window = self.windows.all[number];
-            if !self.keeps_out(bytes, window.tiles)
+            if window.is_for(bytes, self.geometry.large())
                 && let Some((tile, at)) = self.gap_in(window, bytes, lane)
                 && ((window.first, window.from) == (tile, at) || self.takes(tile, at, bytes, most))
             {
@@ -151,7 +155,7 @@ impl Layout {
                 let at = self.pages.end(self.page(tile));
                 if at < large
                     && self.may_begin(bytes, at)
-                    && self.is_free(tile, at, bytes, lane)
+                    && self.pages.is_free(&self.ranges[range].tiles[tile.tile..], at, bytes, lane)
                     && self.takes(tile, at, bytes, most)
                 {
                     return Some((tile, at));
@@ -159,23 +163,6 @@ impl Layout {
             }
         }
         None
-    }
-
-    /// Whether the tiles that a block would cover are free, and all of different pages.
-    fn is_free(&mut self, first: TileNo, from: u64, bytes: u64, lane: Lane) -> bool {
-        let (large, pages) = (self.geometry.large(), &mut self.pages);
-        let tiles = &self.ranges[first.range].tiles[first.tile..];
-        pages.start_search();
-        let (mut from, mut rest) = (from, bytes);
-        for page in tiles {
-            let to = large.min(from + rest);
-            if rest == 0 || !pages.visit(*page, from, to, lane) {
-                break;
-            }
-            rest -= to - from;
-            from = 0;
-        }
-        rest == 0
     }
 
     /// Puts a block at the beginning of a window.
