@@ -34,8 +34,8 @@ const MIB: u64 = 1 << 20;
 pub struct Options {
     /// Bytes of a small page; 0: 2 MiB or the device's granularity, whichever is larger.
     pub small_page_bytes: u64,
-    /// Bytes of a large page, a multiple of the small page's; 0: as `expected_bytes` says. 32 MiB take 40 to 51 % fewer driver calls than 16,
-    /// and held 1.002 to 1.029 of the floor on three models whose hungriest graph has 900 MiB and more, but up to 1.11 on seven of 390 to 722 MiB, and
+    /// Bytes of a large page, a multiple of the small page's; 0: as `expected_bytes` says. 32 MiB took 40 to 51 % fewer maps than 16,
+    /// and held 1.002 to 1.029 of the floor on three models whose hungriest graph has 900 MiB and more, but up to 1.11 on eight of 390 to 722 MiB, and
     /// more below (docs/performance.md, Page sizes).
     pub large_page_bytes: u64,
     /// What becomes of blocks that are live at the seal.
