@@ -149,23 +149,25 @@ fn among_many(rows: &mut Vec<Row>) {
 
 /// A free place among many blocks, and a free page among many.
 fn among_blocks(rows: &mut Vec<Row>) {
-    const BLOCKS: usize = 16_000;
     let device = device();
-    let arena = arena(&device);
-    let space = arena.open_space().expect("the arena is usable");
-    let mut live: Vec<_> = (0..BLOCKS).map(|_| space.allocate(2 * MIB, STREAM).expect("addresses")).collect();
-    let mut at = 0;
-    row(
-        rows,
-        "reuse of a 2 MiB block beside 16,000 live ones",
-        Duration::from_micros(1),
-        median(101, 100, || {
-            at = (at + 7_919) % BLOCKS;
-            space.free(live[at]).expect("a live block");
-            live[at] = space.allocate(2 * MIB, STREAM).expect("mapped already");
-        }),
-    );
-    drop((space, arena));
+    // Within a page, and over two.
+    for (blocks, bytes) in [(16_000, 2 * MIB), (4_000, 24 * MIB)] {
+        let arena = arena(&device);
+        let space = arena.open_space().expect("the arena is usable");
+        let mut live: Vec<_> =
+            (0..blocks).map(|_| space.allocate(bytes, STREAM).expect("addresses")).collect();
+        let mut at = 0;
+        row(
+            rows,
+            &format!("reuse of a block of {} MiB beside {blocks} live ones", bytes / MIB),
+            Duration::from_micros(1),
+            median(101, 100, || {
+                at = (at + 7_919) % blocks;
+                space.free(live[at]).expect("a live block");
+                live[at] = space.allocate(bytes, STREAM).expect("mapped already");
+            }),
+        );
+    }
 
     let account = device.account("free pages", None, Default::default()).expect("no limits");
     let holder = Holder::Shared { arena: u64::MAX };

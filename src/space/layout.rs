@@ -243,7 +243,8 @@ impl Layout {
                 self.slabs.free(slot)?;
             }
             Found::Page { tile, page, start } => {
-                self.pages.release(page, start);
+                let window = self.pages.release(page, start).and_then(|stay| stay.window);
+                window.into_iter().for_each(|window| self.windows.set_vacant(window, true));
                 for next in 1..(start + bytes).div_ceil(self.geometry.large()) as usize {
                     let page = self.page(TileNo { tile: tile.tile + next, ..tile });
                     self.pages.release(page, 0);

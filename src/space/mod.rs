@@ -22,6 +22,7 @@ use crate::units::{Address, Stream};
 
 mod aside;
 mod audit;
+mod bits;
 mod block;
 mod bump;
 mod core;

@@ -1,7 +1,9 @@
 //! Which bytes of which large page live blocks cover, and for which lane.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 
+use super::bits::Bits;
 use super::lane::Lane;
 use crate::units::Geometry;
 
@@ -31,6 +33,8 @@ pub(crate) struct Stay {
     pub(crate) block: u64,
     /// The block's number.
     pub(crate) serial: u64,
+    /// The window that it lies in, if it is one's.
+    pub(crate) window: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -50,7 +54,7 @@ struct Page {
     /// Whether blocks came or went since.
     stale: bool,
     /// The last search that passed here, to notice a page that shows twice.
-    visit: u64,
+    visit: Cell<u64>,
 }
 
 /// The longest block that fits a page that holds blocks already: before its reach, and at its end whatever the reach.
@@ -72,12 +76,14 @@ struct Fits {
 pub(crate) struct PageTable {
     geometry: Geometry,
     pages: Vec<Page>,
-    /// One bit for each page that holds no block.
-    idle: Vec<u64>,
+    /// Pages that hold no block.
+    idle: Bits,
+    /// Bytes of all pages that no block covers.
+    free: u64,
     fits: HashMap<Lane, Fits>,
     /// Pages that are stale there. Brought up to date by a search, so that blocks that come and go in windows do not pay for it.
     stale: Vec<u32>,
-    visits: u64,
+    visits: Cell<u64>,
 }
 
 impl PageTable {
@@ -86,10 +92,11 @@ impl PageTable {
         Self {
             geometry,
             pages: Vec::new(),
-            idle: Vec::new(),
+            idle: Bits::default(),
+            free: 0,
             fits: HashMap::new(),
             stale: Vec::new(),
-            visits: 0,
+            visits: Cell::default(),
         }
     }
 
@@ -103,13 +110,14 @@ impl PageTable {
         self.pages.len()
     }
 
+    /// Bytes that no block covers, on pages of any lane.
+    pub(crate) fn free(&self) -> u64 {
+        self.free
+    }
+
     /// Pages that were used before, hold no block, and may hold the lane's; lowest number first.
     fn idle(&self, lane: Lane) -> impl Iterator<Item = u32> {
-        let words = self.idle.iter().enumerate().filter(|(_, word)| **word != 0);
-        let numbers = words.flat_map(|(index, word)| {
-            let rests = std::iter::successors(Some(*word), |rest| Some(rest & rest.wrapping_sub(1)));
-            rests.take_while(|rest| *rest != 0).map(move |rest| index as u32 * 64 + rest.trailing_zeros())
-        });
+        let numbers = self.idle.iter().map(|number| number as u32);
         numbers.filter(move |number| self.pages[*number as usize].lane == lane)
     }
 
@@ -143,24 +151,26 @@ impl PageTable {
         self.pages[number as usize].stays.last().map_or(0, |stay| stay.end)
     }
 
-    /// Whether the lane may put a block over tiles of these pages, from a byte of the first one on: all must be free, and different ones.
-    pub(crate) fn is_free(&mut self, tiles: &[u32], from: u64, bytes: u64, lane: Lane) -> bool {
-        let whole = self.bytes();
-        self.visits += 1;
-        let (mut from, mut rest) = (from, bytes);
+    /// Whether the lane may put a block over tiles of these pages, from a byte of the first one on: all must be free, and different ones. Then how
+    /// many of them hold no block.
+    pub(crate) fn covers(&self, tiles: &[u32], from: u64, bytes: u64, lane: Lane) -> Option<u64> {
+        let (whole, visit) = (self.bytes(), self.visits.get() + 1);
+        self.visits.set(visit);
+        let (mut from, mut rest, mut idle) = (from, bytes, 0);
         for number in tiles {
-            let (page, to) = (&mut self.pages[*number as usize], whole.min(from + rest));
-            if page.lane != lane || page.visit == self.visits || !page.is_free(from, to) {
-                return false;
+            let (page, to) = (&self.pages[*number as usize], whole.min(from + rest));
+            if page.lane != lane || page.visit.get() == visit || !page.is_free(from, to) {
+                return None;
             }
-            page.visit = self.visits;
+            page.visit.set(visit);
+            idle += u64::from(page.stays.is_empty());
             rest -= to - from;
             if rest == 0 {
-                return true;
+                return Some(idle);
             }
             from = 0;
         }
-        false
+        None
     }
 
     /// Notes that a tile shows the page, for the lane. Numbers come in order: the next unused one at most.
@@ -175,9 +185,10 @@ impl PageTable {
                 reach: 0,
                 fits,
                 stale: false,
-                visit: 0,
+                visit: Cell::default(),
             });
-            self.mark_idle(number, true);
+            self.idle.set(number as usize, true);
+            self.free += self.bytes();
         }
         self.pages[number as usize].shows += 1;
     }
@@ -208,8 +219,9 @@ impl PageTable {
         }
         page.stays.insert(at, stay);
         if page.stays.len() == 1 {
-            self.mark_idle(number, false);
+            self.idle.set(number as usize, false);
         }
+        self.free -= stay.end - stay.start;
         self.outdate(number);
     }
 
@@ -225,16 +237,17 @@ impl PageTable {
         self.pages[number as usize].stays.iter().copied().filter(move |stay| stay.tile == tile)
     }
 
-    /// The block that begins at a byte of the page is gone from it. The page stays its lane's until the seal.
-    pub(crate) fn release(&mut self, number: u32, start: u64) {
+    /// What begins at a byte of the page is gone from it, and returned. The page stays its lane's until the seal.
+    pub(crate) fn release(&mut self, number: u32, start: u64) -> Option<Stay> {
         let page = &mut self.pages[number as usize];
-        if let Ok(found) = page.stays.binary_search_by_key(&start, |stay| stay.start) {
-            page.stays.remove(found);
-        }
+        let found = page.stays.binary_search_by_key(&start, |stay| stay.start).ok()?;
+        let stay = page.stays.remove(found);
+        self.free += stay.end - stay.start;
         if page.stays.is_empty() {
-            self.mark_idle(number, true);
+            self.idle.set(number as usize, true);
         }
         self.outdate(number);
+        Some(stay)
     }
 
     /// Takes a page that holds no block out of use; whether it is now. What was placed on it before says nothing about memory that was
@@ -244,18 +257,12 @@ impl PageTable {
         let Some(page) = self.pages.get_mut(number as usize).filter(|page| page.stays.is_empty()) else {
             return false;
         };
-        page.stays.push(Stay { start: 0, end: whole, tile: page.home, block: 0, serial: 0 });
-        self.mark_idle(number, false);
+        let (tile, window) = (page.home, None);
+        page.stays.push(Stay { start: 0, end: whole, tile, block: 0, serial: 0, window });
+        self.idle.set(number as usize, false);
+        self.free -= whole;
         self.outdate(number);
         true
-    }
-
-    fn mark_idle(&mut self, number: u32, idle: bool) {
-        let (word, bit) = (number as usize / 64, 1 << (number % 64));
-        if self.idle.len() <= word {
-            self.idle.resize(word + 1, 0);
-        }
-        self.idle[word] = if idle { self.idle[word] | bit } else { self.idle[word] & !bit };
     }
 
     fn outdate(&mut self, number: u32) {

@@ -152,6 +152,10 @@ proptest! {
                 _ => {}
             }
             let usage = space.layout.usage();
+            let (pages, large) = (&space.layout.pages, space.layout.geometry.large());
+            let uncovered = (0..pages.used() as u32).flat_map(|page| pages.gaps(page));
+            prop_assert_eq!(pages.free(), uncovered.map(|(from, to)| to - from).sum::<u64>());
+            prop_assert_eq!(pages.free() == pages.used() as u64 * large, live.iter().chain(&parked).all(|b| b.bytes <= PACKED));
             prop_assert_eq!(usage.blocks as usize, live.len() + parked.len());
             prop_assert_eq!(usage.bytes, live.iter().chain(&parked).map(|b| b.bytes).sum::<u64>());
         }

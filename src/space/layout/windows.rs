@@ -1,13 +1,18 @@
 //! Windows: the addresses of blocks that one page does not hold, and which of them the next block goes to.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 
 use super::{Layout, Place};
 use crate::pages::Class;
+use crate::space::bits::Bits;
 use crate::space::lane::Lane;
 use crate::space::page_table::{Stay, TileNo};
 use crate::space::recency::Recency;
 use crate::units::BlockBytes;
+
+/// How many tiles a search among those of other sizes passes: looking for longer takes as long as mapping.
+const MOST_PASSED: usize = 4096;
 
 /// Tiles that blocks of one size lie at.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +21,8 @@ struct Window {
     tiles: usize,
     /// Where in the first page a block begins: behind 0 if that is its head, or a gap.
     from: u64,
+    /// Which of [`Windows::sizes`] it is of, and which of its windows it is.
+    size: (usize, usize),
 }
 
 impl Window {
@@ -25,24 +32,62 @@ impl Window {
     }
 }
 
+/// The windows of one size.
+#[derive(Debug, Default)]
+struct Size {
+    /// Their numbers, oldest first.
+    windows: Vec<usize>,
+    /// Those in which no block of their own lies; others' may, on the same pages.
+    vacant: Bits,
+}
+
 /// Every window of a space.
 #[derive(Debug, Default)]
 pub(super) struct Windows {
     all: Vec<Window>,
     recency: Recency,
-    /// Their numbers by the bytes of their blocks, oldest first.
-    by_bytes: BTreeMap<u64, Vec<usize>>,
+    sizes: Vec<Size>,
+    /// Which of the sizes blocks of so many bytes are of.
+    by_bytes: BTreeMap<u64, usize>,
 }
 
 impl Windows {
     /// Adds the window of a block that begins at a byte of its first page; its number.
     pub(super) fn add(&mut self, first: TileNo, tiles: usize, from: u64, bytes: u64) -> usize {
-        self.all.push(Window { first, tiles, from });
+        let number = self.all.len();
+        let size = *self.by_bytes.entry(bytes).or_insert(self.sizes.len());
+        if size == self.sizes.len() {
+            self.sizes.push(Size::default());
+        }
+        let of_size = &mut self.sizes[size];
+        let place = of_size.windows.len();
+        of_size.windows.push(number);
+        of_size.vacant.set(place, true);
+        self.all.push(Window { first, tiles, from, size: (size, place) });
         self.recency.add();
-        let number = self.all.len() - 1;
-        self.by_bytes.entry(bytes).or_default().push(number);
         number
     }
+
+    /// Says whether a window's own block lies in it.
+    pub(super) fn set_vacant(&mut self, number: u32, vacant: bool) {
+        let (size, place) = self.all[number as usize].size;
+        self.sizes[size].vacant.set(place, vacant);
+    }
+
+    /// The windows of a size that their own blocks left, oldest first.
+    fn vacant(&self, bytes: u64) -> impl Iterator<Item = usize> {
+        let size = self.by_bytes.get(&bytes).map(|size| &self.sizes[*size]);
+        size.into_iter().flat_map(|size| size.vacant.iter().map(|place| size.windows[place]))
+    }
+}
+
+/// A block that no window of its size has room for, and how many pages without a block it may take where it does not begin with a window: as many as
+/// if it were stitched, since what is mapped already must not cost a page. Below two pages as many as it likes: what it leaves of one serves its like.
+struct Guest {
+    bytes: u64,
+    lane: Lane,
+    /// Asked for at the first place that there is.
+    most_idle: OnceCell<u64>,
 }
 
 impl Layout {
@@ -50,17 +95,16 @@ impl Layout {
     /// layers settle in. Else the window used last whose beginning is free, or a new one over tiles that are mapped already: in the first gap of the
     /// window used last that has one, or at the first run of free tiles, whoever they were mapped for.
     pub(super) fn find(&mut self, bytes: u64, lane: Lane) -> Option<usize> {
-        for number in self.windows.by_bytes.get(&bytes).into_iter().flatten() {
+        let large = self.geometry.large();
+        let own = self.windows.vacant(bytes).find(|number| {
             let window = self.windows.all[*number];
-            let tiles = &self.ranges[window.first.range].tiles[window.first.tile..];
-            if window.is_for(bytes, self.geometry.large())
-                && self.pages.is_free(tiles, window.from, bytes, lane)
-            {
-                return Some(*number);
-            }
+            window.is_for(bytes, large) && self.covers(window.first, window.from, bytes, lane).is_some()
+        });
+        if own.is_some() || self.pages.free() < bytes {
+            return own;
         }
-        let most = self.most_idle(bytes, lane);
-        let (first, from) = match self.gap(bytes, lane, most) {
+        let guest = Guest { bytes, lane, most_idle: OnceCell::new() };
+        let (first, from) = match self.gap(&guest) {
             Some((number, first, from)) => {
                 let window = self.windows.all[number];
                 if (window.first, window.from) == (first, from) {
@@ -68,26 +112,23 @@ impl Layout {
                 }
                 (first, from)
             }
-            None => self.run(bytes, lane, most)?,
+            None => self.run(&guest)?,
         };
-        Some(self.windows.add(first, self.covered(from, bytes), from, bytes))
+        let tiles = (from + bytes).div_ceil(large) as usize;
+        Some(self.windows.add(first, tiles, from, bytes))
     }
 
-    /// How many tiles a block covers that begins at a byte of its first page.
-    fn covered(&self, from: u64, bytes: u64) -> usize {
-        (from + bytes).div_ceil(self.geometry.large()) as usize
+    /// How many pages without a block one would take from a byte of a tile on, if all it covered were free.
+    fn covers(&self, first: TileNo, from: u64, bytes: u64, lane: Lane) -> Option<u64> {
+        self.pages.covers(&self.ranges[first.range].tiles[first.tile..], from, bytes, lane)
     }
 
-    /// How many pages that hold no block a new window may take: as many as if the block were stitched, since what is mapped already must not cost a
-    /// page. Below two pages as many as it likes: what it leaves of one serves its like.
-    fn most_idle(&self, bytes: u64, lane: Lane) -> u64 {
-        if bytes < 2 * self.geometry.large() { u64::MAX } else { self.pages.planned_free(bytes, lane) }
-    }
-
-    /// Whether a new window would take so many of them at most.
-    fn takes(&self, first: TileNo, from: u64, bytes: u64, most: u64) -> bool {
-        let tiles = &self.ranges[first.range].tiles[first.tile..][..self.covered(from, bytes)];
-        tiles.iter().filter(|page| self.pages.is_idle(**page)).count() as u64 <= most
+    /// Whether a guest may lie at a place, which must be free.
+    fn admits(&self, guest: &Guest, first: TileNo, from: u64) -> bool {
+        let Guest { bytes, lane, most_idle } = guest;
+        let Some(idle) = self.covers(first, from, *bytes, *lane) else { return false };
+        *bytes < 2 * self.geometry.large()
+            || idle <= *most_idle.get_or_init(|| self.pages.planned_free(*bytes, *lane))
     }
 
     /// Whether a block may begin at a byte of its first page: one of whole pages only where the page does.
@@ -95,16 +136,16 @@ impl Layout {
         at == 0 || !bytes.is_multiple_of(self.geometry.large())
     }
 
-    /// The window used last that has a gap for a block, and where in it the first one begins; anywhere but in its beginning one that takes so many
-    /// idle pages at most.
-    fn gap(&self, bytes: u64, lane: Lane, most: u64) -> Option<(usize, TileNo, u64)> {
-        let mut next = self.windows.recency.newest();
-        while let Some(number) = next {
+    /// The window used last that has a gap for a guest, and where in it the first one begins.
+    fn gap(&self, guest: &Guest) -> Option<(usize, TileNo, u64)> {
+        let (mut next, mut passed) = (self.windows.recency.newest(), 0);
+        while let Some(number) = next.filter(|_| passed < MOST_PASSED) {
             next = self.windows.recency.older(number);
             let window = self.windows.all[number];
-            if window.is_for(bytes, self.geometry.large())
-                && let Some((tile, at)) = self.gap_in(window, bytes, lane)
-                && ((window.first, window.from) == (tile, at) || self.takes(tile, at, bytes, most))
+            passed += window.tiles;
+            if window.is_for(guest.bytes, self.geometry.large())
+                && let Some((tile, at)) = self.gap_in(window, guest.bytes, guest.lane)
+                && ((window.first, window.from) == (tile, at) || self.admits(guest, tile, at))
             {
                 return Some((number, tile, at));
             }
@@ -113,7 +154,7 @@ impl Layout {
     }
 
     fn gap_in(&self, window: Window, bytes: u64, lane: Lane) -> Option<(TileNo, u64)> {
-        let Window { first, tiles, from } = window;
+        let Window { first, tiles, from, .. } = window;
         let large = self.geometry.large();
         let (mut begin, mut length) = ((first, from), 0);
         for number in 0..tiles {
@@ -143,38 +184,30 @@ impl Layout {
         None
     }
 
-    /// The first run of free tiles for a block, in the order of addresses, that takes so many idle pages at most.
-    fn run(&mut self, bytes: u64, lane: Lane, most: u64) -> Option<(TileNo, u64)> {
-        let large = self.geometry.large();
-        for range in 0..self.ranges.len() {
-            if !self.ranges[range].is_for(Class::Large, lane) {
-                continue;
-            }
-            for tile in 0..self.ranges[range].tiles.len() {
-                let tile = TileNo { range, tile };
-                let at = self.pages.end(self.page(tile));
-                if at < large
-                    && self.may_begin(bytes, at)
-                    && self.pages.is_free(&self.ranges[range].tiles[tile.tile..], at, bytes, lane)
-                    && self.takes(tile, at, bytes, most)
-                {
-                    return Some((tile, at));
-                }
-            }
-        }
-        None
+    /// The first run of free tiles for a guest, in the order of addresses.
+    fn run(&self, guest: &Guest) -> Option<(TileNo, u64)> {
+        let (ranges, large) = (self.ranges.iter().enumerate(), self.geometry.large());
+        let usable = ranges.filter(|(_, range)| range.is_for(Class::Large, guest.lane));
+        let tiles = usable.flat_map(|(range, found)| {
+            found.tiles.iter().enumerate().map(move |(tile, page)| (TileNo { range, tile }, *page))
+        });
+        let begins = tiles.take(MOST_PASSED).map(|(tile, page)| (tile, self.pages.end(page)));
+        let mut begins = begins.filter(|(_, at)| *at < large && self.may_begin(guest.bytes, *at));
+        begins.find(|(tile, at)| self.admits(guest, *tile, *at))
     }
 
     /// Puts a block at the beginning of a window.
     pub(super) fn settle(&mut self, window: usize, bytes: BlockBytes) -> Place {
         let Window { first, from, .. } = self.windows.all[window];
         self.windows.recency.touch(window);
+        let number = window as u32;
+        self.windows.set_vacant(number, false);
         let (large, serial) = (self.geometry.large(), self.count(bytes));
         let (mut tile, mut start, mut rest) = (first, from, bytes.get());
         while rest > 0 {
             let end = large.min(start + rest);
             let block = if tile == first { bytes.get() } else { 0 };
-            self.occupy(self.page(tile), Stay { start, end, tile, block, serial });
+            self.occupy(self.page(tile), Stay { start, end, tile, block, serial, window: Some(number) });
             rest -= end - start;
             start = 0;
             tile.tile += 1;
@@ -185,7 +218,8 @@ impl Layout {
     /// Puts a block into a page, at the page's first tile.
     pub(super) fn settle_within(&mut self, page: u32, start: u64, bytes: BlockBytes) -> Place {
         let (tile, serial) = (self.pages.home(page), self.count(bytes));
-        self.occupy(page, Stay { start, end: start + bytes.get(), tile, block: bytes.get(), serial });
+        let (end, block) = (start + bytes.get(), bytes.get());
+        self.occupy(page, Stay { start, end, tile, block, serial, window: None });
         Place { range: tile.range, offset: self.offset(tile) + start }
     }
 

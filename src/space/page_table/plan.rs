@@ -45,9 +45,15 @@ impl PageTable {
     /// neither: they begin where a page does, and none of theirs goes on in another's page.
     pub(crate) fn plan(&self, bytes: u64, lane: Lane) -> Vec<Part> {
         let page = self.bytes();
-        let mut idle = self.idle(lane).collect::<Vec<_>>();
-        idle.sort_by_key(|number| self.pages[*number as usize].shows);
-        let Choice { head, tail, .. } = self.choose(idle.len() as u64, bytes, lane);
+        let Choice { cost, head, tail } = self.choose(bytes, lane);
+        let mut idle: Vec<u32> = self.idle(lane).collect();
+        let by_shows = |number: &u32| (self.pages[*number as usize].shows, *number);
+        let taken = cost.free as usize;
+        if taken < idle.len() {
+            idle.select_nth_unstable_by_key(taken, by_shows);
+            idle.truncate(taken);
+        }
+        idle.sort_unstable_by_key(by_shows);
 
         let mut free = idle.into_iter().chain(self.pages.len() as u32..);
         let mut rest = bytes - head.map_or(0, |head| head.to - head.from);
@@ -65,19 +71,25 @@ impl PageTable {
 
     /// How many pages that hold no block a plan would take. Of any size: a block need not be one that can be had.
     pub(crate) fn planned_free(&self, bytes: u64, lane: Lane) -> u64 {
-        self.choose(self.idle(lane).count() as u64, bytes, lane).cost.free
+        self.choose(bytes, lane).cost.free
     }
 
-    fn choose(&self, idle: u64, bytes: u64, lane: Lane) -> Choice {
-        let page = self.bytes();
+    fn choose(&self, bytes: u64, lane: Lane) -> Choice {
+        let (page, idle) = (self.bytes(), self.idle(lane).count() as u64);
         let (mut heads, mut beginnings) = (vec![None], Vec::new());
         for (number, found) in self.pages.iter().enumerate().filter(|(_, found)| found.lane == lane) {
-            if let (Some(first), Some(last), false) = (found.stays.first(), found.stays.last(), lane.remote) {
+            let (Some(first), Some(last), false) = (found.stays.first(), found.stays.last(), lane.remote)
+            else {
+                continue;
+            };
+            if first.start > 0 {
                 beginnings.push((first.start, number as u32));
+            }
+            let length = page - last.end;
+            if length >= page / 4 && length < bytes {
                 heads.push(Some(Part { page: number as u32, from: last.end, to: page }));
             }
         }
-        heads.retain(|head| head.is_none_or(|h| h.to - h.from >= page / 4 && h.to - h.from < bytes));
         beginnings.sort_unstable();
 
         let choice = |head: Option<Part>, begun: Option<(u64, u32)>| {
