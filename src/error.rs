@@ -112,7 +112,7 @@ pub enum Error {
         wanted_by(space)
     )]
     OutOfMemory {
-        /// Bytes of the page that could not be created.
+        /// Bytes that were missing: of the page that could not be created, and of those that were to follow it.
         requested: u64,
         /// Bytes the driver calls free.
         free: u64,
@@ -130,7 +130,7 @@ pub enum Error {
         wanted_by(space)
     )]
     OverBudget {
-        /// Bytes of the page that was not to be had.
+        /// Bytes that were missing: of the page that was not to be had, and of those that were to follow it.
         requested: u64,
         /// Bytes that count toward the limit.
         held: u64,
@@ -346,6 +346,14 @@ impl Error {
     pub(crate) fn of_space(mut self, label: Option<&str>) -> Self {
         if let Self::OutOfMemory { space, .. } | Self::OverBudget { space, .. } = &mut self {
             *space = label.map(str::to_owned);
+        }
+        self
+    }
+
+    /// Says that memory was short for so many bytes at least.
+    pub(crate) fn of_at_least(mut self, bytes: u64) -> Self {
+        if let Self::OutOfMemory { requested, .. } | Self::OverBudget { requested, .. } = &mut self {
+            *requested = bytes.max(*requested);
         }
         self
     }

@@ -120,11 +120,11 @@ fn the_budget() {
     let c = C::new(VMMGRAPH_DRIVER_HOST, 0);
     assert_eq!(vmmgraph_device_set_budget(c.device, 40 * MIB), VMMGRAPH_OK);
     assert_eq!(c.allocate(20 * MIB), VMMGRAPH_OK);
-    // Two pages are held, and a third is not to be had.
-    c.refused(34 * MIB, VMMGRAPH_ERROR_OVER_BUDGET, 16 * MIB, 8 * MIB, &[16 * MIB, 32 * MIB, 40 * MIB]);
+    // Two pages are held, and neither of the two more that it takes is to be had.
+    c.refused(34 * MIB, VMMGRAPH_ERROR_OVER_BUDGET, 32 * MIB, 8 * MIB, &[32 * MIB, 40 * MIB]);
     assert_eq!(c.allocate(8 * MIB), VMMGRAPH_OK);
     assert_eq!(vmmgraph_device_set_budget(c.device, 0), VMMGRAPH_OK);
-    // The same limit, of the arena.
+    // The same limit, of the arena: one of them is.
     assert_eq!(vmmgraph_arena_set_budget(c.arena, 50 * MIB), VMMGRAPH_OK);
     c.refused(34 * MIB, VMMGRAPH_ERROR_OVER_BUDGET, 16 * MIB, 2 * MIB, &[16 * MIB, 48 * MIB, 50 * MIB]);
     assert_eq!(vmmgraph_arena_set_budget(c.arena, 0), VMMGRAPH_OK);
@@ -143,7 +143,7 @@ fn memory_that_another_process_takes_meanwhile() {
     assert_eq!(c.allocate(20 * MIB), VMMGRAPH_OK);
     let (free, total) = (other.free_bytes().unwrap(), other.info().total_bytes);
     let taken = other.create(free - 20 * MIB).unwrap();
-    c.refused(50 * MIB, VMMGRAPH_ERROR_OUT_OF_MEMORY, 16 * MIB, 4 * MIB, &[16 * MIB, 4 * MIB, total]);
+    c.refused(50 * MIB, VMMGRAPH_ERROR_OUT_OF_MEMORY, 32 * MIB, 4 * MIB, &[32 * MIB, 4 * MIB, total]);
     assert_eq!(c.allocate(4 * MIB), VMMGRAPH_OK);
     // SAFETY: created above.
     unsafe { other.release(taken) }.unwrap();

@@ -588,7 +588,7 @@ typedef struct vmmgraph_error_info_t {
   int32_t device;
   // 0.
   int32_t reserved;
-  // Bytes asked for, or the address or argument that was refused.
+  // Bytes asked for, or missing where memory was short; or the address or argument that was refused.
   uint64_t requested;
   // Bytes there were: free on the device, or left in the budget, or the limit of a size.
   uint64_t available;

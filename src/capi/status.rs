@@ -114,7 +114,7 @@ pub struct vmmgraph_error_info_t {
     pub device: i32,
     /// 0.
     pub reserved: i32,
-    /// Bytes asked for, or the address or argument that was refused.
+    /// Bytes asked for, or missing where memory was short; or the address or argument that was refused.
     pub requested: u64,
     /// Bytes there were: free on the device, or left in the budget, or the limit of a size.
     pub available: u64,

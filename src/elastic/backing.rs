@@ -35,13 +35,13 @@ const WHAT: &str = "a part of elastic memory";
 /// Why a commit failed, with everything as it was.
 pub(super) struct Refused {
     pub(super) error: Error,
-    /// Bytes that were missing, if it is of use that others give memory up.
-    missing: Option<u64>,
+    /// Whether it is of use that others give memory up.
+    helps: bool,
 }
 
 impl From<Error> for Refused {
     fn from(error: Error) -> Self {
-        Self { error, missing: None }
+        Self { error, helps: false }
     }
 }
 
@@ -137,15 +137,13 @@ impl Backing {
     pub(super) fn patiently<R>(&self, mut work: impl FnMut() -> Result<R, Refused>) -> Result<R> {
         let mut tries = 0;
         loop {
-            let Refused { error, missing } = match work() {
+            let Refused { error, helps } = match work() {
                 Ok(done) => return Ok(done),
                 Err(refused) => refused,
             };
             tries += 1;
-            match missing {
-                Some(bytes)
-                    if error.is_out_of_memory() && tries <= TRIES && self.device.pool().relieve(bytes) => {}
-                _ => return Err(error),
+            if !helps || tries > TRIES || !self.device.pool().relieve(error.requested_bytes()) {
+                return Err(error);
             }
         }
     }
@@ -200,10 +198,10 @@ impl Backing {
         self.settle();
         let mut done = Committed { revived: plan.revived_pages(), ..Committed::default() };
         let mut change = Change::on(self.device.pool());
-        let mut missing = plan.absent_pages() * self.page;
+        change.announce(plan.absent_pages() * self.page);
         for run in &plan.absent {
-            self.map(&mut change, *run, &mut missing)
-                .map_err(|error| Refused { error, missing: Some(missing) })?;
+            self.map(&mut change, *run)
+                .map_err(|error| Refused { helps: error.is_out_of_memory(), error })?;
         }
         let calls = change.commit().0;
         (done.pages, done.bytes) = (calls.maps, calls.mapped_bytes);
@@ -215,7 +213,7 @@ impl Backing {
         Ok(done)
     }
 
-    fn map(&self, change: &mut Change<'_>, run: Run, missing: &mut u64) -> Result<()> {
+    fn map(&self, change: &mut Change<'_>, run: Run) -> Result<()> {
         let Some(range) = self.ranges.get(run.range) else {
             return Err(Error::Internal { what: "an elastic buffer lacks a range".to_owned() });
         };
@@ -223,7 +221,6 @@ impl Backing {
         let mut pages = Vec::new();
         for _ in run.first..run.end {
             pages.push(change.take(self.page, holder, self.account.id())?);
-            *missing -= self.page;
         }
         change.map(range.id(), run.first * self.page, &pages)
     }

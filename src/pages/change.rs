@@ -49,13 +49,21 @@ pub struct Change<'a> {
     pool: &'a Arc<PagePool>,
     journal: Vec<Step>,
     calls: Calls,
+    /// Bytes of the pages that are still to come.
+    announced: u64,
 }
 
 impl<'a> Change<'a> {
     /// Nothing is changed yet.
     #[must_use]
     pub fn on(pool: &'a Arc<PagePool>) -> Self {
-        Self { pool, journal: Vec::new(), calls: Calls::default() }
+        Self { pool, journal: Vec::new(), calls: Calls::default(), announced: 0 }
+    }
+
+    /// Says that pages of so many bytes more will be taken or relied on, so that an error says how much is missing for all of them and not for one:
+    /// whoever is asked to give memory back may give no more than that.
+    pub(crate) fn announce(&mut self, bytes: u64) {
+        self.announced = self.announced.saturating_add(bytes);
     }
 
     /// The pool.
@@ -88,7 +96,9 @@ impl<'a> Change<'a> {
     /// # Errors
     /// [`Error::OverBudget`](crate::Error::OverBudget), of the account or of one above it, or what the driver says.
     pub fn take(&mut self, bytes: u64, holder: Holder, account: AccountId) -> Result<PageId> {
-        let (page, created) = self.pool.take(bytes, holder, account)?;
+        let taken = self.pool.take(bytes, holder, account);
+        let (page, created) = taken.map_err(|error| error.of_at_least(self.announced))?;
+        self.announced = self.announced.saturating_sub(bytes);
         self.journal.push(Step::Taken { page, created });
         self.calls.all += u64::from(created);
         Ok(page)
@@ -97,6 +107,7 @@ impl<'a> Change<'a> {
     /// Makes sure that a holder's page stays until the commit; its bytes. `None`: the holder does not have it any more.
     pub fn rely_on(&mut self, page: PageId, holder: Holder) -> Option<u64> {
         let bytes = self.pool.pin(page, holder)?;
+        self.announced = self.announced.saturating_sub(bytes);
         self.journal.push(Step::Relied(page));
         Some(bytes)
     }

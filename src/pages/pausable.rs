@@ -164,6 +164,9 @@ pub trait Pausable: Send + Sync + fmt::Debug {
 
 /// Memory on its way back. Dropped before it is [finished](Self::finish), it stays paused.
 pub trait Resuming {
+    /// Bytes of the pages that it takes.
+    fn missing(&self) -> u64;
+
     /// Takes its pages; may be called again after the change was undone.
     ///
     /// # Errors

@@ -85,6 +85,7 @@ fn take_all<'a>(
     let mut late = 0;
     loop {
         let mut change = Change::on(pool);
+        change.announce(coming.iter().map(|(_, resuming)| resuming.missing()).sum());
         let error = match coming.iter_mut().try_for_each(|(_, resuming)| resuming.take(&mut change)) {
             Ok(()) => return Ok(change),
             Err(error) => error,

@@ -110,6 +110,15 @@ impl SharedSet {
         self.geometry
     }
 
+    /// Bytes of a page of a class.
+    #[must_use]
+    pub fn page_bytes(&self, class: Class) -> u64 {
+        match class {
+            Class::Small => self.geometry.small(),
+            Class::Large => self.geometry.large(),
+        }
+    }
+
     /// Who has the shared pages.
     #[must_use]
     pub fn holder(&self) -> Holder {
@@ -152,11 +161,7 @@ impl SharedSet {
             let leases = self.pool.leases([page].iter());
             return if leases.is_empty() { Ok(page) } else { Err(Error::Lent { leases }) };
         }
-        let bytes = match no.class {
-            Class::Small => self.geometry.small(),
-            Class::Large => self.geometry.large(),
-        };
-        let page = self.spare_or_new(change, numbers, bytes, shown)?;
+        let page = self.spare_or_new(change, numbers, self.page_bytes(no.class), shown)?;
         numbers.pages.insert(no, page);
         Ok(page)
     }

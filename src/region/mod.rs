@@ -193,6 +193,7 @@ impl Region {
     fn map(&self, at: Option<(RangeId, u64)>, pages: &[u64]) -> Result<(Mapped, Vec<Reservation>)> {
         let mut change = Change::on(self.device.pool());
         let all: u64 = pages.iter().sum();
+        change.announce(all);
         let (range, offset) = match at {
             Some(at) => at,
             None => (change.reserve(RANGE.max(all).min(MAX_BYTES), self.id, Peers::NONE)?, 0),

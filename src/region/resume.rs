@@ -92,6 +92,10 @@ fn clear(pool: &Arc<PagePool>, place: &Place) -> Result<()> {
 }
 
 impl Resuming for Coming<'_> {
+    fn missing(&self) -> u64 {
+        self.places.values().map(|place| place.bytes).sum()
+    }
+
     fn take(&mut self, change: &mut Change<'_>) -> Result<()> {
         let (holder, account) = (self.region.holder(), self.region.account.id());
         for place in self.places.values_mut() {

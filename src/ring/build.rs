@@ -135,7 +135,9 @@ impl Wanted<'_> {
         let mut change = Change::on(device.pool());
         let range = change.reserve(bytes, self.id, Peers::NONE)?;
         let mut places = Vec::new();
-        for bytes in plan::place_bytes(self.schedule, self.units, self.page) {
+        let place_bytes = plan::place_bytes(self.schedule, self.units, self.page);
+        change.announce(place_bytes.iter().sum());
+        for bytes in place_bytes {
             let mut pages = Vec::new();
             for _ in 0..bytes / self.page {
                 pages.push(change.take(self.page, Holder::Ring { ring: self.id }, self.account.id())?);

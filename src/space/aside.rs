@@ -253,6 +253,10 @@ struct Coming<'a> {
 }
 
 impl Resuming for Coming<'_> {
+    fn missing(&self) -> u64 {
+        self.pages.iter().filter(|(page, _)| !page.present).map(|(page, _)| page.bytes).sum()
+    }
+
     fn take(&mut self, change: &mut Change<'_>) -> Result<()> {
         let account = self.common.shared.account().id();
         for (page, memory) in &mut self.pages {

@@ -70,6 +70,8 @@ impl Core {
         let (stale, holes) = state.stale(&self.common, self.own());
         let mut shown = state.shown();
         let mut change = Change::on(self.common.pool());
+        let pages: HashMap<PageId, u64> = stale.iter().map(|(.., bytes, page)| (*page, *bytes)).collect();
+        change.announce(pages.values().sum());
         let mut instead: HashMap<PageId, PageId> = HashMap::new();
         let done = stale.iter().enumerate().try_for_each(|(number, (range, offset, bytes, page))| {
             let new = match instead.get(page) {
@@ -181,14 +183,6 @@ impl State {
 }
 
 impl crate::pages::SharedSet {
-    /// Bytes of a page.
-    pub(super) fn page_bytes(&self, class: Class) -> u64 {
-        match class {
-            Class::Small => self.geometry().small(),
-            Class::Large => self.geometry().large(),
-        }
-    }
-
     fn class_of(&self, bytes: u64) -> Result<Class> {
         let of = [Class::Large, Class::Small].into_iter().find(|class| self.page_bytes(*class) == bytes);
         of.ok_or_else(|| Error::Internal { what: format!("a numbered page of {bytes} bytes") })

@@ -19,7 +19,7 @@ use serde::Serialize;
 use super::layout::Unit;
 use super::{Block, Core, Events, Phase, Placement, Space, State};
 use crate::error::{Error, Result};
-use crate::pages::{Change, Class, Mapping, PageId, PageNo, Reservation};
+use crate::pages::{Change, Class, Mapping, PageId, PageNo, RangeId};
 
 /// What becomes of blocks that are live when their capture ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -186,15 +186,23 @@ impl Core {
         let mut exchange =
             Exchange { core: self, change, policy, next: slabs, shown, told, fillers: HashSet::new() };
         let remote = layout.remote_tiles();
-        let done = state.ranges.iter().enumerate().try_for_each(|(number, range)| {
-            let units = layout.units(number);
-            range.mapped().iter().try_for_each(|mapped| {
-                let unit = |at: u64| ((at / small) as usize).min(units.len());
-                let units = &units[unit(mapped.offset)..unit(mapped.offset + mapped.bytes)];
-                let remote = remote.contains(&(number, mapped.offset));
-                exchange.page(range, mapped, units, remote)
-            })
-        });
+        let done = (|| {
+            let mut tiles = Vec::new();
+            for (number, range) in state.ranges.iter().enumerate() {
+                let units = layout.units(number);
+                for mapped in range.mapped() {
+                    let unit = |at: u64| ((at / small) as usize).min(units.len());
+                    let units = &units[unit(mapped.offset)..unit(mapped.offset + mapped.bytes)];
+                    let remote = remote.contains(&(number, mapped.offset));
+                    if !exchange.keeps_its_page(&mapped, units, remote)? {
+                        tiles.push(Tile { range: range.id(), mapped, units: units.to_vec(), remote });
+                    }
+                }
+            }
+            let fresh = tiles.iter().flat_map(|tile| &tile.units).filter(|unit| **unit != Unit::Idle).count();
+            exchange.change.announce(fresh as u64 * small);
+            tiles.iter().try_for_each(|tile| exchange.exchange(tile))
+        })();
         let Exchange { change, next, fillers, .. } = exchange;
         // Those that peers are told of after this stay as well.
         let done = done.and_then(|()| self.common.shared.fix(&fillers));
@@ -261,21 +269,35 @@ struct Exchange<'a> {
     fillers: HashSet<PageId>,
 }
 
+/// A page whose memory under retained blocks is to be the space's own, where it shows, and how its addresses are used.
+struct Tile {
+    range: RangeId,
+    mapped: Mapping,
+    units: Vec<Unit>,
+    remote: bool,
+}
+
+impl Tile {
+    /// All of it is retained.
+    fn is_wholly(units: &[Unit], small: u64, bytes: u64) -> bool {
+        units.len() as u64 * small >= bytes && units.iter().all(|unit| *unit == Unit::Retained)
+    }
+}
+
 impl Exchange<'_> {
-    /// Exchanges one page, whose addresses are used like this, if a retained block is there.
-    fn page(&mut self, range: &Reservation, mapped: &Mapping, units: &[Unit], remote: bool) -> Result<()> {
-        let Mapping { offset, bytes, page } = *mapped;
+    /// Whether a page whose addresses are used like this may stay there: no retained block is on it, or it is the space's own now.
+    fn keeps_its_page(&mut self, mapped: &Mapping, units: &[Unit], remote: bool) -> Result<bool> {
+        let Mapping { bytes, page, .. } = *mapped;
         let shared = &self.core.common.shared;
-        let small = shared.geometry().small();
         if !units.contains(&Unit::Retained) || remote && self.policy == RetainPolicy::ShareRemote {
-            return Ok(());
+            return Ok(true);
         }
         let driver = self.core.common.pool().driver();
         let exchanges = self.policy != RetainPolicy::InPlace && driver.capabilities().replace_under_graph;
-        let wholly = units.len() as u64 * small >= bytes && units.iter().all(|unit| *unit == Unit::Retained);
+        let wholly = Tile::is_wholly(units, shared.geometry().small(), bytes);
         // A page that only this space shows, all of it retained, changes hands: no call to the driver. Its number is for another.
         if (wholly || !exchanges) && self.change.hand_over(page, shared.holder(), self.core.own(), true) {
-            return Ok(());
+            return Ok(true);
         }
         if self.policy == RetainPolicy::InPlace {
             let (expected, found) = ("shown there only", "shown elsewhere too");
@@ -287,6 +309,15 @@ impl Exchange<'_> {
         if self.told.contains(&page) && self.core.common.pool().is_exported(page) {
             return Err(Error::Exported { pages: vec![page.number()] });
         }
+        Ok(false)
+    }
+
+    /// Gives a tile pages of the space's own under what is retained, and other small pages under what passed.
+    fn exchange(&mut self, tile: &Tile) -> Result<()> {
+        let Tile { range, mapped: Mapping { offset, bytes, .. }, units, remote } = tile;
+        let shared = &self.core.common.shared;
+        let small = shared.geometry().small();
+        let wholly = Tile::is_wholly(units, small, *bytes);
         // New pages first: that may fail, and then there is nothing to undo at the driver.
         let mut parts = Vec::new();
         let mut at = 0;
@@ -311,7 +342,7 @@ impl Exchange<'_> {
                         pages.push(page);
                         self.next += 1;
                     }
-                    if remote {
+                    if *remote {
                         self.fillers.extend(&pages);
                     }
                     parts.push((offset + at, pages));
@@ -319,7 +350,7 @@ impl Exchange<'_> {
             }
             at += length;
         }
-        self.change.unmap(range.id(), offset, bytes)?;
-        parts.iter().try_for_each(|(at, pages)| self.change.map(range.id(), *at, pages))
+        self.change.unmap(*range, *offset, *bytes)?;
+        parts.iter().try_for_each(|(at, pages)| self.change.map(*range, *at, pages))
     }
 }

@@ -22,6 +22,7 @@ impl State {
         };
         let growth = layout.plan(bytes, lane);
         let mut change = Change::on(common.pool());
+        change.announce(growth.pages.iter().map(|no| common.shared.page_bytes(no.class)).sum());
         let known = self.ranges.get(growth.range).map(|range| range.id());
         let mapped = (|| {
             let peers = if lane.remote { common.shared.remote_peers() } else { common.shared.peers() };

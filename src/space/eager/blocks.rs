@@ -60,6 +60,7 @@ impl EagerSpace {
         let (shared, made) = (&self.common.shared, &mut state.current);
         let growth = made.layout.plan(bytes, Lane::local(ANY));
         let mut change = Change::on(self.common.pool());
+        change.announce(growth.pages.iter().map(|no| shared.page_bytes(no.class)).sum());
         let mut fresh: Vec<(Class, Slot)> = Vec::new();
         let done = (|| {
             let known = made.ranges.get(growth.range).map(Reservation::id);

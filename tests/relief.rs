@@ -1,0 +1,173 @@
+//! Memory is short and somebody gives back what he is asked for, not more: everything that takes several pages asks for all that is missing.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use vmmgraph::driver::HostDriver;
+use vmmgraph::pages::{Fence, Reclaimer};
+use vmmgraph::{
+    Device, ElasticOptions, Error, HostOptions, Options, Policy, RegionOptions, Result, RingOptions,
+    RingUnit, SharedVmmAllocator, Stream,
+};
+use vmmgraph_testkit::MIB;
+
+const STREAM: Stream = Stream::LEGACY;
+
+/// An engine whose cache shrinks by what is asked for. The device's budget grows by as much.
+struct Exact {
+    device: Weak<Device>,
+    asked: Mutex<Vec<u64>>,
+    left: AtomicU64,
+}
+
+impl Reclaimer for Exact {
+    fn reclaim(&self, bytes: u64) -> u64 {
+        let Some(device) = self.device.upgrade() else { return 0 };
+        self.asked.lock().unwrap().push(bytes);
+        let give = bytes.min(self.left.load(Ordering::SeqCst));
+        self.left.fetch_sub(give, Ordering::SeqCst);
+        let budget = device.stats().budget_bytes.unwrap_or_default();
+        device.set_budget(Some(budget + give));
+        give
+    }
+    fn cost(&self) -> u64 {
+        1000
+    }
+}
+
+/// Does something for which `missing` bytes are missing that somebody has, twice: with all of them there, and with a page too few.
+fn short_of<T>(what: &str, missing: u64, work: impl Fn(&Arc<Device>) -> Result<T>) {
+    for enough in [true, false] {
+        let device = Device::with_driver(Arc::new(HostDriver::new(0, HostOptions::default()).unwrap()));
+        // Some of it is there: what is asked for is what is missing beyond that.
+        let there = 6 * MIB;
+        device.set_budget(Some(there));
+        let left = missing - there - if enough { 0 } else { 2 * MIB };
+        let exact =
+            Arc::new(Exact { device: Arc::downgrade(&device), asked: Mutex::default(), left: left.into() });
+        let reclaimer: Arc<dyn Reclaimer> = exact.clone();
+        device.add_reclaimer(&reclaimer);
+        let result = work(&device);
+        let asked = exact.asked.lock().unwrap().clone();
+        if enough {
+            result.unwrap_or_else(|error| panic!("{what}: {error}, asked for {asked:?}"));
+            assert!(asked.len() <= 2, "{what}: asked for {asked:?}");
+            assert_eq!(exact.left.load(Ordering::SeqCst), 0, "{what}: asked for {asked:?}");
+        } else {
+            assert!(matches!(result, Err(Error::OverBudget { .. })), "{what}");
+        }
+        device.set_budget(None);
+        device.trim().unwrap();
+        assert_eq!(device.pool().audit_idle(), Ok(()), "{what}");
+    }
+}
+
+/// An arena of pages of 2 MiB.
+fn arena(device: &Arc<Device>) -> SharedVmmAllocator {
+    SharedVmmAllocator::new(device, &Options { large_page_bytes: 2 * MIB, ..Options::default() }).unwrap()
+}
+
+#[test]
+fn a_block_of_many_pages() {
+    short_of("a block", 200 * MIB, |device| arena(device).open_space()?.allocate(200 * MIB, STREAM));
+}
+
+#[test]
+fn a_block_some_of_whose_pages_are_there() {
+    short_of("a block", 200 * MIB, |device| {
+        let arena = arena(device);
+        // Another space's pages serve this one as well.
+        let other = arena.open_space()?;
+        other.allocate(6 * MIB, STREAM)?;
+        arena.open_space()?.allocate(200 * MIB, STREAM)
+    });
+}
+
+#[test]
+fn segments() {
+    short_of("a segment", 200 * MIB, |device| arena(device).open_bump_space()?.allocate(200 * MIB, STREAM));
+}
+
+#[test]
+fn eager_work() {
+    short_of("eager work", 200 * MIB, |device| {
+        let arena = arena(device);
+        let scope = arena.eager_scope(STREAM)?;
+        let block = scope.allocate(200 * MIB)?;
+        arena.eager_blocks().free(block, &[])?;
+        Ok(())
+    });
+}
+
+#[test]
+fn retained_blocks_at_the_seal() {
+    // A block on a page that another space shows too is given pages of its own.
+    short_of("a seal", 240 * MIB, |device| {
+        let arena = arena(device);
+        let spaces = [arena.open_space()?, arena.open_space()?];
+        for space in &spaces {
+            space.allocate(120 * MIB, STREAM)?;
+        }
+        spaces[0].seal()?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_block_of_a_region() {
+    short_of("a region", 200 * MIB, |device| {
+        let options = RegionOptions { page_bytes: 2 * MIB, ..RegionOptions::default() };
+        device.region("weights", options)?.allocate(200 * MIB, STREAM)
+    });
+}
+
+#[test]
+fn a_region_that_comes_back() {
+    short_of("a resume", 200 * MIB, |device| {
+        let options =
+            RegionOptions { page_bytes: 2 * MIB, policy: Policy::Discard, ..RegionOptions::default() };
+        let region = device.region("kv", options)?;
+        device.set_budget(None);
+        for _ in 0..4 {
+            region.allocate(50 * MIB, STREAM)?;
+        }
+        region.pause(Fence::default())?;
+        device.trim()?;
+        device.set_budget(Some(6 * MIB));
+        region.resume(Duration::ZERO)
+    });
+}
+
+#[test]
+fn an_arena_that_comes_back() {
+    short_of("a resume", 200 * MIB, |device| {
+        let arena = arena(device);
+        device.set_budget(None);
+        let space = arena.open_space()?;
+        let block = space.allocate(200 * MIB, STREAM)?;
+        space.free(block)?;
+        space.seal()?;
+        arena.pause(Fence::default())?;
+        device.trim()?;
+        device.set_budget(Some(6 * MIB));
+        arena.resume(Duration::ZERO)
+    });
+}
+
+#[test]
+fn a_ring() {
+    short_of("a ring", 200 * MIB, |device| {
+        let units = vec![RingUnit { bytes: 50 * MIB, resident: false }; 8];
+        let options = RingOptions { slots: 4, page_bytes: 2 * MIB, ..RingOptions::default() };
+        device.ring(&units, &options)
+    });
+}
+
+#[test]
+fn an_elastic_buffer() {
+    short_of("a buffer", 200 * MIB, |device| {
+        let options = ElasticOptions { name: "kv", page_bytes: 2 * MIB, ..ElasticOptions::default() };
+        device.elastic_buffer(200 * MIB, &options)?.commit(0..200 * MIB)
+    });
+}
