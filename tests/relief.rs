@@ -171,3 +171,51 @@ fn an_elastic_buffer() {
         device.elastic_buffer(200 * MIB, &options)?.commit(0..200 * MIB)
     });
 }
+
+/// Runs short itself, and steps on what is coming back.
+struct Nested {
+    device: Weak<Device>,
+    seen: Mutex<Vec<String>>,
+}
+
+impl Reclaimer for Nested {
+    fn reclaim(&self, _bytes: u64) -> u64 {
+        let Some(device) = self.device.upgrade() else { return 0 };
+        let short = arena(&device).open_space().and_then(|space| space.allocate(100 * MIB, STREAM));
+        let resumed = device.resume(&["kv"], Duration::ZERO);
+        let paused = device.pause(&["kv"], Fence::default());
+        let mut seen = self.seen.lock().unwrap();
+        seen.push(format!(
+            "{} {} {}",
+            short.is_err_and(|error| error.is_out_of_memory()),
+            matches!(resumed, Err(Error::WrongState { .. })),
+            matches!(paused, Err(Error::WrongState { .. })) || paused.is_ok_and(|report| report.bytes == 0)
+        ));
+        0
+    }
+    fn cost(&self) -> u64 {
+        7
+    }
+}
+
+#[test]
+fn whoever_is_asked_may_run_short_and_meet_what_is_coming_back() {
+    let device = Device::with_driver(Arc::new(HostDriver::new(0, HostOptions::default()).unwrap()));
+    let nested = Arc::new(Nested { device: Arc::downgrade(&device), seen: Mutex::default() });
+    let reclaimer: Arc<dyn Reclaimer> = nested.clone();
+    device.add_reclaimer(&reclaimer);
+    let options = RegionOptions { page_bytes: 2 * MIB, policy: Policy::Discard, ..RegionOptions::default() };
+    let region = device.region("kv", options).unwrap();
+    let block = region.allocate(50 * MIB, STREAM).unwrap();
+    region.pause(Fence::default()).unwrap();
+    device.trim().unwrap();
+    device.set_budget(Some(6 * MIB));
+    assert!(matches!(region.resume(Duration::ZERO), Err(Error::OverBudget { .. })));
+    assert_eq!(*nested.seen.lock().unwrap(), ["true true true"]);
+    device.set_budget(None);
+    region.resume(Duration::ZERO).unwrap();
+    region.free(block).unwrap();
+    drop((region, reclaimer));
+    device.trim().unwrap();
+    assert_eq!(device.pool().audit_idle(), Ok(()));
+}

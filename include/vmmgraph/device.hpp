@@ -5,8 +5,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <utility>
 
 #include "base.hpp"
+#include "callback.hpp"
 
 namespace vmmgraph {
 
@@ -115,6 +118,36 @@ private:
     explicit Device(vmmgraph_device_t handle) noexcept : handle_(handle) {}
 
     detail::Owned<vmmgraph_device_t, vmmgraph_device_close> handle_;
+};
+
+// A function that is asked for memory when a device or a budget is short, before a call fails, as long as this lives. It is told how many bytes are
+// missing and returns how many it gave back; what it throws counts as 0. It is called from whichever thread runs short, by several at once, with no lock of the
+// library's held, also while that thread captures (so it must not synchronize there), and may call everything. Those that cost least are asked first:
+// 0 is what the library's regions and elastic memory do not use any more, 1 what is kept for eager work.
+class Reclaimer {
+public:
+    using Function = std::function<std::uint64_t(std::uint64_t bytes)>;
+
+    // Throws if the device's handle is gone. A null function gives nothing.
+    Reclaimer(const Device& device, Function reclaim, std::uint64_t cost) : function_(std::move(reclaim)) {
+        vmmgraph_reclaimer_t handle = nullptr;
+        detail::check(vmmgraph_device_add_reclaimer(device.handle(), call, cost, function_.user(), &handle));
+        handle_ = detail::Owned<vmmgraph_reclaimer_t, vmmgraph_reclaimer_destroy>(handle);
+    }
+
+private:
+    static std::uint64_t call(std::uint64_t bytes, void* user) noexcept {
+        try {
+            const auto function = detail::Callbacks<Function>::of(user);
+            return function && *function ? (*function)(bytes) : 0;
+        } catch (...) {
+            // C and Rust are in between: nothing may be thrown through them.
+            return 0;
+        }
+    }
+
+    detail::Callbacks<Function> function_;
+    detail::Owned<vmmgraph_reclaimer_t, vmmgraph_reclaimer_destroy> handle_;
 };
 
 // Keeps replays of a device out while it lives, for engines that want none while they capture; nothing of the library needs it. Take

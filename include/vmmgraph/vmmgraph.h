@@ -551,6 +551,9 @@ typedef struct vmmgraph_pre_commit vmmgraph_pre_commit;
 // Never defined: a vmmgraph_ready_t is a key, not an address.
 typedef struct vmmgraph_ready vmmgraph_ready;
 
+// Never defined: a vmmgraph_reclaimer_t is a key, not an address.
+typedef struct vmmgraph_reclaimer vmmgraph_reclaimer;
+
 // Never defined: a vmmgraph_region_t is a key, not an address.
 typedef struct vmmgraph_region vmmgraph_region;
 
@@ -1645,6 +1648,12 @@ typedef struct vmmgraph_plan_result_t {
   // What the buckets do with the traffic planned for.
   struct vmmgraph_waste_t waste;
 } vmmgraph_plan_result_t;
+
+// Gives back what it can of `bytes` that are missing, and returns how many bytes that was. Must not throw.
+typedef uint64_t (*vmmgraph_reclaim_fn)(uint64_t bytes, void *user);
+
+// A function that is asked for memory, until it is destroyed.
+typedef struct vmmgraph_reclaimer *vmmgraph_reclaimer_t;
 
 // How to make a region. Zero everything, then set struct_size and what differs from the default; 0 is the default.
 typedef struct vmmgraph_region_options_t {
@@ -3619,6 +3628,29 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_ready_wait(vmmgraph_ready_t ready);
 
 // Forgets the handle; the contents come all the same.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ready_destroy(vmmgraph_ready_t ready);
+
+// Asks `reclaim` for memory when the device or a budget is short, before a call fails: for an engine's caches, prefixes of prompts, idle models. It is
+// told of all that the call lacks, in bytes, and may be called again for the same call, eight times at most, as long as somebody gave something.
+//
+// It is called from whichever thread runs short, by several at once, with no lock of the library's held, also while that thread captures: so it must not
+// synchronize with the device there. It may call every function: shrink a cache, free blocks, destroy spaces and regions; what runs short on its
+// thread meanwhile asks nobody. What it gives back must have come to the library's device: memory of torch's or of cudaMalloc counts where it went
+// back to the driver.
+//
+// Those that cost least are asked first, until one gave enough: 0 are what regions and elastic memory do not use any more, 1 are addresses kept for eager work.
+//
+// Arguments:
+// The function may be called with `user` from any thread until vmmgraph_reclaimer_destroy and the calls that were under way then have
+// returned; `reclaimer` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_device_add_reclaimer(vmmgraph_device_t device,
+                                                vmmgraph_reclaim_fn reclaim,
+                                                uint64_t cost,
+                                                void *user,
+                                                vmmgraph_reclaimer_t *reclaimer);
+
+// The function is asked no more, but by calls that are under way.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_reclaimer_destroy(vmmgraph_reclaimer_t reclaimer);
 
 // Makes a region on a device, found by `tag`; several may have one tag. `options` may be null. The region keeps the device open.
 //

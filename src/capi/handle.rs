@@ -14,6 +14,7 @@ use super::lease::Vacating;
 use super::memory::Observer;
 use super::pause::Hooks;
 use super::ready::Shared as Ready;
+use super::reclaimer::Asked;
 use super::status::VMMGRAPH_ERROR_INVALID_HANDLE;
 use crate::dispatch::Dispatcher;
 use crate::error::Error;
@@ -37,6 +38,7 @@ enum Object {
     Cache(Arc<KvCache>),
     Pending(Arc<Pending>),
     Observer(Arc<Observer>),
+    Asked(Arc<Asked>),
     Lease(Arc<Lease>),
     Vacating(Arc<Vacating>),
     Pool(Arc<Mutex<BlockPool>>),
@@ -93,6 +95,7 @@ handled! {
     Cache: KvCache, "a KV cache handle";
     Pending: Pending, "a pending commit's handle";
     Observer: Observer, "an elastic observer handle";
+    Asked: Asked, "a reclaimer handle";
     Lease: Lease, "a lease handle";
     Vacating: Vacating, "a handle of a recall under way";
     Pool: Mutex<BlockPool>, "a block pool handle";

@@ -1,11 +1,12 @@
 //! Who is asked for memory before anybody sees that there is none.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::PagePool;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, thread_token};
 
 /// How long an allocation waits for what the device still uses before it fails.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -13,7 +14,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Somebody who can give memory back when the pool is short: an engine with a cache, a buffer that can shrink.
 pub trait Reclaimer: Send + Sync {
     /// Gives back what it can, of `bytes` that are missing, and returns how many bytes that was. Called from whichever thread runs
-    /// short, with no lock of the library held: it may free blocks, drop spaces, and allocate.
+    /// short, with no lock of the library held, also while that thread captures: it may free blocks, drop spaces, and allocate. What runs short on its
+    /// thread meanwhile asks nobody.
     fn reclaim(&self, bytes: u64) -> u64;
 
     /// What giving back costs, in units of the caller's own: the cheapest is asked first.
@@ -22,12 +24,33 @@ pub trait Reclaimer: Send + Sync {
 
 /// Those who asked to be asked.
 #[derive(Default)]
-pub(super) struct Reclaimers(Mutex<Vec<Weak<dyn Reclaimer>>>);
+pub(super) struct Reclaimers {
+    all: Mutex<Vec<Weak<dyn Reclaimer>>>,
+    /// The threads that are asking.
+    asking: Mutex<HashSet<u64>>,
+}
+
+/// This thread is asking as long as it lives.
+struct Asking<'a>(&'a Reclaimers);
+
+impl<'a> Asking<'a> {
+    /// `None`: it is asking already, and whoever is asked ran short himself.
+    fn begin(reclaimers: &'a Reclaimers) -> Option<Self> {
+        let begins = reclaimers.asking.lock().insert(thread_token());
+        begins.then(|| Self(reclaimers))
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.0.asking.lock().remove(&thread_token());
+    }
+}
 
 impl PagePool {
     /// Asks `reclaimer` when memory is short, as long as it lives.
     pub fn add_reclaimer(&self, reclaimer: &Arc<dyn Reclaimer>) {
-        let mut all = self.reclaimers.0.lock();
+        let mut all = self.reclaimers.all.lock();
         all.retain(|known| known.strong_count() > 0);
         all.push(Arc::downgrade(reclaimer));
     }
@@ -38,7 +61,8 @@ impl PagePool {
         if self.finish_waiting(PATIENCE) {
             return true;
         }
-        let mut all: Vec<_> = self.reclaimers.0.lock().iter().filter_map(Weak::upgrade).collect();
+        let Some(_asking) = Asking::begin(&self.reclaimers) else { return false };
+        let mut all: Vec<_> = self.reclaimers.all.lock().iter().filter_map(Weak::upgrade).collect();
         all.sort_by_key(|reclaimer| reclaimer.cost());
         let mut given = 0;
         for reclaimer in all {
@@ -54,6 +78,6 @@ impl PagePool {
 
 impl fmt::Debug for Reclaimers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} reclaimers", self.0.lock().len())
+        write!(f, "{} reclaimers", self.all.lock().len())
     }
 }

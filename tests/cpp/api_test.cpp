@@ -737,7 +737,7 @@ TEST(Budget, OfOneArenaLeavesTheOtherAloneAndIsMetAgainByEviction) {
         FAIL() << "10 MiB fitted in 8";
     } catch (const OutOfMemory& error) {
         EXPECT_EQ(error.status(), VMMGRAPH_ERROR_OVER_BUDGET);
-        EXPECT_EQ(error.info().requested, MiB);
+        EXPECT_EQ(error.info().requested, 2 * MiB);
         EXPECT_EQ(error.info().available, 0u);
         EXPECT_NE(std::strstr(error.what(), "over the budget of arena "), nullptr) << error.what();
     }

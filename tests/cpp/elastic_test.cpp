@@ -455,4 +455,41 @@ TEST(Leases, BlocksAreLentAndTheReplayRecallsThem) {
     EXPECT_EQ(other.bytes(), 0U);
 }
 
+TEST(Elastic, AnEnginesCacheMakesRoomForACapture) {
+    Device device = open_device();
+    KvCache cache(device, {{64 * KiB, 64 * KiB}, 64, KvLayout::by_plane, pages_of(64 * KiB)});
+    cache.grow_to(64);
+    // Eight MiB are the cache's, and there is no more.
+    device.set_budget(8 * MiB);
+    vmmgraph::ArenaOptions pages;
+    pages.small_page_bytes = pages.large_page_bytes = 64 * KiB;
+    vmmgraph::SharedVmmAllocator arena(device, pages);
+    std::vector<std::uint64_t> asked;
+    std::uint64_t blocks = 64;
+    {
+        const vmmgraph::Reclaimer throws(device, [](std::uint64_t) -> std::uint64_t { throw std::runtime_error("lost"); }, 5);
+        const vmmgraph::Reclaimer nothing(device, {}, 6);
+        const vmmgraph::Reclaimer engine(
+            device,
+            [&](std::uint64_t bytes) {
+                asked.push_back(bytes);
+                const auto fewer = (bytes + 128 * KiB - 1) / (128 * KiB);
+                blocks -= fewer;
+                cache.shrink_to(blocks);
+                return fewer * 128 * KiB;
+            },
+            7);
+        auto space = arena.open_space();
+        void* const block = space.allocate(3 * MiB, nullptr);
+        // Once, for all of its 48 pages.
+        EXPECT_EQ(asked, (std::vector<std::uint64_t>{3 * MiB}));
+        EXPECT_EQ(cache.stats().blocks, 40U);
+        space.free(block);
+    }
+    // It is not asked any more.
+    auto space = arena.open_space();
+    EXPECT_THROW(static_cast<void>(space.allocate(8 * MiB, nullptr)), vmmgraph::OutOfMemory);
+    EXPECT_EQ(asked.size(), 1U);
+}
+
 }  // namespace

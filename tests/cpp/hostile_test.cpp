@@ -53,6 +53,17 @@ std::vector<Call> device_calls(vmmgraph_device_t device) {
              return vmmgraph_device_info(device, &info);
          }},
         {"device_set_budget", [=] { return vmmgraph_device_set_budget(device, 0); }},
+        {"device_add_reclaimer",
+         [=] {
+             vmmgraph_reclaimer_t reclaimer = nullptr;
+             const auto none = [](std::uint64_t, void*) { return std::uint64_t{0}; };
+             const auto status = vmmgraph_device_add_reclaimer(device, none, 0, nullptr, &reclaimer);
+             if (reclaimer != nullptr) {
+                 EXPECT_EQ(vmmgraph_reclaimer_destroy(reclaimer), VMMGRAPH_OK);
+                 EXPECT_EQ(vmmgraph_reclaimer_destroy(reclaimer), VMMGRAPH_ERROR_INVALID_HANDLE);
+             }
+             return status;
+         }},
         {"device_stats",
          [=] {
              auto stats = sized<vmmgraph_device_stats_t>();
@@ -894,6 +905,51 @@ TEST_F(Hostile, SixteenThreadsOnSharedHandles) {
     EXPECT_GT(crowd.refused, 5000);
     std::printf("%d calls succeeded, %d were refused\n", crowd.succeeded.load(), crowd.refused.load());
     // TearDown finds the device empty.
+}
+
+struct Calls {
+    vmmgraph_device_t device = nullptr;
+    vmmgraph_arena_t arena = nullptr;
+    vmmgraph_space_t space = nullptr;
+    vmmgraph_reclaimer_t self = nullptr;
+    std::vector<std::uint64_t> asked;
+};
+
+// Calls what there is, what it runs short in among that, and ends itself at the last.
+std::uint64_t call_everything(std::uint64_t bytes, void* user) {
+    auto& calls = *static_cast<Calls*>(user);
+    calls.asked.push_back(bytes);
+    void* block = nullptr;
+    EXPECT_EQ(vmmgraph_space_allocate(calls.space, 8 * MiB, nullptr, &block), VMMGRAPH_ERROR_OVER_BUDGET);
+    vmmgraph_space_t space = nullptr;
+    EXPECT_EQ(vmmgraph_space_open(calls.arena, &space), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_space_allocate(space, 16 * MiB, nullptr, &block), VMMGRAPH_ERROR_OVER_BUDGET);
+    EXPECT_EQ(vmmgraph_space_seal(space, VMMGRAPH_RETAIN_DEFAULT, nullptr), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_space_destroy(space), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_arena_trim(calls.arena, nullptr), VMMGRAPH_OK);
+    auto stats = sized<vmmgraph_device_stats_t>();
+    EXPECT_EQ(vmmgraph_device_stats(calls.device, &stats), VMMGRAPH_OK);
+    if (calls.asked.size() == 2) {
+        EXPECT_EQ(vmmgraph_reclaimer_destroy(calls.self), VMMGRAPH_OK);
+    }
+    // That is not true: it is asked as often as there are tries, not for ever.
+    return bytes;
+}
+
+TEST_F(Hostile, AReclaimerMayCallEverythingRunShortAndEndItself) {
+    EXPECT_EQ(vmmgraph_device_add_reclaimer(device, nullptr, 0, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    Calls calls;
+    calls.device = device;
+    calls.arena = arena;
+    calls.space = space;
+    EXPECT_EQ(vmmgraph_device_add_reclaimer(device, call_everything, 9, &calls, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    ASSERT_EQ(vmmgraph_device_add_reclaimer(device, call_everything, 9, &calls, &calls.self), VMMGRAPH_OK);
+    ASSERT_EQ(vmmgraph_device_set_budget(device, 2 * MiB), VMMGRAPH_OK);
+    void* block = nullptr;
+    EXPECT_EQ(vmmgraph_space_allocate(space, 6 * MiB, nullptr, &block), VMMGRAPH_ERROR_OVER_BUDGET);
+    // For what is missing beyond the budget, twice, and then it was gone.
+    EXPECT_EQ(calls.asked, (std::vector<std::uint64_t>{4 * MiB, 4 * MiB}));
+    EXPECT_EQ(vmmgraph_reclaimer_destroy(calls.self), VMMGRAPH_ERROR_INVALID_HANDLE);
 }
 
 }  // namespace

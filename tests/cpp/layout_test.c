@@ -679,6 +679,7 @@ SIZE(vmmgraph_elastic_buffer_t, 8);
 SIZE(vmmgraph_kv_cache_t, 8);
 SIZE(vmmgraph_pending_t, 8);
 SIZE(vmmgraph_elastic_observer_t, 8);
+SIZE(vmmgraph_reclaimer_t, 8);
 SIZE(vmmgraph_block_pool_t, 8);
 SIZE(vmmgraph_pre_commit_t, 8);
 SIZE(vmmgraph_standing_t, 8);

@@ -1,0 +1,85 @@
+//! An engine that is asked for memory.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use super::device::vmmgraph_device_t;
+use super::guard::{guard, null, out};
+use super::handle::{get, register, remove};
+use super::status::vmmgraph_status_t;
+use crate::Device;
+use crate::pages::Reclaimer;
+
+/// Never defined: a vmmgraph_reclaimer_t is a key, not an address.
+pub struct vmmgraph_reclaimer {
+    _private: (),
+}
+
+/// A function that is asked for memory, until it is destroyed.
+pub type vmmgraph_reclaimer_t = *mut vmmgraph_reclaimer;
+
+/// Gives back what it can of `bytes` that are missing, and returns how many bytes that was. Must not throw.
+pub type vmmgraph_reclaim_fn = Option<unsafe extern "C" fn(bytes: u64, user: *mut c_void) -> u64>;
+
+/// A C function that is asked.
+pub(super) struct Asked {
+    reclaim: unsafe extern "C" fn(u64, *mut c_void) -> u64,
+    user: *mut c_void,
+    cost: u64,
+}
+
+// SAFETY: the caller of vmmgraph_device_add_reclaimer promises that the function may be called with `user` from any thread.
+unsafe impl Send for Asked {}
+// SAFETY: as above.
+unsafe impl Sync for Asked {}
+
+impl Reclaimer for Asked {
+    fn reclaim(&self, bytes: u64) -> u64 {
+        // SAFETY: the caller of vmmgraph_device_add_reclaimer promised that it may be called so.
+        unsafe { (self.reclaim)(bytes, self.user) }
+    }
+
+    fn cost(&self) -> u64 {
+        self.cost
+    }
+}
+
+/// Asks `reclaim` for memory when the device or a budget is short, before a call fails: for an engine's caches, prefixes of prompts, idle models. It is
+/// told of all that the call lacks, in bytes, and may be called again for the same call, eight times at most, as long as somebody gave something.
+///
+/// It is called from whichever thread runs short, by several at once, with no lock of the library's held, also while that thread captures: so it must not
+/// synchronize with the device there. It may call every function: shrink a cache, free blocks, destroy spaces and regions; what runs short on its
+/// thread meanwhile asks nobody. What it gives back must have come to the library's device: memory of torch's or of cudaMalloc counts where it went
+/// back to the driver.
+///
+/// Those that cost least are asked first, until one gave enough: 0 are what regions and elastic memory do not use any more, 1 are addresses kept for eager work.
+///
+/// # Safety
+/// The function may be called with `user` from any thread until vmmgraph_reclaimer_destroy and the calls that were under way then have
+/// returned; `reclaimer` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_device_add_reclaimer(
+    device: vmmgraph_device_t,
+    reclaim: vmmgraph_reclaim_fn,
+    cost: u64,
+    user: *mut c_void,
+    reclaimer: *mut vmmgraph_reclaimer_t,
+) -> vmmgraph_status_t {
+    guard(|| {
+        let device = get::<Device, _>(device)?;
+        let reclaim = reclaim.ok_or_else(|| null("reclaim"))?;
+        // SAFETY: the caller's contract.
+        let reclaimer = unsafe { out(reclaimer, "reclaimer") }?;
+        let asked = Arc::new(Asked { reclaim, user, cost });
+        let known: Arc<dyn Reclaimer> = asked.clone();
+        device.add_reclaimer(&known);
+        *reclaimer = register(asked);
+        Ok(())
+    })
+}
+
+/// The function is asked no more, but by calls that are under way.
+#[unsafe(no_mangle)]
+pub extern "C" fn vmmgraph_reclaimer_destroy(reclaimer: vmmgraph_reclaimer_t) -> vmmgraph_status_t {
+    guard(|| remove::<Asked, _>(reclaimer).map(drop))
+}
