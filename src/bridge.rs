@@ -36,6 +36,9 @@ mod ffi {
         fn streaming_rings(device: i32) -> u64;
         /// Gives back what nobody uses of a CUDA device, if it is open; bytes. Waits for the device no longer than so many milliseconds.
         fn give_back(device: i32, milliseconds: u64) -> u64;
+        /// Gives back what nobody uses of a CUDA device, if it is open, and asks reclaimers for what is missing of so many bytes; whether it is worth
+        /// trying again. Waits for the device no longer than so many milliseconds, and as long for what they gave.
+        fn make_room(device: i32, bytes: u64, milliseconds: u64) -> bool;
         /// Lets a second CUDA device use all pages of one, also of arenas to come; the status.
         fn admit(device: i32, peer: i32) -> i32;
         /// The allocator of the space behind a C handle, whose blocks this keeps alive, and nothing else of it.
@@ -211,6 +214,11 @@ fn streaming_rings(device: i32) -> u64 {
 
 fn give_back(device: i32, milliseconds: u64) -> u64 {
     of_device(DriverChoice::CUDA, device, |device| device.give_back(Duration::from_millis(milliseconds)))
+}
+
+fn make_room(device: i32, bytes: u64, milliseconds: u64) -> bool {
+    let limit = Duration::from_millis(milliseconds);
+    of_device(DriverChoice::CUDA, device, |device| u64::from(device.make_room(bytes, limit))) > 0
 }
 
 fn admit(device: i32, peer: i32) -> i32 {

@@ -214,6 +214,19 @@ impl Device {
         self.pool.release_free(u64::MAX)
     }
 
+    /// Room for `bytes` of somebody who takes memory from the driver himself and found none; whether it is worth trying again. As
+    /// [`give_back`](Self::give_back), and where the device is short of it still, the reclaimers are asked, with what is missing. The caller holds no lock.
+    pub fn make_room(&self, bytes: u64, limit: Duration) -> bool {
+        let given = self.give_back(limit);
+        let free = self.pool.driver().free_bytes().unwrap_or(u64::MAX);
+        // A limit of his own, or more than there is: nobody could help.
+        if free >= bytes || self.pool.refuse_hopeless(bytes).is_err() {
+            return given > 0;
+        }
+        let relieved = self.pool.relieve(bytes - free);
+        self.pool.release_free(u64::MAX) > 0 || relieved || given > 0
+    }
+
     /// The pool's counts as they are now.
     #[must_use]
     pub fn stats(&self) -> PoolStats {

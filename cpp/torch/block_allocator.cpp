@@ -74,7 +74,7 @@ public:
                 return {block, block, &delete_any, c10::Device(c10::DeviceType::CUDA, here.device)};
             }
         }
-        return with_idle_pages([&] { return Forwards::allocate(bytes); });
+        return patiently(bytes, [&] { return Forwards::allocate(bytes); });
     }
     c10::DataPtr allocateWithAddress(std::size_t bytes, void* address) {
         TORCH_CHECK(Here().memory == nullptr, "vmmgraph: a capture chooses its addresses itself");
@@ -92,7 +92,7 @@ public:
                 return block;
             }
         }
-        return with_idle_pages([&] { return Forwards::raw_alloc_with_stream(bytes, stream); });
+        return patiently(bytes, [&] { return Forwards::raw_alloc_with_stream(bytes, stream); });
     }
     void raw_delete(void* pointer) override { delete_any(pointer); }
     using Forwards::recordStream;
@@ -193,13 +193,13 @@ public:
     }
 
 private:
-    // Torch's allocation, and once more with what arenas had idle if the device is full.
+    // Torch's allocation, and once more if the device was full and somebody made room.
     template <class Allocate>
-    static auto with_idle_pages(Allocate&& allocate) {
+    static auto patiently(std::size_t bytes, Allocate&& allocate) {
         try {
             return allocate();
         } catch (const c10::OutOfMemoryError&) {
-            if (give_back(c10::cuda::current_device()) == 0) {
+            if (!make_room(c10::cuda::current_device(), bytes)) {
                 throw;
             }
         }

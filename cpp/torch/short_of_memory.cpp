@@ -1,5 +1,8 @@
 #include "short_of_memory.hpp"
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 
@@ -57,6 +60,12 @@ void offer_idle_pages() {
     });
 }
 
-std::uint64_t give_back(c10::DeviceIndex device) noexcept { return bridge::give_back(device, patience_ms); }
+bool make_room(c10::DeviceIndex device, std::size_t bytes) noexcept {
+    // What torch asks the driver for: a segment of 20 MiB for what is shorter (c10/core/AllocatorConfig.h), else up to 2 MiB more than the tensor's.
+    constexpr std::uint64_t step = 2 << 20;
+    constexpr std::uint64_t endless = std::uint64_t{1} << 62;
+    const std::uint64_t segment = std::max(std::min<std::uint64_t>(bytes, endless) + step, 10 * step);
+    return bridge::make_room(device, segment, patience_ms);
+}
 
 }  // namespace vmmgraph::torch

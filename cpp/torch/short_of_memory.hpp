@@ -1,7 +1,7 @@
-// What torch gets of the arenas' idle pages when a device is short of memory.
+// What torch gets of the library when a device is short of memory.
 #pragma once
 
-#include <cstdint>
+#include <cstddef>
 
 #include <c10/core/Device.h>
 
@@ -10,8 +10,8 @@ namespace vmmgraph::torch {
 // From now on torch's allocator takes idle pages when its cache has no room and little else is free.
 void offer_idle_pages();
 
-// Gives the device's idle pages back to the driver, after waiting a little for what is on its way there; their bytes. The caller holds
-// no lock.
-std::uint64_t give_back(c10::DeviceIndex device) noexcept;
+// Torch found no room for a tensor: gives the device's idle pages back to the driver, after waiting a little for what is on its way there, and asks
+// reclaimers for what is missing still; whether it is worth trying again. The caller holds no lock.
+bool make_room(c10::DeviceIndex device, std::size_t bytes) noexcept;
 
 }  // namespace vmmgraph::torch

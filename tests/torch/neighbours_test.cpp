@@ -1,10 +1,12 @@
 // Captures in programs that have a life beside them: eager tensors that come and go, workspaces that others keep and clear, other captures.
 #include "fixture.hpp"
 
+#include <algorithm>
 #include <limits>
 #include <thread>
 
 #include <c10/core/Event.h>
+#include <vmmgraph/elastic.hpp>
 
 namespace torch_tests {
 namespace {
@@ -276,6 +278,68 @@ TEST_F(Neighbours, EagerWorkGetsWhatIdleArenasHold) {
     c10::cuda::CUDACachingAllocator::emptyCache();
     // What is really too much is torch's own error still.
     EXPECT_THROW(static_cast<void>(at::empty({static_cast<std::int64_t>(total)}, half())), c10::OutOfMemoryError);
+    expect_a_usable_allocator();
+}
+
+// An engine's cache makes room for torch's tensors: what it let go of before without being asked, the rest if it is asked, and never for nothing.
+TEST_F(Neighbours, EagerWorkGetsWhatAnEnginesCacheGivesUp) {
+    auto device = vmmgraph::Device::open();
+    SharedVmmAllocator arena(device);
+    static_cast<void>(capture(arena, raw(), [] { at::full({1 << 20}, 1, half()); }));
+    c10::cuda::CUDACachingAllocator::emptyCache();
+    std::size_t free = 0, total = 0;
+    ASSERT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+    constexpr std::uint64_t block = 64 * MiB;
+    vmmgraph::ElasticOptions pages;
+    pages.page_bytes = block;
+    const std::uint64_t most = free / block - 2;
+    vmmgraph::KvCache cache(device, {{block}, most, vmmgraph::KvLayout::by_plane, pages});
+    cache.grow_to(most);
+    const auto kept =
+        at::from_blob(reinterpret_cast<void*>(cache.plane(0).address), {static_cast<std::int64_t>(block)}, half().dtype(at::kChar));
+    kept.fill_(7);
+    const auto tensor = [](std::uint64_t blocks) {
+        return at::empty({static_cast<std::int64_t>(blocks * block)}, half().dtype(at::kChar)).fill_(1);
+    };
+    const auto gone = [] {
+        cudaDeviceSynchronize();
+        c10::cuda::CUDACachingAllocator::emptyCache();
+    };
+    // Shrunk behind a stream that is done by then: nobody has asked the cache since.
+    std::uint64_t blocks = most - 16;
+    cudaEvent_t event = nullptr;
+    ASSERT_EQ(cudaEventCreate(&event), cudaSuccess);
+    ASSERT_EQ(cudaEventRecord(event, static_cast<cudaStream_t>(raw())), cudaSuccess);
+    cache.shrink_to(blocks, {}, {{}, {event}});
+    EXPECT_NO_THROW(static_cast<void>(tensor(14)));
+    gone();
+    std::vector<std::uint64_t> asked;
+    const vmmgraph::Reclaimer engine(
+        device,
+        [&](std::uint64_t bytes) {
+            asked.push_back(bytes);
+            const auto fewer = std::min((bytes + block - 1) / block, blocks - 1);
+            blocks -= fewer;
+            cache.shrink_to(blocks);
+            return fewer * block;
+        },
+        9);
+    const auto room = (most - blocks) + 2;
+    EXPECT_NO_THROW(static_cast<void>(tensor(room + 20)));
+    ASSERT_EQ(asked.size(), 1U);
+    // For what is missing beside the sixteen and two to three that are free.
+    EXPECT_GE(asked[0], 18 * block);
+    EXPECT_LE(asked[0], 22 * block);
+    EXPECT_EQ(cache.stats().blocks, blocks);
+    gone();
+    // A limit of torch's own, and more than there is: nothing that it gave up would help.
+    c10::cuda::CUDACachingAllocator::setMemoryFraction(0.01, 0);
+    EXPECT_THROW(static_cast<void>(tensor(room + 10)), c10::OutOfMemoryError);
+    c10::cuda::CUDACachingAllocator::setMemoryFraction(1.0, 0);
+    EXPECT_THROW(static_cast<void>(tensor(total / block + 1)), c10::OutOfMemoryError);
+    EXPECT_EQ(asked.size(), 1U);
+    EXPECT_TRUE(at::eq(kept, 7).all().item<bool>());
+    ASSERT_EQ(cudaEventDestroy(event), cudaSuccess);
     expect_a_usable_allocator();
 }
 
