@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use vmmgraph::driver::HostDriver;
+use vmmgraph::driver::{HostDriver, Memory};
 use vmmgraph::pages::{Fence, Reclaimer};
 use vmmgraph::{
-    Device, ElasticOptions, Error, HostOptions, Options, Policy, RegionOptions, Result, RingOptions,
-    RingUnit, SharedVmmAllocator, Stream,
+    Device, ElasticBuffer, ElasticOptions, Error, HostOptions, Options, Policy, RegionOptions, Result,
+    RingOptions, RingUnit, SharedVmmAllocator, Stream,
 };
 use vmmgraph_testkit::MIB;
 
@@ -218,4 +218,61 @@ fn whoever_is_asked_may_run_short_and_meet_what_is_coming_back() {
     drop((region, reclaimer));
     device.trim().unwrap();
     assert_eq!(device.pool().audit_idle(), Ok(()));
+}
+
+/// An engine's cache in an elastic buffer, from which it drops what it is asked for.
+struct Cache {
+    buffer: ElasticBuffer,
+    end: Mutex<u64>,
+    asked: Mutex<Vec<u64>>,
+}
+
+impl Reclaimer for Cache {
+    fn reclaim(&self, bytes: u64) -> u64 {
+        self.asked.lock().unwrap().push(bytes);
+        let mut end = self.end.lock().unwrap();
+        let give = bytes.next_multiple_of(2 * MIB).min(*end);
+        self.buffer.decommit(*end - give..*end, &Fence::default()).unwrap();
+        *end -= give;
+        give
+    }
+    fn cost(&self) -> u64 {
+        7
+    }
+}
+
+#[test]
+fn who_takes_memory_from_the_driver_himself_is_made_room() {
+    let options = HostOptions { memory_bytes: 64 * MIB, ..HostOptions::default() };
+    let host = Arc::new(HostDriver::new(0, options).unwrap());
+    let device = Device::with_driver(host.clone());
+    let options = ElasticOptions { name: "kv", page_bytes: 2 * MIB, ..ElasticOptions::default() };
+    let buffer = device.elastic_buffer(60 * MIB, &options).unwrap();
+    buffer.commit(0..60 * MIB).unwrap();
+    let cache = Arc::new(Cache { buffer, end: Mutex::new(60 * MIB), asked: Mutex::default() });
+    let reclaimer: Arc<dyn Reclaimer> = cache.clone();
+    device.add_reclaimer(&reclaimer);
+    let others = |bytes: u64| host.create(bytes);
+    let asked = || std::mem::take(&mut *cache.asked.lock().unwrap());
+
+    assert!(others(20 * MIB).is_err());
+    assert!(device.make_room(20 * MIB, Duration::from_secs(1)));
+    assert_eq!(asked(), [16 * MIB]);
+    let taken = others(20 * MIB).unwrap();
+    // A limit of his own, and more than there is.
+    assert!(!device.make_room(0, Duration::from_secs(1)));
+    assert!(!device.make_room(65 * MIB, Duration::from_secs(1)));
+    assert_eq!(asked(), [0; 0]);
+    // What nobody uses is enough.
+    cache.buffer.decommit(40 * MIB..44 * MIB, &Fence::default()).unwrap();
+    *cache.end.lock().unwrap() -= 4 * MIB;
+    assert!(device.make_room(4 * MIB, Duration::from_secs(1)));
+    assert_eq!(asked(), [0; 0]);
+    // The whole cache is not enough for a second one.
+    assert!(device.make_room(60 * MIB, Duration::from_secs(1)));
+    assert_eq!((asked(), *cache.end.lock().unwrap()), (vec![56 * MIB], 0));
+    assert!(others(60 * MIB).is_err());
+    assert!(!device.make_room(60 * MIB, Duration::from_secs(1)));
+    // SAFETY: created above, and mapped nowhere.
+    unsafe { host.release(taken) }.unwrap();
 }
