@@ -185,7 +185,8 @@ impl Device {
         Account::new(&self.pool, below, label.to_owned(), limits)
     }
 
-    /// Asks `reclaimer` for memory when the device or a budget is short, before any allocation fails; as long as it lives.
+    /// Asks `reclaimer` for memory when the device is short, its budget, or that of the [account](Reclaimer::account) that it names, before any allocation
+    /// fails; as long as it lives.
     pub fn add_reclaimer(&self, reclaimer: &Arc<dyn Reclaimer>) {
         self.pool.add_reclaimer(reclaimer);
     }
@@ -223,7 +224,7 @@ impl Device {
         if free >= bytes || self.pool.refuse_hopeless(bytes).is_err() {
             return given > 0;
         }
-        let relieved = self.pool.relieve(bytes - free);
+        let relieved = self.pool.ask(bytes - free, None);
         self.pool.release_free(u64::MAX) > 0 || relieved || given > 0
     }
 

@@ -358,6 +358,14 @@ impl Error {
         self
     }
 
+    /// The label of the account whose budget was short, if it was that of one below the device's.
+    pub(crate) fn account(&self) -> Option<&str> {
+        match self {
+            Self::OverBudget { account, .. } => account.as_deref(),
+            _ => None,
+        }
+    }
+
     /// Whether more memory, a larger budget or a `trim` elsewhere would let the same call succeed.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use vmmgraph::driver::{HostDriver, Memory};
-use vmmgraph::pages::{Fence, Reclaimer};
+use vmmgraph::pages::{AccountId, Fence, Limits, Reclaimer};
 use vmmgraph::{
     Device, ElasticBuffer, ElasticOptions, Error, HostOptions, Options, Policy, RegionOptions, Result,
     RingOptions, RingUnit, SharedVmmAllocator, Stream,
 };
-use vmmgraph_testkit::MIB;
+use vmmgraph_testkit::{FaultyDriver, MIB};
 
 const STREAM: Stream = Stream::LEGACY;
 
@@ -275,4 +275,94 @@ fn who_takes_memory_from_the_driver_himself_is_made_room() {
     assert!(!device.make_room(60 * MIB, Duration::from_secs(1)));
     // SAFETY: created above, and mapped nowhere.
     unsafe { host.release(taken) }.unwrap();
+}
+
+#[test]
+fn somebody_is_asked_also_where_others_memory_comes_and_goes_all_the_time() {
+    let faulty = FaultyDriver::new(Arc::new(HostDriver::new(0, HostOptions::default()).unwrap()));
+    let device = Device::with_driver(faulty.clone());
+    let exact = Arc::new(Exact {
+        device: Arc::downgrade(&device),
+        asked: Mutex::default(),
+        left: AtomicU64::new(u64::MAX / 2),
+    });
+    let reclaimer: Arc<dyn Reclaimer> = exact.clone();
+    device.add_reclaimer(&reclaimer);
+    // Graphs of another arena, each with addresses of its own that go when it goes, behind its replays; one goes at each try.
+    let others = Arc::new(arena(&device));
+    let graphs: Vec<_> = (0..40)
+        .map(|_| {
+            let space = others.open_space().unwrap();
+            let block = space.allocate(2 * MIB, STREAM).unwrap();
+            space.free(block).unwrap();
+            space.seal().unwrap();
+            space
+        })
+        .collect();
+    device.set_budget(Some(device.stats().physical_bytes));
+    let graphs = Arc::new(Mutex::new(graphs));
+    let (driver, going) = (faulty.clone(), graphs.clone());
+    faulty.set_hook(Some(Arc::new(move |call: &str| {
+        if call == "reserve"
+            && let Some(graph) = going.lock().unwrap().pop()
+        {
+            graph.replay(STREAM, || ()).unwrap();
+            // It is not over when the graph goes and when the page is asked for, and is when somebody waits.
+            driver.set_busy_for(2);
+        }
+    })));
+    let one = arena(&device);
+    let block = one.open_space().unwrap().allocate(100 * MIB, STREAM);
+    faulty.set_hook(None);
+    assert!(block.is_ok(), "{block:?}, asked for {:?}", exact.asked.lock().unwrap());
+}
+
+/// The same, of a tenant's memory.
+struct Tenant(Exact, vmmgraph::pages::Account);
+
+impl Reclaimer for Tenant {
+    fn reclaim(&self, bytes: u64) -> u64 {
+        self.0.asked.lock().unwrap().push(bytes);
+        self.1.set_limits(Limits { most: Some(self.1.stats().most_bytes.unwrap() + bytes), least: 0 });
+        bytes
+    }
+    fn account(&self) -> Option<AccountId> {
+        Some(self.1.id())
+    }
+    fn cost(&self) -> u64 {
+        8
+    }
+}
+
+#[test]
+fn only_those_are_asked_whose_memory_counts_where_it_is_short() {
+    let device = Device::with_driver(Arc::new(HostDriver::new(0, HostOptions::default()).unwrap()));
+    let exact = |left: u64| Exact {
+        device: Arc::downgrade(&device),
+        asked: Mutex::default(),
+        left: AtomicU64::new(left),
+    };
+    let account =
+        |label: &str| device.account(label, None, Limits { most: Some(20 * MIB), least: 0 }).unwrap();
+    let engine = Arc::new(exact(100 * MIB));
+    let tenants = [account("one"), account("two")].map(|account| Arc::new(Tenant(exact(0), account)));
+    let mut all: Vec<Arc<dyn Reclaimer>> = vec![engine.clone()];
+    all.extend(tenants.iter().map(|tenant| tenant.clone() as Arc<dyn Reclaimer>));
+    all.iter().for_each(|reclaimer| device.add_reclaimer(reclaimer));
+    let asked = || {
+        let [one, two] = &tenants;
+        [&*engine, &one.0, &two.0].map(|exact| std::mem::take(&mut *exact.asked.lock().unwrap()))
+    };
+    // An arena's own limit: nobody else's memory counts there.
+    let options = Options { large_page_bytes: 2 * MIB, budget_bytes: Some(8 * MIB), ..Options::default() };
+    let arena = SharedVmmAllocator::new(&device, &options).unwrap();
+    let space = arena.open_space().unwrap();
+    assert!(matches!(space.allocate(10 * MIB, STREAM), Err(Error::OverBudget { .. })));
+    assert_eq!(asked(), [Vec::<u64>::new(), vec![], vec![]]);
+    // A tenant's: his own.
+    let options = Options { large_page_bytes: 2 * MIB, ..Options::default() };
+    let below = SharedVmmAllocator::in_account(&device, &options, Some(&tenants[0].1)).unwrap();
+    let space = below.open_space().unwrap();
+    space.allocate(30 * MIB, STREAM).unwrap();
+    assert_eq!(asked(), [vec![], vec![10 * MIB], vec![]]);
 }

@@ -11,7 +11,7 @@ use super::worker::{Worker, refuse_waiting};
 use super::{Committed, ElasticObserver, ElasticOptions, ElasticStats, Pending};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::pages::{Account, Change, Fence, Holder, Limits, Reclaimer, Remains, Reservation};
+use crate::pages::{Account, AccountId, Change, Fence, Holder, Limits, Reclaimer, Remains, Reservation};
 use crate::sync::Monitor;
 use crate::units::{Address, MAX_BYTES, Peers, Stream};
 
@@ -21,8 +21,6 @@ mod moving;
 pub(crate) use borrowed::Lender;
 use moving::{Leaving, Marks};
 
-/// How often a commit asks for memory again after somebody gave some back.
-const TRIES: u32 = 8;
 /// How long somebody who is short of memory waits for fences of what was decommitted.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The longest page that nobody asked for, in bytes: what an arena's large pages are by default.
@@ -35,7 +33,7 @@ const WHAT: &str = "a part of elastic memory";
 /// Why a commit failed, with everything as it was.
 pub(super) struct Refused {
     pub(super) error: Error,
-    /// Whether it is of use that others give memory up.
+    /// Whether it is of use that others give memory up, if it is memory that was short.
     helps: bool,
 }
 
@@ -135,15 +133,11 @@ impl Backing {
 
     /// Does something again as long as somebody gives memory up for it, who is asked with no lock and no turn held.
     pub(super) fn patiently<R>(&self, mut work: impl FnMut() -> Result<R, Refused>) -> Result<R> {
-        let mut tries = 0;
+        let mut relief = self.device.pool().relief();
         loop {
-            let Refused { error, helps } = match work() {
-                Ok(done) => return Ok(done),
-                Err(refused) => refused,
-            };
-            tries += 1;
-            if !helps || tries > TRIES || !self.device.pool().relieve(error.requested_bytes()) {
-                return Err(error);
+            match work() {
+                Err(Refused { error, helps: true }) if relief.helps(&error) => {}
+                result => return result.map_err(|refused| refused.error),
             }
         }
     }
@@ -200,8 +194,7 @@ impl Backing {
         let mut change = Change::on(self.device.pool());
         change.announce(plan.absent_pages() * self.page);
         for run in &plan.absent {
-            self.map(&mut change, *run)
-                .map_err(|error| Refused { helps: error.is_out_of_memory(), error })?;
+            self.map(&mut change, *run).map_err(|error| Refused { error, helps: true })?;
         }
         let calls = change.commit().0;
         (done.pages, done.bytes) = (calls.maps, calls.mapped_bytes);
@@ -370,6 +363,10 @@ impl Reclaimer for Backing {
     }
 
     /// Nobody misses what was decommitted.
+    fn account(&self) -> Option<AccountId> {
+        Some(self.account.id())
+    }
+
     fn cost(&self) -> u64 {
         0
     }

@@ -122,6 +122,13 @@ impl Accounts {
         }
     }
 
+    /// Whether an account, or one above it, has this label.
+    pub(super) fn is_within(&self, id: AccountId, label: &str) -> bool {
+        let entry = |id: AccountId| self.entries.get(id);
+        std::iter::successors(entry(id), |below| below.parent.and_then(entry))
+            .any(|found| found.label == label)
+    }
+
     /// Those from an account up to the device's, that one left out, which are not above another account as well.
     fn apart(&self, from: AccountId, to: AccountId) -> Vec<AccountId> {
         let above = |id: AccountId| {

@@ -83,6 +83,7 @@ fn take_all<'a>(
 ) -> Result<Change<'a>> {
     let start = Instant::now();
     let mut late = 0;
+    let mut relief = pool.relief();
     loop {
         let mut change = Change::on(pool);
         change.announce(coming.iter().map(|(_, resuming)| resuming.missing()).sum());
@@ -95,7 +96,7 @@ fn take_all<'a>(
         if !error.is_out_of_memory() {
             return Err(error);
         }
-        let relieved = pool.relieve(error.requested_bytes());
+        let relieved = relief.once(&error);
         let left = deadline.saturating_sub(start.elapsed());
         if left.is_zero() {
             late += 1;

@@ -52,9 +52,6 @@ const RANGE: u64 = 16 << 30;
 /// Pages that were mapped behind one another, and their bytes.
 type Mapped = Vec<(PageId, u64)>;
 
-/// How often an allocation asks for memory again after somebody gave some back.
-const TRIES: u32 = 8;
-
 /// Memory with a tag that can step aside: blocks at fixed addresses, whose pages go and come.
 ///
 /// Thread-safe. Dropping the last handle ends all its blocks, paused or not, behind what their streams were given.
@@ -126,17 +123,11 @@ impl Region {
     /// Those of [`allocate`](Self::allocate).
     pub fn allocate_as(&self, bytes: u64, policy: Policy, stream: Stream) -> Result<Address> {
         let bytes = BlockBytes::round_up(bytes)?.get();
-        let pool = self.device.pool();
-        let mut tries = 0;
+        let mut relief = self.device.pool().relief();
         loop {
-            let error = match self.try_allocate(bytes, policy, stream) {
-                Err(error) if error.is_out_of_memory() && tries < TRIES => error,
+            match self.try_allocate(bytes, policy, stream) {
+                Err(error) if relief.helps_with(&error, || self.outwait(PATIENCE)) => {}
                 result => return result,
-            };
-            tries += 1;
-            let outwaited = self.outwait(PATIENCE);
-            if !pool.relieve(error.requested_bytes()) && !outwaited {
-                return Err(error);
             }
         }
     }

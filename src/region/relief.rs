@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use super::Region;
-use crate::pages::Reclaimer;
+use crate::pages::{AccountId, Reclaimer};
 
 /// How long who finds no memory waits for streams that still use freed blocks.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
@@ -30,6 +30,10 @@ impl Region {
 impl Reclaimer for Region {
     fn reclaim(&self, _bytes: u64) -> u64 {
         self.give_up_freed(PATIENCE)
+    }
+
+    fn account(&self) -> Option<AccountId> {
+        Some(self.account.id())
     }
 
     fn cost(&self) -> u64 {

@@ -18,8 +18,6 @@ pub(crate) const SLOTS: usize = 3;
 const LONGEST: u64 = 16 << 20;
 /// How many pages the longest unit has at least there, as far as the granularity allows it.
 const PAGES: u64 = 8;
-/// How often memory is asked for again after somebody gave some back.
-const TRIES: u32 = 8;
 
 impl Device {
     /// A ring over these units, in the order of use: addresses for each, pages for the slots and for the resident ones. Nothing is copied yet.
@@ -55,15 +53,11 @@ impl Device {
         let limits = Limits { most: options.budget_bytes, least: 0 };
         let account = self.account(&format!("ring {id} {:?}", options.name), options.account, limits)?;
         let wanted = Wanted { id, units, page, schedule: &schedule, offsets: &offsets, account: &account };
-        let mut tries = 0;
+        let mut relief = self.pool().relief();
         let range = loop {
-            let error = match wanted.build(self, end) {
-                Ok(range) => break range,
-                Err(error) => error,
-            };
-            tries += 1;
-            if !error.is_out_of_memory() || tries > TRIES || !self.pool().relieve(error.requested_bytes()) {
-                return Err(error);
+            match wanted.build(self, end) {
+                Err(error) if relief.helps(&error) => {}
+                result => break result?,
             }
         };
         for adjustment in schedule.adjustments() {

@@ -21,9 +21,6 @@ use crate::pages::{Calls, Capturing, Change, Fence, Holder, NamedStream, PageId,
 use crate::sync::{Mutex, MutexGuard};
 use crate::units::{Address, BlockBytes, Stream};
 
-/// How often an allocation or a seal asks for memory again after somebody gave some back.
-const TRIES: u32 = 8;
-
 /// What changes under a space's lock.
 pub(super) struct State {
     pub(super) phase: Phase,
@@ -299,17 +296,11 @@ impl Core {
 impl Common {
     /// Repeats what fails for lack of memory as long as somebody gives some back. The caller holds no lock.
     pub(super) fn relieved<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
-        let mut tries = 0;
+        let mut relief = self.pool().relief();
         loop {
-            let result = work();
-            match &result {
-                Err(error) if error.is_out_of_memory() && tries < TRIES => {
-                    tries += 1;
-                    if !self.pool().relieve(error.requested_bytes()) {
-                        return result;
-                    }
-                }
-                _ => return result,
+            match work() {
+                Err(error) if relief.helps(&error) => {}
+                result => return result,
             }
         }
     }

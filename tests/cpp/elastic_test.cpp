@@ -486,6 +486,14 @@ TEST(Elastic, AnEnginesCacheMakesRoomForACapture) {
         EXPECT_EQ(cache.stats().blocks, 40U);
         space.free(block);
     }
+    // Where the arena's own budget is short, the cache's memory would not help.
+    {
+        const vmmgraph::Reclaimer engine(device, [&](std::uint64_t bytes) { return asked.push_back(bytes), bytes; }, 7);
+        arena.set_budget(MiB);
+        auto space = arena.open_space();
+        EXPECT_THROW(static_cast<void>(space.allocate(4 * MiB, nullptr)), vmmgraph::OutOfMemory);
+        arena.set_budget(0);
+    }
     // It is not asked any more.
     auto space = arena.open_space();
     EXPECT_THROW(static_cast<void>(space.allocate(8 * MiB, nullptr)), vmmgraph::OutOfMemory);

@@ -24,7 +24,7 @@ use serde::Serialize;
 use super::layout::Layout;
 use super::{Common, next_space};
 use crate::error::{Error, Result};
-use crate::pages::{Fence, Holder, Mark, NamedStream, PageNo, Reclaimer};
+use crate::pages::{AccountId, Fence, Holder, Mark, NamedStream, PageNo, Reclaimer};
 use crate::sync::{Mutex, thread_token};
 use crate::units::{Address, BlockBytes, Stream};
 
@@ -206,6 +206,10 @@ impl Reclaimer for EagerSpace {
             self.common.pool().finish_waiting(std::time::Duration::from_secs(2));
         }
         free(self.common.pool()).saturating_sub(before)
+    }
+
+    fn account(&self) -> Option<AccountId> {
+        Some(self.common.shared.account().id())
     }
 
     fn cost(&self) -> u64 {
