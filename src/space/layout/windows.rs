@@ -37,7 +37,7 @@ impl Window {
 struct Size {
     /// Their numbers, oldest first.
     windows: Vec<usize>,
-    /// Those in which no block of their own lies; others' may, on the same pages.
+    /// Those at whose beginning none of their blocks lies; blocks of other windows may be on the same pages.
     vacant: Bits,
 }
 
@@ -68,7 +68,7 @@ impl Windows {
         number
     }
 
-    /// Says whether a window's own block lies in it.
+    /// Says whether no block lies in a window that was put into it.
     pub(super) fn set_vacant(&mut self, number: u32, vacant: bool) {
         let (size, place) = self.all[number as usize].size;
         self.sizes[size].vacant.set(place, vacant);
