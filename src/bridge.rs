@@ -34,8 +34,8 @@ mod ffi {
         fn idle_bytes(device: i32) -> u64;
         /// Rings of a CUDA device, if it is open, that have units which stream; below 0: of the process's host device, which tests without a GPU have.
         fn streaming_rings(device: i32) -> u64;
-        /// Gives back what nobody uses of a CUDA device, if it is open; bytes. Waits for the device no longer than so many milliseconds.
-        fn give_back(device: i32, milliseconds: u64) -> u64;
+        /// Gives back what nobody uses of a CUDA device, if it is open; bytes. Waits for nothing.
+        fn give_back(device: i32) -> u64;
         /// Gives back what nobody uses of a CUDA device, if it is open, and asks reclaimers for what is missing of so many bytes; whether it is worth
         /// trying again. Waits for the device no longer than so many milliseconds, and as long for what they gave.
         fn make_room(device: i32, bytes: u64, milliseconds: u64) -> bool;
@@ -212,13 +212,13 @@ fn streaming_rings(device: i32) -> u64 {
     of_device(choice, device.max(0), Device::streaming_rings)
 }
 
-fn give_back(device: i32, milliseconds: u64) -> u64 {
-    of_device(DriverChoice::CUDA, device, |device| device.give_back(Duration::from_millis(milliseconds)))
+fn give_back(device: i32) -> u64 {
+    of_device(DriverChoice::CUDA, device, |device| device.give_back(Duration::ZERO))
 }
 
 fn make_room(device: i32, bytes: u64, milliseconds: u64) -> bool {
     let limit = Duration::from_millis(milliseconds);
-    of_device(DriverChoice::CUDA, device, |device| u64::from(device.make_room(bytes, limit))) > 0
+    of_device(DriverChoice::CUDA, device, |device| device.make_room(bytes, limit))
 }
 
 fn admit(device: i32, peer: i32) -> i32 {
@@ -226,14 +226,14 @@ fn admit(device: i32, peer: i32) -> i32 {
     guarded(|| (), || Device::admit_to(platform, device, Peers::one(peer)))
 }
 
-/// A number of a platform's device; 0 if it is not open.
-fn of_device(choice: DriverChoice<'static>, device: i32, number: impl FnOnce(&Device) -> u64) -> u64 {
-    let DriverChoice::Named(platform) = choice else { return 0 };
-    let mut found = 0;
+/// What a platform's device answers; 0 or no if it is not open.
+fn of_device<T: Default>(choice: DriverChoice<'static>, device: i32, ask: impl FnOnce(&Device) -> T) -> T {
+    let mut found = T::default();
+    let DriverChoice::Named(platform) = choice else { return found };
     guarded(
         || (),
         || {
-            found = Device::opened(platform, device).map_or(0, |device| number(&device));
+            found = Device::opened(platform, device).map_or_else(T::default, |device| ask(&device));
             Ok(())
         },
     );

@@ -36,14 +36,15 @@ impl Reclaimer for Exact {
     }
 }
 
+/// What the device may have at first. It is there: what is asked for is what is missing beyond it.
+const THERE: u64 = 6 * MIB;
+
 /// Does something for which `missing` bytes are missing that somebody has, twice: with all of them there, and with a page too few.
 fn short_of<T>(what: &str, missing: u64, work: impl Fn(&Arc<Device>) -> Result<T>) {
     for enough in [true, false] {
         let device = Device::with_driver(Arc::new(HostDriver::new(0, HostOptions::default()).unwrap()));
-        // Some of it is there: what is asked for is what is missing beyond that.
-        let there = 6 * MIB;
-        device.set_budget(Some(there));
-        let left = missing - there - if enough { 0 } else { 2 * MIB };
+        device.set_budget(Some(THERE));
+        let left = missing - THERE - if enough { 0 } else { 2 * MIB };
         let exact =
             Arc::new(Exact { device: Arc::downgrade(&device), asked: Mutex::default(), left: left.into() });
         let reclaimer: Arc<dyn Reclaimer> = exact.clone();
@@ -61,6 +62,13 @@ fn short_of<T>(what: &str, missing: u64, work: impl Fn(&Arc<Device>) -> Result<T
         device.trim().unwrap();
         assert_eq!(device.pool().audit_idle(), Ok(()), "{what}");
     }
+}
+
+/// The device may have no more than at first, and none of it is free.
+fn short_again(device: &Device) -> Result<()> {
+    device.trim()?;
+    device.set_budget(Some(THERE));
+    Ok(())
 }
 
 /// An arena of pages of 2 MiB.
@@ -133,8 +141,7 @@ fn a_region_that_comes_back() {
             region.allocate(50 * MIB, STREAM)?;
         }
         region.pause(Fence::default())?;
-        device.trim()?;
-        device.set_budget(Some(6 * MIB));
+        short_again(device)?;
         region.resume(Duration::ZERO)
     });
 }
@@ -149,8 +156,7 @@ fn an_arena_that_comes_back() {
         space.free(block)?;
         space.seal()?;
         arena.pause(Fence::default())?;
-        device.trim()?;
-        device.set_budget(Some(6 * MIB));
+        short_again(device)?;
         arena.resume(Duration::ZERO)
     });
 }

@@ -41,7 +41,7 @@ public:
         }
         // Torch then looks into its cache again, where nothing has come: its own next step finds the memory.
         if (idle > free / 8) {
-            static_cast<void>(bridge::give_back(device, 0));
+            static_cast<void>(bridge::give_back(device));
         }
         return false;
     }

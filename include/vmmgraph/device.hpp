@@ -121,10 +121,10 @@ private:
 };
 
 // A function that is asked for memory when a device or its budget is short, before a call fails, as long as this lives; not where the budget of an arena
-// or a buffer is, since only memory of that would help. It is told how many bytes are
-// missing and returns how many it gave back; what it throws counts as 0. It is called from whichever thread runs short, by several at once, with no lock of the
-// library's held, also while that thread captures (so it must not synchronize there), and may call everything. Those that cost least are asked first:
-// 0 is what the library's regions and elastic memory do not use any more, 1 what is kept for eager work.
+// or a buffer is, since only memory of that would help. It is told how many bytes are missing and returns how many it gave back; what it throws counts
+// as 0. It is called from whichever thread runs short, by several at once, with no lock of the library's held, also while that thread captures (so it
+// must not synchronize there), and may call everything. Those that cost least are asked first: 0 is what the library's regions and elastic memory do
+// not use any more, 1 what is kept for eager work.
 class Reclaimer {
 public:
     using Function = std::function<std::uint64_t(std::uint64_t bytes)>;

@@ -45,7 +45,8 @@ impl Reclaimer for Asked {
 }
 
 /// Asks `reclaim` for memory when the device or its budget is short, before a call fails: for an engine's caches, prefixes of prompts, idle models. Not
-/// where the budget of an arena, a region, a buffer or a ring is, since only memory of that would help. It is told of all that the call lacks, in bytes, and may be called again for the same call, eight times at most, as long as somebody gave something.
+/// where the budget of an arena, a region, a buffer or a ring is, since only memory of that would help. It is told of all that the call lacks, in bytes,
+/// and may be called again for the same call as long as somebody gave something: eight times at most, and for a resume until its deadline.
 ///
 /// It is called from whichever thread runs short, by several at once, with no lock of the library's held, also while that thread captures: so it must not
 /// synchronize with the device there. It may call every function: shrink a cache, free blocks, destroy spaces and regions; what runs short on its

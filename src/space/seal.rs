@@ -186,20 +186,22 @@ impl Core {
         let mut exchange =
             Exchange { core: self, change, policy, next: slabs, shown, told, fillers: HashSet::new() };
         let remote = layout.remote_tiles();
+        let units: Vec<_> = (0..state.ranges.len()).map(|number| layout.units(number)).collect();
         let done = (|| {
             let mut tiles = Vec::new();
             for (number, range) in state.ranges.iter().enumerate() {
-                let units = layout.units(number);
+                let units = &units[number];
                 for mapped in range.mapped() {
                     let unit = |at: u64| ((at / small) as usize).min(units.len());
                     let units = &units[unit(mapped.offset)..unit(mapped.offset + mapped.bytes)];
                     let remote = remote.contains(&(number, mapped.offset));
-                    if !exchange.keeps_its_page(&mapped, units, remote)? {
-                        tiles.push(Tile { range: range.id(), mapped, units: units.to_vec(), remote });
+                    let tile = Tile { range: range.id(), mapped, units, remote };
+                    if !exchange.keeps_its_page(&tile)? {
+                        tiles.push(tile);
                     }
                 }
             }
-            let fresh = tiles.iter().flat_map(|tile| &tile.units).filter(|unit| **unit != Unit::Idle).count();
+            let fresh = tiles.iter().flat_map(|tile| tile.units).filter(|unit| **unit != Unit::Idle).count();
             exchange.change.announce(fresh as u64 * small);
             tiles.iter().try_for_each(|tile| exchange.exchange(tile))
         })();
@@ -269,32 +271,33 @@ struct Exchange<'a> {
     fillers: HashSet<PageId>,
 }
 
-/// A page whose memory under retained blocks is to be the space's own, where it shows, and how its addresses are used.
-struct Tile {
+/// Where a page shows, and how its addresses are used.
+struct Tile<'a> {
     range: RangeId,
     mapped: Mapping,
-    units: Vec<Unit>,
+    units: &'a [Unit],
     remote: bool,
 }
 
-impl Tile {
-    /// All of it is retained.
-    fn is_wholly(units: &[Unit], small: u64, bytes: u64) -> bool {
-        units.len() as u64 * small >= bytes && units.iter().all(|unit| *unit == Unit::Retained)
+impl Tile<'_> {
+    /// Whether all of it is retained, by units of so many bytes.
+    fn is_wholly_retained(&self, small: u64) -> bool {
+        let covered = self.units.len() as u64 * small >= self.mapped.bytes;
+        covered && self.units.iter().all(|unit| *unit == Unit::Retained)
     }
 }
 
 impl Exchange<'_> {
-    /// Whether a page whose addresses are used like this may stay there: no retained block is on it, or it is the space's own now.
-    fn keeps_its_page(&mut self, mapped: &Mapping, units: &[Unit], remote: bool) -> Result<bool> {
-        let Mapping { bytes, page, .. } = *mapped;
+    /// Whether its page may stay there: no retained block is on it, or it is the space's own now.
+    fn keeps_its_page(&mut self, tile: &Tile) -> Result<bool> {
+        let page = tile.mapped.page;
         let shared = &self.core.common.shared;
-        if !units.contains(&Unit::Retained) || remote && self.policy == RetainPolicy::ShareRemote {
+        if !tile.units.contains(&Unit::Retained) || tile.remote && self.policy == RetainPolicy::ShareRemote {
             return Ok(true);
         }
         let driver = self.core.common.pool().driver();
         let exchanges = self.policy != RetainPolicy::InPlace && driver.capabilities().replace_under_graph;
-        let wholly = Tile::is_wholly(units, shared.geometry().small(), bytes);
+        let wholly = tile.is_wholly_retained(shared.geometry().small());
         // A page that only this space shows, all of it retained, changes hands: no call to the driver. Its number is for another.
         if (wholly || !exchanges) && self.change.hand_over(page, shared.holder(), self.core.own(), true) {
             return Ok(true);
@@ -314,10 +317,10 @@ impl Exchange<'_> {
 
     /// Gives a tile pages of the space's own under what is retained, and other small pages under what passed.
     fn exchange(&mut self, tile: &Tile) -> Result<()> {
-        let Tile { range, mapped: Mapping { offset, bytes, .. }, units, remote } = tile;
+        let Tile { range, mapped: Mapping { offset, bytes, .. }, units, remote } = *tile;
         let shared = &self.core.common.shared;
         let small = shared.geometry().small();
-        let wholly = Tile::is_wholly(units, small, *bytes);
+        let wholly = tile.is_wholly_retained(small);
         // New pages first: that may fail, and then there is nothing to undo at the driver.
         let mut parts = Vec::new();
         let mut at = 0;
@@ -342,7 +345,7 @@ impl Exchange<'_> {
                         pages.push(page);
                         self.next += 1;
                     }
-                    if *remote {
+                    if remote {
                         self.fillers.extend(&pages);
                     }
                     parts.push((offset + at, pages));
@@ -350,7 +353,7 @@ impl Exchange<'_> {
             }
             at += length;
         }
-        self.change.unmap(*range, *offset, *bytes)?;
-        parts.iter().try_for_each(|(at, pages)| self.change.map(*range, *at, pages))
+        self.change.unmap(range, offset, bytes)?;
+        parts.iter().try_for_each(|(at, pages)| self.change.map(range, *at, pages))
     }
 }
