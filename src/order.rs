@@ -60,8 +60,8 @@ pub struct ReplayOrder {
     contents: Mutex<Fence>,
     /// Launches so far; written by whoever has the turn.
     replays: AtomicU64,
-    /// The stream of a turn that [`enter`](Self::enter) took, until [`leave`](Self::leave).
-    entered: Mutex<Option<NamedStream>>,
+    /// What [`on`](Self::on) will say behind the turn that [stayed](Entered::stay), until [`leave`](Self::leave).
+    entered: Mutex<Option<u64>>,
     /// In a serial order.
     serial: Option<Serial>,
     /// Where ranks compare what they launched.
@@ -89,8 +89,8 @@ struct Last {
 #[derive(Debug)]
 pub(crate) struct Entered<'a> {
     order: &'a ReplayOrder,
-    /// Where it launches; `None`: it was refused.
-    stream: Option<NamedStream>,
+    /// What [`ReplayOrder::on`] says behind it; [`MARKED`]: it launches nothing.
+    on: u64,
 }
 
 impl ReplayOrder {
@@ -192,12 +192,12 @@ impl ReplayOrder {
     /// # Errors
     /// As [`leave`](Self::leave).
     pub(crate) fn leave_of(&self, thread: u64) -> Result<()> {
-        let stream =
+        let on =
             if self.turn.is_of(thread) { self.entered.lock().take() } else { None }.ok_or_else(|| {
                 let expected = "entered on this thread before";
                 Error::WrongState { what: "a replay", expected, found: "left" }
             })?;
-        drop(Entered { order: self, stream: Some(stream) });
+        drop(Entered { order: self, on });
         Ok(())
     }
 
@@ -210,7 +210,7 @@ impl ReplayOrder {
         prepare: impl FnOnce() -> Result<()>,
     ) -> Result<Entered<'_>> {
         self.turn.take()?;
-        let mut entered = Entered { order: self, stream: None };
+        let mut entered = Entered { order: self, on: MARKED };
         let gate = self.gate.load(Ordering::SeqCst);
         if gate == SHUT {
             return Err(Error::WrongState { what: "the arena", expected: "resident", found: "paused" });
@@ -236,7 +236,7 @@ impl ReplayOrder {
         if let Some(check) = &self.check {
             check.note(key());
         }
-        entered.stream = Some(named);
+        entered.on = unmarked(named);
         self.replays.store(self.replays() + 1, Ordering::Relaxed);
         Ok(entered)
     }
@@ -247,7 +247,7 @@ impl ReplayOrder {
     /// [`Error::WrongState`] if this would wait for itself.
     pub(crate) fn between<T>(&self, work: impl FnOnce() -> T) -> Result<T> {
         self.turn.take()?;
-        let _given_back = Entered { order: self, stream: None };
+        let _given_back = Entered { order: self, on: MARKED };
         Ok(work())
     }
 
@@ -285,10 +285,10 @@ impl ReplayOrder {
 
     /// Puts a mark behind everything replayed so far, unless there is one.
     fn mark_last(&self, last: &mut Last) -> Result<Option<Mark>> {
-        let on = self.on.swap(MARKED, Ordering::SeqCst);
-        if on == MARKED {
+        if self.on.load(Ordering::SeqCst) == MARKED {
             return Ok(last.mark.clone());
         }
+        let on = self.on.swap(MARKED, Ordering::SeqCst);
         match self.events.record_named(last.stream) {
             Ok(mark) => {
                 if let Some(promise) = last.promise.take() {
@@ -334,17 +334,19 @@ impl ReplayOrder {
 impl Entered<'_> {
     /// It lasts until [`ReplayOrder::leave`].
     pub(crate) fn stay(self) {
-        *self.order.entered.lock() = self.stream;
+        *self.order.entered.lock() = Some(self.on);
         std::mem::forget(self);
     }
 }
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        if let Some(stream) = self.stream {
-            // Also where a mark was taken meanwhile, which may not be behind the launch.
-            self.order.on.store(unmarked(stream), Ordering::SeqCst);
-            if !stream.is_everywhere()
+        if self.on != MARKED {
+            // Where a mark was taken meanwhile, which may not be behind the launch.
+            if self.order.on.load(Ordering::SeqCst) != self.on {
+                self.order.on.store(self.on, Ordering::SeqCst);
+            }
+            if self.on == ELSEWHERE
                 && let Err(error) = self.order.mark_last(&mut self.order.last.lock())
             {
                 tracing::warn!(%error, "a replay on a default stream of a thread or context could not be marked; only there it can be");

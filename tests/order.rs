@@ -70,6 +70,30 @@ fn the_same_stream_costs_no_driver_call_and_another_one_waits_for_an_event() {
     drop((third, fourth));
 }
 
+/// From entering, when it is on the stream already, and from marked.
+#[test]
+fn a_mark_that_another_thread_takes_during_a_launch_does_not_cover_it() {
+    for replayed_before in [true, false] {
+        let (driver, arena) = logged();
+        let space = sealed(&arena);
+        if replayed_before {
+            space.replay(A, || ()).unwrap();
+        }
+        let _ = driver.take_log();
+        let record = |number| format!("event_record Event({number}) Stream(160)");
+        let marked = |number| vec!["event_create".to_owned(), record(number)];
+        space
+            .replay(A, || {
+                std::thread::scope(|threads| threads.spawn(|| arena.mark().unwrap()).join().unwrap());
+                assert_eq!(driver.take_log(), marked(1));
+            })
+            .unwrap();
+        // What the launch gave to the stream came behind that mark, or may have.
+        let wait = "event_wait Event(2) Stream(176)".to_owned();
+        space.replay(B, || assert_eq!(driver.take_log(), [marked(2), vec![wait]].concat())).unwrap();
+    }
+}
+
 #[test]
 fn what_a_replayed_space_leaves_is_unmapped_when_the_replays_are_done_and_nobody_waits_for_that() {
     let (driver, arena) = logged();

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::block::{Origin, Origins};
@@ -80,6 +80,8 @@ pub(crate) struct Core {
     pub(super) id: u64,
     pub(super) common: Arc<Common>,
     pub(super) state: Mutex<State>,
+    /// Set at the seal, and never taken back: what is replayed exists.
+    pub(super) sealed: AtomicBool,
     /// The version of the shared set at which all it shows was the arena's.
     pub(super) seen: AtomicU64,
 }
@@ -89,6 +91,11 @@ impl Core {
     pub(super) fn order_key(&self) -> u64 {
         let state = self.state.lock();
         if state.order_key == 0 { state.layout_hash.get() } else { state.order_key }
+    }
+
+    /// That its graph may be replayed, without the lock where it may.
+    pub(super) fn require_sealed(&self) -> Result<()> {
+        if self.sealed.load(Ordering::Acquire) { Ok(()) } else { self.state.lock().require(Phase::Sealed) }
     }
 
     /// Who has the pages that are this space's own.
@@ -170,6 +177,7 @@ impl Core {
     }
 
     /// As [`Common::relieved`], and says for whom memory was wanted. The caller holds no lock.
+    #[inline]
     pub(super) fn relieved<T>(&self, work: impl FnMut() -> Result<T>) -> Result<T> {
         self.common.relieved(work).map_err(|error| error.of_space(self.label().as_deref()))
     }
@@ -295,6 +303,7 @@ impl Core {
 
 impl Common {
     /// Repeats what fails for lack of memory as long as somebody gives some back. The caller holds no lock.
+    #[inline]
     pub(super) fn relieved<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
         let mut relief = self.pool().relief();
         loop {

@@ -134,8 +134,11 @@ impl Drop for Space {
 impl Drop for Core {
     fn drop(&mut self) {
         let common = &self.common;
-        common.retired.lock().remove(&self.id);
         let state = self.state.get_mut();
+        // Else no graph of it went before.
+        if !matches!(state.phase, Phase::Open | Phase::Sealed) {
+            common.retired.lock().remove(&self.id);
+        }
         let (usage, kept) = (state.usage(), state.kept.usage());
         if state.ranges.is_empty() && kept.allocations == 0 {
             return;

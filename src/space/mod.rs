@@ -291,7 +291,13 @@ impl Space {
             events: common.trace_events.load(Ordering::Relaxed).then(Events::default),
             origins: common.trace_blocks.then(HashMap::new),
         };
-        let core = Core { id, common: Arc::clone(common), state: Mutex::new(state), seen };
+        let core = Core {
+            id,
+            common: Arc::clone(common),
+            state: Mutex::new(state),
+            sealed: AtomicBool::new(false),
+            seen,
+        };
         let space = Arc::new(Self { core: Arc::new(core) });
         common.spaces.lock().insert(id, Arc::downgrade(&space));
         Ok(space)
@@ -400,7 +406,7 @@ impl Space {
     /// budget, or what the driver says, if pages that eager work keeps had to be replaced. `launch` was not called then.
     pub fn replay<T>(&self, stream: Stream, launch: impl FnOnce() -> T) -> Result<T> {
         self.core.common.usable()?;
-        self.core.state.lock().require(Phase::Sealed)?;
+        self.core.require_sealed()?;
         if self.core.common.poison {
             return self.replay_over(POISON, stream, launch);
         }
@@ -415,7 +421,7 @@ impl Space {
     /// As [`replay`](Self::replay); there is nothing to leave then.
     pub fn enter(&self, stream: Stream) -> Result<()> {
         self.core.common.usable()?;
-        self.core.state.lock().require(Phase::Sealed)?;
+        self.core.require_sealed()?;
         self.core.enter(stream)?.stay();
         if self.core.common.poison {
             return self.fill_shared(POISON, stream).inspect_err(|_| {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::{Phase, Space};
+use super::Space;
 use crate::error::{Error, Result};
 use crate::units::{Address, Stream};
 
@@ -48,7 +48,7 @@ impl Space {
     ) -> Result<Option<Difference>> {
         let common = &self.core().common;
         common.usable()?;
-        self.core().state.lock().require(Phase::Sealed)?;
+        self.core().require_sealed()?;
         let pool = common.pool();
         let mut seen: Vec<Vec<u8>> = Vec::new();
         for pattern in [POISON, ANTIDOTE] {

@@ -42,6 +42,7 @@ impl Recalls {
 impl Common {
     /// Does something again behind a recall of the leases in its way, if the arena is to wait for that. The caller holds no lock; it may
     /// have the arena's turn. Costs nothing where nothing is on lease.
+    #[inline]
     pub(super) fn recalled<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
         let mut since: Option<Instant> = None;
         loop {

@@ -12,6 +12,7 @@
 //! ```
 
 use std::collections::HashSet;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -146,6 +147,7 @@ impl Core {
         let parked = state.usage();
         state.placement.seal();
         state.phase = Phase::Sealed;
+        self.sealed.store(true, Ordering::Release);
         state.opened = None;
         state.told = HashSet::new();
         state.ranges.shrink_to_fit();
