@@ -152,3 +152,45 @@ fn a_mark_behind_a_capture_frees_what_waits_from_the_stream() {
     drop((arena, device));
     assert_eq!(host.leftovers(), [0; 4]);
 }
+
+/// A block is freed while its reader is captured, in every way that a block can go. Behind the capture a mark has it recorded, and the reader's stream may go.
+#[test]
+fn a_mark_behind_a_capture_frees_what_waits_from_a_reader() {
+    for (kept, graph_first, alive) in [false, true]
+        .into_iter()
+        .flat_map(|kept| [(kept, true, false), (kept, false, true), (kept, false, false)])
+    {
+        let (host, faulty, device) = device();
+        let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+        let space = arena.open_space().unwrap();
+        let tensors = VmmTorchAllocator::new(&space);
+        let block = if kept { space.allocate_kept(4096, A) } else { space.allocate(4096, A) }.unwrap();
+        space.seal().unwrap();
+        space.replay(A, || ()).unwrap();
+        tensors.record_stream(block, SIDE).unwrap();
+        faulty.set_capturing(SIDE, true);
+        let mut graph = (!graph_first).then_some(space);
+        tensors.free(block, &[]).unwrap();
+        if !alive {
+            graph = None;
+        }
+        drop(tensors);
+        faulty.set_capturing(SIDE, false);
+        faulty.set_busy(true);
+        arena.mark().unwrap();
+        // Its handle comes back for a stream that is captured: nobody asks it any more.
+        faulty.set_capturing(SIDE, true);
+        faulty.set_busy(false);
+        drop(graph);
+        arena.trim().unwrap();
+        let stats = device.stats();
+        assert_eq!(
+            (stats.pending, stats.mappings, stats.physical_bytes),
+            (0, 0, 0),
+            "{kept} {graph_first} {alive}"
+        );
+        assert_eq!(faulty.broken_captures(), [""; 0]);
+        drop((arena, device));
+        assert_eq!(host.leftovers(), [0; 4]);
+    }
+}
