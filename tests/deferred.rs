@@ -134,23 +134,26 @@ fn a_page_of_two_blocks_waits_for_the_readers_of_both() {
 
 #[test]
 fn a_mark_behind_a_capture_frees_what_waits_from_the_stream() {
-    let (host, faulty, device) = device();
-    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
-    let space = sealed(&arena);
-    let stream = vmmgraph_testkit::stream(0xa0);
-    space.replay(stream, || ()).unwrap();
-    faulty.set_capturing(stream, true);
-    drop(space);
-    assert_eq!(device.stats().pending, 1);
-    faulty.set_capturing(stream, false);
-    arena.mark().unwrap();
-    // The stream is destroyed, and its handle comes back for one that is captured: nobody asks it any more.
-    faulty.set_capturing(stream, true);
-    assert!(device.trim().is_ok());
-    assert_eq!((device.stats().pending, device.stats().mappings), (0, 0));
-    assert!(faulty.broken_captures().is_empty());
-    drop((arena, device));
-    assert_eq!(host.leftovers(), [0; 4]);
+    for of_space in [false, true] {
+        let (host, faulty, device) = device();
+        let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+        let [space, other] = [0, 1].map(|_| sealed(&arena));
+        let stream = vmmgraph_testkit::stream(0xa0);
+        space.replay(stream, || ()).unwrap();
+        faulty.set_capturing(stream, true);
+        drop(space);
+        assert_eq!(device.stats().pending, 1);
+        faulty.set_capturing(stream, false);
+        if of_space { other.mark() } else { arena.mark() }.unwrap();
+        // The stream is destroyed, and its handle comes back for one that is captured: nobody asks it any more.
+        faulty.set_capturing(stream, true);
+        drop(other);
+        assert!(device.trim().is_ok());
+        assert_eq!((device.stats().pending, device.stats().mappings), (0, 0));
+        assert!(faulty.broken_captures().is_empty());
+        drop((arena, device));
+        assert_eq!(host.leftovers(), [0; 4]);
+    }
 }
 
 /// A block is freed while its reader is captured, in every way that a block can go. Behind the capture a mark has it recorded, and the reader's stream may go.

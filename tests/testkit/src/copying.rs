@@ -60,6 +60,12 @@ impl CopyingDriver {
         self.state.lock().nodes.len() as u64
     }
 
+    /// What a launch that is given now copies: to, from and bytes of each node in the order of the capture; `None`: left out.
+    #[must_use]
+    pub fn told(&self) -> Vec<Option<(Address, usize, usize)>> {
+        self.state.lock().told.values().copied().collect()
+    }
+
     /// Does half of one of the executable's copies, as it was told by now: a copy takes time.
     ///
     /// # Errors

@@ -1,0 +1,226 @@
+//! A captured step is launched beside eager work, stores and writes, over streams that do their work late and beside each other: there a wait that is
+//! missing is wrong bytes, sooner or later.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use vmmgraph::driver::{Executable, HostDriver};
+use vmmgraph::ring::HostRun;
+use vmmgraph::{
+    Device, ElasticBuffer, ElasticOptions, Error, HostBuffer, HostOptions, Pinning, Ring, RingCaptureOptions,
+    RingGraph, RingOptions, RingUnit, Stream,
+};
+use vmmgraph_testkit::{CopyingDriver, ReorderingDriver, stream};
+
+const PAGE: u64 = 4096;
+const UNITS: usize = 5;
+const CAPTURED: Stream = stream(0xc0);
+const STREAMS: [Stream; 3] = [stream(0xa0), stream(0xb0), stream(0xd0)];
+
+/// Whose waits are lost.
+type Losing = fn(Stream) -> bool;
+
+/// The same numbers from the same seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+        (self.0 >> 33) % limit
+    }
+}
+
+/// The captured step.
+struct Step {
+    graph: RingGraph,
+    executable: Executable,
+    /// How many copies come before each unit is read, in the order of the capture.
+    before: Vec<usize>,
+}
+
+struct Bench {
+    late: Arc<ReorderingDriver>,
+    copying: Arc<CopyingDriver>,
+    device: Arc<Device>,
+    ring: Arc<Ring>,
+    /// One of two units each, the last of one.
+    buffers: Vec<Arc<HostBuffer>>,
+    /// Where each unit's bytes come from: buffer and half.
+    sources: Vec<(usize, u64)>,
+    /// What is there, by buffer and half.
+    contents: Vec<[u8; 2]>,
+    /// Where what is stored is made, a page for each stream.
+    hot: ElasticBuffer,
+    wrong: Arc<AtomicU64>,
+}
+
+impl Bench {
+    fn new(host: Arc<HostDriver>, seed: u64) -> Self {
+        let late = ReorderingDriver::new(host, seed);
+        let copying = CopyingDriver::new(late.clone());
+        let device = Device::with_driver(copying.clone());
+        let options = RingOptions { slots: 2, within_step: seed % 3 == 2, ..RingOptions::default() };
+        let mut units = [RingUnit::streamed(PAGE); UNITS];
+        units[seed as usize % UNITS] = RingUnit { resident: true, ..units[0] };
+        let ring = Arc::new(device.ring(&units, &options).unwrap());
+        let buffer = |_| device.host_buffer(2 * PAGE, Pinning::Required).unwrap();
+        let buffers: Vec<_> = (0..UNITS.div_ceil(2)).map(buffer).collect();
+        let hot = device.elastic_buffer(3 * PAGE, &ElasticOptions::default()).unwrap();
+        hot.commit(0..3 * PAGE).unwrap();
+        let sources = (0..UNITS).map(|unit| (unit / 2, unit as u64 % 2)).collect();
+        let contents = vec![[0; 2]; buffers.len()];
+        let wrong = Arc::default();
+        let mut bench = Self { late, copying, device, ring, buffers, sources, contents, hot, wrong };
+        for unit in 0..UNITS {
+            let (buffer, half) = bench.sources[unit];
+            bench.write(buffer, half, unit as u8 + 1);
+            bench.set_source(unit, buffer, half);
+        }
+        bench
+    }
+
+    fn write(&mut self, buffer: usize, half: u64, byte: u8) {
+        self.buffers[buffer].write(half * PAGE, &[byte; PAGE as usize]).unwrap();
+        self.contents[buffer][half as usize] = byte;
+    }
+
+    fn set_source(&mut self, unit: usize, buffer: usize, half: u64) {
+        let source = Arc::clone(&self.buffers[buffer]);
+        self.ring.set_source(unit, &[HostRun { source, from: half * PAGE, to: 0, bytes: PAGE }]).unwrap();
+        self.sources[unit] = (buffer, half);
+    }
+
+    /// What is made on a stream goes to the host.
+    fn store(&mut self, lane: usize, buffer: usize, half: u64, byte: u8) {
+        let (at, stream) = (self.hot.base().plus(lane as u64 * PAGE), STREAMS[lane]);
+        // The last one is made in the same place: not before it is on the host.
+        self.buffers.iter().for_each(|buffer| buffer.before(stream).unwrap());
+        // SAFETY: committed.
+        self.late.launch(stream, move |driver| unsafe { driver.write(at, &[byte; PAGE as usize]) }.unwrap());
+        // SAFETY: committed, and dropped when all is done.
+        unsafe { self.buffers[buffer].store(half * PAGE, at, PAGE, stream) }.unwrap();
+        self.contents[buffer][half as usize] = byte;
+    }
+
+    /// Work of a stream that finds a unit's bytes as they are in its source now.
+    fn expect(&self, unit: usize, stream: Stream) {
+        let (buffer, half) = self.sources[unit];
+        let (at, byte) = (self.ring.address(unit).unwrap(), self.contents[buffer][half as usize]);
+        let wrong = Arc::clone(&self.wrong);
+        self.late.launch(stream, move |driver| {
+            let mut found = vec![0; PAGE as usize];
+            // SAFETY: a unit's addresses, which are mapped.
+            unsafe { driver.read(at, &mut found) }.unwrap();
+            wrong.fetch_add(u64::from(found != [byte; PAGE as usize]), Relaxed);
+        });
+    }
+
+    fn eager(&self, unit: usize, stream: Stream) {
+        self.ring.acquire(unit, stream).unwrap();
+        self.expect(unit, stream);
+        self.ring.release(unit, stream).unwrap();
+    }
+
+    fn capture(&self, tail: usize) -> Step {
+        self.copying.begin(CAPTURED);
+        self.ring.capture_begin(CAPTURED, &RingCaptureOptions { tail, most_runs: 1 }).unwrap();
+        let mut before = Vec::new();
+        for unit in 0..UNITS {
+            self.ring.acquire(unit, CAPTURED).unwrap();
+            before.push(self.copying.copies() as usize);
+            self.ring.release(unit, CAPTURED).unwrap();
+        }
+        let graph = self.ring.capture_end(CAPTURED).unwrap();
+        Step { graph, executable: self.copying.end(), before }
+    }
+
+    /// In pieces, so that other streams' work comes between them.
+    fn launch(&self, step: &Step, stream: Stream) {
+        let pieces = || {
+            let copies = self.copying.told();
+            let mut done = 0;
+            for (unit, before) in step.before.iter().copied().chain([copies.len()]).enumerate() {
+                for (to, from, bytes) in copies[done..before].iter().flatten().copied() {
+                    self.late.launch(stream, move |driver| {
+                        // SAFETY: a source stays as long as a launch that reads it.
+                        let from = unsafe { std::slice::from_raw_parts(from as *const u8, bytes) };
+                        // SAFETY: a unit's addresses, which are mapped.
+                        unsafe { driver.write(to, from) }.unwrap();
+                    });
+                }
+                done = before;
+                if unit < UNITS {
+                    self.expect(unit, stream);
+                }
+            }
+            Ok::<_, Error>(())
+        };
+        // SAFETY: the executable of the captured step, launched by one thread at a time.
+        unsafe { step.graph.launch(step.executable, stream, pieces) }.unwrap().unwrap();
+    }
+}
+
+/// How many reads found other bytes than their sources had, and how many waits were lost.
+fn run(seed: u64, losing: Option<Losing>) -> (u64, u64) {
+    let host =
+        Arc::new(HostDriver::new(0, HostOptions { granularity: PAGE, memory_bytes: 64 << 20 }).unwrap());
+    let mut bench = Bench::new(host.clone(), seed);
+    let mut random = Random(seed);
+    let step = bench.capture(seed as usize % 2);
+    if let Some(losing) = losing {
+        bench.late.lose_waits(losing);
+    }
+    for number in 0..60 {
+        let lane = random.below(3) as usize;
+        let (unit, buffer, half) = (
+            random.below(UNITS as u64) as usize,
+            random.below(bench.buffers.len() as u64) as usize,
+            random.below(2),
+        );
+        let byte = 10 + number;
+        match random.below(16) {
+            0..5 => bench.launch(&step, STREAMS[lane]),
+            5..9 => bench.eager(unit, STREAMS[lane]),
+            9..12 => bench.store(lane, buffer, half, byte),
+            12 => bench.write(buffer, half, byte),
+            13 => bench.set_source(unit, buffer, half),
+            14 => drop(bench.ring.prime().unwrap()),
+            _ => bench.ring.abort(),
+        }
+    }
+    assert_eq!(bench.ring.audit(), Ok(()));
+    let Bench { late, copying, device, ring, buffers, hot, wrong, .. } = bench;
+    if losing.is_some() {
+        late.drain();
+    }
+    drop((step, ring, buffers));
+    late.drain();
+    drop(hot);
+    if losing.is_none() {
+        device.trim().unwrap();
+        device.host_pool().trim().unwrap();
+        assert_eq!((late.failed(), device.pool().audit_idle()), (vec![], Ok(())));
+        drop((device, copying));
+        assert_eq!((host.leftovers(), host.host_leftovers()[1]), ([0; 4], 0));
+    }
+    (wrong.load(Relaxed), late.lost())
+}
+
+#[test]
+fn a_step_finds_what_its_sources_have_in_whatever_order_streams_work() {
+    for seed in 0..300 {
+        assert_eq!(run(seed, None), (0, 0), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_wait_that_is_missing_is_wrong_bytes() {
+    let of = |losing: Losing| {
+        let found = (0..20).map(|seed| run(seed, Some(losing)));
+        found.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1))
+    };
+    for losing in [|stream| STREAMS.contains(&stream), |stream| !STREAMS.contains(&stream)] as [Losing; 2] {
+        let (wrong, lost) = of(losing);
+        assert!(wrong > 0 && lost > 0, "{wrong} wrong, {lost} waits lost");
+    }
+}
