@@ -84,6 +84,8 @@ impl State {
 pub struct ReorderingDriver {
     inner: SharedDriver,
     state: Mutex<State>,
+    /// Held while a piece of work is done: what is behind it in its stream is not done meanwhile by another thread.
+    at_work: Mutex<()>,
 }
 
 impl ReorderingDriver {
@@ -91,7 +93,11 @@ impl ReorderingDriver {
     #[must_use]
     pub fn new(inner: SharedDriver, seed: u64) -> Arc<Self> {
         let random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-        Arc::new(Self { inner, state: Mutex::new(State { random, ..State::default() }) })
+        Arc::new(Self {
+            inner,
+            state: Mutex::new(State { random, ..State::default() }),
+            at_work: Mutex::default(),
+        })
     }
 
     /// Gives a stream work of the test's own.
@@ -101,6 +107,7 @@ impl ReorderingDriver {
 
     /// Does one piece of work; whether there was any that waits for nothing.
     pub fn step(&self) -> bool {
+        let _at_work = self.at_work.lock();
         let Some(work) = self.state.lock().take() else { return false };
         // Whoever gave the work promised that it can be done until the stream has done it; what is not mapped any more is refused.
         let done = match work {

@@ -1,0 +1,241 @@
+//! Regions and arenas step aside and come back while streams use them that do their work late and beside each other: there a wait that is missing is
+//! wrong bytes, or work on memory that is gone.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use vmmgraph::driver::{HostDriver, SharedDriver};
+use vmmgraph::pages::{Fence, Mark};
+use vmmgraph::{
+    Address, Device, HostOptions, Options, Policy, Ready, Region, RegionOptions, SharedVmmAllocator, Space,
+    Stream,
+};
+use vmmgraph_testkit::{FaultyDriver, MIB, ReorderingDriver, stream};
+
+const KIB: u64 = 1 << 10;
+const NOW: Duration = Duration::ZERO;
+const STREAMS: [Stream; 3] = [stream(0xa0), stream(0xb0), stream(0xd0)];
+const POLICIES: [Policy; 4] = [Policy::Discard, Policy::Zero, Policy::Backup, Policy::Keep];
+
+/// The same numbers from the same seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+        (self.0 >> 33) % limit
+    }
+
+    fn choose<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len() as u64) as usize]
+    }
+}
+
+/// Something that work is given about.
+struct Block {
+    at: Address,
+    bytes: u64,
+    /// What it has behind all work so far; `None`: anything.
+    byte: Option<u8>,
+    /// Behind all work so far.
+    mark: Option<Mark>,
+}
+
+struct Graph {
+    space: Arc<Space>,
+    passing: Vec<(Address, u64)>,
+    output: Block,
+}
+
+struct World {
+    late: Arc<ReorderingDriver>,
+    device: Arc<Device>,
+    wrong: Arc<AtomicU64>,
+}
+
+impl World {
+    fn write(&self, at: Address, bytes: u64, byte: u8, stream: Stream) {
+        let work = move |driver: &SharedDriver| {
+            // SAFETY: a live block.
+            unsafe { driver.write(at, &vec![byte; bytes as usize]) }.unwrap();
+        };
+        self.late.launch(stream, work);
+    }
+
+    fn check(&self, at: Address, bytes: u64, byte: u8, stream: Stream) {
+        let wrong = Arc::clone(&self.wrong);
+        self.late.launch(stream, move |driver| {
+            let mut found = vec![0; bytes as usize];
+            // SAFETY: a live block.
+            unsafe { driver.read(at, &mut found) }.unwrap();
+            wrong.fetch_add(u64::from(found.iter().any(|found| *found != byte)), Relaxed);
+        });
+    }
+
+    /// Looks at a block and writes it, behind what was given about it before, as a program has to say itself.
+    fn use_on(&self, block: &mut Block, stream: Stream, byte: Option<u8>) {
+        if let Some(mark) = &block.mark {
+            mark.before(stream).unwrap();
+        }
+        if let Some(byte) = block.byte {
+            self.check(block.at, block.bytes, byte, stream);
+        }
+        if let Some(byte) = byte {
+            self.write(block.at, block.bytes, byte, stream);
+            block.byte = Some(byte);
+        }
+        block.mark = Some(self.device.pool().events().record(stream).unwrap());
+    }
+
+    fn capture(&self, arena: &SharedVmmAllocator, random: &mut Random) -> Graph {
+        let space = arena.open_space().unwrap();
+        let stream = STREAMS[0];
+        let mut passing = Vec::new();
+        for bytes in [random.choose(&[40, 70, 100]) * KIB, 3 * KIB] {
+            passing.push((space.allocate(bytes, stream).unwrap(), bytes));
+        }
+        let bytes = random.choose(&[2, 20]) * KIB;
+        let output = if random.below(3) == 0 {
+            space.allocate_kept(bytes, stream).unwrap()
+        } else {
+            space.allocate(bytes, stream).unwrap()
+        };
+        passing.iter().for_each(|(at, _)| space.free(*at).unwrap());
+        space.seal().unwrap();
+        Graph { space, passing, output: Block { at: output, bytes, byte: None, mark: None } }
+    }
+
+    fn replay(&self, graph: &mut Graph, stream: Stream, byte: u8) {
+        if let Some(mark) = &graph.output.mark {
+            mark.before(stream).unwrap();
+        }
+        let launch = || {
+            for (at, bytes) in &graph.passing {
+                self.write(*at, *bytes, byte, stream);
+            }
+            for (at, bytes) in &graph.passing {
+                self.check(*at, *bytes, byte, stream);
+            }
+            self.write(graph.output.at, graph.output.bytes, byte, stream);
+        };
+        graph.space.replay(stream, launch).unwrap();
+        graph.output.byte = Some(byte);
+        graph.output.mark = Some(self.device.pool().events().record(stream).unwrap());
+    }
+}
+
+/// What is between two accesses of a program that lets its memory step aside.
+fn run(seed: u64, registered: bool) -> u64 {
+    let host =
+        Arc::new(HostDriver::new(0, HostOptions { granularity: 4096, memory_bytes: 256 * MIB }).unwrap());
+    let faulty = FaultyDriver::new(host.clone());
+    let late = ReorderingDriver::new(faulty.clone(), seed);
+    let device = Device::with_driver(late.clone());
+    if !registered {
+        // Of the contents' memory; buffers to copy through are registered.
+        faulty.arm(&[1]);
+        device.host_pool().prepare(8 * MIB).unwrap();
+        faulty.arm(&[]);
+        assert_eq!(device.host_pool().stats().registered_bytes, 0);
+    }
+    let world = World { late: late.clone(), device: device.clone(), wrong: Arc::default() };
+    let mut random = Random(seed);
+    let options = Options {
+        small_page_bytes: 4096,
+        large_page_bytes: 16 * KIB,
+        tag: "aside".to_owned(),
+        ..Options::default()
+    };
+    let arena = SharedVmmAllocator::new(&device, &options).unwrap();
+    let of_region = RegionOptions { page_bytes: 8 * KIB, ..RegionOptions::default() };
+    let region: Arc<Region> = device.region("aside", of_region).unwrap();
+    let mut graphs: Vec<Graph> = Vec::new();
+    let mut blocks: Vec<(Block, Policy)> = Vec::new();
+    let (mut paused, mut ready): (bool, Option<Ready>) = (false, None);
+    for number in 0..80_u8 {
+        let stream = random.choose(&STREAMS);
+        let behind_contents = |ready: &mut Option<Ready>| match ready {
+            Some(ready) if number % 2 == 0 => ready.before(stream).unwrap(),
+            // The region's own, by itself.
+            _ => region.before(stream).unwrap(),
+        };
+        let graph = random.below(graphs.len().max(1) as u64) as usize;
+        let block = random.below(blocks.len().max(1) as u64) as usize;
+        match random.below(20) {
+            0 | 1 if !paused && graphs.len() < 4 => graphs.push(world.capture(&arena, &mut random)),
+            2..6 if !paused && !graphs.is_empty() => world.replay(&mut graphs[graph], stream, number),
+            // Whoever reads an output after its graph's replay.
+            6 | 7 if !paused && !graphs.is_empty() => {
+                let Graph { space, output, .. } = &mut graphs[graph];
+                if let Some(ready) = &mut ready {
+                    ready.before(stream).unwrap();
+                }
+                world.use_on(output, stream, None);
+                space.record_stream(output.at, stream).unwrap();
+            }
+            8 if graphs.len() > 2 => drop(graphs.swap_remove(graph)),
+            9 | 10 if !paused && blocks.len() < 8 => {
+                let (policy, bytes) = (random.choose(&POLICIES), random.choose(&[1, 6, 30]) * KIB);
+                let at = region.allocate_as(bytes, policy, stream).unwrap();
+                let mut block = Block { at, bytes, byte: None, mark: None };
+                behind_contents(&mut ready);
+                world.use_on(&mut block, stream, Some(number));
+                blocks.push((block, policy));
+            }
+            11..15 if !paused && !blocks.is_empty() => {
+                behind_contents(&mut ready);
+                world.use_on(&mut blocks[block].0, stream, Some(number));
+                region.record_stream(blocks[block].0.at, stream).unwrap();
+            }
+            15 if blocks.len() > 3 => region.free(blocks.swap_remove(block).0.at).unwrap(),
+            16 => drop(arena.mark()),
+            17 | 18 if !paused => {
+                device.pause(&["aside"], Fence::default()).unwrap().complete().unwrap();
+                (paused, ready) = (true, None);
+                for (block, policy) in &mut blocks {
+                    match policy {
+                        Policy::Discard => block.byte = None,
+                        Policy::Zero => block.byte = Some(0),
+                        _ => {}
+                    }
+                }
+            }
+            17..20 if paused => {
+                paused = false;
+                if number % 3 == 0 {
+                    device.resume(&["aside"], NOW).unwrap();
+                } else {
+                    ready = device.resume_async(&["aside"], NOW).unwrap().1.pop();
+                }
+            }
+            _ => {}
+        }
+    }
+    late.drain();
+    assert_eq!(device.pool().audit(), Ok(()));
+    drop((graphs, arena, region, ready));
+    late.drain();
+    device.trim().unwrap();
+    device.host_pool().trim().unwrap();
+    assert_eq!((late.failed(), device.pool().audit_idle()), (vec![], Ok(())));
+    let wrong = world.wrong.load(Relaxed);
+    drop((world, device, blocks, late));
+    assert_eq!((host.leftovers(), host.host_leftovers()), ([0; 4], [0; 2]));
+    wrong
+}
+
+#[test]
+fn what_steps_aside_comes_back_in_whatever_order_streams_work() {
+    for seed in 0..100 {
+        assert_eq!(run(seed, true), 0, "seed {seed}");
+    }
+}
+
+/// The contents go through a few registered buffers, which are used again and again.
+#[test]
+fn the_same_where_host_memory_is_not_registered() {
+    for seed in 0..100 {
+        assert_eq!(run(seed, false), 0, "seed {seed}");
+    }
+}
