@@ -11,7 +11,7 @@ use vmmgraph::{
     Address, ArenaStats, Device, Error, HostOptions, Options, Policy, RegionOptions, SharedVmmAllocator,
     Space, Stream, VmmTorchAllocator,
 };
-use vmmgraph_testkit::{FaultyDriver, MIB, Stamps, stream};
+use vmmgraph_testkit::{Delay, FaultyDriver, LateDriver, MIB, ReorderingDriver, Stamps, stream};
 
 const A: Stream = Stream::LEGACY;
 const NOW: Duration = Duration::ZERO;
@@ -595,4 +595,121 @@ fn a_process_may_end_while_an_arena_is_paused() {
         .output()
         .unwrap();
     assert_eq!(child.status.code(), Some(7), "{}", String::from_utf8_lossy(&child.stdout));
+}
+
+/// How a block that a stream still reads is not known to a space any more when its arena is paused.
+#[derive(Clone, Copy, Debug)]
+enum Gone {
+    /// With its graph.
+    Retained,
+    Kept,
+    /// It outlived its scope, and is used on its own stream.
+    Outlived,
+    /// It outlived its scope and the addresses that eager work has now.
+    OldAddresses,
+}
+
+#[test]
+fn a_pause_waits_for_who_uses_blocks_that_are_gone() {
+    const SIDE: Stream = stream(7);
+    for gone in [Gone::Retained, Gone::Kept, Gone::Outlived, Gone::OldAddresses] {
+        let host = Arc::new(HostDriver::new(0, HostOptions::default()).unwrap());
+        let late = ReorderingDriver::new(host.clone(), 1);
+        let device = Device::with_driver(late.clone());
+        let arena = arena_of(&device, "graphs");
+        let read = Arc::new(AtomicBool::new(false));
+        // Long work: a few pieces of it are done whenever the driver is asked something.
+        let reads = || {
+            (0..300).for_each(|_| late.launch(SIDE, |_| ()));
+            let read = Arc::clone(&read);
+            late.launch(SIDE, move |_| read.store(true, Relaxed));
+        };
+        let other = Graph::capture(&arena, 0);
+        match gone {
+            Gone::Retained | Gone::Kept => {
+                let space = arena.open_space().unwrap();
+                let tensors = VmmTorchAllocator::new(&space);
+                let kept = matches!(gone, Gone::Kept);
+                let block =
+                    if kept { space.allocate_kept(5000, A) } else { space.allocate(5 * MIB, A) }.unwrap();
+                space.seal().unwrap();
+                reads();
+                tensors.record_stream(block, SIDE).unwrap();
+                tensors.free(block, &[]).unwrap();
+            }
+            Gone::Outlived | Gone::OldAddresses => {
+                let scope = arena.eager_scope(SIDE).unwrap();
+                let block = scope.allocate(5 * MIB).unwrap();
+                drop(scope);
+                if matches!(gone, Gone::OldAddresses) {
+                    arena.trim().unwrap();
+                }
+                // What is on that stream from now on is in no replay's order.
+                other.space.replay(A, || ()).unwrap();
+                reads();
+                arena.eager_blocks().record_stream(block, SIDE).unwrap();
+                if matches!(gone, Gone::OldAddresses) {
+                    arena.eager_blocks().free(block, &[SIDE]).unwrap();
+                }
+            }
+        }
+        arena.pause(Fence::default()).unwrap().complete().unwrap();
+        assert!(read.load(Relaxed), "{gone:?}: its memory went while it was read");
+        drop((other, arena));
+        late.drain();
+        device.trim().unwrap();
+        assert_eq!((late.failed(), device.pool().audit_idle()), (vec![], Ok(())));
+    }
+}
+
+/// A pause begins between two driver calls of a space's end: the work of a stream on its blocks must not be forgotten there.
+#[test]
+fn a_pause_in_the_middle_of_a_spaces_end_waits_for_its_readers() {
+    const SIDE: Stream = stream(7);
+    let host = Arc::new(HostDriver::new(0, HostOptions::default()).unwrap());
+    let faulty = FaultyDriver::new(Arc::new(LateDriver::new(host, Delay::Right)));
+    let device = Device::with_driver(faulty.clone());
+    let arena = arena_of(&device, "graphs");
+    let other = arena.open_space().unwrap();
+    other.allocate_kept(2000, A).unwrap();
+    other.seal().unwrap();
+    let mut found = [0_u8; 2];
+    for held in [false, true] {
+        let space = arena.open_space().unwrap();
+        let tensors = held.then(|| VmmTorchAllocator::new(&space));
+        let blocks = [space.allocate(6000, A).unwrap(), space.allocate_kept(2000, A).unwrap()];
+        space.seal().unwrap();
+        for (number, block) in blocks.into_iter().enumerate() {
+            // SAFETY: a live block, on the host driver; and a place that outlasts what is waited for below.
+            unsafe {
+                (block.0 as *mut u8).write_volatile(0x5a);
+                device.driver().copy_to_host(block, found.as_mut_ptr().add(number), 1, SIDE).unwrap();
+            }
+            space.record_stream(block, SIDE).unwrap();
+        }
+        let begun = Arc::new(AtomicBool::new(false));
+        let begin = Arc::clone(&begun);
+        faulty.set_hook(Some(Arc::new(move |_| {
+            if !begin.swap(true, Relaxed) {
+                // Enough for a pause that waits for nothing.
+                thread::sleep(Duration::from_millis(50));
+            }
+        })));
+        faulty.watch_only(Some(thread::current().id()));
+        thread::scope(|threads| {
+            threads.spawn(|| {
+                while !begun.load(Relaxed) {
+                    thread::yield_now();
+                }
+                arena.pause(Fence::default()).unwrap().complete().unwrap();
+            });
+            drop((space, tensors));
+            assert!(begun.load(Relaxed), "the end of a space asked the driver nothing");
+        });
+        faulty.set_hook(None);
+        faulty.watch_only(None);
+        device.pool().events().record(SIDE).unwrap().block().expect("memory went while it was read");
+        assert_eq!(std::mem::take(&mut found), [0x5a; 2]);
+        arena.resume(NOW).unwrap();
+    }
 }

@@ -45,6 +45,11 @@ impl Remains {
     }
 }
 
+slotmap::new_key_type! {
+    /// One thing that waits for its fence.
+    pub(super) struct DeferredId;
+}
+
 #[derive(Debug)]
 pub(super) struct Deferred {
     fence: Fence,
@@ -54,13 +59,27 @@ pub(super) struct Deferred {
 impl State {
     /// Ranges that go as a whole as soon as they can.
     pub(super) fn leaving_ranges(&self) -> impl Iterator<Item = RangeId> {
-        let waiting = self.deferred.iter().flat_map(|item| item.remains.ranges.iter());
+        let waiting = self.deferred.values().flat_map(|item| item.remains.ranges.iter());
         waiting.chain(&self.stuck).copied()
     }
 
     /// Parts of other ranges whose mappings go: the range, where from, and how many bytes.
     pub(super) fn leaving_parts(&self) -> impl Iterator<Item = (RangeId, u64, u64)> {
-        self.deferred.iter().flat_map(|item| item.remains.parts.iter().copied())
+        self.deferred.values().flat_map(|item| item.remains.parts.iter().copied())
+    }
+}
+
+impl Remains {
+    /// Whether a page of an arena shows in it that would step aside.
+    fn show(&self, state: &State, arena: u64) -> bool {
+        let ranges = self.ranges.iter().map(|range| (*range, 0, u64::MAX));
+        let parts = ranges.chain(self.parts.iter().copied());
+        let mut pages = parts.flat_map(|(range, from, bytes)| {
+            let mapped =
+                state.ranges.get(range).map(|range| range.mapped.range(from..from.saturating_add(bytes)));
+            mapped.into_iter().flatten().map(|(_, (page, _))| *page)
+        });
+        pages.any(|page| state.pages.get(page).is_some_and(|page| page.holder.movable_arena() == Some(arena)))
     }
 }
 
@@ -79,9 +98,17 @@ impl PagePool {
                 if let Err(error) = other {
                     tracing::warn!(%error, "whether something is still in use cannot be found out; asked again later");
                 }
-                self.lock().deferred.push(Deferred { fence, remains });
+                self.lock().deferred.insert(Deferred { fence, remains });
             }
         }
+    }
+
+    /// Behind what the device may still do with an arena's pages at addresses that are on their way out.
+    pub(crate) fn leaving(&self, arena: u64) -> Fence {
+        let (state, mut fence) = (self.lock(), Fence::default());
+        let items = state.deferred.values().filter(|item| item.remains.show(&state, arena));
+        items.for_each(|item| fence.join(item.fence.clone()));
+        fence
     }
 
     /// Tears something down, unless pages that show there go or come just now: then whoever moves them does it next.
@@ -93,7 +120,7 @@ impl PagePool {
             self.tear_down(remains);
             self.end_teardown(&ranges);
         } else {
-            self.lock().deferred.push(Deferred { fence: Fence::default(), remains });
+            self.lock().deferred.insert(Deferred { fence: Fence::default(), remains });
         }
         begun
     }
@@ -115,16 +142,19 @@ impl PagePool {
     /// Tears down what waits for a fence that is done; whether there was any.
     pub(crate) fn finish_done(&self) -> bool {
         self.finish_peers_done();
-        let waiting = std::mem::take(&mut self.lock().deferred);
-        if waiting.is_empty() {
-            return false;
+        // They stay in the list while the driver is asked, for whoever has to know what is waited for.
+        let waiting: Vec<_> =
+            self.lock().deferred.iter().map(|(id, item)| (id, item.fence.clone())).collect();
+        let mut done = Vec::new();
+        for (id, mut fence) in waiting {
+            let over = fence.done(self.events()).unwrap_or(false);
+            let state = &mut *self.lock();
+            if over {
+                done.extend(state.deferred.remove(id));
+            } else if let Some(item) = state.deferred.get_mut(id) {
+                item.fence = fence;
+            }
         }
-        let (mut done, mut not) = (Vec::new(), Vec::new());
-        for mut item in waiting {
-            let over = item.fence.done(self.events()).unwrap_or(false);
-            if over { &mut done } else { &mut not }.push(item);
-        }
-        self.lock().deferred.extend(not);
         let mut any = false;
         for item in done {
             any |= self.tear_down_or_keep(item.remains);
@@ -138,7 +168,7 @@ impl PagePool {
         let fences: Vec<Fence> = {
             let state = self.lock();
             let of_peers = state.foreign.fences();
-            state.deferred.iter().map(|item| item.fence.clone()).chain(of_peers).collect()
+            state.deferred.values().map(|item| item.fence.clone()).chain(of_peers).collect()
         };
         let start = Instant::now();
         for mut fence in fences {

@@ -8,7 +8,7 @@ use serde::Serialize;
 use slotmap::SlotMap;
 
 use super::account::Accounts;
-use super::deferred::Deferred;
+use super::deferred::{Deferred, DeferredId};
 use super::fence::Events;
 use super::ledger::{Holder, Tally};
 use super::lent::LentPages;
@@ -120,7 +120,7 @@ pub(super) struct State {
     pub(super) foreign: PeerPages,
     /// Ranges whose teardown it refused.
     pub(super) stuck: Vec<RangeId>,
-    pub(super) deferred: Vec<Deferred>,
+    pub(super) deferred: SlotMap<DeferredId, Deferred>,
     /// Pages on lease.
     pub(super) lent: LentPages,
     /// Bytes that the driver is being asked for.
@@ -280,7 +280,7 @@ impl PagePool {
             exported: (0, 0),
             foreign: PeerPages::default(),
             stuck: Vec::new(),
-            deferred: Vec::new(),
+            deferred: SlotMap::with_key(),
             lent: LentPages::default(),
             creating: 0,
             releasing: (0, 0),

@@ -11,16 +11,17 @@
 //! blocks stay: who knows their pages, nobody here can tell.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::presence::Stage;
-use super::{Common, Core};
+use super::{Common, Core, EagerSpace};
 use crate::error::{Error, Result};
 use crate::pages::{
     Change, Copied, Fence, Hold, Holder, HostCopy, Moved, PageId, Pausable, PauseReport, ResumeReport,
     Resuming, Standing, behind_copies,
 };
+use crate::sync::yield_now;
 
 /// What became of a page that was to go.
 struct Left {
@@ -146,26 +147,46 @@ impl Common {
         Ok(Some(Some(turn)))
     }
 
-    /// Waits for what the caller says, the replays, and what the streams noted for blocks were given.
+    /// Waits for what the caller says, the replays, and what the streams noted for blocks were given, also for blocks and spaces that are gone.
     fn wait_for_users(&self, mut fence: Fence) -> Result<()> {
         fence.join(self.order.fence());
         fence.join(self.presence.with(|aside| aside.contents.clone()));
         for core in self.cores() {
             fence.join(core.users());
         }
-        let eager = self.eager.lock().upgrade();
-        if let Some(eager) = eager {
+        if let Some(eager) = self.eager_space() {
             fence.join(eager.users());
         }
+        // Last: where what has gone meanwhile left its fences.
+        fence.join(self.heap.users());
+        fence.join(self.pool().leaving(self.number()));
         fence.block(self.pool().events(), Duration::MAX).map(drop)
     }
 
-    /// Of every space that is there, and of those whose graph is gone and whose blocks are not.
+    /// Of every space that is there, and of those whose graph is gone and whose blocks are not. Waits for those that are on their way out on other threads,
+    /// which wait for nobody.
     fn cores(&self) -> Vec<Arc<Core>> {
-        let spaces: Vec<_> = self.spaces.lock().values().filter_map(std::sync::Weak::upgrade).collect();
-        let mut cores: Vec<_> = spaces.iter().map(|space| Arc::clone(space.core())).collect();
-        cores.extend(self.retired.lock().values().filter_map(std::sync::Weak::upgrade));
-        cores
+        loop {
+            let spaces: Vec<_> = self.spaces.lock().values().map(Weak::upgrade).collect();
+            let retired: Vec<_> = self.retired.lock().values().map(Weak::upgrade).collect();
+            let spaces = spaces.iter().map(|space| space.as_ref().map(|space| Arc::clone(space.core())));
+            if let Some(all) = spaces.chain(retired).collect() {
+                return all;
+            }
+            yield_now();
+        }
+    }
+
+    /// The eager work's, if there is any. Waits as [`cores`](Self::cores) does.
+    fn eager_space(&self) -> Option<Arc<EagerSpace>> {
+        loop {
+            let known = self.eager.lock().clone();
+            let there = known.upgrade();
+            if there.is_some() || known.ptr_eq(&Weak::new()) {
+                return there;
+            }
+            yield_now();
+        }
     }
 
     /// Tells the hooks.

@@ -68,6 +68,13 @@ impl Heap {
         pool.finish(fence, remains);
     }
 
+    /// Behind what may still use what was freed.
+    pub(super) fn users(&self) -> Fence {
+        let mut fence = Fence::default();
+        self.0.lock().waiting.iter().for_each(|(waiting, _)| fence.join(waiting.clone()));
+        fence
+    }
+
     /// Takes back what is not in use any more, and gives pages back on which nothing is kept.
     pub(crate) fn settle(&self, pool: &PagePool) {
         self.0.lock().settle(pool);

@@ -121,24 +121,22 @@ fn behind_replays(common: &Common, phase: Phase, readers: Fence) -> Fence {
 
 impl Drop for Space {
     fn drop(&mut self) {
-        self.core.common.spaces.lock().remove(&self.core.id);
         // If nobody holds a block, the core goes now, and all of it at once.
         if Arc::strong_count(&self.core) > 1 {
+            let common = &self.core.common;
             // Before the core can go, since this space holds it still.
-            self.core.common.retired.lock().insert(self.core.id, Arc::downgrade(&self.core));
+            common.retired.lock().insert(self.core.id, Arc::downgrade(&self.core));
             self.core.retire();
+            common.spaces.lock().remove(&self.core.id);
         }
     }
 }
 
-impl Drop for Core {
-    fn drop(&mut self) {
+impl Core {
+    /// What is left goes behind what may still use it.
+    fn leave(&mut self) {
         let common = &self.common;
         let state = self.state.get_mut();
-        // Else no graph of it went before.
-        if !matches!(state.phase, Phase::Open | Phase::Sealed) {
-            common.retired.lock().remove(&self.id);
-        }
         let (usage, kept) = (state.usage(), state.kept.usage());
         if state.ranges.is_empty() && kept.allocations == 0 {
             return;
@@ -161,5 +159,17 @@ impl Drop for Core {
         common.shared.forget();
         common.presence.forget(common.pool(), common.device.host_pool());
         common.pool().check();
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        self.leave();
+        // Only now: a pause that finds one on its way waits until its fences are where they can be found.
+        self.common.spaces.lock().remove(&self.id);
+        // Else no graph of it went before.
+        if !matches!(self.state.get_mut().phase, Phase::Open | Phase::Sealed) {
+            self.common.retired.lock().remove(&self.id);
+        }
     }
 }

@@ -16,8 +16,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use serde::Serialize;
 
@@ -155,7 +155,8 @@ impl EagerSpace {
     pub(crate) fn users(&self) -> Fence {
         let state = self.state.lock();
         let (mut fence, events) = (Fence::default(), self.common.pool().events());
-        state.users.iter().for_each(|(_, stream)| fence.add_kept(events, *stream));
+        let streams = state.users.iter().map(|(_, stream)| stream).chain(state.outlived.values());
+        streams.for_each(|stream| fence.add_kept(events, *stream));
         state.waiting.iter().for_each(|waiting| fence.join(waiting.all()));
         state.old.iter().for_each(|old| fence.join(old.readers.clone()));
         fence
@@ -245,6 +246,8 @@ impl Drop for EagerSpace {
         }
         common.shared.forget();
         common.presence.forget(common.pool(), common.device.host_pool());
+        // Only now: a pause waits until its fences are where they can be found.
+        *common.eager.lock() = Weak::new();
         common.pool().check();
     }
 }

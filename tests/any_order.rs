@@ -1,5 +1,5 @@
-//! Regions and arenas step aside and come back while streams use them that do their work late and beside each other: there a wait that is missing is
-//! wrong bytes, or work on memory that is gone.
+//! Graphs, eager work, outputs, regions and exclusive blocks, some of which step aside and come back, over streams that do their work late and beside each
+//! other: there a wait that is missing is wrong bytes, or work on memory that is gone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -111,6 +111,9 @@ impl World {
             mark.before(stream).unwrap();
         }
         let launch = || {
+            if let Some(byte) = graph.output.byte {
+                self.check(graph.output.at, graph.output.bytes, byte, stream);
+            }
             for (at, bytes) in &graph.passing {
                 self.write(*at, *bytes, byte, stream);
             }
@@ -123,9 +126,32 @@ impl World {
         graph.output.byte = Some(byte);
         graph.output.mark = Some(self.device.pool().events().record(stream).unwrap());
     }
+
+    /// Eager work whose blocks pass, but for some; those.
+    fn eager(&self, arena: &SharedVmmAllocator, random: &mut Random, stream: Stream, byte: u8) -> Vec<Block> {
+        let scope = arena.eager_scope(stream).unwrap();
+        let mut blocks = Vec::new();
+        for _ in 0..=random.below(3) {
+            let bytes = random.choose(&[1, 9, 40, 90]) * KIB;
+            let mut block = Block { at: scope.allocate(bytes).unwrap(), bytes, byte: None, mark: None };
+            self.use_on(&mut block, stream, Some(byte));
+            if random.below(3) == 0 {
+                self.use_on(&mut block, stream, None);
+                scope.free(block.at).unwrap();
+            } else {
+                blocks.push(block);
+            }
+        }
+        let stays = random.below(3) as usize;
+        for mut block in blocks.drain(stays.min(blocks.len())..) {
+            self.use_on(&mut block, stream, None);
+            scope.free(block.at).unwrap();
+        }
+        blocks
+    }
 }
 
-/// What is between two accesses of a program that lets its memory step aside.
+/// A program that lets its memory step aside now and then; how many looks found other bytes than what it had written.
 fn run(seed: u64, registered: bool) -> u64 {
     let host =
         Arc::new(HostDriver::new(0, HostOptions { granularity: 4096, memory_bytes: 256 * MIB }).unwrap());
@@ -152,8 +178,9 @@ fn run(seed: u64, registered: bool) -> u64 {
     let region: Arc<Region> = device.region("aside", of_region).unwrap();
     let mut graphs: Vec<Graph> = Vec::new();
     let mut blocks: Vec<(Block, Policy)> = Vec::new();
+    let (mut results, mut exclusives): (Vec<Block>, Vec<Block>) = (Vec::new(), Vec::new());
     let (mut paused, mut ready): (bool, Option<Ready>) = (false, None);
-    for number in 0..80_u8 {
+    for number in 0..120_u8 {
         let stream = random.choose(&STREAMS);
         let behind_contents = |ready: &mut Option<Ready>| match ready {
             Some(ready) if number % 2 == 0 => ready.before(stream).unwrap(),
@@ -162,7 +189,7 @@ fn run(seed: u64, registered: bool) -> u64 {
         };
         let graph = random.below(graphs.len().max(1) as u64) as usize;
         let block = random.below(blocks.len().max(1) as u64) as usize;
-        match random.below(20) {
+        match random.below(30) {
             0 | 1 if !paused && graphs.len() < 4 => graphs.push(world.capture(&arena, &mut random)),
             2..6 if !paused && !graphs.is_empty() => world.replay(&mut graphs[graph], stream, number),
             // Whoever reads an output after its graph's replay.
@@ -209,8 +236,51 @@ fn run(seed: u64, registered: bool) -> u64 {
                     ready = device.resume_async(&["aside"], NOW).unwrap().1.pop();
                 }
             }
+            20 | 21 if !paused && results.len() < 6 => {
+                results.extend(world.eager(&arena, &mut random, stream, number));
+            }
+            // What eager work left is used anywhere, and freed by whoever used it last.
+            22..25 if !paused && !results.is_empty() => {
+                if let Some(ready) = &mut ready {
+                    ready.before(stream).unwrap();
+                }
+                let at = random.below(results.len() as u64) as usize;
+                let eager = arena.eager_blocks();
+                world.use_on(&mut results[at], stream, (number % 2 == 0).then_some(number));
+                match random.below(3) {
+                    0 => eager.record_stream(results[at].at, stream).unwrap(),
+                    1 => eager.free(results.swap_remove(at).at, &[stream]).unwrap(),
+                    _ => {
+                        eager.record_stream(results[at].at, stream).unwrap();
+                        eager.free(results.swap_remove(at).at, &[]).unwrap();
+                    }
+                }
+            }
+            25 if !paused && exclusives.len() < 2 => {
+                let at = arena.allocate_exclusive(8 * KIB, 0).unwrap();
+                exclusives.push(Block { at, bytes: 8 * KIB, byte: Some(0), mark: None });
+            }
+            // They stay where they are in a pause.
+            26 if !exclusives.is_empty() => world.use_on(&mut exclusives[0], stream, Some(number)),
+            27 if !exclusives.is_empty() => {
+                let block = exclusives.remove(0);
+                block.mark.iter().for_each(|mark| mark.block().unwrap());
+                arena.free_exclusive(block.at).unwrap();
+            }
+            28 if !paused => drop(arena.trim().unwrap()),
             _ => {}
         }
+    }
+    // Nothing that was written is lost.
+    if paused {
+        device.resume(&["aside"], NOW).unwrap();
+    } else if let Some(ready) = &mut ready {
+        ready.wait().unwrap();
+    }
+    let all =
+        graphs.iter_mut().map(|graph| &mut graph.output).chain(blocks.iter_mut().map(|(block, _)| block));
+    for block in all.chain(&mut results).chain(&mut exclusives) {
+        world.use_on(block, STREAMS[0], None);
     }
     late.drain();
     assert_eq!(device.pool().audit(), Ok(()));
@@ -220,7 +290,7 @@ fn run(seed: u64, registered: bool) -> u64 {
     device.host_pool().trim().unwrap();
     assert_eq!((late.failed(), device.pool().audit_idle()), (vec![], Ok(())));
     let wrong = world.wrong.load(Relaxed);
-    drop((world, device, blocks, late));
+    drop((world, device, blocks, results, exclusives, late));
     assert_eq!((host.leftovers(), host.host_leftovers()), ([0; 4], [0; 2]));
     wrong
 }
