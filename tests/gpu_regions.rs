@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys;
 use vmmgraph::driver::CudaDriver;
 use vmmgraph::pages::{CopyPath, Fence};
-use vmmgraph::{Address, Device, Policy, Region, RegionOptions, Stream};
+use vmmgraph::{
+    Address, Device, Options, Policy, Region, RegionOptions, SharedVmmAllocator, Stream, VmmTorchAllocator,
+};
 use vmmgraph_testkit::MIB;
 
 const GIB: u64 = 1 << 30;
@@ -284,6 +286,44 @@ fn contents_serve_by_tag_while_others_are_copied() {
             assert_eq!(u32::from_le_bytes(found), *word);
         }
     }
+}
+
+#[test]
+#[ignore = "SKIPPED: needs a GPU, scripts/gpu.sh runs it"]
+fn a_pause_waits_for_who_uses_blocks_that_are_gone() {
+    const BYTES: u64 = 64 * MIB;
+    let device = device();
+    let driver = device.driver();
+    let [side, other] = [0, 1].map(|_| driver.stream_create().unwrap());
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let last = arena.open_space().unwrap();
+    last.allocate_kept(MIB, other).unwrap();
+    last.seal().unwrap();
+    for kept in [false, true] {
+        let space = arena.open_space().unwrap();
+        let tensors = VmmTorchAllocator::new(&space);
+        let block =
+            if kept { space.allocate_kept(BYTES, side) } else { space.allocate(BYTES, side) }.unwrap();
+        space.seal().unwrap();
+        space.replay(side, || ()).unwrap();
+        last.replay(other, || ()).unwrap();
+        // Some 60 ms that no replay is behind. No copies: those of the pause would wait for them in the copy engine's line.
+        for _ in 0..3000 {
+            // SAFETY: a live block, and a stream of this test's.
+            unsafe { driver.fill(block, BYTES, 0x5a5a_5a5a, side) }.unwrap();
+        }
+        tensors.record_stream(block, side).unwrap();
+        tensors.free(block, &[]).unwrap();
+        drop((tensors, space));
+        let done = device.pool().events().record(side).unwrap();
+        assert!(!done.done().unwrap(), "too little work to tell");
+        arena.pause(Fence::default()).unwrap().complete().unwrap();
+        assert_eq!(done.done(), Ok(true), "kept: {kept}: memory went while it was used");
+        arena.resume(NOW).unwrap();
+    }
+    drop((last, arena));
+    // SAFETY: made above, and not used any more.
+    [side, other].into_iter().for_each(|stream| unsafe { driver.stream_destroy(stream) }.unwrap());
 }
 
 /// Takes what is free, says so, and keeps it until its input ends: another process, for
