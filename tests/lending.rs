@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use vmmgraph::driver::{HostDriver, SharedDriver};
-use vmmgraph::pages::Fence;
+use vmmgraph::pages::{Fence, Moved, PauseHooks};
 use vmmgraph::{
-    Address, Borrower, Device, ElasticBuffer, ElasticOptions, Error, HostOptions, Options,
+    Address, Borrower, Device, ElasticBuffer, ElasticOptions, Error, HostOptions, Options, RegionOptions,
     SharedVmmAllocator, Space, Stream, Vacate,
 };
 use vmmgraph_testkit::{FaultyDriver, MIB, Stamps, stream};
@@ -271,6 +271,47 @@ fn two_threads_recall_one_lease_and_the_borrower_is_asked_once() {
 }
 
 /// Captures that keep what they have take pages away between the choice and the lease.
+/// Recalls a lease where a region comes back, and keeps what came of it.
+struct Recalling {
+    lease: vmmgraph::Lease,
+    result: Mutex<Option<vmmgraph::Result<()>>>,
+}
+
+impl PauseHooks for Recalling {
+    fn before_unmap(&self, _: &Moved<'_>) {}
+    fn after_map(&self, _: &Moved<'_>) {
+        *self.result.lock().unwrap() = Some(self.lease.recall(SOON));
+    }
+}
+
+#[test]
+fn a_hook_does_not_wait_for_another_threads_recall() {
+    let bench = bench();
+    let region = bench.device.region("hooked", RegionOptions::default()).unwrap();
+    region.allocate(MIB, A).unwrap();
+    region.pause(Fence::default()).unwrap().complete().unwrap();
+    let lease = bench.lend(0..2 * PAGE).unwrap();
+    let recalling = Arc::new(Recalling { lease: lease.clone(), result: Mutex::default() });
+    let hooks: Arc<dyn PauseHooks> = recalling.clone();
+    bench.device.add_pause_hooks("hooked", &hooks);
+    bench.engine.busy.store(7, Relaxed);
+    bench.faulty.set_busy(true);
+    thread::scope(|threads| {
+        let recall = threads.spawn(|| lease.recall(SOON));
+        while bench.engine.asked.lock().unwrap().is_empty() {
+            thread::yield_now();
+        }
+        // Whoever recalls may wait for the one that is inside the hook.
+        region.resume(Duration::ZERO).unwrap();
+        refused(recalling.result.lock().unwrap().take().unwrap(), "being paused or resumed");
+        bench.faulty.set_busy(false);
+        recall.join().unwrap().unwrap();
+    });
+    drop((lease, recalling, hooks, region));
+    bench.audit();
+    bench.end();
+}
+
 #[test]
 fn pages_that_others_take_meanwhile_are_not_lent_and_others_are() {
     const SMALL: u64 = MIB;
