@@ -11,26 +11,12 @@ use vmmgraph::{
     Address, Device, HostOptions, Options, Policy, Ready, Region, RegionOptions, SharedVmmAllocator, Space,
     Stream,
 };
-use vmmgraph_testkit::{FaultyDriver, MIB, ReorderingDriver, stream};
+use vmmgraph_testkit::{FaultyDriver, MIB, Random, ReorderingDriver, stream};
 
 const KIB: u64 = 1 << 10;
 const NOW: Duration = Duration::ZERO;
 const STREAMS: [Stream; 3] = [stream(0xa0), stream(0xb0), stream(0xd0)];
 const POLICIES: [Policy; 4] = [Policy::Discard, Policy::Zero, Policy::Backup, Policy::Keep];
-
-/// The same numbers from the same seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
-        (self.0 >> 33) % limit
-    }
-
-    fn choose<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len() as u64) as usize]
-    }
-}
 
 /// Something that work is given about.
 struct Block {
@@ -166,7 +152,7 @@ fn run(seed: u64, registered: bool) -> u64 {
         assert_eq!(device.host_pool().stats().registered_bytes, 0);
     }
     let world = World { late: late.clone(), device: device.clone(), wrong: Arc::default() };
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let options = Options {
         small_page_bytes: 4096,
         large_page_bytes: 16 * KIB,

@@ -15,7 +15,7 @@ use vmmgraph::driver::{HostDriver, SharedDriver};
 use vmmgraph::{
     Address, Device, Error, HostOptions, Options, RetainPolicy, SharedVmmAllocator, Space, Stream,
 };
-use vmmgraph_testkit::{Stamps, stream};
+use vmmgraph_testkit::{Random, Stamps, stream};
 
 const THREADS: u64 = 16;
 const STREAMS: u64 = 3;
@@ -33,24 +33,13 @@ fn seconds() -> Duration {
     Duration::from_secs_f64(text.parse().unwrap_or(3.0))
 }
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % n
-    }
-
-    /// Mostly small, sometimes of several pages.
-    fn bytes(&mut self) -> u64 {
-        match self.below(4) {
-            0 => 1 + self.below(2000),
-            1 => 1 + self.below(20 << 10),
-            2 => 1 + self.below(200 << 10),
-            _ => 1 + self.below(BLOCK),
-        }
+/// Mostly small, sometimes of several pages.
+fn bytes(random: &mut Random) -> u64 {
+    match random.below(4) {
+        0 => 1 + random.below(2000),
+        1 => 1 + random.below(20 << 10),
+        2 => 1 + random.below(200 << 10),
+        _ => 1 + random.below(BLOCK),
     }
 }
 
@@ -153,7 +142,7 @@ impl World {
         }
         let live: Vec<usize> = (0..history.blocks.len()).filter(|id| history.blocks[*id].live).collect();
         if live.len() < LIVE && (live.len() < 4 || random.below(2) == 0) {
-            let bytes = random.bytes();
+            let bytes = bytes(random);
             match shape.space.allocate(bytes, stream(random.below(STREAMS))) {
                 Ok(at) => {
                     let id = history.blocks.len();
@@ -263,7 +252,7 @@ impl World {
         let mut held = HashMap::new();
         for turn in 0..8u32 {
             let (bytes, mark) =
-                (random.bytes(), (thread as u32) << 24 | turn << 16 | random.below(1 << 16) as u32);
+                (bytes(random), (thread as u32) << 24 | turn << 16 | random.below(1 << 16) as u32);
             match space.allocate(bytes, stream(thread % 5)) {
                 Ok(at) => {
                     stamps.write(at, bytes, mark).unwrap();
@@ -286,7 +275,7 @@ impl World {
             // Alone: while pages are exchanged, nobody may touch the blocks, and two open spaces of one arena share pages.
             let mut space = self.common.write().unwrap();
             for _ in 0..3 {
-                let _ = space.allocate(random.bytes(), Stream::LEGACY).map_err(|error| self.allowed(&error));
+                let _ = space.allocate(bytes(random), Stream::LEGACY).map_err(|error| self.allowed(&error));
             }
             let _ = space.seal().map_err(|error| self.allowed(&error));
             *space = self.common_arena.open_space().unwrap();
@@ -333,7 +322,7 @@ fn sixteen_threads() {
         for thread in 0..THREADS {
             let world = &world;
             scope.spawn(move || {
-                let mut random = Random(0x9e37_79b9_7f4a_7c15 ^ (thread + 1) << 17);
+                let mut random = Random::new(0x9e37_79b9_7f4a_7c15 ^ (thread + 1) << 17);
                 while Instant::now() < until {
                     world.act(&mut random, thread);
                 }

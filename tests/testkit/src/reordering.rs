@@ -52,9 +52,6 @@ struct State {
     lost: u64,
 }
 
-/// Which streams lose their waits.
-type Losing = Box<dyn Fn(Stream) -> bool + Send>;
-
 impl State {
     fn next(&mut self) -> u64 {
         // Xorshift.
@@ -78,6 +75,20 @@ impl State {
         self.done += 1;
         self.streams.get_mut(&chosen)?.pop_front()
     }
+}
+
+/// Whose waits are lost.
+pub type Losing = fn(Stream) -> bool;
+
+/// Runs a test of twenty seeds with waits lost, and expects that it notices: `run` says how much it found wrong, and how many waits were
+/// [lost](ReorderingDriver::lost).
+///
+/// # Panics
+/// If nothing was lost, or nothing found wrong.
+pub fn lossy(losing: Losing, run: impl Fn(u64, Option<Losing>) -> (u64, u64)) {
+    let found = (0..20).map(|seed| run(seed, Some(losing)));
+    let (wrong, lost) = found.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
+    assert!(wrong > 0 && lost > 0, "{wrong} wrong, {lost} waits lost");
 }
 
 /// Passes everything on to another driver, what has a stream late.
@@ -160,8 +171,8 @@ impl ReorderingDriver {
     }
 
     /// From now on waits of such streams are lost, for tests that must notice.
-    pub fn lose_waits(&self, losing: impl Fn(Stream) -> bool + Send + 'static) {
-        self.state.lock().losing = Some(Box::new(losing));
+    pub fn lose_waits(&self, losing: Losing) {
+        self.state.lock().losing = Some(losing);
     }
 
     /// Waits that were lost.
