@@ -18,6 +18,9 @@ use vmmgraph::{
 };
 use vmmgraph_testkit::{FaultyDriver, MIB, Stamps, stream};
 
+#[path = "elastic/again.rs"]
+mod again;
+
 const A: Stream = Stream::LEGACY;
 
 struct Bench {

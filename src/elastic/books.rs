@@ -236,11 +236,13 @@ impl Books {
     }
 
     /// Decommits what is there of these, of which none is [moving](Self::moving); how many pages that were.
-    pub(super) fn leave(&mut self, runs: &[Run], fence: Fence) -> u64 {
+    pub(super) fn leave(&mut self, runs: &[Run], mut fence: Fence) -> u64 {
         let pages: BTreeSet<Place> = self.here(runs).iter().flat_map(|run| run.places()).collect();
         let count = pages.len() as u64;
         if count > 0 {
             self.counts.decommits += 1;
+            // Whoever had them before they were committed again may use them still, and this fence does not know of him.
+            fence.join(self.earlier.clone());
             self.add_batch(fence, pages);
         }
         count

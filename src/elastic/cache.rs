@@ -195,7 +195,7 @@ impl KvCache {
         };
         let runs: Vec<Run> = missing.iter().flat_map(|span| self.shape.pages(span)).collect();
         let done = self.backing.try_commit(&runs)?;
-        self.books.lock().came(blocks.end, &missing, ahead);
+        self.books.lock().came(&self.shape, blocks.end, &missing, ahead);
         Ok(done)
     }
 
@@ -236,7 +236,7 @@ impl KvCache {
     /// [`Error::InvalidArgument`] beyond the cache's end.
     pub fn release(&self, blocks: Range<u64>, fence: &Fence) -> Result<()> {
         self.check(&blocks)?;
-        self.books.lock().released.push((blocks, fence.clone()));
+        self.books.lock().released.push_back((blocks, fence.clone()));
         self.let_go();
         Ok(())
     }
@@ -270,6 +270,8 @@ impl KvCache {
     /// # Errors
     /// [`Error::StreamCapturing`], or what the driver says.
     pub fn before(&self, stream: Stream) -> Result<()> {
+        let mut earlier = self.books.lock().earlier.clone();
+        earlier.before(self.device().pool().events(), stream)?;
         self.backing.before(stream)
     }
 
@@ -352,7 +354,7 @@ impl KvCache {
         loop {
             let next = {
                 let books = &mut *self.books.lock();
-                let Some((blocks, fence)) = books.released.pop() else { return };
+                let Some((blocks, fence)) = books.released.pop_front() else { return };
                 books.unback(&self.shape, self.device().pool().events(), &blocks, &fence)
             };
             let (runs, fence) = next;

@@ -1,7 +1,7 @@
 //! What a cache knows of its blocks: how many it may have, which have memory, and what is to go. Bookkeeping; the driver is asked for
 //! nothing but whether a fence is over.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -31,10 +31,12 @@ pub(super) struct Books {
     pub(super) revision: Option<u64>,
     /// Those that have memory in all planes.
     pub(super) backed: Spans,
-    /// What was released and is to go.
-    pub(super) released: Vec<(Range<u64>, Fence)>,
+    /// What was released and is to go, in the order of the calls: of a block that is named twice the first fence counts, as later callers had it no more.
+    pub(super) released: VecDeque<(Range<u64>, Fence)>,
     /// Pages that stay for a block that is backed, and what may still use released blocks on them.
     shared: BTreeMap<Place, Fence>,
+    /// What may still use blocks that were released and backed again, on pages that stayed.
+    pub(super) earlier: Fence,
     /// Blocks there are addresses for.
     most: u64,
     /// Commits that were asked for ahead of need, and the fewest blocks that the cache shrank to since then.
@@ -55,8 +57,9 @@ impl Books {
             limit: most,
             revision: None,
             backed: Spans::default(),
-            released: Vec::new(),
+            released: VecDeque::new(),
             shared: BTreeMap::new(),
+            earlier: Fence::default(),
             most,
             ahead: BTreeMap::new(),
             next: 0,
@@ -81,13 +84,17 @@ impl Books {
     }
 
     /// Those that were `missing` have memory now, and the blocks below `end` may be used.
-    pub(super) fn came(&mut self, end: u64, missing: &[Range<u64>], ahead: Option<u64>) {
+    pub(super) fn came(&mut self, shape: &Shape, end: u64, missing: &[Range<u64>], ahead: Option<u64>) {
         missing.iter().for_each(|span| self.backed.insert(span));
+        for run in missing.iter().flat_map(|span| shape.pages(span)) {
+            let stayed = self.shared.range((run.range, run.first)..(run.range, run.end));
+            stayed.for_each(|(_, fence)| self.earlier.join(fence.clone()));
+        }
         let most = self.limit.min(self.cap(ahead));
         self.blocks = self.blocks.max(end.min(most));
         // Somebody may have lowered it meanwhile: nobody has used these.
         for span in missing.iter().filter(|span| span.end > most) {
-            self.released.push((span.start.max(most)..span.end, Fence::default()));
+            self.released.push_back((span.start.max(most)..span.end, Fence::default()));
         }
     }
 
@@ -134,6 +141,8 @@ impl Books {
         blocks: &Range<u64>,
         fence: &Fence,
     ) -> (Vec<Run>, Fence) {
+        // Forgets what is over.
+        let _ = self.earlier.done(events);
         let spans = self.backed.within(blocks);
         self.backed.remove(blocks);
         let (mut going, mut behind) = (Vec::new(), fence.clone());

@@ -1,0 +1,106 @@
+//! Pages and blocks that come back before those who had them are done: whoever has them next waits, and they go behind both.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use vmmgraph::pages::Fence;
+use vmmgraph::{Error, KvLayout};
+use vmmgraph_testkit::{MIB, stream};
+
+use super::{A, bench, cache, now};
+
+/// The user of [`super::Bench::fence`]. As long as it is captured, nobody can say that it is done.
+const USER: vmmgraph::Stream = stream(0x50);
+
+#[test]
+fn a_page_that_came_back_unused_goes_behind_those_who_had_it_before() {
+    let bench = bench();
+    let buffer = bench.buffer(16 * MIB);
+    buffer.commit(0..4 * MIB).unwrap();
+    bench.faulty.set_capturing(USER, true);
+    let unmaps = bench.faulty.count("unmap");
+    buffer.decommit(0..2 * MIB, &bench.fence()).unwrap();
+    assert_eq!(buffer.commit(0..2 * MIB).unwrap().revived, 1);
+    // Whoever wanted it did not use it, and says so.
+    buffer.decommit(0..2 * MIB, &now()).unwrap();
+    assert_eq!((buffer.settle(), bench.faulty.count("unmap")), (0, unmaps), "unmapped under its user");
+    bench.faulty.set_capturing(USER, false);
+    assert_eq!((buffer.settle(), buffer.stats().leaving_bytes), (2 * MIB, 0));
+    assert_eq!((buffer.audit(), bench.faulty.broken_captures()), (Ok(()), vec![]));
+    drop(buffer);
+    bench.end();
+}
+
+/// While a thread of the library has the cache's turn, what is released waits until it is done.
+#[test]
+fn blocks_that_are_released_twice_while_others_come_go_behind_the_first_fence() {
+    let bench = bench();
+    let cache = cache(&bench.device, KvLayout::ByPlane, &[2 * MIB], 64);
+    cache.commit(0..2).unwrap();
+    bench.faulty.set_capturing(USER, true);
+    let (there, fence, released) = (Arc::clone(&cache), bench.fence(), AtomicBool::new(false));
+    bench.faulty.set_hook(Some(Arc::new(move |_: &str| {
+        if !released.swap(true, Ordering::SeqCst) {
+            there.release(0..2, &fence).unwrap();
+            // Everything, of which this caller uses nothing any more.
+            there.shrink_to(0, &[], &now()).unwrap();
+        }
+    })));
+    cache.commit_async(8..10).unwrap().wait().unwrap();
+    bench.faulty.set_hook(None);
+    cache.settle();
+    let memory = cache.stats().memory;
+    assert_eq!((memory.committed_bytes, memory.leaving_bytes), (0, 4 * MIB), "unmapped under its user");
+    bench.faulty.set_capturing(USER, false);
+    assert_eq!((cache.settle(), cache.audit()), (4 * MIB, Ok(())));
+    drop(cache);
+    bench.end();
+}
+
+#[test]
+fn a_decommit_waits_for_an_event_of_the_callers() {
+    let bench = bench();
+    let buffer = bench.buffer(4 * MIB);
+    buffer.commit(0..4 * MIB).unwrap();
+    let driver = bench.device.driver();
+    let (event, mut fence) = (driver.event_create().unwrap(), Fence::default());
+    // SAFETY: an event of this driver, which stays until the fence is over; streams are numbers to it.
+    unsafe {
+        driver.event_record(event, USER).unwrap();
+        fence.add_event(bench.device.pool().events(), event);
+    }
+    bench.faulty.set_busy(true);
+    buffer.decommit(0..4 * MIB, &fence).unwrap();
+    assert_eq!((buffer.settle(), buffer.stats().leaving_bytes), (0, 4 * MIB));
+    bench.faulty.set_busy(false);
+    assert_eq!(buffer.settle(), 4 * MIB);
+    drop(fence);
+    // SAFETY: made above.
+    unsafe { driver.event_destroy(event) }.unwrap();
+    drop(buffer);
+    bench.end();
+}
+
+#[test]
+fn a_block_that_came_back_on_a_page_that_stayed_waits_for_those_who_had_it_before() {
+    for layout in [KvLayout::ByPlane, KvLayout::ByBlock] {
+        let bench = bench();
+        let cache = cache(&bench.device, layout, &[MIB / 4, MIB / 4], 64);
+        cache.commit(0..2).unwrap();
+        bench.faulty.set_capturing(USER, true);
+        let unmaps = bench.faulty.count("unmap");
+        cache.release(1..2, &bench.fence()).unwrap();
+        assert_eq!(cache.before(A), Ok(()), "nobody has it");
+        // Its pages stayed for its neighbour.
+        assert_eq!(cache.commit(1..2).unwrap().pages, 0);
+        let waits = cache.before(A);
+        assert_eq!(waits, Err(Error::StreamCapturing { stream: USER.raw() }), "{layout:?}");
+        cache.release(0..2, &now()).unwrap();
+        assert_eq!((cache.settle(), bench.faulty.count("unmap")), (0, unmaps), "unmapped under its user");
+        bench.faulty.set_capturing(USER, false);
+        assert!(cache.settle() > 0);
+        assert_eq!((cache.before(A), cache.audit()), (Ok(()), Ok(())));
+        drop(cache);
+        bench.end();
+    }
+}
