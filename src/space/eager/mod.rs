@@ -24,7 +24,7 @@ use serde::Serialize;
 use super::layout::Layout;
 use super::{Common, next_space};
 use crate::error::{Error, Result};
-use crate::pages::{AccountId, Fence, Holder, Mark, NamedStream, PageNo, Reclaimer};
+use crate::pages::{AccountId, Events, Fence, Holder, Mark, NamedStream, PageNo, Reclaimer};
 use crate::sync::{Mutex, thread_token};
 use crate::units::{Address, BlockBytes, Stream};
 
@@ -88,7 +88,7 @@ struct State {
     /// Freed, and perhaps still in use.
     waiting: Vec<Waiting>,
     kept: BTreeMap<Address, u64>,
-    /// Behind the last scope.
+    /// Behind the last scope; `None`: nobody could say.
     last: Option<Mark>,
     /// The version of the shared set at the last look.
     seen: u64,
@@ -101,6 +101,17 @@ struct State {
     /// Undoing failed: nothing more is mapped here.
     broken: bool,
     counts: EagerStats,
+}
+
+impl State {
+    fn users(&self, events: &Arc<Events>) -> Fence {
+        let mut fence = Fence::default();
+        let streams = self.users.iter().map(|(_, stream)| stream).chain(self.outlived.values());
+        streams.for_each(|stream| fence.add_kept(events, *stream));
+        self.waiting.iter().for_each(|waiting| fence.join(waiting.all()));
+        self.old.iter().for_each(|old| fence.join(old.readers.clone()));
+        fence
+    }
 }
 
 impl EagerSpace {
@@ -153,13 +164,7 @@ impl EagerSpace {
 
     /// Behind what everybody was given who is known to use its blocks.
     pub(crate) fn users(&self) -> Fence {
-        let state = self.state.lock();
-        let (mut fence, events) = (Fence::default(), self.common.pool().events());
-        let streams = state.users.iter().map(|(_, stream)| stream).chain(state.outlived.values());
-        streams.for_each(|stream| fence.add_kept(events, *stream));
-        state.waiting.iter().for_each(|waiting| fence.join(waiting.all()));
-        state.old.iter().for_each(|old| fence.join(old.readers.clone()));
-        fence
+        self.state.lock().users(self.common.pool().events())
     }
 
     /// Whether every live block has bytes of its own: no number is behind two slots, each tile shows what its slot says, and what
@@ -223,13 +228,8 @@ impl Drop for EagerSpace {
         let common = &self.common;
         let state = self.state.get_mut();
         let mut fence = common.order.fence();
-        let events = common.pool().events();
-        state.users.drain(..).for_each(|(_, stream)| fence.add_kept(events, stream));
-        for (_, stream) in state.outlived.drain() {
-            fence.add_kept(events, stream);
-        }
+        fence.join(state.users(common.pool().events()));
         for waiting in state.waiting.drain(..) {
-            fence.join(waiting.all());
             // It does not count any more.
             let _ = state.current.layout.free(waiting.place);
         }
@@ -238,10 +238,9 @@ impl Drop for EagerSpace {
         common.heap.free_all(common.pool(), kept, &fence);
         let layout = || Layout::new(common.shared.geometry());
         let current = std::mem::replace(&mut state.current, Generation::new(layout()));
-        for mut made in state.old.drain(..).chain([current]) {
+        for made in state.old.drain(..).chain([current]) {
             let usage = made.layout.usage();
             common.totals.freed(usage.blocks, usage.bytes);
-            fence.join(std::mem::take(&mut made.readers));
             made.leave(common, fence.clone());
         }
         common.shared.forget();

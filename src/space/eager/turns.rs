@@ -186,9 +186,8 @@ impl EagerSpace {
         if left < leaving.len() as u64 {
             tracing::error!(space = ?self, "pages under live blocks were not the arena's");
         }
-        if left + returned > 0 {
-            state.last = common.pool().events().record_named(stream).ok();
-        }
+        // Also where no page left: leases and pins move pages under what this scope was given, too.
+        state.last = common.pool().events().record_named(stream).ok();
         state.counts.pages_left += left;
         state.counts.pages_returned += returned;
         shared.end_eager();
