@@ -314,10 +314,14 @@ impl ReplayOrder {
         self.mark_last(&mut self.last.lock()).map(drop)
     }
 
-    /// What is behind everything replayed so far: a fence that this object is not needed for. Does not block.
+    /// What is behind everything replayed so far, and behind the contents that a resume still copies: a fence that this object is not needed
+    /// for. Does not block.
     #[must_use]
     pub fn fence(&self) -> Fence {
         let mut fence = Fence::default();
+        if self.gate.load(Ordering::SeqCst) == BEHIND {
+            fence.join(self.contents.lock().clone());
+        }
         let mut last = self.last.lock();
         match self.mark_last(&mut last) {
             Ok(mark) => mark.into_iter().for_each(|mark| fence.add_mark(mark)),

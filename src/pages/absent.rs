@@ -29,7 +29,7 @@ pub(crate) struct Standing {
     pub(crate) present: bool,
     /// It shows somewhere without memory behind.
     pub(crate) away: bool,
-    /// Where it shows first; with memory, if it shows anywhere with memory.
+    /// Where it shows with memory, if it does anywhere: where its holder has it, since there it stays, or else first.
     pub(crate) at: (RangeId, u64),
 }
 
@@ -117,7 +117,12 @@ impl PagePool {
         let ours = state.pages.iter().filter(|(_, page)| page.holder.movable_arena() == Some(arena));
         let mut found: Vec<Standing> = ours
             .filter_map(|(id, page)| {
-                let first = page.mappings.difference(&page.away).next().or(page.mappings.first());
+                let tag = if let Holder::Retained { space, .. } = page.holder { Some(space) } else { None };
+                let of_holder =
+                    |(range, _): &&(RangeId, u64)| state.ranges.get(*range).map(|range| range.tag) == tag;
+                let (mut there, mut all) = (page.mappings.difference(&page.away), page.mappings.iter());
+                let there = there.clone().find(of_holder).or(there.next());
+                let first = there.or_else(|| all.clone().find(of_holder)).or(all.next());
                 Some(Standing {
                     page: id,
                     bytes: page.bytes,

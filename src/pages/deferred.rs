@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::pool::State;
-use super::{Fence, PagePool, RangeId, fence};
+use super::{Fence, PagePool, RangeId, fence, next_number};
 use crate::driver::{SharedDriver, same_device};
 use crate::error::Result;
 use crate::sync::ProcessMutex;
@@ -56,7 +56,30 @@ pub(super) struct Deferred {
     remains: Remains,
 }
 
+/// An arena that came back, and what its contents are copied by.
+#[derive(Clone, Debug)]
+pub(super) struct Arriving {
+    number: u64,
+    arena: u64,
+    contents: Fence,
+}
+
 impl State {
+    /// What has to be over before something is torn down, whatever else: copies to pages that show there.
+    fn arriving(&self, remains: &Remains) -> Fence {
+        let mut fence = Fence::default();
+        let arenas = self.arriving.iter().filter(|arriving| remains.show(self, arriving.arena));
+        arenas.for_each(|arriving| fence.join(arriving.contents.clone()));
+        fence
+    }
+
+    /// Behind which one thing goes.
+    fn behind(&self, item: &Deferred) -> Fence {
+        let mut fence = self.arriving(&item.remains);
+        fence.join(item.fence.clone());
+        fence
+    }
+
     /// Ranges that go as a whole as soon as they can.
     pub(super) fn leaving_ranges(&self) -> impl Iterator<Item = RangeId> {
         let waiting = self.deferred.values().flat_map(|item| item.remains.ranges.iter());
@@ -90,6 +113,10 @@ impl PagePool {
         if remains.is_empty() {
             return;
         }
+        {
+            let state = self.lock();
+            fence.join(state.arriving(&remains));
+        }
         match fence.done(self.events()) {
             Ok(true) => {
                 self.tear_down_or_keep(remains);
@@ -109,6 +136,23 @@ impl PagePool {
         let items = state.deferred.values().filter(|item| item.remains.show(&state, arena));
         items.for_each(|item| fence.join(item.fence.clone()));
         fence
+    }
+
+    /// The contents of an arena come behind its pages: nothing that shows those is torn down before. The caller holds its ranges.
+    pub(crate) fn arrives(&self, arena: u64, mut contents: Fence) {
+        if !contents.done(self.events()).unwrap_or(false) {
+            self.lock().arriving.push(Arriving { number: next_number(), arena, contents });
+        }
+    }
+
+    /// Forgets contents that are there.
+    fn forget_arrived(&self) {
+        let arriving = self.lock().arriving.clone();
+        for Arriving { number, mut contents, .. } in arriving {
+            if contents.done(self.events()).unwrap_or(false) {
+                self.lock().arriving.retain(|other| other.number != number);
+            }
+        }
     }
 
     /// Tears something down, unless pages that show there go or come just now: then whoever moves them does it next.
@@ -142,9 +186,12 @@ impl PagePool {
     /// Tears down what waits for a fence that is done; whether there was any.
     pub(crate) fn finish_done(&self) -> bool {
         self.finish_peers_done();
+        self.forget_arrived();
         // They stay in the list while the driver is asked, for whoever has to know what is waited for.
-        let waiting: Vec<_> =
-            self.lock().deferred.iter().map(|(id, item)| (id, item.fence.clone())).collect();
+        let waiting: Vec<_> = {
+            let state = self.lock();
+            state.deferred.iter().map(|(id, item)| (id, state.behind(item))).collect()
+        };
         let mut done = Vec::new();
         for (id, mut fence) in waiting {
             let over = fence.done(self.events()).unwrap_or(false);
@@ -168,7 +215,7 @@ impl PagePool {
         let fences: Vec<Fence> = {
             let state = self.lock();
             let of_peers = state.foreign.fences();
-            state.deferred.values().map(|item| item.fence.clone()).chain(of_peers).collect()
+            state.deferred.values().map(|item| state.behind(item)).chain(of_peers).collect()
         };
         let start = Instant::now();
         for mut fence in fences {

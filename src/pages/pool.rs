@@ -8,7 +8,7 @@ use serde::Serialize;
 use slotmap::SlotMap;
 
 use super::account::Accounts;
-use super::deferred::{Deferred, DeferredId};
+use super::deferred::{Arriving, Deferred, DeferredId};
 use super::fence::Events;
 use super::ledger::{Holder, Tally};
 use super::lent::LentPages;
@@ -121,6 +121,8 @@ pub(super) struct State {
     /// Ranges whose teardown it refused.
     pub(super) stuck: Vec<RangeId>,
     pub(super) deferred: SlotMap<DeferredId, Deferred>,
+    /// Arenas whose contents are on their way.
+    pub(super) arriving: Vec<Arriving>,
     /// Pages on lease.
     pub(super) lent: LentPages,
     /// Bytes that the driver is being asked for.
@@ -281,6 +283,7 @@ impl PagePool {
             foreign: PeerPages::default(),
             stuck: Vec::new(),
             deferred: SlotMap::with_key(),
+            arriving: Vec::new(),
             lent: LentPages::default(),
             creating: 0,
             releasing: (0, 0),

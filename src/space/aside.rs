@@ -309,6 +309,7 @@ impl Resuming for Coming<'_> {
         let (common, host) = (self.common, self.common.device.host_pool());
         let copies = std::mem::take(&mut self.copies);
         copies.into_values().for_each(|copy| copy.give(host, &self.contents));
+        common.pool().arrives(common.number(), self.contents.clone());
         self.hold = None;
         let contents = std::mem::take(&mut self.contents);
         common.presence.with(|aside| {

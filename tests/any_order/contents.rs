@@ -1,0 +1,116 @@
+//! What happens to an arena while the contents that a resume brings back are still copied.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use vmmgraph::driver::HostDriver;
+use vmmgraph::pages::Fence;
+use vmmgraph::{Borrower, Device, ElasticOptions, HostOptions, Options, SharedVmmAllocator, Vacate};
+use vmmgraph_testkit::{MIB, ReorderingDriver};
+
+use super::world::{Block, KIB, STREAMS, World};
+
+const PAGE: u64 = 16 * KIB;
+const NOW: Duration = Duration::ZERO;
+
+fn world(seed: u64) -> (World, SharedVmmAllocator) {
+    let options = HostOptions { granularity: 4096, memory_bytes: 16 * MIB };
+    let late = ReorderingDriver::new(Arc::new(HostDriver::new(0, options).unwrap()), seed);
+    let device = Device::with_driver(late.clone());
+    let options = Options { small_page_bytes: 4096, large_page_bytes: PAGE, ..Options::default() };
+    let arena = SharedVmmAllocator::new(&device, &options).unwrap();
+    (World { late, device, wrong: Arc::default() }, arena)
+}
+
+impl World {
+    fn end(&self, seed: u64) {
+        self.late.drain();
+        assert_eq!((self.late.failed(), self.wrong.load(Relaxed)), (vec![], 0), "seed {seed}");
+    }
+}
+
+#[test]
+fn what_goes_while_its_arena_is_paused_goes_behind_the_contents_that_come_back_for_it() {
+    for seed in 0..200 {
+        let (world, arena) = world(seed);
+        let space = arena.open_space().unwrap();
+        let outputs = [0; 2].map(|_| space.allocate(PAGE, STREAMS[0]).unwrap());
+        space.seal().unwrap();
+        arena.pause(Fence::default()).unwrap().complete().unwrap();
+        // Its end waits for a reader who is done sooner than the copies.
+        (0..2).for_each(|_| world.late.launch(STREAMS[1], |_| ()));
+        space.record_stream(outputs[0], STREAMS[1]).unwrap();
+        drop(space);
+        let ready = world.device.resume_async(&[], NOW).unwrap();
+        while world.late.step() {
+            world.device.give_back(NOW);
+        }
+        drop((ready, arena));
+        world.end(seed);
+    }
+}
+
+#[test]
+fn contents_come_back_where_their_holder_has_them_though_a_replay_moves_pages_meanwhile() {
+    for seed in 0..20 {
+        let (world, arena) = world(seed);
+        let space = arena.open_space().unwrap();
+        let passing = space.allocate(3 * PAGE, STREAMS[0]).unwrap();
+        space.free(passing).unwrap();
+        space.seal().unwrap();
+        // On a page that the graph still shows.
+        let scope = arena.eager_scope(STREAMS[0]).unwrap();
+        let mut result = Block::new(scope.allocate(PAGE).unwrap(), PAGE);
+        world.use_on(&mut result, STREAMS[0], Some(7));
+        drop(scope);
+        arena.pause(Fence::default()).unwrap().complete().unwrap();
+        let (_, mut ready) = world.device.resume_async(&[], NOW).unwrap();
+        let moved = arena.eager_stats().graph_maps;
+        space.replay(STREAMS[1], || ()).unwrap();
+        assert!(arena.eager_stats().graph_maps > moved, "no page moved");
+        ready.iter_mut().for_each(|ready| ready.before(STREAMS[0]).unwrap());
+        world.use_on(&mut result, STREAMS[0], None);
+        arena.eager_blocks().free(result.at, &[STREAMS[0]]).unwrap();
+        drop((space, ready, arena));
+        world.end(seed);
+    }
+}
+
+/// Gives back at once: nothing is done with its pages by then.
+struct Idle;
+
+impl Borrower for Idle {
+    fn vacate(&self, _: &Vacate) -> vmmgraph::Result<Fence> {
+        Ok(Fence::default())
+    }
+}
+
+#[test]
+fn a_lease_begins_behind_contents_that_come_back_for_a_block_that_was_freed() {
+    for seed in 0..20 {
+        let (world, arena) = world(seed);
+        let space = arena.open_space().unwrap();
+        let output = space.allocate(PAGE, STREAMS[0]).unwrap();
+        space.seal().unwrap();
+        arena.pause(Fence::default()).unwrap().complete().unwrap();
+        // Shared from now on.
+        space.free(output).unwrap();
+        let (_, ready) = world.device.resume_async(&[], NOW).unwrap();
+        let other = arena.open_space().unwrap();
+        let passing = other.allocate(PAGE, STREAMS[0]).unwrap();
+        other.free(passing).unwrap();
+        other.seal().unwrap();
+        let options = ElasticOptions { name: "kv", page_bytes: PAGE, ..ElasticOptions::default() };
+        let buffer = Arc::new(world.device.elastic_buffer(PAGE, &options).unwrap());
+        let borrower: Arc<dyn Borrower> = Arc::new(Idle);
+        let lease = arena.lend(&buffer, 0..PAGE, &borrower).unwrap();
+        let mut block = Block::new(buffer.base(), PAGE);
+        lease.before(STREAMS[1]).unwrap();
+        world.use_on(&mut block, STREAMS[1], Some(9));
+        (0..30).for_each(|_| world.late.launch(STREAMS[1], |_| ()));
+        world.use_on(&mut block, STREAMS[1], None);
+        world.end(seed);
+        drop((space, other, ready, lease, buffer, arena));
+    }
+}

@@ -1,0 +1,408 @@
+//! Graphs, eager work, and elastic memory that borrows their pages, where memory is short.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use vmmgraph::driver::HostDriver;
+use vmmgraph::pages::Fence;
+use vmmgraph::{
+    BlockBorrower, Borrower, Device, ElasticBuffer, ElasticOptions, Error, HostOptions, KvCache, KvLayout,
+    KvOptions, Options, Pending, Ready, SharedVmmAllocator, Vacate, VacateBlocks, Vacated,
+};
+use vmmgraph_testkit::{Random, ReorderingDriver};
+
+use super::world::{Block, Graph, KIB, STREAMS, World};
+
+const PAGE: u64 = 16 * KIB;
+/// Pages of the buffer, and blocks of the cache.
+const PAGES: u64 = 12;
+const BLOCKS: u64 = 24;
+/// Bytes of a block in each plane.
+const PLANES: [u64; 2] = [2 * KIB, 3 * KIB];
+const SOON: Duration = Duration::from_secs(20);
+const NOW: Duration = Duration::ZERO;
+
+/// What the engine has in elastic memory; `None`: nothing it may use.
+struct Engine {
+    pages: Vec<Option<Block>>,
+    blocks: Vec<Option<Vec<Block>>>,
+    random: Random,
+}
+
+/// Behind all that was given about a block.
+fn behind(fence: &mut Fence, block: &Block) {
+    if let Some(mark) = &block.mark {
+        fence.add_mark(mark.clone());
+    }
+}
+
+impl Engine {
+    fn leave_pages(&mut self, pages: impl Iterator<Item = u64>) -> Fence {
+        let mut fence = Fence::default();
+        for page in pages {
+            self.pages[page as usize].take().iter().for_each(|block| behind(&mut fence, block));
+        }
+        fence
+    }
+
+    fn leave_blocks(&mut self, range: Range<u64>) -> Fence {
+        let mut fence = Fence::default();
+        for planes in &mut self.blocks[range.start as usize..range.end as usize] {
+            planes.take().iter().flatten().for_each(|block| behind(&mut fence, block));
+        }
+        fence
+    }
+}
+
+struct Shared(Mutex<Engine>);
+
+impl Borrower for Shared {
+    fn vacate(&self, asked: &Vacate) -> vmmgraph::Result<Fence> {
+        let mut engine = self.0.lock().unwrap();
+        if engine.random.below(8) == 0 {
+            return Err(Error::WrongState { what: "the engine", expected: "idle", found: "busy" });
+        }
+        let own = |page: &u64| asked.instead.iter().any(|range| range.contains(&(page * PAGE)));
+        let pages = asked.range.start / PAGE..asked.range.end / PAGE;
+        Ok(engine.leave_pages(pages.filter(|page| !own(page))))
+    }
+}
+
+impl BlockBorrower for Shared {
+    fn vacate(&self, asked: &VacateBlocks) -> vmmgraph::Result<Vacated> {
+        let mut engine = self.0.lock().unwrap();
+        let mut blocks = asked.blocks.clone();
+        if engine.random.below(8) == 0 {
+            blocks.pop();
+        }
+        let mut fence = Fence::default();
+        blocks.iter().for_each(|range| fence.join(engine.leave_blocks(range.clone())));
+        Ok(Vacated { blocks, fence })
+    }
+}
+
+/// Whether something was done, in a program that goes on without the memory it does not get.
+fn done<T>(result: vmmgraph::Result<T>) -> Option<T> {
+    match result {
+        Ok(value) => Some(value),
+        Err(
+            Error::OutOfMemory { .. }
+            | Error::OverBudget { .. }
+            | Error::Lent { .. }
+            | Error::WrongState { .. }
+            | Error::InvalidArgument { .. },
+        ) => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn part(random: &mut Random, most: u64, of: u64) -> Range<u64> {
+    let bytes = 1 + random.below(most);
+    let start = random.below(of - bytes + 1);
+    start..start + bytes
+}
+
+struct Program {
+    world: World,
+    arena: SharedVmmAllocator,
+    buffer: Arc<ElasticBuffer>,
+    cache: Arc<KvCache>,
+    engine: Arc<Shared>,
+    graphs: Vec<Graph>,
+    results: Vec<Block>,
+    /// What a thread of the library commits.
+    ahead: Vec<Pending>,
+    /// Behind the contents of an arena that came back.
+    ready: Vec<Ready>,
+    random: Random,
+}
+
+impl Program {
+    fn new(seed: u64, late: &Arc<ReorderingDriver>) -> Self {
+        let device = Device::with_driver(late.clone());
+        let options = Options {
+            small_page_bytes: 4096,
+            large_page_bytes: PAGE,
+            tag: "lends".to_owned(),
+            ..Options::default()
+        };
+        let arena = SharedVmmAllocator::new(&device, &options).unwrap();
+        let memory = ElasticOptions { name: "kv", page_bytes: PAGE, ..ElasticOptions::default() };
+        let buffer = Arc::new(device.elastic_buffer(PAGES * PAGE, &memory).unwrap());
+        let layout = if seed.is_multiple_of(2) { KvLayout::ByBlock } else { KvLayout::ByPlane };
+        let options = KvOptions { planes: &PLANES, blocks_most: BLOCKS, layout, memory };
+        let cache = device.kv_cache(&options).unwrap();
+        let engine = Engine {
+            pages: (0..PAGES).map(|_| None).collect(),
+            blocks: (0..BLOCKS).map(|_| None).collect(),
+            random: Random::new(!seed),
+        };
+        let world = World { late: late.clone(), device, wrong: Arc::default() };
+        let (engine, random) = (Arc::new(Shared(Mutex::new(engine))), Random::new(seed));
+        Self {
+            world,
+            arena,
+            buffer,
+            cache,
+            engine,
+            graphs: Vec::new(),
+            results: Vec::new(),
+            ahead: Vec::new(),
+            ready: Vec::new(),
+            random,
+        }
+    }
+
+    /// These pages are there, if they were not.
+    fn got_pages(&self, range: Range<u64>) {
+        for page in range {
+            let at = self.buffer.base().plus(page * PAGE);
+            self.engine.0.lock().unwrap().pages[page as usize].get_or_insert(Block::new(at, PAGE));
+        }
+    }
+
+    fn got_blocks(&self, range: Range<u64>) {
+        for block in range {
+            let planes = (0..PLANES.len())
+                .map(|plane| Block::new(self.cache.address(plane, block).unwrap(), PLANES[plane]))
+                .collect();
+            self.engine.0.lock().unwrap().blocks[block as usize].get_or_insert(planes);
+        }
+    }
+
+    fn step(&mut self, number: u8) {
+        let Self { world, arena, buffer, cache, engine, graphs, results, ahead, ready, random } = self;
+        let stream = random.choose(&STREAMS);
+        let graph = random.below(graphs.len().max(1) as u64) as usize;
+        let behind_contents = |ready: &mut Vec<Ready>| {
+            ready.iter_mut().for_each(|ready| ready.before(stream).unwrap());
+        };
+        match random.below(40) {
+            0 | 1 if graphs.len() < 4 => graphs.extend(done(world.capture(arena, random))),
+            2..6 if !graphs.is_empty() => {
+                done(world.replay(&mut graphs[graph], stream, number));
+            }
+            6 if !graphs.is_empty() => {
+                let Graph { space, output, .. } = &mut graphs[graph];
+                behind_contents(ready);
+                world.use_on(output, stream, None);
+                space.record_stream(output.at, stream).unwrap();
+            }
+            7 if graphs.len() > 2 => drop(graphs.swap_remove(graph)),
+            8 | 9 if results.len() < 4 => {
+                let scope = match random.below(2) {
+                    0 => arena.eager_scope(stream),
+                    _ => arena.eager_scope_of(stream, random.choose(&[10, 50, 140]) * KIB),
+                };
+                if let Some(scope) = done(scope) {
+                    results.extend(done(world.eager(&scope, random, stream, number)).unwrap_or_default());
+                }
+            }
+            10 | 11 if !results.is_empty() => {
+                let at = random.below(results.len() as u64) as usize;
+                behind_contents(ready);
+                world.use_on(&mut results[at], stream, (number % 2 == 0).then_some(number));
+                match random.below(2) {
+                    0 => arena.eager_blocks().record_stream(results[at].at, stream).unwrap(),
+                    _ => arena.eager_blocks().free(results.swap_remove(at).at, &[stream]).unwrap(),
+                }
+            }
+            12 | 13 => {
+                let range = part(random, 3, PAGES);
+                if done(buffer.commit(range.start * PAGE..range.end * PAGE)).is_some() {
+                    self.got_pages(range);
+                }
+            }
+            14 => {
+                let range = part(random, 6, PAGES);
+                let fence = engine.0.lock().unwrap().leave_pages(range.clone());
+                buffer.decommit(range.start * PAGE..range.end * PAGE, &fence).unwrap();
+            }
+            15 | 16 => {
+                let range = part(random, 4, PAGES);
+                let borrower: Arc<dyn Borrower> = engine.clone();
+                if done(arena.lend(buffer, range.start * PAGE..range.end * PAGE, &borrower)).is_some() {
+                    self.got_pages(range);
+                }
+            }
+            17..20 => {
+                // Behind what may still use these pages, as a buffer's user has to say.
+                buffer.before(stream).unwrap();
+                for block in engine.0.lock().unwrap().pages.iter_mut().flatten() {
+                    if random.below(2) == 0 {
+                        world.use_on(block, stream, Some(number));
+                    }
+                }
+            }
+            20 | 21 => {
+                let range = part(random, 8, BLOCKS);
+                if done(cache.commit(range.clone())).is_some() {
+                    self.got_blocks(range);
+                }
+            }
+            22 => {
+                let range = part(random, 12, BLOCKS);
+                let fence = engine.0.lock().unwrap().leave_blocks(range.clone());
+                cache.release(range, &fence).unwrap();
+            }
+            23 => {
+                let range = part(random, 8, BLOCKS);
+                let borrower: Arc<dyn BlockBorrower> = engine.clone();
+                if done(arena.lend_blocks(cache, range.clone(), &borrower)).is_some() {
+                    self.got_blocks(range);
+                }
+            }
+            24 | 25 => {
+                cache.before(stream).unwrap();
+                for block in engine.0.lock().unwrap().blocks.iter_mut().flatten().flatten() {
+                    if random.below(2) == 0 {
+                        world.use_on(block, stream, Some(number));
+                    }
+                }
+            }
+            26 => {
+                if let Some(lease) = arena.leases().first() {
+                    done(lease.recall_bytes(random.choose(&[PAGE, 2 * PAGE, u64::MAX]), SOON));
+                }
+            }
+            27 => arena.set_recall(random.choose(&[None, Some(SOON)])),
+            28 => drop(arena.trim().unwrap()),
+            29 => {
+                buffer.settle();
+                cache.settle();
+            }
+            30..32 if ahead.len() < 3 => {
+                let (pages, blocks) = (part(random, 3, PAGES), part(random, 8, BLOCKS));
+                ahead.push(if random.below(2) == 0 {
+                    buffer.commit_async(pages.start * PAGE..pages.end * PAGE).unwrap()
+                } else {
+                    cache.commit_async(blocks).unwrap()
+                });
+            }
+            32..34 if !ahead.is_empty() => {
+                // All, so that nobody else is about to let something go.
+                ahead.drain(..).for_each(|pending| drop(done(pending.wait())));
+                let committed = buffer.committed();
+                let backed = cache.backed();
+                committed.into_iter().for_each(|range| self.got_pages(range.start / PAGE..range.end / PAGE));
+                backed.into_iter().for_each(|range| self.got_blocks(range));
+            }
+            34 => {
+                let blocks = random.below(BLOCKS);
+                let fence = engine.0.lock().unwrap().leave_blocks(blocks..BLOCKS);
+                cache.shrink_to(blocks, &[], &fence).unwrap();
+            }
+            35 if done(arena.pause(Fence::default())).is_some() => {
+                ready.clear();
+                if let Some((_, mut coming)) = done(world.device.resume_async(&[], NOW)) {
+                    ready.append(&mut coming);
+                } else {
+                    // It stays paused.
+                    graphs.clear();
+                    results.drain(..).for_each(|block| arena.eager_blocks().free(block.at, &[]).unwrap());
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Everything is looked at, and goes; how many looks found other bytes than what was written.
+    fn end(mut self, drained: bool) -> u64 {
+        let last = STREAMS[0];
+        self.ahead.drain(..).for_each(|pending| drop(done(pending.wait())));
+        self.ready.iter_mut().for_each(|ready| ready.before(last).unwrap());
+        for Graph { space, output, .. } in &mut self.graphs {
+            self.world.use_on(output, last, None);
+            space.record_stream(output.at, last).unwrap();
+        }
+        for block in &mut self.results {
+            self.world.use_on(block, last, None);
+            self.arena.eager_blocks().record_stream(block.at, last).unwrap();
+        }
+        {
+            let mut engine = self.engine.0.lock().unwrap();
+            self.buffer.before(last).unwrap();
+            self.cache.before(last).unwrap();
+            engine.pages.iter_mut().flatten().for_each(|block| self.world.use_on(block, last, None));
+            let blocks = engine.blocks.iter_mut().flatten().flatten();
+            blocks.for_each(|block| self.world.use_on(block, last, None));
+            // The end of elastic memory does not wait for its users.
+            let pages = engine.leave_pages(0..PAGES);
+            self.buffer.decommit(0..PAGES * PAGE, &pages).unwrap();
+            let blocks = engine.leave_blocks(0..BLOCKS);
+            self.cache.release(0..BLOCKS, &blocks).unwrap();
+        }
+        let Self { world, arena, buffer, cache, engine, graphs, results, .. } = self;
+        if drained {
+            world.late.drain();
+        }
+        assert_eq!((world.device.pool().audit(), arena.audit()), (Ok(()), Ok(())));
+        assert_eq!((buffer.audit(), cache.audit()), (Ok(()), Ok(())));
+        drop((graphs, arena, buffer, cache, engine, results));
+        world.late.drain();
+        world.device.trim().unwrap();
+        assert_eq!((world.late.failed(), world.device.pool().audit_idle()), (vec![], Ok(())));
+        world.wrong.load(Relaxed)
+    }
+}
+
+#[test]
+fn pages_go_between_graphs_and_elastic_memory_in_whatever_order_streams_work() {
+    for seed in 0..100 {
+        let memory_bytes = (40 + seed % 5 * 10) * PAGE;
+        let host = Arc::new(HostDriver::new(0, HostOptions { granularity: 4096, memory_bytes }).unwrap());
+        let late = ReorderingDriver::new(host.clone(), seed);
+        let mut program = Program::new(seed, &late);
+        (0..160).for_each(|number| program.step(number));
+        assert_eq!(program.end(seed.is_multiple_of(2)), 0, "seed {seed}");
+        drop(late);
+        assert_eq!(host.leftovers(), [0; 4], "seed {seed}");
+    }
+}
+
+/// As leases begin and end, eager work takes other pages, behind what it was given while it had those.
+#[test]
+fn pages_move_under_eager_work_behind_its_last_scope() {
+    for seed in 0..20 {
+        let host =
+            Arc::new(HostDriver::new(0, HostOptions { granularity: 4096, memory_bytes: 64 * PAGE }).unwrap());
+        let late = ReorderingDriver::new(host, seed);
+        let Program { world, arena, buffer, engine, .. } = Program::new(seed, &late);
+        let space = arena.open_space().unwrap();
+        let block = space.allocate(6 * PAGE, STREAMS[0]).unwrap();
+        space.free(block).unwrap();
+        space.seal().unwrap();
+        // A page leaves with what stays of this one, which is over long before the others.
+        let scope = arena.eager_scope(STREAMS[0]).unwrap();
+        let result = scope.allocate(KIB).unwrap();
+        drop(scope);
+        space.replay(STREAMS[0], || ()).unwrap();
+        late.drain();
+        // Only the last number is left to the next one.
+        let borrower: Arc<dyn Borrower> = engine;
+        let last = arena.lend(&buffer, 0..PAGE, &borrower).unwrap();
+        let lease = arena.lend(&buffer, PAGE..6 * PAGE, &borrower).unwrap();
+        while last.recall(SOON).is_err() {}
+        let scope = arena.eager_scope_of(STREAMS[1], PAGE).unwrap();
+        let mut block = Block::new(scope.allocate(PAGE).unwrap(), PAGE);
+        // Under way when the page goes, wherever that comes.
+        (1..20).for_each(|byte| world.use_on(&mut block, STREAMS[1], Some(byte)));
+        scope.free(block.at).unwrap();
+        drop(scope);
+        while lease.recall(SOON).is_err() {}
+        // Who lends has everybody look at the numbers again: the lower ones are free.
+        let lease = arena.lend(&buffer, 6 * PAGE..7 * PAGE, &borrower).unwrap();
+        let maps = arena.eager_stats().maps;
+        for _ in 0..2 * seed {
+            late.step();
+        }
+        drop(arena.eager_scope(STREAMS[2]).unwrap());
+        assert!(arena.eager_stats().maps > maps, "seed {seed}: no page moved");
+        arena.eager_blocks().free(result, &[]).unwrap();
+        drop((space, arena, lease, buffer, borrower));
+        late.drain();
+        assert_eq!((late.failed(), world.wrong.load(Relaxed)), (vec![], 0), "seed {seed}");
+    }
+}

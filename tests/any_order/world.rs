@@ -1,0 +1,150 @@
+//! Work on streams that do it late and in any order that events allow, and blocks that remember what they hold.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use vmmgraph::pages::Mark;
+use vmmgraph::{Address, Device, EagerScope, Result, SharedVmmAllocator, Space, Stream};
+use vmmgraph_testkit::{Random, ReorderingDriver, stream};
+
+pub(crate) const KIB: u64 = 1 << 10;
+pub(crate) const STREAMS: [Stream; 3] = [stream(0xa0), stream(0xb0), stream(0xd0)];
+
+/// Something that work is given about.
+pub(crate) struct Block {
+    pub(crate) at: Address,
+    pub(crate) bytes: u64,
+    /// What it has behind all work so far; `None`: anything.
+    pub(crate) byte: Option<u8>,
+    /// Behind all work so far.
+    pub(crate) mark: Option<Mark>,
+}
+
+impl Block {
+    /// With anything in it.
+    pub(crate) fn new(at: Address, bytes: u64) -> Self {
+        Self { at, bytes, byte: None, mark: None }
+    }
+}
+
+pub(crate) struct Graph {
+    pub(crate) space: Arc<Space>,
+    pub(crate) passing: Vec<(Address, u64)>,
+    pub(crate) output: Block,
+}
+
+pub(crate) struct World {
+    pub(crate) late: Arc<ReorderingDriver>,
+    pub(crate) device: Arc<Device>,
+    /// Looks that found other bytes than what was written, and work on memory that was gone.
+    pub(crate) wrong: Arc<AtomicU64>,
+}
+
+impl World {
+    fn write(&self, at: Address, bytes: u64, byte: u8, stream: Stream) {
+        let wrong = Arc::clone(&self.wrong);
+        self.late.launch(stream, move |driver| {
+            // SAFETY: a live block.
+            let written = unsafe { driver.write(at, &vec![byte; bytes as usize]) };
+            wrong.fetch_add(u64::from(written.is_err()), Relaxed);
+        });
+    }
+
+    fn check(&self, at: Address, bytes: u64, byte: u8, stream: Stream) {
+        let wrong = Arc::clone(&self.wrong);
+        self.late.launch(stream, move |driver| {
+            let mut found = vec![0; bytes as usize];
+            // SAFETY: a live block.
+            let read = unsafe { driver.read(at, &mut found) };
+            let other = found.iter().any(|found| *found != byte);
+            wrong.fetch_add(u64::from(read.is_err() || other), Relaxed);
+        });
+    }
+
+    /// Looks at a block and writes it, behind what was given about it before, as a program has to say itself.
+    pub(crate) fn use_on(&self, block: &mut Block, stream: Stream, byte: Option<u8>) {
+        if let Some(mark) = &block.mark {
+            mark.before(stream).unwrap();
+        }
+        if let Some(byte) = block.byte {
+            self.check(block.at, block.bytes, byte, stream);
+        }
+        if let Some(byte) = byte {
+            self.write(block.at, block.bytes, byte, stream);
+            block.byte = Some(byte);
+        }
+        block.mark = Some(self.device.pool().events().record(stream).unwrap());
+    }
+
+    pub(crate) fn capture(&self, arena: &SharedVmmAllocator, random: &mut Random) -> Result<Graph> {
+        let space = arena.open_space()?;
+        let stream = STREAMS[0];
+        let mut passing = Vec::new();
+        for bytes in [random.choose(&[40, 70, 100]) * KIB, 3 * KIB] {
+            passing.push((space.allocate(bytes, stream)?, bytes));
+        }
+        let bytes = random.choose(&[2, 20]) * KIB;
+        let kept = random.below(3) == 0;
+        let output =
+            if kept { space.allocate_kept(bytes, stream)? } else { space.allocate(bytes, stream)? };
+        passing.iter().for_each(|(at, _)| space.free(*at).unwrap());
+        space.seal()?;
+        Ok(Graph { space, passing, output: Block::new(output, bytes) })
+    }
+
+    pub(crate) fn replay(&self, graph: &mut Graph, stream: Stream, byte: u8) -> Result<()> {
+        if let Some(mark) = &graph.output.mark {
+            mark.before(stream).unwrap();
+        }
+        let launch = || {
+            if let Some(byte) = graph.output.byte {
+                self.check(graph.output.at, graph.output.bytes, byte, stream);
+            }
+            for (at, bytes) in &graph.passing {
+                self.write(*at, *bytes, byte, stream);
+            }
+            for (at, bytes) in &graph.passing {
+                self.check(*at, *bytes, byte, stream);
+            }
+            self.write(graph.output.at, graph.output.bytes, byte, stream);
+        };
+        graph.space.replay(stream, launch)?;
+        graph.output.byte = Some(byte);
+        graph.output.mark = Some(self.device.pool().events().record(stream).unwrap());
+        Ok(())
+    }
+
+    /// What eager work does in its scope, on the scope's stream: blocks that pass, but for some; those.
+    pub(crate) fn eager(
+        &self,
+        scope: &EagerScope,
+        random: &mut Random,
+        stream: Stream,
+        byte: u8,
+    ) -> Result<Vec<Block>> {
+        let mut blocks = Vec::new();
+        for _ in 0..=random.below(3) {
+            let bytes = random.choose(&[1, 9, 40, 90]) * KIB;
+            let mut block = match scope.allocate(bytes) {
+                Ok(at) => Block::new(at, bytes),
+                Err(error) => {
+                    blocks.iter().for_each(|block: &Block| scope.free(block.at).unwrap());
+                    return Err(error);
+                }
+            };
+            self.use_on(&mut block, stream, Some(byte));
+            if random.below(3) == 0 {
+                self.use_on(&mut block, stream, None);
+                scope.free(block.at).unwrap();
+            } else {
+                blocks.push(block);
+            }
+        }
+        let stays = random.below(3) as usize;
+        for mut block in blocks.drain(stays.min(blocks.len())..) {
+            self.use_on(&mut block, stream, None);
+            scope.free(block.at).unwrap();
+        }
+        Ok(blocks)
+    }
+}
