@@ -30,9 +30,11 @@ build() {
   torch=$(echo "$PWD"/.venv/lib/python3*/site-packages/torch)
   cmake -S . -B build/torch -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TORCH=ON -DVMMGRAPH_TORCH_ROOT="$torch" \
     -DVMMGRAPH_TESTS=ON -DVMMGRAPH_EXAMPLES=OFF >/dev/null
-  cmake --build build/torch --target vmmgraph_torch torch_test trust_test executables_test regions_test elastic_test eager_test serving_test rings_test share_test ranks_test differential_test engine_test \
+  cmake --build build/torch --target vmmgraph_torch vmmgraph_torch_keeps_no_graphs torch_test trust_test executables_test regions_test elastic_test eager_test serving_test rings_test share_test ranks_test differential_test engine_test \
     sleep_example all_reduce_example offload_example
   strip -o "$out/libvmmgraph_torch.so.0.1" build/torch/libvmmgraph_torch.so.0.1.0
+  mkdir "$out/keeps_no_graphs"
+  strip -o "$out/keeps_no_graphs/libvmmgraph_torch.so.0.1" build/torch/tests/torch/keeps_no_graphs/libvmmgraph_torch.so.0.1
   for program in torch/{torch,trust,executables,regions,elastic,eager,serving,rings,share,ranks}_test torch/differential/differential_test engine/{engine_test,sleep_example,all_reduce_example,offload_example}; do
     strip -o "$out/$(basename "$program")" "build/torch/tests/$program"
   done
@@ -84,6 +86,13 @@ libtorch() { # libtorch NAME PROGRAM ARGUMENTS...: a row of a program that needs
   row "$name" env LD_LIBRARY_PATH="$PWD/$out" "$out/run.sh" "$out/$program" "$torch" "$@"
 }
 
+# As libtorch, with a torch that keeps no captured graphs, as those up to 2.7.
+keeps_no_graphs() {
+  local name=$1 program=$2
+  shift 2
+  row "$name" env LD_LIBRARY_PATH="$PWD/$out/keeps_no_graphs:$PWD/$out" "$out/run.sh" "$out/$program" "$torch" "$@"
+}
+
 trust() {
   libtorch "replays of 4 threads" trust_test --gtest_filter='Trust.ReplaysOfFourThreads*'
   libtorch "around the guard" trust_test --gtest_filter='Trust.LaunchesAroundTheGuard*'
@@ -109,6 +118,10 @@ run() {
   libtorch "a decoder on two ranks" ranks_test
   libtorch "as torch's own captures" differential_test
   libtorch "persistent inputs and executor" engine_test
+  keeps_no_graphs "captures, as up to torch 2.7" torch_test
+  keeps_no_graphs "executables, as up to torch 2.7" executables_test
+  keeps_no_graphs "rings, as up to torch 2.7" rings_test
+  keeps_no_graphs "executor, as up to torch 2.7" engine_test --gtest_filter='Update.*:Offload.*:Ahead.*'
   row "captures from Python" env VMMGRAPH_LIBRARY="$PWD/$out/libvmmgraph_torch.so.0.1" PYTHONPATH="$PWD/$out/python" \
     python3 "$out/test_gpu.py"
   row "random use from Python" env VMMGRAPH_LIBRARY="$PWD/$out/libvmmgraph_torch.so.0.1" PYTHONPATH="$PWD/$out/python" \

@@ -39,9 +39,6 @@ GraphExecutor::GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, GraphInp
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
                "a step of a ring is captured in one piece: no piecewise buckets with ExecutorOptions::ring");
     }
-    if (options.ring != nullptr && !state.on_cpu() && !torch::ExecutablePool::shared()) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "a ring's step is captured with torch 2.8 and later, which keep the captured graph");
-    }
     if (!state.on_cpu()) {
         if (const auto device = torch::device_of(*state.arena); device != inputs.device()) {
             refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "the arena is on " + device.str() + ", and the inputs are on " + inputs.device().str());
@@ -81,7 +78,7 @@ GraphExecutor::GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, GraphInp
         state.options.capture_stream = c10::cuda::getStreamFromPool(true, inputs.device().index()).stream();
     }
     if (!state.on_cpu()) {
-        if (auto& pool = state.options.capture.executables; !pool && torch::ExecutablePool::shared()) {
+        if (auto& pool = state.options.capture.executables; !pool) {
             pool = std::make_shared<torch::ExecutablePool>(*state.arena, options.executables);
         }
         std::vector<Ahead::Place> places;

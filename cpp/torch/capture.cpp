@@ -62,7 +62,7 @@ struct CapturedGraph::State {
     std::vector<std::unique_ptr<compat::Graph>> earlier;
     SealReport report;
     std::size_t memset_kernels = 0;
-    // Where the graphs have their executables from; null where torch made them.
+    // Where the graphs have their executables from; null before the captures are over.
     std::shared_ptr<Template> graphs = nullptr;
     // What a ring copies within the graph.
     std::optional<RingGraph> ring = std::nullopt;
@@ -75,14 +75,11 @@ struct CapturedGraph::State {
     void launch(const OnStream& current, const std::function<void(std::size_t)>& between) {
         auto* const stream = current.stream().stream();
         last_stream.store(lasts(current.stream()) ? stream : nullptr);
-        std::optional<Template::Lent> lent;
-        if (graphs) {
-            lent.emplace(*graphs);
-            for (std::size_t piece = 0; piece < earlier.size(); ++piece) {
-                earlier[piece]->lend(lent->at(piece));
-            }
-            graph->lend(lent->at(earlier.size()));
+        const Template::Lent lent(*graphs);
+        for (std::size_t piece = 0; piece < earlier.size(); ++piece) {
+            earlier[piece]->lend(lent.at(piece));
         }
+        graph->lend(lent.at(earlier.size()));
         for (std::size_t piece = 0; piece < earlier.size(); ++piece) {
             earlier[piece]->launch(stream);
             if (between) {
@@ -92,7 +89,7 @@ struct CapturedGraph::State {
             }
         }
         if (ring) {
-            ring->launch(lent->at(earlier.size()), stream, [&] { graph->launch(stream); });
+            ring->launch(lent.at(earlier.size()), stream, [&] { graph->launch(stream); });
         } else {
             graph->launch(stream);
         }
@@ -178,31 +175,27 @@ void* CapturedGraph::exec(std::size_t piece) const {
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
                "piece " + std::to_string(piece) + " of a graph of " + std::to_string(own.earlier.size() + 1));
     }
-    if (!own.graphs) {
-        return (piece < own.earlier.size() ? *own.earlier[piece] : *own.graph).exec();
-    }
     own.graphs->keep();
     const Template::Lent lent(*own.graphs);
     return lent.at(piece);
 }
 
-bool CapturedGraph::wake() { return !state().graphs || state().graphs->wake(); }
+bool CapturedGraph::wake() { return state().graphs->wake(); }
 
 void CapturedGraph::wake_soon() {
-    if (const auto& graphs = state().graphs; graphs && !graphs->expect()) {
+    if (const auto& graphs = state().graphs; !graphs->expect()) {
         graphs->pool()->state_->waker.ask(graphs);
     }
 }
 
-bool CapturedGraph::awake() const { return !state().graphs || state().graphs->is_awake(); }
-std::uint64_t CapturedGraph::executable_bytes() const { return state().graphs ? state().graphs->bytes() : 0; }
-std::shared_ptr<ExecutablePool> CapturedGraph::executables() const { return state().graphs ? state().graphs->pool() : nullptr; }
+bool CapturedGraph::awake() const { return state().graphs->is_awake(); }
+std::uint64_t CapturedGraph::executable_bytes() const { return state().graphs->bytes(); }
+std::shared_ptr<ExecutablePool> CapturedGraph::executables() const { return state().graphs->pool(); }
 
 struct CaptureScope::State {
     Route route;
     bool memset_kernels;
     Retain retain;
-    // Null where graphs do not share.
     std::shared_ptr<ExecutablePool> executables;
     Generators generators;
     // Null where none is captured: also before its capture has begun and when it is over, since another's of the ring may be under way then.
@@ -271,7 +264,7 @@ struct CaptureScope::State {
         }
         end();
         finish();
-        captured->earlier.push_back(std::exchange(captured->graph, compat::Graph::make()));
+        captured->earlier.push_back(std::exchange(captured->graph, std::make_unique<compat::Graph>()));
         begun = end_tried = false;
         // The body may have left another stream behind.
         const c10::cuda::CUDAStreamGuard back(stream);
@@ -286,24 +279,20 @@ struct CaptureScope::State {
         if (auto* const ends = std::exchange(ring, nullptr); ends != nullptr) {
             captured->ring = ends->capture_end(stream.stream());
         }
-        captured->graph->capture_end();
+        captured->graph->end(stream.stream());
     }
 
-    // Looks at what was captured, where torch has not instantiated it yet.
+    // Looks at what was captured, before it is instantiated.
     void finish() {
-        if (auto* const graph = captured->graph->graph(); graph != nullptr) {
-            collectives = collectives || has_registered_collectives(graph, captured->memory->is_shareable());
-            if (memset_kernels) {
-                captured->memset_kernels += replace_memsets(graph, stream);
-            }
+        auto* const graph = captured->graph->graph();
+        collectives = collectives || has_registered_collectives(graph, captured->memory->is_shareable());
+        if (memset_kernels) {
+            captured->memset_kernels += replace_memsets(graph, stream);
         }
     }
 
     // All pieces, which none will follow.
     void share_executables() {
-        if (!executables) {
-            return;
-        }
         std::vector<cudaGraph_t> graphs;
         for (const auto& piece : captured->earlier) {
             graphs.push_back(piece->graph());
@@ -406,9 +395,6 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
     if (std::any_of(options.generators.begin(), options.generators.end(), [](const auto& one) { return !draws_on_gpu(one); })) {
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "a graph draws from generators of CUDA's only");
     }
-    if (options.ring != nullptr && !ExecutablePool::shared()) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "a ring's step is captured with torch 2.8 and later, which keep the captured graph");
-    }
     const auto device = device_of(arena);
     for (const auto& generator : options.generators) {
         if (generator->device() != device) {
@@ -442,8 +428,8 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
         space.set_label(options.label);
     }
     auto memory = std::make_shared<Memory>(space);
-    auto captured = std::unique_ptr<CapturedGraph::State>(
-        new CapturedGraph::State{device.index(), std::move(space), memory, {}, Workspace::of(arena), {}, compat::Graph::make(), {}, {}});
+    auto captured = std::unique_ptr<CapturedGraph::State>(new CapturedGraph::State{
+        device.index(), std::move(space), memory, {}, Workspace::of(arena), {}, std::make_unique<compat::Graph>(), {}, {}});
     state_.reset(new State{options.route,
                            options.memset_kernels,
                            options.retain,
@@ -517,10 +503,6 @@ void* CaptureScope::last_kernel() {
     if (!state_ || !state_->under_way || state_->end_tried) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "the capture has ended already");
     }
-    if (!compat::Graph::lends) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE,
-               "this torch destroys a graph when it is instantiated, and its nodes with it: it takes 2.8 or later");
-    }
     const auto last = last_of(c10::cuda::getCurrentCUDAStream(state_->captured->device).stream());
     if (!last || last->size() != 1 || !is(last->front(), cudaGraphNodeTypeKernel)) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "torch's current stream was not given a kernel last in this capture");
@@ -544,7 +526,7 @@ CapturedGraph CaptureScope::end() {
     auto& captured = *state_->captured;
     captured.kept_workspaces = state_->workspaces->end(*captured.memory);
     captured.report = state_->seal();
-    captured.report.executable_bytes = captured.graphs ? captured.graphs->bytes() : 0;
+    captured.report.executable_bytes = captured.graphs->bytes();
     if (state_->route == Route::mempool && captured.report.peak_live_bytes == 0 && holds_memory(state_->pool_id)) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "torch took the capture's memory from elsewhere (expandable_segments?): nothing is shared");
     }

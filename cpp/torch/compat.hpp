@@ -102,33 +102,50 @@ struct ContextOrNone<Context> {
 // Makes a pool's allocator the one of this thread, where torch needs that; stays on this thread for the whole capture.
 using PoolContext = ContextOrNone<c10::cuda::MemPoolContext>::type;
 
-// torch's graph, and its executable graph, which 2.6 to 2.8 only show to a subclass.
+// Whether torch keeps the graph that it captured when it is asked to (2.8 and later). Before, capture_end() instantiates it and destroys it.
+// VMMGRAPH_TORCH_KEEPS_NO_GRAPHS is for tests: a later release is taken for one of those.
+#ifdef VMMGRAPH_TORCH_KEEPS_NO_GRAPHS
 template <class Base>
-struct GraphWithExec final : Base {
-    // Whether a graph may be looked at between its capture and its instantiation, stays, and is launched by any executable (2.8 and later).
-    static constexpr bool lends = std::is_constructible_v<Base, bool> && requires(Base& graph) { graph.raw_cuda_graph(); } &&
-                                  requires(GraphWithExec& graph) { graph.graph_exec_, graph.has_graph_exec_, graph.has_graph_; };
+inline constexpr bool keeps_graphs = false;
+#else
+template <class Base>
+inline constexpr bool keeps_graphs = std::is_constructible_v<Base, bool>;
+#endif
 
-    GraphWithExec() = default;
-    // One that capture_end() does not instantiate, where torch has that.
-    explicit GraphWithExec(std::bool_constant<true>) : Base(true) {}
-    GraphWithExec(const GraphWithExec&) = delete;
-    GraphWithExec& operator=(const GraphWithExec&) = delete;
-    ~GraphWithExec() { lend(nullptr); }
-    static std::unique_ptr<GraphWithExec> make() {
-        if constexpr (lends) {
-            return std::make_unique<GraphWithExec>(std::true_type{});
-        } else {
-            return std::make_unique<GraphWithExec>();
-        }
-    }
+// A node that does nothing, since torch warns of an empty graph.
+inline cudaError_t capture_nothing(cudaStream_t stream) {
+    return cudaLaunchHostFunc(stream, [](void*) {}, nullptr);
+}
 
-    // The graph's own, where it is not lent one.
-    void* exec() {
-        if constexpr (requires(Base& graph) { graph.raw_cuda_graph_exec(); }) {
-            return this->raw_cuda_graph_exec();
+// A graph that stays as it was captured, to be looked at and altered, and is launched by whatever executable it is lent. Torch has both as
+// members that it shows to a subclass.
+template <class Base>
+struct LentGraph final : Base {
+    LentGraph()
+        requires(!keeps_graphs<Base>)
+    = default;
+    LentGraph()
+        requires(keeps_graphs<Base>)
+        : Base(true) {}
+    LentGraph(const LentGraph&) = delete;
+    LentGraph& operator=(const LentGraph&) = delete;
+    ~LentGraph() { lend(nullptr); }
+
+    // capture_end() of what is captured on `stream`, torch's current one, without an executable. Where it throws, the capture may go on.
+    void end(cudaStream_t stream) {
+        if constexpr (keeps_graphs<Base>) {
+            this->capture_end();
         } else {
-            return this->graph_exec_;
+            cudaGraph_t captured = nullptr;
+            C10_CUDA_CHECK(cudaStreamEndCapture(stream, &captured));
+            try {
+                end_another(stream);
+            } catch (...) {
+                C10_CUDA_CHECK_WARN(cudaGraphDestroy(captured));
+                throw;
+            }
+            this->graph_ = captured;
+            this->has_graph_ = true;
         }
     }
 
@@ -151,30 +168,39 @@ struct GraphWithExec final : Base {
         }
     }
 
-    // After capture_end(), and nothing where torch has instantiated by then.
-    cudaGraph_t graph() {
-        if constexpr (lends) {
-            return this->raw_cuda_graph();
-        } else {
-            return nullptr;
-        }
-    }
+    // After end().
+    cudaGraph_t graph() const noexcept { return this->graph_; }
 
     // Makes launch() and replay() launch an executable that stays the caller's.
     void lend(cudaGraphExec_t exec) noexcept {
-        if constexpr (lends) {
-            this->graph_exec_ = exec;
-            this->has_graph_exec_ = exec != nullptr;
+        this->graph_exec_ = exec;
+        this->has_graph_exec_ = exec != nullptr;
+    }
+
+private:
+    // It would leave an executable that nobody destroys.
+    using Base::capture_end;
+
+    // Has torch end a capture of one node that does nothing, with all that it does at the end of one, and destroys what it made of it.
+    void end_another(cudaStream_t stream) {
+        C10_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        C10_CUDA_CHECK(capture_nothing(stream));
+        this->capture_end();
+        // Torch keeps it in its debug mode.
+        if (std::exchange(this->has_graph_, false)) {
+            C10_CUDA_CHECK_WARN(cudaGraphDestroy(this->graph_));
         }
+        C10_CUDA_CHECK_WARN(cudaGraphExecDestroy(this->graph_exec_));
+        lend(nullptr);
     }
 };
-using Graph = GraphWithExec<at::cuda::CUDAGraph>;
+using Graph = LentGraph<at::cuda::CUDAGraph>;
 
-// A graph of torch's that somebody else made: what GraphWithExec does with one of ours.
+// A graph of torch's that somebody else made: what LentGraph does with one of ours.
 template <class Base>
 struct GraphOfOthers : Base {
     // Whether one that was made with keep_graph=True can be lent executables.
-    static constexpr bool lends = GraphWithExec<Base>::lends;
+    static constexpr bool lends = keeps_graphs<Base>;
 
     // Whether the graph is what its owner says: its pool, and the cudaGraph_t that it keeps, null where it keeps none.
     static bool is(Base& graph, const decltype(at::cuda::graph_pool_handle())& pool, cudaGraph_t raw) {

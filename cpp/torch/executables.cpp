@@ -45,10 +45,8 @@ std::shared_ptr<ExecutablePool> ExecutablePool::State::of(const SharedVmmAllocat
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
                "the arena is on " + device_of(arena).str() + ", and the pool of executables is of " + named->state_->device.str());
     }
-    return !shared() ? nullptr : named ? named : ExecutablePool::of(arena);
+    return named ? named : ExecutablePool::of(arena);
 }
-
-bool ExecutablePool::shared() noexcept { return compat::Graph::lends; }
 
 void ExecutablePool::set_limits(const ExecutableLimits& limits) {
     bridge::set_executable_limits(*state_->pool, limits.most_executables, limits.most_executable_bytes);

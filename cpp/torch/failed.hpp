@@ -21,14 +21,13 @@ using Generators = std::vector<std::shared_ptr<const at::Generator>>;
 inline void reset_generators(const c10::cuda::CUDAStream& stream, const Generators& generators) noexcept {
     try {
         const c10::cuda::CUDAStreamGuard guard(stream);
-        compat::GraphWithExec<at::cuda::CUDAGraph> graph;
+        compat::Graph graph;
         for (const auto& generator : generators) {
             graph.draw_from(*generator);
         }
         graph.capture_begin(at::cuda::graph_pool_handle(), cudaStreamCaptureModeThreadLocal);
-        // A node, since torch warns of an empty graph.
-        static_cast<void>(cudaLaunchHostFunc(stream.stream(), [](void*) {}, nullptr));
-        graph.capture_end();
+        static_cast<void>(compat::capture_nothing(stream.stream()));
+        graph.end(stream.stream());
     } catch (...) {
         // The device is in no state to capture.
     }

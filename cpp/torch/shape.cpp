@@ -90,7 +90,7 @@ Shape::Shape(SharedVmmAllocator& arena)
       space_(arena.open_space()),
       memory_(std::make_shared<Memory>(space_)),
       workspace_(Workspace::of(arena)),
-      pool_(ExecutablePool::shared() ? ExecutablePool::of(arena) : nullptr) {}
+      pool_(ExecutablePool::of(arena)) {}
 
 Shape::~Shape() {
     const OnDevice current({c10::kCUDA, device_});
@@ -190,7 +190,7 @@ ForeignPiece Shape::end(const ForeignGraph& graph) {
             piece.memset_kernels = replace_memsets(graph.raw, under_way->stream);
         }
     }
-    piece.lent = piece.replayable && graph.lend && graph.raw != nullptr && pool_ != nullptr;
+    piece.lent = piece.replayable && graph.lend && graph.raw != nullptr;
     pieces_.push_back({piece.replayable ? graph.graph : nullptr, piece.lent ? graph.raw : nullptr});
     return piece;
 }
@@ -247,7 +247,7 @@ SealReport Shape::seal(Retain retain) {
     if (!sealed_) {
         sealed_ = seal_keeping_contents(policy(retain));
         // Of no template yet: until its first replay a graph is its owner's to change.
-        sealed_->executable_bytes = pool_ ? Template::expected_bytes(*pool_, lending()) : 0;
+        sealed_->executable_bytes = Template::expected_bytes(*pool_, lending());
     }
     return *sealed_;
 }

@@ -231,8 +231,8 @@ vmmgraph_status_t with(vmmgraph_torch_shape_t handle, Use&& use) noexcept {
 // What is not there in this release.
 std::shared_ptr<ExecutablePool> executables_of(vmmgraph_arena_t handle) {
     Borrowed arena(handle);
-    if (!ExecutablePool::shared()) {
-        refuse(VMMGRAPH_ERROR_UNSUPPORTED, "torch " TORCH_VERSION " does not let graphs share executables (2.8 and later)");
+    if (!compat::GraphOfOthers<at::cuda::CUDAGraph>::lends) {
+        refuse(VMMGRAPH_ERROR_UNSUPPORTED, "torch " TORCH_VERSION " keeps no graphs that could borrow executables (2.8 and later)");
     }
     auto pool = ExecutablePool::of(*arena);
     // It keeps its limits when it has no graphs; there is one for a device.

@@ -83,7 +83,7 @@ struct ExecutableStats {
 // (docs/performance.md), and at least one of a topology stays. Any thread.
 //
 // Executables of graphs that CUDA cannot update so (those that allocate, child graphs, conditions), that have collectives registered with
-// NCCL, or whose exec() somebody has seen are never another's. Up to torch 2.7 that holds for all, and no pool counts them.
+// NCCL, or whose exec() somebody has seen are never another's.
 class VMMGRAPH_API ExecutablePool {
 public:
     // Of the arena's device; for graphs whose captures name it. Throws Error as CaptureScope for an arena of no CUDA device.
@@ -95,8 +95,6 @@ public:
     // The pool of captures that name none: one for a device, without limits until it is given some. It goes with the last of its graphs and
     // owners.
     [[nodiscard]] static std::shared_ptr<ExecutablePool> of(const SharedVmmAllocator& arena);
-    // Whether the torch this was built for lets graphs share executables (2.8 and later).
-    [[nodiscard]] static bool shared() noexcept;
 
     // What is there already shrinks to them as graphs are replayed.
     void set_limits(const ExecutableLimits& limits);
@@ -120,7 +118,7 @@ struct CaptureOptions {
     // What becomes of tensors that are live when the capture ends.
     Retain retain = Retain::inherit;
     // Fill kernels of torch's stand in the place of memset nodes, which CUDA launches one by one: a graph's launch costs the host a
-    // microsecond less for each (docs/performance.md). Results are the same. From torch 2.8 on; before, memsets stay.
+    // microsecond less for each (docs/performance.md). Results are the same.
     bool memset_kernels = true;
     // Where its executable comes from; null: ExecutablePool::of(arena).
     std::shared_ptr<ExecutablePool> executables = nullptr;
@@ -132,7 +130,7 @@ struct CaptureOptions {
     std::string label{};
     // A ring whose units the body acquires and releases (UnitScope with the capture's stream), each that streams once, in the order of use: they are
     // copied within the graph then, beside its kernels, from what their sources are at each replay. Of the arena's device. It may go before
-    // the graph, whose executable is its own. From torch 2.8 on; not with next_piece().
+    // the graph, whose executable is its own. Not with next_piece().
     Ring* ring = nullptr;
     RingCaptureOptions ring_capture{};
 };
@@ -229,7 +227,7 @@ public:
     // The kernel (a cudaGraphNode_t of this piece) that torch's current stream was given last in this capture, whose parameters are to change from
     // replay to replay: cudaGraphExecKernelNodeSetParams with it on CapturedGraph::exec(piece), before a replay and not beside one. The graph's
     // executables are its own from then on. Throws Error: VMMGRAPH_ERROR_WRONG_STATE where the stream was given something else last, or nothing,
-    // or has several streams joined since, and where graphs do not stay (up to torch 2.7).
+    // or has several streams joined since.
     [[nodiscard]] void* last_kernel();
 
     // Ends the capture and seals the space. On failure destroy the scope; the capture is lost.

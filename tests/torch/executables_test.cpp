@@ -89,13 +89,6 @@ struct Decoding {
 
 class Executables : public Torch {
 protected:
-    void SetUp() override {
-        Torch::SetUp();
-        if (!IsSkipped() && !ExecutablePool::shared()) {
-            GTEST_SKIP() << "this torch instantiates by itself";
-        }
-    }
-
     // Captures `shapes` of `pieces`, replays all within a limit and then without, and compares the bytes.
     void memory_of(int shapes, int pieces, std::size_t most) {
         SharedVmmAllocator arena;
