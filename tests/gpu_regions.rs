@@ -12,7 +12,8 @@ use cudarc::driver::sys;
 use vmmgraph::driver::CudaDriver;
 use vmmgraph::pages::{CopyPath, Fence};
 use vmmgraph::{
-    Address, Device, Options, Policy, Region, RegionOptions, SharedVmmAllocator, Stream, VmmTorchAllocator,
+    Address, Device, ElasticOptions, Options, Policy, Region, RegionOptions, SharedVmmAllocator, Stream,
+    VmmTorchAllocator,
 };
 use vmmgraph_testkit::MIB;
 
@@ -322,6 +323,75 @@ fn a_pause_waits_for_who_uses_blocks_that_are_gone() {
         arena.resume(NOW).unwrap();
     }
     drop((last, arena));
+    // SAFETY: made above, and not used any more.
+    [side, other].into_iter().for_each(|stream| unsafe { driver.stream_destroy(stream) }.unwrap());
+}
+
+#[test]
+#[ignore = "SKIPPED: needs a GPU, scripts/gpu.sh runs it"]
+fn elastic_memory_that_came_back_unused_goes_behind_those_who_had_it_before() {
+    const BYTES: u64 = 64 * MIB;
+    let device = device();
+    let driver = device.driver();
+    let side = driver.stream_create().unwrap();
+    let options = ElasticOptions { page_bytes: BYTES, ..ElasticOptions::default() };
+    let buffer = device.elastic_buffer(BYTES, &options).unwrap();
+    buffer.commit(0..BYTES).unwrap();
+    for _ in 0..3000 {
+        // SAFETY: committed, and a stream of this test's.
+        unsafe { driver.fill(buffer.base(), BYTES, 0x5a5a_5a5a, side) }.unwrap();
+    }
+    let mut fence = Fence::default();
+    fence.add(device.pool().events(), side);
+    let done = device.pool().events().record(side).unwrap();
+    buffer.decommit(0..BYTES, &fence).unwrap();
+    assert_eq!(buffer.commit(0..BYTES).unwrap().revived, 1);
+    buffer.decommit(0..BYTES, &Fence::default()).unwrap();
+    assert_eq!(
+        (buffer.settle(), done.done()),
+        (0, Ok(false)),
+        "memory went while it was used, or that was too little work to tell"
+    );
+    done.block().unwrap();
+    assert_eq!((buffer.settle(), buffer.stats().leaving_bytes), (BYTES, 0));
+    drop(buffer);
+    // SAFETY: made above, and not used any more.
+    unsafe { driver.stream_destroy(side) }.unwrap();
+}
+
+#[test]
+#[ignore = "SKIPPED: needs a GPU, scripts/gpu.sh runs it"]
+fn contents_come_back_though_a_replay_moves_their_pages_meanwhile() {
+    const BYTES: u64 = 2 * GIB;
+    let device = device();
+    let driver = device.driver();
+    let [side, other] = [0, 1].map(|_| driver.stream_create().unwrap());
+    let options = Options { large_page_bytes: 64 * MIB, ..Options::default() };
+    let arena = SharedVmmAllocator::new(&device, &options).unwrap();
+    let space = arena.open_space().unwrap();
+    let passing = space.allocate(BYTES, side).unwrap();
+    space.free(passing).unwrap();
+    space.seal().unwrap();
+    // On pages that the graph still shows.
+    let scope = arena.eager_scope(side).unwrap();
+    let result = scope.allocate(BYTES).unwrap();
+    // SAFETY: a live block, and the scope's stream.
+    unsafe { driver.fill(result, BYTES, 0x1234_5678, side) }.unwrap();
+    drop(scope);
+    arena.pause(Fence::default()).unwrap().complete().unwrap();
+    let (_, mut ready) = device.resume_async(&[], NOW).unwrap();
+    space.replay(other, || ()).unwrap();
+    assert!(!ready[0].done().unwrap(), "copied too soon to tell");
+    assert!(arena.eager_stats().graph_maps > 0, "no page moved");
+    ready.iter_mut().for_each(|ready| ready.wait().unwrap());
+    for at in (0..BYTES).step_by(MIB as usize) {
+        let mut found = [0; 4];
+        // SAFETY: a live block whose contents are there.
+        unsafe { driver.read(result.plus(at), &mut found) }.unwrap();
+        assert_eq!(u32::from_le_bytes(found), 0x1234_5678, "at {at}");
+    }
+    arena.eager_blocks().free(result, &[]).unwrap();
+    drop((space, arena));
     // SAFETY: made above, and not used any more.
     [side, other].into_iter().for_each(|stream| unsafe { driver.stream_destroy(stream) }.unwrap());
 }
