@@ -22,19 +22,33 @@ use world::{Block, Graph, KIB, STREAMS, World};
 const NOW: Duration = Duration::ZERO;
 const POLICIES: [Policy; 4] = [Policy::Discard, Policy::Zero, Policy::Backup, Policy::Keep];
 
+/// What contents wait in.
+#[derive(Clone, Copy)]
+enum HostMemory {
+    Registered,
+    /// A few registered buffers, which are used again and again.
+    ThroughBuffers,
+    /// The driver registers nothing.
+    Pageable,
+}
+
 /// A program that lets its memory step aside now and then; how many looks found other bytes than what it had written.
-fn run(seed: u64, registered: bool) -> u64 {
+fn run(seed: u64, host_memory: HostMemory) -> u64 {
     let host =
         Arc::new(HostDriver::new(0, HostOptions { granularity: 4096, memory_bytes: 256 * MIB }).unwrap());
     let faulty = FaultyDriver::new(host.clone());
     let late = ReorderingDriver::new(faulty.clone(), seed);
     let device = Device::with_driver(late.clone());
-    if !registered {
-        // Of the contents' memory; buffers to copy through are registered.
-        faulty.arm(&[1]);
-        device.host_pool().prepare(8 * MIB).unwrap();
-        faulty.arm(&[]);
-        assert_eq!(device.host_pool().stats().registered_bytes, 0);
+    match host_memory {
+        HostMemory::Registered => {}
+        HostMemory::ThroughBuffers => {
+            // Of the contents' memory; buffers to copy through are registered.
+            faulty.arm(&[1]);
+            device.host_pool().prepare(8 * MIB).unwrap();
+            faulty.arm(&[]);
+            assert_eq!(device.host_pool().stats().registered_bytes, 0);
+        }
+        HostMemory::Pageable => faulty.refuse("host_register", true),
     }
     let world = World { late: late.clone(), device: device.clone(), wrong: Arc::default() };
     let mut random = Random::new(seed);
@@ -186,14 +200,20 @@ fn run(seed: u64, registered: bool) -> u64 {
 #[test]
 fn what_steps_aside_comes_back_in_whatever_order_streams_work() {
     for seed in 0..120 {
-        assert_eq!(run(seed, true), 0, "seed {seed}");
+        assert_eq!(run(seed, HostMemory::Registered), 0, "seed {seed}");
     }
 }
 
-/// The contents go through a few registered buffers, which are used again and again.
 #[test]
 fn the_same_where_host_memory_is_not_registered() {
     for seed in 0..100 {
-        assert_eq!(run(seed, false), 0, "seed {seed}");
+        assert_eq!(run(seed, HostMemory::ThroughBuffers), 0, "seed {seed}");
+    }
+}
+
+#[test]
+fn the_same_where_no_host_memory_can_be_registered() {
+    for seed in 0..100 {
+        assert_eq!(run(seed, HostMemory::Pageable), 0, "seed {seed}");
     }
 }

@@ -77,14 +77,16 @@ impl World {
     }
 
     pub(crate) fn capture(&self, arena: &SharedVmmAllocator, random: &mut Random) -> Result<Graph> {
-        let space = arena.open_space()?;
+        let bump = random.below(4) == 0;
+        let space = if bump { arena.open_bump_space()? } else { arena.open_space()? };
         let stream = STREAMS[0];
         let mut passing = Vec::new();
         for bytes in [random.choose(&[40, 70, 100]) * KIB, 3 * KIB] {
             passing.push((space.allocate(bytes, stream)?, bytes));
         }
         let bytes = random.choose(&[2, 20]) * KIB;
-        let kept = random.below(3) == 0;
+        // What else stays of a bump space is shared with others.
+        let kept = bump || random.below(3) == 0;
         let output =
             if kept { space.allocate_kept(bytes, stream)? } else { space.allocate(bytes, stream)? };
         passing.iter().for_each(|(at, _)| space.free(*at).unwrap());
