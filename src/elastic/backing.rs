@@ -45,7 +45,7 @@ impl From<Error> for Refused {
 
 /// Ranges of addresses with pages behind parts of them.
 ///
-/// Thread-safe. When it goes, everything is unmapped, behind the fences of what was decommitted.
+/// Thread-safe. When it goes, everything is unmapped, behind the fences of what was decommitted, also of what came back since.
 pub(super) struct Backing {
     id: u64,
     name: String,
@@ -265,6 +265,11 @@ impl Backing {
         earlier.before(self.device.pool().events(), stream)
     }
 
+    /// What comes and goes from now on is behind this, too.
+    pub(super) fn is_behind(&self, fence: Fence) {
+        self.read(|books| books.earlier.join(fence));
+    }
+
     /// Which of these are there.
     pub(super) fn here(&self, runs: &[Run]) -> Vec<Run> {
         self.read(|books| books.here(runs))
@@ -377,7 +382,7 @@ impl Drop for Backing {
         self.worker.end();
         let all = self.read(|books| books.all());
         self.tell(&all, true);
-        let (mut fence, mut remains) = (Fence::default(), Remains::default());
+        let (mut fence, mut remains) = (self.read(|books| books.earlier.clone()), Remains::default());
         self.read(|books| books.fences()).into_iter().for_each(|waiting| fence.join(waiting));
         self.ranges.drain(..).for_each(|range| remains.join(range.leave()));
         let pool = self.device.pool();

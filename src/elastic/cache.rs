@@ -366,6 +366,13 @@ impl KvCache {
     }
 }
 
+impl Drop for KvCache {
+    fn drop(&mut self) {
+        // Its pages go now, also those that stayed for blocks that were not released.
+        self.backing.is_behind(self.books.get_mut().users());
+    }
+}
+
 /// The right to commit and to let go. At its end, what was released meanwhile goes.
 struct Turn<'a>(&'a KvCache);
 

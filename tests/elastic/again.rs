@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use vmmgraph::pages::Fence;
 use vmmgraph::{Error, KvLayout};
@@ -55,6 +56,30 @@ fn blocks_that_are_released_twice_while_others_come_go_behind_the_first_fence() 
     assert_eq!((cache.settle(), cache.audit()), (4 * MIB, Ok(())));
     drop(cache);
     bench.end();
+}
+
+#[test]
+fn what_is_dropped_goes_behind_those_whose_pages_and_blocks_had_been_given_back() {
+    for caches in [false, true] {
+        let bench = bench();
+        bench.faulty.set_capturing(USER, true);
+        let unmaps = bench.faulty.count("unmap");
+        if caches {
+            // The page stays for a neighbour, until the end.
+            let cache = cache(&bench.device, KvLayout::ByBlock, &[MIB / 4], 64);
+            cache.commit(0..2).unwrap();
+            cache.release(1..2, &bench.fence()).unwrap();
+        } else {
+            let buffer = bench.buffer(4 * MIB);
+            buffer.commit(0..2 * MIB).unwrap();
+            buffer.decommit(0..2 * MIB, &bench.fence()).unwrap();
+            assert_eq!(buffer.commit(0..2 * MIB).unwrap().revived, 1);
+        }
+        bench.device.give_back(Duration::ZERO);
+        assert_eq!((bench.faulty.count("unmap"), bench.device.stats().pending), (unmaps, 1), "{caches}");
+        bench.faulty.set_capturing(USER, false);
+        bench.end();
+    }
 }
 
 #[test]

@@ -165,6 +165,13 @@ impl Books {
         (going, behind)
     }
 
+    /// What may still use blocks that were released.
+    pub(super) fn users(&self) -> Fence {
+        let mut fence = self.earlier.clone();
+        self.shared.values().for_each(|shared| fence.join(shared.clone()));
+        fence
+    }
+
     /// Whether a page stays because of a backed block, behind a fence for those that it does not stay for.
     fn keeps(&mut self, shape: &Shape, place: Place, events: &Arc<Events>, fence: &Fence) -> bool {
         let kept = !self.backed.within(&shape.blocks_on(place.0, place.1)).is_empty();
