@@ -203,7 +203,7 @@ impl Program {
             10 | 11 if !results.is_empty() => {
                 let at = random.below(results.len() as u64) as usize;
                 behind_contents(ready);
-                world.use_on(&mut results[at], stream, (number % 2 == 0).then_some(number));
+                world.use_on(&mut results[at], stream, number.is_multiple_of(2).then_some(number));
                 match random.below(2) {
                     0 => arena.eager_blocks().record_stream(results[at].at, stream).unwrap(),
                     _ => arena.eager_blocks().free(results.swap_remove(at).at, &[stream]).unwrap(),
@@ -283,7 +283,9 @@ impl Program {
             }
             32..34 if !ahead.is_empty() => {
                 // All, so that nobody else is about to let something go.
-                ahead.drain(..).for_each(|pending| drop(done(pending.wait())));
+                for pending in ahead.drain(..) {
+                    done(pending.wait());
+                }
                 let committed = buffer.committed();
                 let backed = cache.backed();
                 committed.into_iter().for_each(|range| self.got_pages(range.start / PAGE..range.end / PAGE));
@@ -311,7 +313,9 @@ impl Program {
     /// Everything is looked at, and goes; how many looks found other bytes than what was written.
     fn end(mut self, drained: bool) -> u64 {
         let last = STREAMS[0];
-        self.ahead.drain(..).for_each(|pending| drop(done(pending.wait())));
+        for pending in self.ahead.drain(..) {
+            done(pending.wait());
+        }
         self.ready.iter_mut().for_each(|ready| ready.before(last).unwrap());
         for Graph { space, output, .. } in &mut self.graphs {
             self.world.use_on(output, last, None);

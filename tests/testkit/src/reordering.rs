@@ -187,7 +187,7 @@ impl ReorderingDriver {
     fn some(&self) {
         let count = {
             let mut state = self.state.lock();
-            if state.next() % state.lazy == 0 { state.next() % 4 } else { 0 }
+            if state.next().is_multiple_of(state.lazy) { state.next() % 4 } else { 0 }
         };
         for _ in 0..count {
             self.step();
