@@ -166,7 +166,7 @@ impl SharedVmmAllocator {
     /// As [`new`](Self::new), with the arena's account below one of the device's: a tenant's, a model's.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// As [`new`](Self::new); [`Error::OverBudget`] if the accounts above have no room for its least, [`Error::InvalidArgument`] for one of another device.
     pub fn in_account(device: &Arc<Device>, options: &Options, above: Option<&Account>) -> Result<Self> {
         let id = next_number();
         let own = Peers::one(device.driver().info().ordinal);

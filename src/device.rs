@@ -180,7 +180,7 @@ impl Device {
     /// A new account below another one of this device, or below the device: a budget for a tenant, a model, a kind of memory.
     ///
     /// # Errors
-    /// [`Error::OverBudget`] if the accounts above have no room for its least.
+    /// [`Error::OverBudget`] if the accounts above have no room for its least; [`Error::InvalidArgument`] for one of another device.
     pub fn account(&self, label: &str, below: Option<&Account>, limits: Limits) -> Result<Account> {
         Account::new(&self.pool, below, label.to_owned(), limits)
     }

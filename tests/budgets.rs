@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use vmmgraph::driver::HostDriver;
-use vmmgraph::pages::Holder;
+use vmmgraph::pages::{Holder, Limits};
 use vmmgraph::{
-    Address, Device, Error, HostOptions, Options, Phase, Result, RetainPolicy, SharedVmmAllocator, Stream,
+    Address, Device, Error, HostOptions, Options, Phase, Region, RegionOptions, Result, RetainPolicy,
+    SharedVmmAllocator, Stream,
 };
 use vmmgraph_testkit::{FaultyDriver, MIB, stream};
 
@@ -28,7 +29,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T>, whose: Option<u64>, numbers: [
     let error = result.unwrap_err();
     assert!(
         matches!(&error, Error::OverBudget { requested, held, budget, account, device: 0, space: None }
-        if ([*requested, *held, *budget], account) == (numbers, &whose.map(|arena| format!("arena {arena}")))),
+        if ([*requested, *held, *budget], account.as_ref().map(ToString::to_string)) == (numbers, whose.map(|arena| format!("arena {arena}")))),
         "{error:?}"
     );
     assert!(error.is_out_of_memory());
@@ -243,7 +244,7 @@ fn the_budget_holds_while_threads_race_and_others_change_it() {
                         match result.and_then(|()| space.seal()) {
                             Ok(_) => fitted.fetch_add(1, Relaxed),
                             Err(Error::OverBudget { account: Some(named), .. })
-                                if named == format!("arena {}", arena.id()) =>
+                                if named.label == format!("arena {}", arena.id()) =>
                             {
                                 over.fetch_add(1, Relaxed)
                             }
@@ -285,4 +286,19 @@ fn the_budget_holds_while_threads_race_and_others_change_it() {
     assert_eq!((counts(&arena), device.stats().physical_bytes), ((0, 0), 0));
     drop((arena, neighbour, device));
     assert_eq!(host.leftovers(), [0; 4]);
+}
+
+#[test]
+fn an_account_is_of_one_device() {
+    let (_, _, device) = device();
+    let (_, _, other) = self::device();
+    let (least, none) = (Limits { most: None, least: MIB }, Limits::default());
+    let tenant = device.account("tenant", None, none).unwrap();
+    let refused =
+        |result: Result<()>| assert!(matches!(result, Err(Error::InvalidArgument { .. })), "{result:?}");
+    refused(other.account("model", Some(&tenant), least).map(drop));
+    refused(SharedVmmAllocator::in_account(&other, &Options::default(), Some(&tenant)).map(drop));
+    refused(Region::in_account(&other, "weights", RegionOptions::default(), Some(&tenant)).map(drop));
+    device.account("model", Some(&tenant), least).unwrap();
+    assert_eq!(tenant.stats().charged_bytes, 0, "the least goes with its account");
 }

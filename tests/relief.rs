@@ -7,8 +7,8 @@ use std::time::Duration;
 use vmmgraph::driver::{HostDriver, Memory};
 use vmmgraph::pages::{AccountId, Fence, Limits, Reclaimer};
 use vmmgraph::{
-    Device, ElasticBuffer, ElasticOptions, Error, HostOptions, Options, Policy, RegionOptions, Result,
-    RingOptions, RingUnit, SharedVmmAllocator, Stream,
+    Device, ElasticBuffer, ElasticOptions, Error, HostOptions, Options, Policy, Region, RegionOptions,
+    Result, RingOptions, RingUnit, SharedVmmAllocator, Stream,
 };
 use vmmgraph_testkit::{FaultyDriver, MIB};
 
@@ -351,7 +351,8 @@ fn only_those_are_asked_whose_memory_counts_where_it_is_short() {
     let account =
         |label: &str| device.account(label, None, Limits { most: Some(20 * MIB), least: 0 }).unwrap();
     let engine = Arc::new(exact(100 * MIB));
-    let tenants = [account("one"), account("two")].map(|account| Arc::new(Tenant(exact(0), account)));
+    // A label says nothing of whose account it is: these two have the same.
+    let tenants = [account("chat"), account("chat")].map(|account| Arc::new(Tenant(exact(0), account)));
     let mut all: Vec<Arc<dyn Reclaimer>> = vec![engine.clone()];
     all.extend(tenants.iter().map(|tenant| tenant.clone() as Arc<dyn Reclaimer>));
     all.iter().for_each(|reclaimer| device.add_reclaimer(reclaimer));
@@ -371,4 +372,8 @@ fn only_those_are_asked_whose_memory_counts_where_it_is_short() {
     let space = below.open_space().unwrap();
     space.allocate(30 * MIB, STREAM).unwrap();
     assert_eq!(asked(), [vec![], vec![10 * MIB], vec![]]);
+    let small = RegionOptions { page_bytes: 2 * MIB, ..RegionOptions::default() };
+    let region = Region::in_account(&device, "kv", small, Some(&tenants[1].1)).unwrap();
+    region.allocate(30 * MIB, STREAM).unwrap();
+    assert_eq!(asked(), [vec![], vec![], vec![10 * MIB]]);
 }

@@ -4,10 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use serde::Serialize;
-use slotmap::SlotMap;
+use slotmap::{Key, SlotMap};
 
 use super::{AccountId, PagePool};
-use crate::error::{Error, Result};
+use crate::error::{AccountName, Error, Result};
 
 /// What an account may and is sure to have, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -93,12 +93,13 @@ impl Accounts {
     pub(super) fn refusal(&self, id: AccountId, bytes: u64, held: u64, device: i32) -> Option<Error> {
         let mut tightest: Option<(u64, Error)> = None;
         let (mut next, mut more) = (Some(id), bytes);
-        while let Some(entry) = next.and_then(|id| self.entries.get(id)) {
+        while let Some((key, entry)) = next.and_then(|id| Some((id, self.entries.get(id)?))) {
             let held = entry.used + entry.moving + if entry.parent.is_none() { held } else { 0 };
             if let Some(budget) = entry.limits.most {
                 let left = budget.saturating_sub(held);
                 if more > left && tightest.as_ref().is_none_or(|(least, _)| left <= *least) {
-                    let account = entry.parent.map(|_| entry.label.clone());
+                    let name = || AccountName { label: entry.label.clone(), key: key.data().as_ffi() };
+                    let account = entry.parent.map(|_| name());
                     let error =
                         Error::OverBudget { requested: bytes, held, budget, device, account, space: None };
                     tightest = Some((left, error));
@@ -122,20 +123,20 @@ impl Accounts {
         }
     }
 
-    /// Whether an account, or one above it, has this label.
-    pub(super) fn is_within(&self, id: AccountId, label: &str) -> bool {
-        let entry = |id: AccountId| self.entries.get(id);
-        std::iter::successors(entry(id), |below| below.parent.and_then(entry))
-            .any(|found| found.label == label)
+    /// An account and those above it, up to the device's.
+    fn up_from(&self, id: AccountId) -> impl Iterator<Item = AccountId> + '_ {
+        std::iter::successors(Some(id), |id| self.entries.get(*id).and_then(|entry| entry.parent))
+    }
+
+    /// Whether what counts toward an account counts toward the named one as well.
+    pub(super) fn is_within(&self, id: AccountId, name: &AccountName) -> bool {
+        self.up_from(id).any(|id| id.data().as_ffi() == name.key)
     }
 
     /// Those from an account up to the device's, that one left out, which are not above another account as well.
     fn apart(&self, from: AccountId, to: AccountId) -> Vec<AccountId> {
-        let above = |id: AccountId| {
-            std::iter::successors(Some(id), |id| self.entries.get(*id).and_then(|entry| entry.parent))
-        };
-        let both: Vec<AccountId> = above(to).chain([self.root]).collect();
-        above(from).take_while(|id| !both.contains(id)).collect()
+        let both: Vec<AccountId> = self.up_from(to).chain([self.root]).collect();
+        self.up_from(from).take_while(|id| !both.contains(id)).collect()
     }
 
     /// How many bytes an account can lend to another one: what all that are [apart](Self::apart) have above their least.
@@ -209,8 +210,14 @@ impl Account {
     /// A new account below another one; `None`: below the device.
     ///
     /// # Errors
-    /// [`Error::OverBudget`] if the accounts above have no room for its least.
+    /// [`Error::OverBudget`] if the accounts above have no room for its least; [`Error::InvalidArgument`] for a parent of another pool.
     pub fn new(pool: &Arc<PagePool>, parent: Option<&Self>, label: String, limits: Limits) -> Result<Self> {
+        if let Some(parent) = parent
+            && !Arc::ptr_eq(&parent.pool, pool)
+        {
+            let (what, expected) = ("the device of the account above", "the same device, as it is open now");
+            return Err(Error::InvalidArgument { what, value: i128::from(parent.pool.ordinal()), expected });
+        }
         let mut state = pool.lock();
         let parent = parent.map_or(state.accounts.root(), |parent| parent.id);
         let held = state.unaccounted();

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::{AccountId, PagePool};
-use crate::error::Error;
+use crate::error::{AccountName, Error};
 use crate::sync::{Mutex, thread_token};
 
 /// How often a call asks for memory again after somebody gave some back.
@@ -70,13 +70,13 @@ impl PagePool {
     }
 
     /// Asks the reclaimers, cheapest first, until one has given `bytes`; whether it is worth trying again. With `account`, those whose memory counts toward
-    /// one of that label. The caller holds no lock.
-    pub(crate) fn ask(&self, bytes: u64, account: Option<&str>) -> bool {
+    /// that one. The caller holds no lock.
+    pub(crate) fn ask(&self, bytes: u64, account: Option<&AccountName>) -> bool {
         let Some(_asking) = Asking::begin(&self.reclaimers) else { return false };
         let mut all: Vec<_> = self.reclaimers.all.lock().iter().filter_map(Weak::upgrade).collect();
-        if let Some(label) = account {
+        if let Some(account) = account {
             all.retain(|reclaimer| {
-                reclaimer.account().is_some_and(|own| self.lock().accounts.is_within(own, label))
+                reclaimer.account().is_some_and(|own| self.lock().accounts.is_within(own, account))
             });
         }
         all.sort_by_key(|reclaimer| reclaimer.cost());

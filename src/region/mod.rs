@@ -72,6 +72,19 @@ impl Region {
     /// # Errors
     /// [`Error::InvalidPageSize`] for a page size that the device cannot map.
     pub fn new(device: &Arc<Device>, tag: &str, options: RegionOptions) -> Result<Arc<Self>> {
+        Self::in_account(device, tag, options, None)
+    }
+
+    /// As [`new`](Self::new), with the region's account below one of the device's: a tenant's, a model's.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); [`Error::InvalidArgument`] for an account of another device.
+    pub fn in_account(
+        device: &Arc<Device>,
+        tag: &str,
+        options: RegionOptions,
+        above: Option<&Account>,
+    ) -> Result<Arc<Self>> {
         let capabilities = device.driver().capabilities();
         let (granularity, fixed) = (capabilities.granularity, options.page_bytes);
         let longest = LONGEST.min(capabilities.largest_page) / granularity * granularity;
@@ -86,7 +99,7 @@ impl Region {
             tag: tag.to_owned(),
             options,
             sizes: Sizes { granularity, fixed, longest },
-            account: device.account(&format!("region {id} {tag:?}"), None, limits)?,
+            account: device.account(&format!("region {id} {tag:?}"), above, limits)?,
             books: Mutex::new(Books::new()),
             turn: MoveTurn::default(),
             device: Arc::clone(device),
