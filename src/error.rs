@@ -138,8 +138,11 @@ pub enum Error {
         budget: u64,
         /// The device's number.
         device: i32,
-        /// The account whose limit it is; `None`: the device's.
-        account: Option<AccountName>,
+        /// The label of the account whose limit it is ("arena 3"); `None`: the device's.
+        account: Option<String>,
+        /// The key of the lowest account that was short: what counts toward that makes room in all that were. `None`: the device's; 0: a limit that is no
+        /// account's.
+        lowest: Option<u64>,
         /// The label of the space that asked, if it has one.
         space: Option<String>,
     },
@@ -341,21 +344,6 @@ fn wanted_by(space: &Option<String>) -> String {
     space.as_ref().map_or(String::new(), |label| format!(" by {label:?}"))
 }
 
-/// Whose budget was short. Several accounts may have one label.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AccountName {
-    /// What its owner calls it ("arena 3").
-    pub label: String,
-    /// Its key in the pool, as a number; 0: a limit that is no account's.
-    pub(crate) key: u64,
-}
-
-impl std::fmt::Display for AccountName {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.label)
-    }
-}
-
 impl Error {
     /// Says for which space memory was short.
     pub(crate) fn of_space(mut self, label: Option<&str>) -> Self {
@@ -373,10 +361,10 @@ impl Error {
         self
     }
 
-    /// The account whose budget was short, if it was that of one below the device's.
-    pub(crate) fn account(&self) -> Option<&AccountName> {
+    /// The key of the lowest account that was short, if one below the device's was.
+    pub(crate) fn lowest(&self) -> Option<u64> {
         match self {
-            Self::OverBudget { account, .. } => account.as_ref(),
+            Self::OverBudget { lowest, .. } => *lowest,
             _ => None,
         }
     }

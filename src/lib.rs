@@ -83,7 +83,7 @@ pub use elastic::policy;
 pub use elastic::{Ahead, Ask, BlockPool, Candidate, PreCommit, Watermarks};
 pub use elastic::{Committed, ElasticBuffer, ElasticObserver, ElasticOptions, ElasticStats, Pending, Shown};
 pub use elastic::{KvCache, KvLayout, KvOptions, KvStats, LimitChange};
-pub use error::{AccountName, Error, Result};
+pub use error::{Error, Result};
 pub use executables::{ExecutableClass, ExecutablePool, ExecutableStats, GraphTemplate};
 pub use gate::CaptureGate;
 pub use lending::{BlockBorrower, Borrower, Lease, Vacate, VacateBlocks, Vacated};

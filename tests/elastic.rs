@@ -241,7 +241,7 @@ fn pages_go_round_between_two_buffers_and_an_arena_over_one_budget_without_a_cre
         assert_eq!(buffers[0].commit(0..64 * MIB).unwrap().created, 4);
         let refused = buffers[1].commit(0..16 * MIB).unwrap_err();
         assert!(
-            matches!(&refused, Error::OverBudget { account: Some(of), .. } if of.label == "tenant"),
+            matches!(&refused, Error::OverBudget { account: Some(of), .. } if of == "tenant"),
             "{refused}"
         );
         for _ in 0..3 {
@@ -358,7 +358,7 @@ fn no_memory_is_a_value_and_leaves_everything_as_it_was() {
     let before = (buffer.committed(), bench.device.stats().physical_bytes, bench.host.leftovers());
     let refused = buffer.commit(0..16 * MIB).unwrap_err();
     assert!(
-        matches!(&refused, Error::OverBudget { account: Some(of), budget, .. } if of.label.contains("kv") && *budget == 8 * MIB),
+        matches!(&refused, Error::OverBudget { account: Some(of), budget, .. } if of.contains("kv") && *budget == 8 * MIB),
         "{refused}"
     );
     // What was created for it went back.

@@ -557,7 +557,7 @@ fn a_budget_of_its_own_holds_and_what_stepped_aside_does_not_count() {
     let at = region.allocate(10 * MIB, A).unwrap();
     let refused = region.allocate(10 * MIB, A).unwrap_err();
     assert!(
-        matches!(&refused, Error::OverBudget { account: Some(account), .. } if account.label.contains("weights")),
+        matches!(&refused, Error::OverBudget { account: Some(account), .. } if account.contains("weights")),
         "{refused}"
     );
     region.allocate(6 * MIB, A).unwrap();

@@ -369,11 +369,20 @@ fn only_those_are_asked_whose_memory_counts_where_it_is_short() {
     // A tenant's: his own.
     let options = Options { large_page_bytes: 2 * MIB, ..Options::default() };
     let below = SharedVmmAllocator::in_account(&device, &options, Some(&tenants[0].1)).unwrap();
-    let space = below.open_space().unwrap();
-    space.allocate(30 * MIB, STREAM).unwrap();
+    below.open_space().unwrap().allocate(30 * MIB, STREAM).unwrap();
     assert_eq!(asked(), [vec![], vec![10 * MIB], vec![]]);
     let small = RegionOptions { page_bytes: 2 * MIB, ..RegionOptions::default() };
     let region = Region::in_account(&device, "kv", small, Some(&tenants[1].1)).unwrap();
     region.allocate(30 * MIB, STREAM).unwrap();
     assert_eq!(asked(), [vec![], vec![], vec![10 * MIB]]);
+    // An arena's own limit decides also where the device is as short as that, though its limit is the one that is named.
+    let full = device.region("full", RegionOptions::default()).unwrap();
+    full.allocate(16 * MIB, STREAM).unwrap();
+    device.set_budget(Some(device.stats().physical_bytes));
+    for (budget, somebody_is_asked) in [(MIB, false), (8 * MIB, true)] {
+        arena.set_budget(Some(budget));
+        let refused = space.allocate(8 * MIB, STREAM).unwrap_err();
+        assert!(matches!(refused, Error::OverBudget { account: None, .. }), "{refused}");
+        assert_eq!(!asked().concat().is_empty(), somebody_is_asked, "{refused}");
+    }
 }

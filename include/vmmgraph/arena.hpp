@@ -83,6 +83,8 @@ struct ArenaOptions {
     std::uint64_t least_bytes = 0;
     // What vmmgraph::pause and vmmgraph::resume (region.hpp) find the arena by; empty: only when they are asked for everything.
     std::string tag;
+    // The account that its own is below: Account::handle() of the same device; null: the device's.
+    vmmgraph_account_t account = nullptr;
 };
 
 // How to make an arena together with its device. 0 is the default of every number.
@@ -323,6 +325,7 @@ public:
         given.remote_peers = options.remote_peers;
         given.least_bytes = options.least_bytes;
         given.tag = options.tag.empty() ? nullptr : options.tag.c_str();
+        given.account = options.account;
         vmmgraph_arena_t handle = nullptr;
         detail::check(vmmgraph_arena_create(device.handle(), &given, &handle));
         handle_ = Owned(handle);

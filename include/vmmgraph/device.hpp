@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <utility>
 
 #include "base.hpp"
@@ -120,8 +121,59 @@ private:
     detail::Owned<vmmgraph_device_t, vmmgraph_device_close> handle_;
 };
 
-// A function that is asked for memory when a device or its budget is short, before a call fails, as long as this lives; not where the budget of an arena
-// or a buffer is, since only memory of that would help. It is told how many bytes are missing and returns how many it gave back; what it throws counts
+// What an account may and is sure to have, in bytes.
+struct AccountLimits {
+    // The most that may count toward it; 0: no limit but those above.
+    std::uint64_t budget_bytes = 0;
+    // What it is sure to get: counts toward those above whether it is used or not. Guaranteed only below one that has a budget.
+    std::uint64_t least_bytes = 0;
+};
+
+using AccountStats = vmmgraph_account_stats_t;
+
+// A budget in the device's tree, for a tenant or a model: what the arenas, regions, elastic memory and rings hold that were made with its handle in
+// their options counts toward it and toward those above it. They keep it, with its limits, when this is gone. It keeps the device open.
+class Account {
+public:
+    // Below the device. `label` names it in messages; others may have the same. Throws OutOfMemory if there is no room for its least.
+    Account(const Device& device, const std::string& label, const AccountLimits& limits = {}) : Account(device, label, nullptr, limits) {}
+    // Below another account of the device.
+    Account(const Device& device, const std::string& label, const Account& above, const AccountLimits& limits = {})
+        : Account(device, label, above.live(), limits) {}
+
+    // Nothing is taken away: with less than is held, every page that is missing is refused until enough is given back.
+    void set_limits(const AccountLimits& limits) {
+        detail::check(vmmgraph_account_set_limits(handle(), limits.budget_bytes, limits.least_bytes));
+    }
+
+    // What counts toward it now.
+    [[nodiscard]] AccountStats stats() const {
+        auto stats = detail::sized<AccountStats>();
+        detail::check(vmmgraph_account_stats(handle(), &stats));
+        return stats;
+    }
+
+    // The C handle, still owned by this object; null if moved from.
+    [[nodiscard]] vmmgraph_account_t handle() const noexcept { return handle_.get(); }
+
+private:
+    Account(const Device& device, const std::string& label, vmmgraph_account_t above, const AccountLimits& limits) {
+        vmmgraph_account_t handle = nullptr;
+        detail::check(vmmgraph_account_create(device.handle(), label.c_str(), above, limits.budget_bytes, limits.least_bytes, &handle));
+        handle_ = detail::Owned<vmmgraph_account_t, vmmgraph_account_destroy>(handle);
+    }
+
+    // The handle; throws for one that was moved from, as null would be the device's account.
+    [[nodiscard]] vmmgraph_account_t live() const {
+        static_cast<void>(stats());
+        return handle();
+    }
+
+    detail::Owned<vmmgraph_account_t, vmmgraph_account_destroy> handle_;
+};
+
+// A function that is asked for memory when a device or its budget is short, before a call fails, as long as this lives; not where the budget of an
+// account below it, an arena's or a buffer's, is, since only memory of that would help. With an account: also where that is short, or one above it. It is told how many bytes are missing and returns how many it gave back; what it throws counts
 // as 0. It is called from whichever thread runs short, by several at once, with no lock of the library's held, also while that thread captures (so it
 // must not synchronize there), and may call everything. Those that cost least are asked first: 0 is what the library's regions and elastic memory do
 // not use any more, 1 what is kept for eager work.
@@ -130,13 +182,20 @@ public:
     using Function = std::function<std::uint64_t(std::uint64_t bytes)>;
 
     // Throws if the device's handle is gone. A null function gives nothing.
-    Reclaimer(const Device& device, Function reclaim, std::uint64_t cost) : function_(std::move(reclaim)) {
+    Reclaimer(const Device& device, Function reclaim, std::uint64_t cost)
+        : Reclaimer(vmmgraph_device_add_reclaimer, device.handle(), std::move(reclaim), cost) {}
+    // For memory that counts toward an account.
+    Reclaimer(const Account& account, Function reclaim, std::uint64_t cost)
+        : Reclaimer(vmmgraph_account_add_reclaimer, account.handle(), std::move(reclaim), cost) {}
+
+private:
+    template <class Add, class Handle>
+    Reclaimer(Add add, Handle of, Function&& reclaim, std::uint64_t cost) : function_(std::move(reclaim)) {
         vmmgraph_reclaimer_t handle = nullptr;
-        detail::check(vmmgraph_device_add_reclaimer(device.handle(), call, cost, function_.user(), &handle));
+        detail::check(add(of, call, cost, function_.user(), &handle));
         handle_ = detail::Owned<vmmgraph_reclaimer_t, vmmgraph_reclaimer_destroy>(handle);
     }
 
-private:
     static std::uint64_t call(std::uint64_t bytes, void* user) noexcept {
         try {
             const auto function = detail::Callbacks<Function>::of(user);

@@ -48,6 +48,8 @@ struct ElasticOptions {
     std::uint64_t budget_bytes = 0;
     // Bytes that it is sure to get, out of the device's budget.
     std::uint64_t least_bytes = 0;
+    // The account that its own is below: Account::handle() of the same device; null: the device's.
+    vmmgraph_account_t account = nullptr;
 };
 
 namespace detail {
@@ -59,6 +61,7 @@ namespace detail {
     given.page_bytes = options.page_bytes;
     given.budget_bytes = options.budget_bytes;
     given.least_bytes = options.least_bytes;
+    given.account = options.account;
     return given;
 }
 

@@ -59,6 +59,8 @@ struct RegionOptions {
     bool read_only = false;
     // For finding bugs: a pause copies all the same, and compares with what the host has.
     bool verify_clean = false;
+    // The account that its own is below: Account::handle() of the same device; null: the device's.
+    vmmgraph_account_t account = nullptr;
 };
 
 // What must be over before memory steps aside.
@@ -141,6 +143,7 @@ public:
         given.flags = (options.read_only ? VMMGRAPH_REGION_READ_ONLY : 0) | (options.verify_clean ? VMMGRAPH_REGION_VERIFY_CLEAN : 0);
         given.budget_bytes = options.budget_bytes;
         given.page_bytes = options.page_bytes;
+        given.account = options.account;
         vmmgraph_region_t handle = nullptr;
         detail::check(vmmgraph_region_create(device.handle(), tag.c_str(), &given, &handle));
         handle_ = detail::Owned<vmmgraph_region_t, vmmgraph_region_destroy>(handle);

@@ -75,6 +75,8 @@ struct RingOptions {
     // Seconds that a step takes with everything resident, and its tokens, all sequences together (0: one); only beside the link's speed.
     double compute_seconds = 0;
     std::uint64_t tokens = 0;
+    // The account that its own is below: Account::handle() of the same device; null: the device's.
+    vmmgraph_account_t account = nullptr;
 };
 
 // Which units stream, and through which slots.
@@ -345,6 +347,7 @@ public:
         made.link_gib_per_second = options.link_gib_per_second;
         made.compute_seconds = options.compute_seconds;
         made.tokens = options.tokens;
+        made.account = options.account;
         vmmgraph_ring_t handle = nullptr;
         detail::check(vmmgraph_ring_create(device.handle(), given.data(), given.size(), &made, &handle));
         handle_ = detail::Owned<vmmgraph_ring_t, vmmgraph_ring_destroy>(handle);

@@ -494,6 +494,9 @@ typedef struct Peers Peers;
 // ```
 typedef struct Stream Stream;
 
+// Never defined: a vmmgraph_account_t is a key, not an address.
+typedef struct vmmgraph_account vmmgraph_account;
+
 // Never defined: a vmmgraph_arena_t is a key, not an address.
 typedef struct vmmgraph_arena vmmgraph_arena;
 
@@ -597,14 +600,36 @@ typedef struct vmmgraph_error_info_t {
   uint64_t available;
 } vmmgraph_error_info_t;
 
+// A device: its driver and its page pool. Calls with it are thread-safe.
+typedef struct vmmgraph_device *vmmgraph_device_t;
+
+// A budget in the device's tree, for a tenant or a model: what arenas, regions, elastic memory and rings below it hold counts toward it and toward
+// those above it. Calls with it are thread-safe.
+typedef struct vmmgraph_account *vmmgraph_account_t;
+
+// What counts toward an account now.
+typedef struct vmmgraph_account_stats_t {
+  // Set to sizeof(vmmgraph_account_stats_t) before the call.
+  size_t struct_size;
+  // Bytes of what is below it, of each at least what that is sure to get, and of what the driver is being asked for.
+  uint64_t charged_bytes;
+  // Its byte budget; 0: none.
+  uint64_t budget_bytes;
+  // Bytes that it is sure to get.
+  uint64_t least_bytes;
+} vmmgraph_account_stats_t;
+
+// Gives back what it can of `bytes` that are missing, and returns how many bytes that was. Must not throw.
+typedef uint64_t (*vmmgraph_reclaim_fn)(uint64_t bytes, void *user);
+
+// A function that is asked for memory, until it is destroyed.
+typedef struct vmmgraph_reclaimer *vmmgraph_reclaimer_t;
+
 // When to commit ahead of need, and when to give back. It has no clock and no thread. Calls with it are thread-safe.
 typedef struct vmmgraph_pre_commit *vmmgraph_pre_commit_t;
 
 // How much of what steps used stays mapped between them. Calls with it are thread-safe.
 typedef struct vmmgraph_standing *vmmgraph_standing_t;
-
-// A device: its driver and its page pool. Calls with it are thread-safe.
-typedef struct vmmgraph_device *vmmgraph_device_t;
 
 // How to make an arena. Zero everything, then set struct_size and what differs from the default; 0 is the default.
 typedef struct vmmgraph_arena_options_t {
@@ -638,6 +663,8 @@ typedef struct vmmgraph_arena_options_t {
   // As peers, for the pages of remote and exclusive blocks only: all that other devices read of a collective. What else the arena maps costs no more
   // then.
   uint64_t remote_peers;
+  // The account that its own is below, of the same device: a tenant's, a model's; null: the device's. It need not stay.
+  vmmgraph_account_t account;
 } vmmgraph_arena_options_t;
 
 // An arena: physical pages shared by graphs that never run at the same time. Calls with it are thread-safe.
@@ -1011,6 +1038,8 @@ typedef struct vmmgraph_elastic_options_t {
   uint64_t budget_bytes;
   // Bytes that it is sure to get, out of the device's budget.
   uint64_t least_bytes;
+  // The account that its own is below, of the same device: a tenant's, a model's; null: the device's. It need not stay.
+  vmmgraph_account_t account;
 } vmmgraph_elastic_options_t;
 
 // Addresses for the most that something may ever be, and pages for what is used of it. Calls with it are thread-safe.
@@ -1649,12 +1678,6 @@ typedef struct vmmgraph_plan_result_t {
   struct vmmgraph_waste_t waste;
 } vmmgraph_plan_result_t;
 
-// Gives back what it can of `bytes` that are missing, and returns how many bytes that was. Must not throw.
-typedef uint64_t (*vmmgraph_reclaim_fn)(uint64_t bytes, void *user);
-
-// A function that is asked for memory, until it is destroyed.
-typedef struct vmmgraph_reclaimer *vmmgraph_reclaimer_t;
-
 // How to make a region. Zero everything, then set struct_size and what differs from the default; 0 is the default.
 typedef struct vmmgraph_region_options_t {
   // sizeof(vmmgraph_region_options_t).
@@ -1668,6 +1691,8 @@ typedef struct vmmgraph_region_options_t {
   // Bytes of every page, a multiple of the device's granularity, for regions whose pages others shall borrow; 0: as fits, up to
   // 1 GiB.
   uint64_t page_bytes;
+  // The account that its own is below, of the same device: a tenant's, a model's; null: the device's. It need not stay.
+  vmmgraph_account_t account;
 } vmmgraph_region_options_t;
 
 // What a region holds.
@@ -1734,6 +1759,8 @@ typedef struct vmmgraph_ring_options_t {
   double compute_seconds;
   // Tokens of a step, all sequences together; 0: one.
   uint64_t tokens;
+  // The account that its own is below, of the same device: a tenant's, a model's; null: the device's. It need not stay.
+  vmmgraph_account_t account;
 } vmmgraph_ring_options_t;
 
 // Units that are read in one order, again and again, and are not all on the device. Calls with it are thread-safe; one step is under way at a
@@ -2002,6 +2029,51 @@ VMMGRAPH_API
 vmmgraph_status_t vmmgraph_last_error_message(char *buffer,
                                               size_t capacity,
                                               size_t *needed);
+
+// Makes an account below another one of the device; `above` null: below the device. `label` names it in messages. `budget_bytes`: the most that may count
+// toward it, 0: no limit but those above. `least_bytes`: what it is sure to get, which counts toward those above whether it is used or not (guaranteed
+// only below one that has a budget); VMMGRAPH_ERROR_OVER_BUDGET if they have no room for it. Once the handle is gone it stays as long as something is
+// below it, without a limit being changed any more. The account keeps the device open.
+//
+// Arguments:
+// `label` is null or a zero-terminated string; `account` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_account_create(vmmgraph_device_t device,
+                                          const char *label,
+                                          vmmgraph_account_t above,
+                                          uint64_t budget_bytes,
+                                          uint64_t least_bytes,
+                                          vmmgraph_account_t *account);
+
+// Ends the handle. What is below the account keeps it, with its limits.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_account_destroy(vmmgraph_account_t account);
+
+// Sets its limits, as in vmmgraph_account_create. Nothing is taken away: with less than is held, every page that is missing is refused until enough
+// is given back; a least for which there is no room above holds too, and refuses others.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_account_set_limits(vmmgraph_account_t account,
+                                              uint64_t budget_bytes,
+                                              uint64_t least_bytes);
+
+// What counts toward it now.
+//
+// Arguments:
+// `stats` is null or points to a struct whose struct_size is set.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_account_stats(vmmgraph_account_t account,
+                                         struct vmmgraph_account_stats_t *stats);
+
+// As vmmgraph_device_add_reclaimer, for memory that counts toward this account: asked where its own budget is short, one above it or the device, and
+// not where only one below it is.
+//
+// Arguments:
+// As vmmgraph_device_add_reclaimer.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_account_add_reclaimer(vmmgraph_account_t account,
+                                                 vmmgraph_reclaim_fn reclaim,
+                                                 uint64_t cost,
+                                                 void *user,
+                                                 vmmgraph_reclaimer_t *reclaimer);
 
 // Makes a policy: with fewer than `low` free blocks, as many are committed as make `high`; what is beyond that is given back once there was
 // too much for `residence` steps. Demand that was seen lately is added to both marks for `lead` steps, which is how long a commit may take.
@@ -3630,7 +3702,7 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_ready_wait(vmmgraph_ready_t ready);
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ready_destroy(vmmgraph_ready_t ready);
 
 // Asks `reclaim` for memory when the device or its budget is short, before a call fails: for an engine's caches, prefixes of prompts, idle models. Not
-// where the budget of an arena, a region, a buffer or a ring is, since only memory of that would help. It is told of all that the call lacks, in bytes,
+// where the budget of an account below it, an arena's, a region's, is, since only memory of that would help: see vmmgraph_account_add_reclaimer. It is told of all that the call lacks, in bytes,
 // and may be called again for the same call as long as somebody gave something: eight times at most, and for a resume until its deadline.
 //
 // It is called from whichever thread runs short, by several at once, with no lock of the library's held, also while that thread captures: so it must not

@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
+use super::account::{vmmgraph_account_t, with_account};
 use super::device::vmmgraph_device_t;
 use super::guard::{Failure, guard, guard_closing, out};
 use super::handle::{get, register, remove};
@@ -82,6 +83,8 @@ pub struct vmmgraph_arena_options_t {
     /// As peers, for the pages of remote and exclusive blocks only: all that other devices read of a collective. What else the arena maps costs no more
     /// then.
     pub remote_peers: u64,
+    /// The account that its own is below, of the same device: a tenant's, a model's; null: the device's. It need not stay.
+    pub account: vmmgraph_account_t,
 }
 
 /// What an arena holds.
@@ -214,6 +217,7 @@ pub unsafe extern "C" fn vmmgraph_arena_create(
         let device = get::<Device, _>(device)?;
         // SAFETY: the caller's contract.
         let (given, arena) = (unsafe { self::options(options) }?, unsafe { out(arena, "arena") }?);
+        let above = given.map_or(std::ptr::null_mut(), |given| given.account);
         let options = match given {
             Some(given) => Options {
                 small_page_bytes: given.small_page_bytes,
@@ -234,7 +238,9 @@ pub unsafe extern "C" fn vmmgraph_arena_create(
             },
             None => Options::default(),
         };
-        *arena = register(Arc::new(SharedVmmAllocator::new(&device, &options)?));
+        let made =
+            with_account(above, |above| Ok(SharedVmmAllocator::in_account(&device, &options, above)?))?;
+        *arena = register(Arc::new(made));
         Ok(())
     })
 }

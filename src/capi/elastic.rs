@@ -4,6 +4,7 @@ use std::ffi::{c_char, c_void};
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::account::vmmgraph_account_t;
 use super::arena::stream_of;
 use super::device::vmmgraph_device_t;
 use super::guard::{guard, out};
@@ -55,6 +56,8 @@ pub struct vmmgraph_elastic_options_t {
     pub budget_bytes: u64,
     /// Bytes that it is sure to get, out of the device's budget.
     pub least_bytes: u64,
+    /// The account that its own is below, of the same device: a tenant's, a model's; null: the device's. It need not stay.
+    pub account: vmmgraph_account_t,
 }
 
 /// What a commit did. Pages that were there already are not counted.

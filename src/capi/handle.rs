@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::RwLock;
 use slotmap::{DefaultKey, Key, KeyData, SlotMap};
 
+use super::account::Known as Budget;
 use super::guard::Failure;
 use super::inputs::PlannedInputs;
 use super::lease::Vacating;
@@ -27,6 +28,7 @@ use crate::{
 
 enum Object {
     Device(Arc<Device>),
+    Account(Arc<Budget>),
     Arena(Arc<SharedVmmAllocator>),
     Space(Arc<Space>),
     Dispatcher(Arc<Dispatcher>),
@@ -84,6 +86,7 @@ macro_rules! handled {
 
 handled! {
     Device: Device, "a device handle";
+    Account: Budget, "an account handle";
     Arena: SharedVmmAllocator, "an arena handle";
     Space: Space, "a space handle";
     Dispatcher: Dispatcher, "a dispatcher handle";

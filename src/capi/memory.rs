@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::account::with_account;
 use super::arena::stream_of;
 use super::elastic::{
     vmmgraph_committed_t, vmmgraph_elastic_observer_t, vmmgraph_elastic_options_t, vmmgraph_elastic_stats_t,
@@ -33,12 +34,14 @@ pub(super) unsafe fn with_options<R>(
     let Some(given) = (unsafe { options(given) })? else { return then(&ElasticOptions::default()) };
     // SAFETY: the caller's contract.
     let name = if given.name.is_null() { String::new() } else { unsafe { text(given.name, "name") }? };
-    then(&ElasticOptions {
-        name: &name,
-        page_bytes: given.page_bytes,
-        budget_bytes: limit(given.budget_bytes),
-        least_bytes: given.least_bytes,
-        account: None,
+    with_account(given.account, |account| {
+        then(&ElasticOptions {
+            name: &name,
+            page_bytes: given.page_bytes,
+            budget_bytes: limit(given.budget_bytes),
+            least_bytes: given.least_bytes,
+            account,
+        })
     })
 }
 

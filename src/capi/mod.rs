@@ -8,6 +8,7 @@
 // In the order the header is read.
 #[rustfmt::skip]
 mod status;
+mod account;
 mod ahead;
 mod arena;
 mod aside;
@@ -50,6 +51,7 @@ mod memory;
 mod sized;
 mod text;
 
+pub use account::*;
 pub use ahead::*;
 pub use arena::*;
 pub use aside::*;

@@ -4,11 +4,11 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::device::vmmgraph_device_t;
-use super::guard::{guard, null, out};
+use super::guard::{Failure, guard, null, out};
 use super::handle::{get, register, remove};
 use super::status::vmmgraph_status_t;
 use crate::Device;
-use crate::pages::Reclaimer;
+use crate::pages::{AccountId, Reclaimer};
 
 /// Never defined: a vmmgraph_reclaimer_t is a key, not an address.
 pub struct vmmgraph_reclaimer {
@@ -25,6 +25,7 @@ pub type vmmgraph_reclaim_fn = Option<unsafe extern "C" fn(bytes: u64, user: *mu
 pub(super) struct Asked {
     reclaim: unsafe extern "C" fn(u64, *mut c_void) -> u64,
     user: *mut c_void,
+    account: Option<AccountId>,
     cost: u64,
 }
 
@@ -39,13 +40,37 @@ impl Reclaimer for Asked {
         unsafe { (self.reclaim)(bytes, self.user) }
     }
 
+    fn account(&self) -> Option<AccountId> {
+        self.account
+    }
+
     fn cost(&self) -> u64 {
         self.cost
     }
 }
 
+/// Has a C function asked for memory, of an account or of any of the device.
+///
+/// # Safety
+/// That of vmmgraph_device_add_reclaimer.
+pub(super) unsafe fn asked(
+    device: &Arc<Device>,
+    account: Option<AccountId>,
+    (reclaim, cost, user): (vmmgraph_reclaim_fn, u64, *mut c_void),
+    reclaimer: *mut vmmgraph_reclaimer_t,
+) -> Result<(), Failure> {
+    let reclaim = reclaim.ok_or_else(|| null("reclaim"))?;
+    // SAFETY: the caller's contract.
+    let reclaimer = unsafe { out(reclaimer, "reclaimer") }?;
+    let asked = Arc::new(Asked { reclaim, user, account, cost });
+    let known: Arc<dyn Reclaimer> = asked.clone();
+    device.add_reclaimer(&known);
+    *reclaimer = register(asked);
+    Ok(())
+}
+
 /// Asks `reclaim` for memory when the device or its budget is short, before a call fails: for an engine's caches, prefixes of prompts, idle models. Not
-/// where the budget of an arena, a region, a buffer or a ring is, since only memory of that would help. It is told of all that the call lacks, in bytes,
+/// where the budget of an account below it, an arena's, a region's, is, since only memory of that would help: see vmmgraph_account_add_reclaimer. It is told of all that the call lacks, in bytes,
 /// and may be called again for the same call as long as somebody gave something: eight times at most, and for a resume until its deadline.
 ///
 /// It is called from whichever thread runs short, by several at once, with no lock of the library's held, also while that thread captures: so it must not
@@ -68,14 +93,8 @@ pub unsafe extern "C" fn vmmgraph_device_add_reclaimer(
 ) -> vmmgraph_status_t {
     guard(|| {
         let device = get::<Device, _>(device)?;
-        let reclaim = reclaim.ok_or_else(|| null("reclaim"))?;
         // SAFETY: the caller's contract.
-        let reclaimer = unsafe { out(reclaimer, "reclaimer") }?;
-        let asked = Arc::new(Asked { reclaim, user, cost });
-        let known: Arc<dyn Reclaimer> = asked.clone();
-        device.add_reclaimer(&known);
-        *reclaimer = register(asked);
-        Ok(())
+        unsafe { asked(&device, None, (reclaim, cost, user), reclaimer) }
     })
 }
 

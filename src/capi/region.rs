@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 
+use super::account::{vmmgraph_account_t, with_account};
 use super::arena::stream_of;
 use super::device::vmmgraph_device_t;
 #[cfg(feature = "bridge")]
@@ -54,6 +55,8 @@ pub struct vmmgraph_region_options_t {
     /// Bytes of every page, a multiple of the device's granularity, for regions whose pages others shall borrow; 0: as fits, up to
     /// 1 GiB.
     pub page_bytes: u64,
+    /// The account that its own is below, of the same device: a tenant's, a model's; null: the device's. It need not stay.
+    pub account: vmmgraph_account_t,
 }
 
 /// What a region holds.
@@ -120,13 +123,14 @@ pub unsafe extern "C" fn vmmgraph_region_create(
         let device = get::<Device, _>(device)?;
         // SAFETY: the caller's contract.
         let (tag, region) = unsafe { (text(tag, "tag")?, out(region, "region")?) };
-        let mut made = RegionOptions::default();
+        let (mut made, mut above) = (RegionOptions::default(), std::ptr::null_mut());
         // SAFETY: the caller's contract.
         if let Some(given) = unsafe { self::options(options) }? {
             if given.flags & !(VMMGRAPH_REGION_READ_ONLY | VMMGRAPH_REGION_VERIFY_CLEAN) != 0 {
                 let (value, expected) = (i128::from(given.flags), "a sum of VMMGRAPH_REGION_*");
                 return Err(Error::InvalidArgument { what: "flags", value, expected }.into());
             }
+            above = given.account;
             made = RegionOptions {
                 policy: pick("policy", given.policy, &POLICIES)?.unwrap_or_default(),
                 budget_bytes: limit(given.budget_bytes),
@@ -135,7 +139,7 @@ pub unsafe extern "C" fn vmmgraph_region_create(
                 verify_clean: given.flags & VMMGRAPH_REGION_VERIFY_CLEAN != 0,
             };
         }
-        *region = register(device.region(&tag, made)?);
+        *region = register(with_account(above, |above| Ok(Region::in_account(&device, &tag, made, above)?))?);
         Ok(())
     })
 }

@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
+use super::account::{vmmgraph_account_t, with_account};
 use super::arena::stream_of;
 use super::device::vmmgraph_device_t;
 use super::guard::{Failure, guard, items, out};
@@ -59,6 +60,8 @@ pub struct vmmgraph_ring_options_t {
     pub compute_seconds: f64,
     /// Tokens of a step, all sequences together; 0: one.
     pub tokens: u64,
+    /// The account that its own is below, of the same device: a tenant's, a model's; null: the device's. It need not stay.
+    pub account: vmmgraph_account_t,
 }
 
 /// Bytes of host memory that go to a place in a unit. Never grows, so it has no struct_size.
@@ -138,7 +141,7 @@ pub unsafe extern "C" fn vmmgraph_ring_create(
         let device = get::<Device, _>(device)?;
         // SAFETY: the caller's contract.
         let (units, ring) = unsafe { (units_of(units, unit_count)?, out(ring, "ring")?) };
-        let (mut made, mut name) = (RingOptions::default(), String::new());
+        let (mut made, mut name, mut above) = (RingOptions::default(), String::new(), std::ptr::null_mut());
         // SAFETY: the caller's contract.
         if let Some(given) = unsafe { self::options(options) }? {
             if given.flags & !VMMGRAPH_RING_WITHIN_STEP != 0 {
@@ -149,6 +152,7 @@ pub unsafe extern "C" fn vmmgraph_ring_create(
                 // SAFETY: the caller's contract.
                 name = unsafe { text(given.name, "name") }?;
             }
+            above = given.account;
             made = RingOptions {
                 name: &name,
                 slots: given.slots,
@@ -164,7 +168,9 @@ pub unsafe extern "C" fn vmmgraph_ring_create(
                 }),
             };
         }
-        *ring = register(Arc::new(device.ring(&units, &made)?));
+        let built =
+            with_account(above, |account| Ok(device.ring(&units, &RingOptions { account, ..made })?))?;
+        *ring = register(Arc::new(built));
         Ok(())
     })
 }

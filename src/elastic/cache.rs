@@ -11,7 +11,7 @@ use super::planes::{KvLayout, Shape};
 use super::worker::refuse_waiting;
 use super::{Committed, ElasticObserver, ElasticOptions, ElasticStats, Pending};
 use crate::device::Device;
-use crate::error::{AccountName, Error, Result};
+use crate::error::{Error, Result};
 use crate::pages::{Account, Fence};
 use crate::sync::{Monitor, Mutex};
 use crate::units::{Address, Stream};
@@ -212,10 +212,8 @@ impl KvCache {
             held: bytes(books.backed.count()),
             budget: bytes(books.limit),
             device: self.device().driver().info().ordinal,
-            account: Some(AccountName {
-                label: format!("the block limit of elastic buffer {}", self.backing.id()),
-                key: 0,
-            }),
+            account: Some(format!("the block limit of elastic buffer {}", self.backing.id())),
+            lowest: Some(0),
             space: None,
         }
     }

@@ -7,7 +7,8 @@ use serde::Serialize;
 use slotmap::{Key, SlotMap};
 
 use super::{AccountId, PagePool};
-use crate::error::{AccountName, Error, Result};
+use crate::error::{Error, Result};
+use crate::units::MAX_BYTES;
 
 /// What an account may and is sure to have, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,6 +18,13 @@ pub struct Limits {
     /// What it is sure to get: counts toward the accounts above it, whether it is used or not. Guaranteed only below an account
     /// that has a `most`, as nobody else's use is bounded otherwise.
     pub least: u64,
+}
+
+impl Limits {
+    /// More than there are addresses for is as much as that, so that no sum of leasts overflows.
+    fn bounded(self) -> Self {
+        Self { least: self.least.min(MAX_BYTES), ..self }
+    }
 }
 
 /// What counts toward an account now.
@@ -91,22 +99,31 @@ impl Accounts {
     /// The account that leaves too little room for `bytes` more, the tightest if there are several, the one above of two; `held`: bytes of the device that
     /// count toward no account but the device's.
     pub(super) fn refusal(&self, id: AccountId, bytes: u64, held: u64, device: i32) -> Option<Error> {
-        let mut tightest: Option<(u64, Error)> = None;
-        let (mut next, mut more) = (Some(id), bytes);
-        while let Some((key, entry)) = next.and_then(|id| Some((id, self.entries.get(id)?))) {
-            let held = entry.used + entry.moving + if entry.parent.is_none() { held } else { 0 };
+        let (mut tightest, mut lowest, mut more): (Option<(u64, Error)>, _, _) = (None, None, bytes);
+        for id in self.up_from(id) {
+            let entry = &self.entries[id];
+            let below = entry.parent.is_some();
+            let held = entry.used + entry.moving + if below { 0 } else { held };
             if let Some(budget) = entry.limits.most {
                 let left = budget.saturating_sub(held);
-                if more > left && tightest.as_ref().is_none_or(|(least, _)| left <= *least) {
-                    let name = || AccountName { label: entry.label.clone(), key: key.data().as_ffi() };
-                    let account = entry.parent.map(|_| name());
-                    let error =
-                        Error::OverBudget { requested: bytes, held, budget, device, account, space: None };
-                    tightest = Some((left, error));
+                if more > left {
+                    lowest = lowest.or(below.then(|| id.data().as_ffi()));
+                    if tightest.as_ref().is_none_or(|(least, _)| left <= *least) {
+                        let account = below.then(|| entry.label.clone());
+                        let error = Error::OverBudget {
+                            requested: bytes,
+                            held,
+                            budget,
+                            device,
+                            account,
+                            lowest,
+                            space: None,
+                        };
+                        tightest = Some((left, error));
+                    }
                 }
             }
             more = entry.charge_of(entry.used + entry.moving + more) - entry.charge();
-            next = entry.parent;
         }
         tightest.map(|(_, error)| error)
     }
@@ -123,14 +140,15 @@ impl Accounts {
         }
     }
 
-    /// An account and those above it, up to the device's.
+    /// An account and those above it, up to the device's; nothing for one that is gone.
     fn up_from(&self, id: AccountId) -> impl Iterator<Item = AccountId> + '_ {
-        std::iter::successors(Some(id), |id| self.entries.get(*id).and_then(|entry| entry.parent))
+        let first = self.entries.contains_key(id).then_some(id);
+        std::iter::successors(first, |id| self.entries.get(*id).and_then(|entry| entry.parent))
     }
 
-    /// Whether what counts toward an account counts toward the named one as well.
-    pub(super) fn is_within(&self, id: AccountId, name: &AccountName) -> bool {
-        self.up_from(id).any(|id| id.data().as_ffi() == name.key)
+    /// Whether what counts toward an account counts toward that of this key as well.
+    pub(super) fn is_within(&self, id: AccountId, key: u64) -> bool {
+        self.up_from(id).any(|id| id.data().as_ffi() == key)
     }
 
     /// Those from an account up to the device's, that one left out, which are not above another account as well.
@@ -218,6 +236,7 @@ impl Account {
             let (what, expected) = ("the device of the account above", "the same device, as it is open now");
             return Err(Error::InvalidArgument { what, value: i128::from(parent.pool.ordinal()), expected });
         }
+        let limits = limits.bounded();
         let mut state = pool.lock();
         let parent = parent.map_or(state.accounts.root(), |parent| parent.id);
         let held = state.unaccounted();
@@ -250,7 +269,7 @@ impl Account {
     /// Sets its limits. Nothing is taken away: with less than is held, every page that is missing is refused until enough is given
     /// back.
     pub fn set_limits(&self, limits: Limits) {
-        self.pool.lock().accounts.limit(self.id, limits);
+        self.pool.lock().accounts.limit(self.id, limits.bounded());
     }
 
     /// What counts toward it now.

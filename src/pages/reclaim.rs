@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::{AccountId, PagePool};
-use crate::error::{AccountName, Error};
+use crate::error::Error;
 use crate::sync::{Mutex, thread_token};
 
 /// How often a call asks for memory again after somebody gave some back.
@@ -69,14 +69,14 @@ impl PagePool {
         Relief { pool: self, tries: 0 }
     }
 
-    /// Asks the reclaimers, cheapest first, until one has given `bytes`; whether it is worth trying again. With `account`, those whose memory counts toward
-    /// that one. The caller holds no lock.
-    pub(crate) fn ask(&self, bytes: u64, account: Option<&AccountName>) -> bool {
+    /// Asks the reclaimers, cheapest first, until one has given `bytes`; whether it is worth trying again. With `lowest`, those whose memory counts toward
+    /// the account of that key. The caller holds no lock.
+    pub(crate) fn ask(&self, bytes: u64, lowest: Option<u64>) -> bool {
         let Some(_asking) = Asking::begin(&self.reclaimers) else { return false };
         let mut all: Vec<_> = self.reclaimers.all.lock().iter().filter_map(Weak::upgrade).collect();
-        if let Some(account) = account {
+        if let Some(key) = lowest {
             all.retain(|reclaimer| {
-                reclaimer.account().is_some_and(|own| self.lock().accounts.is_within(own, account))
+                reclaimer.account().is_some_and(|own| self.lock().accounts.is_within(own, key))
             });
         }
         all.sort_by_key(|reclaimer| reclaimer.cost());
@@ -121,7 +121,7 @@ impl Relief<'_> {
         if finished && self.tries == 1 {
             return true;
         }
-        self.pool.ask(error.requested_bytes(), error.account()) || finished
+        self.pool.ask(error.requested_bytes(), error.lowest()) || finished
     }
 }
 

@@ -216,7 +216,7 @@ FIELD(vmmgraph_peer_extent_t, page, 0, 8);
 FIELD(vmmgraph_peer_extent_t, offset, 8, 8);
 FIELD(vmmgraph_peer_extent_t, bytes, 16, 8);
 
-SIZE(vmmgraph_arena_options_t, 88);
+SIZE(vmmgraph_arena_options_t, 96);
 FIELD(vmmgraph_arena_options_t, struct_size, 0, 8);
 FIELD(vmmgraph_arena_options_t, small_page_bytes, 8, 8);
 FIELD(vmmgraph_arena_options_t, large_page_bytes, 16, 8);
@@ -229,6 +229,7 @@ FIELD(vmmgraph_arena_options_t, peers, 56, 8);
 FIELD(vmmgraph_arena_options_t, tag, 64, 8);
 FIELD(vmmgraph_arena_options_t, least_bytes, 72, 8);
 FIELD(vmmgraph_arena_options_t, remote_peers, 80, 8);
+FIELD(vmmgraph_arena_options_t, account, 88, 8);
 
 SIZE(vmmgraph_arena_stats_t, 168);
 FIELD(vmmgraph_arena_stats_t, struct_size, 0, 8);
@@ -436,12 +437,13 @@ FIELD(vmmgraph_step_input_t, shape, 32, 16);
 FIELD(vmmgraph_step_input_t, rank, 48, 4);
 FIELD(vmmgraph_step_input_t, dtype, 52, 4);
 
-SIZE(vmmgraph_region_options_t, 32);
+SIZE(vmmgraph_region_options_t, 40);
 FIELD(vmmgraph_region_options_t, struct_size, 0, 8);
 FIELD(vmmgraph_region_options_t, policy, 8, 4);
 FIELD(vmmgraph_region_options_t, flags, 12, 4);
 FIELD(vmmgraph_region_options_t, budget_bytes, 16, 8);
 FIELD(vmmgraph_region_options_t, page_bytes, 24, 8);
+FIELD(vmmgraph_region_options_t, account, 32, 8);
 
 SIZE(vmmgraph_region_stats_t, 104);
 FIELD(vmmgraph_region_stats_t, struct_size, 0, 8);
@@ -578,12 +580,13 @@ FIELD(vmmgraph_block_pool_stats_t, available, 32, 8);
 FIELD(vmmgraph_block_pool_stats_t, reserved, 40, 8);
 FIELD(vmmgraph_block_pool_stats_t, empty_bytes, 48, 8);
 
-SIZE(vmmgraph_elastic_options_t, 40);
+SIZE(vmmgraph_elastic_options_t, 48);
 FIELD(vmmgraph_elastic_options_t, struct_size, 0, 8);
 FIELD(vmmgraph_elastic_options_t, name, 8, 8);
 FIELD(vmmgraph_elastic_options_t, page_bytes, 16, 8);
 FIELD(vmmgraph_elastic_options_t, budget_bytes, 24, 8);
 FIELD(vmmgraph_elastic_options_t, least_bytes, 32, 8);
+FIELD(vmmgraph_elastic_options_t, account, 40, 8);
 
 SIZE(vmmgraph_committed_t, 40);
 FIELD(vmmgraph_committed_t, struct_size, 0, 8);
@@ -680,6 +683,12 @@ SIZE(vmmgraph_kv_cache_t, 8);
 SIZE(vmmgraph_pending_t, 8);
 SIZE(vmmgraph_elastic_observer_t, 8);
 SIZE(vmmgraph_reclaimer_t, 8);
+SIZE(vmmgraph_account_t, 8);
+SIZE(vmmgraph_account_stats_t, 32);
+FIELD(vmmgraph_account_stats_t, struct_size, 0, 8);
+FIELD(vmmgraph_account_stats_t, charged_bytes, 8, 8);
+FIELD(vmmgraph_account_stats_t, budget_bytes, 16, 8);
+FIELD(vmmgraph_account_stats_t, least_bytes, 24, 8);
 SIZE(vmmgraph_block_pool_t, 8);
 SIZE(vmmgraph_pre_commit_t, 8);
 SIZE(vmmgraph_standing_t, 8);
@@ -747,7 +756,7 @@ FIELD(vmmgraph_ring_ceiling_t, slots, 96, 8);
 FIELD(vmmgraph_ring_ceiling_t, kept_resident, 104, 8);
 FIELD(vmmgraph_ring_ceiling_t, residency_count, 112, 8);
 
-SIZE(vmmgraph_ring_options_t, 72);
+SIZE(vmmgraph_ring_options_t, 80);
 FIELD(vmmgraph_ring_options_t, struct_size, 0, 8);
 FIELD(vmmgraph_ring_options_t, name, 8, 8);
 FIELD(vmmgraph_ring_options_t, slots, 16, 8);
@@ -758,6 +767,7 @@ FIELD(vmmgraph_ring_options_t, budget_bytes, 40, 8);
 FIELD(vmmgraph_ring_options_t, link_gib_per_second, 48, 8);
 FIELD(vmmgraph_ring_options_t, compute_seconds, 56, 8);
 FIELD(vmmgraph_ring_options_t, tokens, 64, 8);
+FIELD(vmmgraph_ring_options_t, account, 72, 8);
 
 SIZE(vmmgraph_host_run_t, 32);
 FIELD(vmmgraph_host_run_t, source, 0, 8);
