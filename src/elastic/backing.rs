@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::books::{Books, Plan, Run, Tally};
+use super::books::{Books, Place, Plan, Run, Tally};
 use super::observer::{Observers, Shown};
 use super::worker::{Worker, refuse_waiting};
 use super::{Committed, ElasticObserver, ElasticOptions, ElasticStats, Pending};
@@ -259,15 +259,15 @@ impl Backing {
         self.observers.tell(&Shown { name: &self.name, buffer: self.id, ranges: &ranges }, gone);
     }
 
-    /// Makes later work of a stream wait for what may still use pages that were committed again.
+    /// Makes later work of a stream wait for what may still use pages that are there, from before they came.
     pub(super) fn before(&self, stream: Stream) -> Result<()> {
-        let mut earlier = self.read(|books| books.earlier.clone());
+        let mut earlier = self.read(|books| books.earlier());
         earlier.before(self.device.pool().events(), stream)
     }
 
-    /// What comes and goes from now on is behind this, too.
-    pub(super) fn is_behind(&self, fence: Fence) {
-        self.read(|books| books.earlier.join(fence));
+    /// Somebody had these pages, which are there or are about to be: who has them next waits for him, and they go behind him, too.
+    pub(super) fn had(&self, places: impl IntoIterator<Item = Place>, fence: Fence) {
+        self.read(|books| books.had(places, fence));
     }
 
     /// Which of these are there.
@@ -382,7 +382,7 @@ impl Drop for Backing {
         self.worker.end();
         let all = self.read(|books| books.all());
         self.tell(&all, true);
-        let (mut fence, mut remains) = (self.read(|books| books.earlier.clone()), Remains::default());
+        let (mut fence, mut remains) = (self.read(|books| books.earlier()), Remains::default());
         self.read(|books| books.fences()).into_iter().for_each(|waiting| fence.join(waiting));
         self.ranges.drain(..).for_each(|range| remains.join(range.leave()));
         let pool = self.device.pool();

@@ -53,7 +53,7 @@ enum Slot {
     Going,
 }
 
-/// Pages that were decommitted together.
+/// Pages, and what may still use them.
 #[derive(Debug)]
 struct Batch {
     fence: Fence,
@@ -91,11 +91,12 @@ pub(super) struct Tally {
 #[derive(Debug, Default)]
 pub(super) struct Books {
     slots: BTreeMap<Place, Slot>,
+    /// What was decommitted together.
     batches: BTreeMap<u64, Batch>,
     next: u64,
     tally: Tally,
-    /// What may still use pages that were committed again before their fence was over.
-    pub(super) earlier: Fence,
+    /// Pages that are there, and what had them before and may use them still.
+    earlier: Vec<Batch>,
     /// Pages of others that are to go back: as long as they are mapped, nothing is committed there.
     recalled: BTreeSet<Place>,
     pub(super) counts: Counts,
@@ -215,8 +216,8 @@ impl Books {
             self.set(place, Some(Slot::Here));
         }
         for (_, fence, places) in plan.revived {
-            self.earlier.join(fence);
-            places.into_iter().for_each(|place| self.set(place, Some(Slot::Here)));
+            places.iter().for_each(|place| self.set(*place, Some(Slot::Here)));
+            self.had(places, fence);
         }
         self.counts.commits += 1;
         self.counts.most_here = self.counts.most_here.max(self.tally.here);
@@ -235,20 +236,50 @@ impl Books {
         }
     }
 
-    /// Decommits what is there of these, of which none is [moving](Self::moving); how many pages that were.
-    pub(super) fn leave(&mut self, runs: &[Run], mut fence: Fence) -> u64 {
-        let pages: BTreeSet<Place> = self.here(runs).iter().flat_map(|run| run.places()).collect();
-        let count = pages.len() as u64;
-        if count > 0 {
-            self.counts.decommits += 1;
-            // Whoever had them before they were committed again may use them still, and this fence does not know of him.
-            fence.join(self.earlier.clone());
-            self.add_batch(fence, pages);
+    /// Somebody had these pages, which are there or are about to be, and may use them still.
+    pub(super) fn had(&mut self, places: impl IntoIterator<Item = Place>, fence: Fence) {
+        let pages: BTreeSet<Place> = places.into_iter().collect();
+        if !pages.is_empty() && !fence.is_empty() {
+            self.earlier.push(Batch { fence, pages });
         }
+    }
+
+    /// What may still use pages that are there, from before they came.
+    pub(super) fn earlier(&self) -> Fence {
+        let mut fence = Fence::default();
+        self.earlier.iter().for_each(|batch| fence.join(batch.fence.clone()));
+        fence
+    }
+
+    /// Decommits what is there of these, of which none is [moving](Self::moving); how many pages that were.
+    pub(super) fn leave(&mut self, runs: &[Run], fence: Fence) -> u64 {
+        let mut pages: BTreeSet<Place> = self.here(runs).iter().flat_map(|run| run.places()).collect();
+        let count = pages.len() as u64;
+        if count == 0 {
+            return 0;
+        }
+        self.counts.decommits += 1;
+        // Whoever had some of them before they came may use them still, and this fence does not know of him. Those go later; the others need not.
+        let mut again = Batch { fence: fence.clone(), pages: BTreeSet::new() };
+        self.earlier.retain_mut(|batch| {
+            let shared: Vec<Place> = batch.pages.intersection(&pages).copied().collect();
+            if !shared.is_empty() {
+                again.fence.join(batch.fence.clone());
+                batch.pages.retain(|place| !pages.contains(place));
+                again.pages.extend(shared);
+            }
+            !batch.pages.is_empty()
+        });
+        pages.retain(|place| !again.pages.contains(place));
+        self.add_batch(again.fence, again.pages);
+        self.add_batch(fence, pages);
         count
     }
 
     fn add_batch(&mut self, fence: Fence, pages: BTreeSet<Place>) {
+        if pages.is_empty() {
+            return;
+        }
         let number = self.next;
         self.next += 1;
         pages.iter().for_each(|place| self.set(*place, Some(Slot::Leaving(number))));
@@ -257,8 +288,8 @@ impl Books {
 
     /// Those whose fence is over, to be unmapped.
     pub(super) fn take_done(&mut self, events: &Arc<Events>) -> Vec<Run> {
-        // Forgets what is over.
-        let _ = self.earlier.done(events);
+        // Forgets what is over; what cannot be asked now stays.
+        self.earlier.retain_mut(|batch| !batch.fence.done(events).unwrap_or(false));
         let mut done = BTreeSet::new();
         self.batches.retain(|_, batch| {
             let over = batch.fence.done(events).unwrap_or(false);
@@ -282,9 +313,7 @@ impl Books {
                 gone += 1;
             }
         }
-        if !left.is_empty() {
-            self.add_batch(Fence::default(), left);
-        }
+        self.add_batch(Fence::default(), left);
         gone
     }
 

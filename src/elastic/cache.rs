@@ -195,8 +195,14 @@ impl KvCache {
         };
         let runs: Vec<Run> = missing.iter().flat_map(|span| self.shape.pages(span)).collect();
         let done = self.backing.try_commit(&runs)?;
-        self.books.lock().came(&self.shape, blocks.end, &missing, ahead);
+        self.came(blocks.end, &missing, ahead);
         Ok(done)
+    }
+
+    /// Notes that what was missing is there. The caller has the turn.
+    fn came(&self, end: u64, missing: &[Range<u64>], ahead: Option<u64>) {
+        let (stayed, users) = self.books.lock().came(&self.shape, end, missing, ahead);
+        self.backing.had(stayed, users);
     }
 
     /// Bytes of its pages.
@@ -271,8 +277,6 @@ impl KvCache {
     /// # Errors
     /// [`Error::StreamCapturing`], or what the driver says.
     pub fn before(&self, stream: Stream) -> Result<()> {
-        let mut earlier = self.books.lock().earlier.clone();
-        earlier.before(self.device().pool().events(), stream)?;
         self.backing.before(stream)
     }
 
@@ -353,12 +357,13 @@ impl KvCache {
     /// The same, with the turn.
     fn let_go_now(&self) {
         loop {
-            let next = {
+            let (fence, (runs, stayed, users)) = {
                 let books = &mut *self.books.lock();
                 let Some((blocks, fence)) = books.released.pop_front() else { return };
-                books.unback(&self.shape, self.device().pool().events(), &blocks, &fence)
+                let going = books.unback(&self.shape, self.device().pool().events(), &blocks, &fence);
+                (fence, going)
             };
-            let (runs, fence) = next;
+            self.backing.had(stayed, users);
             // None of them is being moved: who moves pages of backed blocks has the turn.
             if let Err(error) = self.backing.decommit(&runs, &fence) {
                 tracing::error!(%error, "released blocks keep their memory");
@@ -370,7 +375,8 @@ impl KvCache {
 impl Drop for KvCache {
     fn drop(&mut self) {
         // Its pages go now, also those that stayed for blocks that were not released.
-        self.backing.is_behind(self.books.get_mut().users());
+        let (stayed, users) = self.books.get_mut().stayed();
+        self.backing.had(stayed, users);
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::pool::State;
-use super::{Fence, PagePool, RangeId, fence, next_number};
+use super::{Fence, PagePool, RangeId, fence};
 use crate::driver::{SharedDriver, same_device};
 use crate::error::Result;
 use crate::sync::ProcessMutex;
@@ -48,6 +48,8 @@ impl Remains {
 slotmap::new_key_type! {
     /// One thing that waits for its fence.
     pub(super) struct DeferredId;
+    /// The contents of one arena on their way.
+    pub(super) struct ArrivingId;
 }
 
 #[derive(Debug)]
@@ -59,7 +61,6 @@ pub(super) struct Deferred {
 /// An arena that came back, and what its contents are copied by.
 #[derive(Clone, Debug)]
 pub(super) struct Arriving {
-    number: u64,
     arena: u64,
     contents: Fence,
 }
@@ -68,7 +69,7 @@ impl State {
     /// What has to be over before something is torn down, whatever else: copies to pages that show there.
     fn arriving(&self, remains: &Remains) -> Fence {
         let mut fence = Fence::default();
-        let arenas = self.arriving.iter().filter(|arriving| remains.show(self, arriving.arena));
+        let arenas = self.arriving.values().filter(|arriving| remains.show(self, arriving.arena));
         arenas.for_each(|arriving| fence.join(arriving.contents.clone()));
         fence
     }
@@ -141,16 +142,16 @@ impl PagePool {
     /// The contents of an arena come behind its pages: nothing that shows those is torn down before. The caller holds its ranges.
     pub(crate) fn arrives(&self, arena: u64, mut contents: Fence) {
         if !contents.done(self.events()).unwrap_or(false) {
-            self.lock().arriving.push(Arriving { number: next_number(), arena, contents });
+            self.lock().arriving.insert(Arriving { arena, contents });
         }
     }
 
     /// Forgets contents that are there.
     fn forget_arrived(&self) {
         let arriving = self.lock().arriving.clone();
-        for Arriving { number, mut contents, .. } in arriving {
+        for (id, Arriving { mut contents, .. }) in arriving {
             if contents.done(self.events()).unwrap_or(false) {
-                self.lock().arriving.retain(|other| other.number != number);
+                self.lock().arriving.remove(id);
             }
         }
     }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use slotmap::SlotMap;
 
 use super::account::Accounts;
-use super::deferred::{Arriving, Deferred, DeferredId};
+use super::deferred::{Arriving, ArrivingId, Deferred, DeferredId};
 use super::fence::Events;
 use super::ledger::{Holder, Tally};
 use super::lent::LentPages;
@@ -122,7 +122,7 @@ pub(super) struct State {
     pub(super) stuck: Vec<RangeId>,
     pub(super) deferred: SlotMap<DeferredId, Deferred>,
     /// Arenas whose contents are on their way.
-    pub(super) arriving: Vec<Arriving>,
+    pub(super) arriving: SlotMap<ArrivingId, Arriving>,
     /// Pages on lease.
     pub(super) lent: LentPages,
     /// Bytes that the driver is being asked for.
@@ -283,7 +283,7 @@ impl PagePool {
             foreign: PeerPages::default(),
             stuck: Vec::new(),
             deferred: SlotMap::with_key(),
-            arriving: Vec::new(),
+            arriving: SlotMap::with_key(),
             lent: LentPages::default(),
             creating: 0,
             releasing: (0, 0),

@@ -32,6 +32,36 @@ fn a_page_that_came_back_unused_goes_behind_those_who_had_it_before() {
     bench.end();
 }
 
+/// What nobody had before need not wait for those who had the pages beside it.
+#[test]
+fn pages_that_went_with_others_are_behind_their_own_users_only() {
+    let bench = bench();
+    let buffer = bench.buffer(16 * MIB);
+    buffer.commit(0..2 * MIB).unwrap();
+    bench.faulty.set_capturing(USER, true);
+    buffer.decommit(0..2 * MIB, &bench.fence()).unwrap();
+    buffer.commit(0..8 * MIB).unwrap();
+    buffer.decommit(0..8 * MIB, &now()).unwrap();
+    assert_eq!((buffer.stats().leaving_bytes, buffer.stats().pages_unmapped), (2 * MIB, 3));
+    // Twice: behind both.
+    buffer.commit(0..4 * MIB).unwrap();
+    buffer.decommit(0..4 * MIB, &now()).unwrap();
+    assert_eq!((buffer.stats().leaving_bytes, buffer.stats().pages_unmapped), (2 * MIB, 4));
+    let cache = cache(&bench.device, KvLayout::ByPlane, &[MIB / 4], 64);
+    cache.commit(0..2).unwrap();
+    cache.release(1..2, &bench.fence()).unwrap();
+    cache.commit(1..64).unwrap();
+    // Its first page stayed for its neighbour, and whoever had the other block may use it still.
+    cache.release(0..64, &now()).unwrap();
+    let memory = cache.stats().memory;
+    assert_eq!((memory.leaving_bytes, memory.pages_unmapped), (2 * MIB, 7));
+    bench.faulty.set_capturing(USER, false);
+    assert_eq!((buffer.settle(), cache.settle()), (2 * MIB, 2 * MIB));
+    assert_eq!((buffer.audit(), cache.audit(), cache.before(A)), (Ok(()), Ok(()), Ok(())));
+    drop((buffer, cache));
+    bench.end();
+}
+
 /// While a thread of the library has the cache's turn, what is released waits until it is done.
 #[test]
 fn blocks_that_are_released_twice_while_others_come_go_behind_the_first_fence() {

@@ -35,8 +35,6 @@ pub(super) struct Books {
     pub(super) released: VecDeque<(Range<u64>, Fence)>,
     /// Pages that stay for a block that is backed, and what may still use released blocks on them.
     shared: BTreeMap<Place, Fence>,
-    /// What may still use blocks that were released and backed again, on pages that stayed.
-    pub(super) earlier: Fence,
     /// Blocks there are addresses for.
     most: u64,
     /// Commits that were asked for ahead of need, and the fewest blocks that the cache shrank to since then.
@@ -59,7 +57,6 @@ impl Books {
             backed: Spans::default(),
             released: VecDeque::new(),
             shared: BTreeMap::new(),
-            earlier: Fence::default(),
             most,
             ahead: BTreeMap::new(),
             next: 0,
@@ -83,12 +80,22 @@ impl Books {
         self.ahead.remove(&number);
     }
 
-    /// Those that were `missing` have memory now, and the blocks below `end` may be used.
-    pub(super) fn came(&mut self, shape: &Shape, end: u64, missing: &[Range<u64>], ahead: Option<u64>) {
+    /// Those that were `missing` have memory now, and the blocks below `end` may be used; the pages of these that had stayed, and what may still use
+    /// them.
+    pub(super) fn came(
+        &mut self,
+        shape: &Shape,
+        end: u64,
+        missing: &[Range<u64>],
+        ahead: Option<u64>,
+    ) -> (Vec<Place>, Fence) {
         missing.iter().for_each(|span| self.backed.insert(span));
+        let (mut stayed, mut users) = (Vec::new(), Fence::default());
         for run in missing.iter().flat_map(|span| shape.pages(span)) {
-            let stayed = self.shared.range((run.range, run.first)..(run.range, run.end));
-            stayed.for_each(|(_, fence)| self.earlier.join(fence.clone()));
+            for (place, fence) in self.shared.range((run.range, run.first)..(run.range, run.end)) {
+                stayed.push(*place);
+                users.join(fence.clone());
+            }
         }
         let most = self.limit.min(self.cap(ahead));
         self.blocks = self.blocks.max(end.min(most));
@@ -96,6 +103,7 @@ impl Books {
         for span in missing.iter().filter(|span| span.end > most) {
             self.released.push_back((span.start.max(most)..span.end, Fence::default()));
         }
+        (stayed, users)
     }
 
     /// Releases what is beyond and not busy; how many blocks stay there.
@@ -133,19 +141,17 @@ impl Books {
         self.backed.within(&(blocks..self.most))
     }
 
-    /// Blocks are not backed any more: the pages that nobody needs now, and what may still use them.
+    /// Blocks are not backed any more: the pages that nobody needs now, and which of them had stayed, with what may still use those.
     pub(super) fn unback(
         &mut self,
         shape: &Shape,
         events: &Arc<Events>,
         blocks: &Range<u64>,
         fence: &Fence,
-    ) -> (Vec<Run>, Fence) {
-        // Forgets what is over.
-        let _ = self.earlier.done(events);
+    ) -> (Vec<Run>, Vec<Place>, Fence) {
         let spans = self.backed.within(blocks);
         self.backed.remove(blocks);
-        let (mut going, mut behind) = (Vec::new(), fence.clone());
+        let (mut going, mut stayed, mut users) = (Vec::new(), Vec::new(), Fence::default());
         for mut run in spans.iter().flat_map(|span| shape.pages(span)) {
             // Only the pages at the ends can have other blocks.
             if self.keeps(shape, (run.range, run.first), events, fence) {
@@ -159,17 +165,18 @@ impl Books {
                 .range((run.range, run.first)..(run.range, run.end))
                 .map(|(place, _)| *place)
                 .collect();
-            places.iter().filter_map(|place| self.shared.remove(place)).for_each(|fence| behind.join(fence));
+            places.iter().filter_map(|place| self.shared.remove(place)).for_each(|fence| users.join(fence));
+            stayed.extend(places);
             going.push(run);
         }
-        (going, behind)
+        (going, stayed, users)
     }
 
-    /// What may still use blocks that were released.
-    pub(super) fn users(&self) -> Fence {
-        let mut fence = self.earlier.clone();
-        self.shared.values().for_each(|shared| fence.join(shared.clone()));
-        fence
+    /// The pages that stayed, and what may still use them.
+    pub(super) fn stayed(&self) -> (Vec<Place>, Fence) {
+        let mut users = Fence::default();
+        self.shared.values().for_each(|fence| users.join(fence.clone()));
+        (self.shared.keys().copied().collect(), users)
     }
 
     /// Whether a page stays because of a backed block, behind a fence for those that it does not stay for.

@@ -27,7 +27,7 @@ impl KvCache {
             }
         }
         self.backing.borrow(&self.shape.pages(blocks), false, lender)?;
-        self.books.lock().came(&self.shape, blocks.end, std::slice::from_ref(blocks), None);
+        self.came(blocks.end, std::slice::from_ref(blocks), None);
         Ok(())
     }
 
