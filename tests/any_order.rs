@@ -8,7 +8,7 @@ use std::time::Duration;
 use vmmgraph::driver::HostDriver;
 use vmmgraph::pages::Fence;
 use vmmgraph::{Device, HostOptions, Options, Policy, Ready, Region, RegionOptions, SharedVmmAllocator};
-use vmmgraph_testkit::{FaultyDriver, MIB, Random, ReorderingDriver};
+use vmmgraph_testkit::{FaultyDriver, MIB, Random, ReorderingDriver, seeds};
 
 #[path = "any_order/contents.rs"]
 mod contents;
@@ -199,21 +199,21 @@ fn run(seed: u64, host_memory: HostMemory) -> u64 {
 
 #[test]
 fn what_steps_aside_comes_back_in_whatever_order_streams_work() {
-    for seed in 0..120 {
+    for seed in seeds(120) {
         assert_eq!(run(seed, HostMemory::Registered), 0, "seed {seed}");
     }
 }
 
 #[test]
 fn the_same_where_host_memory_is_not_registered() {
-    for seed in 0..100 {
+    for seed in seeds(100) {
         assert_eq!(run(seed, HostMemory::ThroughBuffers), 0, "seed {seed}");
     }
 }
 
 #[test]
 fn the_same_where_no_host_memory_can_be_registered() {
-    for seed in 0..100 {
+    for seed in seeds(100) {
         assert_eq!(run(seed, HostMemory::Pageable), 0, "seed {seed}");
     }
 }

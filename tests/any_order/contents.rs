@@ -7,7 +7,7 @@ use std::time::Duration;
 use vmmgraph::driver::HostDriver;
 use vmmgraph::pages::Fence;
 use vmmgraph::{Borrower, Device, ElasticOptions, HostOptions, Options, SharedVmmAllocator, Vacate};
-use vmmgraph_testkit::{MIB, ReorderingDriver};
+use vmmgraph_testkit::{MIB, ReorderingDriver, seeds};
 
 use super::world::{Block, KIB, STREAMS, World};
 
@@ -32,7 +32,7 @@ impl World {
 
 #[test]
 fn what_goes_while_its_arena_is_paused_goes_behind_the_contents_that_come_back_for_it() {
-    for seed in 0..200 {
+    for seed in seeds(200) {
         let (world, arena) = world(seed);
         let space = arena.open_space().unwrap();
         let outputs = [0; 2].map(|_| space.allocate(PAGE, STREAMS[0]).unwrap());
@@ -53,7 +53,7 @@ fn what_goes_while_its_arena_is_paused_goes_behind_the_contents_that_come_back_f
 
 #[test]
 fn contents_come_back_where_their_holder_has_them_though_a_replay_moves_pages_meanwhile() {
-    for seed in 0..20 {
+    for seed in seeds(20) {
         let (world, arena) = world(seed);
         let space = arena.open_space().unwrap();
         let passing = space.allocate(3 * PAGE, STREAMS[0]).unwrap();
@@ -88,7 +88,7 @@ impl Borrower for Idle {
 
 #[test]
 fn a_lease_begins_behind_contents_that_come_back_for_a_block_that_was_freed() {
-    for seed in 0..20 {
+    for seed in seeds(20) {
         let (world, arena) = world(seed);
         let space = arena.open_space().unwrap();
         let output = space.allocate(PAGE, STREAMS[0]).unwrap();

@@ -11,7 +11,7 @@ use vmmgraph::{
     BlockBorrower, Borrower, Device, ElasticBuffer, ElasticOptions, Error, HostOptions, KvCache, KvLayout,
     KvOptions, Options, Pending, Ready, SharedVmmAllocator, Vacate, VacateBlocks, Vacated,
 };
-use vmmgraph_testkit::{Random, ReorderingDriver};
+use vmmgraph_testkit::{Random, ReorderingDriver, seeds};
 
 use super::world::{Block, Graph, KIB, STREAMS, World};
 
@@ -354,7 +354,7 @@ impl Program {
 
 #[test]
 fn pages_go_between_graphs_and_elastic_memory_in_whatever_order_streams_work() {
-    for seed in 0..100 {
+    for seed in seeds(100) {
         let memory_bytes = (40 + seed % 5 * 10) * PAGE;
         let host = Arc::new(HostDriver::new(0, HostOptions { granularity: 4096, memory_bytes }).unwrap());
         let late = ReorderingDriver::new(host.clone(), seed);
@@ -369,7 +369,7 @@ fn pages_go_between_graphs_and_elastic_memory_in_whatever_order_streams_work() {
 /// As leases begin and end, eager work takes other pages, behind what it was given while it had those.
 #[test]
 fn pages_move_under_eager_work_behind_its_last_scope() {
-    for seed in 0..20 {
+    for seed in seeds(20) {
         let host =
             Arc::new(HostDriver::new(0, HostOptions { granularity: 4096, memory_bytes: 64 * PAGE }).unwrap());
         let late = ReorderingDriver::new(host, seed);

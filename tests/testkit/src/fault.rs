@@ -194,13 +194,7 @@ impl FaultyDriver {
             return Ok(());
         }
         *plan.failed.entry(name).or_default() += 1;
-        let info = self.inner.info();
-        Err(if name == "create" {
-            let (total, device) = (info.total_bytes, info.ordinal);
-            Error::OutOfMemory { requested: 0, free: 0, total, device, space: None }
-        } else {
-            Error::Driver { call: name, code: 999, name: "planted".to_owned() }
-        })
+        Err(Error::Driver { call: name, code: 999, name: "planted".to_owned() })
     }
 
     fn touches(&self, name: &'static str, stream: Stream) {
@@ -268,7 +262,15 @@ unsafe impl Memory for FaultyDriver {
     }
 
     fn create(&self, len: u64) -> Result<PageHandle> {
-        self.called("create", format!(" {len}"))?;
+        let info = self.inner.info();
+        let (requested, total, device) = (len, info.total_bytes, info.ordinal);
+        self.called("create", format!(" {len}")).map_err(|_| Error::OutOfMemory {
+            requested,
+            free: 0,
+            total,
+            device,
+            space: None,
+        })?;
         self.inner.create(len)
     }
 

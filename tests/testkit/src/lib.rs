@@ -20,7 +20,7 @@ pub use copying::CopyingDriver;
 pub use fault::FaultyDriver;
 pub use late::{Delay, LateDriver};
 pub use model::Model;
-pub use random::Random;
+pub use random::{Random, seeds};
 pub use reordering::{Losing, ReorderingDriver, lossy};
 pub use replay::{Captured, Replayed, Stamps, capture, capture_by, capture_with, replay};
 pub use timing::median;

@@ -22,3 +22,14 @@ impl Random {
         of[self.below(of.len() as u64) as usize]
     }
 }
+
+/// The seeds of a test: so many, or those that VMMGRAPH_TEST_SEEDS names as "from..to", for whoever looks for more.
+///
+/// # Panics
+/// If that is set and no such range.
+#[must_use]
+pub fn seeds(few: u64) -> std::ops::Range<u64> {
+    let Ok(text) = std::env::var("VMMGRAPH_TEST_SEEDS") else { return 0..few };
+    let range = text.split_once("..").and_then(|(from, to)| Some(from.parse().ok()?..to.parse().ok()?));
+    range.unwrap_or_else(|| panic!("VMMGRAPH_TEST_SEEDS is {text:?}: it must be \"from..to\""))
+}
