@@ -12,6 +12,8 @@ use vmmgraph_testkit::{FaultyDriver, MIB, Random, ReorderingDriver, seeds};
 
 #[path = "any_order/contents.rs"]
 mod contents;
+#[path = "any_order/exports.rs"]
+mod exports;
 #[path = "any_order/lending.rs"]
 mod lending;
 #[path = "any_order/world.rs"]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use vmmgraph::driver::{
-    Capabilities, DeviceInfo, Driver, Event, SharedDriver, StreamState, Timeline, Transfer,
+    Capabilities, DeviceInfo, Driver, Event, SharedDriver, Sharing, StreamState, Timeline, Transfer,
 };
 use vmmgraph::{Address, Error, Result, Stream};
 
@@ -212,6 +212,10 @@ impl Driver for ReorderingDriver {
 
     fn capabilities(&self) -> &Capabilities {
         self.inner.capabilities()
+    }
+
+    fn sharing(&self) -> Option<&dyn Sharing> {
+        self.inner.sharing()
     }
 }
 
