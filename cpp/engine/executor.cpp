@@ -35,10 +35,6 @@ GraphExecutor::GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, GraphInp
     if (options.capture.ring != nullptr) {
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "the executor's ring is ExecutorOptions::ring, since eager steps go through it too");
     }
-    if (options.ring != nullptr && !options.piecewise.empty()) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
-               "a step of a ring is captured in one piece: no piecewise buckets with ExecutorOptions::ring");
-    }
     if (!state.on_cpu()) {
         if (const auto device = torch::device_of(*state.arena); device != inputs.device()) {
             refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "the arena is on " + device.str() + ", and the inputs are on " + inputs.device().str());

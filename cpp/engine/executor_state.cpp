@@ -234,7 +234,8 @@ void GraphExecutor::State::record(Graph& graph, const Step& current) {
     const c10::cuda::CUDAGuard device(inputs.device());
     const auto kept_before = arena->stats().kept_bytes;
     auto capture = options.capture;
-    capture.ring = options.ring;
+    // A step of a ring is captured in one piece; the runners of several take their units eagerly.
+    capture.ring = graph.mode == Mode::full ? options.ring : nullptr;
     if (capture.label.empty()) {
         capture.label = (graph.mode == Mode::piecewise ? "piecewise " : "full ") + text_of(graph.bucket);
     }

@@ -41,7 +41,12 @@ UnitScope take_unit(Ring* ring, std::size_t unit, c10::Device device) {
     return UnitScope(*ring, unit, stream);
 }
 
-UnitScope Recorder::streamed(std::size_t unit) { return take_unit(ring_, unit, device_); }
+UnitScope Recorder::streamed(std::size_t unit) {
+    if (ring_ != nullptr && mode_ == Mode::piecewise && step_ == nullptr) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "a piece of a graph streams nothing: units are for the runners, by GraphExecutor::streamed()");
+    }
+    return take_unit(ring_, unit, device_);
+}
 
 void* Recorder::last_kernel() { return scope_ == nullptr ? nullptr : scope_->last_kernel(); }
 

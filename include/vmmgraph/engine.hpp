@@ -79,7 +79,8 @@ public:
     [[nodiscard]] static Recorder* current() noexcept;
     // A unit of ExecutorOptions::ring from its acquire to its release, with torch's current stream, which is to be the same at its end: the kernels of a
     // layer lie between. Captured, each unit that streams is taken once, in the order of use, and its copies are the graph's; in an eager run,
-    // and on a CPU, it waits for its copy by events, in any order. Throws Error (VMMGRAPH_ERROR_WRONG_STATE) without a ring, and what UnitScope throws.
+    // and on a CPU, it waits for its copy by events, in any order. Throws Error (VMMGRAPH_ERROR_WRONG_STATE) without a ring and in a piecewise graph, of which
+    // only the runners take units, by GraphExecutor::streamed(); and what UnitScope throws.
     [[nodiscard]] UnitScope streamed(std::size_t unit);
     // As torch::CaptureScope::last_kernel(), for ExecutorOptions::update; null where nothing is captured.
     [[nodiscard]] void* last_kernel();
@@ -134,10 +135,9 @@ struct ExecutorOptions : dispatch::DispatcherOptions {
     // The stream of every capture (a cudaStream_t, not the default one); null: one of torch's.
     void* capture_stream = nullptr;
     torch::CaptureOptions capture;
-    // Units that stream from the host in every graph (ring.hpp), which the body takes with Recorder::streamed() and eager steps with
-    // GraphExecutor::streamed(): both go through the same slots, in any order of steps. Of the inputs' device; it must outlive the executor.
-    // `capture.ring_capture` says how they are captured. The executor throws Error (VMMGRAPH_ERROR_INVALID_ARGUMENT) with piecewise buckets, since a step of a
-    // ring is one piece, and up to torch 2.7. Whatever else it is asked to stream with is refused too: `capture.ring` is the executor's to set.
+    // Units that stream from the host in every full graph (ring.hpp), which the body takes with Recorder::streamed(), and eager steps and the runners of
+    // piecewise graphs with GraphExecutor::streamed(): all go through the same slots, in any order of steps. Of the inputs' device; it must outlive the
+    // executor. `capture.ring_capture` says how they are captured; `capture.ring` is the executor's to set.
     Ring* ring = nullptr;
     // Limits of the pool of executables that the executor makes for itself, if `capture` names none: 0 is none. Beyond them a step that moves
     // to another graph may have to update one first (docs/performance.md).

@@ -1,5 +1,6 @@
 // A ring as an option of the executor: graphs, the runs before their captures and eager steps take their units from the same slots. And inputs while it streams.
 #include <deque>
+#include <map>
 #include <random>
 #include <stdexcept>
 
@@ -27,6 +28,8 @@ struct Layered {
     std::unique_ptr<GraphExecutor> executor;
     // Called within every layer.
     std::function<void(std::size_t)> trouble;
+    // Whether a layer is work that no graph can hold: then prefills are piecewise.
+    bool pieces;
     at::Tensor eager_output;
 
     static vmmgraph::RingOptions two_slots() {
@@ -35,7 +38,8 @@ struct Layered {
         return options;
     }
 
-    explicit Layered(ExecutorOptions options = {}) : ring(device, std::vector<vmmgraph::RingUnit>(layers, {layer_bytes}), two_slots()) {
+    explicit Layered(ExecutorOptions options = {}, bool pieces = false)
+        : ring(device, std::vector<vmmgraph::RingUnit>(layers, {layer_bytes}), two_slots()), pieces(pieces) {
         if (has_gpu()) {
             vmmgraph::torch::install();
             arena = std::make_shared<vmmgraph::SharedVmmAllocator>(0);
@@ -50,18 +54,25 @@ struct Layered {
         for (const auto size : {2U, 4U, 8U}) {
             options.full.push_back(Key::of(size, 0, uniform_decode));
         }
+        auto buckets = options.full;
+        for (const auto size : {2U, 4U, 8U}) {
+            buckets.push_back(Key::of(size));
+            if (pieces) {
+                options.piecewise.push_back(Key::of(size));
+            }
+        }
         options.ring = &ring;
         const auto tokens = Extent::along(Axis::tokens);
         inputs = std::make_unique<GraphInputs>(
             std::vector<Input>{Input::host(names::tokens, at::kLong, {tokens}),
                                Input::output(names::hidden_states, at::kFloat, {tokens, Extent::fixed(width)})},
-            options.full, InputsOptions{engine_tests::device()});
+            buckets, InputsOptions{engine_tests::device()});
         wait();
         executor = std::make_unique<GraphExecutor>(
             arena, *inputs,
             [this](Recorder& recorder) {
                 const auto streamed = [&](std::size_t layer) { return recorder.streamed(layer); };
-                inputs->hidden_states().copy_(model(inputs->tokens(), streamed));
+                inputs->hidden_states().copy_(this->pieces ? in_pieces(recorder) : model(inputs->tokens(), streamed));
             },
             options);
     }
@@ -85,16 +96,34 @@ struct Layered {
         return x;
     }
 
+    // The same, each layer by a runner: recorded in a full graph, called between the pieces of another.
+    at::Tensor in_pieces(Recorder& recorder) {
+        auto x = table.index_select(0, inputs->tokens());
+        for (std::size_t layer = 0; layer < layers; ++layer) {
+            auto y = at::empty_like(x);
+            recorder.eager({x, y}, [this, layer](const Step&, at::TensorList tensors) {
+                const auto unit = executor->streamed(layer);
+                if (trouble) {
+                    trouble(layer);
+                }
+                tensors[1].copy_(tensors[0] * at::from_blob(unit.address(), {width}, on_device(at::kFloat)) + 1);
+            });
+            x = y * 1;
+        }
+        return x;
+    }
+
     // Whether the step's output is right, bit for bit.
-    bool run(std::int64_t n, Ran& ran, bool capturable = true) {
+    bool run(std::int64_t n, Ran& ran, bool capturable = true, Phase phase = Phase::decode) {
         const auto tokens = at::randint(0, vocabulary, {n}, at::kLong);
         auto expected = table.index_select(0, tokens.to(table.device()));
         for (const auto buffer : source) {
             expected = expected * contents[buffer].to(table.device()) + 1;
         }
         wait();
+        const auto key = Key::of(static_cast<std::uint32_t>(n), 0, phase == Phase::decode ? uniform_decode : 0);
         ran = executor->run(
-            {Key::of(static_cast<std::uint32_t>(n), 0, uniform_decode), Phase::decode, capturable}, {{names::tokens, tokens}},
+            {key, phase, capturable}, {{names::tokens, tokens}},
             [&] { eager_output = model(tokens.to(table.device()), [&](std::size_t layer) { return executor->streamed(layer); }); },
             stream());
         wait();
@@ -149,6 +178,72 @@ TEST(Streamed, GraphsEagerStepsAndTheRunsBeforeCapturesShareTheSlots) {
         }
         EXPECT_EQ(model.inputs->copies_by_kernel(), model.inputs->copies()) << "a ring streams";
     }
+}
+
+TEST(Streamed, RunnersBetweenPiecesTakeTheirUnitsAsEagerStepsDo) {
+    for (const std::uint32_t eager_runs : {0, 1}) {
+        ExecutorOptions options;
+        options.eager_runs = eager_runs;
+        options.most_graphs = 4;
+        Layered model(options, true);
+        std::mt19937 random(13);
+        int wrong = 0;
+        std::map<Mode, std::uint64_t> by_mode;
+        const int steps = most_steps(200);
+        for (int step = 0; step < steps; ++step) {
+            if (random() % 4 == 0) {
+                model.write(random() % layers);
+            }
+            const bool decodes = random() % 2 == 0;
+            Ran ran;
+            wrong +=
+                !model.run(1 + static_cast<std::int64_t>(random() % 8), ran, random() % 6 > 0, decodes ? Phase::decode : Phase::prefill);
+            ++by_mode[ran.mode];
+        }
+        EXPECT_EQ(wrong, 0);
+        const auto stats = model.ring.stats();
+        EXPECT_EQ(stats.launches, has_gpu() ? by_mode[Mode::full] : 0U);
+        EXPECT_EQ(stats.acquired, 0U);
+        EXPECT_EQ(stats.aborts, 0U);
+        EXPECT_GE(stats.copied_bytes, static_cast<std::uint64_t>(steps) * (layers - 2) * layer_bytes);
+        if (!shortened()) {
+            for (const auto mode : {Mode::full, Mode::piecewise, Mode::eager}) {
+                EXPECT_GT(by_mode[mode], 10U);
+            }
+        }
+        // A runner that throws with a unit in its hands, in the middle of a replay.
+        Ran ran;
+        EXPECT_TRUE(model.run(3, ran, true, Phase::prefill));
+        model.trouble = [](std::size_t layer) {
+            if (layer == 3) {
+                throw std::runtime_error("planted");
+            }
+        };
+        EXPECT_THROW(model.run(3, ran, true, Phase::prefill), std::runtime_error);
+        EXPECT_EQ(model.ring.stats().acquired, 0U);
+        model.trouble = nullptr;
+        for (const auto phase : {Phase::prefill, Phase::decode}) {
+            EXPECT_TRUE(model.run(3, ran, true, phase));
+        }
+    }
+}
+
+TEST(Streamed, APieceTakesNoUnit) {
+    Layered model;
+    ExecutorOptions options;
+    options.piecewise = {Key::of(4)};
+    options.ring = &model.ring;
+    std::string within;
+    GraphExecutor executor(
+        model.arena, *model.inputs,
+        [&](Recorder& recorder) {
+            within = refusal([&] { static_cast<void>(recorder.streamed(0)); }, VMMGRAPH_ERROR_WRONG_STATE);
+            model.inputs->hidden_states().zero_();
+        },
+        options);
+    static_cast<void>(executor.run({Key::of(4), Phase::prefill, true}, {}, [] {}, stream()));
+    EXPECT_EQ(within.find("GraphExecutor::streamed()") != std::string::npos, has_gpu()) << within;
+    wait();
 }
 
 TEST(Streamed, ABodyThatThrowsWithAUnitInItsHandsLeavesTheRingUsable) {
@@ -213,9 +308,6 @@ TEST(Streamed, WhatCannotStreamIsRefusedInWords) {
     EXPECT_NE(made(options).find("ExecutorOptions::ring"), std::string::npos);
     options.capture.ring = nullptr;
     options.ring = &model.ring;
-    options.piecewise = {Key::of(4, 0, uniform_decode)};
-    EXPECT_NE(made(options).find("in one piece"), std::string::npos);
-    options.piecewise.clear();
     EXPECT_EQ(made(options), "");
     if (has_gpu()) {
         vmmgraph::DeviceOptions of_host;

@@ -287,6 +287,32 @@ TEST(Update, AnotherStreamsWorkIsJoined) {
     }
 }
 
+// What an update changes the replay before may still read, long after the update was called.
+TEST(Update, AnUpdateOnItsStreamWaitsForTheGraphsLastReplay) {
+    NEEDS_A_GPU();
+    const auto updating = c10::cuda::getStreamFromPool(false, 0);
+    auto weight = at::zeros({1}, on_device(at::kFloat));
+    ExecutorOptions options;
+    options.update_stream = updating.stream();
+    options.update = [&](const Key&, const Step& step, vmmgraph::torch::CapturedGraph*) {
+        weight.fill_(*static_cast<const float*>(step.params));
+    };
+    Model model(options, [&](Recorder&, const at::Tensor& out) { out.add_(slow(30).sum() + weight); });
+    EXPECT_EQ(model.executor->warm_up(), 4u);
+    const auto ids = at::randint(0, rows, {16}, at::kLong);
+    const auto read = model.table.index_select(0, ids.to(model.table.device()));
+    wait();
+    const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream()), 0));
+    for (int i = 0; i < 20; ++i) {
+        // Nobody waits for any of these: every update is called while the replay before runs.
+        const auto number = static_cast<float>(1 + i);
+        const Step step{Key::of(16), Phase::decode, true, &number};
+        model.executor->run(step, {{names::tokens, ids}}, [] { FAIL() << "no step of these is eager"; }, stream());
+        model.outputs_and_expected.emplace_back(model.inputs->hidden_states(16).clone(), read + number);
+    }
+    EXPECT_EQ(model.wrong(), 0);
+}
+
 // As operators on Ascend are updated: a graph waits by itself, in its middle, for what its update stream does meanwhile.
 TEST(Update, AGraphMayWaitForEventsFromOutside) {
     NEEDS_A_GPU();
