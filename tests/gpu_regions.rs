@@ -396,6 +396,44 @@ fn contents_come_back_though_a_replay_moves_their_pages_meanwhile() {
     [side, other].into_iter().for_each(|stream| unsafe { driver.stream_destroy(stream) }.unwrap());
 }
 
+#[test]
+#[ignore = "SKIPPED: needs a GPU, scripts/gpu.sh runs it"]
+fn a_new_block_is_behind_what_comes_back_to_its_place() {
+    const BYTES: u64 = 2 * GIB;
+    let device = device();
+    let driver = device.driver();
+    let [side, other] = [0, 1].map(|_| driver.stream_create().unwrap());
+    let options = RegionOptions { policy: Policy::Backup, ..RegionOptions::default() };
+    let region = device.region("weights", options).unwrap();
+    let [gone, stays] = [0; 2].map(|_| region.allocate(BYTES, side).unwrap());
+    for at in [gone, stays] {
+        // SAFETY: a live block, and its stream.
+        unsafe { driver.fill(at, BYTES, 1, side) }.unwrap();
+    }
+    region.pause(Fence::default()).unwrap().complete().unwrap();
+    region.free(gone).unwrap();
+    let (_, mut ready) = device.resume_async(&[], NOW).unwrap();
+    let block = region.allocate(BYTES, other).unwrap();
+    assert_eq!(block, gone);
+    // SAFETY: as above.
+    unsafe { driver.fill(block, BYTES, 2, other) }.unwrap();
+    assert!(!ready[0].done().unwrap(), "copied too soon to tell");
+    ready[0].wait().unwrap();
+    let written = device.pool().events().record(other).unwrap();
+    written.block().unwrap();
+    for (block, value) in [(block, 2), (stays, 1)] {
+        for at in (0..BYTES).step_by(MIB as usize) {
+            let mut found = [0; 4];
+            // SAFETY: a live block whose contents are there.
+            unsafe { driver.read(block.plus(at), &mut found) }.unwrap();
+            assert_eq!(u32::from_le_bytes(found), value, "at {at}");
+        }
+    }
+    drop((region, written));
+    // SAFETY: made above, and not used any more.
+    [side, other].into_iter().for_each(|stream| unsafe { driver.stream_destroy(stream) }.unwrap());
+}
+
 /// Takes what is free, says so, and keeps it until its input ends: another process, for
 /// `another_process_takes_the_memory_meanwhile`.
 #[test]

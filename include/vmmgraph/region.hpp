@@ -149,7 +149,8 @@ public:
         handle_ = detail::Owned<vmmgraph_region_t, vmmgraph_region_destroy>(handle);
     }
 
-    // Allocates a block, used on `stream` first; the stream exists until the block is freed. Throws while the region is paused.
+    // Allocates a block, used on `stream` first; the stream exists until the block is freed. Throws while the region is paused. Where contents of blocks
+    // that are gone still come back (resume_async()), the stream's later work waits for them, or the call if the stream is being captured.
     [[nodiscard]] void* allocate(std::size_t bytes, void* stream = nullptr, Policy policy = Policy::inherit) {
         void* block = nullptr;
         detail::check(vmmgraph_region_allocate(handle(), bytes, static_cast<std::int32_t>(policy), stream, &block));

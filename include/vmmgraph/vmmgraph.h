@@ -3742,7 +3742,8 @@ VMMGRAPH_API
 vmmgraph_status_t vmmgraph_region_destroy(vmmgraph_region_t region);
 
 // Allocates a block, used on `stream` first. Its address stays the same for as long as it lives. `policy` is one of
-// VMMGRAPH_POLICY_*. VMMGRAPH_ERROR_WRONG_STATE while the region is paused. The stream exists until the block is freed.
+// VMMGRAPH_POLICY_*. VMMGRAPH_ERROR_WRONG_STATE while the region is paused. The stream exists until the block is freed. Where contents of blocks that
+// are gone still come back (vmmgraph_device_resume_async), the stream's later work waits for them, or the call if the stream is being captured.
 //
 // Arguments:
 // `block` is null or writable.

@@ -152,7 +152,8 @@ pub extern "C" fn vmmgraph_region_destroy(region: vmmgraph_region_t) -> vmmgraph
 }
 
 /// Allocates a block, used on `stream` first. Its address stays the same for as long as it lives. `policy` is one of
-/// VMMGRAPH_POLICY_*. VMMGRAPH_ERROR_WRONG_STATE while the region is paused. The stream exists until the block is freed.
+/// VMMGRAPH_POLICY_*. VMMGRAPH_ERROR_WRONG_STATE while the region is paused. The stream exists until the block is freed. Where contents of blocks that
+/// are gone still come back (vmmgraph_device_resume_async), the stream's later work waits for them, or the call if the stream is being captured.
 ///
 /// # Safety
 /// `block` is null or writable.

@@ -45,6 +45,8 @@ pub(super) struct Extent {
     pub(super) page: Option<PageId>,
     /// The contents as they were when nothing was written any more.
     pub(super) copy: Option<HostCopy>,
+    /// Whether the last resume writes it, also where blocks went meanwhile.
+    pub(super) arrives: bool,
 }
 
 #[derive(Debug)]
@@ -126,7 +128,8 @@ impl Books {
         let Some((range, base, _)) = self.last_range() else { return };
         for (page, bytes) in pages {
             let (offset, bytes) = (self.end, *bytes);
-            let extent = Extent { range, offset, bytes, policy, page: Some(*page), copy: None };
+            let extent =
+                Extent { range, offset, bytes, policy, page: Some(*page), copy: None, arrives: false };
             self.extents.insert(base + offset, extent);
             self.packings[policy.index()].add(base + offset, bytes);
             self.end += bytes;
@@ -140,6 +143,17 @@ impl Books {
         // Whoever asked for it is its first user.
         let _ = self.use_on(at, stream);
         Some(at)
+    }
+
+    /// What may still write a place that somebody got.
+    pub(super) fn arriving(&mut self, at: Address, bytes: u64, events: &Arc<Events>) -> Option<Fence> {
+        // What cannot be asked is not over.
+        if self.contents.done(events).unwrap_or(false) {
+            return None;
+        }
+        let pages = self.pages_under(at, bytes);
+        let arrives = pages.iter().any(|at| self.extents.get(at).is_some_and(|extent| extent.arrives));
+        arrives.then(|| self.contents.clone())
     }
 
     fn live(&mut self, address: Address) -> Result<&mut Block> {

@@ -122,7 +122,8 @@ impl Region {
         Holder::Region { region: self.id }
     }
 
-    /// Allocates a block, used on `stream` first; its address stays the same for as long as it lives. Rounded up to 512 bytes.
+    /// Allocates a block, used on `stream` first; its address stays the same for as long as it lives. Rounded up to 512 bytes. Where contents of blocks
+    /// that are gone still [come back](Device::resume_async), the stream's later work waits for them, or the call if the stream is being captured.
     ///
     /// # Errors
     /// [`Error::WrongState`] unless the region is resident; no memory, budget or addresses; what the driver says. Nothing has changed.
@@ -146,24 +147,36 @@ impl Region {
     }
 
     fn try_allocate(&self, bytes: u64, policy: Policy, stream: Stream) -> Result<Address> {
-        let stream = self.device.pool().events().keep(stream);
         let (pool, host) = (self.device.pool(), self.device.host_pool());
+        let user = pool.events().keep(stream);
         let mut books = self.books.lock();
         books.settle(pool, host);
         books.require(Phase::Resident)?;
-        if let Some(at) = books.place(bytes, policy, stream) {
-            // The host knows nothing of this block.
-            let pages = books.pages_under(at, bytes);
-            books.written(&pages, host);
-            return Ok(at);
-        }
-        pool.refuse_hopeless(bytes)?;
-        self.grow(&mut books, bytes, policy)?;
-        let placed = books.place(bytes, policy, stream);
+        let placed = match books.place(bytes, policy, user) {
+            None => {
+                pool.refuse_hopeless(bytes)?;
+                self.grow(&mut books, bytes, policy)?;
+                books.place(bytes, policy, user)
+            }
+            placed => placed,
+        };
         let at = placed.ok_or_else(|| Error::Internal { what: "a region grew by too little".into() })?;
+        // The host knows nothing of this block.
         let pages = books.pages_under(at, bytes);
         books.written(&pages, host);
-        Ok(at)
+        let arriving = books.arriving(at, bytes, pool.events());
+        drop(books);
+        let behind = arriving.map_or(Ok(()), |contents| self.come_behind(contents, stream));
+        behind.map(|()| at).inspect_err(|_| drop(self.free(at)))
+    }
+
+    /// Has a stream's later work come behind contents; one under capture finds them there.
+    fn come_behind(&self, mut contents: Fence, stream: Stream) -> Result<()> {
+        let events = self.device.pool().events();
+        match contents.before(events, stream) {
+            Err(Error::StreamCapturing { .. }) => contents.block(events, Duration::MAX).map(drop),
+            result => result,
+        }
     }
 
     /// Maps so many more bytes, less what is free at the end, behind one another.

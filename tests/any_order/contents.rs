@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use vmmgraph::driver::HostDriver;
+use vmmgraph::driver::{HostDriver, Transfer};
 use vmmgraph::pages::Fence;
-use vmmgraph::{Borrower, Device, ElasticOptions, HostOptions, Options, SharedVmmAllocator, Vacate};
-use vmmgraph_testkit::{MIB, ReorderingDriver, seeds};
+use vmmgraph::{
+    Borrower, Device, ElasticOptions, HostOptions, Options, Policy, RegionOptions, SharedVmmAllocator, Vacate,
+};
+use vmmgraph_testkit::{Delay, FaultyDriver, LateDriver, MIB, ReorderingDriver, seeds};
 
 use super::world::{Block, KIB, STREAMS, World};
 
@@ -113,4 +115,59 @@ fn a_lease_begins_behind_contents_that_come_back_for_a_block_that_was_freed() {
         world.end(seed);
         drop((space, other, ready, lease, buffer, arena));
     }
+}
+
+/// Where a block went while its region was paused, its bytes, or zeros, still come.
+#[test]
+fn a_new_block_of_a_region_is_behind_what_comes_back_to_its_place() {
+    for (seed, policy) in
+        seeds(20).flat_map(|seed| [Policy::Backup, Policy::Zero].map(|policy| (seed, policy)))
+    {
+        let (world, arena) = world(seed);
+        let options = RegionOptions { policy, page_bytes: PAGE, ..RegionOptions::default() };
+        let region = world.device.region("weights", options).unwrap();
+        let mut blocks = [0; 2].map(|_| Block::new(region.allocate(PAGE / 2, STREAMS[0]).unwrap(), PAGE / 2));
+        blocks.iter_mut().for_each(|block| world.use_on(block, STREAMS[0], Some(1)));
+        region.pause(Fence::default()).unwrap().complete().unwrap();
+        region.free(blocks[0].at).unwrap();
+        world.late.drain();
+        assert_eq!(region.stats().free_bytes, PAGE / 2);
+        let (_, ready) = world.device.resume_async(&[], NOW).unwrap();
+        let mut block = Block::new(region.allocate(PAGE / 2, STREAMS[1]).unwrap(), PAGE / 2);
+        assert_eq!(block.at, blocks[0].at);
+        world.use_on(&mut block, STREAMS[1], Some(2));
+        (0..10).for_each(|_| world.late.launch(STREAMS[1], |_| ()));
+        world.use_on(&mut block, STREAMS[1], None);
+        // What nothing comes back to waits for nothing.
+        let mut other = Block::new(region.allocate(PAGE, STREAMS[2]).unwrap(), PAGE);
+        world.use_on(&mut other, STREAMS[2], Some(3));
+        world.end(seed);
+        drop((arena, region, ready));
+    }
+}
+
+#[test]
+fn a_new_block_for_a_capture_finds_what_came_back_there() {
+    let host = HostDriver::new(0, HostOptions { granularity: 4096, memory_bytes: 16 * MIB }).unwrap();
+    let faulty = FaultyDriver::new(Arc::new(LateDriver::new(Arc::new(host), Delay::Right)));
+    let device = Device::with_driver(faulty.clone());
+    let options = RegionOptions { policy: Policy::Backup, page_bytes: PAGE, ..RegionOptions::default() };
+    let region = device.region("weights", options).unwrap();
+    let [gone, _stays] = [0; 2].map(|_| region.allocate(PAGE / 2, STREAMS[0]).unwrap());
+    region.pause(Fence::default()).unwrap().complete().unwrap();
+    region.free(gone).unwrap();
+    while region.stats().free_bytes == 0 {}
+    let (_, mut ready) = device.resume_async(&[], NOW).unwrap();
+    // No wait can be given to it.
+    faulty.set_capturing(STREAMS[1], true);
+    assert_eq!(region.allocate(PAGE / 2, STREAMS[1]).unwrap(), gone);
+    let (written, mut found) = ([9_u8; PAGE as usize / 2], [0; PAGE as usize / 2]);
+    // SAFETY: a live block, of whose user nothing runs.
+    unsafe { faulty.write(gone, &written) }.unwrap();
+    ready[0].wait().unwrap();
+    // SAFETY: as above.
+    unsafe { faulty.read(gone, &mut found) }.unwrap();
+    assert!(found == written, "what came back is there instead");
+    assert_eq!(faulty.broken_captures(), Vec::<String>::new());
+    faulty.set_capturing(STREAMS[1], false);
 }

@@ -1,4 +1,4 @@
-//! Graphs, eager work, and elastic memory that borrows their pages, where memory is short.
+//! Graphs, eager work, a region, and elastic memory that borrows the graphs' pages, where memory is short.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -9,7 +9,8 @@ use vmmgraph::driver::HostDriver;
 use vmmgraph::pages::Fence;
 use vmmgraph::{
     BlockBorrower, Borrower, Device, ElasticBuffer, ElasticOptions, Error, HostOptions, KvCache, KvLayout,
-    KvOptions, Options, Pending, Ready, SharedVmmAllocator, Vacate, VacateBlocks, Vacated,
+    KvOptions, Options, Pending, Policy, Ready, Region, RegionOptions, SharedVmmAllocator, Vacate,
+    VacateBlocks, Vacated,
 };
 use vmmgraph_testkit::{Random, ReorderingDriver, seeds};
 
@@ -112,6 +113,9 @@ struct Program {
     engine: Arc<Shared>,
     graphs: Vec<Graph>,
     results: Vec<Block>,
+    region: Arc<Region>,
+    /// Its blocks.
+    weights: Vec<Block>,
     /// What a thread of the library commits.
     ahead: Vec<Pending>,
     /// Behind the contents of an arena that came back.
@@ -139,6 +143,9 @@ impl Program {
             blocks: (0..BLOCKS).map(|_| None).collect(),
             random: Random::new(!seed),
         };
+        let of_region =
+            RegionOptions { policy: Policy::Backup, page_bytes: PAGE, ..RegionOptions::default() };
+        let region = device.region("weights", of_region).unwrap();
         let world = World { late: late.clone(), device, wrong: Arc::default() };
         let (engine, random) = (Arc::new(Shared(Mutex::new(engine))), Random::new(seed));
         Self {
@@ -149,6 +156,8 @@ impl Program {
             engine,
             graphs: Vec::new(),
             results: Vec::new(),
+            region,
+            weights: Vec::new(),
             ahead: Vec::new(),
             ready: Vec::new(),
             random,
@@ -173,13 +182,26 @@ impl Program {
     }
 
     fn step(&mut self, number: u8) {
-        let Self { world, arena, buffer, cache, engine, graphs, results, ahead, ready, random } = self;
+        let Self {
+            world,
+            arena,
+            buffer,
+            cache,
+            engine,
+            graphs,
+            results,
+            region,
+            weights,
+            ahead,
+            ready,
+            random,
+        } = self;
         let stream = random.choose(&STREAMS);
         let graph = random.below(graphs.len().max(1) as u64) as usize;
         let behind_contents = |ready: &mut Vec<Ready>| {
             ready.iter_mut().for_each(|ready| ready.before(stream).unwrap());
         };
-        match random.below(40) {
+        match random.below(46) {
             0 | 1 if graphs.len() < 4 => graphs.extend(done(world.capture(arena, random))),
             2..6 if !graphs.is_empty() => {
                 done(world.replay(&mut graphs[graph], stream, number));
@@ -306,6 +328,27 @@ impl Program {
                     results.drain(..).for_each(|block| arena.eager_blocks().free(block.at, &[]).unwrap());
                 }
             }
+            36 | 37 if weights.len() < 4 => {
+                let bytes = random.choose(&[3, 20, 40]) * KIB;
+                if let Some(at) = done(region.allocate(bytes, stream)) {
+                    let mut block = Block::new(at, bytes);
+                    world.use_on(&mut block, stream, Some(number));
+                    weights.push(block);
+                }
+            }
+            38..40 if !weights.is_empty() && !region.stats().paused => {
+                let at = random.below(weights.len() as u64) as usize;
+                region.before(stream).unwrap();
+                world.use_on(&mut weights[at], stream, number.is_multiple_of(2).then_some(number));
+                region.record_stream(weights[at].at, stream).unwrap();
+            }
+            40 if !weights.is_empty() => {
+                let at = random.below(weights.len() as u64) as usize;
+                region.free(weights.swap_remove(at).at).unwrap();
+            }
+            41 => region.pause(Fence::default()).unwrap().complete().unwrap(),
+            // Where there is no memory it stays away.
+            42..45 => drop(done(region.resume(NOW))),
             _ => {}
         }
     }
@@ -325,6 +368,13 @@ impl Program {
             self.world.use_on(block, last, None);
             self.arena.eager_blocks().record_stream(block.at, last).unwrap();
         }
+        for block in &mut self.weights {
+            if !self.region.stats().paused {
+                self.region.before(last).unwrap();
+                self.world.use_on(block, last, None);
+                self.region.record_stream(block.at, last).unwrap();
+            }
+        }
         {
             let mut engine = self.engine.0.lock().unwrap();
             self.buffer.before(last).unwrap();
@@ -338,15 +388,16 @@ impl Program {
             let blocks = engine.leave_blocks(0..BLOCKS);
             self.cache.release(0..BLOCKS, &blocks).unwrap();
         }
-        let Self { world, arena, buffer, cache, engine, graphs, results, .. } = self;
+        let Self { world, arena, buffer, cache, engine, graphs, results, region, .. } = self;
         if drained {
             world.late.drain();
         }
         assert_eq!((world.device.pool().audit(), arena.audit()), (Ok(()), Ok(())));
         assert_eq!((buffer.audit(), cache.audit()), (Ok(()), Ok(())));
-        drop((graphs, arena, buffer, cache, engine, results));
+        drop((graphs, arena, buffer, cache, engine, results, region));
         world.late.drain();
         world.device.trim().unwrap();
+        world.device.host_pool().trim().unwrap();
         assert_eq!((world.late.failed(), world.device.pool().audit_idle()), (vec![], Ok(())));
         world.wrong.load(Relaxed)
     }
