@@ -1,4 +1,4 @@
-//! Graphs, eager work, a region, and elastic memory that borrows the graphs' pages, where memory is short.
+//! Graphs of two arenas, eager work, a region, and elastic memory that borrows the graphs' pages, where memory is short.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -107,12 +107,13 @@ fn part(random: &mut Random, most: u64, of: u64) -> Range<u64> {
 
 struct Program {
     world: World,
-    arena: SharedVmmAllocator,
+    arenas: [SharedVmmAllocator; 2],
     buffer: Arc<ElasticBuffer>,
     cache: Arc<KvCache>,
     engine: Arc<Shared>,
     graphs: Vec<Graph>,
-    results: Vec<Block>,
+    /// What eager work left, and in which arena.
+    results: Vec<(usize, Block)>,
     region: Arc<Region>,
     /// Its blocks.
     weights: Vec<Block>,
@@ -132,7 +133,7 @@ impl Program {
             tag: "lends".to_owned(),
             ..Options::default()
         };
-        let arena = SharedVmmAllocator::new(&device, &options).unwrap();
+        let arenas = [0; 2].map(|_| SharedVmmAllocator::new(&device, &options).unwrap());
         let memory = ElasticOptions { name: "kv", page_bytes: PAGE, ..ElasticOptions::default() };
         let buffer = Arc::new(device.elastic_buffer(PAGES * PAGE, &memory).unwrap());
         let layout = if seed.is_multiple_of(2) { KvLayout::ByBlock } else { KvLayout::ByPlane };
@@ -143,14 +144,16 @@ impl Program {
             blocks: (0..BLOCKS).map(|_| None).collect(),
             random: Random::new(!seed),
         };
+        let page_bytes = if seed.is_multiple_of(3) { 0 } else { PAGE };
+        let read_only = seed % 5 < 2;
         let of_region =
-            RegionOptions { policy: Policy::Backup, page_bytes: PAGE, ..RegionOptions::default() };
+            RegionOptions { policy: Policy::Backup, page_bytes, read_only, ..RegionOptions::default() };
         let region = device.region("weights", of_region).unwrap();
         let world = World { late: late.clone(), device, wrong: Arc::default() };
         let (engine, random) = (Arc::new(Shared(Mutex::new(engine))), Random::new(seed));
         Self {
             world,
-            arena,
+            arenas,
             buffer,
             cache,
             engine,
@@ -184,7 +187,7 @@ impl Program {
     fn step(&mut self, number: u8) {
         let Self {
             world,
-            arena,
+            arenas,
             buffer,
             cache,
             engine,
@@ -197,6 +200,8 @@ impl Program {
             random,
         } = self;
         let stream = random.choose(&STREAMS);
+        let which = random.below(2) as usize;
+        let arena = &arenas[which];
         let graph = random.below(graphs.len().max(1) as u64) as usize;
         let behind_contents = |ready: &mut Vec<Ready>| {
             ready.iter_mut().for_each(|ready| ready.before(stream).unwrap());
@@ -219,16 +224,22 @@ impl Program {
                     _ => arena.eager_scope_of(stream, random.choose(&[10, 50, 140]) * KIB),
                 };
                 if let Some(scope) = done(scope) {
-                    results.extend(done(world.eager(&scope, random, stream, number)).unwrap_or_default());
+                    let left = done(world.eager(&scope, random, stream, number)).unwrap_or_default();
+                    results.extend(left.into_iter().map(|block| (which, block)));
                 }
             }
             10 | 11 if !results.is_empty() => {
                 let at = random.below(results.len() as u64) as usize;
                 behind_contents(ready);
-                world.use_on(&mut results[at], stream, number.is_multiple_of(2).then_some(number));
+                let (of, block) = &mut results[at];
+                world.use_on(block, stream, number.is_multiple_of(2).then_some(number));
+                let (eager, block) = (arenas[*of].eager_blocks(), block.at);
                 match random.below(2) {
-                    0 => arena.eager_blocks().record_stream(results[at].at, stream).unwrap(),
-                    _ => arena.eager_blocks().free(results.swap_remove(at).at, &[stream]).unwrap(),
+                    0 => eager.record_stream(block, stream).unwrap(),
+                    _ => {
+                        eager.free(block, &[stream]).unwrap();
+                        results.swap_remove(at);
+                    }
                 }
             }
             12 | 13 => {
@@ -319,13 +330,15 @@ impl Program {
                 cache.shrink_to(blocks, &[], &fence).unwrap();
             }
             35 if done(arena.pause(Fence::default())).is_some() => {
-                ready.clear();
+                ready.retain_mut(|ready| !ready.done().unwrap());
                 if let Some((_, mut coming)) = done(world.device.resume_async(&[], NOW)) {
                     ready.append(&mut coming);
                 } else {
                     // It stays paused.
                     graphs.clear();
-                    results.drain(..).for_each(|block| arena.eager_blocks().free(block.at, &[]).unwrap());
+                    results.drain(..).for_each(|(of, block)| {
+                        arenas[of].eager_blocks().free(block.at, &[]).unwrap();
+                    });
                 }
             }
             36 | 37 if weights.len() < 4 => {
@@ -339,8 +352,12 @@ impl Program {
             38..40 if !weights.is_empty() && !region.stats().paused => {
                 let at = random.below(weights.len() as u64) as usize;
                 region.before(stream).unwrap();
-                world.use_on(&mut weights[at], stream, number.is_multiple_of(2).then_some(number));
+                let written = number.is_multiple_of(2);
+                world.use_on(&mut weights[at], stream, written.then_some(number));
                 region.record_stream(weights[at].at, stream).unwrap();
+                if written {
+                    region.mark_written(Some(weights[at].at)).unwrap();
+                }
             }
             40 if !weights.is_empty() => {
                 let at = random.below(weights.len() as u64) as usize;
@@ -364,9 +381,9 @@ impl Program {
             self.world.use_on(output, last, None);
             space.record_stream(output.at, last).unwrap();
         }
-        for block in &mut self.results {
+        for (of, block) in &mut self.results {
             self.world.use_on(block, last, None);
-            self.arena.eager_blocks().record_stream(block.at, last).unwrap();
+            self.arenas[*of].eager_blocks().record_stream(block.at, last).unwrap();
         }
         for block in &mut self.weights {
             if !self.region.stats().paused {
@@ -388,13 +405,14 @@ impl Program {
             let blocks = engine.leave_blocks(0..BLOCKS);
             self.cache.release(0..BLOCKS, &blocks).unwrap();
         }
-        let Self { world, arena, buffer, cache, engine, graphs, results, region, .. } = self;
+        let Self { world, arenas, buffer, cache, engine, graphs, results, region, .. } = self;
         if drained {
             world.late.drain();
         }
-        assert_eq!((world.device.pool().audit(), arena.audit()), (Ok(()), Ok(())));
+        assert_eq!(world.device.pool().audit(), Ok(()));
+        arenas.iter().for_each(|arena| assert_eq!(arena.audit(), Ok(())));
         assert_eq!((buffer.audit(), cache.audit()), (Ok(()), Ok(())));
-        drop((graphs, arena, buffer, cache, engine, results, region));
+        drop((graphs, arenas, buffer, cache, engine, results, region));
         world.late.drain();
         world.device.trim().unwrap();
         world.device.host_pool().trim().unwrap();
@@ -424,7 +442,7 @@ fn pages_move_under_eager_work_behind_its_last_scope() {
         let host =
             Arc::new(HostDriver::new(0, HostOptions { granularity: 4096, memory_bytes: 64 * PAGE }).unwrap());
         let late = ReorderingDriver::new(host, seed);
-        let Program { world, arena, buffer, engine, .. } = Program::new(seed, &late);
+        let Program { world, arenas: [arena, _], buffer, engine, .. } = Program::new(seed, &late);
         let space = arena.open_space().unwrap();
         let block = space.allocate(6 * PAGE, STREAMS[0]).unwrap();
         space.free(block).unwrap();
