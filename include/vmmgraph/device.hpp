@@ -158,8 +158,12 @@ public:
 
 private:
     Account(const Device& device, const std::string& label, vmmgraph_account_t above, const AccountLimits& limits) {
+        auto given = detail::sized<vmmgraph_account_options_t>();
+        given.above = above;
+        given.budget_bytes = limits.budget_bytes;
+        given.least_bytes = limits.least_bytes;
         vmmgraph_account_t handle = nullptr;
-        detail::check(vmmgraph_account_create(device.handle(), label.c_str(), above, limits.budget_bytes, limits.least_bytes, &handle));
+        detail::check(vmmgraph_account_create(device.handle(), label.c_str(), &given, &handle));
         handle_ = detail::Owned<vmmgraph_account_t, vmmgraph_account_destroy>(handle);
     }
 

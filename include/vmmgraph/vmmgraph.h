@@ -607,6 +607,18 @@ typedef struct vmmgraph_device *vmmgraph_device_t;
 // those above it. Calls with it are thread-safe.
 typedef struct vmmgraph_account *vmmgraph_account_t;
 
+// How to make an account. Zero everything, then set struct_size and what differs from the default; 0 is the default.
+typedef struct vmmgraph_account_options_t {
+  // sizeof(vmmgraph_account_options_t).
+  size_t struct_size;
+  // The account that it is below, of the same device; null: the device's.
+  vmmgraph_account_t above;
+  // The most that may count toward it; 0: no limit but those above.
+  uint64_t budget_bytes;
+  // What it is sure to get, which counts toward those above whether it is used or not. Guaranteed only below one that has a budget.
+  uint64_t least_bytes;
+} vmmgraph_account_options_t;
+
 // What counts toward an account now.
 typedef struct vmmgraph_account_stats_t {
   // Set to sizeof(vmmgraph_account_stats_t) before the call.
@@ -2030,25 +2042,21 @@ vmmgraph_status_t vmmgraph_last_error_message(char *buffer,
                                               size_t capacity,
                                               size_t *needed);
 
-// Makes an account below another one of the device; `above` null: below the device. `label` names it in messages. `budget_bytes`: the most that may count
-// toward it, 0: no limit but those above. `least_bytes`: what it is sure to get, which counts toward those above whether it is used or not (guaranteed
-// only below one that has a budget); VMMGRAPH_ERROR_OVER_BUDGET if they have no room for it. Once the handle is gone it stays as long as something is
-// below it, without a limit being changed any more. The account keeps the device open.
+// Makes an account, named by `label` in messages; others may have the same. `options` may be null. VMMGRAPH_ERROR_OVER_BUDGET if those above have no room
+// for its least. The account keeps the device open.
 //
 // Arguments:
-// `label` is null or a zero-terminated string; `account` is null or writable.
+// `label` is null or a zero-terminated string; `options` is null or points to a struct whose struct_size is set; `account` is null or writable.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_account_create(vmmgraph_device_t device,
                                           const char *label,
-                                          vmmgraph_account_t above,
-                                          uint64_t budget_bytes,
-                                          uint64_t least_bytes,
+                                          const struct vmmgraph_account_options_t *options,
                                           vmmgraph_account_t *account);
 
-// Ends the handle. What is below the account keeps it, with its limits.
+// Ends the handle. What is below the account keeps it, with its limits as they are then.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_account_destroy(vmmgraph_account_t account);
 
-// Sets its limits, as in vmmgraph_account_create. Nothing is taken away: with less than is held, every page that is missing is refused until enough
+// Sets its limits, as in its options. Nothing is taken away: with less than is held, every page that is missing is refused until enough
 // is given back; a least for which there is no room above holds too, and refuses others.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_account_set_limits(vmmgraph_account_t account,

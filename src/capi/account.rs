@@ -8,7 +8,7 @@ use super::guard::{Failure, guard, out};
 use super::handle::{get, register, remove};
 use super::reclaimer::{asked, vmmgraph_reclaim_fn, vmmgraph_reclaimer_t};
 use super::region::limit;
-use super::sized::OutStruct;
+use super::sized::{OutStruct, options};
 use super::status::vmmgraph_status_t;
 use super::text::text;
 use crate::Device;
@@ -22,6 +22,20 @@ pub struct vmmgraph_account {
 /// A budget in the device's tree, for a tenant or a model: what arenas, regions, elastic memory and rings below it hold counts toward it and toward
 /// those above it. Calls with it are thread-safe.
 pub type vmmgraph_account_t = *mut vmmgraph_account;
+
+/// How to make an account. Zero everything, then set struct_size and what differs from the default; 0 is the default.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct vmmgraph_account_options_t {
+    /// sizeof(vmmgraph_account_options_t).
+    pub struct_size: usize,
+    /// The account that it is below, of the same device; null: the device's.
+    pub above: vmmgraph_account_t,
+    /// The most that may count toward it; 0: no limit but those above.
+    pub budget_bytes: u64,
+    /// What it is sure to get, which counts toward those above whether it is used or not. Guaranteed only below one that has a budget.
+    pub least_bytes: u64,
+}
 
 /// What counts toward an account now.
 #[repr(C)]
@@ -37,8 +51,8 @@ pub struct vmmgraph_account_stats_t {
     pub least_bytes: u64,
 }
 
-/// An account that C knows, and the device that it keeps open.
-pub(super) struct Known {
+/// An account, and the device that it keeps open.
+pub(super) struct Budget {
     account: Account,
     device: Arc<Device>,
 }
@@ -48,44 +62,45 @@ pub(super) fn with_account<R>(
     handle: vmmgraph_account_t,
     then: impl FnOnce(Option<&Account>) -> Result<R, Failure>,
 ) -> Result<R, Failure> {
-    let known = if handle.is_null() { None } else { Some(get::<Known, _>(handle)?) };
-    then(known.as_ref().map(|known| &known.account))
+    let budget = if handle.is_null() { None } else { Some(get::<Budget, _>(handle)?) };
+    then(budget.as_ref().map(|budget| &budget.account))
 }
 
-/// Makes an account below another one of the device; `above` null: below the device. `label` names it in messages. `budget_bytes`: the most that may count
-/// toward it, 0: no limit but those above. `least_bytes`: what it is sure to get, which counts toward those above whether it is used or not (guaranteed
-/// only below one that has a budget); VMMGRAPH_ERROR_OVER_BUDGET if they have no room for it. Once the handle is gone it stays as long as something is
-/// below it, without a limit being changed any more. The account keeps the device open.
+/// Makes an account, named by `label` in messages; others may have the same. `options` may be null. VMMGRAPH_ERROR_OVER_BUDGET if those above have no room
+/// for its least. The account keeps the device open.
 ///
 /// # Safety
-/// `label` is null or a zero-terminated string; `account` is null or writable.
+/// `label` is null or a zero-terminated string; `options` is null or points to a struct whose struct_size is set; `account` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_account_create(
     device: vmmgraph_device_t,
     label: *const c_char,
-    above: vmmgraph_account_t,
-    budget_bytes: u64,
-    least_bytes: u64,
+    options: *const vmmgraph_account_options_t,
     account: *mut vmmgraph_account_t,
 ) -> vmmgraph_status_t {
     guard(|| {
         let device = get::<Device, _>(device)?;
         // SAFETY: the caller's contract.
         let (label, to) = (unsafe { text(label, "label") }?, unsafe { out(account, "account") }?);
-        let limits = Limits { most: limit(budget_bytes), least: least_bytes };
+        let (mut above, mut limits) = (std::ptr::null_mut(), Limits::default());
+        // SAFETY: the caller's contract.
+        if let Some(given) = unsafe { self::options(options) }? {
+            above = given.above;
+            limits = Limits { most: limit(given.budget_bytes), least: given.least_bytes };
+        }
         let account = with_account(above, |above| Ok(device.account(&label, above, limits)?))?;
-        *to = register(Arc::new(Known { account, device }));
+        *to = register(Arc::new(Budget { account, device }));
         Ok(())
     })
 }
 
-/// Ends the handle. What is below the account keeps it, with its limits.
+/// Ends the handle. What is below the account keeps it, with its limits as they are then.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_account_destroy(account: vmmgraph_account_t) -> vmmgraph_status_t {
-    guard(|| remove::<Known, _>(account).map(drop))
+    guard(|| remove::<Budget, _>(account).map(drop))
 }
 
-/// Sets its limits, as in vmmgraph_account_create. Nothing is taken away: with less than is held, every page that is missing is refused until enough
+/// Sets its limits, as in its options. Nothing is taken away: with less than is held, every page that is missing is refused until enough
 /// is given back; a least for which there is no room above holds too, and refuses others.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_account_set_limits(
@@ -95,7 +110,7 @@ pub extern "C" fn vmmgraph_account_set_limits(
 ) -> vmmgraph_status_t {
     guard(|| {
         let limits = Limits { most: limit(budget_bytes), least: least_bytes };
-        get::<Known, _>(account)?.account.set_limits(limits);
+        get::<Budget, _>(account)?.account.set_limits(limits);
         Ok(())
     })
 }
@@ -110,10 +125,10 @@ pub unsafe extern "C" fn vmmgraph_account_stats(
     stats: *mut vmmgraph_account_stats_t,
 ) -> vmmgraph_status_t {
     guard(|| {
-        let known = get::<Known, _>(account)?;
+        let budget = get::<Budget, _>(account)?;
         // SAFETY: the caller's contract.
         let stats = unsafe { OutStruct::new(stats, "stats") }?;
-        let now = known.account.stats();
+        let now = budget.account.stats();
         stats.write(vmmgraph_account_stats_t {
             struct_size: stats.struct_size,
             charged_bytes: now.charged_bytes,
@@ -138,8 +153,8 @@ pub unsafe extern "C" fn vmmgraph_account_add_reclaimer(
     reclaimer: *mut vmmgraph_reclaimer_t,
 ) -> vmmgraph_status_t {
     guard(|| {
-        let known = get::<Known, _>(account)?;
+        let budget = get::<Budget, _>(account)?;
         // SAFETY: the caller's contract.
-        unsafe { asked(&known.device, Some(known.account.id()), (reclaim, cost, user), reclaimer) }
+        unsafe { asked(&budget.device, Some(budget.account.id()), (reclaim, cost, user), reclaimer) }
     })
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::RwLock;
 use slotmap::{DefaultKey, Key, KeyData, SlotMap};
 
-use super::account::Known as Budget;
+use super::account::Budget;
 use super::guard::Failure;
 use super::inputs::PlannedInputs;
 use super::lease::Vacating;

@@ -16,6 +16,15 @@ constexpr std::uint64_t MiB = 1 << 20;
 
 using Call = std::pair<std::string, std::function<vmmgraph_status_t()>>;
 
+vmmgraph_status_t make(vmmgraph_device_t device, vmmgraph_account_t above, std::uint64_t budget, std::uint64_t least,
+                       vmmgraph_account_t* account) {
+    auto options = sized<vmmgraph_account_options_t>();
+    options.above = above;
+    options.budget_bytes = budget;
+    options.least_bytes = least;
+    return vmmgraph_account_create(device, "tenant", &options, account);
+}
+
 class HostileAccount : public testing::Test {
 protected:
     vmmgraph_device_t device = nullptr;
@@ -24,7 +33,7 @@ protected:
     void SetUp() override {
         const auto options = small_device(2);
         ASSERT_EQ(vmmgraph_device_open(&options, &device), VMMGRAPH_OK);
-        ASSERT_EQ(vmmgraph_account_create(device, "tenant", nullptr, 4 * MiB, MiB, &account), VMMGRAPH_OK);
+        ASSERT_EQ(make(device, nullptr, 4 * MiB, MiB, &account), VMMGRAPH_OK);
     }
 
     void TearDown() override {
@@ -72,7 +81,7 @@ std::vector<Call> below(vmmgraph_device_t device, vmmgraph_account_t account) {
         {"an account",
          [=] {
              vmmgraph_account_t made = nullptr;
-             const auto status = vmmgraph_account_create(device, "model", account, 0, 0, &made);
+             const auto status = make(device, account, 0, 0, &made);
              return status == VMMGRAPH_OK ? vmmgraph_account_destroy(made) : status;
          }},
         {"an arena",
@@ -157,9 +166,12 @@ TEST_F(HostileAccount, EverythingIsBelowOneOfItsOwnDevice) {
 
 TEST_F(HostileAccount, WrongArguments) {
     vmmgraph_account_t made = nullptr;
-    EXPECT_EQ(vmmgraph_account_create(device, nullptr, nullptr, 0, 0, &made), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_account_create(device, "model", nullptr, 0, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_account_create(nullptr, "model", nullptr, 0, 0, &made), VMMGRAPH_ERROR_INVALID_HANDLE);
+    EXPECT_EQ(vmmgraph_account_create(device, nullptr, nullptr, &made), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_account_create(device, "model", nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_account_create(nullptr, "model", nullptr, &made), VMMGRAPH_ERROR_INVALID_HANDLE);
+    auto short_options = sized<vmmgraph_account_options_t>();
+    short_options.struct_size = 8;
+    EXPECT_EQ(vmmgraph_account_create(device, "model", &short_options, &made), VMMGRAPH_ERROR_STRUCT_SIZE);
     EXPECT_EQ(vmmgraph_account_stats(account, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     auto short_stats = sized<vmmgraph_account_stats_t>();
     short_stats.struct_size = 8;
@@ -169,7 +181,7 @@ TEST_F(HostileAccount, WrongArguments) {
     EXPECT_EQ(vmmgraph_account_add_reclaimer(account, gives_nothing, 0, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     // Leasts of which the account above has not as much.
     for (const std::uint64_t least : {5 * MiB, ~std::uint64_t{0}}) {
-        EXPECT_EQ(vmmgraph_account_create(device, "model", account, 0, least, &made), VMMGRAPH_ERROR_OVER_BUDGET) << least;
+        EXPECT_EQ(make(device, account, 0, least, &made), VMMGRAPH_ERROR_OVER_BUDGET) << least;
         EXPECT_NE(last_message().find("tenant"), std::string::npos) << last_message();
     }
     EXPECT_EQ(made, nullptr);
@@ -178,7 +190,7 @@ TEST_F(HostileAccount, WrongArguments) {
 
 TEST_F(HostileAccount, LimitsOfAnySizeOverflowNothing) {
     vmmgraph_account_t model = nullptr;
-    ASSERT_EQ(vmmgraph_account_create(device, "model", account, 0, 0, &model), VMMGRAPH_OK);
+    ASSERT_EQ(make(device, account, 0, 0, &model), VMMGRAPH_OK);
     auto options = sized<vmmgraph_region_options_t>();
     options.account = model;
     vmmgraph_region_t region = nullptr;
