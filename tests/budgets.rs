@@ -302,3 +302,22 @@ fn an_account_is_of_one_device() {
     device.account("model", Some(&tenant), least).unwrap();
     assert_eq!(tenant.stats().charged_bytes, 0, "the least goes with its account");
 }
+
+#[test]
+fn leasts_beyond_all_addresses_overflow_no_sum() {
+    let (_, _, device) = device();
+    let endless = Limits { most: None, least: u64::MAX };
+    let tenant = device.account("tenant", None, Limits::default()).unwrap();
+    let models = [0; 3].map(|_| device.account("model", Some(&tenant), endless).unwrap());
+    let least = models[0].stats().least_bytes;
+    assert_eq!(tenant.stats().charged_bytes, 3 * least);
+    let options = Options { least_bytes: u64::MAX, ..Options::default() };
+    let arena = SharedVmmAllocator::in_account(&device, &options, Some(&models[0])).unwrap();
+    arena.open_space().unwrap().allocate(MIB, A).unwrap();
+    assert_eq!(tenant.stats().charged_bytes, 3 * least);
+    models.iter().for_each(|model| model.set_limits(endless));
+    device.set_budget(Some(64 * MIB));
+    assert!(device.account("model", Some(&tenant), endless).is_err());
+    drop((arena, models));
+    assert_eq!(tenant.stats().charged_bytes, 0);
+}

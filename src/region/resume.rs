@@ -129,7 +129,6 @@ impl Resuming for Coming<'_> {
         let (generation, ranges) = {
             let books = &mut *region.books.lock();
             books.contents = std::mem::take(&mut self.contents);
-            books.extents.values_mut().for_each(|extent| extent.arrives = false);
             for (at, place) in std::mem::take(&mut self.places) {
                 let Some(extent) = books.extents.get_mut(&at) else { continue };
                 extent.arrives = place.copy.is_some() || place.policy == Policy::Zero;

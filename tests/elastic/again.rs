@@ -43,6 +43,7 @@ fn pages_that_went_with_others_are_behind_their_own_users_only() {
     buffer.commit(0..8 * MIB).unwrap();
     buffer.decommit(0..8 * MIB, &now()).unwrap();
     assert_eq!((buffer.stats().leaving_bytes, buffer.stats().pages_unmapped), (2 * MIB, 3));
+    assert_eq!(buffer.before(A), Ok(()), "nobody has what he had");
     // Twice: behind both.
     buffer.commit(0..4 * MIB).unwrap();
     buffer.decommit(0..4 * MIB, &now()).unwrap();
