@@ -12,7 +12,7 @@ use vmmgraph::{
     KvOptions, Options, Pending, Policy, Ready, Region, RegionOptions, SharedVmmAllocator, Vacate,
     VacateBlocks, Vacated,
 };
-use vmmgraph_testkit::{Random, ReorderingDriver, seeds};
+use vmmgraph_testkit::{FaultyDriver, Random, ReorderingDriver, seeds};
 
 use super::world::{Block, Graph, KIB, STREAMS, World};
 
@@ -95,6 +95,7 @@ fn done<T>(result: vmmgraph::Result<T>) -> Option<T> {
             | Error::WrongState { .. }
             | Error::InvalidArgument { .. },
         ) => None,
+        Err(Error::Driver { name, .. }) if name == "planted" || name.contains(" refused") => None,
         Err(error) => panic!("{error}"),
     }
 }
@@ -119,6 +120,8 @@ struct Program {
     weights: Vec<Block>,
     /// What a thread of the library commits.
     ahead: Vec<Pending>,
+    /// Refuses calls now and then.
+    faulty: Option<Arc<FaultyDriver>>,
     /// Behind the contents of an arena that came back.
     ready: Vec<Ready>,
     random: Random,
@@ -162,6 +165,7 @@ impl Program {
             region,
             weights: Vec::new(),
             ahead: Vec::new(),
+            faulty: None,
             ready: Vec::new(),
             random,
         }
@@ -198,6 +202,7 @@ impl Program {
             ahead,
             ready,
             random,
+            ..
         } = self;
         let stream = random.choose(&STREAMS);
         let which = random.below(2) as usize;
@@ -301,7 +306,7 @@ impl Program {
                 }
             }
             27 => arena.set_recall(random.choose(&[None, Some(SOON)])),
-            28 => drop(arena.trim().unwrap()),
+            28 => drop(done(arena.trim())),
             29 => {
                 buffer.settle();
                 cache.settle();
@@ -363,11 +368,25 @@ impl Program {
                 let at = random.below(weights.len() as u64) as usize;
                 region.free(weights.swap_remove(at).at).unwrap();
             }
-            41 => region.pause(Fence::default()).unwrap().complete().unwrap(),
+            41 => drop(done(region.pause(Fence::default()).and_then(|report| report.complete()))),
             // Where there is no memory it stays away.
             42..45 => drop(done(region.resume(NOW))),
             _ => {}
         }
+    }
+
+    /// A step in which the driver may refuse a kind of calls.
+    fn step_refused(&mut self, number: u8) {
+        const CALLS: [&str; 6] = ["create", "release", "reserve", "free_addresses", "map", "unmap"];
+        let call = (self.random.below(4) == 0).then(|| self.random.choose(&CALLS));
+        let refuse = |program: &Self, refuse| {
+            if let (Some(faulty), Some(call)) = (&program.faulty, call) {
+                faulty.refuse(call, refuse);
+            }
+        };
+        refuse(self, true);
+        self.step(number);
+        refuse(self, false);
     }
 
     /// Everything is looked at, and goes; how many looks found other bytes than what was written.
@@ -429,6 +448,21 @@ fn pages_go_between_graphs_and_elastic_memory_in_whatever_order_streams_work() {
         let late = ReorderingDriver::new(host.clone(), seed);
         let mut program = Program::new(seed, &late);
         (0..160).for_each(|number| program.step(number));
+        assert_eq!(program.end(seed.is_multiple_of(2)), 0, "seed {seed}");
+        drop(late);
+        assert_eq!(host.leftovers(), [0; 4], "seed {seed}");
+    }
+}
+
+#[test]
+fn the_same_while_the_driver_refuses_calls_now_and_then() {
+    for seed in seeds(8) {
+        let memory_bytes = (40 + seed % 5 * 10) * PAGE;
+        let host = Arc::new(HostDriver::new(0, HostOptions { granularity: 4096, memory_bytes }).unwrap());
+        let faulty = FaultyDriver::new(host.clone());
+        let late = ReorderingDriver::new(faulty.clone(), seed);
+        let mut program = Program { faulty: Some(faulty), ..Program::new(seed, &late) };
+        (0..160).for_each(|number| program.step_refused(number));
         assert_eq!(program.end(seed.is_multiple_of(2)), 0, "seed {seed}");
         drop(late);
         assert_eq!(host.leftovers(), [0; 4], "seed {seed}");
