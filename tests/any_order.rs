@@ -19,7 +19,7 @@ mod lending;
 #[path = "any_order/world.rs"]
 mod world;
 
-use world::{Block, Graph, KIB, STREAMS, World};
+use world::{Block, Graph, KIB, Refused, STREAMS, World, done};
 
 const NOW: Duration = Duration::ZERO;
 const POLICIES: [Policy; 4] = [Policy::Discard, Policy::Zero, Policy::Backup, Policy::Keep];
@@ -34,8 +34,9 @@ enum HostMemory {
     Pageable,
 }
 
-/// A program that lets its memory step aside now and then; how many looks found other bytes than what it had written.
-fn run(seed: u64, host_memory: HostMemory) -> u64 {
+/// A program that lets its memory step aside now and then, over a driver that `refuses` calls now and then; how many looks found other bytes than what it
+/// had written.
+fn run(seed: u64, host_memory: HostMemory, refuses: bool) -> u64 {
     let host =
         Arc::new(HostDriver::new(0, HostOptions { granularity: 4096, memory_bytes: 256 * MIB }).unwrap());
     let faulty = FaultyDriver::new(host.clone());
@@ -69,6 +70,7 @@ fn run(seed: u64, host_memory: HostMemory) -> u64 {
     let (mut paused, mut ready): (bool, Option<Ready>) = (false, None);
     for number in 0..120_u8 {
         let stream = random.choose(&STREAMS);
+        let refused = if refuses { Refused::some(&faulty, &mut random) } else { None };
         let behind_contents = |ready: &mut Option<Ready>| match ready {
             Some(ready) if number % 2 == 0 => ready.before(stream).unwrap(),
             // The region's own, by itself.
@@ -77,9 +79,11 @@ fn run(seed: u64, host_memory: HostMemory) -> u64 {
         let graph = random.below(graphs.len().max(1) as u64) as usize;
         let block = random.below(blocks.len().max(1) as u64) as usize;
         match random.below(30) {
-            0 | 1 if !paused && graphs.len() < 4 => graphs.push(world.capture(&arena, &mut random).unwrap()),
+            0 | 1 if !paused && graphs.len() < 4 => {
+                graphs.extend(done(world.capture(&arena, &mut random)));
+            }
             2..6 if !paused && !graphs.is_empty() => {
-                world.replay(&mut graphs[graph], stream, number).unwrap()
+                done(world.replay(&mut graphs[graph], stream, number));
             }
             // Whoever reads an output after its graph's replay.
             6 | 7 if !paused && !graphs.is_empty() => {
@@ -93,11 +97,11 @@ fn run(seed: u64, host_memory: HostMemory) -> u64 {
             8 if graphs.len() > 2 => drop(graphs.swap_remove(graph)),
             9 | 10 if !paused && blocks.len() < 8 => {
                 let (policy, bytes) = (random.choose(&POLICIES), random.choose(&[1, 6, 30]) * KIB);
-                let at = region.allocate_as(bytes, policy, stream).unwrap();
-                let mut block = Block::new(at, bytes);
-                behind_contents(&mut ready);
-                world.use_on(&mut block, stream, Some(number));
-                blocks.push((block, policy));
+                if let Some(at) = done(region.allocate_as(bytes, policy, stream)) {
+                    let mut block = Block::new(at, bytes);
+                    world.use_on(&mut block, stream, Some(number));
+                    blocks.push((block, policy));
+                }
             }
             11..15 if !paused && !blocks.is_empty() => {
                 behind_contents(&mut ready);
@@ -107,27 +111,31 @@ fn run(seed: u64, host_memory: HostMemory) -> u64 {
             15 if blocks.len() > 3 => region.free(blocks.swap_remove(block).0.at).unwrap(),
             16 => drop(arena.mark()),
             17 | 18 if !paused => {
-                device.pause(&["aside"], Fence::default()).unwrap().complete().unwrap();
+                // What could not go stays, with its contents, and is paused all the same.
+                let paused_all =
+                    done(device.pause(&["aside"], Fence::default()).and_then(|report| report.complete()));
                 (paused, ready) = (true, None);
                 for (block, policy) in &mut blocks {
                     match policy {
                         Policy::Discard => block.byte = None,
-                        Policy::Zero => block.byte = Some(0),
+                        Policy::Zero => block.byte = paused_all.map(|()| 0),
                         _ => {}
                     }
                 }
             }
             17..20 if paused => {
-                paused = false;
-                if number % 3 == 0 {
-                    device.resume(&["aside"], NOW).unwrap();
+                paused = if number % 3 == 0 {
+                    done(device.resume(&["aside"], NOW)).is_none()
                 } else {
-                    ready = device.resume_async(&["aside"], NOW).unwrap().1.pop();
-                }
+                    let resumed = done(device.resume_async(&["aside"], NOW));
+                    resumed.map(|(_, mut contents)| ready = contents.pop()).is_none()
+                };
             }
             20 | 21 if !paused && results.len() < 6 => {
-                let scope = arena.eager_scope(stream).unwrap();
-                results.extend(world.eager(&scope, &mut random, stream, number).unwrap());
+                if let Some(scope) = done(arena.eager_scope(stream)) {
+                    results
+                        .extend(done(world.eager(&scope, &mut random, stream, number)).unwrap_or_default());
+                }
             }
             // What eager work left is used anywhere, and freed by whoever used it last.
             22..25 if !paused && !results.is_empty() => {
@@ -147,8 +155,8 @@ fn run(seed: u64, host_memory: HostMemory) -> u64 {
                 }
             }
             25 if !paused && exclusives.len() < 2 => {
-                let at = arena.allocate_exclusive(8 * KIB, 0).unwrap();
-                exclusives.push(Block { at, bytes: 8 * KIB, byte: Some(0), mark: None });
+                let at = done(arena.allocate_exclusive(8 * KIB, 0));
+                exclusives.extend(at.map(|at| Block { at, bytes: 8 * KIB, byte: Some(0), mark: None }));
             }
             // They stay where they are in a pause.
             26 if !exclusives.is_empty() => world.use_on(&mut exclusives[0], stream, Some(number)),
@@ -157,9 +165,10 @@ fn run(seed: u64, host_memory: HostMemory) -> u64 {
                 block.mark.iter().for_each(|mark| mark.block().unwrap());
                 arena.free_exclusive(block.at).unwrap();
             }
-            28 if !paused => drop(arena.trim().unwrap()),
+            28 if !paused => drop(done(arena.trim())),
             _ => {}
         }
+        drop(refused);
     }
     // Nothing that was written is lost.
     if paused {
@@ -202,20 +211,28 @@ fn run(seed: u64, host_memory: HostMemory) -> u64 {
 #[test]
 fn what_steps_aside_comes_back_in_whatever_order_streams_work() {
     for seed in seeds(120) {
-        assert_eq!(run(seed, HostMemory::Registered), 0, "seed {seed}");
+        assert_eq!(run(seed, HostMemory::Registered, false), 0, "seed {seed}");
     }
 }
 
 #[test]
 fn the_same_where_host_memory_is_not_registered() {
     for seed in seeds(100) {
-        assert_eq!(run(seed, HostMemory::ThroughBuffers), 0, "seed {seed}");
+        assert_eq!(run(seed, HostMemory::ThroughBuffers, false), 0, "seed {seed}");
     }
 }
 
 #[test]
 fn the_same_where_no_host_memory_can_be_registered() {
     for seed in seeds(100) {
-        assert_eq!(run(seed, HostMemory::Pageable), 0, "seed {seed}");
+        assert_eq!(run(seed, HostMemory::Pageable, false), 0, "seed {seed}");
+    }
+}
+
+#[test]
+fn the_same_while_the_driver_refuses_calls_now_and_then() {
+    for seed in seeds(40) {
+        let memory = [HostMemory::Registered, HostMemory::ThroughBuffers][seed as usize % 2];
+        assert_eq!(run(seed, memory, true), 0, "seed {seed}");
     }
 }

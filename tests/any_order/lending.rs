@@ -14,7 +14,7 @@ use vmmgraph::{
 };
 use vmmgraph_testkit::{FaultyDriver, Random, ReorderingDriver, seeds};
 
-use super::world::{Block, Graph, KIB, STREAMS, World};
+use super::world::{Block, Graph, KIB, Refused, STREAMS, World, done};
 
 const PAGE: u64 = 16 * KIB;
 /// Pages of the buffer, and blocks of the cache.
@@ -81,22 +81,6 @@ impl BlockBorrower for Shared {
         let mut fence = Fence::default();
         blocks.iter().for_each(|range| fence.join(engine.leave_blocks(range.clone())));
         Ok(Vacated { blocks, fence })
-    }
-}
-
-/// Whether something was done, in a program that goes on without the memory it does not get.
-fn done<T>(result: vmmgraph::Result<T>) -> Option<T> {
-    match result {
-        Ok(value) => Some(value),
-        Err(
-            Error::OutOfMemory { .. }
-            | Error::OverBudget { .. }
-            | Error::Lent { .. }
-            | Error::WrongState { .. }
-            | Error::InvalidArgument { .. },
-        ) => None,
-        Err(Error::Driver { name, .. }) if name == "planted" || name.contains(" refused") => None,
-        Err(error) => panic!("{error}"),
     }
 }
 
@@ -377,16 +361,9 @@ impl Program {
 
     /// A step in which the driver may refuse a kind of calls.
     fn step_refused(&mut self, number: u8) {
-        const CALLS: [&str; 6] = ["create", "release", "reserve", "free_addresses", "map", "unmap"];
-        let call = (self.random.below(4) == 0).then(|| self.random.choose(&CALLS));
-        let refuse = |program: &Self, refuse| {
-            if let (Some(faulty), Some(call)) = (&program.faulty, call) {
-                faulty.refuse(call, refuse);
-            }
-        };
-        refuse(self, true);
+        let refused = self.faulty.clone().and_then(|faulty| Refused::some(&faulty, &mut self.random));
         self.step(number);
-        refuse(self, false);
+        drop(refused);
     }
 
     /// Everything is looked at, and goes; how many looks found other bytes than what was written.

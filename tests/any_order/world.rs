@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use vmmgraph::pages::Mark;
-use vmmgraph::{Address, Device, EagerScope, Result, SharedVmmAllocator, Space, Stream};
-use vmmgraph_testkit::{Random, ReorderingDriver, stream};
+use vmmgraph::{Address, Device, EagerScope, Error, Result, SharedVmmAllocator, Space, Stream};
+use vmmgraph_testkit::{FaultyDriver, Random, ReorderingDriver, stream};
 
 pub(crate) const KIB: u64 = 1 << 10;
 pub(crate) const STREAMS: [Stream; 3] = [stream(0xa0), stream(0xb0), stream(0xd0)];
@@ -148,5 +148,42 @@ impl World {
             scope.free(block.at).unwrap();
         }
         Ok(blocks)
+    }
+}
+
+/// Whether something was done, in a program that goes on without the memory it does not get.
+pub(crate) fn done<T>(result: vmmgraph::Result<T>) -> Option<T> {
+    match result {
+        Ok(value) => Some(value),
+        Err(
+            Error::OutOfMemory { .. }
+            | Error::OverBudget { .. }
+            | Error::Lent { .. }
+            | Error::WrongState { .. }
+            | Error::InvalidArgument { .. },
+        ) => None,
+        Err(Error::Driver { name, .. }) if name == "planted" || name.contains(" refused") => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// As long as it lives the driver refuses a kind of calls.
+pub(crate) struct Refused(Arc<FaultyDriver>, &'static str);
+
+impl Refused {
+    /// Now and then.
+    pub(crate) fn some(faulty: &Arc<FaultyDriver>, random: &mut Random) -> Option<Self> {
+        const CALLS: [&str; 6] = ["create", "release", "reserve", "free_addresses", "map", "unmap"];
+        (random.below(4) == 0).then(|| {
+            let call = random.choose(&CALLS);
+            faulty.refuse(call, true);
+            Self(Arc::clone(faulty), call)
+        })
+    }
+}
+
+impl Drop for Refused {
+    fn drop(&mut self) {
+        self.0.refuse(self.1, false);
     }
 }
