@@ -78,6 +78,7 @@ class ArenaOptions(Struct):
         ("tag", c_void_p),
         ("least_bytes", c_uint64),
         ("remote_peers", c_uint64),
+        ("account", c_void_p),
     ]
 
 

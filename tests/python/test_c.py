@@ -16,7 +16,13 @@ import pytest
 from vmmgraph import _c
 
 INCLUDE = Path(__file__).resolve().parents[2] / "include" / "vmmgraph"
-TYPES = {"vmmgraph_peer_page_t": c_void_p, "size_t": ctypes.c_size_t, "uint64_t": ctypes.c_uint64, "int32_t": ctypes.c_int32}
+TYPES = {
+    "vmmgraph_peer_page_t": c_void_p,
+    "vmmgraph_account_t": c_void_p,
+    "size_t": ctypes.c_size_t,
+    "uint64_t": ctypes.c_uint64,
+    "int32_t": ctypes.c_int32,
+}
 STRUCTS = {
     "vmmgraph_device_options_t": _c.DeviceOptions,
     "vmmgraph_arena_options_t": _c.ArenaOptions,
