@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use vmmgraph::driver::HostDriver;
 use vmmgraph::pages::Fence;
-use vmmgraph::{Device, HostOptions, Options, Policy, Ready, Region, RegionOptions, SharedVmmAllocator};
+use vmmgraph::{Device, HostOptions, Policy, Ready, Region, RegionOptions, SharedVmmAllocator};
 use vmmgraph_testkit::{FaultyDriver, MIB, Random, ReorderingDriver, seeds};
 
 #[path = "any_order/contents.rs"]
@@ -19,7 +19,7 @@ mod lending;
 #[path = "any_order/world.rs"]
 mod world;
 
-use world::{Block, Graph, KIB, Refused, STREAMS, World, done};
+use world::{Block, Graph, KIB, Refused, STREAMS, World, arena_options, done};
 
 const NOW: Duration = Duration::ZERO;
 const POLICIES: [Policy; 4] = [Policy::Discard, Policy::Zero, Policy::Backup, Policy::Keep];
@@ -55,13 +55,7 @@ fn run(seed: u64, host_memory: HostMemory, refuses: bool) -> u64 {
     }
     let world = World { late: late.clone(), device: device.clone(), wrong: Arc::default() };
     let mut random = Random::new(seed);
-    let options = Options {
-        small_page_bytes: 4096,
-        large_page_bytes: 16 * KIB,
-        tag: "aside".to_owned(),
-        ..Options::default()
-    };
-    let arena = SharedVmmAllocator::new(&device, &options).unwrap();
+    let arena = SharedVmmAllocator::new(&device, &arena_options("aside")).unwrap();
     let of_region = RegionOptions { page_bytes: 8 * KIB, ..RegionOptions::default() };
     let region: Arc<Region> = device.region("aside", of_region).unwrap();
     let mut graphs: Vec<Graph> = Vec::new();

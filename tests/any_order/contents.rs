@@ -7,11 +7,11 @@ use std::time::Duration;
 use vmmgraph::driver::{HostDriver, Transfer};
 use vmmgraph::pages::Fence;
 use vmmgraph::{
-    Borrower, Device, ElasticOptions, HostOptions, Options, Policy, RegionOptions, SharedVmmAllocator, Vacate,
+    Borrower, Device, ElasticOptions, HostOptions, Policy, RegionOptions, SharedVmmAllocator, Vacate,
 };
 use vmmgraph_testkit::{Delay, FaultyDriver, LateDriver, MIB, ReorderingDriver, seeds};
 
-use super::world::{Block, KIB, STREAMS, World};
+use super::world::{Block, KIB, STREAMS, World, arena_options};
 
 const PAGE: u64 = 16 * KIB;
 const NOW: Duration = Duration::ZERO;
@@ -20,8 +20,7 @@ fn world(seed: u64) -> (World, SharedVmmAllocator) {
     let options = HostOptions { granularity: 4096, memory_bytes: 16 * MIB };
     let late = ReorderingDriver::new(Arc::new(HostDriver::new(0, options).unwrap()), seed);
     let device = Device::with_driver(late.clone());
-    let options = Options { small_page_bytes: 4096, large_page_bytes: PAGE, ..Options::default() };
-    let arena = SharedVmmAllocator::new(&device, &options).unwrap();
+    let arena = SharedVmmAllocator::new(&device, &arena_options("")).unwrap();
     (World { late, device, wrong: Arc::default() }, arena)
 }
 

@@ -7,12 +7,10 @@ use std::time::Duration;
 
 use vmmgraph::driver::HostDriver;
 use vmmgraph::pages::{Extent, Fence, Holder};
-use vmmgraph::{
-    Device, Error, Handles, HostOptions, Options, PagePin, PeerExtent, PeerMap, SharedVmmAllocator,
-};
+use vmmgraph::{Device, Error, Handles, HostOptions, PagePin, PeerExtent, PeerMap, SharedVmmAllocator};
 use vmmgraph_testkit::{Random, ReorderingDriver, seeds};
 
-use super::world::{Block, Graph, KIB, STREAMS, World};
+use super::world::{Block, Graph, STREAMS, World, arena_options};
 
 /// Somebody who has what is behind a graph's output. The other process is played by this one, which imports its own pages.
 struct Peer {
@@ -69,13 +67,7 @@ fn run(seed: u64) -> u64 {
     let device = Device::with_driver(late.clone());
     let world = World { late: late.clone(), device: device.clone(), wrong: Arc::default() };
     let mut random = Random::new(seed);
-    let options = Options {
-        small_page_bytes: 4096,
-        large_page_bytes: 16 * KIB,
-        tag: "shared".to_owned(),
-        ..Options::default()
-    };
-    let arena = SharedVmmAllocator::new(&device, &options).unwrap();
+    let arena = SharedVmmAllocator::new(&device, &arena_options("shared")).unwrap();
     let (mut graphs, mut peers): (Vec<Graph>, Vec<Peer>) = (Vec::new(), Vec::new());
     let mut results: Vec<Block> = Vec::new();
     for number in 0..140_u8 {

@@ -9,12 +9,12 @@ use vmmgraph::driver::HostDriver;
 use vmmgraph::pages::Fence;
 use vmmgraph::{
     BlockBorrower, Borrower, Device, ElasticBuffer, ElasticOptions, Error, HostOptions, KvCache, KvLayout,
-    KvOptions, Options, Pending, Policy, Ready, Region, RegionOptions, SharedVmmAllocator, Vacate,
-    VacateBlocks, Vacated,
+    KvOptions, Pending, Policy, Ready, Region, RegionOptions, SharedVmmAllocator, Vacate, VacateBlocks,
+    Vacated,
 };
 use vmmgraph_testkit::{FaultyDriver, Random, ReorderingDriver, seeds};
 
-use super::world::{Block, Graph, KIB, Refused, STREAMS, World, done};
+use super::world::{Block, Graph, KIB, Refused, STREAMS, World, arena_options, done};
 
 const PAGE: u64 = 16 * KIB;
 /// Pages of the buffer, and blocks of the cache.
@@ -104,8 +104,6 @@ struct Program {
     weights: Vec<Block>,
     /// What a thread of the library commits.
     ahead: Vec<Pending>,
-    /// Refuses calls now and then.
-    faulty: Option<Arc<FaultyDriver>>,
     /// Behind the contents of an arena that came back.
     ready: Vec<Ready>,
     random: Random,
@@ -114,13 +112,7 @@ struct Program {
 impl Program {
     fn new(seed: u64, late: &Arc<ReorderingDriver>) -> Self {
         let device = Device::with_driver(late.clone());
-        let options = Options {
-            small_page_bytes: 4096,
-            large_page_bytes: PAGE,
-            tag: "lends".to_owned(),
-            ..Options::default()
-        };
-        let arenas = [0; 2].map(|_| SharedVmmAllocator::new(&device, &options).unwrap());
+        let arenas = [0; 2].map(|_| SharedVmmAllocator::new(&device, &arena_options("lends")).unwrap());
         let memory = ElasticOptions { name: "kv", page_bytes: PAGE, ..ElasticOptions::default() };
         let buffer = Arc::new(device.elastic_buffer(PAGES * PAGE, &memory).unwrap());
         let layout = if seed.is_multiple_of(2) { KvLayout::ByBlock } else { KvLayout::ByPlane };
@@ -149,7 +141,6 @@ impl Program {
             region,
             weights: Vec::new(),
             ahead: Vec::new(),
-            faulty: None,
             ready: Vec::new(),
             random,
         }
@@ -186,7 +177,6 @@ impl Program {
             ahead,
             ready,
             random,
-            ..
         } = self;
         let stream = random.choose(&STREAMS);
         let which = random.below(2) as usize;
@@ -359,13 +349,6 @@ impl Program {
         }
     }
 
-    /// A step in which the driver may refuse a kind of calls.
-    fn step_refused(&mut self, number: u8) {
-        let refused = self.faulty.clone().and_then(|faulty| Refused::some(&faulty, &mut self.random));
-        self.step(number);
-        drop(refused);
-    }
-
     /// Everything is looked at, and goes; how many looks found other bytes than what was written.
     fn end(mut self, drained: bool) -> u64 {
         let last = STREAMS[0];
@@ -417,33 +400,32 @@ impl Program {
     }
 }
 
+/// The program over a driver that `refuses` calls now and then; how many looks found other bytes than what it had written.
+fn run(seed: u64, refuses: bool) -> u64 {
+    let memory_bytes = (40 + seed % 5 * 10) * PAGE;
+    let host = Arc::new(HostDriver::new(0, HostOptions { granularity: 4096, memory_bytes }).unwrap());
+    let faulty = FaultyDriver::new(host.clone());
+    let late = ReorderingDriver::new(faulty.clone(), seed);
+    let mut program = Program::new(seed, &late);
+    for number in 0..160 {
+        let refused = if refuses { Refused::some(&faulty, &mut program.random) } else { None };
+        program.step(number);
+        drop(refused);
+    }
+    let wrong = program.end(seed.is_multiple_of(2));
+    drop((late, faulty));
+    assert_eq!(host.leftovers(), [0; 4], "seed {seed}");
+    wrong
+}
+
 #[test]
 fn pages_go_between_graphs_and_elastic_memory_in_whatever_order_streams_work() {
-    for seed in seeds(100) {
-        let memory_bytes = (40 + seed % 5 * 10) * PAGE;
-        let host = Arc::new(HostDriver::new(0, HostOptions { granularity: 4096, memory_bytes }).unwrap());
-        let late = ReorderingDriver::new(host.clone(), seed);
-        let mut program = Program::new(seed, &late);
-        (0..160).for_each(|number| program.step(number));
-        assert_eq!(program.end(seed.is_multiple_of(2)), 0, "seed {seed}");
-        drop(late);
-        assert_eq!(host.leftovers(), [0; 4], "seed {seed}");
-    }
+    seeds(100).for_each(|seed| assert_eq!(run(seed, false), 0, "seed {seed}"));
 }
 
 #[test]
 fn the_same_while_the_driver_refuses_calls_now_and_then() {
-    for seed in seeds(8) {
-        let memory_bytes = (40 + seed % 5 * 10) * PAGE;
-        let host = Arc::new(HostDriver::new(0, HostOptions { granularity: 4096, memory_bytes }).unwrap());
-        let faulty = FaultyDriver::new(host.clone());
-        let late = ReorderingDriver::new(faulty.clone(), seed);
-        let mut program = Program { faulty: Some(faulty), ..Program::new(seed, &late) };
-        (0..160).for_each(|number| program.step_refused(number));
-        assert_eq!(program.end(seed.is_multiple_of(2)), 0, "seed {seed}");
-        drop(late);
-        assert_eq!(host.leftovers(), [0; 4], "seed {seed}");
-    }
+    seeds(8).for_each(|seed| assert_eq!(run(seed, true), 0, "seed {seed}"));
 }
 
 /// As leases begin and end, eager work takes other pages, behind what it was given while it had those.

@@ -4,11 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use vmmgraph::pages::Mark;
-use vmmgraph::{Address, Device, EagerScope, Error, Result, SharedVmmAllocator, Space, Stream};
+use vmmgraph::{Address, Device, EagerScope, Error, Options, Result, SharedVmmAllocator, Space, Stream};
 use vmmgraph_testkit::{FaultyDriver, Random, ReorderingDriver, stream};
 
 pub(crate) const KIB: u64 = 1 << 10;
 pub(crate) const STREAMS: [Stream; 3] = [stream(0xa0), stream(0xb0), stream(0xd0)];
+
+/// Of small pages, so that little memory tells much.
+pub(crate) fn arena_options(tag: &str) -> Options {
+    Options { small_page_bytes: 4096, large_page_bytes: 16 * KIB, tag: tag.to_owned(), ..Options::default() }
+}
 
 /// Something that work is given about.
 pub(crate) struct Block {

@@ -28,6 +28,16 @@ inline vmmgraph_device_options_t small_device(std::int32_t number) {
     return options;
 }
 
+// Closes a device on which nothing may be left.
+inline void close_empty(vmmgraph_device_t device) {
+    ASSERT_EQ(vmmgraph_device_trim(device, nullptr), VMMGRAPH_OK);
+    auto stats = sized<vmmgraph_device_stats_t>();
+    ASSERT_EQ(vmmgraph_device_stats(device, &stats), VMMGRAPH_OK);
+    EXPECT_EQ(stats.physical_bytes, 0U);
+    EXPECT_EQ(stats.reserved_bytes, 0U);
+    ASSERT_EQ(vmmgraph_device_close(device), VMMGRAPH_OK);
+}
+
 template <class Handle>
 Handle garbage(std::uint64_t value) {
     return reinterpret_cast<Handle>(value);

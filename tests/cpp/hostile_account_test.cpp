@@ -40,12 +40,7 @@ protected:
         if (account != nullptr) {
             ASSERT_EQ(vmmgraph_account_destroy(account), VMMGRAPH_OK);
         }
-        ASSERT_EQ(vmmgraph_device_trim(device, nullptr), VMMGRAPH_OK);
-        auto stats = sized<vmmgraph_device_stats_t>();
-        ASSERT_EQ(vmmgraph_device_stats(device, &stats), VMMGRAPH_OK);
-        EXPECT_EQ(stats.physical_bytes, 0U);
-        EXPECT_EQ(stats.reserved_bytes, 0U);
-        ASSERT_EQ(vmmgraph_device_close(device), VMMGRAPH_OK);
+        close_empty(device);
     }
 
     [[nodiscard]] vmmgraph_account_stats_t stats() const {
@@ -75,38 +70,40 @@ std::vector<Call> account_calls(vmmgraph_account_t account) {
     };
 }
 
-// What can be made below an account, and ended at once.
+// What was made, if it was, is ended at once.
+template <class Handle>
+vmmgraph_status_t ended(vmmgraph_status_t status, const Handle& made, vmmgraph_status_t (*destroy)(Handle)) {
+    return status == VMMGRAPH_OK ? destroy(made) : status;
+}
+
+// What can be made below an account.
 std::vector<Call> below(vmmgraph_device_t device, vmmgraph_account_t account) {
     return {
         {"an account",
          [=] {
              vmmgraph_account_t made = nullptr;
-             const auto status = make(device, account, 0, 0, &made);
-             return status == VMMGRAPH_OK ? vmmgraph_account_destroy(made) : status;
+             return ended(make(device, account, 0, 0, &made), made, vmmgraph_account_destroy);
          }},
         {"an arena",
          [=] {
              auto options = sized<vmmgraph_arena_options_t>();
              options.account = account;
              vmmgraph_arena_t made = nullptr;
-             const auto status = vmmgraph_arena_create(device, &options, &made);
-             return status == VMMGRAPH_OK ? vmmgraph_arena_destroy(made) : status;
+             return ended(vmmgraph_arena_create(device, &options, &made), made, vmmgraph_arena_destroy);
          }},
         {"a region",
          [=] {
              auto options = sized<vmmgraph_region_options_t>();
              options.account = account;
              vmmgraph_region_t made = nullptr;
-             const auto status = vmmgraph_region_create(device, "weights", &options, &made);
-             return status == VMMGRAPH_OK ? vmmgraph_region_destroy(made) : status;
+             return ended(vmmgraph_region_create(device, "weights", &options, &made), made, vmmgraph_region_destroy);
          }},
         {"a buffer",
          [=] {
              auto options = sized<vmmgraph_elastic_options_t>();
              options.account = account;
              vmmgraph_elastic_buffer_t made = nullptr;
-             const auto status = vmmgraph_elastic_buffer_create(device, MiB, &options, &made);
-             return status == VMMGRAPH_OK ? vmmgraph_elastic_buffer_destroy(made) : status;
+             return ended(vmmgraph_elastic_buffer_create(device, MiB, &options, &made), made, vmmgraph_elastic_buffer_destroy);
          }},
         {"a cache",
          [=] {
@@ -118,8 +115,7 @@ std::vector<Call> below(vmmgraph_device_t device, vmmgraph_account_t account) {
              options.plane_count = options.blocks_most = 1;
              options.memory = &memory;
              vmmgraph_kv_cache_t made = nullptr;
-             const auto status = vmmgraph_kv_cache_create(device, &options, &made);
-             return status == VMMGRAPH_OK ? vmmgraph_kv_cache_destroy(made) : status;
+             return ended(vmmgraph_kv_cache_create(device, &options, &made), made, vmmgraph_kv_cache_destroy);
          }},
         {"a ring",
          [=] {
@@ -127,8 +123,7 @@ std::vector<Call> below(vmmgraph_device_t device, vmmgraph_account_t account) {
              auto options = sized<vmmgraph_ring_options_t>();
              options.account = account;
              vmmgraph_ring_t made = nullptr;
-             const auto status = vmmgraph_ring_create(device, &unit, 1, &options, &made);
-             return status == VMMGRAPH_OK ? vmmgraph_ring_destroy(made) : status;
+             return ended(vmmgraph_ring_create(device, &unit, 1, &options, &made), made, vmmgraph_ring_destroy);
          }},
     };
 }

@@ -49,12 +49,7 @@ protected:
             ASSERT_EQ(vmmgraph_kv_cache_destroy(cache), VMMGRAPH_OK);
             ASSERT_EQ(vmmgraph_block_pool_destroy(pool), VMMGRAPH_OK);
         }
-        ASSERT_EQ(vmmgraph_device_trim(device, nullptr), VMMGRAPH_OK);
-        auto stats = sized<vmmgraph_device_stats_t>();
-        ASSERT_EQ(vmmgraph_device_stats(device, &stats), VMMGRAPH_OK);
-        EXPECT_EQ(stats.physical_bytes, 0U);
-        EXPECT_EQ(stats.reserved_bytes, 0U);
-        ASSERT_EQ(vmmgraph_device_close(device), VMMGRAPH_OK);
+        close_empty(device);
     }
 };
 

@@ -33,12 +33,7 @@ protected:
         if (region != nullptr) {
             ASSERT_EQ(vmmgraph_region_destroy(region), VMMGRAPH_OK);
         }
-        ASSERT_EQ(vmmgraph_device_trim(device, nullptr), VMMGRAPH_OK);
-        auto stats = sized<vmmgraph_device_stats_t>();
-        ASSERT_EQ(vmmgraph_device_stats(device, &stats), VMMGRAPH_OK);
-        EXPECT_EQ(stats.physical_bytes, 0U);
-        EXPECT_EQ(stats.reserved_bytes, 0U);
-        ASSERT_EQ(vmmgraph_device_close(device), VMMGRAPH_OK);
+        close_empty(device);
     }
 
     void* allocate(std::uint64_t bytes, std::int32_t policy = VMMGRAPH_POLICY_DEFAULT) {

@@ -1057,7 +1057,7 @@ def test_a_replay_costs_no_more_than_torchs() -> None:
         torch.cuda.synchronize()
         return best * 1e6
 
-    # In turns: on some hosts the launch of one graph takes 2.8 us now and 6.4 a moment later, torch's own too.
+    # In turns: on some hosts the launch of one graph takes 2.8 us now and more than twice that a moment later, torch's own too.
     theirs, own = (min(costs) for costs in zip(*((cost(stock), cost(ours)) for _ in range(40)), strict=True))
     through_torch = torch.cuda.CUDAGraph.__mro__[1]
     result("replay, host us", torch=f"{theirs:.2f}", vmmgraph=f"{own:.2f}", base=through_torch.__name__)
