@@ -145,6 +145,9 @@ pub trait Pausable: Send + Sync + fmt::Debug {
     /// [`Error::WrongState`] if the call comes from a hook and would wait for itself.
     fn resuming(&self) -> Result<Option<Box<dyn Resuming + '_>>>;
 
+    /// What is behind the contents that the last resume copies.
+    fn contents(&self) -> Fence;
+
     /// Others are about to have one of its pages, which is pinned: it stays what it is from now on.
     ///
     /// # Errors

@@ -43,8 +43,13 @@ pub(crate) fn resume_into(
     let mut numbered: Vec<_> = all.iter().enumerate().collect();
     numbered.sort_by_key(|(_, known)| known.id());
     let mut coming: Vec<(usize, Box<dyn Resuming + '_>)> = Vec::new();
+    // Of what is mapped already, the contents may be on their way.
+    let mut mapped: Vec<(usize, Fence)> = Vec::new();
     for (index, known) in numbered {
-        coming.extend(known.resuming()?.map(|resuming| (index, resuming)));
+        match known.resuming()? {
+            Some(resuming) => coming.push((index, resuming)),
+            None => mapped.push((index, known.contents())),
+        }
     }
     coming.sort_by_key(|(index, _)| *index);
     report.regions = coming.len() as u64;
@@ -58,6 +63,9 @@ pub(crate) fn resume_into(
         for (_, resuming) in &coming {
             restored = host.wait(&mut resuming.contents()).and(restored);
         }
+        for (_, contents) in &mut mapped {
+            restored = host.wait(contents).and(restored);
+        }
         report.copy_micros = copying.elapsed().as_micros() as u64;
     }
     if let Err(error) = restored {
@@ -66,6 +74,7 @@ pub(crate) fn resume_into(
         return Err(error);
     }
     report.calls += change.commit().0.all;
+    behind.append(&mut mapped);
     for (index, resuming) in coming {
         behind.push((index, resuming.contents()));
         resuming.finish();

@@ -376,6 +376,10 @@ impl Pausable for Region {
         self.coming_back()
     }
 
+    fn contents(&self) -> Fence {
+        self.books.lock().contents.clone()
+    }
+
     fn give_up(&self, limit: Duration) -> u64 {
         self.give_up_freed(limit)
     }

@@ -150,7 +150,7 @@ impl Common {
     /// Waits for what the caller says, the replays, and what the streams noted for blocks were given, also for blocks and spaces that are gone.
     fn wait_for_users(&self, mut fence: Fence) -> Result<()> {
         fence.join(self.order.fence());
-        fence.join(self.presence.with(|aside| aside.contents.clone()));
+        fence.join(self.contents());
         for core in self.cores() {
             fence.join(core.users());
         }
@@ -348,6 +348,10 @@ impl Pausable for Common {
 
     fn stay(&self, page: PageId) -> Result<()> {
         self.stay_for_others(page)
+    }
+
+    fn contents(&self) -> Fence {
+        self.presence.with(|aside| aside.contents.clone())
     }
 
     fn resuming(&self) -> Result<Option<Box<dyn Resuming + '_>>> {
