@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use vmmgraph::driver::HostDriver;
 use vmmgraph::pages::Fence;
-use vmmgraph::{Device, HostOptions, Policy, Ready, Region, RegionOptions, SharedVmmAllocator};
+use vmmgraph::{HostOptions, Policy, Ready, Region, RegionOptions, SharedVmmAllocator};
 use vmmgraph_testkit::{FaultyDriver, MIB, Random, ReorderingDriver, seeds};
 
 #[path = "any_order/contents.rs"]
@@ -19,7 +19,7 @@ mod lending;
 #[path = "any_order/world.rs"]
 mod world;
 
-use world::{Block, Graph, KIB, Refused, STREAMS, World, arena_options, done};
+use world::{Beside, Block, Graph, KIB, Refused, World, arena_options, done};
 
 const NOW: Duration = Duration::ZERO;
 const POLICIES: [Policy; 4] = [Policy::Discard, Policy::Zero, Policy::Backup, Policy::Keep];
@@ -34,14 +34,14 @@ enum HostMemory {
     Pageable,
 }
 
-/// A program that lets its memory step aside now and then, over a driver that `refuses` calls now and then; how many looks found other bytes than what it
-/// had written.
-fn run(seed: u64, host_memory: HostMemory, refuses: bool) -> u64 {
+/// A program that lets its memory step aside now and then; how many looks found other bytes than what it had written.
+fn run(seed: u64, host_memory: HostMemory, beside: Beside) -> u64 {
     let host =
         Arc::new(HostDriver::new(0, HostOptions { granularity: 4096, memory_bytes: 256 * MIB }).unwrap());
     let faulty = FaultyDriver::new(host.clone());
     let late = ReorderingDriver::new(faulty.clone(), seed);
-    let device = Device::with_driver(late.clone());
+    let mut world = World::new(&late, beside);
+    let device = world.device.clone();
     match host_memory {
         HostMemory::Registered => {}
         HostMemory::ThroughBuffers => {
@@ -53,7 +53,6 @@ fn run(seed: u64, host_memory: HostMemory, refuses: bool) -> u64 {
         }
         HostMemory::Pageable => faulty.refuse("host_register", true),
     }
-    let world = World { late: late.clone(), device: device.clone(), wrong: Arc::default() };
     let mut random = Random::new(seed);
     let arena = SharedVmmAllocator::new(&device, &arena_options("aside")).unwrap();
     let of_region = RegionOptions { page_bytes: 8 * KIB, ..RegionOptions::default() };
@@ -63,8 +62,8 @@ fn run(seed: u64, host_memory: HostMemory, refuses: bool) -> u64 {
     let (mut results, mut exclusives): (Vec<Block>, Vec<Block>) = (Vec::new(), Vec::new());
     let (mut paused, mut ready): (bool, Option<Ready>) = (false, None);
     for number in 0..120_u8 {
-        let stream = random.choose(&STREAMS);
-        let refused = if refuses { Refused::some(&faulty, &mut random) } else { None };
+        let stream = world.stream(&mut random);
+        let refused = Refused::some(beside, &faulty, &mut random);
         let behind_contents = |ready: &mut Option<Ready>| match ready {
             Some(ready) if number % 2 == 0 => ready.before(stream).unwrap(),
             // The region's own, by itself.
@@ -78,6 +77,7 @@ fn run(seed: u64, host_memory: HostMemory, refuses: bool) -> u64 {
             }
             2..6 if !paused && !graphs.is_empty() => {
                 done(world.replay(&mut graphs[graph], stream, number));
+                world.may_be_captured(stream, &mut random);
             }
             // Whoever reads an output after its graph's replay.
             6 | 7 if !paused && !graphs.is_empty() => {
@@ -86,6 +86,7 @@ fn run(seed: u64, host_memory: HostMemory, refuses: bool) -> u64 {
                     ready.before(stream).unwrap();
                 }
                 world.use_on(output, stream, None);
+                world.may_be_captured(stream, &mut random);
                 space.record_stream(output.at, stream).unwrap();
             }
             8 if graphs.len() > 2 => drop(graphs.swap_remove(graph)),
@@ -100,6 +101,7 @@ fn run(seed: u64, host_memory: HostMemory, refuses: bool) -> u64 {
             11..15 if !paused && !blocks.is_empty() => {
                 behind_contents(&mut ready);
                 world.use_on(&mut blocks[block].0, stream, Some(number));
+                world.may_be_captured(stream, &mut random);
                 region.record_stream(blocks[block].0.at, stream).unwrap();
             }
             15 if blocks.len() > 3 => region.free(blocks.swap_remove(block).0.at).unwrap(),
@@ -139,6 +141,7 @@ fn run(seed: u64, host_memory: HostMemory, refuses: bool) -> u64 {
                 let at = random.below(results.len() as u64) as usize;
                 let eager = arena.eager_blocks();
                 world.use_on(&mut results[at], stream, (number % 2 == 0).then_some(number));
+                world.may_be_captured(stream, &mut random);
                 match random.below(3) {
                     0 => eager.record_stream(results[at].at, stream).unwrap(),
                     1 => eager.free(results.swap_remove(at).at, &[stream]).unwrap(),
@@ -170,7 +173,7 @@ fn run(seed: u64, host_memory: HostMemory, refuses: bool) -> u64 {
     } else if let Some(ready) = &mut ready {
         ready.wait().unwrap();
     }
-    let last = STREAMS[0];
+    let last = world.stream(&mut random);
     for Graph { space, output, .. } in &mut graphs {
         world.use_on(output, last, None);
         space.record_stream(output.at, last).unwrap();
@@ -193,6 +196,7 @@ fn run(seed: u64, host_memory: HostMemory, refuses: bool) -> u64 {
     assert_eq!(device.pool().audit(), Ok(()));
     drop((graphs, arena, region, ready));
     late.drain();
+    world.end_capture();
     device.trim().unwrap();
     device.host_pool().trim().unwrap();
     assert_eq!((late.failed(), device.pool().audit_idle()), (vec![], Ok(())));
@@ -205,21 +209,21 @@ fn run(seed: u64, host_memory: HostMemory, refuses: bool) -> u64 {
 #[test]
 fn what_steps_aside_comes_back_in_whatever_order_streams_work() {
     for seed in seeds(120) {
-        assert_eq!(run(seed, HostMemory::Registered, false), 0, "seed {seed}");
+        assert_eq!(run(seed, HostMemory::Registered, Beside::Nothing), 0, "seed {seed}");
     }
 }
 
 #[test]
 fn the_same_where_host_memory_is_not_registered() {
     for seed in seeds(100) {
-        assert_eq!(run(seed, HostMemory::ThroughBuffers, false), 0, "seed {seed}");
+        assert_eq!(run(seed, HostMemory::ThroughBuffers, Beside::Nothing), 0, "seed {seed}");
     }
 }
 
 #[test]
 fn the_same_where_no_host_memory_can_be_registered() {
     for seed in seeds(100) {
-        assert_eq!(run(seed, HostMemory::Pageable, false), 0, "seed {seed}");
+        assert_eq!(run(seed, HostMemory::Pageable, Beside::Nothing), 0, "seed {seed}");
     }
 }
 
@@ -227,6 +231,14 @@ fn the_same_where_no_host_memory_can_be_registered() {
 fn the_same_while_the_driver_refuses_calls_now_and_then() {
     for seed in seeds(40) {
         let memory = [HostMemory::Registered, HostMemory::ThroughBuffers][seed as usize % 2];
-        assert_eq!(run(seed, memory, true), 0, "seed {seed}");
+        assert_eq!(run(seed, memory, Beside::Refusals), 0, "seed {seed}");
+    }
+}
+
+#[test]
+fn the_same_while_streams_are_captured_now_and_then() {
+    for seed in seeds(60) {
+        let memory = [HostMemory::Registered, HostMemory::ThroughBuffers][seed as usize % 2];
+        assert_eq!(run(seed, memory, Beside::Captures), 0, "seed {seed}");
     }
 }

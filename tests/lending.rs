@@ -249,6 +249,42 @@ fn a_recall_waits_for_the_fence_until_its_deadline_and_the_pages_come_all_the_sa
     bench.end();
 }
 
+/// It is at addresses of their own; only the borrower has to wait for it.
+#[test]
+fn pages_go_back_to_graphs_whose_own_work_is_not_over() {
+    let bench = bench();
+    let lasts = stream(0x77);
+    bench.large.replay(lasts, || ()).unwrap();
+    bench.faulty.set_capturing(lasts, true);
+    let lease = bench.lend(0..5 * PAGE).unwrap();
+    let waits = Err(Error::StreamCapturing { stream: lasts.raw() });
+    assert_eq!(lease.before(A), waits);
+    // Given back and wanted again before it went, which somebody else holds up.
+    bench.engine.busy.store(lasts.raw(), Relaxed);
+    let users =
+        bench.engine.vacate(&Vacate { lease: 0, range: 0..PAGE, instead: vec![], deadline: SOON }).unwrap();
+    bench.buffer.decommit(4 * PAGE..5 * PAGE, &users).unwrap();
+    assert_eq!(bench.buffer.commit(4 * PAGE..5 * PAGE).unwrap().revived, 1);
+    bench.buffer.decommit(0..4 * PAGE, &Fence::default()).unwrap();
+    assert_eq!((lease.bytes(), bench.buffer.before(A)), (PAGE, waits.clone()));
+    bench.engine.busy.store(0, Relaxed);
+    // A page that had users of the borrower's goes behind those.
+    refused(lease.recall(Duration::from_millis(5)), "in use by the device");
+    bench.faulty.set_capturing(lasts, false);
+    lease.recall(SOON).unwrap();
+    drop((lease, users));
+    // What is lent next to the same places is not held up by what was there.
+    let lease = bench.lend(0..5 * PAGE).unwrap();
+    assert_eq!(lease.before(A), Ok(()));
+    bench.large.replay(lasts, || ()).unwrap_err();
+    lease.recall(Duration::ZERO).unwrap();
+    bench.large.replay(lasts, || ()).unwrap();
+    bench.audit();
+    assert_eq!(bench.faulty.broken_captures(), Vec::<String>::new());
+    drop(lease);
+    bench.end();
+}
+
 #[test]
 fn two_threads_recall_one_lease_and_the_borrower_is_asked_once() {
     let bench = bench();

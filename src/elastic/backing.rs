@@ -234,13 +234,14 @@ impl Backing {
         }
         let leaving = Leaving { backing: self, runs: going };
         self.tell(&leaving.runs, true);
-        let mut remains = Remains::default();
         for run in &leaving.runs {
             if let Some(range) = self.ranges.get(run.range) {
+                let mut remains = Remains::default();
                 remains.add_part(range.id(), run.first * self.page, run.pages() * self.page);
+                // What has to stay now may be committed again before the next try, so nobody else may unmap it later.
+                self.device.pool().finish_now(remains);
             }
         }
-        self.device.pool().finish(Fence::default(), remains);
         leaving.end() * self.page
     }
 

@@ -60,6 +60,14 @@ struct Batch {
     pages: BTreeSet<Place>,
 }
 
+/// Pages that are there, and what had them before and may use them still.
+#[derive(Debug)]
+struct Earlier {
+    batch: Batch,
+    /// It is the pages' lender's own work, at addresses of its own: who uses the pages here waits for it, and they go back without.
+    lender: bool,
+}
+
 /// What a commit is to do. Its pages are `Coming` until it is over.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
@@ -95,8 +103,7 @@ pub(super) struct Books {
     batches: BTreeMap<u64, Batch>,
     next: u64,
     tally: Tally,
-    /// Pages that are there, and what had them before and may use them still.
-    earlier: Vec<Batch>,
+    earlier: Vec<Earlier>,
     /// Pages of others that are to go back: as long as they are mapped, nothing is committed there.
     recalled: BTreeSet<Place>,
     pub(super) counts: Counts,
@@ -238,16 +245,25 @@ impl Books {
 
     /// Somebody had these pages, which are there or are about to be, and may use them still.
     pub(super) fn had(&mut self, places: impl IntoIterator<Item = Place>, fence: Fence) {
+        self.add_earlier(places, fence, false);
+    }
+
+    /// These pages, which are about to be there, are a lender's, which may use them still.
+    pub(super) fn lent(&mut self, places: impl IntoIterator<Item = Place>, fence: Fence) {
+        self.add_earlier(places, fence, true);
+    }
+
+    fn add_earlier(&mut self, places: impl IntoIterator<Item = Place>, fence: Fence, lender: bool) {
         let pages: BTreeSet<Place> = places.into_iter().collect();
         if !pages.is_empty() && !fence.is_empty() {
-            self.earlier.push(Batch { fence, pages });
+            self.earlier.push(Earlier { batch: Batch { fence, pages }, lender });
         }
     }
 
     /// What may still use pages that are there, from before they came.
     pub(super) fn earlier(&self) -> Fence {
         let mut fence = Fence::default();
-        self.earlier.iter().for_each(|batch| fence.join(batch.fence.clone()));
+        self.earlier.iter().for_each(|earlier| fence.join(earlier.batch.fence.clone()));
         fence
     }
 
@@ -261,7 +277,10 @@ impl Books {
         self.counts.decommits += 1;
         // Whoever had some of them before they came may use them still, and this fence does not know of him. Those go later; the others need not.
         let mut again = Batch { fence: fence.clone(), pages: BTreeSet::new() };
-        self.earlier.retain_mut(|batch| {
+        self.earlier.retain_mut(|Earlier { batch, lender }| {
+            if *lender {
+                return true;
+            }
             let shared: Vec<Place> = batch.pages.intersection(&pages).copied().collect();
             if !shared.is_empty() {
                 again.fence.join(batch.fence.clone());
@@ -289,7 +308,7 @@ impl Books {
     /// Those whose fence is over, to be unmapped.
     pub(super) fn take_done(&mut self, events: &Arc<Events>) -> Vec<Run> {
         // Forgets what is over; what cannot be asked now stays.
-        self.earlier.retain_mut(|batch| !batch.fence.done(events).unwrap_or(false));
+        self.earlier.retain_mut(|earlier| !earlier.batch.fence.done(events).unwrap_or(false));
         let mut done = BTreeSet::new();
         self.batches.retain(|_, batch| {
             let over = batch.fence.done(events).unwrap_or(false);
@@ -313,6 +332,13 @@ impl Books {
                 gone += 1;
             }
         }
+        let slots = &self.slots;
+        self.earlier.retain_mut(|Earlier { batch, lender }| {
+            if *lender {
+                batch.pages.retain(|place| slots.contains_key(place));
+            }
+            !batch.pages.is_empty()
+        });
         self.add_batch(Fence::default(), left);
         gone
     }

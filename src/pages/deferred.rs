@@ -131,6 +131,12 @@ impl PagePool {
         }
     }
 
+    /// Tears something down now, for whoever keeps it otherwise; whether it did: not while contents come to pages that show there, or somebody moves those.
+    pub(crate) fn finish_now(&self, remains: Remains) -> bool {
+        let mut arriving = self.lock().arriving(&remains);
+        arriving.done(self.events()).unwrap_or(false) && self.try_tear_down(remains).is_ok()
+    }
+
     /// Behind what the device may still do with an arena's pages at addresses that are on their way out.
     pub(crate) fn leaving(&self, arena: u64) -> Fence {
         let (state, mut fence) = (self.lock(), Fence::default());
@@ -158,16 +164,22 @@ impl PagePool {
 
     /// Tears something down, unless pages that show there go or come just now: then whoever moves them does it next.
     fn tear_down_or_keep(&self, remains: Remains) -> bool {
+        let kept = self.try_tear_down(remains).err();
+        let kept =
+            kept.map(|remains| self.lock().deferred.insert(Deferred { fence: Fence::default(), remains }));
+        kept.is_none()
+    }
+
+    /// Tears something down; gives it back if pages that show there go or come just now.
+    fn try_tear_down(&self, remains: Remains) -> std::result::Result<(), Remains> {
         let parts = remains.parts.iter().map(|(range, ..)| *range);
         let ranges: Vec<RangeId> = remains.ranges.iter().copied().chain(parts).collect();
-        let begun = self.begin_teardown(&ranges);
-        if begun {
-            self.tear_down(remains);
-            self.end_teardown(&ranges);
-        } else {
-            self.lock().deferred.insert(Deferred { fence: Fence::default(), remains });
+        if !self.begin_teardown(&ranges) {
+            return Err(remains);
         }
-        begun
+        self.tear_down(remains);
+        self.end_teardown(&ranges);
+        Ok(())
     }
 
     fn tear_down(&self, remains: Remains) {

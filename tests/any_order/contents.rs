@@ -11,7 +11,7 @@ use vmmgraph::{
 };
 use vmmgraph_testkit::{Delay, FaultyDriver, LateDriver, MIB, ReorderingDriver, seeds};
 
-use super::world::{Block, KIB, STREAMS, World, arena_options};
+use super::world::{Beside, Block, KIB, STREAMS, World, arena_options};
 
 const PAGE: u64 = 16 * KIB;
 const NOW: Duration = Duration::ZERO;
@@ -19,9 +19,9 @@ const NOW: Duration = Duration::ZERO;
 fn world(seed: u64) -> (World, SharedVmmAllocator) {
     let options = HostOptions { granularity: 4096, memory_bytes: 16 * MIB };
     let late = ReorderingDriver::new(Arc::new(HostDriver::new(0, options).unwrap()), seed);
-    let device = Device::with_driver(late.clone());
-    let arena = SharedVmmAllocator::new(&device, &arena_options("")).unwrap();
-    (World { late, device, wrong: Arc::default() }, arena)
+    let world = World::new(&late, Beside::Nothing);
+    let arena = SharedVmmAllocator::new(&world.device, &arena_options("")).unwrap();
+    (world, arena)
 }
 
 impl World {
@@ -78,6 +78,40 @@ fn contents_come_back_where_their_holder_has_them_though_a_replay_moves_pages_me
     }
 }
 
+#[test]
+fn whoever_resumes_what_is_mapped_already_is_behind_its_contents_as_well() {
+    for (seed, waits) in seeds(20).flat_map(|seed| [true, false].map(|waits| (seed, waits))) {
+        let (world, arena) = world(seed);
+        let options = RegionOptions { policy: Policy::Backup, page_bytes: PAGE, ..RegionOptions::default() };
+        let region = world.device.region("weights", options).unwrap();
+        let space = arena.open_space().unwrap();
+        let places = [space.allocate_kept(PAGE, STREAMS[0]), region.allocate(PAGE, STREAMS[0])];
+        space.seal().unwrap();
+        let mut blocks = places.map(|at| Block::new(at.unwrap(), PAGE));
+        blocks.iter_mut().for_each(|block| world.use_on(block, STREAMS[0], Some(5)));
+        world.late.drain();
+        world.device.pause(&[], Fence::default()).unwrap().complete().unwrap();
+        // By somebody else, who is not done with it.
+        let ready = world.device.resume_async(&[], NOW).unwrap();
+        if waits {
+            arena.resume(NOW).unwrap();
+            region.resume(NOW).unwrap();
+            world.device.resume(&[], NOW).unwrap();
+        } else {
+            let (report, mut again) = world.device.resume_async(&[], NOW).unwrap();
+            assert_eq!(report.regions, 0);
+            again.iter_mut().for_each(|again| again.before(STREAMS[1]).unwrap());
+        }
+        for block in &mut blocks {
+            block.mark = None;
+            world.use_on(block, STREAMS[1], None);
+        }
+        world.late.drain();
+        drop((ready, space, arena, region));
+        world.end(seed);
+    }
+}
+
 /// Gives back at once: nothing is done with its pages by then.
 struct Idle;
 
@@ -113,6 +147,37 @@ fn a_lease_begins_behind_contents_that_come_back_for_a_block_that_was_freed() {
         world.use_on(&mut block, STREAMS[1], None);
         world.end(seed);
         drop((space, other, ready, lease, buffer, arena));
+    }
+}
+
+/// The page is the buffer's as long as it shows there, whatever kept it from going at first.
+#[test]
+fn a_borrower_that_wants_a_page_again_keeps_it_though_contents_came_to_it_meanwhile() {
+    for seed in seeds(20) {
+        let (world, arena) = world(seed);
+        let space = arena.open_space().unwrap();
+        let output = space.allocate(PAGE, STREAMS[0]).unwrap();
+        space.seal().unwrap();
+        arena.pause(Fence::default()).unwrap().complete().unwrap();
+        space.free(output).unwrap();
+        let (_, ready) = world.device.resume_async(&[], NOW).unwrap();
+        let other = arena.open_space().unwrap();
+        let passing = other.allocate(PAGE, STREAMS[0]).unwrap();
+        other.free(passing).unwrap();
+        other.seal().unwrap();
+        let options = ElasticOptions { name: "kv", page_bytes: PAGE, ..ElasticOptions::default() };
+        let buffer = Arc::new(world.device.elastic_buffer(PAGE, &options).unwrap());
+        let borrower: Arc<dyn Borrower> = Arc::new(Idle);
+        let lease = arena.lend(&buffer, 0..PAGE, &borrower).unwrap();
+        buffer.decommit(0..PAGE, &Fence::default()).unwrap();
+        let again = buffer.commit(0..PAGE).unwrap();
+        world.late.drain();
+        world.device.trim().unwrap();
+        assert_eq!((buffer.audit(), buffer.stats().committed_bytes), (Ok(()), PAGE), "seed {seed}");
+        // Else the contents were there before it was given back.
+        assert_eq!(lease.bytes(), again.revived * PAGE);
+        drop((space, other, ready, lease, buffer, arena));
+        world.end(seed);
     }
 }
 

@@ -8,13 +8,12 @@ use std::time::Duration;
 use vmmgraph::driver::HostDriver;
 use vmmgraph::pages::Fence;
 use vmmgraph::{
-    BlockBorrower, Borrower, Device, ElasticBuffer, ElasticOptions, Error, HostOptions, KvCache, KvLayout,
-    KvOptions, Pending, Policy, Ready, Region, RegionOptions, SharedVmmAllocator, Vacate, VacateBlocks,
-    Vacated,
+    BlockBorrower, Borrower, ElasticBuffer, ElasticOptions, Error, HostOptions, KvCache, KvLayout, KvOptions,
+    Pending, Policy, Ready, Region, RegionOptions, SharedVmmAllocator, Vacate, VacateBlocks, Vacated,
 };
 use vmmgraph_testkit::{FaultyDriver, Random, ReorderingDriver, seeds};
 
-use super::world::{Block, Graph, KIB, Refused, STREAMS, World, arena_options, done};
+use super::world::{Beside, Block, Graph, KIB, Refused, STREAMS, World, arena_options, done};
 
 const PAGE: u64 = 16 * KIB;
 /// Pages of the buffer, and blocks of the cache.
@@ -110,8 +109,9 @@ struct Program {
 }
 
 impl Program {
-    fn new(seed: u64, late: &Arc<ReorderingDriver>) -> Self {
-        let device = Device::with_driver(late.clone());
+    fn new(seed: u64, late: &Arc<ReorderingDriver>, beside: Beside) -> Self {
+        let world = World::new(late, beside);
+        let device = world.device.clone();
         let arenas = [0; 2].map(|_| SharedVmmAllocator::new(&device, &arena_options("lends")).unwrap());
         let memory = ElasticOptions { name: "kv", page_bytes: PAGE, ..ElasticOptions::default() };
         let buffer = Arc::new(device.elastic_buffer(PAGES * PAGE, &memory).unwrap());
@@ -128,7 +128,6 @@ impl Program {
         let of_region =
             RegionOptions { policy: Policy::Backup, page_bytes, read_only, ..RegionOptions::default() };
         let region = device.region("weights", of_region).unwrap();
-        let world = World { late: late.clone(), device, wrong: Arc::default() };
         let (engine, random) = (Arc::new(Shared(Mutex::new(engine))), Random::new(seed));
         Self {
             world,
@@ -178,7 +177,7 @@ impl Program {
             ready,
             random,
         } = self;
-        let stream = random.choose(&STREAMS);
+        let stream = world.stream(random);
         let which = random.below(2) as usize;
         let arena = &arenas[which];
         let graph = random.below(graphs.len().max(1) as u64) as usize;
@@ -189,11 +188,13 @@ impl Program {
             0 | 1 if graphs.len() < 4 => graphs.extend(done(world.capture(arena, random))),
             2..6 if !graphs.is_empty() => {
                 done(world.replay(&mut graphs[graph], stream, number));
+                world.may_be_captured(stream, random);
             }
             6 if !graphs.is_empty() => {
                 let Graph { space, output, .. } = &mut graphs[graph];
                 behind_contents(ready);
                 world.use_on(output, stream, None);
+                world.may_be_captured(stream, random);
                 space.record_stream(output.at, stream).unwrap();
             }
             7 if graphs.len() > 2 => drop(graphs.swap_remove(graph)),
@@ -212,6 +213,7 @@ impl Program {
                 behind_contents(ready);
                 let (of, block) = &mut results[at];
                 world.use_on(block, stream, number.is_multiple_of(2).then_some(number));
+                world.may_be_captured(stream, random);
                 let (eager, block) = (arenas[*of].eager_blocks(), block.at);
                 match random.below(2) {
                     0 => eager.record_stream(block, stream).unwrap(),
@@ -241,7 +243,9 @@ impl Program {
             }
             17..20 => {
                 // Behind what may still use these pages, as a buffer's user has to say.
-                buffer.before(stream).unwrap();
+                if done(buffer.before(stream)).is_none() {
+                    return;
+                }
                 for block in engine.0.lock().unwrap().pages.iter_mut().flatten() {
                     if random.below(2) == 0 {
                         world.use_on(block, stream, Some(number));
@@ -267,7 +271,9 @@ impl Program {
                 }
             }
             24 | 25 => {
-                cache.before(stream).unwrap();
+                if done(cache.before(stream)).is_none() {
+                    return;
+                }
                 for block in engine.0.lock().unwrap().blocks.iter_mut().flatten().flatten() {
                     if random.below(2) == 0 {
                         world.use_on(block, stream, Some(number));
@@ -333,6 +339,7 @@ impl Program {
                 region.before(stream).unwrap();
                 let written = number.is_multiple_of(2);
                 world.use_on(&mut weights[at], stream, written.then_some(number));
+                world.may_be_captured(stream, random);
                 region.record_stream(weights[at].at, stream).unwrap();
                 if written {
                     region.mark_written(Some(weights[at].at)).unwrap();
@@ -351,7 +358,7 @@ impl Program {
 
     /// Everything is looked at, and goes; how many looks found other bytes than what was written.
     fn end(mut self, drained: bool) -> u64 {
-        let last = STREAMS[0];
+        let last = self.world.stream(&mut self.random);
         for pending in self.ahead.drain(..) {
             done(pending.wait());
         }
@@ -373,6 +380,10 @@ impl Program {
         }
         {
             let mut engine = self.engine.0.lock().unwrap();
+            // One who had pages may be captured: then nobody can wait for it.
+            if self.buffer.before(last).and_then(|()| self.cache.before(last)).is_err() {
+                self.world.end_capture();
+            }
             self.buffer.before(last).unwrap();
             self.cache.before(last).unwrap();
             engine.pages.iter_mut().flatten().for_each(|block| self.world.use_on(block, last, None));
@@ -384,7 +395,7 @@ impl Program {
             let blocks = engine.leave_blocks(0..BLOCKS);
             self.cache.release(0..BLOCKS, &blocks).unwrap();
         }
-        let Self { world, arenas, buffer, cache, engine, graphs, results, region, .. } = self;
+        let Self { mut world, arenas, buffer, cache, engine, graphs, results, region, .. } = self;
         if drained {
             world.late.drain();
         }
@@ -393,6 +404,7 @@ impl Program {
         assert_eq!((buffer.audit(), cache.audit()), (Ok(()), Ok(())));
         drop((graphs, arenas, buffer, cache, engine, results, region));
         world.late.drain();
+        world.end_capture();
         world.device.trim().unwrap();
         world.device.host_pool().trim().unwrap();
         assert_eq!((world.late.failed(), world.device.pool().audit_idle()), (vec![], Ok(())));
@@ -400,15 +412,15 @@ impl Program {
     }
 }
 
-/// The program over a driver that `refuses` calls now and then; how many looks found other bytes than what it had written.
-fn run(seed: u64, refuses: bool) -> u64 {
+/// How many looks of the program found other bytes than what it had written.
+fn run(seed: u64, beside: Beside) -> u64 {
     let memory_bytes = (40 + seed % 5 * 10) * PAGE;
     let host = Arc::new(HostDriver::new(0, HostOptions { granularity: 4096, memory_bytes }).unwrap());
     let faulty = FaultyDriver::new(host.clone());
     let late = ReorderingDriver::new(faulty.clone(), seed);
-    let mut program = Program::new(seed, &late);
+    let mut program = Program::new(seed, &late, beside);
     for number in 0..160 {
-        let refused = if refuses { Refused::some(&faulty, &mut program.random) } else { None };
+        let refused = Refused::some(beside, &faulty, &mut program.random);
         program.step(number);
         drop(refused);
     }
@@ -420,12 +432,17 @@ fn run(seed: u64, refuses: bool) -> u64 {
 
 #[test]
 fn pages_go_between_graphs_and_elastic_memory_in_whatever_order_streams_work() {
-    seeds(100).for_each(|seed| assert_eq!(run(seed, false), 0, "seed {seed}"));
+    seeds(100).for_each(|seed| assert_eq!(run(seed, Beside::Nothing), 0, "seed {seed}"));
 }
 
 #[test]
 fn the_same_while_the_driver_refuses_calls_now_and_then() {
-    seeds(8).for_each(|seed| assert_eq!(run(seed, true), 0, "seed {seed}"));
+    seeds(8).for_each(|seed| assert_eq!(run(seed, Beside::Refusals), 0, "seed {seed}"));
+}
+
+#[test]
+fn the_same_while_streams_are_captured_now_and_then() {
+    seeds(60).for_each(|seed| assert_eq!(run(seed, Beside::Captures), 0, "seed {seed}"));
 }
 
 /// As leases begin and end, eager work takes other pages, behind what it was given while it had those.
@@ -435,7 +452,8 @@ fn pages_move_under_eager_work_behind_its_last_scope() {
         let host =
             Arc::new(HostDriver::new(0, HostOptions { granularity: 4096, memory_bytes: 64 * PAGE }).unwrap());
         let late = ReorderingDriver::new(host, seed);
-        let Program { world, arenas: [arena, _], buffer, engine, .. } = Program::new(seed, &late);
+        let Program { world, arenas: [arena, _], buffer, engine, .. } =
+            Program::new(seed, &late, Beside::Nothing);
         let space = arena.open_space().unwrap();
         let block = space.allocate(6 * PAGE, STREAMS[0]).unwrap();
         space.free(block).unwrap();

@@ -43,9 +43,51 @@ pub(crate) struct World {
     pub(crate) device: Arc<Device>,
     /// Looks that found other bytes than what was written, and work on memory that was gone.
     pub(crate) wrong: Arc<AtomicU64>,
+    /// What else goes on.
+    pub(crate) beside: Beside,
+    /// The stream that is being captured, of which the program uses the others.
+    pub(crate) captured: Option<Stream>,
+}
+
+/// What goes on beside a program.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Beside {
+    Nothing,
+    /// The driver refuses calls now and then.
+    Refusals,
+    /// A stream is captured now and then, by somebody else.
+    Captures,
 }
 
 impl World {
+    pub(crate) fn new(late: &Arc<ReorderingDriver>, beside: Beside) -> Self {
+        let device = Device::with_driver(late.clone());
+        Self { late: late.clone(), device, wrong: Arc::default(), beside, captured: None }
+    }
+
+    /// A stream for the program's next step.
+    pub(crate) fn stream(&mut self, random: &mut Random) -> Stream {
+        if self.captured.is_some() && random.below(8) == 0 {
+            self.end_capture();
+        }
+        let stream = random.choose(&STREAMS);
+        if Some(stream) == self.captured { STREAMS[usize::from(stream == STREAMS[0])] } else { stream }
+    }
+
+    /// Somebody may begin to capture a stream, if none is captured.
+    pub(crate) fn may_be_captured(&mut self, stream: Stream, random: &mut Random) {
+        if self.beside == Beside::Captures && self.captured.is_none() && random.below(3) == 0 {
+            self.late.set_captured(stream, true);
+            self.captured = Some(stream);
+        }
+    }
+
+    pub(crate) fn end_capture(&mut self) {
+        if let Some(stream) = self.captured.take() {
+            self.late.set_captured(stream, false);
+        }
+    }
+
     fn write(&self, at: Address, bytes: u64, byte: u8, stream: Stream) {
         let wrong = Arc::clone(&self.wrong);
         self.late.launch(stream, move |driver| {
@@ -165,7 +207,8 @@ pub(crate) fn done<T>(result: vmmgraph::Result<T>) -> Option<T> {
             | Error::OverBudget { .. }
             | Error::Lent { .. }
             | Error::WrongState { .. }
-            | Error::InvalidArgument { .. },
+            | Error::InvalidArgument { .. }
+            | Error::StreamCapturing { .. },
         ) => None,
         Err(Error::Driver { name, .. }) if name == "planted" || name.contains(" refused") => None,
         Err(error) => panic!("{error}"),
@@ -177,9 +220,9 @@ pub(crate) struct Refused(Arc<FaultyDriver>, &'static str);
 
 impl Refused {
     /// Now and then.
-    pub(crate) fn some(faulty: &Arc<FaultyDriver>, random: &mut Random) -> Option<Self> {
+    pub(crate) fn some(beside: Beside, faulty: &Arc<FaultyDriver>, random: &mut Random) -> Option<Self> {
         const CALLS: [&str; 6] = ["create", "release", "reserve", "free_addresses", "map", "unmap"];
-        (random.below(4) == 0).then(|| {
+        (beside == Beside::Refusals && random.below(4) == 0).then(|| {
             let call = random.choose(&CALLS);
             faulty.refuse(call, true);
             Self(Arc::clone(faulty), call)

@@ -52,7 +52,7 @@ impl Backing {
         let done =
             Committed { pages: calls.maps, bytes: calls.mapped_bytes, revived, ..Committed::default() };
         self.tell(&absent, false);
-        self.had(absent.into_iter().flat_map(Run::places), lender.fence);
+        self.read(|books| books.lent(absent.into_iter().flat_map(Run::places), lender.fence));
         marked.finish(&done);
         self.device.pool().check();
         Ok(())

@@ -46,6 +46,8 @@ struct State {
     events: HashMap<Event, u64>,
     records: u64,
     happened: HashSet<u64>,
+    /// Streams that are being captured.
+    captured: HashSet<u64>,
     failed: Vec<String>,
     done: u64,
     /// Waits of such streams are lost.
@@ -64,6 +66,9 @@ impl State {
     }
 
     fn push(&mut self, stream: Stream, work: Work) {
+        if self.captured.contains(&stream.raw()) {
+            self.failed.push(format!("work for {stream:?}, which is being captured"));
+        }
         self.streams.entry(stream.raw()).or_default().push_back(work);
     }
 
@@ -160,7 +165,17 @@ impl ReorderingDriver {
         assert_eq!(left, 0, "work that waits for what never happens");
     }
 
-    /// Work that could not be done when its time came: what it was about was gone.
+    /// Says whether a stream is being captured: what it was given before is done, and it may be given nothing.
+    pub fn set_captured(&self, stream: Stream, captured: bool) {
+        let mut state = self.state.lock();
+        if captured {
+            state.captured.insert(stream.raw())
+        } else {
+            state.captured.remove(&stream.raw())
+        };
+    }
+
+    /// Work that could not be done when its time came: what it was about was gone. Also what was given to a stream that was being captured.
     #[must_use]
     pub fn failed(&self) -> Vec<String> {
         self.state.lock().failed.clone()
@@ -223,8 +238,9 @@ crate::passing::passes_memory_on!(ReorderingDriver);
 
 // SAFETY: everything is done by the driver below, with the callers' promises, which hold until a stream has done its work.
 unsafe impl Timeline for ReorderingDriver {
-    unsafe fn stream_state(&self, _stream: Stream) -> Result<StreamState> {
-        Ok(StreamState::Ready)
+    unsafe fn stream_state(&self, stream: Stream) -> Result<StreamState> {
+        let captured = self.state.lock().captured.contains(&stream.raw());
+        Ok(if captured { StreamState::Capturing } else { StreamState::Ready })
     }
 
     fn other_context(&self) -> Option<u64> {
