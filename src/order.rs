@@ -81,8 +81,8 @@ struct Last {
     mark: Option<Mark>,
     /// Where the last replay was launched.
     stream: NamedStream,
-    /// What fences wait for that were asked for when the stream was captured.
-    promise: Option<Promise>,
+    /// What fences wait for that were asked for when the stream was captured, each for itself: one that a fence kept is not behind what was replayed since.
+    promises: Vec<Promise>,
 }
 
 /// The turn of one launch; ends with this.
@@ -291,9 +291,7 @@ impl ReplayOrder {
         let on = self.on.swap(MARKED, Ordering::SeqCst);
         match self.events.record_named(last.stream) {
             Ok(mark) => {
-                if let Some(promise) = last.promise.take() {
-                    promise.keep(mark.clone());
-                }
+                last.promises.drain(..).for_each(|promise| promise.keep(mark.clone()));
                 Ok(Some(last.mark.insert(mark).clone()))
             }
             Err(error) => {
@@ -327,8 +325,10 @@ impl ReplayOrder {
             Ok(mark) => mark.into_iter().for_each(|mark| fence.add_mark(mark)),
             Err(_) => {
                 // The next mark of this order is behind it too, so that the stream may go then.
-                let stream = last.stream;
-                fence.add_promise(stream, last.promise.get_or_insert_default());
+                let promise = Promise::default();
+                fence.add_promise(last.stream, &promise);
+                last.promises.retain(Promise::is_open);
+                last.promises.push(promise);
             }
         }
         fence

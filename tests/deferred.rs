@@ -1,6 +1,7 @@
 //! Spaces that die while the device may still run their graphs: torn down later, but neither too early nor never.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use vmmgraph::driver::HostDriver;
 use vmmgraph::{
@@ -44,6 +45,34 @@ fn what_is_left_when_everything_goes_is_taken_back_when_its_device_opens_again()
     assert_eq!(faulty.calls(), 0);
     assert!(host.leftovers()[2] > 0, "not its own");
     drop(Device::with_driver(faulty));
+    assert_eq!(host.leftovers(), [0; 4]);
+}
+
+/// By somebody else, of whom the arena hears nothing.
+#[test]
+fn a_stream_that_is_captured_again_is_waited_for_again() {
+    let (host, faulty, device) = device();
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let (first, second) = (sealed(&arena), sealed(&arena));
+    let unmaps = || faulty.count("unmap");
+    let before = unmaps();
+    first.replay(A, || ()).unwrap();
+    faulty.set_capturing(A, true);
+    drop(first);
+    faulty.set_capturing(A, false);
+    // Here it is found out what that waited for, and not by the arena.
+    device.give_back(Duration::ZERO);
+    assert_eq!(unmaps(), before + 1);
+    second.replay(A, || ()).unwrap();
+    faulty.set_capturing(A, true);
+    drop(second);
+    device.give_back(Duration::ZERO);
+    assert_eq!((unmaps(), device.stats().pending), (before + 1, 1), "unmapped while its replay may run");
+    faulty.set_capturing(A, false);
+    device.give_back(Duration::ZERO);
+    assert_eq!((unmaps(), device.stats().pending), (before + 2, 0));
+    assert_eq!(faulty.broken_captures(), [""; 0]);
+    drop((arena, device));
     assert_eq!(host.leftovers(), [0; 4]);
 }
 

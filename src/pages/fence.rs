@@ -198,6 +198,11 @@ impl Promise {
     pub fn keep(&self, mark: Mark) {
         let _ = self.0.set(mark);
     }
+
+    /// Whether a fence waits for it still.
+    pub fn is_open(&self) -> bool {
+        Arc::strong_count(&self.0) > 1 && self.0.get().is_none()
+    }
 }
 
 #[derive(Clone, Debug)]
