@@ -38,9 +38,9 @@ enum HostMemory {
 fn run(seed: u64, host_memory: HostMemory, beside: Beside) -> u64 {
     let host =
         Arc::new(HostDriver::new(0, HostOptions { granularity: 4096, memory_bytes: 256 * MIB }).unwrap());
-    let faulty = FaultyDriver::new(host.clone());
-    let late = ReorderingDriver::new(faulty.clone(), seed);
-    let mut world = World::new(&late, beside);
+    let late = ReorderingDriver::new(host.clone(), seed);
+    let faulty = FaultyDriver::new(late.clone());
+    let mut world = World::over(&late, faulty.clone(), beside);
     let device = world.device.clone();
     match host_memory {
         HostMemory::Registered => {}
@@ -65,9 +65,9 @@ fn run(seed: u64, host_memory: HostMemory, beside: Beside) -> u64 {
         let stream = world.stream(&mut random);
         let refused = Refused::some(beside, &faulty, &mut random);
         let behind_contents = |ready: &mut Option<Ready>| match ready {
-            Some(ready) if number % 2 == 0 => ready.before(stream).unwrap(),
+            Some(ready) if number % 2 == 0 => ready.before(stream),
             // The region's own, by itself.
-            _ => region.before(stream).unwrap(),
+            _ => region.before(stream),
         };
         let graph = random.below(graphs.len().max(1) as u64) as usize;
         let block = random.below(blocks.len().max(1) as u64) as usize;
@@ -82,8 +82,8 @@ fn run(seed: u64, host_memory: HostMemory, beside: Beside) -> u64 {
             // Whoever reads an output after its graph's replay.
             6 | 7 if !paused && !graphs.is_empty() => {
                 let Graph { space, output, .. } = &mut graphs[graph];
-                if let Some(ready) = &mut ready {
-                    ready.before(stream).unwrap();
+                if ready.as_mut().is_some_and(|ready| done(ready.before(stream)).is_none()) {
+                    continue;
                 }
                 world.use_on(output, stream, None);
                 world.may_be_captured(stream, &mut random);
@@ -99,7 +99,9 @@ fn run(seed: u64, host_memory: HostMemory, beside: Beside) -> u64 {
                 }
             }
             11..15 if !paused && !blocks.is_empty() => {
-                behind_contents(&mut ready);
+                if done(behind_contents(&mut ready)).is_none() {
+                    continue;
+                }
                 world.use_on(&mut blocks[block].0, stream, Some(number));
                 world.may_be_captured(stream, &mut random);
                 region.record_stream(blocks[block].0.at, stream).unwrap();
@@ -135,8 +137,8 @@ fn run(seed: u64, host_memory: HostMemory, beside: Beside) -> u64 {
             }
             // What eager work left is used anywhere, and freed by whoever used it last.
             22..25 if !paused && !results.is_empty() => {
-                if let Some(ready) = &mut ready {
-                    ready.before(stream).unwrap();
+                if ready.as_mut().is_some_and(|ready| done(ready.before(stream)).is_none()) {
+                    continue;
                 }
                 let at = random.below(results.len() as u64) as usize;
                 let eager = arena.eager_blocks();

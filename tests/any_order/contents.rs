@@ -11,7 +11,7 @@ use vmmgraph::{
 };
 use vmmgraph_testkit::{Delay, FaultyDriver, LateDriver, MIB, ReorderingDriver, seeds};
 
-use super::world::{Beside, Block, KIB, STREAMS, World, arena_options};
+use super::world::{Block, KIB, STREAMS, World, arena_options};
 
 const PAGE: u64 = 16 * KIB;
 const NOW: Duration = Duration::ZERO;
@@ -19,7 +19,7 @@ const NOW: Duration = Duration::ZERO;
 fn world(seed: u64) -> (World, SharedVmmAllocator) {
     let options = HostOptions { granularity: 4096, memory_bytes: 16 * MIB };
     let late = ReorderingDriver::new(Arc::new(HostDriver::new(0, options).unwrap()), seed);
-    let world = World::new(&late, Beside::Nothing);
+    let world = World::new(&late);
     let arena = SharedVmmAllocator::new(&world.device, &arena_options("")).unwrap();
     (world, arena)
 }

@@ -10,7 +10,7 @@ use vmmgraph::pages::{Extent, Fence, Holder};
 use vmmgraph::{Error, Handles, HostOptions, PagePin, PeerExtent, PeerMap, SharedVmmAllocator};
 use vmmgraph_testkit::{Random, ReorderingDriver, seeds};
 
-use super::world::{Beside, Block, Graph, STREAMS, World, arena_options};
+use super::world::{Block, Graph, STREAMS, World, arena_options};
 
 /// Somebody who has what is behind a graph's output. The other process is played by this one, which imports its own pages.
 struct Peer {
@@ -64,7 +64,7 @@ fn run(seed: u64) -> u64 {
     let options = HostOptions { granularity: 4096, memory_bytes: 64 << 20 };
     let host = Arc::new(HostDriver::new(0, options).unwrap().with_sharing(Handles::Fd));
     let late = ReorderingDriver::new(host.clone(), seed);
-    let world = World::new(&late, Beside::Nothing);
+    let world = World::new(&late);
     let device = world.device.clone();
     let mut random = Random::new(seed);
     let arena = SharedVmmAllocator::new(&device, &arena_options("shared")).unwrap();

@@ -109,8 +109,7 @@ struct Program {
 }
 
 impl Program {
-    fn new(seed: u64, late: &Arc<ReorderingDriver>, beside: Beside) -> Self {
-        let world = World::new(late, beside);
+    fn new(seed: u64, world: World) -> Self {
         let device = world.device.clone();
         let arenas = [0; 2].map(|_| SharedVmmAllocator::new(&device, &arena_options("lends")).unwrap());
         let memory = ElasticOptions { name: "kv", page_bytes: PAGE, ..ElasticOptions::default() };
@@ -181,9 +180,8 @@ impl Program {
         let which = random.below(2) as usize;
         let arena = &arenas[which];
         let graph = random.below(graphs.len().max(1) as u64) as usize;
-        let behind_contents = |ready: &mut Vec<Ready>| {
-            ready.iter_mut().for_each(|ready| ready.before(stream).unwrap());
-        };
+        let behind_contents =
+            |ready: &mut Vec<Ready>| ready.iter_mut().try_for_each(|ready| ready.before(stream));
         match random.below(46) {
             0 | 1 if graphs.len() < 4 => graphs.extend(done(world.capture(arena, random))),
             2..6 if !graphs.is_empty() => {
@@ -192,7 +190,9 @@ impl Program {
             }
             6 if !graphs.is_empty() => {
                 let Graph { space, output, .. } = &mut graphs[graph];
-                behind_contents(ready);
+                if done(behind_contents(ready)).is_none() {
+                    return;
+                }
                 world.use_on(output, stream, None);
                 world.may_be_captured(stream, random);
                 space.record_stream(output.at, stream).unwrap();
@@ -210,7 +210,9 @@ impl Program {
             }
             10 | 11 if !results.is_empty() => {
                 let at = random.below(results.len() as u64) as usize;
-                behind_contents(ready);
+                if done(behind_contents(ready)).is_none() {
+                    return;
+                }
                 let (of, block) = &mut results[at];
                 world.use_on(block, stream, number.is_multiple_of(2).then_some(number));
                 world.may_be_captured(stream, random);
@@ -315,7 +317,7 @@ impl Program {
                 cache.shrink_to(blocks, &[], &fence).unwrap();
             }
             35 if done(arena.pause(Fence::default())).is_some() => {
-                ready.retain_mut(|ready| !ready.done().unwrap());
+                ready.retain_mut(|ready| !ready.done().unwrap_or(false));
                 if let Some((_, mut coming)) = done(world.device.resume_async(&[], NOW)) {
                     ready.append(&mut coming);
                 } else {
@@ -336,7 +338,9 @@ impl Program {
             }
             38..40 if !weights.is_empty() && !region.stats().paused => {
                 let at = random.below(weights.len() as u64) as usize;
-                region.before(stream).unwrap();
+                if done(region.before(stream)).is_none() {
+                    return;
+                }
                 let written = number.is_multiple_of(2);
                 world.use_on(&mut weights[at], stream, written.then_some(number));
                 world.may_be_captured(stream, random);
@@ -416,9 +420,9 @@ impl Program {
 fn run(seed: u64, beside: Beside) -> u64 {
     let memory_bytes = (40 + seed % 5 * 10) * PAGE;
     let host = Arc::new(HostDriver::new(0, HostOptions { granularity: 4096, memory_bytes }).unwrap());
-    let faulty = FaultyDriver::new(host.clone());
-    let late = ReorderingDriver::new(faulty.clone(), seed);
-    let mut program = Program::new(seed, &late, beside);
+    let late = ReorderingDriver::new(host.clone(), seed);
+    let faulty = FaultyDriver::new(late.clone());
+    let mut program = Program::new(seed, World::over(&late, faulty.clone(), beside));
     for number in 0..160 {
         let refused = Refused::some(beside, &faulty, &mut program.random);
         program.step(number);
@@ -452,8 +456,7 @@ fn pages_move_under_eager_work_behind_its_last_scope() {
         let host =
             Arc::new(HostDriver::new(0, HostOptions { granularity: 4096, memory_bytes: 64 * PAGE }).unwrap());
         let late = ReorderingDriver::new(host, seed);
-        let Program { world, arenas: [arena, _], buffer, engine, .. } =
-            Program::new(seed, &late, Beside::Nothing);
+        let Program { world, arenas: [arena, _], buffer, engine, .. } = Program::new(seed, World::new(&late));
         let space = arena.open_space().unwrap();
         let block = space.allocate(6 * PAGE, STREAMS[0]).unwrap();
         space.free(block).unwrap();

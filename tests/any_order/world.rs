@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use vmmgraph::pages::Mark;
+use vmmgraph::driver::SharedDriver;
+use vmmgraph::pages::{Events, Mark};
 use vmmgraph::{Address, Device, EagerScope, Error, Options, Result, SharedVmmAllocator, Space, Stream};
 use vmmgraph_testkit::{FaultyDriver, Random, ReorderingDriver, stream};
 
@@ -40,7 +41,10 @@ pub(crate) struct Graph {
 
 pub(crate) struct World {
     pub(crate) late: Arc<ReorderingDriver>,
+    /// Over what refuses calls, which is over what does work late.
     pub(crate) device: Arc<Device>,
+    /// The program's own.
+    events: Arc<Events>,
     /// Looks that found other bytes than what was written, and work on memory that was gone.
     pub(crate) wrong: Arc<AtomicU64>,
     /// What else goes on.
@@ -60,9 +64,14 @@ pub(crate) enum Beside {
 }
 
 impl World {
-    pub(crate) fn new(late: &Arc<ReorderingDriver>, beside: Beside) -> Self {
-        let device = Device::with_driver(late.clone());
-        Self { late: late.clone(), device, wrong: Arc::default(), beside, captured: None }
+    pub(crate) fn new(late: &Arc<ReorderingDriver>) -> Self {
+        Self::over(late, late.clone(), Beside::Nothing)
+    }
+
+    pub(crate) fn over(late: &Arc<ReorderingDriver>, driver: SharedDriver, beside: Beside) -> Self {
+        let (own, device): (SharedDriver, _) = (late.clone(), Device::with_driver(driver));
+        let events = Events::new(&own);
+        Self { late: late.clone(), device, events, wrong: Arc::default(), beside, captured: None }
     }
 
     /// A stream for the program's next step.
@@ -120,7 +129,7 @@ impl World {
             self.write(block.at, block.bytes, byte, stream);
             block.byte = Some(byte);
         }
-        block.mark = Some(self.device.pool().events().record(stream).unwrap());
+        block.mark = Some(self.events.record(stream).unwrap());
     }
 
     pub(crate) fn capture(&self, arena: &SharedVmmAllocator, random: &mut Random) -> Result<Graph> {
@@ -159,7 +168,7 @@ impl World {
         };
         graph.space.replay(stream, launch)?;
         graph.output.byte = Some(byte);
-        graph.output.mark = Some(self.device.pool().events().record(stream).unwrap());
+        graph.output.mark = Some(self.events.record(stream).unwrap());
         Ok(())
     }
 
@@ -215,23 +224,29 @@ pub(crate) fn done<T>(result: vmmgraph::Result<T>) -> Option<T> {
     }
 }
 
-/// As long as it lives the driver refuses a kind of calls.
-pub(crate) struct Refused(Arc<FaultyDriver>, &'static str);
+/// As long as it lives the driver refuses calls.
+pub(crate) struct Refused(Arc<FaultyDriver>, Option<&'static str>);
 
 impl Refused {
-    /// Now and then.
+    /// Now and then: every call of a kind that gives or takes memory, or two calls of any kind.
     pub(crate) fn some(beside: Beside, faulty: &Arc<FaultyDriver>, random: &mut Random) -> Option<Self> {
         const CALLS: [&str; 6] = ["create", "release", "reserve", "free_addresses", "map", "unmap"];
         (beside == Beside::Refusals && random.below(4) == 0).then(|| {
-            let call = random.choose(&CALLS);
-            faulty.refuse(call, true);
-            Self(Arc::clone(faulty), call)
+            let call = (random.below(2) == 0).then(|| random.choose(&CALLS));
+            match call {
+                Some(call) => faulty.refuse(call, true),
+                None => faulty.arm(&[1 + random.below(8), 1 + random.below(24)]),
+            }
+            Self(faulty.clone(), call)
         })
     }
 }
 
 impl Drop for Refused {
     fn drop(&mut self) {
-        self.0.refuse(self.1, false);
+        match self.1 {
+            Some(call) => self.0.refuse(call, false),
+            None => self.0.arm(&[]),
+        }
     }
 }
