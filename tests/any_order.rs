@@ -16,6 +16,8 @@ mod contents;
 mod exports;
 #[path = "any_order/lending.rs"]
 mod lending;
+#[path = "any_order/rings.rs"]
+mod rings;
 #[path = "any_order/world.rs"]
 mod world;
 

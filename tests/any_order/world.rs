@@ -217,7 +217,8 @@ pub(crate) fn done<T>(result: vmmgraph::Result<T>) -> Option<T> {
             | Error::Lent { .. }
             | Error::WrongState { .. }
             | Error::InvalidArgument { .. }
-            | Error::StreamCapturing { .. },
+            | Error::StreamCapturing { .. }
+            | Error::HostNotRegistered { .. },
         ) => None,
         Err(Error::Driver { name, .. }) if name == "planted" || name.contains(" refused") => None,
         Err(error) => panic!("{error}"),
