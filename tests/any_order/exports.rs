@@ -10,7 +10,7 @@ use vmmgraph::pages::{Extent, Fence, Holder};
 use vmmgraph::{Error, Handles, HostOptions, PagePin, PeerExtent, PeerMap, SharedVmmAllocator};
 use vmmgraph_testkit::{Random, ReorderingDriver, seeds};
 
-use super::world::{Block, Graph, STREAMS, World, arena_options};
+use super::world::{Beside, Block, Graph, World, arena_options, done};
 
 /// Somebody who has what is behind a graph's output. The other process is played by this one, which imports its own pages.
 struct Peer {
@@ -60,30 +60,32 @@ fn tell(
     outputs.chain(seen).for_each(|block| (block.byte, block.mark) = used.clone());
 }
 
-fn run(seed: u64) -> u64 {
+fn run(seed: u64, beside: Beside) -> u64 {
     let options = HostOptions { granularity: 4096, memory_bytes: 64 << 20 };
     let host = Arc::new(HostDriver::new(0, options).unwrap().with_sharing(Handles::Fd));
     let late = ReorderingDriver::new(host.clone(), seed);
-    let world = World::new(&late);
+    let mut world = World::over(&late, late.clone(), beside);
     let device = world.device.clone();
     let mut random = Random::new(seed);
     let arena = SharedVmmAllocator::new(&device, &arena_options("shared")).unwrap();
     let (mut graphs, mut peers): (Vec<Graph>, Vec<Peer>) = (Vec::new(), Vec::new());
     let mut results: Vec<Block> = Vec::new();
     for number in 0..140_u8 {
-        let stream = random.choose(&STREAMS);
+        let stream = world.stream(&mut random);
         let graph = random.below(graphs.len().max(1) as u64) as usize;
         let peer = random.below(peers.len().max(1) as u64) as usize;
         match random.below(24) {
             0..2 if graphs.len() < 5 => graphs.push(world.capture(&arena, &mut random).unwrap()),
             2..6 if !graphs.is_empty() => {
-                world.replay(&mut graphs[graph], stream, number).unwrap();
+                done(world.replay(&mut graphs[graph], stream, number));
+                world.may_be_captured(stream, &mut random);
                 let Graph { space, output, .. } = &graphs[graph];
                 tell(space.id(), (output.byte, output.mark.clone()), &mut [], &mut peers);
             }
             6 | 7 if !graphs.is_empty() => {
                 let Graph { space, output, .. } = &mut graphs[graph];
                 world.use_on(output, stream, None);
+                world.may_be_captured(stream, &mut random);
                 space.record_stream(output.at, stream).unwrap();
                 tell(space.id(), (output.byte, output.mark.clone()), &mut [], &mut peers);
             }
@@ -105,6 +107,7 @@ fn run(seed: u64) -> u64 {
             11..15 if !peers.is_empty() && peers[peer].owner > 0 => {
                 let Peer { map, seen, owner, .. } = &mut peers[peer];
                 world.use_on(seen, stream, (number % 2 == 0).then_some(number));
+                world.may_be_captured(stream, &mut random);
                 map.used_by(stream);
                 let (owner, used) = (*owner, (seen.byte, seen.mark.clone()));
                 tell(owner, used, &mut graphs, &mut peers);
@@ -117,25 +120,27 @@ fn run(seed: u64) -> u64 {
                 drop(pins);
             }
             17 | 18 if results.len() < 4 => {
-                let scope = arena.eager_scope(stream).unwrap();
-                results.extend(world.eager(&scope, &mut random, stream, number).unwrap());
+                if let Some(scope) = done(arena.eager_scope(stream)) {
+                    results.extend(world.eager(&scope, &mut random, stream, number).unwrap());
+                }
             }
             19 if !results.is_empty() => {
                 let at = random.below(results.len() as u64) as usize;
                 world.use_on(&mut results[at], stream, None);
                 arena.eager_blocks().free(results.swap_remove(at).at, &[stream]).unwrap();
             }
-            20 => drop(arena.trim().unwrap()),
+            20 => drop(done(arena.trim())),
             21 => match arena.pause(Fence::default()) {
                 Ok(_) => drop(arena.resume(Duration::ZERO).unwrap()),
                 Err(Error::Exported { .. }) => assert!(!peers.is_empty()),
+                Err(Error::StreamCapturing { .. }) => assert_eq!(beside, Beside::Captures),
                 Err(error) => panic!("{error}"),
             },
             22 => drop(arena.mark()),
             _ => {}
         }
     }
-    let last = STREAMS[0];
+    let last = world.stream(&mut random);
     for Graph { space, output, .. } in &mut graphs {
         world.use_on(output, last, None);
         space.record_stream(output.at, last).unwrap();
@@ -157,6 +162,7 @@ fn run(seed: u64) -> u64 {
     assert_eq!((device.pool().audit(), arena.audit()), (Ok(()), Ok(())));
     drop((arena, pins));
     late.drain();
+    world.end_capture();
     device.trim().unwrap();
     assert_eq!((late.failed(), device.pool().audit_idle()), (vec![], Ok(())));
     let wrong = world.wrong.load(Relaxed);
@@ -168,6 +174,11 @@ fn run(seed: u64) -> u64 {
 #[test]
 fn what_others_have_is_theirs_in_whatever_order_streams_work() {
     for seed in seeds(100) {
-        assert_eq!(run(seed), 0, "seed {seed}");
+        assert_eq!(run(seed, Beside::Nothing), 0, "seed {seed}");
     }
+}
+
+#[test]
+fn the_same_while_streams_are_captured_now_and_then() {
+    seeds(40).for_each(|seed| assert_eq!(run(seed, Beside::Captures), 0, "seed {seed}"));
 }

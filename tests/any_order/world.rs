@@ -54,7 +54,7 @@ pub(crate) struct World {
 }
 
 /// What goes on beside a program.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Beside {
     Nothing,
     /// The driver refuses calls now and then.
