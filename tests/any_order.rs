@@ -18,6 +18,8 @@ mod exports;
 mod lending;
 #[path = "any_order/rings.rs"]
 mod rings;
+#[path = "any_order/threads.rs"]
+mod threads;
 #[path = "any_order/world.rs"]
 mod world;
 

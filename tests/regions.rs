@@ -136,7 +136,9 @@ fn pausing_twice_and_resuming_what_is_there_do_nothing() {
     let again = region.pause(Fence::default()).unwrap();
     assert_eq!((again.regions, again.bytes, again.calls), (0, 0, 0));
     assert!(matches!(region.allocate(512, A), Err(Error::WrongState { found: "paused", .. })));
+    assert!(matches!(region.before(A), Err(Error::WrongState { found: "paused", .. })));
     assert_eq!(region.resume(NOW).unwrap().regions, 1);
+    assert_eq!(region.before(A), Ok(()));
     assert_eq!(region.resume(NOW).unwrap().regions, 0);
     assert!(holds(at, 9 * MIB, 5));
     drop(region);

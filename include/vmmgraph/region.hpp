@@ -171,7 +171,7 @@ public:
         detail::check(vmmgraph_region_get_backup(handle(), block, skip, into, bytes));
     }
 
-    // Makes later work of a stream wait for contents that resume_async() still copies.
+    // Makes later work of a stream wait for contents that resume_async() still copies. Throws unless the region is resident.
     void before(void* stream) const { detail::check(vmmgraph_region_before(handle(), stream)); }
 
     // Limits the bytes of physical memory it may hold; 0: no limit but the device's. Nothing is taken away.

@@ -3788,8 +3788,11 @@ vmmgraph_status_t vmmgraph_region_get_backup(vmmgraph_region_t region,
                                              void *into,
                                              size_t bytes);
 
-// Makes later work of a stream wait for contents that a resume without waiting still copies. Does not block.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_region_before(vmmgraph_region_t region, void *stream);
+// Makes later work of a stream wait for contents that a resume without waiting still copies. Does not block. VMMGRAPH_ERROR_WRONG_STATE unless the
+// region is resident: what is paused, or on its way on another thread, must not be used.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_region_before(vmmgraph_region_t region,
+                                         void *stream);
 
 // Limits the bytes of physical memory that the region may hold; 0: no limit but the device's. Nothing is taken away.
 VMMGRAPH_API

@@ -227,7 +227,8 @@ pub unsafe extern "C" fn vmmgraph_region_get_backup(
     })
 }
 
-/// Makes later work of a stream wait for contents that a resume without waiting still copies. Does not block.
+/// Makes later work of a stream wait for contents that a resume without waiting still copies. Does not block. VMMGRAPH_ERROR_WRONG_STATE unless the
+/// region is resident: what is paused, or on its way on another thread, must not be used.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_region_before(
     region: vmmgraph_region_t,

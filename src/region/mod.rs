@@ -304,9 +304,14 @@ impl Region {
     /// Makes later work of a stream wait for the contents that a resume without waiting still copies. Does not block.
     ///
     /// # Errors
-    /// [`Error::StreamCapturing`], or what the driver says.
+    /// [`Error::WrongState`] unless it is resident: what is paused, or on its way on another thread, must not be used; [`Error::StreamCapturing`];
+    /// what the driver says.
     pub fn before(&self, stream: Stream) -> Result<()> {
-        let mut contents = self.books.lock().contents.clone();
+        let mut contents = {
+            let books = self.books.lock();
+            books.require(Phase::Resident)?;
+            books.contents.clone()
+        };
         contents.before(self.device.pool().events(), stream)
     }
 

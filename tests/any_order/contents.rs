@@ -25,7 +25,7 @@ fn world(seed: u64) -> (World, SharedVmmAllocator) {
 }
 
 impl World {
-    fn end(&self, seed: u64) {
+    fn is_right(&self, seed: u64) {
         self.late.drain();
         assert_eq!((self.late.failed(), self.wrong.load(Relaxed)), (vec![], 0), "seed {seed}");
     }
@@ -48,7 +48,7 @@ fn what_goes_while_its_arena_is_paused_goes_behind_the_contents_that_come_back_f
             world.device.give_back(NOW);
         }
         drop((ready, arena));
-        world.end(seed);
+        world.is_right(seed);
     }
 }
 
@@ -74,7 +74,7 @@ fn contents_come_back_where_their_holder_has_them_though_a_replay_moves_pages_me
         world.use_on(&mut result, STREAMS[0], None);
         arena.eager_blocks().free(result.at, &[STREAMS[0]]).unwrap();
         drop((space, ready, arena));
-        world.end(seed);
+        world.is_right(seed);
     }
 }
 
@@ -108,7 +108,7 @@ fn whoever_resumes_what_is_mapped_already_is_behind_its_contents_as_well() {
         }
         world.late.drain();
         drop((ready, space, arena, region));
-        world.end(seed);
+        world.is_right(seed);
     }
 }
 
@@ -145,7 +145,7 @@ fn a_lease_begins_behind_contents_that_come_back_for_a_block_that_was_freed() {
         world.use_on(&mut block, STREAMS[1], Some(9));
         (0..30).for_each(|_| world.late.launch(STREAMS[1], |_| ()));
         world.use_on(&mut block, STREAMS[1], None);
-        world.end(seed);
+        world.is_right(seed);
         drop((space, other, ready, lease, buffer, arena));
     }
 }
@@ -177,7 +177,7 @@ fn a_borrower_that_wants_a_page_again_keeps_it_though_contents_came_to_it_meanwh
         // Else the contents were there before it was given back.
         assert_eq!(lease.bytes(), again.revived * PAGE);
         drop((space, other, ready, lease, buffer, arena));
-        world.end(seed);
+        world.is_right(seed);
     }
 }
 
@@ -205,7 +205,7 @@ fn a_new_block_of_a_region_is_behind_what_comes_back_to_its_place() {
         // What nothing comes back to waits for nothing.
         let mut other = Block::new(region.allocate(PAGE, STREAMS[2]).unwrap(), PAGE);
         world.use_on(&mut other, STREAMS[2], Some(3));
-        world.end(seed);
+        world.is_right(seed);
         drop((arena, region, ready));
     }
 }

@@ -89,7 +89,7 @@ fn part(random: &mut Random, most: u64, of: u64) -> Range<u64> {
     start..start + bytes
 }
 
-struct Program {
+pub(crate) struct Program {
     world: World,
     arenas: [SharedVmmAllocator; 2],
     buffer: Arc<ElasticBuffer>,
@@ -105,11 +105,11 @@ struct Program {
     ahead: Vec<Pending>,
     /// Behind the contents of an arena that came back.
     ready: Vec<Ready>,
-    random: Random,
+    pub(crate) random: Random,
 }
 
 impl Program {
-    fn new(seed: u64, world: World) -> Self {
+    pub(crate) fn new(seed: u64, world: World) -> Self {
         let device = world.device.clone();
         let arenas = [0; 2].map(|_| SharedVmmAllocator::new(&device, &arena_options("lends")).unwrap());
         let memory = ElasticOptions { name: "kv", page_bytes: PAGE, ..ElasticOptions::default() };
@@ -161,7 +161,7 @@ impl Program {
         }
     }
 
-    fn step(&mut self, number: u8) {
+    pub(crate) fn step(&mut self, number: u8) {
         let Self {
             world,
             arenas,
@@ -360,8 +360,8 @@ impl Program {
         }
     }
 
-    /// Everything is looked at, and goes; how many looks found other bytes than what was written.
-    fn end(mut self, drained: bool) -> u64 {
+    /// Everything is looked at, and goes.
+    pub(crate) fn leave(mut self, drained: bool) -> World {
         let last = self.world.stream(&mut self.random);
         for pending in self.ahead.drain(..) {
             done(pending.wait());
@@ -399,7 +399,7 @@ impl Program {
             let blocks = engine.leave_blocks(0..BLOCKS);
             self.cache.release(0..BLOCKS, &blocks).unwrap();
         }
-        let Self { mut world, arenas, buffer, cache, engine, graphs, results, region, .. } = self;
+        let Self { world, arenas, buffer, cache, engine, graphs, results, region, .. } = self;
         if drained {
             world.late.drain();
         }
@@ -407,12 +407,7 @@ impl Program {
         arenas.iter().for_each(|arena| assert_eq!(arena.audit(), Ok(())));
         assert_eq!((buffer.audit(), cache.audit()), (Ok(()), Ok(())));
         drop((graphs, arenas, buffer, cache, engine, results, region));
-        world.late.drain();
-        world.end_capture();
-        world.device.trim().unwrap();
-        world.device.host_pool().trim().unwrap();
-        assert_eq!((world.late.failed(), world.device.pool().audit_idle()), (vec![], Ok(())));
-        world.wrong.load(Relaxed)
+        world
     }
 }
 
@@ -428,7 +423,7 @@ fn run(seed: u64, beside: Beside) -> u64 {
         program.step(number);
         drop(refused);
     }
-    let wrong = program.end(seed.is_multiple_of(2));
+    let wrong = program.leave(seed.is_multiple_of(2)).end();
     drop((late, faulty));
     assert_eq!(host.leftovers(), [0; 4], "seed {seed}");
     wrong

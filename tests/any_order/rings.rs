@@ -1,7 +1,6 @@
 //! Rings beside graphs and a region, where memory is short: units that stream while sources change, are stored to and go, and whole rings come and go.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use vmmgraph::driver::HostDriver;
@@ -23,7 +22,7 @@ struct Unit {
     byte: Option<u8>,
 }
 
-struct Rings {
+pub(crate) struct Rings {
     world: World,
     arena: SharedVmmAllocator,
     region: Arc<Region>,
@@ -38,7 +37,7 @@ fn whole(source: &Arc<HostBuffer>) -> Vec<HostRun> {
 }
 
 impl Rings {
-    fn new(seed: u64, world: World) -> Self {
+    pub(crate) fn new(seed: u64, world: World) -> Self {
         let arena = SharedVmmAllocator::new(&world.device, &arena_options("")).unwrap();
         let of_region =
             RegionOptions { policy: Policy::Backup, page_bytes: 8 * KIB, ..RegionOptions::default() };
@@ -118,7 +117,7 @@ impl Rings {
         region.record_stream(block.at, stream).unwrap();
     }
 
-    fn step(&mut self, number: u8) {
+    pub(crate) fn step(&mut self, number: u8) {
         let stream = self.world.stream(&mut self.random);
         let graph = self.random.below(self.graphs.len().max(1) as u64) as usize;
         let weight = self.random.below(self.weights.len().max(1) as u64) as usize;
@@ -175,8 +174,8 @@ impl Rings {
         }
     }
 
-    /// Everything goes while it is still at work; how many looks found other bytes than what was written.
-    fn end(mut self) -> u64 {
+    /// Everything goes while it is still at work.
+    pub(crate) fn leave(mut self) -> World {
         let last = self.world.stream(&mut self.random);
         for Graph { space, output, .. } in &mut self.graphs {
             self.world.use_on(output, last, None);
@@ -184,7 +183,7 @@ impl Rings {
         }
         self.read(last);
         self.ring.iter().for_each(|(ring, _)| assert_eq!(ring.audit(), Ok(())));
-        let Self { mut world, arena, region, graphs, mut weights, ring, .. } = self;
+        let Self { world, arena, region, graphs, mut weights, ring, .. } = self;
         if !region.stats().paused && region.before(last).is_ok() {
             for block in &mut weights {
                 world.use_on(block, last, None);
@@ -193,12 +192,7 @@ impl Rings {
         }
         assert_eq!(arena.audit(), Ok(()));
         drop((arena, region, graphs, ring));
-        world.late.drain();
-        world.end_capture();
-        world.device.trim().unwrap();
-        world.device.host_pool().trim().unwrap();
-        assert_eq!((world.late.failed(), world.device.pool().audit_idle()), (vec![], Ok(())));
-        world.wrong.load(Relaxed)
+        world
     }
 }
 
@@ -216,7 +210,7 @@ fn run(seed: u64, beside: Beside) -> u64 {
         program.step(number);
         drop(refused);
     }
-    let wrong = program.end();
+    let wrong = program.leave().end();
     drop((late, faulty));
     assert_eq!((host.leftovers(), host.host_leftovers()), ([0; 4], [0; 2]), "seed {seed}");
     wrong

@@ -74,6 +74,13 @@ impl World {
         Self { late: late.clone(), device, events, wrong: Arc::default(), beside, captured: None }
     }
 
+    /// For another program on the same device.
+    pub(crate) fn again(&self) -> Self {
+        let (late, device) = (self.late.clone(), self.device.clone());
+        let (events, wrong) = (self.events.clone(), self.wrong.clone());
+        Self { late, device, events, wrong, beside: self.beside, captured: None }
+    }
+
     /// A stream for the program's next step.
     pub(crate) fn stream(&mut self, random: &mut Random) -> Stream {
         if self.captured.is_some() && random.below(8) == 0 {
@@ -95,6 +102,16 @@ impl World {
         if let Some(stream) = self.captured.take() {
             self.late.set_captured(stream, false);
         }
+    }
+
+    /// All who used it are gone; how many looks found other bytes than what was written.
+    pub(crate) fn end(mut self) -> u64 {
+        self.late.drain();
+        self.end_capture();
+        self.device.trim().unwrap();
+        self.device.host_pool().trim().unwrap();
+        assert_eq!((self.late.failed(), self.device.pool().audit_idle()), (vec![], Ok(())));
+        self.wrong.load(Relaxed)
     }
 
     fn write(&self, at: Address, bytes: u64, byte: u8, stream: Stream) {

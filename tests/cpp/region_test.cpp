@@ -74,6 +74,7 @@ TEST(Regions, OneAtATimeBehindStreamsAndEvents) {
     EXPECT_EQ(region.pause({{nullptr, reinterpret_cast<void*>(0x1230)}, {}}).copied_bytes, 2 * MiB);
     EXPECT_EQ(region.resume().copied_bytes, 2 * MiB);
     EXPECT_EQ(region.pause().clean_bytes, 2 * MiB);
+    EXPECT_THROW(region.before(nullptr), vmmgraph::Error);
     region.free(block);
     EXPECT_EQ(vmmgraph::resume_async(device, {"weights"}).report.bytes, 0U);
     region.before(nullptr);

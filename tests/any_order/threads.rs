@@ -1,0 +1,53 @@
+//! Programs on threads of their own over one device, whose streams work late.
+
+use std::sync::Arc;
+use std::thread;
+
+use vmmgraph::HostOptions;
+use vmmgraph::driver::HostDriver;
+use vmmgraph_testkit::{FaultyDriver, ReorderingDriver, seeds};
+
+use super::lending::Program;
+use super::rings::Rings;
+use super::world::{Beside, KIB, Refused, World};
+
+fn run(seed: u64, beside: Beside) -> u64 {
+    let memory_bytes = (50 + seed % 5 * 20) * 16 * KIB;
+    let host = Arc::new(HostDriver::new(0, HostOptions { granularity: 4096, memory_bytes }).unwrap());
+    let late = ReorderingDriver::new(host.clone(), seed);
+    let faulty = FaultyDriver::new(late.clone());
+    let world = World::over(&late, faulty.clone(), beside);
+    let rings = [1, 2].map(|number| Rings::new(seed * 3 + number, world.again()));
+    let mut lending = Program::new(seed, world);
+    let rings = thread::scope(|scope| {
+        let rings = rings.map(|mut rings| {
+            scope.spawn(move || {
+                (0..150).for_each(|number| rings.step(number));
+                rings
+            })
+        });
+        for number in 0..150 {
+            let refused = Refused::some(beside, &faulty, &mut lending.random);
+            lending.step(number);
+            drop(refused);
+        }
+        rings.map(|rings| rings.join().unwrap())
+    });
+    for rings in rings {
+        drop(rings.leave());
+    }
+    let wrong = lending.leave(seed.is_multiple_of(2)).end();
+    drop((late, faulty));
+    assert_eq!((host.leftovers(), host.host_leftovers()), ([0; 4], [0; 2]), "seed {seed}");
+    wrong
+}
+
+#[test]
+fn programs_on_threads_of_their_own_share_a_device_in_whatever_order_streams_work() {
+    seeds(20).for_each(|seed| assert_eq!(run(seed, Beside::Nothing), 0, "seed {seed}"));
+}
+
+#[test]
+fn the_same_while_the_driver_refuses_calls_now_and_then() {
+    seeds(8).for_each(|seed| assert_eq!(run(seed, Beside::Refusals), 0, "seed {seed}"));
+}
