@@ -72,20 +72,53 @@ pub(crate) fn yield_now() {
     shuttle::thread::yield_now();
 }
 
+/// Threads that have a token and have not ended.
+#[cfg(not(feature = "shuttle"))]
+static LIVE: ProcessMutex<std::collections::BTreeSet<u64>> =
+    ProcessMutex::new(std::collections::BTreeSet::new());
+
 /// A number of the calling thread; never 0, and never given to another thread, also after this one has ended.
 #[cfg(not(feature = "shuttle"))]
 pub(crate) fn thread_token() -> u64 {
     use std::cell::Cell;
     use std::sync::atomic::{AtomicU64, Ordering};
 
+    struct Ends(u64);
+    impl Drop for Ends {
+        fn drop(&mut self) {
+            LIVE.lock().remove(&self.0);
+        }
+    }
     static NEXT: AtomicU64 = AtomicU64::new(1);
-    thread_local!(static HERE: Cell<u64> = const { Cell::new(0) });
+    thread_local! {
+        // Apart from what has an end, since a thread may call while it ends.
+        static HERE: Cell<u64> = const { Cell::new(0) };
+        static ENDS: Cell<Option<Ends>> = const { Cell::new(None) };
+    }
     HERE.with(|here| {
         if here.get() == 0 {
-            here.set(NEXT.fetch_add(1, Ordering::Relaxed));
+            let token = NEXT.fetch_add(1, Ordering::Relaxed);
+            here.set(token);
+            LIVE.lock().insert(token);
+            // A thread that calls for the first time while it ends has ended.
+            if ENDS.try_with(|ends| ends.set(Some(Ends(token)))).is_err() {
+                LIVE.lock().remove(&token);
+            }
         }
         here.get()
     })
+}
+
+/// Whether the thread of a token has ended, or is about to.
+#[cfg(not(feature = "shuttle"))]
+pub(crate) fn thread_has_ended(token: u64) -> bool {
+    !LIVE.lock().contains(&token)
+}
+
+/// Shuttle's threads are not told apart when they have ended.
+#[cfg(feature = "shuttle")]
+pub(crate) fn thread_has_ended(_token: u64) -> bool {
+    false
 }
 
 /// Shuttle's threads share one thread of the system.

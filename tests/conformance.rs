@@ -1219,6 +1219,38 @@ fn a_stream_waits_for_an_event_of_another() {
     free_addresses(base, 2 * LEN);
 }
 
+/// Nobody can name that one any more, whose work goes on.
+#[test]
+fn the_legacy_default_stream_waits_for_the_default_stream_of_a_thread_that_has_ended() {
+    let gpu = Gpu::open();
+    let (reader, event) = (gpu.stream(), gpu.event());
+    let (len, rounds) = if real() { (1 << 30, 1000) } else { (GRANULE, 3) };
+    let (page, copy, base) = (create(len), create(GRANULE), reserve(len + GRANULE));
+    map(base, len, page);
+    map(base + len, GRANULE, copy);
+    let work = std::thread::spawn(move || {
+        ok!(cuCtxSetCurrent(context()));
+        let own: CUstream = ptr::without_provenance_mut(2);
+        for value in 1..=rounds {
+            ok!(cuMemsetD32Async(base, value, len as usize / 4, own));
+        }
+    });
+    work.join().unwrap();
+    let legacy: CUstream = ptr::null_mut();
+    ok!(cuEventRecord(event.0, legacy));
+    let over = code!(cuEventQuery(event.0)) == SUCCESS;
+    say(&format!("the work of a thread that has ended is {}", if over { "over" } else { "under way" }));
+    ok!(cuStreamWaitEvent(reader.0, event.0, 0));
+    assert_eq!(reader.copy(base + len, base + len - GRANULE, GRANULE), SUCCESS);
+    reader.synchronise();
+    assert_holds(base + len, GRANULE, rounds);
+    unmap(base, len);
+    unmap(base + len, GRANULE);
+    release(page);
+    release(copy);
+    free_addresses(base, len + GRANULE);
+}
+
 #[test]
 fn an_event_in_which_nothing_was_recorded_has_happened() {
     let gpu = Gpu::open();

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cudarc::driver::sys;
 use green::GreenContext;
 use vmmgraph::driver::CudaDriver;
+use vmmgraph::pages::Fence;
 use vmmgraph::{Device, Error, Options, SharedVmmAllocator, Space, Stream, VmmTorchAllocator};
 
 mod green;
@@ -221,14 +222,32 @@ fn what_a_thread_noted_that_has_ended_goes() {
 }
 
 #[test]
-fn a_regions_block_is_its_threads_until_that_says_that_it_is_done() {
+fn a_regions_block_is_its_threads_until_that_says_that_it_is_done_or_ends() {
     let (_alone, device, _primary, _, _arena) = open(0);
     let region = device.region("weights", vmmgraph::RegionOptions::default()).unwrap();
-    let allocate = || region.allocate(1 << 20, Stream::PER_THREAD).unwrap();
-    let block = std::thread::scope(|scope| scope.spawn(allocate).join().unwrap());
-    region.free(block).unwrap();
-    // What its thread gave its stream since the allocation nobody else knows.
-    assert_ne!(region.allocate(1 << 20, Stream::LEGACY).unwrap(), block);
+    let (tell, told) = std::sync::mpsc::channel();
+    let (end, ended) = std::sync::mpsc::channel::<()>();
+    let block = std::thread::scope(|scope| {
+        let region = &region;
+        let thread = scope.spawn(move || {
+            tell.send(region.allocate(1 << 20, Stream::PER_THREAD).unwrap()).unwrap();
+            ended.recv().unwrap();
+        });
+        let block = told.recv().unwrap();
+        region.free(block).unwrap();
+        // What its thread gave its stream since the allocation nobody else knows.
+        assert_ne!(region.allocate(1 << 20, Stream::LEGACY).unwrap(), block);
+        assert!(matches!(region.pause(Fence::default()), Err(Error::StreamCapturing { stream: 2 })));
+        end.send(()).unwrap();
+        // All of it: a scope waits for less.
+        thread.join().unwrap();
+        block
+    });
+    // The legacy default stream has waited for that of the thread.
+    calls(c"cuEventRecord");
+    assert_eq!(region.allocate(1 << 20, Stream::LEGACY).unwrap(), block);
+    assert_eq!(calls(c"cuEventRecord"), 1);
+    region.pause(Fence::default()).unwrap().complete().unwrap();
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Events;
 use crate::error::{Error, Result};
 use crate::pages::Mark;
-use crate::sync::thread_token;
+use crate::sync::{thread_has_ended, thread_token};
 use crate::units::Stream;
 
 /// Beyond so many streams that were kept, those that are done are forgotten now and then.
@@ -100,7 +100,8 @@ impl Events {
         here == named || in_primary(here) == named
     }
 
-    /// A mark behind everything given so far to a stream that was named before.
+    /// A mark behind everything given so far to a stream that was named before. The default stream of a thread that has ended cannot be named by anybody;
+    /// it synchronised with the legacy default stream, as CUDA and HIP say of theirs, so a mark there is behind what it was given.
     ///
     /// # Errors
     /// [`Error::StreamCapturing`], with the stream untouched: also where the calling thread [cannot name](Self::can_name) it. What the driver says.
@@ -109,11 +110,18 @@ impl Events {
         if here == named {
             return self.record(named.stream);
         }
-        let mut mark = Err(Error::StreamCapturing { stream: named.stream.raw() });
+        let primarily = |stream| {
+            let mut mark = Err(Error::StreamCapturing { stream: named.stream.raw() });
+            self.driver().in_primary(&mut || mark = self.record(stream))?;
+            mark
+        };
         if in_primary(here) == named {
-            self.driver().in_primary(&mut || mark = self.record(named.stream))?;
+            return primarily(named.stream);
         }
-        mark
+        if named.is_never_anothers() && thread_has_ended(named.thread) {
+            return primarily(Stream::LEGACY);
+        }
+        Err(Error::StreamCapturing { stream: named.stream.raw() })
     }
 }
 

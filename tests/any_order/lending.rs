@@ -90,7 +90,7 @@ fn part(random: &mut Random, most: u64, of: u64) -> Range<u64> {
 }
 
 pub(crate) struct Program {
-    world: World,
+    pub(crate) world: World,
     arenas: [SharedVmmAllocator; 2],
     buffer: Arc<ElasticBuffer>,
     cache: Arc<KvCache>,

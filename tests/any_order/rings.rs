@@ -23,7 +23,7 @@ struct Unit {
 }
 
 pub(crate) struct Rings {
-    world: World,
+    pub(crate) world: World,
     arena: SharedVmmAllocator,
     region: Arc<Region>,
     graphs: Vec<Graph>,

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::thread;
 
-use vmmgraph::HostOptions;
 use vmmgraph::driver::HostDriver;
+use vmmgraph::{HostOptions, Stream};
 use vmmgraph_testkit::{FaultyDriver, ReorderingDriver, seeds};
 
 use super::lending::Program;
@@ -16,13 +16,19 @@ fn run(seed: u64, beside: Beside) -> u64 {
     let host = Arc::new(HostDriver::new(0, HostOptions { granularity: 4096, memory_bytes }).unwrap());
     let late = ReorderingDriver::new(host.clone(), seed);
     let faulty = FaultyDriver::new(late.clone());
-    let world = World::over(&late, faulty.clone(), beside);
+    let mut world = World::over(&late, faulty.clone(), beside);
+    world.shared = true;
+    if seed % 4 > 1 || beside == Beside::Captures {
+        // Another one on each.
+        world.streams.push(Stream::PER_THREAD);
+    }
     let rings = [1, 2].map(|number| Rings::new(seed * 3 + number, world.again()));
     let mut lending = Program::new(seed, world);
     let rings = thread::scope(|scope| {
         let rings = rings.map(|mut rings| {
             scope.spawn(move || {
                 (0..150).for_each(|number| rings.step(number));
+                rings.world.end_capture();
                 rings
             })
         });
@@ -31,6 +37,7 @@ fn run(seed: u64, beside: Beside) -> u64 {
             lending.step(number);
             drop(refused);
         }
+        lending.world.end_capture();
         rings.map(|rings| rings.join().unwrap())
     });
     for rings in rings {
@@ -50,4 +57,9 @@ fn programs_on_threads_of_their_own_share_a_device_in_whatever_order_streams_wor
 #[test]
 fn the_same_while_the_driver_refuses_calls_now_and_then() {
     seeds(8).for_each(|seed| assert_eq!(run(seed, Beside::Refusals), 0, "seed {seed}"));
+}
+
+#[test]
+fn the_same_while_each_threads_own_stream_is_captured_now_and_then() {
+    seeds(12).for_each(|seed| assert_eq!(run(seed, Beside::Captures), 0, "seed {seed}"));
 }

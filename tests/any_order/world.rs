@@ -49,6 +49,10 @@ pub(crate) struct World {
     pub(crate) wrong: Arc<AtomicU64>,
     /// What else goes on.
     pub(crate) beside: Beside,
+    /// Those of its own.
+    pub(crate) streams: Vec<Stream>,
+    /// Those of [`STREAMS`] are other programs' too.
+    pub(crate) shared: bool,
     /// The stream that is being captured, of which the program uses the others.
     pub(crate) captured: Option<Stream>,
 }
@@ -71,14 +75,32 @@ impl World {
     pub(crate) fn over(late: &Arc<ReorderingDriver>, driver: SharedDriver, beside: Beside) -> Self {
         let (own, device): (SharedDriver, _) = (late.clone(), Device::with_driver(driver));
         let events = Events::new(&own);
-        Self { late: late.clone(), device, events, wrong: Arc::default(), beside, captured: None }
+        Self {
+            late: late.clone(),
+            device,
+            events,
+            wrong: Arc::default(),
+            beside,
+            streams: STREAMS.to_vec(),
+            shared: false,
+            captured: None,
+        }
     }
 
     /// For another program on the same device.
     pub(crate) fn again(&self) -> Self {
         let (late, device) = (self.late.clone(), self.device.clone());
         let (events, wrong) = (self.events.clone(), self.wrong.clone());
-        Self { late, device, events, wrong, beside: self.beside, captured: None }
+        Self {
+            late,
+            device,
+            events,
+            wrong,
+            beside: self.beside,
+            streams: self.streams.clone(),
+            shared: self.shared,
+            captured: None,
+        }
     }
 
     /// A stream for the program's next step.
@@ -86,13 +108,14 @@ impl World {
         if self.captured.is_some() && random.below(8) == 0 {
             self.end_capture();
         }
-        let stream = random.choose(&STREAMS);
+        let stream = random.choose(&self.streams);
         if Some(stream) == self.captured { STREAMS[usize::from(stream == STREAMS[0])] } else { stream }
     }
 
     /// Somebody may begin to capture a stream, if none is captured.
     pub(crate) fn may_be_captured(&mut self, stream: Stream, random: &mut Random) {
-        if self.beside == Beside::Captures && self.captured.is_none() && random.below(3) == 0 {
+        let others = self.shared && stream != Stream::PER_THREAD;
+        if self.beside == Beside::Captures && !others && self.captured.is_none() && random.below(3) == 0 {
             self.late.set_captured(stream, true);
             self.captured = Some(stream);
         }

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use vmmgraph::driver::{
@@ -65,11 +66,16 @@ impl State {
         self.random
     }
 
+    fn next_record(&mut self) -> u64 {
+        self.records += 1;
+        self.records
+    }
+
     fn push(&mut self, stream: Stream, work: Work) {
-        if self.captured.contains(&stream.raw()) {
+        if self.captured.contains(&queue(stream)) {
             self.failed.push(format!("work for {stream:?}, which is being captured"));
         }
-        self.streams.entry(stream.raw()).or_default().push_back(work);
+        self.streams.entry(queue(stream)).or_default().push_back(work);
     }
 
     /// Takes the first work of one of the streams that wait for nothing.
@@ -82,6 +88,18 @@ impl State {
         self.done += 1;
         self.streams.get_mut(&chosen)?.pop_front()
     }
+}
+
+/// The queues of threads' default streams, from the first one on.
+const THREADS: u64 = 1 << 62;
+
+/// Which queue a handle means: the default stream of a thread is that thread's.
+fn queue(stream: Stream) -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(THREADS);
+    thread_local! {
+        static OWN: u64 = NEXT.fetch_add(1, Ordering::Relaxed);
+    }
+    if stream == Stream::PER_THREAD { OWN.with(|own| *own) } else { stream.raw() }
 }
 
 /// Whose waits are lost.
@@ -169,9 +187,9 @@ impl ReorderingDriver {
     pub fn set_captured(&self, stream: Stream, captured: bool) {
         let mut state = self.state.lock();
         if captured {
-            state.captured.insert(stream.raw())
+            state.captured.insert(queue(stream))
         } else {
-            state.captured.remove(&stream.raw())
+            state.captured.remove(&queue(stream))
         };
     }
 
@@ -239,7 +257,7 @@ crate::passing::passes_memory_on!(ReorderingDriver);
 // SAFETY: everything is done by the driver below, with the callers' promises, which hold until a stream has done its work.
 unsafe impl Timeline for ReorderingDriver {
     unsafe fn stream_state(&self, stream: Stream) -> Result<StreamState> {
-        let captured = self.state.lock().captured.contains(&stream.raw());
+        let captured = self.state.lock().captured.contains(&queue(stream));
         Ok(if captured { StreamState::Capturing } else { StreamState::Ready })
     }
 
@@ -263,8 +281,16 @@ unsafe impl Timeline for ReorderingDriver {
 
     unsafe fn event_record(&self, event: Event, stream: Stream) -> Result<()> {
         let mut state = self.state.lock();
-        state.records += 1;
-        let record = state.records;
+        if stream == Stream::LEGACY {
+            // Behind what the default streams of threads were given, of which nobody else can name those of threads that have ended.
+            let threads: Vec<u64> = state.streams.range(THREADS..).map(|(queue, _)| *queue).collect();
+            for queue in threads {
+                let record = state.next_record();
+                state.streams.entry(queue).or_default().push_back(Work::Record(record));
+                state.push(stream, Work::Wait(record));
+            }
+        }
+        let record = state.next_record();
         state.events.insert(event, record);
         state.push(stream, Work::Record(record));
         Ok(())
