@@ -7,7 +7,7 @@ use super::account::{vmmgraph_account_t, with_account};
 use super::device::vmmgraph_device_t;
 use super::guard::{Failure, guard, guard_closing, out};
 use super::handle::{get, register, remove};
-use super::sized::{OutStruct, options};
+use super::sized::{OutStruct, limit, options};
 use super::status::vmmgraph_status_t;
 use super::text::{copy_text, text};
 use crate::error::Error;
@@ -167,11 +167,6 @@ fn flags(given: i32) -> Result<i32, Failure> {
 pub(crate) fn stream_of(handle: *mut c_void) -> Stream {
     // SAFETY: the contract of every C function that takes a stream: `vmmgraph_space_replay`, `vmmgraph_space_record_stream`.
     unsafe { Stream::from_raw(handle as u64) }
-}
-
-/// What C calls a budget: 0 is none.
-fn limit(bytes: u64) -> Option<u64> {
-    (bytes > 0).then_some(bytes)
 }
 
 /// What C calls a policy.

@@ -3,8 +3,8 @@
 use super::device::vmmgraph_device_t;
 use super::guard::guard;
 use super::handle::get;
-use super::region::limit;
 use super::sized::OutStruct;
+use super::sized::limit;
 use super::status::vmmgraph_status_t;
 use crate::Device;
 

@@ -9,7 +9,7 @@ use super::device::vmmgraph_device_t;
 use super::guard::Failure;
 use super::guard::{guard, items_mut, out, pick};
 use super::handle::{get, register, remove};
-use super::sized::{OutStruct, options};
+use super::sized::{OutStruct, limit, options};
 use super::status::vmmgraph_status_t;
 use super::text::text;
 use crate::error::Error;
@@ -101,10 +101,6 @@ pub(crate) fn policy_of(number: i32) -> crate::error::Result<Option<Policy>> {
     pick("policy", number, &POLICIES).map_err(|failure| match failure {
         Failure::Error(error) | Failure::Status(_, error) => error,
     })
-}
-
-pub(super) fn limit(bytes: u64) -> Option<u64> {
-    (bytes > 0).then_some(bytes)
 }
 
 /// Makes a region on a device, found by `tag`; several may have one tag. `options` may be null. The region keeps the device open.

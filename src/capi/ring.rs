@@ -10,12 +10,11 @@ use super::guard::{Failure, guard, items, out};
 use super::handle::{get, register, remove};
 use super::host_buffer::vmmgraph_host_buffer_t;
 use super::memory::write_number;
-use super::region::limit;
 use super::ring_plan::{
     remainder_of, units_of, vmmgraph_ring_place_t, vmmgraph_ring_schedule_t, vmmgraph_ring_unit_t,
     write_schedule,
 };
-use super::sized::{OutStruct, options};
+use super::sized::{OutStruct, limit, options};
 use super::status::vmmgraph_status_t;
 use super::text::text;
 use crate::error::Error;

@@ -3,8 +3,7 @@
 use std::ffi::c_char;
 
 use super::guard::{Failure, copy_items, guard, items, null, pick};
-use super::region::limit;
-use super::sized::{OutStruct, options};
+use super::sized::{OutStruct, limit, options};
 use super::status::vmmgraph_status_t;
 use super::text::copy_text;
 use crate::ring::{

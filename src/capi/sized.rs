@@ -16,6 +16,11 @@ const LONGEST: usize = 4096;
 /// What the structs are aligned to, so that every sizeof is a multiple of it.
 const WORD: usize = size_of::<usize>();
 
+/// What C calls a limit: 0 is none.
+pub(super) fn limit(most: u64) -> Option<u64> {
+    (most > 0).then_some(most)
+}
+
 /// The struct_size at the beginning of a struct, if a struct can have it.
 ///
 /// # Safety

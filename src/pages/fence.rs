@@ -331,6 +331,17 @@ impl Fence {
         })
     }
 
+    /// As [`before`](Self::before); blocks the caller for a stream that is being captured, whose work then finds all of it over.
+    ///
+    /// # Errors
+    /// As [`block`](Self::block).
+    pub fn before_or_over(&mut self, events: &Arc<Events>, stream: Stream) -> Result<()> {
+        match self.before(events, stream) {
+            Err(Error::StreamCapturing { .. }) => self.block(events, Duration::MAX).map(drop),
+            result => result,
+        }
+    }
+
     /// Blocks the caller until all of it is over, at most for this long; whether it is.
     ///
     /// # Errors

@@ -145,13 +145,12 @@ impl Books {
         Some(at)
     }
 
-    /// What may still write a place that somebody got.
-    pub(super) fn arriving(&mut self, at: Address, bytes: u64, events: &Arc<Events>) -> Option<Fence> {
+    /// What may still write these pages, on which somebody got a place.
+    pub(super) fn arriving(&mut self, pages: &[u64], events: &Arc<Events>) -> Option<Fence> {
         // What cannot be asked is not over.
         if self.contents.done(events).unwrap_or(false) {
             return None;
         }
-        let pages = self.pages_under(at, bytes);
         let arrives = pages.iter().any(|at| self.extents.get(at).is_some_and(|extent| extent.arrives));
         arrives.then(|| self.contents.clone())
     }

@@ -164,19 +164,10 @@ impl Region {
         // The host knows nothing of this block.
         let pages = books.pages_under(at, bytes);
         books.written(&pages, host);
-        let arriving = books.arriving(at, bytes, pool.events());
+        let arriving = books.arriving(&pages, pool.events());
         drop(books);
-        let behind = arriving.map_or(Ok(()), |contents| self.come_behind(contents, stream));
+        let behind = arriving.map_or(Ok(()), |mut contents| contents.before_or_over(pool.events(), stream));
         behind.map(|()| at).inspect_err(|_| drop(self.free(at)))
-    }
-
-    /// Has a stream's later work come behind contents; one under capture finds them there.
-    fn come_behind(&self, mut contents: Fence, stream: Stream) -> Result<()> {
-        let events = self.device.pool().events();
-        match contents.before(events, stream) {
-            Err(Error::StreamCapturing { .. }) => contents.block(events, Duration::MAX).map(drop),
-            result => result,
-        }
     }
 
     /// Maps so many more bytes, less what is free at the end, behind one another.

@@ -351,7 +351,7 @@ impl Pausable for Common {
     }
 
     fn contents(&self) -> Fence {
-        self.presence.with(|aside| aside.contents.clone())
+        self.presence.contents(self.pool().events())
     }
 
     fn resuming(&self) -> Result<Option<Box<dyn Resuming + '_>>> {

@@ -173,7 +173,14 @@ impl Core {
                 tracing::debug!(%error, space = self.id, label, "growing a space failed and is undone");
             }
         }
-        result
+        let address = result?;
+        if kind == Kind::Kept {
+            // Whoever writes it before a replay does need not wait for what comes back to the bytes that another block had here.
+            let events = self.common.pool().events();
+            let behind = self.common.presence.contents(events).before_or_over(events, lane.stream);
+            behind.inspect_err(|_| drop(self.free(address, &[])))?;
+        }
+        Ok(address)
     }
 
     /// As [`Common::relieved`], and says for whom memory was wanted. The caller holds no lock.

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::pages::{Fence, HostCopy, HostPool, MoveTurn, PageId, PagePool};
+use crate::pages::{Events, Fence, HostCopy, HostPool, MoveTurn, PageId, PagePool};
 use crate::sync::Mutex;
 
 /// Where an arena stands.
@@ -90,6 +90,14 @@ impl Presence {
     /// Whether its pages stepped aside.
     pub(crate) fn paused(&self) -> bool {
         self.aside.lock().stage == Stage::Paused
+    }
+
+    /// What is behind the contents that the last resume copies.
+    pub(super) fn contents(&self, events: &Arc<Events>) -> Fence {
+        let mut aside = self.aside.lock();
+        // Forgets what is over; what cannot be asked is not.
+        let _ = aside.contents.done(events);
+        aside.contents.clone()
     }
 
     /// Gives up what the host has of pages that are gone.

@@ -210,6 +210,35 @@ fn a_new_block_of_a_region_is_behind_what_comes_back_to_its_place() {
     }
 }
 
+/// The same of a block that is kept, on bytes of one that went while its arena was paused.
+#[test]
+fn a_new_kept_block_is_behind_what_comes_back_to_its_place() {
+    for seed in seeds(20) {
+        let (world, arena) = world(seed);
+        let graphs = [0; 2].map(|_| {
+            let space = arena.open_space().unwrap();
+            let mut output = Block::new(space.allocate_kept(KIB, STREAMS[0]).unwrap(), KIB);
+            space.seal().unwrap();
+            world.use_on(&mut output, STREAMS[0], Some(1));
+            (space, output.at)
+        });
+        world.late.drain();
+        arena.pause(Fence::default()).unwrap().complete().unwrap();
+        let [(gone, place), (stays, _)] = graphs;
+        gone.free(place).unwrap();
+        drop(gone);
+        let (_, ready) = world.device.resume_async(&[], NOW).unwrap();
+        let space = arena.open_space().unwrap();
+        let mut block = Block::new(space.allocate_kept(KIB, STREAMS[1]).unwrap(), KIB);
+        assert_eq!(block.at, place);
+        world.use_on(&mut block, STREAMS[1], Some(2));
+        (0..10).for_each(|_| world.late.launch(STREAMS[1], |_| ()));
+        world.use_on(&mut block, STREAMS[1], None);
+        world.is_right(seed);
+        drop((space, stays, arena, ready));
+    }
+}
+
 #[test]
 fn a_new_block_for_a_capture_finds_what_came_back_there() {
     let host = HostDriver::new(0, HostOptions { granularity: 4096, memory_bytes: 16 * MIB }).unwrap();
