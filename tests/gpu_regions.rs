@@ -436,6 +436,34 @@ fn a_new_block_is_behind_what_comes_back_to_its_place() {
     [side, other].into_iter().for_each(|stream| unsafe { driver.stream_destroy(stream) }.unwrap());
 }
 
+/// Somebody else has begun to bring it back.
+#[test]
+#[ignore = "SKIPPED: needs a GPU, scripts/gpu.sh runs it"]
+fn whoever_resumes_what_is_mapped_already_finds_the_contents() {
+    const BYTES: u64 = 4 * GIB;
+    let device = device();
+    let driver = device.driver();
+    let stream = driver.stream_create().unwrap();
+    let options = RegionOptions { policy: Policy::Backup, ..RegionOptions::default() };
+    let region = device.region("weights", options).unwrap();
+    let block = region.allocate(BYTES, stream).unwrap();
+    // SAFETY: a live block, and its stream.
+    unsafe { driver.fill(block, BYTES, 7, stream) }.unwrap();
+    region.pause(Fence::default()).unwrap().complete().unwrap();
+    let (_, mut ready) = device.resume_async(&[], NOW).unwrap();
+    assert!(!ready[0].done().unwrap(), "copied too soon to tell");
+    region.resume(NOW).unwrap();
+    let mut found = [0; 4];
+    // By a stream that waits for no other.
+    // SAFETY: a live block whose contents are there; memory of this stack, which is waited for.
+    unsafe { driver.copy_to_host(block.plus(BYTES - 4), found.as_mut_ptr(), 4, stream) }.unwrap();
+    device.pool().events().record(stream).unwrap().block().unwrap();
+    assert_eq!((u32::from_le_bytes(found), ready[0].done()), (7, Ok(true)));
+    drop((region, ready));
+    // SAFETY: made above, and not used any more.
+    unsafe { driver.stream_destroy(stream) }.unwrap();
+}
+
 /// Takes what is free, says so, and keeps it until its input ends: another process, for
 /// `another_process_takes_the_memory_meanwhile`.
 #[test]

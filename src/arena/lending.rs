@@ -16,7 +16,8 @@ impl SharedVmmAllocator {
     /// they given to captures and eager work ([`Error::Lent`](crate::Error::Lent)). Of the pages that are not on lease those go that the fewest spaces show. They count
     /// for the arena; what its account is sure to get is not lent.
     ///
-    /// Work on them waits for [`Lease::before`] first. Waits for the end of a replay or scope that another thread is at, not for the device.
+    /// Work on them waits for [`Lease::before`] first. Waits for the end of a replay or scope that another thread is at, not for the device. Another thread
+    /// may have them recalled before this returns: whoever keeps account of what he has notes them before, and looks again afterwards.
     ///
     /// # Errors
     /// [`Error::InvalidPageSize`](crate::Error::InvalidPageSize) with both sizes if the buffer's pages are not as long as the arena's large ones; [`Error::WrongState`](crate::Error::WrongState) while

@@ -151,7 +151,8 @@ impl BlockBorrower for Asked {
 /// are usable, with undefined contents, and stay mapped for the graphs. Those that show one are not replayed until a recall
 /// (VMMGRAPH_ERROR_WRONG_STATE), nor do captures and eager work get them; vmmgraph_arena_set_recall makes them wait. Of the pages that are
 /// not on lease those go that the fewest graphs show. They count for the arena; what its account, and those above it, are sure to get
-/// is not lent. First work on them waits for vmmgraph_lease_before. Waits for the end of a replay that another thread is launching. What
+/// is not lent. First work on them waits for vmmgraph_lease_before. Waits for the end of a replay that another thread is launching. Another
+/// thread may have them recalled before this returns: whoever keeps account of what he has notes them before, and looks again afterwards. What
 /// fails changes nothing.
 ///
 /// # Safety

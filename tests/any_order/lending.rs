@@ -91,11 +91,11 @@ fn part(random: &mut Random, most: u64, of: u64) -> Range<u64> {
 
 pub(crate) struct Program {
     pub(crate) world: World,
-    arenas: [SharedVmmAllocator; 2],
+    pub(crate) arenas: [SharedVmmAllocator; 2],
     buffer: Arc<ElasticBuffer>,
     cache: Arc<KvCache>,
     engine: Arc<Shared>,
-    graphs: Vec<Graph>,
+    pub(crate) graphs: Vec<Graph>,
     /// What eager work left, and in which arena.
     results: Vec<(usize, Block)>,
     region: Arc<Region>,
@@ -287,7 +287,8 @@ impl Program {
                     done(lease.recall_bytes(random.choose(&[PAGE, 2 * PAGE, u64::MAX]), SOON));
                 }
             }
-            27 => arena.set_recall(random.choose(&[None, Some(SOON)])),
+            // Else another thread's replay could have what this one is about to note given back.
+            27 if !world.shared => arena.set_recall(random.choose(&[None, Some(SOON)])),
             28 => drop(done(arena.trim())),
             29 => {
                 buffer.settle();

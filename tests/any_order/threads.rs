@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use vmmgraph::driver::HostDriver;
 use vmmgraph::{HostOptions, Stream};
-use vmmgraph_testkit::{FaultyDriver, ReorderingDriver, seeds};
+use vmmgraph_testkit::{FaultyDriver, Random, ReorderingDriver, seeds};
 
 use super::lending::Program;
 use super::rings::Rings;
-use super::world::{Beside, KIB, Refused, World};
+use super::world::{Beside, Graph, KIB, Refused, World, done};
 
 fn run(seed: u64, beside: Beside) -> u64 {
     let memory_bytes = (50 + seed % 5 * 20) * 16 * KIB;
@@ -23,8 +24,23 @@ fn run(seed: u64, beside: Beside) -> u64 {
         world.streams.push(Stream::PER_THREAD);
     }
     let rings = [1, 2].map(|number| Rings::new(seed * 3 + number, world.again()));
+    let mut replaying = world.again();
     let mut lending = Program::new(seed, world);
-    let rings = thread::scope(|scope| {
+    let mut random = Random::new(!seed);
+    // Of an arena that another thread uses for all else.
+    let arena = &lending.arenas[0];
+    let mut graphs: Vec<Graph> = (0..2).map(|_| replaying.capture(arena, &mut random).unwrap()).collect();
+    let (rings, graphs) = thread::scope(|scope| {
+        let replays = scope.spawn(move || {
+            for number in 0..250 {
+                let stream = replaying.stream(&mut random);
+                let graph = &mut graphs[number as usize % 2];
+                done(replaying.replay(graph, stream, number));
+                replaying.may_be_captured(stream, &mut random);
+            }
+            replaying.end_capture();
+            graphs
+        });
         let rings = rings.map(|mut rings| {
             scope.spawn(move || {
                 (0..150).for_each(|number| rings.step(number));
@@ -38,8 +54,14 @@ fn run(seed: u64, beside: Beside) -> u64 {
             drop(refused);
         }
         lending.world.end_capture();
-        rings.map(|rings| rings.join().unwrap())
+        (rings.map(|rings| rings.join().unwrap()), replays.join().unwrap())
     });
+    // Where there is no memory it stays away.
+    if done(lending.arenas[0].resume(Duration::ZERO)).is_some() {
+        lending.graphs.extend(graphs);
+    } else {
+        drop(graphs);
+    }
     for rings in rings {
         drop(rings.leave());
     }
