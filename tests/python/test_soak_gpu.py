@@ -207,7 +207,9 @@ class Soak:
                     one.graph.replay()
                     copies = [tensor.clone() for tensor in one.outputs]
                     if not same(copies, one.expected):
-                        self.wrong.append(f"a replay of another thread, turn {sum(self.done.values())}: {self.differs(one, copies)}")
+                        self.wrong.append(
+                            f"a replay of another thread, turn {sum(self.done.values())}: {self.differs(one, copies)}"
+                        )
                     stream.synchronize()
 
     def run(self, seconds: float) -> None:
