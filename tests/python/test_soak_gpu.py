@@ -76,6 +76,7 @@ class Soak:
         self.kept: list[tuple] = []
         self.wrong: list[str] = []
         self.done: Counter[str] = Counter()
+        self.now = ""
 
     def body(self, x, depth: int, more: bool) -> tuple:
         others = []
@@ -204,12 +205,13 @@ class Soak:
         with torch.cuda.stream(stream):
             while not stop.wait(0.001):
                 for one in mine:
+                    began = self.now
                     one.graph.replay()
+                    launched = self.now
                     copies = [tensor.clone() for tensor in one.outputs]
                     if not same(copies, one.expected):
-                        self.wrong.append(
-                            f"a replay of another thread, turn {sum(self.done.values())}: {self.differs(one, copies)}"
-                        )
+                        at = f"from turn {began} to {launched}, depth {one.depth}"
+                        self.wrong.append(f"a replay of another thread, {at}: {self.differs(one, copies)}")
                     stream.synchronize()
 
     def run(self, seconds: float) -> None:
@@ -227,6 +229,7 @@ class Soak:
             end = time.monotonic() + seconds
             while time.monotonic() < end and not self.wrong:
                 work = self.random.choices(list(WORK), list(WORK.values()))[0]
+                self.now = f"{sum(self.done.values())} {work}"
                 getattr(self, work)()
                 self.done[work] += 1
         finally:
