@@ -10,6 +10,7 @@ use vmmgraph::pages::Fence;
 use vmmgraph::{
     BlockBorrower, Borrower, ElasticBuffer, ElasticOptions, Error, HostOptions, KvCache, KvLayout, KvOptions,
     Pending, Policy, Ready, Region, RegionOptions, SharedVmmAllocator, Vacate, VacateBlocks, Vacated,
+    VmmTorchAllocator,
 };
 use vmmgraph_testkit::{FaultyDriver, Random, ReorderingDriver, seeds};
 
@@ -98,6 +99,8 @@ pub(crate) struct Program {
     pub(crate) graphs: Vec<Graph>,
     /// What eager work left, and in which arena.
     results: Vec<(usize, Block)>,
+    /// Outputs whose graphs are gone.
+    outlived: Vec<(VmmTorchAllocator, Block)>,
     region: Arc<Region>,
     /// Its blocks.
     weights: Vec<Block>,
@@ -136,6 +139,7 @@ impl Program {
             engine,
             graphs: Vec::new(),
             results: Vec::new(),
+            outlived: Vec::new(),
             region,
             weights: Vec::new(),
             ahead: Vec::new(),
@@ -170,6 +174,7 @@ impl Program {
             engine,
             graphs,
             results,
+            outlived,
             region,
             weights,
             ahead,
@@ -188,16 +193,25 @@ impl Program {
                 done(world.replay(&mut graphs[graph], stream, number));
                 world.may_be_captured(stream, random);
             }
-            6 if !graphs.is_empty() => {
-                let Graph { space, output, .. } = &mut graphs[graph];
+            6 if !graphs.is_empty() && !graphs[graph].freed => {
+                let Graph { space, output, freed, .. } = &mut graphs[graph];
                 if done(behind_contents(ready)).is_none() {
                     return;
                 }
                 world.use_on(output, stream, None);
                 world.may_be_captured(stream, random);
                 space.record_stream(output.at, stream).unwrap();
+                if random.below(4) == 0 {
+                    space.free(output.at).unwrap();
+                    (*freed, output.byte) = (true, None);
+                }
             }
-            7 if graphs.len() > 2 => drop(graphs.swap_remove(graph)),
+            7 if graphs.len() > 2 => {
+                let Graph { space, output, freed, .. } = graphs.swap_remove(graph);
+                if !freed && number.is_multiple_of(2) {
+                    outlived.push((VmmTorchAllocator::new(&space), output));
+                }
+            }
             8 | 9 if results.len() < 4 => {
                 let scope = match random.below(2) {
                     0 => arena.eager_scope(stream),
@@ -324,6 +338,7 @@ impl Program {
                 } else {
                     // It stays paused.
                     graphs.clear();
+                    outlived.drain(..).for_each(|(blocks, block)| blocks.free(block.at, &[]).unwrap());
                     results.drain(..).for_each(|(of, block)| {
                         arenas[of].eager_blocks().free(block.at, &[]).unwrap();
                     });
@@ -357,6 +372,20 @@ impl Program {
             41 => drop(done(region.pause(Fence::default()).and_then(|report| report.complete()))),
             // Where there is no memory it stays away.
             42..45 => drop(done(region.resume(NOW))),
+            45 if !outlived.is_empty() => {
+                if done(behind_contents(ready)).is_none() {
+                    return;
+                }
+                let at = random.below(outlived.len() as u64) as usize;
+                let (blocks, block) = &mut outlived[at];
+                world.use_on(block, stream, number.is_multiple_of(2).then_some(number));
+                if random.below(2) == 0 {
+                    blocks.record_stream(block.at, stream).unwrap();
+                } else {
+                    blocks.free(block.at, &[stream]).unwrap();
+                    outlived.swap_remove(at);
+                }
+            }
             _ => {}
         }
     }
@@ -368,13 +397,17 @@ impl Program {
             done(pending.wait());
         }
         self.ready.iter_mut().for_each(|ready| ready.before(last).unwrap());
-        for Graph { space, output, .. } in &mut self.graphs {
+        for Graph { space, output, .. } in self.graphs.iter_mut().filter(|graph| !graph.freed) {
             self.world.use_on(output, last, None);
             space.record_stream(output.at, last).unwrap();
         }
         for (of, block) in &mut self.results {
             self.world.use_on(block, last, None);
             self.arenas[*of].eager_blocks().record_stream(block.at, last).unwrap();
+        }
+        for (blocks, block) in &mut self.outlived {
+            self.world.use_on(block, last, None);
+            blocks.free(block.at, &[last]).unwrap();
         }
         for block in &mut self.weights {
             if !self.region.stats().paused {
@@ -400,14 +433,14 @@ impl Program {
             let blocks = engine.leave_blocks(0..BLOCKS);
             self.cache.release(0..BLOCKS, &blocks).unwrap();
         }
-        let Self { world, arenas, buffer, cache, engine, graphs, results, region, .. } = self;
+        let Self { world, arenas, buffer, cache, engine, graphs, results, outlived, region, .. } = self;
         if drained {
             world.late.drain();
         }
         assert_eq!(world.device.pool().audit(), Ok(()));
         arenas.iter().for_each(|arena| assert_eq!(arena.audit(), Ok(())));
         assert_eq!((buffer.audit(), cache.audit()), (Ok(()), Ok(())));
-        drop((graphs, arenas, buffer, cache, engine, results, region));
+        drop((graphs, arenas, buffer, cache, engine, results, outlived, region));
         world
     }
 }

@@ -37,6 +37,8 @@ pub(crate) struct Graph {
     pub(crate) space: Arc<Space>,
     pub(crate) passing: Vec<(Address, u64)>,
     pub(crate) output: Block,
+    /// Nobody has the output any more; the graph writes there all the same.
+    pub(crate) freed: bool,
 }
 
 pub(crate) struct World {
@@ -187,7 +189,7 @@ impl World {
             if kept { space.allocate_kept(bytes, stream)? } else { space.allocate(bytes, stream)? };
         passing.iter().for_each(|(at, _)| space.free(*at).unwrap());
         space.seal()?;
-        Ok(Graph { space, passing, output: Block::new(output, bytes) })
+        Ok(Graph { space, passing, output: Block::new(output, bytes), freed: false })
     }
 
     pub(crate) fn replay(&self, graph: &mut Graph, stream: Stream, byte: u8) -> Result<()> {
@@ -207,7 +209,7 @@ impl World {
             self.write(graph.output.at, graph.output.bytes, byte, stream);
         };
         graph.space.replay(stream, launch)?;
-        graph.output.byte = Some(byte);
+        graph.output.byte = (!graph.freed).then_some(byte);
         graph.output.mark = Some(self.events.record(stream).unwrap());
         Ok(())
     }
