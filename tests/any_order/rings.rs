@@ -136,6 +136,7 @@ impl Rings {
                 if let Some(at) = done(self.region.allocate(bytes, stream)) {
                     let mut block = Block::new(at, bytes);
                     self.world.use_on(&mut block, stream, Some(number));
+                    self.region.record_stream(at, stream).unwrap();
                     self.weights.push(block);
                 }
             }

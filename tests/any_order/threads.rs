@@ -23,6 +23,9 @@ fn run(seed: u64, beside: Beside) -> u64 {
         // Another one on each.
         world.streams.push(Stream::PER_THREAD);
     }
+    if seed % 3 == 2 {
+        world.streams.push(Stream::LEGACY);
+    }
     let rings = [1, 2].map(|number| Rings::new(seed * 3 + number, world.again()));
     let mut replaying = world.again();
     let mut lending = Program::new(seed, world);

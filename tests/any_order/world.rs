@@ -111,6 +111,8 @@ impl World {
             self.end_capture();
         }
         let stream = random.choose(&self.streams);
+        // Where a default stream is another one.
+        ReorderingDriver::make_current(if stream == Stream::LEGACY { random.below(3) } else { 0 });
         if Some(stream) == self.captured { STREAMS[usize::from(stream == STREAMS[0])] } else { stream }
     }
 
@@ -131,6 +133,7 @@ impl World {
 
     /// All who used it are gone; how many looks found other bytes than what was written.
     pub(crate) fn end(mut self) -> u64 {
+        ReorderingDriver::make_current(0);
         self.late.drain();
         self.end_capture();
         self.device.trim().unwrap();

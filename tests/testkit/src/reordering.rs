@@ -1,6 +1,7 @@
 //! A driver whose streams do their work late, and beside each other in any order that events allow: what nothing puts behind something happens
 //! before it, sooner or later, and copies read their source when they happen.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
@@ -90,6 +91,13 @@ impl State {
     }
 }
 
+thread_local! {
+    /// The context that is current; 0: the primary one.
+    static CONTEXT: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The queues of contexts' default streams.
+const CONTEXTS: u64 = 1 << 61;
 /// The queues of threads' default streams, from the first one on.
 const THREADS: u64 = 1 << 62;
 
@@ -99,7 +107,11 @@ fn queue(stream: Stream) -> u64 {
     thread_local! {
         static OWN: u64 = NEXT.fetch_add(1, Ordering::Relaxed);
     }
-    if stream == Stream::PER_THREAD { OWN.with(|own| *own) } else { stream.raw() }
+    match CONTEXT.get() {
+        _ if stream == Stream::PER_THREAD => OWN.with(|own| *own),
+        context if context > 0 && stream == Stream::LEGACY => CONTEXTS + context,
+        _ => stream.raw(),
+    }
 }
 
 /// Whose waits are lost.
@@ -183,6 +195,11 @@ impl ReorderingDriver {
         assert_eq!(left, 0, "work that waits for what never happens");
     }
 
+    /// Makes a context current on this thread, whose default stream is its own; 0: the primary one.
+    pub fn make_current(context: u64) {
+        CONTEXT.set(context);
+    }
+
     /// Says whether a stream is being captured: what it was given before is done, and it may be given nothing.
     pub fn set_captured(&self, stream: Stream, captured: bool) {
         let mut state = self.state.lock();
@@ -262,11 +279,14 @@ unsafe impl Timeline for ReorderingDriver {
     }
 
     fn other_context(&self) -> Option<u64> {
-        self.inner.other_context()
+        Some(CONTEXT.get()).filter(|context| *context > 0)
     }
 
     fn in_primary(&self, work: &mut dyn FnMut()) -> Result<()> {
-        self.inner.in_primary(work)
+        let before = CONTEXT.replace(0);
+        work();
+        CONTEXT.set(before);
+        Ok(())
     }
 
     fn event_create(&self) -> Result<Event> {
