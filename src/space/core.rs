@@ -175,7 +175,7 @@ impl Core {
         }
         let address = result?;
         if kind == Kind::Kept {
-            // Whoever writes it before a replay does need not wait for what comes back to the bytes that another block had here.
+            // Who writes it before a replay knows nothing of what still comes back to bytes that another block had here.
             let events = self.common.pool().events();
             let behind = self.common.presence.contents(events).before_or_over(events, lane.stream);
             behind.inspect_err(|_| drop(self.free(address, &[])))?;
