@@ -7,7 +7,8 @@ use std::time::Duration;
 use vmmgraph::driver::{HostDriver, Transfer};
 use vmmgraph::pages::Fence;
 use vmmgraph::{
-    Borrower, Device, ElasticOptions, HostOptions, Policy, RegionOptions, SharedVmmAllocator, Vacate,
+    Borrower, Device, ElasticBuffer, ElasticOptions, HostOptions, Lease, Policy, Ready, RegionOptions,
+    SharedVmmAllocator, Space, Vacate,
 };
 use vmmgraph_testkit::{Delay, FaultyDriver, LateDriver, MIB, ReorderingDriver, seeds};
 
@@ -121,9 +122,18 @@ impl Borrower for Idle {
     }
 }
 
-#[test]
-fn a_lease_begins_behind_contents_that_come_back_for_a_block_that_was_freed() {
-    for seed in seeds(20) {
+/// A page on lease to a buffer whose contents still come back, for a block that was freed while its arena was paused.
+struct Lent {
+    world: World,
+    lease: Lease,
+    buffer: Arc<ElasticBuffer>,
+    arena: SharedVmmAllocator,
+    spaces: [Arc<Space>; 2],
+    ready: Vec<Ready>,
+}
+
+impl Lent {
+    fn new(seed: u64) -> Self {
         let (world, arena) = world(seed);
         let space = arena.open_space().unwrap();
         let output = space.allocate(PAGE, STREAMS[0]).unwrap();
@@ -140,13 +150,21 @@ fn a_lease_begins_behind_contents_that_come_back_for_a_block_that_was_freed() {
         let buffer = Arc::new(world.device.elastic_buffer(PAGE, &options).unwrap());
         let borrower: Arc<dyn Borrower> = Arc::new(Idle);
         let lease = arena.lend(&buffer, 0..PAGE, &borrower).unwrap();
+        Self { world, lease, buffer, arena, spaces: [space, other], ready }
+    }
+}
+
+#[test]
+fn a_lease_begins_behind_contents_that_come_back_for_a_block_that_was_freed() {
+    for seed in seeds(20) {
+        let Lent { world, lease, buffer, arena, spaces, ready } = Lent::new(seed);
         let mut block = Block::new(buffer.base(), PAGE);
         lease.before(STREAMS[1]).unwrap();
         world.use_on(&mut block, STREAMS[1], Some(9));
         (0..30).for_each(|_| world.late.launch(STREAMS[1], |_| ()));
         world.use_on(&mut block, STREAMS[1], None);
         world.is_right(seed);
-        drop((space, other, ready, lease, buffer, arena));
+        drop((spaces, ready, lease, buffer, arena));
     }
 }
 
@@ -154,21 +172,7 @@ fn a_lease_begins_behind_contents_that_come_back_for_a_block_that_was_freed() {
 #[test]
 fn a_borrower_that_wants_a_page_again_keeps_it_though_contents_came_to_it_meanwhile() {
     for seed in seeds(20) {
-        let (world, arena) = world(seed);
-        let space = arena.open_space().unwrap();
-        let output = space.allocate(PAGE, STREAMS[0]).unwrap();
-        space.seal().unwrap();
-        arena.pause(Fence::default()).unwrap().complete().unwrap();
-        space.free(output).unwrap();
-        let (_, ready) = world.device.resume_async(&[], NOW).unwrap();
-        let other = arena.open_space().unwrap();
-        let passing = other.allocate(PAGE, STREAMS[0]).unwrap();
-        other.free(passing).unwrap();
-        other.seal().unwrap();
-        let options = ElasticOptions { name: "kv", page_bytes: PAGE, ..ElasticOptions::default() };
-        let buffer = Arc::new(world.device.elastic_buffer(PAGE, &options).unwrap());
-        let borrower: Arc<dyn Borrower> = Arc::new(Idle);
-        let lease = arena.lend(&buffer, 0..PAGE, &borrower).unwrap();
+        let Lent { world, lease, buffer, arena, spaces, ready } = Lent::new(seed);
         buffer.decommit(0..PAGE, &Fence::default()).unwrap();
         let again = buffer.commit(0..PAGE).unwrap();
         world.late.drain();
@@ -176,7 +180,7 @@ fn a_borrower_that_wants_a_page_again_keeps_it_though_contents_came_to_it_meanwh
         assert_eq!((buffer.audit(), buffer.stats().committed_bytes), (Ok(()), PAGE), "seed {seed}");
         // Else the contents were there before it was given back.
         assert_eq!(lease.bytes(), again.revived * PAGE);
-        drop((space, other, ready, lease, buffer, arena));
+        drop((spaces, ready, lease, buffer, arena));
         world.is_right(seed);
     }
 }

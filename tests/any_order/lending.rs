@@ -9,7 +9,7 @@ use vmmgraph::driver::HostDriver;
 use vmmgraph::pages::Fence;
 use vmmgraph::{
     BlockBorrower, Borrower, ElasticBuffer, ElasticOptions, Error, HostOptions, KvCache, KvLayout, KvOptions,
-    Pending, Policy, Ready, Region, RegionOptions, SharedVmmAllocator, Stream, Vacate, VacateBlocks, Vacated,
+    Pending, Policy, Ready, Region, RegionOptions, SharedVmmAllocator, Vacate, VacateBlocks, Vacated,
     VmmTorchAllocator,
 };
 use vmmgraph_testkit::{FaultyDriver, Random, ReorderingDriver, seeds};
@@ -476,15 +476,7 @@ fn the_same_while_the_driver_refuses_calls_now_and_then() {
 
 #[test]
 fn the_same_on_default_streams_of_several_contexts() {
-    for seed in seeds(40) {
-        let host = HostOptions { granularity: 4096, memory_bytes: (40 + seed % 5 * 10) * PAGE };
-        let late = ReorderingDriver::new(Arc::new(HostDriver::new(0, host).unwrap()), seed);
-        let mut world = World::new(&late);
-        world.streams.extend([Stream::LEGACY; 3]);
-        let mut program = Program::new(seed, world);
-        (0..160).for_each(|number| program.step(number));
-        assert_eq!(program.leave(seed.is_multiple_of(2)).end(), 0, "seed {seed}");
-    }
+    seeds(40).for_each(|seed| assert_eq!(run(seed, Beside::Contexts), 0, "seed {seed}"));
 }
 
 #[test]

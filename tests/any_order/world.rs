@@ -67,6 +67,8 @@ pub(crate) enum Beside {
     Refusals,
     /// A stream is captured now and then, by somebody else.
     Captures,
+    /// Half of the work is on default streams, of several contexts.
+    Contexts,
 }
 
 impl World {
@@ -76,6 +78,10 @@ impl World {
 
     pub(crate) fn over(late: &Arc<ReorderingDriver>, driver: SharedDriver, beside: Beside) -> Self {
         let (own, device): (SharedDriver, _) = (late.clone(), Device::with_driver(driver));
+        let mut streams = STREAMS.to_vec();
+        if beside == Beside::Contexts {
+            streams.extend([Stream::LEGACY; 3]);
+        }
         let events = Events::new(&own);
         Self {
             late: late.clone(),
@@ -83,7 +89,7 @@ impl World {
             events,
             wrong: Arc::default(),
             beside,
-            streams: STREAMS.to_vec(),
+            streams,
             shared: false,
             captured: None,
         }
