@@ -100,8 +100,9 @@ impl Events {
         here == named || in_primary(here) == named
     }
 
-    /// A mark behind everything given so far to a stream that was named before. The default stream of a thread that has ended cannot be named by anybody;
-    /// it synchronised with the legacy default stream, as CUDA and HIP say of theirs, so a mark there is behind what it was given.
+    /// A mark behind everything given so far to a stream that was named before. The default stream of a thread that has ended cannot be named by anybody; the
+    /// legacy default stream waits for it, so a mark there is behind what it was given. With CUDA that was seen (`tests/conformance.rs`); HIP's tests say so of a
+    /// thread that lives, and nobody has tried one that ended.
     ///
     /// # Errors
     /// [`Error::StreamCapturing`], with the stream untouched: also where the calling thread [cannot name](Self::can_name) it. What the driver says.
