@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::capi::{
-    GuardedDrop, arena_of, guarded, policy_of, region_of, space_of, stream_of, vmmgraph_arena_t,
+    GuardedDrop, arena_of, guarded, policy_of, region_of, retain_of, space_of, stream_of, vmmgraph_arena_t,
     vmmgraph_region_t, vmmgraph_space_t,
 };
 use crate::device::Device;
@@ -17,7 +17,7 @@ use crate::driver::{DriverChoice, Executable, Graph};
 use crate::error::{Error, Result};
 use crate::executables::{self, Limits};
 use crate::region::Region;
-use crate::space::{EagerBlocks, EagerEnd};
+use crate::space::{self, EagerBlocks, EagerEnd};
 use crate::torch;
 use crate::units::{Address, Peers, Stream};
 
@@ -55,6 +55,16 @@ mod ffi {
         fn is_shareable(allocator: &VmmTorchAllocator) -> bool;
         /// Frees a block that the default stream and another one may still read; the status.
         fn release(allocator: &VmmTorchAllocator, block: usize, stream: usize) -> i32;
+        /// Blocks whose contents are carried over a seal, or none.
+        type Carry;
+
+        /// No blocks.
+        fn no_carry() -> Box<Carry>;
+        /// Before a seal by a policy of `VMMGRAPH_RETAIN_*`: until the end of `carry` every block stays where it is; the status.
+        fn begin_carry(carry: &mut Carry, allocator: &VmmTorchAllocator, retain: i32) -> i32;
+        /// Those under which the seal may exchange pages.
+        fn carried(carry: &Carry) -> Vec<CarriedBlock>;
+
         /// Whether the address lies in the space, in a live block or not.
         fn contains(allocator: &VmmTorchAllocator, address: usize) -> bool;
         /// Notes that a second stream uses a block; the status.
@@ -158,6 +168,12 @@ mod ffi {
         Kept,
         /// For what peers use too.
         Remote,
+    }
+
+    /// A block whose contents are carried over a seal.
+    struct CarriedBlock {
+        address: usize,
+        bytes: usize,
     }
 
     /// Graphs whose executables can be updated to one another.
@@ -312,6 +328,29 @@ fn record_stream(allocator: &VmmTorchAllocator, block: usize, stream: usize) -> 
         || allocator.0.close_arena(),
         || allocator.0.record_stream(Address(block as u64), stream_of(stream as *mut _)),
     )
+}
+
+/// What was freed meanwhile goes at its end.
+struct Carry(Option<GuardedDrop<space::Carry>>);
+
+fn no_carry() -> Box<Carry> {
+    Box::new(Carry(None))
+}
+
+fn begin_carry(carry: &mut Carry, allocator: &VmmTorchAllocator, retain: i32) -> i32 {
+    guarded(
+        || allocator.0.close_arena(),
+        || {
+            let policy = retain_of(retain)?.unwrap_or_default();
+            carry.0 = Some(GuardedDrop::new(allocator.0.carry(policy)?));
+            Ok(())
+        },
+    )
+}
+
+fn carried(carry: &Carry) -> Vec<ffi::CarriedBlock> {
+    let blocks = carry.0.iter().flat_map(|carry| carry.blocks());
+    blocks.map(|(at, bytes)| ffi::CarriedBlock { address: at.0 as usize, bytes: *bytes as usize }).collect()
 }
 
 /// The last tensor takes a region along whose handle is gone, so its end is a call too.

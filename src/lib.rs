@@ -91,7 +91,9 @@ pub use map::ArenaMap;
 pub use order::{Agreement, ReplayOrder};
 pub use region::{Policy, Ready, Region, RegionOptions, RegionStats};
 pub use ring::{HostBuffer, Pinning, Ring, RingCaptureOptions, RingGraph, RingOptions, RingStats, RingUnit};
-pub use space::{Block, Difference, POISON, Phase, RetainPolicy, SealReport, Space, SpaceStats, TracedBlock};
+pub use space::{
+    Block, Carry, Difference, POISON, Phase, RetainPolicy, SealReport, Space, SpaceStats, TracedBlock,
+};
 pub use space::{EagerBlocks, EagerEnd, EagerScope, EagerStats};
 pub use stats::{ArenaStats, Snapshot};
 pub use torch::VmmTorchAllocator;

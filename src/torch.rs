@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::space::{Core, Kind, Space};
+use crate::space::{Carry, Core, Kind, RetainPolicy, Space};
 use crate::units::{Address, Stream};
 
 /// The memory of one capture, as torch asks for it: tensor by tensor (blocks route) or segment by segment (MemPool route).
@@ -58,6 +58,15 @@ impl VmmTorchAllocator {
     /// Those of [`Space::free`].
     pub fn free(&self, address: Address, readers: &[Stream]) -> Result<()> {
         self.core.free(address, readers)
+    }
+
+    /// Before a seal by a policy, around which the caller carries over what was written since the capture: until what this returns is dropped, also
+    /// a block that any thread frees stays where it is.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`](crate::Error::WrongState) while another one is there.
+    pub fn carry(&self, policy: RetainPolicy) -> Result<Carry> {
+        Carry::begin(&self.core, policy)
     }
 
     /// See [`Space::contains`].

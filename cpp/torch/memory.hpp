@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <stdexcept>
 
@@ -50,6 +51,14 @@ public:
 
     // Whether the address lies in the space, in a live block or not.
     [[nodiscard]] bool contains(const void* address) const { return bridge::contains(*allocator_, reinterpret_cast<std::size_t>(address)); }
+
+    // Before a seal, around which the caller carries over what was written since the capture: until the end of what this returns every block
+    // stays where it is, whoever frees it. Throws Error.
+    [[nodiscard]] rust::Box<bridge::Carry> carry(Retain retain) const {
+        auto carry = bridge::no_carry();
+        detail::check(bridge::begin_carry(*carry, *allocator_, static_cast<std::int32_t>(retain)));
+        return carry;
+    }
 
     void record_stream(void* block, void* stream) override {
         detail::check(bridge::record_stream(*allocator_, reinterpret_cast<std::size_t>(block), reinterpret_cast<std::size_t>(stream)));

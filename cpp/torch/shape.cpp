@@ -29,14 +29,11 @@ using Others = compat::GraphOfOthers<at::cuda::CUDAGraph>;
 // What live blocks hold while a seal changes the pages under them: on the device if it has room, else in host memory.
 class Contents {
 public:
-    Contents(const std::vector<void*>& blocks, cudaStream_t stream) : stream_(stream) {
+    Contents(const rust::Vec<bridge::CarriedBlock>& blocks, cudaStream_t stream) : stream_(stream) {
         std::size_t total = 0;
-        for (void* const block : blocks) {
-            std::size_t bytes = 0;
-            if (registry::owner_of(block, &bytes)) {
-                parts_.push_back({static_cast<char*>(block), total, bytes});
-                total += bytes;
-            }
+        for (const auto& block : blocks) {
+            parts_.push_back({reinterpret_cast<char*>(block.address), total, block.bytes});
+            total += block.bytes;
         }
         if (total > 0 && cudaMalloc(&device_, total) != cudaSuccess) {
             static_cast<void>(cudaGetLastError());
@@ -225,10 +222,14 @@ SealReport Shape::seal_keeping_contents(Retain retain) {
     if (collectives_) {
         retain = with_collectives(retain, memory_->has_remote());
     }
-    const bool exchanges = retain == Retain::own_pages || retain == Retain::shared_remote;
-    const auto blocks = exchanges ? space_.live_blocks() : std::vector<void*>();
     const auto stream = this->stream();
-    if (blocks.empty() || is_capturing(stream.stream())) {
+    if (is_capturing(stream.stream())) {
+        return space_.seal(retain);
+    }
+    // What is put back to a block that another thread frees meanwhile would be on pages that a graph uses.
+    const auto carry = memory_->carry(retain);
+    const auto blocks = bridge::carried(*carry);
+    if (blocks.empty()) {
         return space_.seal(retain);
     }
     Contents contents(blocks, stream.stream());

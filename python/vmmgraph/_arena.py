@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import logging
@@ -118,6 +119,9 @@ class Arena:
         self.pool: tuple[int, int] = door.new_pool()
         #: The shape that more pieces may come to: not sealed.
         self._open: Shape | None = None
+        #: The thread that used it first, and whether another one did.
+        self._thread = threading.get_ident()
+        self._threads = False
         #: Captures that left something alive, and its bytes.
         self._left = (0, 0)
         self._lock = threading.RLock()
@@ -190,6 +194,21 @@ class Arena:
     def seal(self) -> None:
         """Ends the shape that is being captured. A replay and the next capture in the arena do so by themselves."""
         self._settle(None)
+
+    def _used(self) -> None:
+        """By this thread."""
+        if self._thread != threading.get_ident():
+            self._threads = True
+
+    def _captured(self, shape: Shape) -> None:
+        """A capture into the shape has ended. Its program may write to what is alive in it at any time from now on, which a seal on another thread would
+        meet: where another thread uses the arena, the shape is sealed at once, unless it has more pieces."""
+        with self._lock:
+            shape.capturing = False
+            if self._threads and shape.unnamed and self._open is shape:
+                # What fails is tried again before the next replay, which says so.
+                with contextlib.suppress(_c.Error):
+                    self._settle(None)
 
     def _settle(self, shape: Shape | None) -> None:
         """Seals what is open, but for a capture that another thread has under way, and `shape`, which is to be replayed."""

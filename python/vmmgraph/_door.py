@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref
+from threading import get_ident
 from typing import Any
 
 from . import _c, _core
@@ -164,6 +165,7 @@ class Door:
         key, label = self.name()
         left = self.eager.step_out(arena)
         try:
+            arena._used()
             with arena._lock:
                 shape = arena._open
                 if shape is not None and (key is None or shape.key is not key or shape.capturing):
@@ -355,7 +357,7 @@ def graph_class(door: Door, base: type) -> type:
                     self._shape = None
                     door.leave(shape)
                     raise
-                shape.capturing = False
+                shape.arena._captured(shape)
             finally:
                 step_in(left)
 
@@ -397,8 +399,11 @@ def graph_class(door: Door, base: type) -> type:
                 return super().replay()
             left = step_out(shape.arena) if scopes.all else None
             try:
-                if shape.arena._open is not None or not shape.sealed:
-                    shape.arena._settle(shape)
+                arena = shape.arena
+                if arena._thread != get_ident():
+                    arena._threads = True
+                if arena._open is not None or not shape.sealed:
+                    arena._settle(shape)
                 direct = self._direct
                 if direct is not None:
                     status = replay_piece(direct, self._piece)

@@ -57,6 +57,12 @@ class Eager:
         self.lock = threading.Lock()
 
     def _enter(self, scope: Scope) -> int:
+        scope.arena._used()
+        try:
+            # Eager work would overwrite what the program wrote to tensors of a capture that is not sealed.
+            scope.arena._settle(None)
+        except _c.Error as error:
+            return error.status
         if scope.most is None:
             status = self.library.raw["torch_eager_enter"](scope.arena.handle)
         else:

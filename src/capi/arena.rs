@@ -135,7 +135,8 @@ pub struct vmmgraph_arena_stats_t {
     pub lent_bytes: u64,
 }
 
-pub(super) fn policy(retain: i32) -> Result<Option<RetainPolicy>, Failure> {
+/// The policy of a number; `None`: the one that holds anyway.
+pub(crate) fn retain_of(retain: i32) -> crate::error::Result<Option<RetainPolicy>> {
     match retain {
         VMMGRAPH_RETAIN_DEFAULT => Ok(None),
         VMMGRAPH_RETAIN_OWN_PAGES => Ok(Some(RetainPolicy::Retain)),
@@ -144,7 +145,7 @@ pub(super) fn policy(retain: i32) -> Result<Option<RetainPolicy>, Failure> {
         VMMGRAPH_RETAIN_SHARED_REMOTE => Ok(Some(RetainPolicy::ShareRemote)),
         other => {
             let expected = "one of VMMGRAPH_RETAIN_*";
-            Err(Error::InvalidArgument { what: "retain", value: i128::from(other), expected }.into())
+            Err(Error::InvalidArgument { what: "retain", value: i128::from(other), expected })
         }
     }
 }
@@ -217,7 +218,7 @@ pub unsafe extern "C" fn vmmgraph_arena_create(
             Some(given) => Options {
                 small_page_bytes: given.small_page_bytes,
                 large_page_bytes: given.large_page_bytes,
-                retain: policy(given.retain)?.unwrap_or_default(),
+                retain: retain_of(given.retain)?.unwrap_or_default(),
                 poison: flags(given.flags)? & VMMGRAPH_ARENA_POISON != 0,
                 trace_blocks: given.flags & VMMGRAPH_ARENA_TRACE_BLOCKS != 0,
                 budget_bytes: limit(given.budget_bytes),

@@ -90,7 +90,7 @@ pub use torch::*;
 use std::ffi::c_char;
 
 #[cfg(feature = "bridge")]
-pub(crate) use arena::stream_of;
+pub(crate) use arena::{retain_of, stream_of};
 #[cfg(feature = "bridge")]
 pub(crate) use guard::{GuardedDrop, guarded};
 #[cfg(feature = "bridge")]

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
-use super::arena::{self, policy, policy_number, stream_of, vmmgraph_arena_t};
+use super::arena::{self, policy_number, retain_of, stream_of, vmmgraph_arena_t};
 use super::guard::{Failure, guard, guard_closing, null, out};
 use super::handle::{get, register, remove};
 use super::sized::OutStruct;
@@ -312,7 +312,7 @@ pub unsafe extern "C" fn vmmgraph_space_seal(
     report: *mut vmmgraph_seal_report_t,
 ) -> vmmgraph_status_t {
     with(space, |space| {
-        let policy = policy(retain)?;
+        let policy = retain_of(retain)?;
         // SAFETY: the caller's contract.
         let report = if report.is_null() { None } else { Some(unsafe { OutStruct::new(report, "report") }?) };
         let sealed = match policy {

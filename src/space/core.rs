@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::block::{Origin, Origins};
+use super::carry::Postponed;
 use super::events::Events;
 use super::kept::KeptBlocks;
 use super::lane::Lane;
@@ -38,6 +39,8 @@ pub(super) struct State {
     pub(super) told: HashSet<PageId>,
     /// Streams that use a live block since the seal.
     pub(super) users: Vec<(Address, NamedStream)>,
+    /// What is freed while contents are carried over the seal.
+    pub(super) postponed: Option<Postponed>,
     /// Behind what the users of blocks freed since the seal were given, as far as it is not over: the pages may still be others' too,
     /// or stay mapped, and go later.
     pub(super) readers: Fence,
@@ -245,11 +248,25 @@ impl Core {
     /// Frees a block; after the seal behind what these streams were given, and those that were noted for it.
     pub(crate) fn free(&self, address: Address, readers: &[Stream]) -> Result<()> {
         self.common.usable()?;
-        let mut state = self.state.lock();
+        let state = &mut *self.state.lock();
+        if state.postponed.is_some() {
+            return state.postpone(self.common.pool().events(), address, readers);
+        }
+        let over = matches!(state.phase, Phase::Sealed | Phase::Retired);
+        let readers = if over { self.common.pool().events().name_readers(readers) } else { Vec::new() };
+        self.let_go(state, address, readers)
+    }
+
+    /// As [`free`](Self::free), of a block that counts until now.
+    pub(super) fn let_go(
+        &self,
+        state: &mut State,
+        address: Address,
+        readers: Vec<NamedStream>,
+    ) -> Result<()> {
         let over = matches!(state.phase, Phase::Sealed | Phase::Retired);
         let note = |state: &mut State| {
             if over {
-                let readers = self.common.pool().events().name_readers(readers);
                 state.users.extend(readers.into_iter().map(|stream| (address, stream)));
             }
         };
@@ -262,16 +279,16 @@ impl Core {
                     events.freed(place);
                 }
                 if over {
-                    note(&mut state);
-                    self.give_back(&mut state, place, address, bytes);
+                    note(state);
+                    self.give_back(state, place, address, bytes);
                 }
                 // A block that another stream of the capture uses is parked: it counts until the seal.
                 bytes
             }
             None => {
                 state.kept.check(address)?;
-                note(&mut state);
-                self.free_kept(&mut state, address)?
+                note(state);
+                self.free_kept(state, address)?
             }
         };
         if let Some(origins) = &mut state.origins {

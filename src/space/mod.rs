@@ -25,6 +25,7 @@ mod audit;
 mod bits;
 mod block;
 mod bump;
+mod carry;
 mod core;
 mod eager;
 mod events;
@@ -68,6 +69,7 @@ pub(crate) use presence::Presence;
 pub(crate) use recall::{Recall, Recalls};
 
 pub use block::Block;
+pub use carry::Carry;
 pub use eager::{EagerBlocks, EagerEnd, EagerScope, EagerStats};
 pub use events::TracedBlock;
 pub use poison::{Difference, POISON};
@@ -282,6 +284,7 @@ impl Space {
             holes: Vec::new(),
             told: std::collections::HashSet::new(),
             users: Vec::new(),
+            postponed: None,
             readers: Fence::default(),
             work: Work::default(),
             layout_hash: LayoutHash::new(common.shared.geometry()),

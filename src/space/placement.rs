@@ -66,6 +66,15 @@ impl Placement {
         }
     }
 
+    /// Whether a live block begins at a place.
+    pub(crate) fn check(&self, place: Place) -> Result<(), NotLive> {
+        match self {
+            Self::Stitched(layout) => layout.check(place),
+            Self::Bump(bump) => bump.check(place),
+            Self::Sealed(sealed) => sealed.check(place),
+        }
+    }
+
     /// Notes that a second stream uses the block at a place.
     pub(crate) fn record_stream(&mut self, place: Place, stream: Stream) -> Result<(), NotLive> {
         match self {

@@ -182,8 +182,9 @@ def test_captures_and_replays_step_out_of_eager_work(door):
 
 
 def test_eager_work_of_several_arenas_is_left_from_within(door):
-    (first, graph), (second, _) = adopted(door), adopted(door)
+    (first, graph), (second, other) = adopted(door), adopted(door)
     graph.replay()
+    other.replay()
     calls(door)
     with door.torch.cuda.use_mem_pool(first), door.torch.cuda.use_mem_pool(second):
         graph.replay()
@@ -198,8 +199,9 @@ def test_eager_work_of_several_arenas_is_left_from_within(door):
 
 
 def test_eager_work_that_another_thread_ends_is_over(door):
-    (pool, graph), (other, _) = adopted(door), adopted(door)
+    (pool, graph), (other, second) = adopted(door), adopted(door)
     graph.replay()
+    second.replay()
     calls(door)
 
     def work(pool):
@@ -242,6 +244,7 @@ def test_eager_work_says_what_it_needs(door):
 
 def test_eager_work_that_is_refused_is_torchs(door, caplog):
     pool, graph = adopted(door)
+    graph.replay()
     door.library.answers["torch_eager_enter"] = _c.WRONG_STATE
     calls(door)
     for _ in range(2):
@@ -299,6 +302,76 @@ def test_a_shape_is_sealed_late(door):
     assert calls(door) == ["torch_shape_seal", "torch_replay"]
     second.replay()
     assert calls(door) == ["torch_replay"]
+
+
+def test_a_shape_is_sealed_at_once_where_another_thread_uses_the_arena(door):
+    """What its program writes to it from then on meets no seal on that thread."""
+
+    def elsewhere(call):
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+
+    pool = (0, 50)
+    first = capture(door, pool)
+    elsewhere(first.replay)
+    assert calls(door)[-2:] == ["torch_shape_seal", "torch_replay"]
+    second = capture(door, pool)
+    assert calls(door)[-2:] == ["torch_capture_end", "torch_shape_seal"]
+    second.replay()
+    assert calls(door) == ["torch_replay"]
+    # Not in other arenas.
+    capture(door, (0, 51))
+    assert "torch_shape_seal" not in calls(door)
+    # Pieces are one shape all the same.
+    with vmmgraph.shape("prefill"):
+        pieces = [capture(door, pool) for _ in range(2)]
+        assert "torch_shape_seal" not in calls(door)
+    assert pieces[0]._shape is pieces[1]._shape
+    # What is refused is tried again by the replay, which says so.
+    pieces[0].replay()
+    door.library.answers["torch_shape_seal"] = 200
+    third = capture(door, pool)
+    with pytest.raises(_c.Error, match="torch_shape_seal"):
+        third.replay()
+    door.library.answers.clear()
+    calls(door)
+    third.replay()
+    assert calls(door) == ["torch_shape_seal", "torch_replay"]
+    # Captures and eager work count as replays do.
+    kept = []
+    for number, use in ((52, lambda graph: kept.append(capture(door, (0, 52)))), (53, eager_work)):
+        kept.append(capture(door, (0, number)))
+        elsewhere(lambda use=use, graph=kept[-1]: use(graph))
+        calls(door)
+        kept.append(capture(door, (0, number)))
+        assert calls(door)[-1] == "torch_shape_seal", number
+
+
+def eager_work(graph):
+    with vmmgraph.eager(graph.arena):
+        pass
+
+
+def test_eager_work_seals_what_is_open(door):
+    """It would overwrite what the program wrote there."""
+    graph = capture(door, (0, 50))
+    calls(door)
+    with vmmgraph.eager(graph.arena):
+        assert calls(door) == ["torch_shape_seal", "torch_eager_enter"]
+        # Also what is captured within.
+        within = capture(door, (0, 50))
+        assert calls(door)[-3:] == ["torch_capture_end", "torch_shape_seal", "torch_eager_enter"]
+    del within
+    calls(door)
+    late = capture(door, (0, 50))
+    door.library.answers["torch_shape_seal"] = 200
+    with pytest.raises(_c.Error), vmmgraph.eager(graph.arena):
+        pass
+    assert "torch_eager_enter" not in calls(door)
+    door.library.answers.clear()
+    with vmmgraph.eager(late.arena):
+        assert calls(door) == ["torch_shape_seal", "torch_eager_enter"]
 
 
 def test_pieces_of_one_shape_have_one_space(door):

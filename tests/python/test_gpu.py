@@ -494,6 +494,121 @@ def test_memory_written_before_the_first_replay_survives_the_seal() -> None:
     assert bool((y == 42).all())
 
 
+def test_eager_work_spares_what_was_written_before_the_first_replay() -> None:
+    enabled()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        static = torch.empty(3 * MIB, device="cuda")
+        y = static * 2
+    static.fill_(21)
+    with vmmgraph.eager(graph.arena):
+        assert bool((torch.full((40 * MIB,), 1.0, device="cuda") == 1).all())
+    graph.replay()
+    torch.cuda.synchronize()
+    assert bool((y == 42).all())
+
+
+def test_what_goes_while_another_thread_seals() -> None:
+    """Its replay seals what this thread has captured and drops just now. What it saved of a tensor that goes meanwhile must not come to the pages of a graph
+    that runs."""
+    enabled()
+    x = torch.zeros(2 * MIB, device="cuda")
+    milliseconds = 2_000_000
+    steps = 150
+
+    def long():
+        # Where the tensor lies that goes; and every page that the other one shows.
+        value = torch.empty_like(x)
+        total = torch.zeros_like(x)
+        passing = torch.empty(1024 * MIB, dtype=torch.uint8, device="cuda")
+        del passing
+        for number in range(steps):
+            torch.add(x, number, out=value)
+            torch.cuda._sleep(2 * milliseconds)
+            total.add_(value)
+        return total
+
+    for trial in range(3):
+        pool = torch.cuda.graph_pool_handle()
+        graphs, outputs = [], []
+        for body in (long, lambda: x * 2):
+            graphs.append(torch.cuda.CUDAGraph())
+            with torch.cuda.graph(graphs[-1], pool=pool):
+                outputs.append(body())
+            graphs[-1].replay()
+        torch.cuda.synchronize()
+        graphs[0].replay()
+        fresh = torch.cuda.CUDAGraph()
+        # As torch.cuda.graph, which would wait for that replay.
+        with torch.cuda.stream(torch.cuda.Stream()):
+            fresh.capture_begin(pool=pool)
+            goes = torch.empty_like(x)
+            stays = torch.empty(1024 * MIB, dtype=torch.uint8, device="cuda")
+            fresh.capture_end()
+
+        def replays(graph=graphs[1]) -> None:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                # It seals behind this, so that there is time for what goes.
+                torch.cuda._sleep(50 * milliseconds)
+                graph.replay()
+                torch.cuda.current_stream().synchronize()
+
+        thread = threading.Thread(target=replays)
+        thread.start()
+        time.sleep(0.02)
+        del goes
+        thread.join()
+        torch.cuda.synchronize()
+        found = outputs[0].unique().tolist()
+        assert found == [steps * (steps - 1) / 2], f"{found} in trial {trial}"
+        del stays, fresh
+
+
+def test_what_is_written_while_another_thread_replays_stays() -> None:
+    """From the end of the capture on, as in stock torch."""
+    enabled()
+    pool = torch.cuda.graph_pool_handle()
+    x = torch.ones(MIB, device="cuda")
+    theirs = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(theirs, pool=pool):
+        y = x + 1
+    theirs.replay()
+    stop, replays = threading.Event(), [0]
+
+    def serve() -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            while not stop.is_set():
+                theirs.replay()
+                torch.cuda.current_stream().synchronize()
+                replays[0] += 1
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    wrong = []
+    try:
+        while replays[0] == 0:
+            time.sleep(0.001)
+        stream = torch.cuda.Stream()
+        for number in range(1, 101):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                static = torch.empty(8 * MIB, device="cuda")
+                z = static * 2
+            static.fill_(number)
+            torch.cuda.current_stream().synchronize()
+            time.sleep(0.002)
+            if not bool((static == number).all()):
+                wrong.append(f"{number}: the tensor")
+            graph.replay()
+            if not bool((z == 2 * number).all()):
+                wrong.append(f"{number}: the output")
+    finally:
+        stop.set()
+        thread.join()
+    assert not wrong, f"{len(wrong)} of 100, {wrong[:4]}"
+    assert bool((y == 2).all())
+
+
 def test_buffers_that_peers_use_can_be_marked() -> None:
     enabled()
     arena = vmmgraph.Arena(retain="shared_remote")

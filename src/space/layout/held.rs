@@ -51,8 +51,21 @@ impl Layout {
     /// The remote blocks that are live, and their bytes.
     pub(crate) fn live_remote(&self) -> (u64, u64) {
         let blocks = self.blocks();
-        let remote = blocks.iter().filter(|live| self.ranges[live.place.range].remote);
+        let remote = blocks.iter().filter(|live| self.is_remote(live.place.range));
         remote.fold((0, 0), |(count, bytes), live| (count + 1, bytes + live.bytes))
+    }
+
+    /// Whether the blocks of a range are remote.
+    pub(crate) fn is_remote(&self, range: usize) -> bool {
+        self.ranges[range].remote
+    }
+
+    /// Whether a live block begins at a place.
+    pub(crate) fn check(&self, place: Place) -> Result<(), NotLive> {
+        if self.parked.contains(&place) {
+            return Err(NotLive::FreedBefore);
+        }
+        self.bytes_at(place).map(drop)
     }
 
     /// The bytes of the live block at a place.

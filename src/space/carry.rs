@@ -1,0 +1,91 @@
+//! What is written to live blocks between a capture and its seal stays there, although the seal changes the pages under them: their owner
+//! carries it over, and no block goes meanwhile, or what is written back would be somebody else's.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::core::State;
+use super::{Core, Placement, RetainPolicy};
+use crate::error::{Error, Result};
+use crate::pages::{Events, NamedStream};
+use crate::units::{Address, Stream};
+
+/// Live blocks of a space that is about to be sealed. As long as this is there, a block that is freed stays, and goes at the end of it.
+pub struct Carry {
+    core: Arc<Core>,
+    blocks: Vec<(Address, u64)>,
+}
+
+/// What was freed meanwhile: a block, and the streams that may still read it.
+pub(super) type Postponed = Vec<(Address, Vec<NamedStream>)>;
+
+impl Carry {
+    pub(crate) fn begin(core: &Arc<Core>, policy: RetainPolicy) -> Result<Self> {
+        let state = &mut *core.state.lock();
+        if state.postponed.is_some() {
+            let (expected, found) = ("carried over a seal by one", "by another one already");
+            return Err(Error::WrongState { what: "a space's contents", expected, found });
+        }
+        state.postponed = Some(Vec::new());
+        Ok(Self { core: Arc::clone(core), blocks: state.exchanged(policy) })
+    }
+
+    /// Those under which the seal may exchange pages, and their bytes, rounded up to 512 each; by address. They lie there until this is dropped.
+    #[must_use]
+    pub fn blocks(&self) -> &[(Address, u64)] {
+        &self.blocks
+    }
+}
+
+impl Drop for Carry {
+    fn drop(&mut self) {
+        let state = &mut *self.core.state.lock();
+        for (address, readers) in state.postponed.take().into_iter().flatten() {
+            if let Err(error) = self.core.let_go(state, address, readers) {
+                tracing::warn!(%error, space = self.core.id, "a block that was freed during a seal stays");
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Carry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Carry").field("space", &self.core.id).field("blocks", &self.blocks.len()).finish()
+    }
+}
+
+impl State {
+    /// Notes that a block is freed, which goes when its contents are carried over.
+    pub(super) fn postpone(
+        &mut self,
+        events: &Arc<Events>,
+        address: Address,
+        readers: &[Stream],
+    ) -> Result<()> {
+        if self.postponed.iter().flatten().any(|(freed, _)| *freed == address) {
+            return Err(Error::DoubleFree { address });
+        }
+        match self.range_of(address) {
+            Some(place) => self.placement.check(place).map_err(|why| why.at(address))?,
+            None => self.kept.check(address)?,
+        }
+        let readers = events.name_readers(readers);
+        readers.iter().for_each(|stream| events.keep_named(*stream));
+        self.postponed.get_or_insert_default().push((address, readers));
+        Ok(())
+    }
+
+    /// The live blocks under which a seal by this policy may exchange pages.
+    fn exchanged(&self, policy: RetainPolicy) -> Vec<(Address, u64)> {
+        let Placement::Stitched(layout) = &self.placement else { return Vec::new() };
+        let moves = |range| match policy {
+            RetainPolicy::Retain => true,
+            RetainPolicy::ShareRemote => !layout.is_remote(range),
+            RetainPolicy::Share | RetainPolicy::InPlace => false,
+        };
+        let live = layout.blocks().into_iter().filter(|live| moves(live.place.range));
+        let mut blocks: Vec<_> = live.map(|live| (self.address(live.place), live.bytes)).collect();
+        blocks.sort_unstable();
+        blocks
+    }
+}

@@ -1,0 +1,172 @@
+//! Contents that are carried over a seal by their owner, while another thread frees the blocks they are in.
+
+use std::sync::Arc;
+
+use vmmgraph::driver::{HostDriver, SharedDriver};
+use vmmgraph::{
+    Address, Device, Error, HostOptions, Options, RetainPolicy, SharedVmmAllocator, Space, Stream,
+    VmmTorchAllocator,
+};
+use vmmgraph_testkit::{FaultyDriver, MIB, Stamps, stream};
+
+const A: Stream = stream(0xa0);
+const B: Stream = stream(0xb0);
+
+struct Bench {
+    host: Arc<HostDriver>,
+    faulty: Arc<FaultyDriver>,
+    device: Arc<Device>,
+    arena: SharedVmmAllocator,
+    stamps: Stamps,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let host = Arc::new(HostDriver::new(0, HostOptions::default()).unwrap());
+        let faulty = FaultyDriver::new(host.clone());
+        let driver: SharedDriver = faulty.clone();
+        let stamps = Stamps::new(&driver, A);
+        let device = Device::with_driver(driver);
+        let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+        Self { host, faulty, device, arena, stamps }
+    }
+
+    /// A graph that writes to shared pages and reads there, sealed.
+    fn graph(&self) -> (Arc<Space>, Address) {
+        let space = self.arena.open_space().unwrap();
+        let passing = space.allocate(16 * MIB, A).unwrap();
+        space.free(passing).unwrap();
+        space.seal().unwrap();
+        (space, passing)
+    }
+
+    fn end(self) {
+        let Self { host, faulty, device, arena, stamps } = self;
+        assert_eq!(arena.audit(), Ok(()));
+        drop(arena);
+        device.trim().unwrap();
+        assert_eq!(device.pool().audit_idle(), Ok(()));
+        assert_eq!(device.stats().physical_bytes, 0);
+        drop((stamps, device, faulty));
+        assert_eq!(host.leftovers(), [0; 4]);
+    }
+}
+
+/// Seen from Python on an H200: one thread's replay sealed what another one had captured and was dropping, and wrote what it had saved of a freed tensor
+/// to shared pages, under a third one's graph.
+#[test]
+fn what_is_put_back_to_a_block_that_was_freed_meanwhile_reaches_nobody() {
+    let bench = Bench::new();
+    let (_graph, passing) = bench.graph();
+    let space = bench.arena.open_space().unwrap();
+    let blocks = VmmTorchAllocator::new(&space);
+    let [dropped, stays] = [16 * MIB, 20 * MIB].map(|bytes| blocks.allocate(bytes, A, false).unwrap());
+    bench.stamps.write(dropped, 16 * MIB, 5).unwrap();
+    let carry = blocks.carry(RetainPolicy::Retain).unwrap();
+    assert_eq!(carry.blocks(), [(dropped, 16 * MIB), (stays, 20 * MIB)]);
+    std::thread::scope(|scope| scope.spawn(|| blocks.free(dropped, &[]).unwrap()).join()).unwrap();
+    assert_eq!(space.live_blocks(), [dropped, stays], "it goes later");
+    let report = space.seal().unwrap();
+    assert_eq!(report.retained.len(), 2);
+    // A replay of the graph is under way on the page that both showed.
+    bench.stamps.write(passing, 16 * MIB, 7).unwrap();
+    bench.stamps.write(dropped, 16 * MIB, 5).unwrap();
+    assert!(bench.stamps.holds(passing, 16 * MIB, 7).unwrap());
+    drop(carry);
+    assert_eq!(space.live_blocks(), [stays]);
+    assert!(matches!(blocks.free(dropped, &[]), Err(Error::DoubleFree { .. })));
+    drop((space, blocks, _graph));
+    bench.end();
+}
+
+#[test]
+fn a_block_that_was_freed_meanwhile_goes_behind_those_who_read_it() {
+    let bench = Bench::new();
+    let space = bench.arena.open_space().unwrap();
+    let blocks = VmmTorchAllocator::new(&space);
+    let block = blocks.allocate(2 * MIB, A, false).unwrap();
+    let carry = blocks.carry(RetainPolicy::Retain).unwrap();
+    blocks.free(block, &[B]).unwrap();
+    space.seal().unwrap();
+    bench.faulty.set_busy(true);
+    drop(carry);
+    bench.stamps.write(block, 2 * MIB, 5).unwrap();
+    // What needs a page of that size while the reader is at work gets another one.
+    let other = bench.arena.open_space().unwrap();
+    for _ in 0..2 {
+        let at = other.allocate(4096, A).unwrap();
+        bench.stamps.write(at, 4096, 9).unwrap();
+        other.record_stream(at, B).unwrap();
+    }
+    assert!(bench.stamps.holds(block, 2 * MIB, 5).unwrap());
+    bench.faulty.set_busy(false);
+    drop((space, blocks, other));
+    bench.end();
+}
+
+#[test]
+fn only_what_the_seal_may_move_is_carried() {
+    let bench = Bench::new();
+    let space = bench.arena.open_space().unwrap();
+    let blocks = VmmTorchAllocator::new(&space);
+    let local = blocks.allocate(3 * MIB, A, false).unwrap();
+    let kept = blocks.allocate(5000, A, true).unwrap();
+    let remote = blocks.allocate_remote(3 * MIB, A).unwrap();
+    let freed = blocks.allocate(3 * MIB, A, false).unwrap();
+    blocks.free(freed, &[]).unwrap();
+    let carried =
+        |policy| blocks.carry(policy).unwrap().blocks().iter().map(|(at, _)| *at).collect::<Vec<_>>();
+    let mut all = vec![local, remote];
+    all.sort_unstable();
+    assert_eq!(carried(RetainPolicy::Retain), all);
+    assert_eq!(carried(RetainPolicy::ShareRemote), [local]);
+    assert_eq!(carried(RetainPolicy::Share), []);
+    assert_eq!(carried(RetainPolicy::InPlace), []);
+    // Kept blocks stay where they are, and go later all the same.
+    let carry = blocks.carry(RetainPolicy::Retain).unwrap();
+    blocks.free(kept, &[]).unwrap();
+    assert!(space.live_blocks().contains(&kept));
+    drop(carry);
+    assert!(!space.live_blocks().contains(&kept));
+    let bump = bench.arena.open_bump_space().unwrap();
+    bump.allocate(3 * MIB, A).unwrap();
+    assert_eq!(VmmTorchAllocator::new(&bump).carry(RetainPolicy::Share).unwrap().blocks(), []);
+    drop((space, blocks, bump));
+    bench.end();
+}
+
+#[test]
+fn what_is_wrong_is_refused_and_a_seal_that_fails_changes_nothing() {
+    let bench = Bench::new();
+    let space = bench.arena.open_space().unwrap();
+    let blocks = VmmTorchAllocator::new(&space);
+    let [one, two, crossing] =
+        [3 * MIB, 20 * MIB, MIB].map(|bytes| blocks.allocate(bytes, A, false).unwrap());
+    // Freed, and busy until the seal.
+    blocks.record_stream(crossing, B).unwrap();
+    blocks.free(crossing, &[]).unwrap();
+    let (_graph, _) = bench.graph();
+    let carry = blocks.carry(RetainPolicy::Retain).unwrap();
+    assert!(matches!(blocks.carry(RetainPolicy::Retain), Err(Error::WrongState { .. })));
+    blocks.free(one, &[]).unwrap();
+    for freed in [one, crossing] {
+        assert!(matches!(blocks.free(freed, &[]), Err(Error::DoubleFree { .. })));
+    }
+    for foreign in [one.plus(512), Address(4096)] {
+        assert!(matches!(blocks.free(foreign, &[]), Err(Error::ForeignPointer { .. })));
+    }
+    bench.device.set_budget(Some(bench.device.stats().physical_bytes));
+    assert!(matches!(space.seal(), Err(Error::OverBudget { .. })));
+    bench.device.set_budget(None);
+    drop(carry);
+    assert_eq!(space.live_blocks(), [two]);
+    // It is open, and what was freed serves the next one.
+    assert_eq!(blocks.allocate(3 * MIB, A, false), Ok(one));
+    let carry = blocks.carry(RetainPolicy::Retain).unwrap();
+    space.seal().unwrap();
+    drop((space, blocks));
+    // The last owner of the blocks.
+    drop(carry);
+    drop(_graph);
+    bench.end();
+}
