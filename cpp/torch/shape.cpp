@@ -77,6 +77,16 @@ private:
     std::vector<char> host_;
 };
 
+// But for one that is captured, which would break.
+void wait_for(cudaStream_t stream) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    if (cudaStreamIsCapturing(stream, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone) {
+        static_cast<void>(cudaGetLastError());
+        return;
+    }
+    C10_CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
 }  // namespace
 
 Shape::UnderWay::UnderWay(c10::DeviceIndex device, const c10::cuda::CUDAStream& stream, Workspace& workspace)
@@ -92,6 +102,14 @@ Shape::Shape(SharedVmmAllocator& arena)
 Shape::~Shape() {
     const OnDevice current({c10::kCUDA, device_});
     const Relaxed relaxed;
+    try {
+        // Tensors that are still alive are the program's, and nobody else's memory.
+        if (!sealed_ && space_.stats().blocks > 0) {
+            static_cast<void>(seal_keeping_contents(policy(Retain::inherit)));
+        }
+    } catch (...) {
+        // No memory for that: what others write there, they see.
+    }
     if (waits_.load()) {
         // That stream may be gone, and with it the means to tell torch.
         static_cast<void>(vmmgraph_space_wait(space_.handle()));
@@ -177,6 +195,9 @@ ForeignPiece Shape::end(const ForeignGraph& graph) {
     }
     registry::forget_capture(memory_.get());
     const auto under_way = std::move(under_way_);
+    if (lasts(under_way->stream)) {
+        captured_on_.insert(under_way->stream.stream());
+    }
     auto kept = under_way->workspaces.end(*memory_);
     std::move(kept.begin(), kept.end(), std::back_inserter(kept_workspaces_));
 
@@ -216,12 +237,12 @@ void Shape::abandon(const compat::PoolId& pool) noexcept {
     }
 }
 
-Retain Shape::policy(Retain asked) const { return asked == Retain::inherit ? static_cast<Retain>(space_.stats().retain) : asked; }
+Retain Shape::policy(Retain asked) const {
+    const auto retain = asked == Retain::inherit ? static_cast<Retain>(space_.stats().retain) : asked;
+    return collectives_ ? with_collectives(retain, memory_->has_remote()) : retain;
+}
 
 SealReport Shape::seal_keeping_contents(Retain retain) {
-    if (collectives_) {
-        retain = with_collectives(retain, memory_->has_remote());
-    }
     const auto stream = this->stream();
     if (is_capturing(stream.stream())) {
         return space_.seal(retain);
@@ -232,13 +253,16 @@ SealReport Shape::seal_keeping_contents(Retain retain) {
     if (blocks.empty()) {
         return space_.seal(retain);
     }
+    // Where a program writes to them, whatever stream it seals on.
+    wait_for(cudaStreamLegacy);
+    std::for_each(captured_on_.begin(), captured_on_.end(), wait_for);
     Contents contents(blocks, stream.stream());
     const auto report = space_.seal(retain);
     contents.put_back();
     return report;
 }
 
-SealReport Shape::seal(Retain retain) {
+SealReport Shape::seal(Retain retain, Written written) {
     const Relaxed relaxed;
     const OnDevice current({c10::kCUDA, device_});
     const std::lock_guard lock(mutex_);
@@ -246,7 +270,8 @@ SealReport Shape::seal(Retain retain) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "a capture into this shape is under way");
     }
     if (!sealed_) {
-        sealed_ = seal_keeping_contents(policy(retain));
+        retain = policy(retain);
+        sealed_ = written == Written::no ? space_.seal(retain) : seal_keeping_contents(retain);
         // Of no template yet: until its first replay a graph is its owner's to change.
         sealed_->executable_bytes = Template::expected_bytes(*pool_, lending());
     }

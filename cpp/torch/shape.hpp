@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include <ATen/cuda/CUDAGraph.h>
@@ -43,6 +44,9 @@ struct ForeignPiece {
     bool lent;
 };
 
+// Whether a program has written to the tensors of a shape since their captures.
+enum class Written { no, perhaps };
+
 // All functions throw Error, and what torch throws passes. Any thread, but begin() and begun(), which are called on one.
 class Shape {
 public:
@@ -58,7 +62,7 @@ public:
     // Also where nothing began.
     void abandon(const compat::PoolId& pool) noexcept;
 
-    SealReport seal(Retain retain);
+    SealReport seal(Retain retain, Written written);
     void replay(std::size_t piece);
     Difference verify(std::size_t piece, const std::vector<Output>& outputs);
     // Its executable is torch's own from now on (keep), or it goes.
@@ -112,6 +116,8 @@ private:
     std::unique_ptr<Template> template_;
     std::optional<SealReport> sealed_;
     bool collectives_ = false;
+    // The streams that were captured, of those that last.
+    std::set<cudaStream_t> captured_on_;
     // Of those that last.
     std::atomic<cudaStream_t> last_stream_{nullptr};
     // Some replay was on another one.

@@ -228,6 +228,18 @@ vmmgraph_status_t with(vmmgraph_torch_shape_t handle, Use&& use) noexcept {
     return guarded([&] { use(*Shapes::all().find(handle)); });
 }
 
+// With a report, which may be null, checked before.
+void seal(Shape& shape, Retain retain, Written written, vmmgraph_seal_report_t* report) {
+    if (report != nullptr) {
+        static_cast<void>(sized(report, "report"));
+    }
+    auto sealed = shape.seal(retain, written);
+    if (report != nullptr) {
+        sealed.struct_size = report->struct_size;
+        *report = sealed;
+    }
+}
+
 // What is not there in this release.
 std::shared_ptr<ExecutablePool> executables_of(vmmgraph_arena_t handle) {
     Borrowed arena(handle);
@@ -365,15 +377,12 @@ vmmgraph_status_t vmmgraph_torch_shape_seal(vmmgraph_torch_shape_t shape, int32_
         if (retain < VMMGRAPH_RETAIN_DEFAULT || retain > VMMGRAPH_RETAIN_SHARED_REMOTE) {
             refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "retain is " + std::to_string(retain) + ", none of VMMGRAPH_RETAIN_*");
         }
-        if (report != nullptr) {
-            static_cast<void>(sized(report, "report"));
-        }
-        auto sealed = found.seal(static_cast<vmmgraph::Retain>(retain));
-        if (report != nullptr) {
-            sealed.struct_size = report->struct_size;
-            *report = sealed;
-        }
+        seal(found, static_cast<vmmgraph::Retain>(retain), Written::perhaps, report);
     });
+}
+
+vmmgraph_status_t vmmgraph_torch_shape_seal_unwritten(vmmgraph_torch_shape_t shape, vmmgraph_seal_report_t* report) {
+    return with(shape, [&](Shape& found) { seal(found, vmmgraph::Retain::inherit, Written::no, report); });
 }
 
 vmmgraph_status_t vmmgraph_torch_replay(vmmgraph_torch_shape_t shape, uint64_t piece) {

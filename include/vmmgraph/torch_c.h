@@ -153,9 +153,13 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_eager_end(vmmgraph_arena_t arena);
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_pool_empty(int32_t device, uint64_t pool_first, uint64_t pool_second);
 
 // Ends the shape: no more is captured into it, and it can be replayed. Tensors that are live are treated as `retain` says
-// (VMMGRAPH_RETAIN_*), and keep what the program wrote there since the capture, by copies in order on torch's current stream of the device.
+// (VMMGRAPH_RETAIN_*), and keep what the program wrote there since the capture on torch's current stream of the device, on the default one and on those
+// that were captured, by copies; what other streams are at work on must be over. No tensor goes meanwhile, whoever frees it.
 // `report` may be null. On failure it can be called again. Sealed already: does nothing, and reports what it was.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_shape_seal(vmmgraph_torch_shape_t shape, int32_t retain, vmmgraph_seal_report_t* report);
+// The same right behind the end of its only capture, by the arena's own policy, while nobody has written to its tensors: nothing is copied, and what the
+// program writes from then on meets no seal.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_shape_seal_unwritten(vmmgraph_torch_shape_t shape, vmmgraph_seal_report_t* report);
 
 // Launches a graph of a sealed shape on torch's current stream of its device, in order after every earlier replay of the arena, as torch's
 // replay() does: random generators go on. Any thread. VMMGRAPH_ERROR_WRONG_STATE for one that is not replayable here, which its owner

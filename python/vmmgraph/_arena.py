@@ -192,7 +192,7 @@ class Arena:
         self._library.arena_mark(self.handle)
 
     def seal(self) -> None:
-        """Ends the shape that is being captured. A replay and the next capture in the arena do so by themselves."""
+        """Ends the shape that is open. A replay, eager work and the next capture in the arena do so by themselves."""
         self._settle(None)
 
     def _used(self) -> None:
@@ -201,14 +201,26 @@ class Arena:
             self._threads = True
 
     def _captured(self, shape: Shape) -> None:
-        """A capture into the shape has ended. Its program may write to what is alive in it at any time from now on, which a seal on another thread would
-        meet: where another thread uses the arena, the shape is sealed at once, unless it has more pieces."""
+        """A capture into the shape has ended. Much of what lives in it is not for long, so the next use of the arena seals it. Another thread's use would
+        meet what this one does there: where there are several, what is no piece is sealed while nobody has written to it."""
         with self._lock:
             shape.capturing = False
             if self._threads and shape.unnamed and self._open is shape:
-                # What fails is tried again before the next replay, which says so.
-                with contextlib.suppress(_c.Error):
-                    self._settle(None)
+                self._end(shape, unwritten=True)
+
+    def _abandoned(self, shape: Shape, unwritten: bool) -> None:
+        """None of its graphs will be replayed. Tensors of theirs may live on, and no graph may write to those."""
+        with self._lock:
+            if self._open is shape:
+                self._end(shape, unwritten)
+                self._open = None
+
+    def _end(self, shape: Shape, unwritten: bool) -> None:
+        # What fails is tried again before the next replay, which says so.
+        with contextlib.suppress(_c.Error):
+            shape.seal(unwritten)
+            self._open = None
+            self._look_at(shape)
 
     def _settle(self, shape: Shape | None) -> None:
         """Seals what is open, but for a capture that another thread has under way, and `shape`, which is to be replayed."""
@@ -301,9 +313,13 @@ class Shape:
             short = text.encode(errors="replace")[:1000].decode(errors="ignore").replace("\0", " ")
             self.library.raw[function](self.space, short.encode())
 
-    def seal(self) -> None:
+    def seal(self, unwritten: bool = False) -> None:
+        """``unwritten``: the program has not touched what lives in it since its capture."""
         report = _c.SealReport()
-        self.library.torch_shape_seal(self.handle, _c.RETAIN["default"], byref(report))
+        if unwritten and self.library.has("torch_shape_seal_unwritten"):
+            self.library.torch_shape_seal_unwritten(self.handle, byref(report))
+        else:
+            self.library.torch_shape_seal(self.handle, _c.RETAIN["default"], byref(report))
         self.sealed = True
         # An engine's context, which keeps a step's tensors.
         self.key = None

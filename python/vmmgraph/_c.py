@@ -254,6 +254,7 @@ _TORCH: dict[str, tuple[Any, ...]] = {
 }
 #: Not in every library; asked for by `Library.has`.
 _LATER: dict[str, tuple[Any, ...]] = {
+    "vmmgraph_torch_shape_seal_unwritten": (c_void_p, POINTER(SealReport)),
     "vmmgraph_torch_remote_enter": (),
     "vmmgraph_torch_remote_leave": (),
     "vmmgraph_torch_eager_enter": (c_void_p,),

@@ -188,9 +188,8 @@ class Door:
         with arena._lock:
             shape.graphs -= 1
             shape.capturing = shape.capturing and captured
-            # Nothing will be replayed: what it has goes with its last owner.
-            if shape.graphs <= 0 and arena._open is shape:
-                arena._open = None
+            if shape.graphs <= 0:
+                arena._abandoned(shape, unwritten=shape.unnamed and not captured)
 
     def once(self, what: str, text: str, **more: Any) -> None:
         if what not in self.said:

@@ -60,12 +60,12 @@ struct Batch {
     pages: BTreeSet<Place>,
 }
 
-/// Pages that are there, and what had them before and may use them still.
-#[derive(Debug)]
-struct Earlier {
-    batch: Batch,
-    /// It is the pages' lender's own work, at addresses of its own: who uses the pages here waits for it, and they go back without.
-    lender: bool,
+impl Batch {
+    /// Nothing where either is nothing.
+    fn of(pages: impl IntoIterator<Item = Place>, fence: Fence) -> Option<Self> {
+        let pages: BTreeSet<Place> = pages.into_iter().collect();
+        (!pages.is_empty() && !fence.is_empty()).then_some(Self { fence, pages })
+    }
 }
 
 /// What a commit is to do. Its pages are `Coming` until it is over.
@@ -103,7 +103,10 @@ pub(super) struct Books {
     batches: BTreeMap<u64, Batch>,
     next: u64,
     tally: Tally,
-    earlier: Vec<Earlier>,
+    /// Pages that are there, and who had them here before and may use them still: they go behind him.
+    had: Vec<Batch>,
+    /// Pages that are there, and their lenders' own work, at addresses of their own: who uses the pages here waits for it, and they go back without.
+    lent: Vec<Batch>,
     /// Pages of others that are to go back: as long as they are mapped, nothing is committed there.
     recalled: BTreeSet<Place>,
     pub(super) counts: Counts,
@@ -245,25 +248,18 @@ impl Books {
 
     /// Somebody had these pages, which are there or are about to be, and may use them still.
     pub(super) fn had(&mut self, places: impl IntoIterator<Item = Place>, fence: Fence) {
-        self.add_earlier(places, fence, false);
+        self.had.extend(Batch::of(places, fence));
     }
 
     /// These pages, which are about to be there, are a lender's, which may use them still.
     pub(super) fn lent(&mut self, places: impl IntoIterator<Item = Place>, fence: Fence) {
-        self.add_earlier(places, fence, true);
-    }
-
-    fn add_earlier(&mut self, places: impl IntoIterator<Item = Place>, fence: Fence, lender: bool) {
-        let pages: BTreeSet<Place> = places.into_iter().collect();
-        if !pages.is_empty() && !fence.is_empty() {
-            self.earlier.push(Earlier { batch: Batch { fence, pages }, lender });
-        }
+        self.lent.extend(Batch::of(places, fence));
     }
 
     /// What may still use pages that are there, from before they came.
     pub(super) fn earlier(&self) -> Fence {
         let mut fence = Fence::default();
-        self.earlier.iter().for_each(|earlier| fence.join(earlier.batch.fence.clone()));
+        self.had.iter().chain(&self.lent).for_each(|batch| fence.join(batch.fence.clone()));
         fence
     }
 
@@ -277,10 +273,7 @@ impl Books {
         self.counts.decommits += 1;
         // Whoever had some of them before they came may use them still, and this fence does not know of him. Those go later; the others need not.
         let mut again = Batch { fence: fence.clone(), pages: BTreeSet::new() };
-        self.earlier.retain_mut(|Earlier { batch, lender }| {
-            if *lender {
-                return true;
-            }
+        self.had.retain_mut(|batch| {
             let shared: Vec<Place> = batch.pages.intersection(&pages).copied().collect();
             if !shared.is_empty() {
                 again.fence.join(batch.fence.clone());
@@ -308,7 +301,9 @@ impl Books {
     /// Those whose fence is over, to be unmapped.
     pub(super) fn take_done(&mut self, events: &Arc<Events>) -> Vec<Run> {
         // Forgets what is over; what cannot be asked now stays.
-        self.earlier.retain_mut(|earlier| !earlier.batch.fence.done(events).unwrap_or(false));
+        let is_under_way = |batch: &mut Batch| !batch.fence.done(events).unwrap_or(false);
+        self.had.retain_mut(is_under_way);
+        self.lent.retain_mut(is_under_way);
         let mut done = BTreeSet::new();
         self.batches.retain(|_, batch| {
             let over = batch.fence.done(events).unwrap_or(false);
@@ -333,10 +328,8 @@ impl Books {
             }
         }
         let slots = &self.slots;
-        self.earlier.retain_mut(|Earlier { batch, lender }| {
-            if *lender {
-                batch.pages.retain(|place| slots.contains_key(place));
-            }
+        self.lent.retain_mut(|batch| {
+            batch.pages.retain(|place| slots.contains_key(place));
             !batch.pages.is_empty()
         });
         self.add_batch(Fence::default(), left);

@@ -292,7 +292,7 @@ def test_a_mempool_that_torch_lost_never_ends(door):
 
 def test_a_shape_is_sealed_late(door):
     first = capture(door, (0, 50))
-    assert "torch_shape_seal" not in calls(door)
+    assert not sealed(door)
     second = capture(door, (0, 50))
     # By the next capture, before its space is opened.
     names = calls(door)
@@ -302,9 +302,23 @@ def test_a_shape_is_sealed_late(door):
     assert calls(door) == ["torch_shape_seal", "torch_replay"]
     second.replay()
     assert calls(door) == ["torch_replay"]
+    # And by eager work, which would overwrite what was written there.
+    third = capture(door, (0, 50))
+    door.library.answers["torch_shape_seal"] = 200
+    calls(door)
+    with pytest.raises(_c.Error), vmmgraph.eager(first.arena):
+        pass
+    assert calls(door) == ["torch_shape_seal"]
+    door.library.answers.clear()
+    with vmmgraph.eager(first.arena):
+        assert calls(door) == ["torch_shape_seal", "torch_eager_enter"]
+        # Also what is captured within.
+        fourth = capture(door, (0, 50))
+        assert calls(door)[-3:] == ["torch_capture_end", "torch_shape_seal", "torch_eager_enter"]
+    assert third._shape.sealed and fourth._shape.sealed
 
 
-def test_a_shape_is_sealed_at_once_where_another_thread_uses_the_arena(door):
+def test_a_capture_is_sealed_at_once_where_another_thread_uses_the_arena(door):
     """What its program writes to it from then on meets no seal on that thread."""
 
     def elsewhere(call):
@@ -317,20 +331,21 @@ def test_a_shape_is_sealed_at_once_where_another_thread_uses_the_arena(door):
     elsewhere(first.replay)
     assert calls(door)[-2:] == ["torch_shape_seal", "torch_replay"]
     second = capture(door, pool)
-    assert calls(door)[-2:] == ["torch_capture_end", "torch_shape_seal"]
+    assert calls(door)[-2:] == ["torch_capture_end", "torch_shape_seal_unwritten"]
     second.replay()
     assert calls(door) == ["torch_replay"]
     # Not in other arenas.
-    capture(door, (0, 51))
-    assert "torch_shape_seal" not in calls(door)
+    other = capture(door, (0, 51))
+    assert not other._shape.sealed
+    calls(door)
     # Pieces are one shape all the same.
     with vmmgraph.shape("prefill"):
         pieces = [capture(door, pool) for _ in range(2)]
-        assert "torch_shape_seal" not in calls(door)
+    assert not sealed(door)
     assert pieces[0]._shape is pieces[1]._shape
-    # What is refused is tried again by the replay, which says so.
     pieces[0].replay()
-    door.library.answers["torch_shape_seal"] = 200
+    # What is refused is tried again by the replay, which says so.
+    door.library.answers.update(torch_shape_seal=200, torch_shape_seal_unwritten=200)
     third = capture(door, pool)
     with pytest.raises(_c.Error, match="torch_shape_seal"):
         third.replay()
@@ -338,6 +353,11 @@ def test_a_shape_is_sealed_at_once_where_another_thread_uses_the_arena(door):
     calls(door)
     third.replay()
     assert calls(door) == ["torch_shape_seal", "torch_replay"]
+    # A library that has no other seal.
+    door.library.missing.add("torch_shape_seal_unwritten")
+    fourth = capture(door, pool)
+    assert calls(door)[-1] == "torch_shape_seal"
+    assert fourth._shape.sealed
     # Captures and eager work count as replays do.
     kept = []
     for number, use in ((52, lambda graph: kept.append(capture(door, (0, 52)))), (53, eager_work)):
@@ -353,25 +373,39 @@ def eager_work(graph):
         pass
 
 
-def test_eager_work_seals_what_is_open(door):
-    """It would overwrite what the program wrote there."""
-    graph = capture(door, (0, 50))
+def sealed(door) -> list[str]:
+    """The seals among what was called."""
+    return [name for name in calls(door) if name.startswith("torch_shape_seal")]
+
+
+def test_what_outlives_a_shape_that_is_never_replayed_is_nobody_elses(door):
+    """Its graphs may be gone, or were never captured; tensors of theirs may be alive, and the next replay would write to them."""
+    pool = (0, 50)
+    with vmmgraph.shape("prefill"):
+        pieces = [capture(door, pool) for _ in range(2)]
     calls(door)
-    with vmmgraph.eager(graph.arena):
-        assert calls(door) == ["torch_shape_seal", "torch_eager_enter"]
-        # Also what is captured within.
-        within = capture(door, (0, 50))
-        assert calls(door)[-3:] == ["torch_capture_end", "torch_shape_seal", "torch_eager_enter"]
-    del within
-    calls(door)
-    late = capture(door, (0, 50))
-    door.library.answers["torch_shape_seal"] = 200
-    with pytest.raises(_c.Error), vmmgraph.eager(graph.arena):
-        pass
-    assert "torch_eager_enter" not in calls(door)
-    door.library.answers.clear()
-    with vmmgraph.eager(late.arena):
-        assert calls(door) == ["torch_shape_seal", "torch_eager_enter"]
+    pieces.pop().reset()
+    assert "torch_shape_seal" not in calls(door)
+    pieces.pop().reset()
+    names = calls(door)
+    assert names.index("torch_shape_seal") < names.index("torch_shape_close")
+    stub.BaseGraph.fail = {"capture_end"}
+    with pytest.raises(RuntimeError) as failed:
+        capture(door, pool)
+    # At once, and not when somebody forgets the exception.
+    assert failed.value.__traceback__ is not None
+    names = calls(door)
+    assert names.index("torch_capture_abandon") < names.index("torch_shape_seal_unwritten")
+    # A piece that fails: those before it may have been written to.
+    with vmmgraph.shape("prefill"):
+        stub.BaseGraph.fail = set()
+        first = capture(door, pool)
+        stub.BaseGraph.fail = {"capture_end"}
+        first.reset()
+        with pytest.raises(RuntimeError):
+            capture(door, pool)
+    assert calls(door).count("torch_shape_seal") == 2
+    stub.BaseGraph.fail = set()
 
 
 def test_pieces_of_one_shape_have_one_space(door):

@@ -508,6 +508,60 @@ def test_eager_work_spares_what_was_written_before_the_first_replay() -> None:
     assert bool((y == 42).all())
 
 
+def test_what_outlives_a_capture_that_is_never_replayed() -> None:
+    """Other graphs may not write to it: the capture's graph is gone, the capture failed, or a C program closed its shape."""
+    enabled()
+    library, c = vmmgraph._door.need().library, vmmgraph._c
+    pool = torch.cuda.graph_pool_handle()
+    x = torch.ones(MIB, device="cuda")
+    theirs = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(theirs, pool=pool):
+        y = x * 3 + 1
+    theirs.replay()
+    stream = torch.cuda.Stream()
+
+    def of_pieces():
+        graph = torch.cuda.CUDAGraph()
+        with vmmgraph.shape("pieces"), torch.cuda.graph(graph, pool=pool):
+            static = torch.empty_like(x)
+        static.fill_(21)
+        graph.reset()
+        return static
+
+    def failed():
+        graph, kept = torch.cuda.CUDAGraph(), []
+        # Torch leaves its stream current where the end of a capture throws.
+        with torch.cuda.stream(torch.cuda.current_stream()), raises(RuntimeError), torch.cuda.graph(graph, pool=pool):
+            kept.append(torch.empty_like(x))
+            torch.cuda.synchronize()
+        kept[0].fill_(21)
+        return kept[0]
+
+    def closed():
+        shape = ctypes.c_void_p()
+        library.torch_shape_open(theirs.arena.handle, ctypes.byref(shape))
+        graph = torch.cuda.CUDAGraph.__mro__[1](True)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            library.torch_capture_begin(shape, *pool)
+            graph.capture_begin(pool=pool)
+            library.torch_capture_begun(shape)
+            static = torch.empty_like(x)
+            graph.capture_end()
+        library.torch_capture_end(shape, ctypes.byref(c.Graph()), ctypes.byref(c.Captured()))
+        static.fill_(21)
+        del graph
+        library.torch_shape_close(shape)
+        return static
+
+    for make in (of_pieces, failed, closed):
+        static = make()
+        theirs.replay()
+        torch.cuda.synchronize()
+        assert bool((static == 21).all()), make.__name__
+        assert bool((y == 4).all())
+
+
 def test_what_goes_while_another_thread_seals() -> None:
     """Its replay seals what this thread has captured and drops just now. What it saved of a tensor that goes meanwhile must not come to the pages of a graph
     that runs."""
@@ -540,7 +594,7 @@ def test_what_goes_while_another_thread_seals() -> None:
         graphs[0].replay()
         fresh = torch.cuda.CUDAGraph()
         # As torch.cuda.graph, which would wait for that replay.
-        with torch.cuda.stream(torch.cuda.Stream()):
+        with torch.cuda.stream(torch.cuda.Stream()), vmmgraph.shape("fresh"):
             fresh.capture_begin(pool=pool)
             goes = torch.empty_like(x)
             stays = torch.empty(1024 * MIB, dtype=torch.uint8, device="cuda")
@@ -562,6 +616,38 @@ def test_what_goes_while_another_thread_seals() -> None:
         found = outputs[0].unique().tolist()
         assert found == [steps * (steps - 1) / 2], f"{found} in trial {trial}"
         del stays, fresh
+
+
+def test_what_is_written_while_a_replay_on_another_stream_seals_stays() -> None:
+    """On the default stream, or on the one that was captured: the seal changes the pages under it."""
+    enabled()
+    pool, many = torch.cuda.graph_pool_handle(), 128 * MIB
+    x = torch.ones(MIB, device="cuda")
+    theirs, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(theirs, pool=pool):
+        # It shows every page that the others do.
+        passing = torch.empty(many, device="cuda")
+        y = x + 1
+        del passing
+    theirs.replay()
+    for writes in (torch.cuda.default_stream(), stream):
+        mine = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(mine, pool=pool, stream=stream):
+            static = torch.empty(many, device="cuda")
+            z = static[:8] * 2
+        with torch.cuda.stream(writes):
+            static.zero_()
+            for _ in range(100):
+                static.add_(1)
+                torch.cuda._sleep(4_000_000)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            theirs.replay()
+        torch.cuda.synchronize()
+        assert static.unique().tolist() == [100]
+        mine.replay()
+        assert z.unique().tolist() == [200]
+        del static
+    assert bool((y == 2).all())
 
 
 def test_what_is_written_while_another_thread_replays_stays() -> None:

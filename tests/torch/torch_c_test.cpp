@@ -48,6 +48,7 @@ TEST(TorchC, NoHandleIsTrusted) {
                  vmmgraph_torch_capture_end(shape, &graph, &captured),
                  vmmgraph_torch_capture_abandon(shape, 0, 1),
                  vmmgraph_torch_shape_seal(shape, VMMGRAPH_RETAIN_DEFAULT, nullptr),
+                 vmmgraph_torch_shape_seal_unwritten(shape, nullptr),
                  vmmgraph_torch_replay(shape, 0),
                  vmmgraph_torch_verify(shape, 0, nullptr, 0, &difference),
                  vmmgraph_torch_drop(shape, 0),
