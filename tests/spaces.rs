@@ -7,6 +7,7 @@ use vmmgraph::driver::HostDriver;
 use vmmgraph::pages::Holder;
 use vmmgraph::{
     Address, Device, Error, HostOptions, Options, Phase, RetainPolicy, SharedVmmAllocator, Space, Stream,
+    VmmTorchAllocator,
 };
 use vmmgraph_testkit::{MIB, stream};
 
@@ -606,4 +607,23 @@ fn a_seal_in_place_exchanges_no_page() {
     drop(first);
     assert_eq!(peek(kept), 7);
     arena.audit().unwrap();
+}
+
+/// A block that another stream used is parked until the seal, which an abandoned capture never sees.
+#[test]
+fn blocks_of_an_abandoned_capture_count_no_longer_than_it() {
+    let (_, device) = device(HostOptions::default());
+    let arena = arena(&device);
+    let space = arena.open_space().unwrap();
+    let tensors = VmmTorchAllocator::new(&space);
+    let [parked, stays] = [3 * MIB, 5 * MIB].map(|bytes| space.allocate(bytes, A).unwrap());
+    space.record_stream(parked, B).unwrap();
+    space.free(parked).unwrap();
+    assert_eq!((arena.stats().blocks, arena.stats().live_bytes), (2, 8 * MIB));
+    drop(space);
+    assert_eq!((arena.stats().blocks, arena.stats().live_bytes), (1, 5 * MIB));
+    tensors.free(stays, &[]).unwrap();
+    assert_eq!((arena.stats().blocks, arena.stats().live_bytes), (0, 0));
+    drop(tensors);
+    assert_eq!((arena.stats().blocks, arena.stats().live_bytes), (0, 0));
 }

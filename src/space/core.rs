@@ -16,6 +16,7 @@ use super::layout_hash::LayoutHash;
 use super::placement::Placement;
 use super::presence::Opened;
 use super::refresh::Stale;
+use super::tally::Tally;
 use super::{Common, Phase};
 use crate::error::{Error, Result};
 use crate::pages::{Calls, Capturing, Change, Fence, Holder, NamedStream, PageId, Reservation};
@@ -33,6 +34,8 @@ pub(super) struct State {
     /// The placement's ranges, under the same indices.
     pub(super) ranges: Vec<Reservation>,
     pub(super) kept: KeptBlocks,
+    /// Its live blocks; from the first on.
+    pub(super) tally: Option<Tally>,
     /// Where nothing is mapped since the driver did not undo a replacement.
     pub(super) holes: Vec<Stale>,
     /// Pages that others were told of before the seal.
@@ -129,7 +132,7 @@ impl Core {
         }
         let mut state = self.state.lock();
         if let Some(address) = self.place_on_mapped(&mut state, bytes, lane) {
-            self.common.totals.allocated(bytes.get());
+            self.count(&mut state, bytes.get());
             return Ok(address);
         }
         self.allocate_or_grow(bytes, lane, kind, Some(state))
@@ -163,18 +166,16 @@ impl Core {
             } else {
                 self.place(&mut state, bytes, lane)?
             };
+            self.count(&mut state, bytes.get());
             if let (Some(origins), Some(origin)) = (&mut state.origins, origin.take()) {
                 origins.insert(address, origin);
             }
             Ok(address)
         };
         let result = self.common.recalled(|| self.relieved(&mut placed));
-        match &result {
-            Ok(_) => self.common.totals.allocated(bytes.get()),
-            Err(error) => {
-                let label = self.label();
-                tracing::debug!(%error, space = self.id, label, "growing a space failed and is undone");
-            }
+        if let Err(error) = &result {
+            let label = self.label();
+            tracing::debug!(%error, space = self.id, label, "growing a space failed and is undone");
         }
         let address = result?;
         if kind == Kind::Kept {
@@ -184,6 +185,10 @@ impl Core {
             behind.inspect_err(|_| drop(self.free(address, &[])))?;
         }
         Ok(address)
+    }
+
+    fn count(&self, state: &mut State, bytes: u64) {
+        state.tally.get_or_insert_with(|| self.common.tallies.take()).add(bytes);
     }
 
     /// As [`Common::relieved`], and says for whom memory was wanted. The caller holds no lock.
@@ -294,8 +299,10 @@ impl Core {
         if let Some(origins) = &mut state.origins {
             origins.remove(&address);
         }
-        if bytes > 0 {
-            self.common.totals.freed(1, bytes);
+        if bytes > 0
+            && let Some(tally) = &state.tally
+        {
+            tally.remove(1, bytes);
         }
         Ok(())
     }
@@ -362,6 +369,16 @@ impl State {
 
     pub(super) fn address(&self, place: Place) -> Address {
         self.ranges[place.range].base().plus(place.offset)
+    }
+
+    /// The capture has ended: nothing more is placed, and what was parked is gone.
+    pub(super) fn end_placement(&mut self) {
+        let before = self.usage();
+        self.placement.seal();
+        let usage = self.usage();
+        if let Some(tally) = &self.tally {
+            tally.remove(before.blocks - usage.blocks, before.bytes - usage.bytes);
+        }
     }
 
     pub(super) fn range_of(&self, address: Address) -> Option<Place> {

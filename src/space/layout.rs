@@ -71,12 +71,12 @@ impl From<NotABlock> for NotLive {
 pub(crate) struct Usage {
     /// Live blocks.
     pub(crate) blocks: u64,
-    /// Their bytes.
+    /// Blocks that were ever allocated.
+    pub(crate) allocations: u64,
+    /// Bytes of the live ones.
     pub(crate) bytes: u64,
     /// The most bytes that were live at once.
     pub(crate) peak_bytes: u64,
-    /// Blocks that were ever allocated.
-    pub(crate) allocations: u64,
 }
 
 /// A live block.
@@ -236,8 +236,7 @@ impl Layout {
         if !self.parked.is_empty() && self.parked.contains(&place) {
             return Err(NotLive::FreedBefore);
         }
-        let live = self.live(place, found)?;
-        let bytes = live.bytes;
+        let (bytes, serial) = self.live(found)?;
         match found {
             Found::Slab(slot) => {
                 self.slabs.free(slot)?;
@@ -252,7 +251,9 @@ impl Layout {
             }
         }
         self.usage.remove(bytes);
-        self.peak.freed(live);
+        if self.peak.has(serial) {
+            self.peak.freed(Live { place, bytes, serial });
+        }
         Ok(bytes)
     }
 
@@ -311,15 +312,15 @@ impl Layout {
         })
     }
 
-    /// The live block that starts at a place.
-    fn live(&self, place: Place, found: Found) -> Result<Live, NotLive> {
-        let (bytes, serial) = match found {
+    /// Bytes and number of the live block that starts at a place.
+    #[inline]
+    fn live(&self, found: Found) -> Result<(u64, u64), NotLive> {
+        match found {
             Found::Slab(slot) => {
-                (u64::from(self.slabs.block(slot)?) * BLOCK_GRANULE, self.slabs.serial(slot))
+                Ok((u64::from(self.slabs.block(slot)?) * BLOCK_GRANULE, self.slabs.serial(slot)))
             }
-            Found::Page { tile, page, start } => self.block(tile, page, start)?,
-        };
-        Ok(Live { place, bytes, serial })
+            Found::Page { tile, page, start } => self.block(tile, page, start),
+        }
     }
 
     /// Bytes and number of the live block that starts at a byte of a page, at this tile.

@@ -86,7 +86,7 @@ impl Core {
         // An open space was never replayed, but blocks may be live in it all the same.
         let fence = behind_replays(&self.common, state.phase, state.readers.clone());
         if state.phase == Phase::Open {
-            state.placement.seal();
+            state.end_placement();
         }
         state.phase = Phase::Retired;
         state.opened = None;
@@ -137,11 +137,12 @@ impl Core {
     fn leave(&mut self) {
         let common = &self.common;
         let state = self.state.get_mut();
-        let (usage, kept) = (state.usage(), state.kept.usage());
-        if state.ranges.is_empty() && kept.allocations == 0 {
+        if let Some(tally) = &state.tally {
+            common.tallies.give(tally);
+        }
+        if state.ranges.is_empty() && state.kept.usage().allocations == 0 {
             return;
         }
-        common.totals.freed(usage.blocks + kept.blocks, usage.bytes + kept.bytes);
         let reserved: u64 = state.ranges.iter().map(Reservation::bytes).sum();
         common.totals.reserved.fetch_sub(reserved, Ordering::Relaxed);
         common.totals.mapped.fetch_sub(state.work.mapped_bytes, Ordering::Relaxed);

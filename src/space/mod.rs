@@ -51,6 +51,7 @@ mod sealed;
 mod slab;
 mod slabs;
 mod stitch;
+mod tally;
 
 pub(crate) use audit::disjoint;
 use bump::Bump;
@@ -67,6 +68,7 @@ pub(crate) use picture::{Picture, Spot};
 use placement::Placement;
 pub(crate) use presence::Presence;
 pub(crate) use recall::{Recall, Recalls};
+pub(crate) use tally::Tallies;
 
 pub use block::Block;
 pub use carry::Carry;
@@ -98,6 +100,7 @@ pub(crate) struct Common {
     /// Set when a bug was caught: nothing is trusted any more, but everything can still be destroyed.
     pub(crate) closed: AtomicBool,
     pub(crate) totals: Totals,
+    pub(crate) tallies: Tallies,
     /// Every space that is still there, by number.
     pub(crate) spaces: Mutex<HashMap<u64, Weak<Space>>>,
     /// What is left of spaces whose graph is gone while somebody has a block of theirs, by number.
@@ -142,8 +145,6 @@ impl Drop for Common {
 /// What the spaces of an arena come to, kept as it changes, so that asking costs the same with any number of spaces.
 #[derive(Debug, Default)]
 pub(crate) struct Totals {
-    /// Live blocks in the upper 24 bits, their granules of 512 bytes below, so that one addition changes both.
-    live: AtomicU64,
     pub(crate) reserved: AtomicU64,
     pub(crate) mapped: AtomicU64,
     /// The most bytes any space has needed.
@@ -153,22 +154,6 @@ pub(crate) struct Totals {
 }
 
 impl Totals {
-    const BLOCK: u64 = 1 << 40;
-
-    fn allocated(&self, bytes: u64) {
-        self.live.fetch_add(Self::BLOCK + bytes / 512, Ordering::Relaxed);
-    }
-
-    fn freed(&self, blocks: u64, bytes: u64) {
-        self.live.fetch_sub(blocks * Self::BLOCK + bytes / 512, Ordering::Relaxed);
-    }
-
-    /// Live blocks and their bytes.
-    pub(crate) fn live(&self) -> (u64, u64) {
-        let live = self.live.load(Ordering::Relaxed);
-        (live / Self::BLOCK, live % Self::BLOCK * 512)
-    }
-
     fn rose_to(&self, bytes: u64) {
         if self.high_water.load(Ordering::Relaxed) < bytes {
             self.high_water.fetch_max(bytes, Ordering::Relaxed);
@@ -283,6 +268,7 @@ impl Space {
             kept: KeptBlocks::default(),
             holes: Vec::new(),
             told: std::collections::HashSet::new(),
+            tally: None,
             users: Vec::new(),
             postponed: None,
             readers: Fence::default(),

@@ -21,16 +21,20 @@ impl Peak {
         self.gone.clear();
     }
 
-    /// A block is gone.
+    /// Whether a block of this number was live then, if it was not freed before.
+    #[inline]
+    pub(super) fn has(&self, serial: u64) -> bool {
+        serial <= self.serial
+    }
+
+    /// One of them is gone.
     pub(super) fn freed(&mut self, live: Live) {
-        if live.serial <= self.serial {
-            self.gone.push(live);
-        }
+        self.gone.push(live);
     }
 
     /// The blocks of the peak; `live` are all that are live now.
     pub(super) fn blocks(&self, live: impl Iterator<Item = Live>) -> Vec<Live> {
-        let there = live.filter(|live| live.serial <= self.serial);
+        let there = live.filter(|live| self.has(live.serial));
         there.chain(self.gone.iter().copied()).collect()
     }
 }

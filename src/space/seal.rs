@@ -144,8 +144,7 @@ impl Core {
         state.work.time += start.elapsed();
         let fillers = fillers?;
         state.end_layout_hash(policy);
-        let parked = state.usage();
-        state.placement.seal();
+        state.end_placement();
         state.phase = Phase::Sealed;
         self.sealed.store(true, Ordering::Release);
         state.opened = None;
@@ -153,7 +152,6 @@ impl Core {
         state.ranges.shrink_to_fit();
         state.events.iter_mut().for_each(Events::end);
         let usage = state.usage();
-        self.common.totals.freed(parked.blocks - usage.blocks, parked.bytes - usage.bytes);
         let (small_pages, large_pages) = state.placement.pages();
         let kept = state.kept.usage();
         Ok(SealReport {

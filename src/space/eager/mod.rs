@@ -22,6 +22,7 @@ use std::sync::{Arc, Weak};
 use serde::Serialize;
 
 use super::layout::Layout;
+use super::tally::Tally;
 use super::{Common, next_space};
 use crate::error::{Error, Result};
 use crate::pages::{AccountId, Events, Fence, Holder, Mark, NamedStream, PageNo, Reclaimer};
@@ -88,6 +89,7 @@ struct State {
     /// Freed, and perhaps still in use.
     waiting: Vec<Waiting>,
     kept: BTreeMap<Address, u64>,
+    tally: Tally,
     /// Behind the last scope; `None`: nobody could say.
     last: Option<Mark>,
     /// The version of the shared set at the last look.
@@ -125,6 +127,7 @@ impl EagerSpace {
             outlived: HashMap::new(),
             waiting: Vec::new(),
             kept: BTreeMap::new(),
+            tally: common.tallies.take(),
             last: None,
             seen: common.shared.version(),
             moved: false,
@@ -233,14 +236,12 @@ impl Drop for EagerSpace {
             // It does not count any more.
             let _ = state.current.layout.free(waiting.place);
         }
+        common.tallies.give(&state.tally);
         let kept: Vec<_> = std::mem::take(&mut state.kept).into_iter().collect();
-        common.totals.freed(kept.len() as u64, kept.iter().map(|(_, bytes)| bytes).sum());
         common.heap.free_all(common.pool(), kept, &fence);
         let layout = || Layout::new(common.shared.geometry());
         let current = std::mem::replace(&mut state.current, Generation::new(layout()));
         for made in state.old.drain(..).chain([current]) {
-            let usage = made.layout.usage();
-            common.totals.freed(usage.blocks, usage.bytes);
             made.leave(common, fence.clone());
         }
         common.shared.forget();
@@ -439,16 +440,17 @@ impl EagerSpace {
                 let (expected, found) = ("under way on this stream", "not");
                 return Err(Error::WrongState { what: "an eager scope", expected, found });
             }
-            if kept {
+            let address = if kept {
                 self.common.refuse_hopeless(bytes)?;
                 let address = self.common.heap.allocate(&self.common.shared, bytes.get())?;
                 state.kept.insert(address, bytes.get());
-                return Ok(address);
-            }
-            self.place(state, bytes)
+                address
+            } else {
+                self.place(state, bytes)?
+            };
+            state.tally.add(bytes.get());
+            Ok(address)
         };
-        let address = self.common.recalled(|| self.common.relieved(place))?;
-        self.common.totals.allocated(bytes.get());
-        Ok(address)
+        self.common.recalled(|| self.common.relieved(place))
     }
 }

@@ -70,8 +70,7 @@ impl Layout {
 
     /// The bytes of the live block at a place.
     pub(crate) fn bytes_at(&self, place: Place) -> Result<u64, NotLive> {
-        let found = self.locate(place)?;
-        Ok(self.live(place, found)?.bytes)
+        Ok(self.live(self.locate(place)?)?.0)
     }
 
     /// The numbers under a block.

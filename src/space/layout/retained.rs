@@ -54,7 +54,10 @@ impl Layout {
 
     /// The blocks that were live when the most bytes were.
     pub(crate) fn at_peak(&self) -> Vec<Live> {
-        let parked = self.parked.iter().filter_map(|place| self.live(*place, self.locate(*place).ok()?).ok());
+        let parked = self.parked.iter().filter_map(|place| {
+            let (bytes, serial) = self.live(self.locate(*place).ok()?).ok()?;
+            Some(Live { place: *place, bytes, serial })
+        });
         self.peak.blocks(self.blocks().into_iter().chain(parked))
     }
 
