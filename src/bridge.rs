@@ -39,6 +39,8 @@ mod ffi {
         /// Gives back what nobody uses of a CUDA device, if it is open, and asks reclaimers for what is missing of so many bytes; whether it is worth
         /// trying again. Waits for the device no longer than so many milliseconds, and as long for what they gave.
         fn make_room(device: i32, bytes: u64, milliseconds: u64) -> bool;
+        /// Marks behind the last replays on a stream of a CUDA device, if it is open, before that is captured.
+        fn mark_on(device: i32, stream: usize);
         /// Lets a second CUDA device use all pages of one, also of arenas to come; the status.
         fn admit(device: i32, peer: i32) -> i32;
         /// The allocator of the space behind a C handle, whose blocks this keeps alive, and nothing else of it.
@@ -235,6 +237,11 @@ fn give_back(device: i32) -> u64 {
 fn make_room(device: i32, bytes: u64, milliseconds: u64) -> bool {
     let limit = Duration::from_millis(milliseconds);
     of_device(DriverChoice::CUDA, device, |device| device.make_room(bytes, limit))
+}
+
+fn mark_on(device: i32, stream: usize) {
+    // Whoever replays there next is told what stands in the way.
+    of_device(DriverChoice::CUDA, device, |device| drop(device.mark(stream_of(stream as *mut _))));
 }
 
 fn admit(device: i32, peer: i32) -> i32 {

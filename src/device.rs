@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::gate::CaptureGate;
 use crate::pages::{Account, HostPool, Limits, PagePool, Pausables, PoolStats, Reclaimer, retry_orphans};
 use crate::sync::Mutex;
-use crate::units::Peers;
+use crate::units::{Peers, Stream};
 
 mod exports;
 mod peers;
@@ -198,6 +198,16 @@ impl Device {
     /// What the driver refuses again.
     pub fn trim(&self) -> Result<u64> {
         self.pool.trim()
+    }
+
+    /// Before a stream is captured or destroyed, by whomever: arenas whose last replay was there are marked behind it, so that other threads may replay
+    /// in them meanwhile. As [`SharedVmmAllocator::mark`](crate::SharedVmmAllocator::mark) of each of those; nothing for the others.
+    ///
+    /// # Errors
+    /// Those of [`ReplayOrder::mark`](crate::ReplayOrder::mark), the first one; all were tried.
+    pub fn mark(&self, stream: Stream) -> Result<()> {
+        let all = self.pausables().tagged(&[]);
+        all.iter().map(|known| known.mark_on(stream)).fold(Ok(()), Result::and)
     }
 
     /// Gives the free pages back to the driver, and what is gone once the device is done with it, which is waited for no longer than

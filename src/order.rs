@@ -312,6 +312,11 @@ impl ReplayOrder {
         self.mark_last(&mut self.last.lock()).map(drop)
     }
 
+    /// As [`mark`](Self::mark), if the last replay was on this stream.
+    pub(crate) fn mark_on(&self, stream: Stream) -> Result<()> {
+        if self.on.load(Ordering::SeqCst) == stream.raw() { self.mark() } else { Ok(()) }
+    }
+
     /// What is behind everything replayed so far, and behind the contents that a resume still copies: a fence that this object is not needed
     /// for. Does not block.
     #[must_use]

@@ -419,3 +419,35 @@ fn a_serial_arena_moves_when_it_is_lifted_and_not_before_a_launch_ends() {
     space.replay(A, || ()).unwrap();
     space.replay(B, || ()).unwrap();
 }
+
+/// A thread that replays in two arenas captures on its stream; the others go on with both.
+#[test]
+fn replays_go_on_elsewhere_while_their_stream_is_captured_where_the_device_was_told() {
+    let (driver, first) = logged();
+    let device = Arc::clone(first.device());
+    let others: Vec<_> =
+        (0..2).map(|_| SharedVmmAllocator::new(&device, &Options::default()).unwrap()).collect();
+    let spaces: Vec<_> = [&first, &others[0], &others[1]].into_iter().map(sealed).collect();
+    spaces[0].replay(A, || ()).unwrap();
+    spaces[1].replay(A, || ()).unwrap();
+    spaces[2].replay(B, || ()).unwrap();
+    let _ = driver.take_log();
+    device.mark(A).unwrap();
+    let records = driver.take_log();
+    assert_eq!(records.iter().filter(|call| call.starts_with("event_record")).count(), 2, "{records:?}");
+    device.mark(A).unwrap();
+    assert_eq!(driver.take_log(), [""; 0], "nothing was replayed since");
+    driver.set_capturing(A, true);
+    for space in &spaces {
+        space.replay(B, || ()).unwrap();
+    }
+    driver.set_capturing(A, false);
+    // What is captured already is said, and the others are marked all the same.
+    spaces.iter().for_each(|space| space.replay(A, || ()).unwrap());
+    driver.set_capturing(A, true);
+    assert!(matches!(device.mark(A), Err(Error::StreamCapturing { .. })));
+    assert!(matches!(spaces[0].replay(B, || ()), Err(Error::StreamCapturing { .. })));
+    assert_eq!(driver.broken_captures(), [""; 0]);
+    driver.set_capturing(A, false);
+    spaces[0].replay(B, || ()).unwrap();
+}

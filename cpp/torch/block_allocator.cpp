@@ -245,7 +245,7 @@ bool abandon(c10::DeviceIndex device, compat::PoolId pool) {
 bool abandon_one(c10::DeviceIndex device, compat::PoolId pool, const Memory* memory) {
     // Ended by the program itself, the native allocator's was, too.
     const bool paused = registry::paused_memory({device, pool}).get() == memory;
-    if (registry::end_capture({device, pool})) {
+    if (registry::end_capture_into({device, pool}, memory)) {
         registry::native()->endAllocateToPool(device, pool);
     } else if (!paused) {
         return false;

@@ -232,7 +232,7 @@ struct CaptureScope::State {
             pool_id = captured->segments.pool->id();
             context.emplace(captured->segments.pool.get());
         }
-        under_way.emplace(captured->device);
+        under_way.emplace(captured->device, stream.stream());
         begin_piece();
     }
 

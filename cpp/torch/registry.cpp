@@ -121,23 +121,42 @@ void forget_capture(const Memory* memory) noexcept {
     all.paused.erase(end, all.paused.end());
 }
 
-bool end_capture(const PoolKey& pool) {
+namespace {
+
+template <class Which>
+bool end_first(Which&& which) {
     auto& all = registry();
     Capture ended{};
     {
         const std::lock_guard lock(all.mutex);
-        const auto found =
-            std::find_if(all.captures.begin(), all.captures.end(), [&](const Capture& capture) { return capture.pool == pool; });
+        const auto found = std::find_if(all.captures.begin(), all.captures.end(), which);
         if (found == all.captures.end()) {
             return false;
         }
         // Moved out, so that the filter (and what it captured) dies outside the lock.
         ended = std::move(*found);
         all.captures.erase(found);
-        all.paused.push_back({pool, ended.memory});
+        all.paused.push_back({ended.pool, ended.memory});
     }
     all.captures_under_way.fetch_sub(1, std::memory_order_release);
     return true;
+}
+
+}  // namespace
+
+bool end_capture(const PoolKey& pool) {
+    return end_first([&](const Capture& capture) { return capture.pool == pool; });
+}
+
+bool end_capture_into(const PoolKey& pool, const Memory* memory) {
+    return end_first([&](const Capture& capture) { return capture.pool == pool && capture.memory.get() == memory; });
+}
+
+bool is_captured_into(const PoolKey& pool) {
+    auto& all = registry();
+    const std::lock_guard lock(all.mutex);
+    const auto of_pool = [&](const auto& one) { return one.pool == pool; };
+    return std::any_of(all.captures.begin(), all.captures.end(), of_pool) || std::any_of(all.paused.begin(), all.paused.end(), of_pool);
 }
 
 std::size_t captures_under_way() { return registry().captures_under_way.load(std::memory_order_acquire); }

@@ -35,6 +35,10 @@ void begin_capture(const PoolKey& pool, std::function<bool(cudaStream_t)> filter
 // Whether it was under way. It may go on: programs end a capture's pool and begin it again to allocate elsewhere in between, and only
 // forget_capture() says that they did not.
 bool end_capture(const PoolKey& pool);
+// As end_capture(), of the capture into this memory only.
+bool end_capture_into(const PoolKey& pool, const Memory* memory);
+// Whether a capture is under way that uses the pool, or has ended it and may go on.
+bool is_captured_into(const PoolKey& pool);
 // The memory of a capture whose pool ended and that may go on; null if there is none.
 std::shared_ptr<Memory> paused_memory(const PoolKey& pool);
 // As begin_capture, for one that goes on: the pool is in use already.

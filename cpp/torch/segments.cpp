@@ -143,7 +143,8 @@ void bury(SegmentPool pool) {
     all.destroyed.notify_all();
 }
 
-CaptureUnderWay::CaptureUnderWay(c10::DeviceIndex device) : device_(device) {
+CaptureUnderWay::CaptureUnderWay(c10::DeviceIndex device, cudaStream_t stream) : device_(device) {
+    bridge::mark_on(device, reinterpret_cast<std::size_t>(stream));
     auto& all = graveyard();
     std::unique_lock lock(all.mutex);
     all.destroyed.wait(lock, [&] { return all.destroying == 0; });

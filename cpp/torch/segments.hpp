@@ -33,11 +33,11 @@ struct SegmentPool {
 // since torch asserts in the destructor then (2.6 to 2.12), and where pools do not own their allocators, not before the last tensor in it is gone. Retries those that wait.
 void bury(SegmentPool pool = {});
 
-// A capture of a device, or anything else that torch counts as one: bury destroys no pool of that device while this lives. Waits for the
-// pools that are being destroyed.
+// A capture of a stream of a device: bury destroys no pool of that device while this lives. Waits for the pools that are being destroyed, and marks
+// behind replays of any arena that were on the stream last, so that other threads may go on with those.
 class CaptureUnderWay {
 public:
-    explicit CaptureUnderWay(c10::DeviceIndex device);
+    CaptureUnderWay(c10::DeviceIndex device, cudaStream_t stream);
     CaptureUnderWay(const CaptureUnderWay&) = delete;
     CaptureUnderWay& operator=(const CaptureUnderWay&) = delete;
     ~CaptureUnderWay();

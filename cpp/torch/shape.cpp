@@ -90,7 +90,7 @@ void wait_for(cudaStream_t stream) {
 }  // namespace
 
 Shape::UnderWay::UnderWay(c10::DeviceIndex device, const c10::cuda::CUDAStream& stream, Workspace& workspace)
-    : stream(stream), counted(device), workspaces(workspace, stream) {}
+    : stream(stream), counted(device, stream.stream()), workspaces(workspace, stream) {}
 
 Shape::Shape(SharedVmmAllocator& arena)
     : device_(device_of(arena).index()),
@@ -149,6 +149,10 @@ void Shape::begin(const compat::PoolId& pool) {
     if (sealed_ || under_way_) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
                sealed_ ? "the shape is sealed: open another one for another capture" : "a capture into this shape is under way");
+    }
+    if (registry::is_captured_into({device_, pool})) {
+        // As torch's allocator does; but that comes when torch has begun to count the other one's random numbers anew.
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "a capture into this pool is under way already");
     }
     if (registry::uses_of({device_, pool}) == 0 && torchs_uses_of(device_, pool) > 0) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "the pool is torch's own: a MemPool, or one that graphs were captured into before");

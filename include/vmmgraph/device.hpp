@@ -112,6 +112,10 @@ public:
         return static_cast<std::size_t>(released);
     }
 
+    // Before a stream is captured or destroyed, by whomever: arenas whose last replay was there are marked behind it, so that other threads may
+    // replay in them meanwhile. Throws the first error, after all were tried.
+    void mark(void* stream) { detail::check(vmmgraph_device_mark(handle(), stream)); }
+
     // The C handle, still owned by this object; null if moved from.
     [[nodiscard]] vmmgraph_device_t handle() const noexcept { return handle_.get(); }
 

@@ -113,7 +113,8 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_shape_close(vmmgraph_torch_shape_t
 
 // Before torch's capture_begin() into the pool of that id, on its thread: the next pool that this thread begins to allocate to is the
 // shape's. Torch's current stream of the arena's device is to be captured: VMMGRAPH_ERROR_INVALID_ARGUMENT if that is the default stream,
-// VMMGRAPH_ERROR_STREAM_CAPTURING if it is captured already. VMMGRAPH_ERROR_WRONG_STATE for a sealed shape, one that is being captured,
+// VMMGRAPH_ERROR_STREAM_CAPTURING if it is captured already. VMMGRAPH_ERROR_INVALID_ARGUMENT also while another capture into the pool is under
+// way. VMMGRAPH_ERROR_WRONG_STATE for a sealed shape, one that is being captured,
 // before vmmgraph_torch_install, and for a pool that is torch's own: a MemPool, or one that graphs were captured into without us.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_capture_begin(vmmgraph_torch_shape_t shape, uint64_t pool_first, uint64_t pool_second);
 // Right after it, on the same thread. VMMGRAPH_ERROR_WRONG_STATE if torch asked no allocator of ours: the capture goes on in torch's own

@@ -2444,6 +2444,15 @@ VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_stats(vmmgraph_device_t device,
                                         struct vmmgraph_device_stats_t *stats);
 
+// Before a stream is captured or destroyed, by whomever: arenas whose last replay was there are marked behind it, so that other threads may replay in
+// them meanwhile. `vmmgraph_arena_mark` of each of those; the first error, after all were tried.
+//
+// Arguments:
+// `stream` is a stream of the device.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_device_mark(vmmgraph_device_t device,
+                                       void *stream);
+
 // Gives the device's free pages back to the driver, after waiting for what the device still uses of what is gone, and tries again what
 // the driver refused to take back earlier. `released` (may be null) receives the bytes of the pages.
 //

@@ -117,8 +117,8 @@ class Arena:
         self.label = label
         #: The token that `torch.cuda.graph(pool=...)` takes for this arena.
         self.pool: tuple[int, int] = door.new_pool()
-        #: The shape that more pieces may come to: not sealed.
-        self._open: Shape | None = None
+        #: Shapes that are not sealed: under capture, on several threads perhaps, or more pieces may come to them.
+        self._open: list[Shape] = []
         #: The thread that used it first, and whether another one did.
         self._thread = threading.get_ident()
         self._threads = False
@@ -192,7 +192,7 @@ class Arena:
         self._library.arena_mark(self.handle)
 
     def seal(self) -> None:
-        """Ends the shape that is open. A replay, eager work and the next capture in the arena do so by themselves."""
+        """Ends what is open. A replay, eager work and the next capture in the arena do so by themselves."""
         self._settle(None)
 
     def _used(self) -> None:
@@ -205,33 +205,39 @@ class Arena:
         meet what this one does there: where there are several, what is no piece is sealed while nobody has written to it."""
         with self._lock:
             shape.capturing = False
-            if self._threads and shape.unnamed and self._open is shape:
+            if self._threads and shape.unnamed:
                 self._end(shape, unwritten=True)
 
     def _abandoned(self, shape: Shape, unwritten: bool) -> None:
         """None of its graphs will be replayed. Tensors of theirs may live on, and no graph may write to those."""
         with self._lock:
-            if self._open is shape:
+            if shape in self._open:
                 self._end(shape, unwritten)
-                self._open = None
+                self._close(shape)
 
     def _end(self, shape: Shape, unwritten: bool) -> None:
         # What fails is tried again before the next replay, which says so.
         with contextlib.suppress(_c.Error):
-            shape.seal(unwritten)
-            self._open = None
-            self._look_at(shape)
+            self._seal(shape, unwritten)
 
     def _settle(self, shape: Shape | None) -> None:
-        """Seals what is open, but for a capture that another thread has under way, and `shape`, which is to be replayed."""
+        """Seals what is open, but for captures that other threads have under way, and `shape`, which is to be replayed."""
         with self._lock:
-            opened = self._open
-            if opened is not None and not opened.capturing:
-                opened.seal()
-                self._open = None
-                self._look_at(opened)
+            for opened in list(self._open):
+                if not opened.capturing:
+                    self._seal(opened)
             if shape is not None and not shape.sealed:
                 shape.seal()
+
+    def _seal(self, shape: Shape, unwritten: bool = False) -> None:
+        shape.seal(unwritten)
+        self._close(shape)
+        self._look_at(shape)
+
+    def _close(self, shape: Shape) -> None:
+        # A collector may have done so meanwhile.
+        if shape in self._open:
+            self._open.remove(shape)
 
     def _look_at(self, sealed: Shape) -> None:
         """Says it once if many unnamed captures left much alive, as pieces of one shape do."""

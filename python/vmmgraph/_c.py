@@ -320,9 +320,13 @@ class Library:
 
     def fail(self, name: str, status: int) -> None:
         """Raises what a function's status means."""
+        raise self.error(name, status)
+
+    def error(self, name: str, status: int) -> Error:
+        """What a function's status means, before this thread calls another one."""
         which = "torch_last_error_message" if name.startswith("torch_") and self.with_torch else "last_error_message"
         kind = OutOfMemory if status in OUT_OF_MEMORY else Error
-        raise kind(self._text(which) or f"vmmgraph_{name} returned {status}", status)
+        return kind(self._text(which) or f"vmmgraph_{name} returned {status}", status)
 
     def text(self, name: str, *arguments: Any) -> str:
         """What a function that copies a text says."""

@@ -161,19 +161,23 @@ class Door:
     def begin(self, device: int, pool: Pool | None) -> tuple[Shape, Pool, list[Scope]]:
         """The shape for a capture: the open one if this is another piece of it, else a new one. And the scopes that this thread steps into
         again behind it."""
+        asked = pool
         arena, pool = self.arena_for(device, pool)
         key, label = self.name()
         left = self.eager.step_out(arena)
         try:
             arena._used()
             with arena._lock:
-                shape = arena._open
-                if shape is not None and (key is None or shape.key is not key or shape.capturing):
-                    arena._settle(None)
-                    shape = None
+                mine = (opened for opened in arena._open if key is not None and opened.key is key and not opened.capturing)
+                shape = next(mine, None)
                 if shape is None:
+                    arena._settle(None)
+                    if pool != asked and any(opened.capturing for opened in arena._open):
+                        # Torch takes one capture at a time for each id, and the program has named none.
+                        pool = self.new_pool()
+                        self.arenas[device, pool] = arena
                     shape = Shape(arena, key, label)
-                    arena._open = shape
+                    arena._open.append(shape)
                 shape.graphs += 1
                 shape.capturing = True
                 return shape, pool, left
@@ -298,12 +302,12 @@ def graph_class(door: Door, base: type) -> type:
             # Torch may run Python, and end graphs, from here on.
             status = raw["torch_capture_begin"](shape.handle, *pool)
             if status != _c.OK:
+                error = door.library.error("torch_capture_begin", status)
                 door.leave(shape)
                 step_in(left)
                 if status != _c.WRONG_STATE:
-                    door.library.fail("torch_capture_begin", status)
-                reason = door.library._text("torch_last_error_message")
-                door.once(reason, f"a capture in torch's own memory: {reason}")
+                    raise error
+                door.once(str(error), f"a capture in torch's own memory: {error}")
                 del shape
                 return super().capture_begin(*args, **kwargs)
             args, kwargs = self._with_pool(pool, args, kwargs)
@@ -316,9 +320,10 @@ def graph_class(door: Door, base: type) -> type:
                 raise
             status = raw["torch_capture_begun"](shape.handle)
             if status != _c.OK:
+                error = door.library.error("torch_capture_begun", status)
                 door.leave(shape)
                 step_in(left)
-                door.once("ignored", f"a capture in torch's own memory: {door.library._text('torch_last_error_message')}")
+                door.once("ignored", f"a capture in torch's own memory: {error}")
                 return
             self._shape, self._pool, self._capturing, self._left = shape, pool, True, left
             door.graphs.add(self)
@@ -401,7 +406,7 @@ def graph_class(door: Door, base: type) -> type:
                 arena = shape.arena
                 if arena._thread != get_ident():
                     arena._threads = True
-                if arena._open is not None or not shape.sealed:
+                if arena._open or not shape.sealed:
                     arena._settle(shape)
                 direct = self._direct
                 if direct is not None:
@@ -732,8 +737,7 @@ def shape(label: str) -> Iterator[None]:
     finally:
         units.remove(unit)
         for arena in list(_door.all_arenas) if _door is not None else []:
-            opened = arena._open
-            if opened is not None and opened.key is unit and opened.by_hand:
+            if any(opened.key is unit and opened.by_hand for opened in arena._open):
                 arena._settle(None)
 
 

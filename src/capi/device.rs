@@ -1,7 +1,8 @@
 //! Devices.
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_void};
 
+use super::arena::stream_of;
 use super::guard::{guard, out};
 use super::handle::{get, register, remove};
 use super::log::start;
@@ -288,6 +289,19 @@ pub unsafe extern "C" fn vmmgraph_device_stats(
         });
         Ok(())
     })
+}
+
+/// Before a stream is captured or destroyed, by whomever: arenas whose last replay was there are marked behind it, so that other threads may replay in
+/// them meanwhile. `vmmgraph_arena_mark` of each of those; the first error, after all were tried.
+///
+/// # Safety
+/// `stream` is a stream of the device.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_device_mark(
+    device: vmmgraph_device_t,
+    stream: *mut c_void,
+) -> vmmgraph_status_t {
+    guard(|| Ok(get::<Device, _>(device)?.mark(stream_of(stream))?))
 }
 
 /// Gives the device's free pages back to the driver, after waiting for what the device still uses of what is gone, and tries again what

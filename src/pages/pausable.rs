@@ -13,7 +13,7 @@ use super::host_pool::CopyPath;
 use super::{Change, Fence, PageId};
 use crate::error::{Error, Result};
 use crate::sync::{Monitor, Mutex, thread_token};
-use crate::units::Address;
+use crate::units::{Address, Stream};
 
 /// Bytes of a GiB.
 const GIB: f64 = (1_u64 << 30) as f64;
@@ -155,6 +155,16 @@ pub trait Pausable: Send + Sync + fmt::Debug {
     fn stay(&self, page: PageId) -> Result<()> {
         let (value, expected) = (page.number().into(), "that of a page of an arena");
         Err(Error::InvalidArgument { what: "a page's number", value, expected })
+    }
+
+    /// A mark behind its last replay, if that was on this stream.
+    ///
+    /// # Errors
+    /// What the driver says; that the stream is captured.
+    fn mark_on(&self, stream: Stream) -> Result<()> {
+        // Nothing, for what is not replayed.
+        let _ = stream;
+        Ok(())
     }
 
     /// Gives up what it has and nobody uses, after waiting for streams no longer than `limit`; its bytes.

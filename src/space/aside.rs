@@ -22,6 +22,7 @@ use crate::pages::{
     Resuming, Standing, behind_copies,
 };
 use crate::sync::yield_now;
+use crate::units::Stream;
 
 /// What became of a page that was to go.
 struct Left {
@@ -352,6 +353,10 @@ impl Pausable for Common {
 
     fn contents(&self) -> Fence {
         self.presence.contents(self.pool().events())
+    }
+
+    fn mark_on(&self, stream: Stream) -> Result<()> {
+        self.order.mark_on(stream)
     }
 
     fn resuming(&self) -> Result<Option<Box<dyn Resuming + '_>>> {

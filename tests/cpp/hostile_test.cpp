@@ -70,6 +70,7 @@ std::vector<Call> device_calls(vmmgraph_device_t device) {
              return vmmgraph_device_stats(device, &stats);
          }},
         {"device_trim", [=] { return vmmgraph_device_trim(device, nullptr); }},
+        {"device_mark", [=] { return vmmgraph_device_mark(device, nullptr); }},
         {"arena_create",
          [=] {
              vmmgraph_arena_t arena = nullptr;
@@ -817,7 +818,7 @@ private:
             case 14:
                 return random() % 2 == 0 ? vmmgraph_device_trim(device_, nullptr) : vmmgraph_arena_trim(pick(random, arenas_), nullptr);
             case 15:
-                return vmmgraph_arena_mark(pick(random, arenas_));
+                return random() % 2 == 0 ? vmmgraph_device_mark(device_, stream) : vmmgraph_arena_mark(pick(random, arenas_));
             case 16: {
                 auto stats = sized<vmmgraph_arena_stats_t>();
                 return vmmgraph_arena_stats(pick(random, arenas_), &stats);

@@ -163,9 +163,14 @@ class Library:
         return name not in self.missing
 
     def fail(self, name: str, status: int) -> None:
+        raise self.error(name, status)
+
+    def error(self, name: str, status: int) -> Exception:
         from vmmgraph import _c
 
-        raise _c.Error(f"{name} answered {status}", status)
+        # As a library's, which forgets the reason at the next call.
+        last = self.log[-1][0] if self.log else ""
+        return _c.Error("a reason" if last == name else f"{name} answered {status}", status)
 
     def _text(self, name: str) -> str:
         return "a reason"

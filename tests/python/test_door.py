@@ -347,7 +347,7 @@ def test_a_capture_is_sealed_at_once_where_another_thread_uses_the_arena(door):
     # What is refused is tried again by the replay, which says so.
     door.library.answers.update(torch_shape_seal=200, torch_shape_seal_unwritten=200)
     third = capture(door, pool)
-    with pytest.raises(_c.Error, match="torch_shape_seal"):
+    with pytest.raises(_c.Error, match="a reason"):
         third.replay()
     door.library.answers.clear()
     calls(door)
@@ -366,6 +366,66 @@ def test_a_capture_is_sealed_at_once_where_another_thread_uses_the_arena(door):
         calls(door)
         kept.append(capture(door, (0, number)))
         assert calls(door)[-1] == "torch_shape_seal", number
+
+
+def test_shapes_that_threads_capture_at_once_are_sealed_each(door):
+    pool = (0, 50)
+    first, second = door.torch.cuda.CUDAGraph(), door.torch.cuda.CUDAGraph()
+    first.capture_begin(pool)
+
+    def elsewhere(graph):
+        thread = threading.Thread(target=graph.capture_begin, args=(pool,))
+        thread.start()
+        thread.join()
+
+    elsewhere(second)
+    calls(door)
+    first.capture_end()
+    assert sealed(door) == ["torch_shape_seal_unwritten"]
+    assert (first._shape.sealed, second._shape.sealed) == (True, False)
+    first.replay()
+    assert not sealed(door)
+    second.capture_end()
+    assert sealed(door) == ["torch_shape_seal_unwritten"]
+    # Pieces of two shapes in turns: the next capture of the other one ends a shape, and what is captured stays.
+    with vmmgraph.shape("mine"):
+        mine = [capture(door, pool)]
+        third = door.torch.cuda.CUDAGraph()
+        elsewhere(third)
+        mine.append(capture(door, pool))
+        third.capture_end()
+    assert mine[0]._shape is not third._shape
+    first.replay()
+    assert all(graph._shape.sealed for graph in (*mine, third))
+    assert first.arena._open == []
+
+
+def test_captures_at_once_into_an_arena_that_no_pool_names_have_an_id_each(door):
+    """Torch takes one capture at a time for each."""
+    arena = vmmgraph.Arena(0)
+
+    def begun(**more):
+        graph = door.torch.cuda.CUDAGraph()
+        door.local.arena = more.pop("arena", None)
+        graph.capture_begin(**more)
+        door.local.arena = None
+        return graph
+
+    door.log.clear()
+    graphs = [begun(arena=arena), begun(arena=arena)]
+    ids = [entry[1] for entry in door.log if entry[0] == "capture_begin"]
+    assert ids[0] == arena.pool
+    assert ids[1] != arena.pool
+    for graph in graphs:
+        graph.capture_end()
+    # Each names the arena to later captures, and one that is alone has its own.
+    assert [capture(door, one).arena for one in ids] == [arena, arena]
+    assert begun(arena=arena)._pool == arena.pool
+    # What the program names is its own affair.
+    door.log.clear()
+    kept = [begun(pool=(0, 50)), begun(pool=(0, 50))]
+    assert [entry[1] for entry in door.log if entry[0] == "capture_begin"] == [(0, 50)] * 2
+    assert kept[0].arena is kept[1].arena
 
 
 def eager_work(graph):
@@ -558,7 +618,7 @@ def test_what_the_library_refuses_of_a_capture_is_torchs_own(door, caplog):
     # Said once, with the reason.
     assert [record.message for record in caplog.records] == ["vmmgraph: a capture in torch's own memory: a reason"]
     door.library.answers["torch_capture_begin"] = 200
-    with pytest.raises(_c.Error):
+    with pytest.raises(_c.Error, match="a reason"):
         capture(door, (0, 50))
 
 

@@ -562,6 +562,37 @@ def test_what_outlives_a_capture_that_is_never_replayed() -> None:
         assert bool((y == 4).all())
 
 
+def test_a_second_capture_into_a_pool_is_refused_and_the_first_goes_on() -> None:
+    """As in stock torch, whose random numbers begin anew in the first, though."""
+    enabled()
+    pool = torch.cuda.graph_pool_handle()
+    x = torch.ones(MIB, device="cuda")
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    torch.cuda.synchronize()
+    graphs = [torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()]
+    with torch.cuda.stream(streams[0]):
+        graphs[0].capture_begin(pool=pool, capture_error_mode="thread_local")
+        first = torch.rand(8, device="cuda")
+        with torch.cuda.stream(streams[1]), raises(RuntimeError):
+            graphs[1].capture_begin(pool=pool, capture_error_mode="thread_local")
+        y = x * 3
+        second = torch.rand(8, device="cuda")
+        graphs[0].capture_end()
+        graphs[0].replay()
+    torch.cuda.synchronize()
+    assert bool((y == 3).all())
+    assert not torch.equal(first, second)
+    # And the second one works behind it.
+    with torch.cuda.stream(streams[1]):
+        graphs[1].capture_begin(pool=pool, capture_error_mode="thread_local")
+        z = x + 1
+        graphs[1].capture_end()
+        graphs[1].replay()
+    torch.cuda.synchronize()
+    assert bool((z == 2).all())
+    assert bool((y == 3).all())
+
+
 def test_what_goes_while_another_thread_seals() -> None:
     """Its replay seals what this thread has captured and drops just now. What it saved of a tensor that goes meanwhile must not come to the pages of a graph
     that runs."""
