@@ -208,6 +208,13 @@ class Arena:
             if self._threads and shape.unnamed:
                 self._end(shape, unwritten=True)
 
+    def _ended(self, key: object) -> None:
+        """No piece of that key will follow. Others may launch what they have seen, or write to it, and meet no seal then."""
+        with self._lock:
+            for opened in list(self._open):
+                if opened.key is key and not opened.capturing and (opened.by_hand or self._threads):
+                    self._seal(opened)
+
     def _abandoned(self, shape: Shape, unwritten: bool) -> None:
         """None of its graphs will be replayed. Tensors of theirs may live on, and no graph may write to those."""
         with self._lock:

@@ -172,12 +172,12 @@ class Door:
                 shape = next(mine, None)
                 if shape is None:
                     arena._settle(None)
-                    if pool != asked and any(opened.capturing for opened in arena._open):
-                        # Torch takes one capture at a time for each id, and the program has named none.
-                        pool = self.new_pool()
-                        self.arenas[device, pool] = arena
                     shape = Shape(arena, key, label)
                     arena._open.append(shape)
+                if pool != asked and any(opened.capturing for opened in arena._open):
+                    # Torch takes one capture at a time for each id, and the program has named none.
+                    pool = self.new_pool()
+                    self.arenas[device, pool] = arena
                 shape.graphs += 1
                 shape.capturing = True
                 return shape, pool, left
@@ -737,8 +737,7 @@ def shape(label: str) -> Iterator[None]:
     finally:
         units.remove(unit)
         for arena in list(_door.all_arenas) if _door is not None else []:
-            if any(opened.key is unit and opened.by_hand for opened in arena._open):
-                arena._settle(None)
+            arena._ended(unit)
 
 
 @contextlib.contextmanager

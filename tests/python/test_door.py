@@ -338,10 +338,11 @@ def test_a_capture_is_sealed_at_once_where_another_thread_uses_the_arena(door):
     other = capture(door, (0, 51))
     assert not other._shape.sealed
     calls(door)
-    # Pieces are one shape all the same.
+    # Pieces are one shape all the same, until none will follow.
     with vmmgraph.shape("prefill"):
         pieces = [capture(door, pool) for _ in range(2)]
-    assert not sealed(door)
+        assert not sealed(door)
+    assert sealed(door) == ["torch_shape_seal"]
     assert pieces[0]._shape is pieces[1]._shape
     pieces[0].replay()
     # What is refused is tried again by the replay, which says so.
@@ -420,7 +421,15 @@ def test_captures_at_once_into_an_arena_that_no_pool_names_have_an_id_each(door)
         graph.capture_end()
     # Each names the arena to later captures, and one that is alone has its own.
     assert [capture(door, one).arena for one in ids] == [arena, arena]
-    assert begun(arena=arena)._pool == arena.pool
+    other = begun(arena=arena)
+    assert other._pool == arena.pool
+    # Also a piece of a shape that is open.
+    with vmmgraph.shape("pieces"):
+        pieces = [begun(arena=arena)]
+        pieces[0].capture_end()
+        pieces.append(begun(arena=arena))
+    assert pieces[0]._shape is pieces[1]._shape
+    assert len({other._pool, pieces[0]._pool, pieces[1]._pool}) == 3
     # What the program names is its own affair.
     door.log.clear()
     kept = [begun(pool=(0, 50)), begun(pool=(0, 50))]

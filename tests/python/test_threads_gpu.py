@@ -47,6 +47,8 @@ class Captured:
     def __init__(self, key: tuple, x) -> None:
         self.key, self.x = key, x
         self.graph = torch.cuda.CUDAGraph()
+        # What else is replayed behind it, as another piece of the same shape.
+        self.second: torch.cuda.CUDAGraph | None = None
         self.turn = threading.Lock()
         self.shared = False
         self.value = 0
@@ -160,13 +162,18 @@ class Worker:
     def captured(self) -> Captured:
         key = (self.random.choice(SIZES), self.random.choice(DEPTHS), self.random.random() < 0.4)
         one = Captured(key, self.program.inputs[key[0]].clone())
-        self.program.begin(one.graph, self.number)
-        try:
+        pieces = self.random.random() < 0.3
+        with vmmgraph.shape("pieces") if pieces and self.program.ours else contextlib.nullcontext():
+            self.program.begin(one.graph, self.number)
             one.static = torch.empty(key[0], WIDTH, device="cuda")
             one.outputs = self.program.body(one.x, *key[1:])
+            last = one.graph
+            if pieces:
+                last.capture_end()
+                one.second = last = torch.cuda.CUDAGraph()
+                self.program.begin(last, self.number)
             one.doubled = one.static * 2
-        finally:
-            one.graph.capture_end()
+            last.capture_end()
         return one
 
     def capture(self) -> None:
@@ -184,9 +191,15 @@ class Worker:
         """Its tensors and its graph go at once, while others seal and replay."""
         self.captured()
 
+    @staticmethod
+    def launch(one: Captured) -> None:
+        one.graph.replay()
+        if one.second:
+            one.second.replay()
+
     def replayed(self, one: Captured, what: str) -> None:
         with one.turn:
-            one.graph.replay()
+            self.launch(one)
             copies, doubled = [tensor.clone() for tensor in one.outputs], one.doubled.clone()
             self.stream.synchronize()
         self.check(copies, one.key, what)
@@ -217,7 +230,7 @@ class Worker:
         if one := self.any():
             self.made.remove(one)
             if not one.shared:
-                one.graph.replay()
+                self.launch(one)
                 self.kept.append((one.outputs, one.key))
                 del self.kept[:-4]
 
