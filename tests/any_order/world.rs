@@ -126,6 +126,10 @@ impl World {
     pub(crate) fn may_be_captured(&mut self, stream: Stream, random: &mut Random) {
         let others = self.shared && stream != Stream::PER_THREAD;
         if self.beside == Beside::Captures && !others && self.captured.is_none() && random.below(3) == 0 {
+            if random.below(2) == 0 {
+                // Some say so before.
+                drop(self.device.mark(stream));
+            }
             self.late.set_captured(stream, true);
             self.captured = Some(stream);
         }
