@@ -752,11 +752,18 @@ public:
         for (auto* const arena : arenas_) {
             static_cast<void>(vmmgraph_arena_destroy(arena));
         }
+        for (auto* const reclaimer : reclaimers_) {
+            static_cast<void>(vmmgraph_reclaimer_destroy(reclaimer));
+        }
+        for (auto* const account : accounts_) {
+            static_cast<void>(vmmgraph_account_destroy(account));
+        }
     }
 
     std::atomic<int> bad{0};
     std::atomic<int> succeeded{0};
     std::atomic<int> refused{0};
+    std::atomic<int> asked{0};
 
 private:
     template <class T>
@@ -778,9 +785,10 @@ private:
 
     vmmgraph_status_t step(std::mt19937& random) {
         void* const stream = address(random() % 3);
-        switch (random() % 32) {
+        switch (random() % 36) {
             case 0: {
-                const auto options = arena_options();
+                auto options = arena_options();
+                options.account = random() % 2 == 0 ? nullptr : pick(random, accounts_);
                 vmmgraph_arena_t arena = nullptr;
                 const auto status = vmmgraph_arena_create(device_, &options, &arena);
                 return keep(arenas_, arena, status);
@@ -870,6 +878,33 @@ private:
             case 26:
             case 27:
                 return vmmgraph_space_free(pick(random, spaces_), pick(random, blocks_));
+            case 28: {
+                auto options = sized<vmmgraph_account_options_t>();
+                options.above = random() % 2 == 0 ? nullptr : pick(random, accounts_);
+                options.budget_bytes = random() % 3 == 0 ? 0 : random() % (64 * MiB);
+                options.least_bytes = random() % 3 == 0 ? random() % (4 * MiB) : 0;
+                vmmgraph_account_t account = nullptr;
+                const auto status = vmmgraph_account_create(device_, random() % 2 == 0 ? "tenant" : nullptr, &options, &account);
+                return keep(accounts_, account, status);
+            }
+            case 29:
+                return vmmgraph_account_set_limits(pick(random, accounts_), random() % (128 * MiB), random() % (2 * MiB));
+            case 30: {
+                if (random() % 8 == 0) {
+                    return vmmgraph_account_destroy(pick(random, accounts_));
+                }
+                auto stats = sized<vmmgraph_account_stats_t>();
+                return vmmgraph_account_stats(pick(random, accounts_), &stats);
+            }
+            case 31: {
+                // Each is asked for whatever runs short, so a few are many.
+                if (random() % 64 != 0) {
+                    return vmmgraph_reclaimer_destroy(pick(random, reclaimers_));
+                }
+                vmmgraph_reclaimer_t reclaimer = nullptr;
+                const auto status = vmmgraph_account_add_reclaimer(pick(random, accounts_), give, random() % 100, this, &reclaimer);
+                return keep(reclaimers_, reclaimer, status);
+            }
             default: {
                 void* block = nullptr;
                 const auto allocate = random() % 4 == 0 ? vmmgraph_space_allocate_kept : vmmgraph_space_allocate;
@@ -879,8 +914,20 @@ private:
         }
     }
 
+    // Asked by several threads at once.
+    static std::uint64_t give(std::uint64_t bytes, void* user) {
+        auto& crowd = *static_cast<Crowd*>(user);
+        std::mt19937 random(static_cast<std::uint32_t>(++crowd.asked + bytes));
+        static_cast<void>(vmmgraph_space_destroy(crowd.pick(random, crowd.spaces_)));
+        std::uint64_t released = 0;
+        static_cast<void>(vmmgraph_arena_trim(crowd.pick(random, crowd.arenas_), &released));
+        return released;
+    }
+
     vmmgraph_device_t device_;
     std::mutex mutex_;
+    std::vector<vmmgraph_account_t> accounts_;
+    std::vector<vmmgraph_reclaimer_t> reclaimers_;
     std::vector<vmmgraph_arena_t> arenas_;
     std::vector<vmmgraph_space_t> spaces_;
     std::vector<void*> blocks_;
@@ -904,7 +951,9 @@ TEST_F(Hostile, SixteenThreadsOnSharedHandles) {
     // The mix is worth something: much of it worked, much of it did not.
     EXPECT_GT(crowd.succeeded, 20000);
     EXPECT_GT(crowd.refused, 5000);
-    std::printf("%d calls succeeded, %d were refused\n", crowd.succeeded.load(), crowd.refused.load());
+    EXPECT_GT(crowd.asked, 0);
+    std::printf("%d calls succeeded, %d were refused, reclaimers were asked %d times\n", crowd.succeeded.load(), crowd.refused.load(),
+                crowd.asked.load());
     // TearDown finds the device empty.
 }
 
