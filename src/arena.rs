@@ -16,8 +16,8 @@ use crate::pages::{
     resume,
 };
 use crate::space::{
-    Common, EagerBlocks, EagerScope, EagerSpace, EagerStats, Exclusives, Heap, Phase, Presence, Recall,
-    Recalls, RetainPolicy, Space, Tallies, Totals, disjoint,
+    Common, EagerBlocks, EagerScope, EagerSpace, EagerStats, Exclusives, Heap, LiveCounts, Phase, Presence,
+    Recall, Recalls, RetainPolicy, Space, Totals, disjoint,
 };
 use crate::stats::{ArenaStats, Snapshot};
 use crate::sync::Mutex;
@@ -193,7 +193,7 @@ impl SharedVmmAllocator {
             trace_events: AtomicBool::new(asked_for("VMMGRAPH_TRACE_EVENTS")),
             closed: AtomicBool::new(false),
             totals: Totals::default(),
-            tallies: Tallies::default(),
+            live_counts: LiveCounts::default(),
             spaces: Mutex::default(),
             retired: Mutex::default(),
             eager: Mutex::default(),
@@ -453,7 +453,7 @@ impl SharedVmmAllocator {
         let (kept_bytes, _) = pool.held(Holder::Kept { arena: self.id() });
         let (exclusive_bytes, _) = pool.held(common.exclusive_holder());
         let account = common.shared.account().stats();
-        let (blocks, live_bytes) = common.tallies.sum();
+        let (blocks, live_bytes) = common.live_counts.sum();
         let physical_bytes = pool.account_bytes(common.shared.account());
         ArenaStats {
             id: self.id(),

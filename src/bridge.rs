@@ -57,6 +57,7 @@ mod ffi {
         fn is_shareable(allocator: &VmmTorchAllocator) -> bool;
         /// Frees a block that the default stream and another one may still read; the status.
         fn release(allocator: &VmmTorchAllocator, block: usize, stream: usize) -> i32;
+
         /// Blocks whose contents are carried over a seal, or none.
         type Carry;
 

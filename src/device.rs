@@ -201,7 +201,7 @@ impl Device {
     }
 
     /// Before a stream is captured or destroyed, by whomever: arenas whose last replay was there are marked behind it, so that other threads may replay
-    /// in them meanwhile. As [`SharedVmmAllocator::mark`](crate::SharedVmmAllocator::mark) of each of those; nothing for the others.
+    /// in them meanwhile. As [`Space::mark`](crate::Space::mark) in each of those; nothing for the others.
     ///
     /// # Errors
     /// Those of [`ReplayOrder::mark`](crate::ReplayOrder::mark), the first one; all were tried.

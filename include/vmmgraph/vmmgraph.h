@@ -2445,7 +2445,7 @@ vmmgraph_status_t vmmgraph_device_stats(vmmgraph_device_t device,
                                         struct vmmgraph_device_stats_t *stats);
 
 // Before a stream is captured or destroyed, by whomever: arenas whose last replay was there are marked behind it, so that other threads may replay in
-// them meanwhile. `vmmgraph_arena_mark` of each of those; the first error, after all were tried.
+// them meanwhile. As vmmgraph_space_mark in each of those; the first error, after all were tried.
 //
 // Arguments:
 // `stream` is a stream of the device.

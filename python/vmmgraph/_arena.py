@@ -223,7 +223,7 @@ class Arena:
                 self._close(shape)
 
     def _end(self, shape: Shape, unwritten: bool) -> None:
-        # What fails is tried again before the next replay, which says so.
+        # What fails is tried again before the next replay, which says so; of what is abandoned, the next replay overwrites it.
         with contextlib.suppress(_c.Error):
             self._seal(shape, unwritten)
 

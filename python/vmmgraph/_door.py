@@ -404,6 +404,7 @@ def graph_class(door: Door, base: type) -> type:
             left = step_out(shape.arena) if scopes.all else None
             try:
                 arena = shape.arena
+                # As `_used`, for a replay without the call.
                 if arena._thread != get_ident():
                     arena._threads = True
                 if arena._open or not shape.sealed:

@@ -292,7 +292,7 @@ pub unsafe extern "C" fn vmmgraph_device_stats(
 }
 
 /// Before a stream is captured or destroyed, by whomever: arenas whose last replay was there are marked behind it, so that other threads may replay in
-/// them meanwhile. `vmmgraph_arena_mark` of each of those; the first error, after all were tried.
+/// them meanwhile. As vmmgraph_space_mark in each of those; the first error, after all were tried.
 ///
 /// # Safety
 /// `stream` is a stream of the device.

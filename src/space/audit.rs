@@ -117,7 +117,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
 
-    use super::super::{Common, Exclusives, Heap, Presence, RetainPolicy, Tallies, Totals};
+    use super::super::{Common, Exclusives, Heap, LiveCounts, Presence, RetainPolicy, Totals};
     use super::*;
     use crate::device::Device;
     use crate::driver::{HostDriver, HostOptions};
@@ -147,7 +147,7 @@ mod tests {
             trace_events: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             totals: Totals::default(),
-            tallies: Tallies::default(),
+            live_counts: LiveCounts::default(),
             spaces: Mutex::default(),
             retired: Mutex::default(),
             eager: Mutex::default(),

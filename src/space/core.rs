@@ -13,10 +13,10 @@ use super::kept::KeptBlocks;
 use super::lane::Lane;
 use super::layout::{NotLive, Place, Usage};
 use super::layout_hash::LayoutHash;
+use super::live_count::LiveCount;
 use super::placement::Placement;
 use super::presence::Opened;
 use super::refresh::Stale;
-use super::tally::Tally;
 use super::{Common, Phase};
 use crate::error::{Error, Result};
 use crate::pages::{Calls, Capturing, Change, Fence, Holder, NamedStream, PageId, Reservation};
@@ -35,7 +35,7 @@ pub(super) struct State {
     pub(super) ranges: Vec<Reservation>,
     pub(super) kept: KeptBlocks,
     /// Its live blocks; from the first on.
-    pub(super) tally: Option<Tally>,
+    pub(super) live_count: Option<LiveCount>,
     /// Where nothing is mapped since the driver did not undo a replacement.
     pub(super) holes: Vec<Stale>,
     /// Pages that others were told of before the seal.
@@ -188,7 +188,7 @@ impl Core {
     }
 
     fn count(&self, state: &mut State, bytes: u64) {
-        state.tally.get_or_insert_with(|| self.common.tallies.take()).add(bytes);
+        state.live_count.get_or_insert_with(|| self.common.live_counts.take()).add(bytes);
     }
 
     /// As [`Common::relieved`], and says for whom memory was wanted. The caller holds no lock.
@@ -300,9 +300,9 @@ impl Core {
             origins.remove(&address);
         }
         if bytes > 0
-            && let Some(tally) = &state.tally
+            && let Some(live_count) = &state.live_count
         {
-            tally.remove(1, bytes);
+            live_count.remove(1, bytes);
         }
         Ok(())
     }
@@ -376,8 +376,8 @@ impl State {
         let before = self.usage();
         self.placement.seal();
         let usage = self.usage();
-        if let Some(tally) = &self.tally {
-            tally.remove(before.blocks - usage.blocks, before.bytes - usage.bytes);
+        if let Some(live_count) = &self.live_count {
+            live_count.remove(before.blocks - usage.blocks, before.bytes - usage.bytes);
         }
     }
 

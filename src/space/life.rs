@@ -137,8 +137,8 @@ impl Core {
     fn leave(&mut self) {
         let common = &self.common;
         let state = self.state.get_mut();
-        if let Some(tally) = &state.tally {
-            common.tallies.give(tally);
+        if let Some(live_count) = &state.live_count {
+            common.live_counts.give(live_count);
         }
         if state.ranges.is_empty() && state.kept.usage().allocations == 0 {
             return;

@@ -37,6 +37,7 @@ mod lane;
 mod layout;
 mod layout_hash;
 mod life;
+mod live_count;
 mod page_table;
 mod peak;
 mod picture;
@@ -51,7 +52,6 @@ mod sealed;
 mod slab;
 mod slabs;
 mod stitch;
-mod tally;
 
 pub(crate) use audit::disjoint;
 use bump::Bump;
@@ -64,11 +64,11 @@ pub(crate) use kept::Heap;
 use kept::KeptBlocks;
 use layout::Layout;
 use layout_hash::LayoutHash;
+pub(crate) use live_count::LiveCounts;
 pub(crate) use picture::{Picture, Spot};
 use placement::Placement;
 pub(crate) use presence::Presence;
 pub(crate) use recall::{Recall, Recalls};
-pub(crate) use tally::Tallies;
 
 pub use block::Block;
 pub use carry::Carry;
@@ -100,7 +100,7 @@ pub(crate) struct Common {
     /// Set when a bug was caught: nothing is trusted any more, but everything can still be destroyed.
     pub(crate) closed: AtomicBool,
     pub(crate) totals: Totals,
-    pub(crate) tallies: Tallies,
+    pub(crate) live_counts: LiveCounts,
     /// Every space that is still there, by number.
     pub(crate) spaces: Mutex<HashMap<u64, Weak<Space>>>,
     /// What is left of spaces whose graph is gone while somebody has a block of theirs, by number.
@@ -268,7 +268,7 @@ impl Space {
             kept: KeptBlocks::default(),
             holes: Vec::new(),
             told: std::collections::HashSet::new(),
-            tally: None,
+            live_count: None,
             users: Vec::new(),
             postponed: None,
             readers: Fence::default(),

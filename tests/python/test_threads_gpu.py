@@ -91,7 +91,7 @@ class Threads:
         return (x, *others)
 
     def begin(self, graph, number: int) -> None:
-        # Not torch.cuda.graph, which waits for the device, and so breaks other threads' captures.
+        # Not torch.cuda.graph, which waits for the device first, and other threads capture.
         pool = {"pool": self.pools[number]} if self.pools[number] else {}
         graph.capture_begin(**pool, capture_error_mode="thread_local")
 

@@ -141,7 +141,7 @@ impl EagerSpace {
                 .chain(own)
                 .for_each(|stream| fence.add_kept(events, stream));
             self.common.heap.free_all(self.common.pool(), vec![(address, bytes)], &fence);
-            state.tally.remove(1, bytes);
+            state.live_count.remove(1, bytes);
             return Ok(());
         }
         if let Some(place) = state.current.place_of(address) {
@@ -162,7 +162,7 @@ impl EagerSpace {
                 }
                 state.waiting.push(Waiting { address, place, bytes, own, noted });
             }
-            state.tally.remove(1, bytes);
+            state.live_count.remove(1, bytes);
             return Ok(());
         }
         let found = state.old.iter().position(|old| old.place_of(address).is_some());
@@ -175,7 +175,7 @@ impl EagerSpace {
         events.name_readers(readers).into_iter().chain(own).for_each(|stream| fence.add_kept(events, stream));
         fence.join(self.common.order.fence());
         state.old[index].readers.join(fence);
-        state.tally.remove(1, bytes);
+        state.live_count.remove(1, bytes);
         self.shrink_old(state, index, place, bytes);
         Ok(())
     }

@@ -22,7 +22,7 @@ use std::sync::{Arc, Weak};
 use serde::Serialize;
 
 use super::layout::Layout;
-use super::tally::Tally;
+use super::live_count::LiveCount;
 use super::{Common, next_space};
 use crate::error::{Error, Result};
 use crate::pages::{AccountId, Events, Fence, Holder, Mark, NamedStream, PageNo, Reclaimer};
@@ -89,7 +89,7 @@ struct State {
     /// Freed, and perhaps still in use.
     waiting: Vec<Waiting>,
     kept: BTreeMap<Address, u64>,
-    tally: Tally,
+    live_count: LiveCount,
     /// Behind the last scope; `None`: nobody could say.
     last: Option<Mark>,
     /// The version of the shared set at the last look.
@@ -127,7 +127,7 @@ impl EagerSpace {
             outlived: HashMap::new(),
             waiting: Vec::new(),
             kept: BTreeMap::new(),
-            tally: common.tallies.take(),
+            live_count: common.live_counts.take(),
             last: None,
             seen: common.shared.version(),
             moved: false,
@@ -236,7 +236,7 @@ impl Drop for EagerSpace {
             // It does not count any more.
             let _ = state.current.layout.free(waiting.place);
         }
-        common.tallies.give(&state.tally);
+        common.live_counts.give(&state.live_count);
         let kept: Vec<_> = std::mem::take(&mut state.kept).into_iter().collect();
         common.heap.free_all(common.pool(), kept, &fence);
         let layout = || Layout::new(common.shared.geometry());
@@ -448,7 +448,7 @@ impl EagerSpace {
             } else {
                 self.place(state, bytes)?
             };
-            state.tally.add(bytes.get());
+            state.live_count.add(bytes.get());
             Ok(address)
         };
         self.common.recalled(|| self.common.relieved(place))

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::sync::Mutex;
 
-/// How many tallies lie together.
+/// How many counts lie together.
 const CHUNK: usize = 256;
 
 /// Live blocks in the upper 24 bits of each, their granules of 512 bytes below, so that both are read at once.
@@ -14,9 +14,9 @@ type Chunk = [AtomicU64; CHUNK];
 
 const BLOCK: u64 = 1 << 40;
 
-/// All tallies of an arena. Their lock is a leaf.
+/// All counts of an arena. Their lock is a leaf.
 #[derive(Default)]
-pub(crate) struct Tallies(Mutex<Places>);
+pub(crate) struct LiveCounts(Mutex<Places>);
 
 #[derive(Default)]
 struct Places {
@@ -27,14 +27,14 @@ struct Places {
 
 /// The live blocks of one space. Whoever changes it has the space's lock.
 #[derive(Debug)]
-pub(super) struct Tally {
+pub(super) struct LiveCount {
     chunk: Arc<Chunk>,
     place: u8,
 }
 
-impl Tallies {
+impl LiveCounts {
     /// One more, of no blocks.
-    pub(super) fn take(&self) -> Tally {
+    pub(super) fn take(&self) -> LiveCount {
         let places = &mut *self.0.lock();
         let (chunk, place) = places.free.pop().unwrap_or_else(|| {
             let chunk: Arc<Chunk> = Arc::new(std::array::from_fn(|_| AtomicU64::new(0)));
@@ -43,13 +43,13 @@ impl Tallies {
             places.free.extend((1..=u8::MAX).rev().map(|place| (Arc::clone(&chunk), place)));
             (chunk, 0)
         });
-        Tally { chunk, place }
+        LiveCount { chunk, place }
     }
 
     /// Its blocks are gone, or count no more.
-    pub(super) fn give(&self, tally: &Tally) {
-        tally.cell().store(0, Ordering::Relaxed);
-        self.0.lock().free.push((Arc::clone(&tally.chunk), tally.place));
+    pub(super) fn give(&self, count: &LiveCount) {
+        count.cell().store(0, Ordering::Relaxed);
+        self.0.lock().free.push((Arc::clone(&count.chunk), count.place));
     }
 
     /// Live blocks of all, and their bytes.
@@ -61,7 +61,7 @@ impl Tallies {
     }
 }
 
-impl Tally {
+impl LiveCount {
     fn cell(&self) -> &AtomicU64 {
         &self.chunk[usize::from(self.place)]
     }
@@ -77,9 +77,9 @@ impl Tally {
     }
 }
 
-impl fmt::Debug for Tallies {
+impl fmt::Debug for LiveCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Tallies").field(&self.sum()).finish()
+        f.debug_tuple("LiveCounts").field(&self.sum()).finish()
     }
 }
 
@@ -89,24 +89,24 @@ mod tests {
 
     #[test]
     fn places_serve_again_and_the_sum_is_of_those_who_count() {
-        let tallies = Tallies::default();
-        let mut all: Vec<Tally> = (0..3 * CHUNK).map(|_| tallies.take()).collect();
-        all.iter().for_each(|tally| tally.add(1024));
-        assert_eq!(tallies.sum(), (768, 768 * 1024));
+        let counts = LiveCounts::default();
+        let mut all: Vec<LiveCount> = (0..3 * CHUNK).map(|_| counts.take()).collect();
+        all.iter().for_each(|count| count.add(1024));
+        assert_eq!(counts.sum(), (768, 768 * 1024));
         all[5].add(512);
         all[5].remove(2, 1536);
-        assert_eq!(tallies.sum(), (767, 767 * 1024));
+        assert_eq!(counts.sum(), (767, 767 * 1024));
         // What goes with blocks in it counts no more.
-        all.drain(100..).for_each(|tally| tallies.give(&tally));
-        assert_eq!(tallies.sum(), (99, 99 * 1024));
-        all.extend((0..2 * CHUNK).map(|_| tallies.take()));
-        assert_eq!(tallies.sum(), (99, 99 * 1024));
-        all.drain(..).for_each(|tally| tallies.give(&tally));
-        assert_eq!(tallies.sum(), (0, 0));
+        all.drain(100..).for_each(|count| counts.give(&count));
+        assert_eq!(counts.sum(), (99, 99 * 1024));
+        all.extend((0..2 * CHUNK).map(|_| counts.take()));
+        assert_eq!(counts.sum(), (99, 99 * 1024));
+        all.drain(..).for_each(|count| counts.give(&count));
+        assert_eq!(counts.sum(), (0, 0));
         // No two have one place.
-        let all: Vec<Tally> = (0..3 * CHUNK).map(|_| tallies.take()).collect();
-        all.iter().for_each(|tally| tally.add(512));
-        assert_eq!(tallies.0.lock().chunks.len(), 3);
-        assert!(all.iter().all(|tally| tally.cell().load(Ordering::Relaxed) == BLOCK + 1));
+        let all: Vec<LiveCount> = (0..3 * CHUNK).map(|_| counts.take()).collect();
+        all.iter().for_each(|count| count.add(512));
+        assert_eq!(counts.0.lock().chunks.len(), 3);
+        assert!(all.iter().all(|count| count.cell().load(Ordering::Relaxed) == BLOCK + 1));
     }
 }
