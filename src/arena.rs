@@ -196,6 +196,7 @@ impl SharedVmmAllocator {
             live_counts: LiveCounts::default(),
             spaces: Mutex::default(),
             retired: Mutex::default(),
+            coming_back: Mutex::default(),
             eager: Mutex::default(),
             device: Arc::clone(device),
         };
@@ -333,6 +334,7 @@ impl SharedVmmAllocator {
         }
         self.common.order.fence().block(pool.events(), Duration::MAX)?;
         self.common.heap.settle(pool);
+        self.common.exchange_back();
         let released = pool.trim();
         self.common.shared.forget();
         released

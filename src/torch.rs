@@ -60,6 +60,13 @@ impl VmmTorchAllocator {
         self.core.free(address, readers)
     }
 
+    /// With `only`, promises that what is captured into the space is launched by [`Space::replay`] and [`Space::enter`] only, and by nobody before this
+    /// is said. Until the first launch a retained block that goes then leaves everything as if it had gone before the seal: behind the streams
+    /// noted for it, the pages that were there come back. Without `only` that ends: anybody may launch it from now on.
+    pub fn launch_by_replay_only(&self, only: bool) {
+        self.core.launch_by_replay_only(only);
+    }
+
     /// Before a seal by a policy, around which the caller carries over what was written since the capture: until what this returns is dropped, also
     /// a block that any thread frees stays where it is.
     ///

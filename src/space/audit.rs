@@ -150,6 +150,7 @@ mod tests {
             live_counts: LiveCounts::default(),
             spaces: Mutex::default(),
             retired: Mutex::default(),
+            coming_back: Mutex::default(),
             eager: Mutex::default(),
             recalls: Default::default(),
             device,

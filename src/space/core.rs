@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::block::{Origin, Origins};
 use super::carry::Postponed;
 use super::events::Events;
+use super::exchanged::Exchanged;
 use super::kept::KeptBlocks;
 use super::lane::Lane;
 use super::layout::{NotLive, Place, Usage};
@@ -38,6 +39,8 @@ pub(super) struct State {
     pub(super) live_count: Option<LiveCount>,
     /// Where nothing is mapped since the driver did not undo a replacement.
     pub(super) holes: Vec<Stale>,
+    /// Where the seal exchanged pages, until the first launch; nothing where launches are not known.
+    pub(super) exchanged: Vec<Exchanged>,
     /// Pages that others were told of before the seal.
     pub(super) told: HashSet<PageId>,
     /// Streams that use a live block since the seal.
@@ -88,6 +91,8 @@ pub(crate) struct Core {
     pub(super) state: Mutex<State>,
     /// Set at the seal, and never taken back: what is replayed exists.
     pub(super) sealed: AtomicBool,
+    /// Whether it has been launched, as far as is known. Never taken back once it is sealed.
+    pub(super) launched: AtomicBool,
     /// The version of the shared set at which all it shows was the arena's.
     pub(super) seen: AtomicU64,
 }

@@ -2,6 +2,7 @@
 //!
 //! | who goes | what goes | behind |
 //! |---|---|---|
+//! | a retained block, its graph was not launched yet | its pages: [those from before the seal](super::exchanged) come back | the streams noted for it |
 //! | a retained block, its graph lives | its pages become shared ones; they stay mapped, as the graph writes there | the streams noted for it |
 //! | the graph | all mappings but those under live blocks | the arena's replays |
 //! | a block, its graph is gone | the mappings that only it needs | the streams noted for it, the arena's replays |
@@ -69,12 +70,15 @@ impl Core {
             if retired {
                 remains.add_part(range.id(), mapped.offset, mapped.bytes);
                 unmapped += mapped.bytes;
-            } else if self.common.pool().holder(mapped.page) == Some(self.own()) {
+            } else if self.common.pool().holder(mapped.page) == Some(self.own())
+                && !state.may_come_back(freed.range, mapped.offset)
+            {
                 self.common.shared.give(mapped.page, self.own(), fence.clone());
             }
         }
         state.note_mapped(&self.common, unmapped, 0);
         self.common.pool().finish(fence, remains);
+        self.exchange_back(state);
     }
 
     /// The graph is gone: only the pages under live blocks stay.
@@ -89,6 +93,7 @@ impl Core {
             state.end_placement();
         }
         state.phase = Phase::Retired;
+        state.exchanged = Vec::new();
         state.opened = None;
         state.capture = None;
         let mut remains = Remains::default();

@@ -5,7 +5,7 @@
 //! do ([`life`]). The lock order of the crate is space, then kept heap, shared set, order, pool; a space's lock is held across the
 //! driver calls of that space only, so captures on other threads go on, and across nobody's callback.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -29,6 +29,7 @@ mod carry;
 mod core;
 mod eager;
 mod events;
+mod exchanged;
 mod exclusive;
 mod exports;
 mod kept;
@@ -105,6 +106,8 @@ pub(crate) struct Common {
     pub(crate) spaces: Mutex<HashMap<u64, Weak<Space>>>,
     /// What is left of spaces whose graph is gone while somebody has a block of theirs, by number.
     pub(crate) retired: Mutex<HashMap<u64, Weak<Core>>>,
+    /// Spaces, by number, in which something is to be [exchanged back](Self::exchange_back).
+    pub(crate) coming_back: Mutex<BTreeSet<u64>>,
     /// The addresses of its eager work.
     pub(crate) eager: Mutex<Weak<EagerSpace>>,
     /// Last, so that it closes when all above is gone.
@@ -253,6 +256,8 @@ impl Space {
     }
 
     fn with(common: &Arc<Common>, placement: Placement) -> Result<Arc<Self>> {
+        // Before this one needs pages.
+        common.exchange_back();
         let opened = Some(common.presence.open()?);
         // A bump space may be opened long before its capture, or behind the last one: there its first block begins it.
         let capture = matches!(placement, Placement::Stitched(_)).then(|| common.pool().capture());
@@ -267,6 +272,7 @@ impl Space {
             ranges: Vec::new(),
             kept: KeptBlocks::default(),
             holes: Vec::new(),
+            exchanged: Vec::new(),
             told: std::collections::HashSet::new(),
             live_count: None,
             users: Vec::new(),
@@ -285,6 +291,7 @@ impl Space {
             common: Arc::clone(common),
             state: Mutex::new(state),
             sealed: AtomicBool::new(false),
+            launched: AtomicBool::new(true),
             seen,
         };
         let space = Arc::new(Self { core: Arc::new(core) });

@@ -71,6 +71,12 @@ impl Presence {
         self.aside.lock().require_resident()
     }
 
+    /// Does something while no pause begins or ends; `None`, and nothing, unless the arena is resident.
+    pub(super) fn while_resident<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
+        let aside = self.aside.lock();
+        aside.require_resident().is_ok().then(work)
+    }
+
     /// A leaf among the locks, but for the host pool's and that of the pages.
     pub(super) fn with<T>(&self, look: impl FnOnce(&mut Aside) -> T) -> T {
         look(&mut self.aside.lock())

@@ -33,6 +33,7 @@ impl Core {
     /// Replaces the pages that left. The caller has the turn, so that none leaves meanwhile; waits for this space's own last replay if there
     /// is something to replace.
     fn bring_up(&self) -> Result<()> {
+        self.begin_launches();
         let (common, seen) = (&self.common, self.seen.load(Ordering::SeqCst));
         let version = common.shared.version();
         if seen == version {
@@ -93,14 +94,9 @@ impl Core {
         if let Err(error) = done {
             if !change.undo() {
                 // What was there is not missed. What is not there is mapped at the next try.
-                let there = |(range, offset, bytes, _): &Stale| {
-                    state.ranges[*range].gap(*offset, *offset + *bytes).is_none()
-                };
-                let holes: Vec<Stale> = stale.into_iter().filter(|stale| !there(stale)).collect();
-                let missing = |holes: &[Stale]| holes.iter().map(|(_, _, bytes, _)| bytes).sum::<u64>();
-                let (now, before) = (missing(&holes), missing(&state.holes));
-                state.note_mapped(&self.common, now, before);
-                state.holes = holes;
+                let before = std::mem::take(&mut state.holes);
+                state.note_mapped(&self.common, 0, before.iter().map(|(_, _, bytes, _)| bytes).sum());
+                self.note_holes(state, stale);
             }
             return Err(error);
         }
@@ -109,6 +105,19 @@ impl Core {
         state.adopt(&self.common, calls, reserved);
         self.common.totals.replaced.fetch_add(calls.maps, Ordering::Relaxed);
         Ok(())
+    }
+}
+
+impl Core {
+    /// Notes which of these mappings are not there since the driver did not undo a change: the next replay maps something there.
+    pub(super) fn note_holes(&self, state: &mut State, before: Vec<Stale>) {
+        let gone =
+            |(range, offset, bytes, _): &Stale| state.ranges[*range].gap(*offset, *offset + *bytes).is_some();
+        let holes: Vec<Stale> = before.into_iter().filter(gone).collect();
+        state.note_mapped(&self.common, holes.iter().map(|(_, _, bytes, _)| bytes).sum(), 0);
+        state.holes.extend(holes);
+        // Which looks only where something has changed since the last one.
+        self.seen.store(self.common.shared.version().wrapping_sub(1), Ordering::SeqCst);
     }
 }
 

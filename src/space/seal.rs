@@ -195,7 +195,7 @@ impl Core {
                     let unit = |at: u64| ((at / small) as usize).min(units.len());
                     let units = &units[unit(mapped.offset)..unit(mapped.offset + mapped.bytes)];
                     let remote = remote.contains(&(number, mapped.offset));
-                    let tile = Tile { range: range.id(), mapped, units, remote };
+                    let tile = Tile { number, range: range.id(), mapped, units, remote };
                     if !exchange.keeps_its_page(&tile)? {
                         tiles.push(tile);
                     }
@@ -203,17 +203,27 @@ impl Core {
             }
             let fresh = tiles.iter().flat_map(|tile| tile.units).filter(|unit| **unit != Unit::Idle).count();
             exchange.change.announce(fresh as u64 * small);
-            tiles.iter().try_for_each(|tile| exchange.exchange(tile))
+            tiles.iter().try_for_each(|tile| exchange.exchange(tile))?;
+            Ok(tiles.iter().filter(|tile| !tile.remote).map(|tile| (tile.number, tile.mapped)).collect())
         })();
         let Exchange { change, next, fillers, .. } = exchange;
         // Those that peers are told of after this stay as well.
-        let done = done.and_then(|()| self.common.shared.fix(&fillers));
-        if let Err(error) = done {
-            state.undo(change);
-            return Err(error);
-        }
+        let done = done.and_then(|exchanged: Vec<(usize, Mapping)>| {
+            self.common.shared.fix(&fillers)?;
+            Ok(exchanged)
+        });
+        let exchanged = match done {
+            Ok(exchanged) => exchanged,
+            Err(error) => {
+                state.undo(change);
+                return Err(error);
+            }
+        };
         let (calls, reserved) = change.commit();
         state.adopt(&self.common, calls, reserved);
+        if !self.launched.load(Ordering::Acquire) {
+            state.note_exchanged(&exchanged);
+        }
         Ok(next - slabs)
     }
 }
@@ -273,6 +283,8 @@ struct Exchange<'a> {
 
 /// Where a page shows, and how its addresses are used.
 struct Tile<'a> {
+    /// The range's index.
+    number: usize,
     range: RangeId,
     mapped: Mapping,
     units: &'a [Unit],
@@ -317,7 +329,7 @@ impl Exchange<'_> {
 
     /// Gives a tile pages of the space's own under what is retained, and other small pages under what passed.
     fn exchange(&mut self, tile: &Tile) -> Result<()> {
-        let Tile { range, mapped: Mapping { offset, bytes, .. }, units, remote } = *tile;
+        let Tile { range, mapped: Mapping { offset, bytes, .. }, units, remote, .. } = *tile;
         let shared = &self.core.common.shared;
         let small = shared.geometry().small();
         let wholly = tile.is_wholly_retained(small);

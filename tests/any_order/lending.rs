@@ -188,7 +188,17 @@ impl Program {
         let behind_contents =
             |ready: &mut Vec<Ready>| ready.iter_mut().try_for_each(|ready| ready.before(stream));
         match random.below(46) {
-            0 | 1 if graphs.len() < 4 => graphs.extend(done(world.capture(arena, random))),
+            0 | 1 if graphs.len() < 4 => {
+                let Some(mut graph) = done(world.capture(arena, random)) else { return };
+                if number.is_multiple_of(3) {
+                    // Written, and dropped before there is a replay.
+                    world.use_on(&mut graph.output, stream, Some(number));
+                    world.may_be_captured(stream, random);
+                    VmmTorchAllocator::new(&graph.space).free(graph.output.at, &[stream]).unwrap();
+                    (graph.freed, graph.output.byte) = (true, None);
+                }
+                graphs.push(graph);
+            }
             2..6 if !graphs.is_empty() => {
                 done(world.replay(&mut graphs[graph], stream, number));
                 world.may_be_captured(stream, random);
@@ -423,6 +433,10 @@ impl Program {
             if self.buffer.before(last).and_then(|()| self.cache.before(last)).is_err() {
                 self.world.end_capture();
             }
+            self.world.in_each_context(|| {
+                drop(self.buffer.before(STREAMS[0]));
+                drop(self.cache.before(STREAMS[0]));
+            });
             self.buffer.before(last).unwrap();
             self.cache.before(last).unwrap();
             engine.pages.iter_mut().flatten().for_each(|block| self.world.use_on(block, last, None));

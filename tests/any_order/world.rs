@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use vmmgraph::driver::SharedDriver;
 use vmmgraph::pages::{Events, Mark};
-use vmmgraph::{Address, Device, EagerScope, Error, Options, Result, SharedVmmAllocator, Space, Stream};
+use vmmgraph::{
+    Address, Device, EagerScope, Error, Options, Result, SharedVmmAllocator, Space, Stream, VmmTorchAllocator,
+};
 use vmmgraph_testkit::{FaultyDriver, Random, ReorderingDriver, stream};
 
 pub(crate) const KIB: u64 = 1 << 10;
@@ -141,11 +143,23 @@ impl World {
         }
     }
 
+    /// What the driver refused to record on a context's default stream, only who comes to that context again can have recorded: does something in each.
+    pub(crate) fn in_each_context(&self, mut work: impl FnMut()) {
+        if self.beside == Beside::Refusals {
+            for context in [1, 2, 0] {
+                let before = ReorderingDriver::make_current(context);
+                work();
+                ReorderingDriver::make_current(before);
+            }
+        }
+    }
+
     /// All who used it are gone; how many looks found other bytes than what was written.
     pub(crate) fn end(mut self) -> u64 {
         ReorderingDriver::make_current(0);
         self.late.drain();
         self.end_capture();
+        self.in_each_context(|| drop(self.device.trim()));
         self.device.trim().unwrap();
         self.device.host_pool().trim().unwrap();
         assert_eq!((self.late.failed(), self.device.pool().audit_idle()), (vec![], Ok(())));
@@ -195,6 +209,8 @@ impl World {
         for bytes in [random.choose(&[40, 70, 100]) * KIB, 3 * KIB] {
             passing.push((space.allocate(bytes, stream)?, bytes));
         }
+        // Of some it is known that all launches are replays.
+        VmmTorchAllocator::new(&space).launch_by_replay_only(passing[0].1 > 40 * KIB);
         let bytes = random.choose(&[2, 20]) * KIB;
         // What else stays of a bump space is shared with others.
         let kept = bump || random.below(3) == 0;

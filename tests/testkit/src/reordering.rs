@@ -195,9 +195,9 @@ impl ReorderingDriver {
         assert_eq!(left, 0, "work that waits for what never happens");
     }
 
-    /// Makes a context current on this thread, whose default stream is its own; 0: the primary one.
-    pub fn make_current(context: u64) {
-        CONTEXT.set(context);
+    /// Makes a context current on this thread, whose default stream is its own; 0: the primary one. Which one was.
+    pub fn make_current(context: u64) -> u64 {
+        CONTEXT.replace(context)
     }
 
     /// Says whether a stream is being captured: what it was given before is done, and it may be given nothing.

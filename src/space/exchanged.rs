@@ -1,0 +1,182 @@
+//! What a seal exchanged, until the first replay.
+//!
+//! A seal gives retained blocks pages of their own, so that what the program does with them from then on is theirs. Many do not stay: a library captures
+//! a graph, looks at its outputs and drops them. Where all launches are replays, nothing has written there before the first one but who had the
+//! blocks. So a place whose blocks all went by then gets the page of its number back, as if they had gone before the seal; else the space would
+//! show small pages there for good, which no other graph uses for its large blocks.
+
+use std::collections::HashMap;
+use std::sync::Weak;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::refresh::Stale;
+use super::{Common, Core, Phase, Placement, State};
+use crate::error::{Error, Result};
+use crate::pages::{Change, Mapping, PageId, PageNo};
+
+/// A tile under which a seal exchanged the page.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Exchanged {
+    pub(super) range: usize,
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+    /// Its number in the layout.
+    pub(super) no: PageNo,
+    /// The page that was there.
+    pub(super) page: PageId,
+}
+
+impl Core {
+    /// See [`VmmTorchAllocator::launch_by_replay_only`](crate::VmmTorchAllocator::launch_by_replay_only).
+    pub(crate) fn launch_by_replay_only(&self, only: bool) {
+        if only {
+            let state = self.state.lock();
+            // What is sealed may have been launched.
+            self.launched.store(state.phase != Phase::Open, Ordering::Release);
+        } else {
+            self.begin_launches();
+        }
+    }
+
+    /// The space is about to be launched for the first time: what has not come back by now does not.
+    pub(super) fn begin_launches(&self) {
+        if self.launched.load(Ordering::Acquire) {
+            return;
+        }
+        let readers = {
+            let state = self.state.lock();
+            let pending = state.exchanged.iter().any(|tile| !state.is_covered(tile));
+            pending.then(|| state.readers.clone())
+        };
+        if let Some(mut readers) = readers {
+            // What cannot be waited for keeps its page.
+            let _ = readers.block(self.common.pool().events(), Duration::MAX);
+        }
+        let state = &mut *self.state.lock();
+        self.exchange_back(state);
+        for tile in std::mem::take(&mut state.exchanged) {
+            let range = &state.ranges[tile.range];
+            for mapped in range.mapped().into_iter().filter(|mapped| tile.holds(mapped.offset)) {
+                let end = mapped.offset + mapped.bytes;
+                if !state.placement.covered(tile.range, mapped.offset, end)
+                    && self.common.pool().holder(mapped.page) == Some(self.own())
+                {
+                    self.common.shared.give(mapped.page, self.own(), state.readers.clone());
+                }
+            }
+        }
+        self.launched.store(true, Ordering::Release);
+    }
+
+    /// Gives tiles whose blocks are all gone the pages of their numbers back, if nobody reads those blocks any more; else the next look does.
+    pub(super) fn exchange_back(&self, state: &mut State) {
+        if state.phase != Phase::Sealed || !state.exchanged.iter().any(|tile| !state.is_covered(tile)) {
+            return;
+        }
+        if !state.readers.done(self.common.pool().events()).unwrap_or(false) {
+            self.common.coming_back.lock().insert(self.id);
+            return;
+        }
+        // Where the arena is paused or about to be, its pages stay where they are.
+        self.common.presence.while_resident(|| {
+            for tile in state.exchanged.clone() {
+                if state.is_covered(&tile) {
+                    continue;
+                }
+                match self.restore(state, &tile) {
+                    Ok(page) => {
+                        state
+                            .exchanged
+                            .retain(|other| (other.range, other.offset) != (tile.range, tile.offset));
+                        // The number is that page now.
+                        let same = state.exchanged.iter_mut().filter(|other| other.page == tile.page);
+                        same.for_each(|other| other.page = page);
+                    }
+                    Err(error) => tracing::debug!(%error, space = self.id, "a page does not come back"),
+                }
+            }
+        });
+    }
+
+    /// Shows the page of a tile's number there again; which that is.
+    fn restore(&self, state: &mut State, tile: &Exchanged) -> Result<PageId> {
+        let (pool, range) = (self.common.pool(), &state.ranges[tile.range]);
+        let known = range.id();
+        let here = range.mapped().into_iter().filter(|at| tile.holds(at.offset));
+        let here: Vec<Stale> = here.map(|at| (tile.range, at.offset, at.bytes, at.page)).collect();
+        let pages = here.iter().map(|(.., page)| *page);
+        let exported: Vec<u64> = pages.filter(|page| pool.is_exported(*page)).map(PageId::number).collect();
+        if !exported.is_empty() {
+            return Err(Error::Exported { pages: exported });
+        }
+        let mut change = Change::on(pool);
+        let done = (|| {
+            let page = self.page_before(state, &mut change, tile)?;
+            change.unmap(known, tile.offset, tile.bytes)?;
+            change.map(known, tile.offset, &[page])?;
+            Ok(page)
+        })();
+        if done.is_ok() {
+            let (calls, reserved) = change.commit();
+            state.adopt(&self.common, calls, reserved);
+            state.holes.retain(|(range, offset, ..)| *range != tile.range || !tile.holds(*offset));
+        } else if !change.undo() {
+            self.note_holes(state, here);
+        }
+        done
+    }
+
+    /// The page that was there, as other tiles of the same number may show it; where it went, one that the space does not show.
+    fn page_before(&self, state: &State, change: &mut Change, tile: &Exchanged) -> Result<PageId> {
+        let shared = &self.common.shared;
+        if change.rely_on(tile.page, shared.holder()).is_none() {
+            return shared.page_apart(change, tile.no, &state.shown());
+        }
+        let leases = self.common.pool().leases([tile.page].iter());
+        if leases.is_empty() { Ok(tile.page) } else { Err(Error::Lent { leases }) }
+    }
+}
+
+impl Exchanged {
+    fn holds(&self, offset: u64) -> bool {
+        (self.offset..self.offset + self.bytes).contains(&offset)
+    }
+}
+
+impl State {
+    /// Notes what a seal exchanged: the index of the range, and what was mapped there.
+    pub(super) fn note_exchanged(&mut self, exchanged: &[(usize, Mapping)]) {
+        let Placement::Stitched(layout) = &self.placement else { return };
+        let numbers: HashMap<(usize, u64), PageNo> =
+            layout.tiles().map(|(range, offset, no)| ((range, offset), no)).collect();
+        let tile = |(range, mapped): &(usize, Mapping)| {
+            let (Mapping { offset, bytes, page }, range) = (*mapped, *range);
+            numbers.get(&(range, offset)).map(|no| Exchanged { range, offset, bytes, no: *no, page })
+        };
+        self.exchanged = exchanged.iter().filter_map(tile).collect();
+    }
+
+    /// Whether a live block is there.
+    fn is_covered(&self, tile: &Exchanged) -> bool {
+        self.placement.covered(tile.range, tile.offset, tile.offset + tile.bytes)
+    }
+
+    /// Whether the page of a place may still be exchanged back.
+    pub(super) fn may_come_back(&self, range: usize, offset: u64) -> bool {
+        self.exchanged.iter().any(|tile| tile.range == range && tile.holds(offset))
+    }
+}
+
+impl Common {
+    /// Looks again at places whose blocks went while somebody could still read them. The caller holds no lock.
+    pub(crate) fn exchange_back(&self) {
+        let waiting = std::mem::take(&mut *self.coming_back.lock());
+        for id in waiting {
+            let space = self.spaces.lock().get(&id).and_then(Weak::upgrade);
+            if let Some(space) = space {
+                space.core.exchange_back(&mut space.core.state.lock());
+            }
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! Blocks that go between the end of their capture and the first replay: it is as if they had gone before the seal.
+
+use std::sync::Arc;
+
+use vmmgraph::driver::{HostDriver, SharedDriver};
+use vmmgraph::pages::Fence;
+use vmmgraph::{
+    Address, Device, Error, HostOptions, Options, SharedVmmAllocator, Space, Stream, VmmTorchAllocator,
+};
+use vmmgraph_testkit::{FaultyDriver, MIB, Stamps, stream};
+
+const A: Stream = stream(0xa0);
+const B: Stream = stream(0xb0);
+
+struct Bench {
+    host: Arc<HostDriver>,
+    faulty: Arc<FaultyDriver>,
+    device: Arc<Device>,
+    arena: SharedVmmAllocator,
+    stamps: Stamps,
+}
+
+/// A capture that is sealed, with what is left of it.
+struct Capture {
+    space: Arc<Space>,
+    blocks: VmmTorchAllocator,
+    passing: Vec<Address>,
+    outputs: Vec<Address>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let host = Arc::new(HostDriver::new(0, HostOptions::default()).unwrap());
+        let faulty = FaultyDriver::new(host.clone());
+        let driver: SharedDriver = faulty.clone();
+        let stamps = Stamps::new(&driver, A);
+        let device = Device::with_driver(driver);
+        let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+        Self { host, faulty, device, arena, stamps }
+    }
+
+    /// Two outputs of a few MiB among what passes, as a model's are; with `early` they go before the seal.
+    fn capture(&self, replayed_only: bool, early: bool) -> Capture {
+        let space = self.arena.open_space().unwrap();
+        let blocks = VmmTorchAllocator::new(&space);
+        blocks.launch_by_replay_only(replayed_only);
+        let sizes = [6, 3, 20, 5, 40].map(|size| size * MIB);
+        let all = sizes.map(|bytes| blocks.allocate(bytes, A, false).unwrap());
+        let (outputs, passing) = (vec![all[1], all[3]], vec![all[0], all[2], all[4]]);
+        let freed: &[Address] = if early { &outputs } else { &[] };
+        passing.iter().chain(freed).for_each(|at| blocks.free(*at, &[]).unwrap());
+        space.seal().unwrap();
+        Capture { space, blocks, passing, outputs }
+    }
+
+    /// What the arena holds, behind a trim.
+    fn held(&self) -> u64 {
+        self.device.trim().unwrap();
+        assert_eq!(self.arena.audit(), Ok(()));
+        self.arena.stats().physical_bytes
+    }
+
+    fn end(self) {
+        let Self { host, faulty, device, arena, stamps } = self;
+        assert_eq!(arena.audit(), Ok(()));
+        drop(arena);
+        device.trim().unwrap();
+        assert_eq!(device.pool().audit_idle(), Ok(()));
+        assert_eq!(device.stats().physical_bytes, 0);
+        drop((stamps, device, faulty));
+        assert_eq!(host.leftovers(), [0; 4]);
+    }
+}
+
+impl Capture {
+    fn drop_outputs(&self, readers: &[Stream]) {
+        self.outputs.iter().for_each(|at| self.blocks.free(*at, readers).unwrap());
+    }
+
+    fn replay(&self) {
+        self.space.replay(A, || ()).unwrap();
+    }
+
+    fn own_bytes(&self) -> u64 {
+        self.space.stats().retained_bytes
+    }
+}
+
+/// What arenas hold with some captures whose outputs go: before the seal, behind it, behind the first replay.
+#[test]
+fn what_goes_before_the_first_replay_costs_nothing() {
+    let held = |when: &str| {
+        let bench = Bench::new();
+        let captures: Vec<Capture> = (0..3)
+            .map(|_| {
+                let capture = bench.capture(when != "unknown launches", when == "before the seal");
+                match when {
+                    "behind the seal" | "unknown launches" => capture.drop_outputs(&[A]),
+                    "behind a replay" => {
+                        capture.replay();
+                        capture.drop_outputs(&[A]);
+                    }
+                    _ => {}
+                }
+                capture
+            })
+            .collect();
+        captures.iter().for_each(Capture::replay);
+        let held = bench.held();
+        assert!(captures.iter().all(|capture| capture.own_bytes() == 0));
+        drop(captures);
+        bench.end();
+        held
+    };
+    let floor = held("before the seal");
+    assert_eq!(held("behind the seal"), floor);
+    // Nothing may be unmapped where a graph may run.
+    assert_eq!(held("unknown launches"), held("behind a replay"));
+    assert!(held("behind a replay") > floor, "the test shows nothing");
+}
+
+#[test]
+fn an_output_that_stays_keeps_its_bytes_beside_one_that_goes() {
+    let bench = Bench::new();
+    let other = bench.capture(true, true);
+    let capture = bench.capture(true, false);
+    let [first, second] = capture.outputs[..] else { panic!() };
+    bench.stamps.write(first, 3 * MIB, 5).unwrap();
+    bench.stamps.write(second, 5 * MIB, 6).unwrap();
+    capture.blocks.free(first, &[A]).unwrap();
+    // What a graph writes on the pages that they all show.
+    other.passing.iter().for_each(|at| bench.stamps.write(*at, 6 * MIB, 7).unwrap());
+    assert!(bench.stamps.holds(second, 5 * MIB, 6).unwrap());
+    capture.replay();
+    other.passing.iter().for_each(|at| bench.stamps.write(*at, 6 * MIB, 7).unwrap());
+    assert!(bench.stamps.holds(second, 5 * MIB, 6).unwrap());
+    capture.blocks.free(second, &[A]).unwrap();
+    drop((other, capture));
+    bench.end();
+}
+
+/// Work may still read what was dropped: nothing is unmapped under it, and the next look finds that it is over.
+#[test]
+fn what_somebody_still_reads_comes_back_behind_him() {
+    for looks in ["the next capture", "a trim", "its first replay"] {
+        let bench = Bench::new();
+        let capture = bench.capture(true, false);
+        let own = capture.own_bytes();
+        bench.faulty.set_busy(true);
+        capture.drop_outputs(&[B]);
+        bench.stamps.write(capture.outputs[0], 3 * MIB, 5).unwrap();
+        bench.stamps.write(capture.outputs[1], 5 * MIB, 6).unwrap();
+        let beside = bench.capture(true, true);
+        beside.passing.iter().for_each(|at| bench.stamps.write(*at, 6 * MIB, 7).unwrap());
+        assert!(bench.stamps.holds(capture.outputs[0], 3 * MIB, 5).unwrap());
+        assert!(bench.stamps.holds(capture.outputs[1], 5 * MIB, 6).unwrap());
+        assert_eq!(capture.own_bytes(), own);
+        bench.faulty.set_busy(false);
+        match looks {
+            "the next capture" => drop(bench.capture(true, true)),
+            "a trim" => drop(bench.arena.trim().unwrap()),
+            _ => capture.replay(),
+        }
+        assert_eq!(capture.own_bytes(), 0, "{looks}");
+        drop((beside, capture));
+        bench.end();
+    }
+}
+
+/// The first replay waits for readers; one that is captured is none that can be waited for, and keeps its page.
+#[test]
+fn a_first_replay_does_not_fail_for_a_reader_that_is_captured() {
+    let bench = Bench::new();
+    let capture = bench.capture(true, false);
+    bench.faulty.set_capturing(B, true);
+    capture.drop_outputs(&[B]);
+    capture.replay();
+    assert!(capture.own_bytes() > 0, "it is the reader's still");
+    bench.faulty.set_capturing(B, false);
+    bench.arena.trim().unwrap();
+    assert!(bench.faulty.broken_captures().is_empty());
+    drop(capture);
+    bench.end();
+}
+
+#[test]
+fn nothing_comes_back_once_others_may_launch() {
+    let bench = Bench::new();
+    let capture = bench.capture(true, false);
+    capture.blocks.launch_by_replay_only(false);
+    let unmaps = bench.faulty.count("unmap");
+    capture.drop_outputs(&[A]);
+    assert_eq!(bench.faulty.count("unmap"), unmaps);
+    // Nor where it is said too late.
+    let late = bench.capture(false, false);
+    late.blocks.launch_by_replay_only(true);
+    let unmaps = bench.faulty.count("unmap");
+    late.drop_outputs(&[A]);
+    assert_eq!(bench.faulty.count("unmap"), unmaps);
+    drop((capture, late));
+    bench.end();
+}
+
+#[test]
+fn a_paused_arena_stays_where_it_is_and_what_went_comes_back_behind_it() {
+    let bench = Bench::new();
+    let capture = bench.capture(true, false);
+    bench.arena.pause(Fence::default()).unwrap().complete().unwrap();
+    capture.drop_outputs(&[A]);
+    assert_eq!(bench.arena.stats().physical_bytes, 0);
+    bench.arena.resume(std::time::Duration::ZERO).unwrap();
+    capture.replay();
+    assert_eq!(capture.own_bytes(), 0);
+    drop(capture);
+    bench.end();
+}
+
+#[test]
+fn a_page_that_others_have_stays_theirs() {
+    let bench = Bench::new();
+    let capture = bench.capture(true, false);
+    let extents = capture.space.export(capture.outputs[0], 3 * MIB).unwrap();
+    let pin = bench.device.pin_page(extents[0].page).unwrap();
+    capture.drop_outputs(&[A]);
+    capture.replay();
+    assert!(capture.own_bytes() > 0);
+    drop((pin, capture));
+    bench.end();
+}
+
+/// Calls that coming back makes fail, one by one and in pairs, so that undoing fails as well: nothing is lost, and the first replay mends what it can.
+#[test]
+fn a_driver_that_refuses_costs_pages_and_nothing_else() {
+    let refused = |calls: &[u64]| {
+        let bench = Bench::new();
+        let [other, capture] = [true, false].map(|early| bench.capture(true, early));
+        bench.faulty.arm(calls);
+        capture.drop_outputs(&[A]);
+        let failed = bench.faulty.failed().values().sum::<u64>();
+        bench.faulty.arm(&[]);
+        assert_eq!(bench.arena.audit(), Ok(()), "{calls:?}");
+        capture.replay();
+        assert_eq!((bench.arena.audit(), capture.own_bytes()), (Ok(()), 0), "{calls:?}");
+        // The graph writes to all that it ever had.
+        for (at, bytes) in capture.passing.iter().zip([6, 20, 40]).chain(capture.outputs.iter().zip([3, 5])) {
+            bench.stamps.write(*at, bytes * MIB, 7).unwrap();
+            assert!(bench.stamps.holds(*at, bytes * MIB, 7).unwrap());
+        }
+        let mapped = bench.arena.stats().mapped_bytes;
+        drop((capture, other));
+        assert_eq!(bench.arena.stats().mapped_bytes, 0, "{calls:?}: of {mapped}");
+        bench.end();
+        failed
+    };
+    let calls = (1..).find(|call| refused(&[*call]) == 0).unwrap();
+    assert!(calls > 4, "it makes no call that could fail");
+    for first in 1..calls {
+        for second in first + 1..first + 12 {
+            refused(&[first, second]);
+        }
+    }
+}
+
+#[test]
+fn a_block_is_freed_once() {
+    let bench = Bench::new();
+    let capture = bench.capture(true, false);
+    capture.drop_outputs(&[]);
+    for at in &capture.outputs {
+        assert_eq!(capture.blocks.free(*at, &[]), Err(Error::DoubleFree { address: *at }));
+    }
+    drop(capture);
+    bench.end();
+}
