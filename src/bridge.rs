@@ -58,6 +58,11 @@ mod ffi {
         /// Frees a block that the default stream and another one may still read; the status.
         fn release(allocator: &VmmTorchAllocator, block: usize, stream: usize) -> i32;
 
+        /// Whether its graphs are launched by replays only, from the beginning on; the status.
+        fn launch_by_replay_only(allocator: &VmmTorchAllocator, only: bool) -> i32;
+        /// A stream that lasts was captured, on which blocks may be used; the status.
+        fn captured_on(allocator: &VmmTorchAllocator, stream: usize) -> i32;
+
         /// Blocks whose contents are carried over a seal, or none.
         type Carry;
 
@@ -310,6 +315,26 @@ fn release(allocator: &VmmTorchAllocator, block: usize, stream: usize) -> i32 {
             let freed = allocator.0.free(Address(block as u64), different(&readers));
             // Torch frees in destructors, where nobody looks at a status.
             freed.inspect_err(|error| tracing::warn!(%error, "torch freed something that is not ours"))
+        },
+    )
+}
+
+fn launch_by_replay_only(allocator: &VmmTorchAllocator, only: bool) -> i32 {
+    guarded(
+        || allocator.0.close_arena(),
+        || {
+            allocator.0.launch_by_replay_only(only);
+            Ok(())
+        },
+    )
+}
+
+fn captured_on(allocator: &VmmTorchAllocator, stream: usize) -> i32 {
+    guarded(
+        || allocator.0.close_arena(),
+        || {
+            allocator.0.captured_on(stream_of(stream as *mut _));
+            Ok(())
         },
     )
 }

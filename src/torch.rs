@@ -67,6 +67,12 @@ impl VmmTorchAllocator {
         self.core.launch_by_replay_only(only);
     }
 
+    /// Says of a stream that was captured into the space, and that lasts as long as its blocks, that a program may use those there without
+    /// [noting](Self::record_stream) it: nothing [comes back](Self::launch_by_replay_only) before what it was given until a block went is done.
+    pub fn captured_on(&self, stream: Stream) {
+        self.core.captured_on(stream);
+    }
+
     /// Before a seal by a policy, around which the caller carries over what was written since the capture: until what this returns is dropped, also
     /// a block that any thread frees stays where it is.
     ///

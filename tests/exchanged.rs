@@ -167,6 +167,26 @@ fn what_somebody_still_reads_comes_back_behind_him() {
     }
 }
 
+/// A program works on what it has captured where it has captured it, and says nothing; that stream may be captured again when the tensor goes.
+#[test]
+fn work_on_the_stream_that_was_captured_is_waited_for() {
+    let bench = Bench::new();
+    let capture = bench.capture(true, false);
+    capture.blocks.captured_on(A);
+    bench.faulty.set_capturing(A, true);
+    capture.drop_outputs(&[]);
+    assert!(capture.own_bytes() > 0);
+    bench.faulty.set_capturing(A, false);
+    bench.faulty.set_busy(true);
+    drop(bench.capture(true, true));
+    assert!(capture.own_bytes() > 0);
+    bench.faulty.set_busy(false);
+    drop(bench.capture(true, true));
+    assert_eq!((capture.own_bytes(), bench.faulty.broken_captures()), (0, Vec::new()));
+    drop(capture);
+    bench.end();
+}
+
 /// The first replay waits for readers; one that is captured is none that can be waited for, and keeps its page.
 #[test]
 fn a_first_replay_does_not_fail_for_a_reader_that_is_captured() {

@@ -52,6 +52,12 @@ public:
     // Whether the address lies in the space, in a live block or not.
     [[nodiscard]] bool contains(const void* address) const { return bridge::contains(*allocator_, reinterpret_cast<std::size_t>(address)); }
 
+    // With `only`, and from the beginning on: what is captured is launched by replays of the space only, until this is called without. A tensor
+    // that goes before the first one costs nothing then.
+    void launch_by_replay_only(bool only) { detail::check(bridge::launch_by_replay_only(*allocator_, only)); }
+    // A stream that lasts was captured, on which the program may use tensors without saying so.
+    void captured_on(void* stream) { detail::check(bridge::captured_on(*allocator_, reinterpret_cast<std::size_t>(stream))); }
+
     // Before a seal, around which the caller carries over what was written since the capture: until the end of what this returns every block
     // stays where it is, whoever frees it. Throws Error.
     [[nodiscard]] rust::Box<bridge::Carry> carry(Retain retain) const {

@@ -97,7 +97,9 @@ Shape::Shape(SharedVmmAllocator& arena)
       space_(arena.open_space()),
       memory_(std::make_shared<Memory>(space_)),
       workspace_(Workspace::of(arena)),
-      pool_(ExecutablePool::of(arena)) {}
+      pool_(ExecutablePool::of(arena)) {
+    memory_->launch_by_replay_only(true);
+}
 
 Shape::~Shape() {
     const OnDevice current({c10::kCUDA, device_});
@@ -201,6 +203,10 @@ ForeignPiece Shape::end(const ForeignGraph& graph) {
     const auto under_way = std::move(under_way_);
     if (lasts(under_way->stream)) {
         captured_on_.insert(under_way->stream.stream());
+        memory_->captured_on(under_way->stream.stream());
+    } else {
+        // It may be gone when a tensor goes, and nobody could say whether it is done.
+        memory_->launch_by_replay_only(false);
     }
     auto kept = under_way->workspaces.end(*memory_);
     std::move(kept.begin(), kept.end(), std::back_inserter(kept_workspaces_));
@@ -336,6 +342,8 @@ Difference Shape::verify(std::size_t piece, const std::vector<Output>& outputs) 
     const MarkBehind marks(space_, stream);
     return space_.verify(stream.stream(), outputs, [&] { launch(piece, stream); });
 }
+
+void Shape::launched_by_hand() { memory_->launch_by_replay_only(false); }
 
 void Shape::drop(std::size_t number, bool keep) {
     const Relaxed relaxed;

@@ -65,6 +65,8 @@ public:
     SealReport seal(Retain retain, Written written);
     void replay(std::size_t piece);
     Difference verify(std::size_t piece, const std::vector<Output>& outputs);
+    // Others may launch its graphs from now on, and tell nobody.
+    void launched_by_hand();
     // Its executable is torch's own from now on (keep), or it goes.
     void drop(std::size_t piece, bool keep);
 

@@ -389,6 +389,10 @@ vmmgraph_status_t vmmgraph_torch_replay(vmmgraph_torch_shape_t shape, uint64_t p
     return with(shape, [&](Shape& found) { found.replay(piece); });
 }
 
+vmmgraph_status_t vmmgraph_torch_launched_by_hand(vmmgraph_torch_shape_t shape) {
+    return with(shape, [&](Shape& found) { found.launched_by_hand(); });
+}
+
 vmmgraph_status_t vmmgraph_torch_verify(vmmgraph_torch_shape_t shape, uint64_t piece, const vmmgraph_output_t* outputs, size_t count,
                                         vmmgraph_difference_t* difference) {
     return with(shape, [&](Shape& found) {

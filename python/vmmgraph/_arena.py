@@ -119,11 +119,9 @@ class Arena:
         self.pool: tuple[int, int] = door.new_pool()
         #: Shapes that are not sealed: under capture, on several threads perhaps, or more pieces may come to them.
         self._open: list[Shape] = []
-        #: The thread that used it first, and whether another one did.
-        self._thread = threading.get_ident()
-        self._threads = False
-        #: Captures that left something alive, and its bytes.
+        #: Captures without a name that left something alive until the next one, and its bytes; the last of them.
         self._left = (0, 0)
+        self._last: weakref.ref[Shape] | None = None
         self._lock = threading.RLock()
         door.register(self)
 
@@ -195,25 +193,25 @@ class Arena:
         """Ends what is open. A replay, eager work and the next capture in the arena do so by themselves."""
         self._settle(None)
 
-    def _used(self) -> None:
-        """By this thread."""
-        if self._thread != threading.get_ident():
-            self._threads = True
-
     def _captured(self, shape: Shape) -> None:
-        """A capture into the shape has ended. Much of what lives in it is not for long, so the next use of the arena seals it. Another thread's use would
-        meet what this one does there: where there are several, what is no piece is sealed while nobody has written to it."""
+        """A capture into the shape has ended. What is no piece is sealed while nobody has written to it, so that what the program does there from
+        then on is its own; what goes before the first replay costs nothing all the same."""
         with self._lock:
             shape.capturing = False
-            if self._threads and shape.unnamed:
+            if shape.unnamed:
+                self._look_at_last()
                 self._end(shape, unwritten=True)
+                self._last = weakref.ref(shape)
 
     def _ended(self, key: object) -> None:
         """No piece of that key will follow. Others may launch what they have seen, or write to it, and meet no seal then."""
         with self._lock:
             for opened in list(self._open):
-                if opened.key is key and not opened.capturing and (opened.by_hand or self._threads):
-                    self._seal(opened)
+                if opened.key is key and not opened.capturing:
+                    if opened.by_hand:
+                        self._seal(opened)
+                    else:
+                        self._end(opened)
 
     def _abandoned(self, shape: Shape, unwritten: bool) -> None:
         """None of its graphs will be replayed. Tensors of theirs may live on, and no graph may write to those."""
@@ -222,7 +220,7 @@ class Arena:
                 self._end(shape, unwritten)
                 self._close(shape)
 
-    def _end(self, shape: Shape, unwritten: bool) -> None:
+    def _end(self, shape: Shape, unwritten: bool = False) -> None:
         # What fails is tried again before the next replay, which says so; of what is abandoned, the next replay overwrites it.
         with contextlib.suppress(_c.Error):
             self._seal(shape, unwritten)
@@ -239,17 +237,18 @@ class Arena:
     def _seal(self, shape: Shape, unwritten: bool = False) -> None:
         shape.seal(unwritten)
         self._close(shape)
-        self._look_at(shape)
 
     def _close(self, shape: Shape) -> None:
         # A collector may have done so meanwhile.
         if shape in self._open:
             self._open.remove(shape)
 
-    def _look_at(self, sealed: Shape) -> None:
-        """Says it once if many unnamed captures left much alive, as pieces of one shape do."""
-        if sealed.unnamed and sealed.report["retained_bytes"]:
-            self._left = (self._left[0] + 1, self._left[1] + sealed.report["retained_bytes"])
+    def _look_at_last(self) -> None:
+        """Says it once if many captures without a name leave much alive until the next one, as pieces of one shape do."""
+        last = self._last() if self._last is not None else None
+        left = last.retained() if last is not None else 0
+        if left:
+            self._left = (self._left[0] + 1, self._left[1] + left)
             if self._left[0] == MANY and self._left[1] >= MUCH:
                 log.warning(
                     "vmmgraph: %d captures left %d MiB alive at their end, which nobody shares; if they are pieces of one shape, "
@@ -309,9 +308,8 @@ class Shape:
         self.graphs = 0
         self.capturing = False
         self.sealed = False
-        #: Somebody has seen its graphs and may launch them himself.
+        #: Somebody has seen its graphs and may launch them himself: no replay of ours would seal it.
         self.by_hand = False
-        self.report: dict[str, int] = {}
         self.library.torch_shape_open(arena.handle, byref(self.handle))
         self.space = c_void_p()
         self.library.torch_shape_space(self.handle, byref(self.space))
@@ -336,7 +334,17 @@ class Shape:
         self.sealed = True
         # An engine's context, which keeps a step's tensors.
         self.key = None
-        self.report = report.as_dict()
+
+    def retained(self) -> int:
+        """Bytes of pages that are its own."""
+        stats = _c.SpaceStats()
+        self.library.raw["space_stats"](self.space, byref(stats))
+        return stats.retained_bytes
+
+    def launched_by_hand(self) -> None:
+        self.by_hand = True
+        if self.library.has("torch_launched_by_hand"):
+            self.library.torch_launched_by_hand(self.handle)
 
     def verify(self, piece: int, tensors: Sequence[torch.Tensor]) -> tuple[int, int] | None:
         outputs = (_c.Output * len(tensors))()

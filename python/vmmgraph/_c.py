@@ -125,6 +125,15 @@ class SealReport(Struct):
     )
 
 
+class SpaceStats(Struct):
+    _fields_ = [
+        *_fields("id"),
+        ("phase", c_int32),
+        ("retain", c_int32),
+        *_fields("blocks", "live_bytes", "peak_live_bytes", "reserved_bytes", "mapped_bytes", "retained_bytes", "maps")[1:],
+    ]
+
+
 class PageExtent(ctypes.Structure):
     _fields_ = [("page", c_uint64), ("offset", c_uint64), ("bytes", c_uint64), ("address", c_void_p), ("page_bytes", c_uint64)]
 
@@ -227,6 +236,7 @@ _CORE: dict[str, tuple[Any, ...]] = {
     "vmmgraph_space_open": (c_void_p, POINTER(c_void_p)),
     "vmmgraph_space_seal": (c_void_p, c_int32, POINTER(SealReport)),
     "vmmgraph_space_destroy": (c_void_p,),
+    "vmmgraph_space_stats": (c_void_p, POINTER(SpaceStats)),
     "vmmgraph_space_enter": (c_void_p, c_void_p),
     "vmmgraph_space_leave": (c_void_p,),
     "vmmgraph_torch_set_arena": (c_int32, c_void_p),
@@ -255,6 +265,7 @@ _TORCH: dict[str, tuple[Any, ...]] = {
 #: Not in every library; asked for by `Library.has`.
 _LATER: dict[str, tuple[Any, ...]] = {
     "vmmgraph_torch_shape_seal_unwritten": (c_void_p, POINTER(SealReport)),
+    "vmmgraph_torch_launched_by_hand": (c_void_p,),
     "vmmgraph_torch_remote_enter": (),
     "vmmgraph_torch_remote_leave": (),
     "vmmgraph_torch_eager_enter": (c_void_p,),

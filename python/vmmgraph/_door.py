@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref
-from threading import get_ident
 from typing import Any
 
 from . import _c, _core
@@ -166,7 +165,6 @@ class Door:
         key, label = self.name()
         left = self.eager.step_out(arena)
         try:
-            arena._used()
             with arena._lock:
                 mine = (opened for opened in arena._open if key is not None and opened.key is key and not opened.capturing)
                 shape = next(mine, None)
@@ -404,9 +402,6 @@ def graph_class(door: Door, base: type) -> type:
             left = step_out(shape.arena) if scopes.all else None
             try:
                 arena = shape.arena
-                # As `_used`, for a replay without the call.
-                if arena._thread != get_ident():
-                    arena._threads = True
                 if arena._open or not shape.sealed:
                     arena._settle(shape)
                 direct = self._direct
@@ -455,7 +450,7 @@ def graph_class(door: Door, base: type) -> type:
             shape = self._shape
             if shape is None or self._capturing:
                 return
-            shape.by_hand = True
+            shape.launched_by_hand()
             if shape.key is None:
                 shape.arena._settle(shape)
 
@@ -464,6 +459,7 @@ def graph_class(door: Door, base: type) -> type:
                 door.once(
                     "exec", "raw_cuda_graph_exec(): what launches it by itself keeps it on one stream with the arena's replays"
                 )
+                self._by_hand()
             if self._lent:
                 self._own()
                 super().instantiate()

@@ -57,7 +57,6 @@ class Eager:
         self.lock = threading.Lock()
 
     def _enter(self, scope: Scope) -> int:
-        scope.arena._used()
         try:
             # Eager work would overwrite what the program wrote to tensors of a capture that is not sealed.
             scope.arena._settle(None)

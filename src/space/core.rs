@@ -43,6 +43,10 @@ pub(super) struct State {
     pub(super) exchanged: Vec<Exchanged>,
     /// Pages that others were told of before the seal.
     pub(super) told: HashSet<PageId>,
+    /// Streams that were captured, on which a program uses blocks without saying so.
+    pub(super) captured_on: Vec<NamedStream>,
+    /// Behind what those were given until a block went that may [come back](super::exchanged).
+    pub(super) captured_work: Fence,
     /// Streams that use a live block since the seal.
     pub(super) users: Vec<(Address, NamedStream)>,
     /// What is freed while contents are carried over the seal.

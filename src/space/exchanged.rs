@@ -13,7 +13,8 @@ use std::time::Duration;
 use super::refresh::Stale;
 use super::{Common, Core, Phase, Placement, State};
 use crate::error::{Error, Result};
-use crate::pages::{Change, Mapping, PageId, PageNo};
+use crate::pages::{Change, Fence, Mapping, PageId, PageNo};
+use crate::units::Stream;
 
 /// A tile under which a seal exchanged the page.
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +40,23 @@ impl Core {
         }
     }
 
+    /// See [`VmmTorchAllocator::captured_on`](crate::VmmTorchAllocator::captured_on).
+    pub(crate) fn captured_on(&self, stream: Stream) {
+        let state = &mut *self.state.lock();
+        let named = self.common.pool().events().keep(stream);
+        if !state.captured_on.contains(&named) {
+            state.captured_on.push(named);
+        }
+    }
+
+    /// A block went whose place may come back.
+    pub(super) fn note_captured_work(&self, state: &mut State) {
+        if !state.exchanged.is_empty() {
+            let events = self.common.pool().events();
+            state.captured_on.iter().for_each(|stream| state.captured_work.add_kept(events, *stream));
+        }
+    }
+
     /// The space is about to be launched for the first time: what has not come back by now does not.
     pub(super) fn begin_launches(&self) {
         if self.launched.load(Ordering::Acquire) {
@@ -47,7 +65,7 @@ impl Core {
         let readers = {
             let state = self.state.lock();
             let pending = state.exchanged.iter().any(|tile| !state.is_covered(tile));
-            pending.then(|| state.readers.clone())
+            pending.then(|| state.who_had_what_went())
         };
         if let Some(mut readers) = readers {
             // What cannot be waited for keeps its page.
@@ -74,7 +92,9 @@ impl Core {
         if state.phase != Phase::Sealed || !state.exchanged.iter().any(|tile| !state.is_covered(tile)) {
             return;
         }
-        if !state.readers.done(self.common.pool().events()).unwrap_or(false) {
+        let events = self.common.pool().events();
+        let done = |fence: &mut Fence| fence.done(events).unwrap_or(false);
+        if !(done(&mut state.readers) & done(&mut state.captured_work)) {
             self.common.coming_back.lock().insert(self.id);
             return;
         }
@@ -160,6 +180,13 @@ impl State {
     /// Whether a live block is there.
     fn is_covered(&self, tile: &Exchanged) -> bool {
         self.placement.covered(tile.range, tile.offset, tile.offset + tile.bytes)
+    }
+
+    /// Behind all who may still use blocks that went.
+    fn who_had_what_went(&self) -> Fence {
+        let mut fence = self.readers.clone();
+        fence.join(self.captured_work.clone());
+        fence
     }
 
     /// Whether the page of a place may still be exchanged back.

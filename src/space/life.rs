@@ -78,6 +78,7 @@ impl Core {
         }
         state.note_mapped(&self.common, unmapped, 0);
         self.common.pool().finish(fence, remains);
+        self.note_captured_work(state);
         self.exchange_back(state);
     }
 

@@ -275,6 +275,8 @@ impl Space {
             exchanged: Vec::new(),
             told: std::collections::HashSet::new(),
             live_count: None,
+            captured_on: Vec::new(),
+            captured_work: Fence::default(),
             users: Vec::new(),
             postponed: None,
             readers: Fence::default(),

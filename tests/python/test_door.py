@@ -18,8 +18,8 @@ from vmmgraph import _c, _door, _site
 
 
 def calls(door) -> list[str]:
-    """The names of what was called, but for limits that every arena sets."""
-    names = [entry[0] for entry in door.log if entry[0] != "torch_set_executable_limits"]
+    """The names of what was called, but for limits that every arena sets, and looks."""
+    names = [entry[0] for entry in door.log if entry[0] not in ("torch_set_executable_limits", "space_stats")]
     door.log.clear()
     return names
 
@@ -65,9 +65,8 @@ def test_a_capture_and_its_replays(door):
     assert calls(door) == [
         "device_open", "arena_create", "torch_shape_open", "torch_shape_space",
         "torch_capture_begin", "capture_begin", "torch_capture_begun", "capture_end", "torch_capture_end",
+        "torch_shape_seal_unwritten",
     ]  # fmt: skip
-    graph.replay()
-    assert calls(door) == ["torch_shape_seal", "torch_replay"]
     graph.replay()
     assert calls(door) == ["torch_replay"]
     graph.reset()
@@ -290,61 +289,18 @@ def test_a_mempool_that_torch_lost_never_ends(door):
     assert graph.arena is not None
 
 
-def test_a_shape_is_sealed_late(door):
-    first = capture(door, (0, 50))
-    assert not sealed(door)
-    second = capture(door, (0, 50))
-    # By the next capture, before its space is opened.
-    names = calls(door)
-    assert names.index("torch_shape_seal") < names.index("torch_shape_open")
-    # And by any replay of the arena.
-    first.replay()
-    assert calls(door) == ["torch_shape_seal", "torch_replay"]
-    second.replay()
-    assert calls(door) == ["torch_replay"]
-    # And by eager work, which would overwrite what was written there.
-    third = capture(door, (0, 50))
-    door.library.answers["torch_shape_seal"] = 200
-    calls(door)
-    with pytest.raises(_c.Error), vmmgraph.eager(first.arena):
-        pass
-    assert calls(door) == ["torch_shape_seal"]
-    door.library.answers.clear()
-    with vmmgraph.eager(first.arena):
-        assert calls(door) == ["torch_shape_seal", "torch_eager_enter"]
-        # Also what is captured within.
-        fourth = capture(door, (0, 50))
-        assert calls(door)[-3:] == ["torch_capture_end", "torch_shape_seal", "torch_eager_enter"]
-    assert third._shape.sealed and fourth._shape.sealed
-
-
-def test_a_capture_is_sealed_at_once_where_another_thread_uses_the_arena(door):
-    """What its program writes to it from then on meets no seal on that thread."""
-
-    def elsewhere(call):
-        thread = threading.Thread(target=call)
-        thread.start()
-        thread.join()
-
+def test_a_capture_is_sealed_when_it_ends(door):
+    """What its program writes to it from then on meets no seal, on any thread."""
     pool = (0, 50)
     first = capture(door, pool)
-    elsewhere(first.replay)
-    assert calls(door)[-2:] == ["torch_shape_seal", "torch_replay"]
-    second = capture(door, pool)
     assert calls(door)[-2:] == ["torch_capture_end", "torch_shape_seal_unwritten"]
-    second.replay()
-    assert calls(door) == ["torch_replay"]
-    # Not in other arenas.
-    other = capture(door, (0, 51))
-    assert not other._shape.sealed
-    calls(door)
-    # Pieces are one shape all the same, until none will follow.
-    with vmmgraph.shape("prefill"):
-        pieces = [capture(door, pool) for _ in range(2)]
-        assert not sealed(door)
-    assert sealed(door) == ["torch_shape_seal"]
-    assert pieces[0]._shape is pieces[1]._shape
-    pieces[0].replay()
+    second = capture(door, pool)
+    assert sealed(door) == ["torch_shape_seal_unwritten"]
+    for graph in (first, second):
+        graph.replay()
+        with vmmgraph.eager(graph.arena):
+            pass
+        assert calls(door) == ["torch_replay", "torch_eager_enter", "torch_eager_leave"]
     # What is refused is tried again by the replay, which says so.
     door.library.answers.update(torch_shape_seal=200, torch_shape_seal_unwritten=200)
     third = capture(door, pool)
@@ -359,14 +315,59 @@ def test_a_capture_is_sealed_at_once_where_another_thread_uses_the_arena(door):
     fourth = capture(door, pool)
     assert calls(door)[-1] == "torch_shape_seal"
     assert fourth._shape.sealed
-    # Captures and eager work count as replays do.
-    kept = []
-    for number, use in ((52, lambda graph: kept.append(capture(door, (0, 52)))), (53, eager_work)):
-        kept.append(capture(door, (0, number)))
-        elsewhere(lambda use=use, graph=kept[-1]: use(graph))
-        calls(door)
-        kept.append(capture(door, (0, number)))
-        assert calls(door)[-1] == "torch_shape_seal", number
+
+
+def test_pieces_are_sealed_when_none_will_follow_or_somebody_else_uses_the_arena(door):
+    pool = (0, 50)
+    with vmmgraph.shape("prefill"):
+        pieces = [capture(door, pool) for _ in range(2)]
+        assert not sealed(door)
+    assert sealed(door) == ["torch_shape_seal"]
+    assert pieces[0]._shape is pieces[1]._shape
+    # What is refused is tried again by a replay; where others may launch it, it is said at once.
+    for keep in (False, True):
+        with pytest.raises(_c.Error) if keep else contextlib.nullcontext(), vmmgraph.shape("prefill"):
+            tried = capture(door, pool, keep=keep)
+            if keep:
+                tried.raw_cuda_graph()
+            door.library.answers["torch_shape_seal"] = 200
+        door.library.answers.clear()
+        assert not tried._shape.sealed
+        tried.replay()
+        assert tried._shape.sealed
+    # Of an engine's context nobody says when it ends: any replay of the arena seals it, and eager work, which would overwrite what was written there.
+    context, other = object(), capture(door, pool)
+    door.namers.append(lambda: (context, "decode 8"))
+    third = capture(door, pool)
+    calls(door)
+    other.replay()
+    assert calls(door) == ["torch_shape_seal", "torch_replay"]
+    third.replay()
+    assert calls(door) == ["torch_replay"]
+    context = object()
+    fourth = capture(door, pool)
+    door.library.answers["torch_shape_seal"] = 200
+    calls(door)
+    with pytest.raises(_c.Error), vmmgraph.eager(other.arena):
+        pass
+    assert calls(door) == ["torch_shape_seal"]
+    door.library.answers.clear()
+    with vmmgraph.eager(other.arena):
+        assert calls(door) == ["torch_shape_seal", "torch_eager_enter"]
+        # Also what is captured within.
+        context = object()
+        fifth = capture(door, pool)
+        assert calls(door)[-3:] == ["torch_capture_end", "torch_shape_seal", "torch_eager_enter"]
+    assert fourth._shape.sealed and fifth._shape.sealed
+    # And by a capture that is no piece of it, before its space is opened.
+    context = object()
+    sixth = capture(door, pool)
+    context = object()
+    calls(door)
+    seventh = capture(door, pool)
+    assert sixth._shape is not seventh._shape
+    names = calls(door)
+    assert names.index("torch_shape_seal") < names.index("torch_shape_open")
 
 
 def test_shapes_that_threads_capture_at_once_are_sealed_each(door):
@@ -437,11 +438,6 @@ def test_captures_at_once_into_an_arena_that_no_pool_names_have_an_id_each(door)
     assert kept[0].arena is kept[1].arena
 
 
-def eager_work(graph):
-    with vmmgraph.eager(graph.arena):
-        pass
-
-
 def sealed(door) -> list[str]:
     """The seals among what was called."""
     return [name for name in calls(door) if name.startswith("torch_shape_seal")]
@@ -449,15 +445,16 @@ def sealed(door) -> list[str]:
 
 def test_what_outlives_a_shape_that_is_never_replayed_is_nobody_elses(door):
     """Its graphs may be gone, or were never captured; tensors of theirs may be alive, and the next replay would write to them."""
-    pool = (0, 50)
-    with vmmgraph.shape("prefill"):
-        pieces = [capture(door, pool) for _ in range(2)]
+    pool, context = (0, 50), object()
+    door.namers.append(lambda: (context, "prefill"))
+    pieces = [capture(door, pool) for _ in range(2)]
     calls(door)
     pieces.pop().reset()
     assert "torch_shape_seal" not in calls(door)
     pieces.pop().reset()
     names = calls(door)
     assert names.index("torch_shape_seal") < names.index("torch_shape_close")
+    door.namers.clear()
     stub.BaseGraph.fail = {"capture_end"}
     with pytest.raises(RuntimeError) as failed:
         capture(door, pool)
@@ -636,7 +633,7 @@ def test_where_the_address_is_not_known_replays_go_through_torch_in_turn(door):
     graph = capture(door)
     door.log.clear()
     graph.replay()
-    assert calls(door) == ["torch_shape_seal", "space_enter", "replay", "space_leave"]
+    assert calls(door) == ["space_enter", "replay", "space_leave"]
     stub.BaseGraph.fail.add("replay")
     with pytest.raises(RuntimeError, match="replay failed"):
         graph.replay()
@@ -684,22 +681,28 @@ def test_who_asks_for_the_executable_gets_torchs_own(door):
     graph = capture(door)
     door.log.clear()
     assert graph.raw_cuda_graph_exec() == 0x2000
-    assert calls(door) == ["torch_keep", "instantiate", "raw_cuda_graph_exec"]
+    assert calls(door) == ["torch_launched_by_hand", "torch_keep", "instantiate", "raw_cuda_graph_exec"]
 
 
-def test_a_graph_that_others_may_launch_is_sealed_at_once_or_with_its_shape(door):
+def test_a_graph_that_others_may_launch_keeps_its_pages(door):
+    """Nothing is unmapped where such a graph may run, whatever goes."""
     graph = capture(door, keep=True)
-    assert "torch_shape_seal" not in calls(door)
+    assert calls(door)[-1] == "torch_shape_seal_unwritten"
     graph.raw_cuda_graph()
-    assert calls(door) == ["torch_shape_seal"]
+    assert calls(door) == ["torch_launched_by_hand"]
     with vmmgraph.shape("decode 8"):
         pieces = []
         for _ in range(3):
             pieces.append(capture(door, (0, 50), keep=True))
             pieces[-1].raw_cuda_graph()
-        assert opened(door) == 1
-        assert "torch_shape_seal" not in calls(door)
+        names = calls(door)
+        assert names.count("torch_shape_open") == 1
+        assert names.count("torch_launched_by_hand") == 3
+        assert "torch_shape_seal" not in names
     assert calls(door) == ["torch_shape_seal"]
+    door.library.missing.add("torch_launched_by_hand")
+    graph.raw_cuda_graph()
+    assert calls(door) == []
 
 
 def test_many_captures_that_leave_much_alive_are_told_of_names_once(door, caplog):
@@ -714,8 +717,8 @@ def test_many_captures_that_leave_much_alive_are_told_of_names_once(door, caplog
 
 
 def test_a_failed_seal_can_be_tried_again(door):
+    door.library.answers.update(torch_shape_seal=200, torch_shape_seal_unwritten=200)
     graph = capture(door)
-    door.library.answers["torch_shape_seal"] = 200
     with pytest.raises(_c.Error):
         graph.replay()
     door.library.answers.clear()
@@ -732,8 +735,9 @@ def test_a_replay_while_another_thread_captures_does_not_seal_its_shape(door):
     graph.replay()
     assert calls(door) == ["torch_replay"]
     other.capture_end()
+    assert sealed(door) == ["torch_shape_seal_unwritten"]
     other.replay()
-    assert "torch_shape_seal" in calls(door)
+    assert calls(door) == ["torch_replay"]
 
 
 def test_the_explicit_form(door):

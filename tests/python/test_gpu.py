@@ -650,7 +650,7 @@ def test_what_goes_while_another_thread_seals() -> None:
 
 
 def test_what_is_written_while_a_replay_on_another_stream_seals_stays() -> None:
-    """On the default stream, or on the one that was captured: the seal changes the pages under it."""
+    """On whatever stream: a seal changes the pages under it."""
     enabled()
     pool, many = torch.cuda.graph_pool_handle(), 128 * MIB
     x = torch.ones(MIB, device="cuda")
@@ -661,7 +661,7 @@ def test_what_is_written_while_a_replay_on_another_stream_seals_stays() -> None:
         y = x + 1
         del passing
     theirs.replay()
-    for writes in (torch.cuda.default_stream(), stream):
+    for writes in (torch.cuda.default_stream(), stream, torch.cuda.Stream()):
         mine = torch.cuda.CUDAGraph()
         with torch.cuda.graph(mine, pool=pool, stream=stream):
             static = torch.empty(many, device="cuda")
@@ -679,6 +679,53 @@ def test_what_is_written_while_a_replay_on_another_stream_seals_stays() -> None:
         assert z.unique().tolist() == [200]
         del static
     assert bool((y == 2).all())
+
+
+def test_what_goes_before_the_first_replay_costs_nothing() -> None:
+    """Outputs that are dropped behind their capture, also while work on them is under way: their graph shows the arena's pages as if they had
+    gone before, and nothing is unmapped under that work."""
+    enabled()
+    pool, many = torch.cuda.graph_pool_handle(), 48 * MIB
+    x = torch.ones(MIB, device="cuda")
+    theirs, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(theirs, pool=pool):
+        passing = torch.empty(many, device="cuda")
+        y = x + 1
+        del passing
+    theirs.replay()
+    arena = theirs.arena
+    alone = arena.stats()["physical_bytes"]
+    made = []
+    for writes in (None, torch.cuda.default_stream(), stream) * 3:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
+            # Of a size that no page has, among others.
+            first, static, last = (torch.empty(n, device="cuda") for n in (MIB + 512, many - 3 * MIB, 512))
+            static.fill_(3)
+            first.fill_(1)
+            z = static[:8] * 2 + first[:8]
+        if writes is not None:
+            with torch.cuda.stream(writes):
+                for _ in range(20):
+                    static.add_(1)
+                    torch.cuda._sleep(4_000_000)
+                del first, static, last
+        else:
+            del first, static, last
+        # Writes to all pages that both show.
+        with torch.cuda.stream(torch.cuda.Stream()):
+            theirs.replay()
+        made.append((graph, z))
+    for graph, z in made:
+        graph.replay()
+        assert z.unique().tolist() == [7]
+        # Of it, 2 MiB are z's.
+        assert graph._shape.retained() <= 2 * MIB
+    theirs.replay()
+    assert bool((y == 2).all())
+    held = arena.stats()["physical_bytes"]
+    result("outputs that go", alone=mib(alone), held=mib(held))
+    assert held <= alone + (len(made) + 8) * 2 * MIB, (alone, held)
 
 
 def test_what_is_written_while_another_thread_replays_stays() -> None:

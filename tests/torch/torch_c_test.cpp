@@ -50,6 +50,7 @@ TEST(TorchC, NoHandleIsTrusted) {
                  vmmgraph_torch_shape_seal(shape, VMMGRAPH_RETAIN_DEFAULT, nullptr),
                  vmmgraph_torch_shape_seal_unwritten(shape, nullptr),
                  vmmgraph_torch_replay(shape, 0),
+                 vmmgraph_torch_launched_by_hand(shape),
                  vmmgraph_torch_verify(shape, 0, nullptr, 0, &difference),
                  vmmgraph_torch_drop(shape, 0),
                  vmmgraph_torch_keep(shape, 0),
