@@ -70,21 +70,37 @@ def graph_class(library: _c.Library, base: type) -> type:
     raw = library.raw
     # Pools whose graphs are gone: torch takes their end only while nothing is being captured.
     graves: list[Any] = []
-    under_way = [0]
+    # Captures that are under way: by their device, since the library allocates from one arena a device; what is torch's own by itself.
+    under_way: set[object] = set()
 
     def bury(mempool: Any = None) -> None:
         with lock:
             if mempool is not None:
                 graves.append(mempool)
-            if under_way[0] == 0:
+            if not under_way:
                 graves.clear()
+
+    def arena_for(device: int, asked: tuple[int, int]) -> PoolArena | None:
+        """The arena, from which the device's next capture is allocated; ``None`` while another capture is."""
+        with lock:
+            if device in under_way:
+                return None
+            arena = arenas.get((device, asked))
+            if arena is None:
+                arena = arenas[device, asked] = PoolArena(library, device)
+            library.arena_mark(arena.handle)
+            library.arena_switch_to_new_virtual_space(arena.handle)
+            library.torch_set_arena(device, arena.handle)
+            under_way.add(device)
+            return arena
 
     class CUDAGraph(base):  # type: ignore[misc, valid-type]
         """``torch.cuda.CUDAGraph``, whose captures lie in MemPools over an arena."""
 
         _arena: PoolArena | None = None
         _mempool: Any = None
-        _capturing = False
+        # What stands for it in `under_way`.
+        _capturing: object = None
         _asked: tuple[int, int] | None = None
 
         def capture_begin(self, *args: Any, **kwargs: Any) -> None:
@@ -93,36 +109,42 @@ def graph_class(library: _c.Library, base: type) -> type:
             local = _door._none
             if local.disabled:
                 return super().capture_begin(*args, **kwargs)
-            asked = args[0] if args else kwargs.pop("pool", None)
+            asked = args[0] if args else kwargs.get("pool")
             asked = tuple(torch.cuda.graph_pool_handle()) if asked is None or not any(asked) else tuple(asked)
             device = torch.cuda.current_device()
-            with lock:
-                arena = arenas.get((device, asked))
-                if arena is None:
-                    arena = arenas[device, asked] = PoolArena(library, device)
-                library.arena_mark(arena.handle)
-                library.arena_switch_to_new_virtual_space(arena.handle)
-                library.torch_set_arena(device, arena.handle)
             bury()
-            mempool = torch.cuda.MemPool(plug.allocator())
-            # Else a workspace of this graph's pages goes into the next graph.
-            torch._C._cuda_clearCublasWorkspaces()
-            under_way[0] += 1
+            arena = arena_for(device, asked)
+            if arena is None:
+                log.warning(
+                    "vmmgraph: a capture in torch's own memory: another one of the MemPool route is under way on its device"
+                )
+            self._capturing = device if arena is not None else object()
+            under_way.add(self._capturing)
             try:
+                if arena is None:
+                    return super().capture_begin(*args, **kwargs)
+                kwargs.pop("pool", None)
+                mempool = torch.cuda.MemPool(plug.allocator())
+                # Else a workspace of this graph's pages goes into the next graph.
+                torch._C._cuda_clearCublasWorkspaces()
                 super().capture_begin(mempool.id, *args[1:], **kwargs)
             except BaseException:
-                under_way[0] -= 1
+                self._end()
                 raise
-            self._arena, self._mempool, self._asked, self._capturing = arena, mempool, asked, True
+            self._arena, self._mempool, self._asked = arena, mempool, asked
 
         def capture_end(self, *args: Any, **kwargs: Any) -> None:
             try:
                 super().capture_end(*args, **kwargs)
             finally:
-                if self._capturing:
-                    self._capturing = False
-                    under_way[0] -= 1
+                if self._end() and self._arena is not None:
                     torch._C._cuda_clearCublasWorkspaces()
+
+        def _end(self) -> bool:
+            """Whether its capture was under way."""
+            capturing, self._capturing = self._capturing, None
+            under_way.discard(capturing)
+            return capturing is not None
 
         def replay(self) -> None:
             arena = self._arena
@@ -141,6 +163,8 @@ def graph_class(library: _c.Library, base: type) -> type:
 
         def reset(self, *args: Any, **kwargs: Any) -> None:
             super().reset(*args, **kwargs)
+            # It may have been begun and no more.
+            self._end()
             mempool, self._mempool = self._mempool, None
             self._asked = None
             # Behind the graph, which uses it, and before the arena.
@@ -152,6 +176,7 @@ def graph_class(library: _c.Library, base: type) -> type:
             if self._mempool is not None:
                 with contextlib.suppress(Exception):
                     self.reset()
+            self._end()
 
     CUDAGraph.__module__ = base.__module__
     CUDAGraph.__qualname__ = "CUDAGraph"

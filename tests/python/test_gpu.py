@@ -1623,6 +1623,30 @@ with torch.cuda.graph(g, pool=pool):
 g.replay()
 torch.cuda.synchronize()
 assert torch.equal(y, x[0] @ w)
+# Two at once: the second is torch's own, and neither has the other's memory.
+import threading
+both, done = threading.Barrier(2), []
+def capture(pool, one, value):
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        both.wait()
+        graph.capture_begin(pool, capture_error_mode="thread_local")
+        both.wait()
+        y = one * value + 1
+        both.wait()
+        graph.capture_end()
+    done.append((graph, y, one * value + 1))
+threads = [
+    threading.Thread(target=capture, args=(torch.cuda.graph_pool_handle(), one, value)) for one, value in ((x[0], 2), (x[2], 3))
+]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert len(done) == 2 and sum(graph._arena is not None for graph, *_ in done) == 1
+for graph, y, expected in done * 2:
+    g.replay()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(y, expected)
 print("fine")
 """
 

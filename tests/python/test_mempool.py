@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import types
 
@@ -87,9 +88,45 @@ def test_a_pool_ends_behind_its_graph_and_not_during_a_capture(torch) -> None:
     other.capture_end()
     torch.log.clear()
     capture(torch, (0, 50)).reset()
-    assert names(torch)[0:3] == ["arena_mark", "arena_switch_to_new_virtual_space", "torch_set_arena"]
+    assert names(torch)[0:4] == ["mempool ends", "arena_mark", "arena_switch_to_new_virtual_space", "torch_set_arena"]
     other.reset()
     assert names(torch)[:2] == ["reset", "mempool ends"]
+
+
+def test_a_second_capture_at_once_is_torchs_own(torch, caplog) -> None:
+    """The library allocates from one arena a device: it would get the first one's memory, or the first one its."""
+    first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    first.capture_begin((0, 50))
+    torch.log.clear()
+    second.capture_begin(pool=(0, 51))
+    assert [entry[:2] for entry in torch.log] == [("capture_begin", (0, 51))]
+    assert [record.message.split(":")[1] for record in caplog.records] == [" a capture in torch's own memory"]
+    torch.log.clear()
+    second.capture_end()
+    # It is no capture of ours that ended.
+    third = torch.cuda.CUDAGraph()
+    third.capture_begin((0, 50))
+    third.capture_end()
+    assert third._arena is None
+    first.capture_end()
+    assert "clear" not in [entry[0] for entry in torch.log[:-1]]
+    for graph in (second, third):
+        torch.log.clear()
+        graph.replay()
+        graph.reset()
+        assert names(torch) == ["replay", "reset"]
+    # Those that fail to begin, or to end, or are dropped before, are over as well.
+    for fails in ("capture_begin", "capture_end", None):
+        stub.BaseGraph.fail = {fails}
+        fourth = torch.cuda.CUDAGraph()
+        with pytest.raises(RuntimeError) if fails else contextlib.nullcontext():
+            fourth.capture_begin((0, 50))
+            if fails:
+                fourth.capture_end()
+        del fourth
+        gc.collect()
+        stub.BaseGraph.fail = set()
+        assert capture(torch, (0, 50))._arena is not None
 
 
 def test_disabled_captures_are_torchs(torch, monkeypatch) -> None:

@@ -38,7 +38,18 @@ WIDTH = 512
 SIZES = (2048, 512, 64, 8, 1)
 DEPTHS = (1, 2, 4)
 #: What is done, and how often beside the others.
-WORK = {"capture": 3, "throw": 1, "replay": 12, "others": 3, "fill": 2, "drop": 1, "keep": 1, "eager": 3, "collect": 0.3}
+WORK = {
+    "capture": 3,
+    "throw": 1,
+    "replay": 12,
+    "others": 3,
+    "fill": 2,
+    "drop": 1,
+    "keep": 1,
+    "eager": 3,
+    "collect": 0.3,
+    "let_go": 2,
+}
 
 
 class Captured:
@@ -120,12 +131,14 @@ class Worker:
         self.random = random.Random(program.seed * 100 + number)
         self.made: list[Captured] = []
         self.kept: list[tuple] = []
+        # Whose outputs are gone.
+        self.bare: list[Captured] = []
         self.done: Counter[str] = Counter()
 
     def run(self) -> None:
         program = self.program
         try:
-            self.stream = torch.cuda.Stream()
+            self.stream, self.side = torch.cuda.Stream(), torch.cuda.Stream()
             with torch.cuda.stream(self.stream):
                 self.expected = {
                     (size, depth, more): [tensor.clone() for tensor in program.body(program.inputs[size], depth, more)]
@@ -190,6 +203,26 @@ class Worker:
     def throw(self) -> None:
         """Its tensors and its graph go at once, while others seal and replay."""
         self.captured()
+
+    def let_go(self) -> None:
+        """As engines that look at outputs through weak references: they are dropped behind the capture, with work on them under way. What the graph
+        writes from then on is to be nobody else's."""
+        if len(self.bare) < 6:
+            one = self.captured()
+            one.static.fill_(7)
+            first = one.outputs[0]
+            first.record_stream(self.side)
+            with torch.cuda.stream(self.side):
+                torch.cuda._sleep(self.random.randrange(400_000))
+                first.add_(1)
+            del first
+            one.outputs = one.static = one.doubled = None
+            self.bare.append(one)
+        one = self.random.choice(self.bare)
+        if self.random.random() < 0.7:
+            self.launch(one)
+        if self.random.random() < 0.2:
+            self.bare.remove(one)
 
     @staticmethod
     def launch(one: Captured) -> None:
