@@ -16,8 +16,8 @@ use crate::pages::{
     resume,
 };
 use crate::space::{
-    Common, EagerBlocks, EagerScope, EagerSpace, EagerStats, Exclusives, Heap, LiveCounts, Phase, Presence,
-    Recall, Recalls, RetainPolicy, Space, Totals, disjoint,
+    ComingBack, Common, EagerBlocks, EagerScope, EagerSpace, EagerStats, Exclusives, Heap, LiveCounts, Phase,
+    Presence, Recall, Recalls, RetainPolicy, Space, Totals, disjoint,
 };
 use crate::stats::{ArenaStats, Snapshot};
 use crate::sync::Mutex;
@@ -196,7 +196,7 @@ impl SharedVmmAllocator {
             live_counts: LiveCounts::default(),
             spaces: Mutex::default(),
             retired: Mutex::default(),
-            coming_back: Mutex::default(),
+            coming_back: ComingBack::default(),
             eager: Mutex::default(),
             device: Arc::clone(device),
         };

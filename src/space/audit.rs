@@ -117,7 +117,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
 
-    use super::super::{Common, Exclusives, Heap, LiveCounts, Presence, RetainPolicy, Totals};
+    use super::super::{ComingBack, Common, Exclusives, Heap, LiveCounts, Presence, RetainPolicy, Totals};
     use super::*;
     use crate::device::Device;
     use crate::driver::{HostDriver, HostOptions};
@@ -150,7 +150,7 @@ mod tests {
             live_counts: LiveCounts::default(),
             spaces: Mutex::default(),
             retired: Mutex::default(),
-            coming_back: Mutex::default(),
+            coming_back: ComingBack::default(),
             eager: Mutex::default(),
             recalls: Default::default(),
             device,

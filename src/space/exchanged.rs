@@ -5,15 +5,16 @@
 //! blocks. So a place whose blocks all went by then gets the page of its number back, as if they had gone before the seal; else the space would
 //! show small pages there for good, which no other graph uses for its large blocks.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Weak;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::refresh::Stale;
 use super::{Common, Core, Phase, Placement, State};
 use crate::error::{Error, Result};
 use crate::pages::{Change, Fence, Mapping, PageId, PageNo};
+use crate::sync::Mutex;
 use crate::units::Stream;
 
 /// A tile under which a seal exchanged the page.
@@ -26,6 +27,31 @@ pub(super) struct Exchanged {
     pub(super) no: PageNo,
     /// The page that was there.
     pub(super) page: PageId,
+}
+
+/// Spaces, by number, in which something may come back that somebody still read at the last look.
+#[derive(Debug, Default)]
+pub(crate) struct ComingBack {
+    /// Asked without the lock, since every new space asks.
+    any: AtomicBool,
+    spaces: Mutex<BTreeSet<u64>>,
+}
+
+impl ComingBack {
+    fn add(&self, space: u64) {
+        let spaces = &mut *self.spaces.lock();
+        spaces.insert(space);
+        self.any.store(true, Ordering::Release);
+    }
+
+    fn take(&self) -> BTreeSet<u64> {
+        if !self.any.load(Ordering::Acquire) {
+            return BTreeSet::new();
+        }
+        let spaces = &mut *self.spaces.lock();
+        self.any.store(false, Ordering::Release);
+        std::mem::take(spaces)
+    }
 }
 
 impl Core {
@@ -95,7 +121,7 @@ impl Core {
         let events = self.common.pool().events();
         let done = |fence: &mut Fence| fence.done(events).unwrap_or(false);
         if !(done(&mut state.readers) & done(&mut state.captured_work)) {
-            self.common.coming_back.lock().insert(self.id);
+            self.common.coming_back.add(self.id);
             return;
         }
         // Where the arena is paused or about to be, its pages stay where they are.
@@ -198,8 +224,7 @@ impl State {
 impl Common {
     /// Looks again at places whose blocks went while somebody could still read them. The caller holds no lock.
     pub(crate) fn exchange_back(&self) {
-        let waiting = std::mem::take(&mut *self.coming_back.lock());
-        for id in waiting {
+        for id in self.coming_back.take() {
             let space = self.spaces.lock().get(&id).and_then(Weak::upgrade);
             if let Some(space) = space {
                 space.core.exchange_back(&mut space.core.state.lock());

@@ -5,7 +5,7 @@
 //! do ([`life`]). The lock order of the crate is space, then kept heap, shared set, order, pool; a space's lock is held across the
 //! driver calls of that space only, so captures on other threads go on, and across nobody's callback.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -60,6 +60,7 @@ pub(crate) use core::{Core, Kind};
 use core::{State, Work};
 pub(crate) use eager::EagerSpace;
 use events::Events;
+pub(crate) use exchanged::ComingBack;
 pub(crate) use exclusive::Exclusives;
 pub(crate) use kept::Heap;
 use kept::KeptBlocks;
@@ -106,8 +107,7 @@ pub(crate) struct Common {
     pub(crate) spaces: Mutex<HashMap<u64, Weak<Space>>>,
     /// What is left of spaces whose graph is gone while somebody has a block of theirs, by number.
     pub(crate) retired: Mutex<HashMap<u64, Weak<Core>>>,
-    /// Spaces, by number, in which something is to be [exchanged back](Self::exchange_back).
-    pub(crate) coming_back: Mutex<BTreeSet<u64>>,
+    pub(crate) coming_back: ComingBack,
     /// The addresses of its eager work.
     pub(crate) eager: Mutex<Weak<EagerSpace>>,
     /// Last, so that it closes when all above is gone.
