@@ -10,7 +10,7 @@ use vmmgraph::ring::HostRun;
 use vmmgraph::{
     BlockBorrower, Borrower, Device, ElasticOptions, Error, HostOptions, KvLayout, KvOptions, Options,
     Pinning, Policy, RegionOptions, RetainPolicy, RingCaptureOptions, RingGraph, RingOptions, RingUnit,
-    SharedVmmAllocator, SpaceStats, Stream, Vacate, VacateBlocks, Vacated,
+    SharedVmmAllocator, SpaceStats, Stream, Vacate, VacateBlocks, Vacated, VmmTorchAllocator,
 };
 use vmmgraph_testkit::{CopyingDriver, stream};
 
@@ -561,6 +561,64 @@ fn an_arena_is_paused_beside_replays_captures_and_ends() {
 }
 
 /// Two threads end a scope whose own one allocates, and another replays: each block is the scope's or refused, and the turn goes on once.
+#[test]
+fn outputs_go_beside_their_first_replay_a_pause_and_a_capture() {
+    let model = || {
+        let (host, device, arena) = small();
+        // The pages that it shows are not its own.
+        let other = arena.open_space().unwrap();
+        let passing = other.allocate(40 * KIB, stream(1)).unwrap();
+        other.free(passing).unwrap();
+        other.seal().unwrap();
+        let space = arena.open_space().unwrap();
+        let blocks = VmmTorchAllocator::new(&space);
+        blocks.launch_by_replay_only(true);
+        blocks.captured_on(stream(1));
+        let all =
+            [3, 20, 6, 5].map(|size| (blocks.allocate(size * KIB, stream(1), false).unwrap(), size * KIB));
+        blocks.free(all[1].0, &[]).unwrap();
+        space.seal().unwrap();
+        // SAFETY: mapped memory of the host driver in a launch.
+        let write = move || {
+            all.iter().for_each(|(at, bytes)| unsafe { (at.0 as *mut u8).write_bytes(7, *bytes as usize) })
+        };
+        let replay = {
+            let space = Arc::clone(&space);
+            move || {
+                let replayed = space.replay(stream(1), write);
+                assert!(matches!(replayed, Ok(()) | Err(Error::WrongState { .. })), "{replayed:?}");
+            }
+        };
+        let again = replay.clone();
+        let dropper = thread::spawn(move || {
+            [0, 2].into_iter().for_each(|number: usize| blocks.free(all[number].0, &[stream(2)]).unwrap());
+            blocks
+        });
+        let replayer = thread::spawn(replay);
+        let beside = {
+            let arena = Arc::clone(&arena);
+            thread::spawn(move || {
+                drop(arena.open_space().and_then(|space| {
+                    space.allocate(9 * KIB, stream(2))?;
+                    space.seal()
+                }));
+                drop(arena.pause(Fence::default()));
+                arena.resume(std::time::Duration::ZERO).unwrap();
+            })
+        };
+        let blocks = dropper.join().unwrap();
+        replayer.join().unwrap();
+        beside.join().unwrap();
+        again();
+        assert_eq!((arena.audit(), device.pool().audit_idle()), (Ok(()), Ok(())));
+        blocks.free(all[3].0, &[]).unwrap();
+        drop((space, blocks, again, other));
+        end(&host, device, arena);
+    };
+    shuttle::check_random(model, 1000);
+    shuttle::check_pct(model, 1000, 3);
+}
+
 #[test]
 fn eager_work_is_ended_by_other_threads() {
     let model = || {

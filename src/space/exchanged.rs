@@ -99,6 +99,7 @@ impl Core {
         }
         let state = &mut *self.state.lock();
         self.exchange_back(state);
+        let behind = state.who_had_what_went();
         for tile in std::mem::take(&mut state.exchanged) {
             let range = &state.ranges[tile.range];
             for mapped in range.mapped().into_iter().filter(|mapped| tile.holds(mapped.offset)) {
@@ -106,10 +107,11 @@ impl Core {
                 if !state.placement.covered(tile.range, mapped.offset, end)
                     && self.common.pool().holder(mapped.page) == Some(self.own())
                 {
-                    self.common.shared.give(mapped.page, self.own(), state.readers.clone());
+                    self.common.shared.give(mapped.page, self.own(), behind.clone());
                 }
             }
         }
+        state.captured_work = Fence::default();
         self.launched.store(true, Ordering::Release);
     }
 
