@@ -142,7 +142,7 @@ fn an_output_that_stays_keeps_its_bytes_beside_one_that_goes() {
 /// Work may still read what was dropped: nothing is unmapped under it, and the next look finds that it is over.
 #[test]
 fn what_somebody_still_reads_comes_back_behind_him() {
-    for looks in ["the next capture", "a trim", "its first replay"] {
+    for looks in ["the next capture", "a trim", "its first replay", "its first replay, which waits"] {
         let bench = Bench::new();
         let capture = bench.capture(true, false);
         let own = capture.own_bytes();
@@ -156,6 +156,9 @@ fn what_somebody_still_reads_comes_back_behind_him() {
         assert!(bench.stamps.holds(capture.outputs[1], 5 * MIB, 6).unwrap());
         assert_eq!(capture.own_bytes(), own);
         bench.faulty.set_busy(false);
+        if looks.ends_with("waits") {
+            bench.faulty.set_busy_for(5);
+        }
         match looks {
             "the next capture" => drop(bench.capture(true, true)),
             "a trim" => drop(bench.arena.trim().unwrap()),
@@ -256,15 +259,19 @@ fn a_page_that_others_have_stays_theirs() {
 /// Calls that coming back makes fail, one by one and in pairs, so that undoing fails as well: nothing is lost, and the first replay mends what it can.
 #[test]
 fn a_driver_that_refuses_costs_pages_and_nothing_else() {
-    let refused = |calls: &[u64]| {
+    let refused = |calls: &[u64], again: u64| {
         let bench = Bench::new();
         let [other, capture] = [true, false].map(|early| bench.capture(true, early));
         bench.faulty.arm(calls);
         capture.drop_outputs(&[A]);
         let failed = bench.faulty.failed().values().sum::<u64>();
-        bench.faulty.arm(&[]);
         assert_eq!(bench.arena.audit(), Ok(()), "{calls:?}");
-        capture.replay();
+        bench.faulty.arm(&[again]);
+        let launched = capture.space.replay(A, || ());
+        bench.faulty.arm(&[]);
+        if launched.is_err() {
+            capture.replay();
+        }
         assert_eq!((bench.arena.audit(), capture.own_bytes()), (Ok(()), 0), "{calls:?}");
         // The graph writes to all that it ever had.
         for (at, bytes) in capture.passing.iter().zip([6, 20, 40]).chain(capture.outputs.iter().zip([3, 5])) {
@@ -277,11 +284,14 @@ fn a_driver_that_refuses_costs_pages_and_nothing_else() {
         bench.end();
         failed
     };
-    let calls = (1..).find(|call| refused(&[*call]) == 0).unwrap();
+    let calls = (1..).find(|call| refused(&[*call], 0) == 0).unwrap();
     assert!(calls > 4, "it makes no call that could fail");
     for first in 1..calls {
         for second in first + 1..first + 12 {
-            refused(&[first, second]);
+            refused(&[first, second], 0);
+            if second < first + 5 {
+                (1..6).for_each(|again| assert!(refused(&[first, second], again) > 0));
+            }
         }
     }
 }

@@ -58,9 +58,8 @@ impl Core {
     /// See [`VmmTorchAllocator::launch_by_replay_only`](crate::VmmTorchAllocator::launch_by_replay_only).
     pub(crate) fn launch_by_replay_only(&self, only: bool) {
         if only {
-            let state = self.state.lock();
-            // What is sealed may have been launched.
-            self.launched.store(state.phase != Phase::Open, Ordering::Release);
+            // What is sealed has noted nothing that could come back.
+            self.launched.store(false, Ordering::Release);
         } else {
             self.begin_launches();
         }
