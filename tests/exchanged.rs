@@ -159,12 +159,14 @@ fn what_somebody_still_reads_comes_back_behind_him() {
         if looks.ends_with("waits") {
             bench.faulty.set_busy_for(5);
         }
+        let unmaps = bench.faulty.count("unmap");
         match looks {
             "the next capture" => drop(bench.capture(true, true)),
             "a trim" => drop(bench.arena.trim().unwrap()),
             _ => capture.replay(),
         }
         assert_eq!(capture.own_bytes(), 0, "{looks}");
+        assert!(bench.faulty.count("unmap") > unmaps, "{looks}: they are the arena's, and not free");
         drop((beside, capture));
         bench.end();
     }
