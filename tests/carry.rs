@@ -2,35 +2,18 @@
 
 use std::sync::Arc;
 
-use vmmgraph::driver::{HostDriver, SharedDriver};
-use vmmgraph::{
-    Address, Device, Error, HostOptions, Options, RetainPolicy, SharedVmmAllocator, Space, Stream,
-    VmmTorchAllocator,
-};
-use vmmgraph_testkit::{FaultyDriver, MIB, Stamps, stream};
+use vmmgraph::{Address, Error, RetainPolicy, Space, Stream, VmmTorchAllocator};
+use vmmgraph_testkit::{Bench, MIB, stream};
 
 const A: Stream = stream(0xa0);
 const B: Stream = stream(0xb0);
 
-struct Bench {
-    host: Arc<HostDriver>,
-    faulty: Arc<FaultyDriver>,
-    device: Arc<Device>,
-    arena: SharedVmmAllocator,
-    stamps: Stamps,
+/// What else is done here.
+trait More {
+    fn graph(&self) -> (Arc<Space>, Address);
 }
 
-impl Bench {
-    fn new() -> Self {
-        let host = Arc::new(HostDriver::new(0, HostOptions::default()).unwrap());
-        let faulty = FaultyDriver::new(host.clone());
-        let driver: SharedDriver = faulty.clone();
-        let stamps = Stamps::new(&driver, A);
-        let device = Device::with_driver(driver);
-        let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
-        Self { host, faulty, device, arena, stamps }
-    }
-
+impl More for Bench {
     /// A graph that writes to shared pages and reads there, sealed.
     fn graph(&self) -> (Arc<Space>, Address) {
         let space = self.arena.open_space().unwrap();
@@ -39,24 +22,13 @@ impl Bench {
         space.seal().unwrap();
         (space, passing)
     }
-
-    fn end(self) {
-        let Self { host, faulty, device, arena, stamps } = self;
-        assert_eq!(arena.audit(), Ok(()));
-        drop(arena);
-        device.trim().unwrap();
-        assert_eq!(device.pool().audit_idle(), Ok(()));
-        assert_eq!(device.stats().physical_bytes, 0);
-        drop((stamps, device, faulty));
-        assert_eq!(host.leftovers(), [0; 4]);
-    }
 }
 
 /// Seen from Python on an H200: one thread's replay sealed what another one had captured and was dropping, and wrote what it had saved of a freed tensor
 /// to shared pages, under a third one's graph.
 #[test]
 fn what_is_put_back_to_a_block_that_was_freed_meanwhile_reaches_nobody() {
-    let bench = Bench::new();
+    let bench = Bench::new(A);
     let (_graph, passing) = bench.graph();
     let space = bench.arena.open_space().unwrap();
     let blocks = VmmTorchAllocator::new(&space);
@@ -81,7 +53,7 @@ fn what_is_put_back_to_a_block_that_was_freed_meanwhile_reaches_nobody() {
 
 #[test]
 fn a_block_that_was_freed_meanwhile_goes_behind_those_who_read_it() {
-    let bench = Bench::new();
+    let bench = Bench::new(A);
     let space = bench.arena.open_space().unwrap();
     let blocks = VmmTorchAllocator::new(&space);
     let block = blocks.allocate(2 * MIB, A, false).unwrap();
@@ -106,7 +78,7 @@ fn a_block_that_was_freed_meanwhile_goes_behind_those_who_read_it() {
 
 #[test]
 fn only_what_the_seal_may_move_is_carried() {
-    let bench = Bench::new();
+    let bench = Bench::new(A);
     let space = bench.arena.open_space().unwrap();
     let blocks = VmmTorchAllocator::new(&space);
     let local = blocks.allocate(3 * MIB, A, false).unwrap();
@@ -137,7 +109,7 @@ fn only_what_the_seal_may_move_is_carried() {
 
 #[test]
 fn what_is_wrong_is_refused_and_a_seal_that_fails_changes_nothing() {
-    let bench = Bench::new();
+    let bench = Bench::new(A);
     let space = bench.arena.open_space().unwrap();
     let blocks = VmmTorchAllocator::new(&space);
     let [one, two, crossing] =

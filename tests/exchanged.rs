@@ -2,23 +2,12 @@
 
 use std::sync::Arc;
 
-use vmmgraph::driver::{HostDriver, SharedDriver};
 use vmmgraph::pages::Fence;
-use vmmgraph::{
-    Address, Device, Error, HostOptions, Options, SharedVmmAllocator, Space, Stream, VmmTorchAllocator,
-};
-use vmmgraph_testkit::{FaultyDriver, MIB, Stamps, stream};
+use vmmgraph::{Address, Error, Space, Stream, VmmTorchAllocator};
+use vmmgraph_testkit::{Bench, MIB, stream};
 
 const A: Stream = stream(0xa0);
 const B: Stream = stream(0xb0);
-
-struct Bench {
-    host: Arc<HostDriver>,
-    faulty: Arc<FaultyDriver>,
-    device: Arc<Device>,
-    arena: SharedVmmAllocator,
-    stamps: Stamps,
-}
 
 /// A capture that is sealed, with what is left of it.
 struct Capture {
@@ -28,17 +17,13 @@ struct Capture {
     outputs: Vec<Address>,
 }
 
-impl Bench {
-    fn new() -> Self {
-        let host = Arc::new(HostDriver::new(0, HostOptions::default()).unwrap());
-        let faulty = FaultyDriver::new(host.clone());
-        let driver: SharedDriver = faulty.clone();
-        let stamps = Stamps::new(&driver, A);
-        let device = Device::with_driver(driver);
-        let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
-        Self { host, faulty, device, arena, stamps }
-    }
+/// What else is done here.
+trait More {
+    fn capture(&self, replayed_only: bool, early: bool) -> Capture;
+    fn held(&self) -> u64;
+}
 
+impl More for Bench {
     /// Two outputs of a few MiB among what passes, as a model's are; with `early` they go before the seal.
     fn capture(&self, replayed_only: bool, early: bool) -> Capture {
         let space = self.arena.open_space().unwrap();
@@ -58,17 +43,6 @@ impl Bench {
         self.device.trim().unwrap();
         assert_eq!(self.arena.audit(), Ok(()));
         self.arena.stats().physical_bytes
-    }
-
-    fn end(self) {
-        let Self { host, faulty, device, arena, stamps } = self;
-        assert_eq!(arena.audit(), Ok(()));
-        drop(arena);
-        device.trim().unwrap();
-        assert_eq!(device.pool().audit_idle(), Ok(()));
-        assert_eq!(device.stats().physical_bytes, 0);
-        drop((stamps, device, faulty));
-        assert_eq!(host.leftovers(), [0; 4]);
     }
 }
 
@@ -90,7 +64,7 @@ impl Capture {
 #[test]
 fn what_goes_before_the_first_replay_costs_nothing() {
     let held = |when: &str| {
-        let bench = Bench::new();
+        let bench = Bench::new(A);
         let captures: Vec<Capture> = (0..3)
             .map(|_| {
                 let capture = bench.capture(when != "unknown launches", when == "before the seal");
@@ -121,7 +95,7 @@ fn what_goes_before_the_first_replay_costs_nothing() {
 
 #[test]
 fn an_output_that_stays_keeps_its_bytes_beside_one_that_goes() {
-    let bench = Bench::new();
+    let bench = Bench::new(A);
     let other = bench.capture(true, true);
     let capture = bench.capture(true, false);
     let [first, second] = capture.outputs[..] else { panic!() };
@@ -143,7 +117,7 @@ fn an_output_that_stays_keeps_its_bytes_beside_one_that_goes() {
 #[test]
 fn what_somebody_still_reads_comes_back_behind_him() {
     for looks in ["the next capture", "a trim", "its first replay", "its first replay, which waits"] {
-        let bench = Bench::new();
+        let bench = Bench::new(A);
         let capture = bench.capture(true, false);
         let own = capture.own_bytes();
         bench.faulty.set_busy(true);
@@ -175,7 +149,7 @@ fn what_somebody_still_reads_comes_back_behind_him() {
 /// A program works on what it has captured where it has captured it, and says nothing; that stream may be captured again when the tensor goes.
 #[test]
 fn work_on_the_stream_that_was_captured_is_waited_for() {
-    let bench = Bench::new();
+    let bench = Bench::new(A);
     let capture = bench.capture(true, false);
     capture.blocks.captured_on(A);
     bench.faulty.set_capturing(A, true);
@@ -196,7 +170,7 @@ fn work_on_the_stream_that_was_captured_is_waited_for() {
 #[test]
 fn a_first_replay_does_not_fail_for_a_reader_that_is_captured() {
     for noted in [true, false] {
-        let bench = Bench::new();
+        let bench = Bench::new(A);
         let capture = bench.capture(true, false);
         if !noted {
             capture.blocks.captured_on(B);
@@ -215,7 +189,7 @@ fn a_first_replay_does_not_fail_for_a_reader_that_is_captured() {
 
 #[test]
 fn nothing_comes_back_once_others_may_launch() {
-    let bench = Bench::new();
+    let bench = Bench::new(A);
     let capture = bench.capture(true, false);
     capture.blocks.launch_by_replay_only(false);
     let unmaps = bench.faulty.count("unmap");
@@ -233,7 +207,7 @@ fn nothing_comes_back_once_others_may_launch() {
 
 #[test]
 fn a_paused_arena_stays_where_it_is_and_what_went_comes_back_behind_it() {
-    let bench = Bench::new();
+    let bench = Bench::new(A);
     let capture = bench.capture(true, false);
     bench.arena.pause(Fence::default()).unwrap().complete().unwrap();
     capture.drop_outputs(&[A]);
@@ -247,7 +221,7 @@ fn a_paused_arena_stays_where_it_is_and_what_went_comes_back_behind_it() {
 
 #[test]
 fn a_page_that_others_have_stays_theirs() {
-    let bench = Bench::new();
+    let bench = Bench::new(A);
     let capture = bench.capture(true, false);
     let extents = capture.space.export(capture.outputs[0], 3 * MIB).unwrap();
     let pin = bench.device.pin_page(extents[0].page).unwrap();
@@ -262,7 +236,7 @@ fn a_page_that_others_have_stays_theirs() {
 #[test]
 fn a_driver_that_refuses_costs_pages_and_nothing_else() {
     let refused = |calls: &[u64], again: u64| {
-        let bench = Bench::new();
+        let bench = Bench::new(A);
         let [other, capture] = [true, false].map(|early| bench.capture(true, early));
         bench.faulty.arm(calls);
         capture.drop_outputs(&[A]);
@@ -300,7 +274,7 @@ fn a_driver_that_refuses_costs_pages_and_nothing_else() {
 
 #[test]
 fn a_block_is_freed_once() {
-    let bench = Bench::new();
+    let bench = Bench::new(A);
     let capture = bench.capture(true, false);
     capture.drop_outputs(&[]);
     for at in &capture.outputs {

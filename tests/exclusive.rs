@@ -8,31 +8,25 @@ use std::time::Duration;
 use vmmgraph::driver::{HostDriver, SharedDriver, Transfer};
 use vmmgraph::map::PageClass;
 use vmmgraph::pages::{Fence, Moved, PageId, PauseHooks};
-use vmmgraph::{Address, Device, Error, Handles, HostOptions, Options, SharedVmmAllocator, Stream};
-use vmmgraph_testkit::{FaultyDriver, MIB, Stamps, stream};
+use vmmgraph::{Address, Error, Handles, HostOptions, Options, Stream};
+use vmmgraph_testkit::{Bench, MIB, Stamps, stream};
 
 const A: Stream = Stream::LEGACY;
 const SMALL: u64 = 2 * MIB;
 const LARGE: u64 = 16 * MIB;
 
-struct Bench {
-    host: Arc<HostDriver>,
-    faulty: Arc<FaultyDriver>,
-    device: Arc<Device>,
-    arena: SharedVmmAllocator,
-    stamps: Stamps,
-}
-
 fn bench(options: &Options) -> Bench {
-    let host = Arc::new(HostDriver::new(0, HostOptions::default()).unwrap().with_sharing(Handles::Fd));
-    let faulty = FaultyDriver::new(host.clone());
-    let device = Device::with_driver(faulty.clone());
-    let arena = SharedVmmAllocator::new(&device, options).unwrap();
-    let driver: SharedDriver = faulty.clone();
-    Bench { host, faulty, device, arena, stamps: Stamps::new(&driver, A) }
+    let host = HostDriver::new(0, HostOptions::default()).unwrap().with_sharing(Handles::Fd);
+    Bench::over(host, A, options)
 }
 
-impl Bench {
+/// What else is done here.
+trait More {
+    fn page(&self, block: Address, bytes: u64) -> PageId;
+    fn held(&self) -> (u64, u64);
+}
+
+impl More for Bench {
     fn page(&self, block: Address, bytes: u64) -> PageId {
         let extents = self.arena.export(block, bytes).unwrap();
         assert_eq!(extents.len(), 1, "one handle, whole");
@@ -51,18 +45,6 @@ impl Bench {
             stats.shared_bytes + stats.retained_bytes + stats.kept_bytes + stats.exclusive_bytes
         );
         (stats.physical_bytes, stats.exclusive_bytes)
-    }
-
-    fn end(self) {
-        let Self { host, faulty, device, arena, stamps } = self;
-        assert_eq!(arena.audit(), Ok(()));
-        drop((arena, stamps));
-        device.trim().unwrap();
-        assert_eq!(device.pool().audit_idle(), Ok(()));
-        let stats = device.stats();
-        assert_eq!((stats.physical_bytes, stats.exported_bytes, stats.pending), (0, 0, 0));
-        drop((device, faulty));
-        assert_eq!((host.leftovers(), host.host_leftovers()), ([0; 4], [0; 2]));
     }
 }
 

@@ -14,47 +14,31 @@ use vmmgraph::{
     Address, Borrower, Device, DeviceOptions, DriverChoice, ElasticOptions, Error, ExportedPage, Handles,
     HostOptions, Options, PeerExtent, Peers, RetainPolicy, SharedVmmAllocator, Space, Stream, Vacate,
 };
-use vmmgraph_testkit::{FaultyDriver, MIB, Stamps};
+use vmmgraph_testkit::{Bench, MIB, Stamps};
 
 const A: Stream = Stream::LEGACY;
 const PAGE: u64 = 16 * MIB;
 
-struct Bench {
-    host: Arc<HostDriver>,
-    faulty: Arc<FaultyDriver>,
-    device: Arc<Device>,
-    arena: SharedVmmAllocator,
-    stamps: Stamps,
-}
-
 fn bench_of(options: &Options) -> Bench {
     let host = HostDriver::new(0, HostOptions::default()).unwrap().with_sharing(Handles::Fd);
-    let host = Arc::new(host);
-    let faulty = FaultyDriver::new(host.clone());
-    let device = Device::with_driver(faulty.clone());
-    let arena = SharedVmmAllocator::new(&device, options).unwrap();
-    let driver: SharedDriver = faulty.clone();
-    Bench { host, faulty, device, arena, stamps: Stamps::new(&driver, A) }
+    Bench::over(host, A, options)
 }
 
 fn bench() -> Bench {
     bench_of(&Options::default())
 }
 
-impl Bench {
+/// What else is done here.
+trait More {
+    fn audit(&self);
+    fn graph(&self, bytes: u64) -> (Arc<Space>, Address);
+    fn first(space: &Space, block: Address) -> PageId;
+    fn peer(&self, exported: &ExportedPage, bytes: u64) -> Peer;
+}
+
+impl More for Bench {
     fn audit(&self) {
         assert_eq!(self.arena.audit(), Ok(()));
-    }
-
-    fn end(self) {
-        let Self { host, faulty, device, arena, stamps } = self;
-        drop((arena, stamps));
-        device.trim().unwrap();
-        assert_eq!(device.pool().audit_idle(), Ok(()));
-        let stats = device.stats();
-        assert_eq!((stats.physical_bytes, stats.exported_bytes, stats.pending), (0, 0, 0));
-        drop((device, faulty));
-        assert_eq!(host.leftovers(), [0; 4]);
     }
 
     /// A graph of one block that passes.

@@ -106,9 +106,7 @@ impl Core {
         self.common.totals.replaced.fetch_add(calls.maps, Ordering::Relaxed);
         Ok(())
     }
-}
 
-impl Core {
     /// Notes which of these mappings are not there since the driver did not undo a change: the next replay maps something there.
     pub(super) fn note_holes(&self, state: &mut State, before: Vec<Stale>) {
         let gone =

@@ -2,6 +2,7 @@
 //! segment rules for comparison, a driver that fails on purpose, one that
 //! breaks a rule, one whose graphs are copies, and two that work as late as they may: `LateDriver` when somebody waits, `ReorderingDriver` in any order that events allow.
 
+mod bench;
 mod broken;
 mod copying;
 mod fault;
@@ -15,6 +16,7 @@ mod timing;
 mod torch;
 mod trace;
 
+pub use bench::Bench;
 pub use broken::{BrokenDriver, Flaw};
 pub use copying::CopyingDriver;
 pub use fault::FaultyDriver;
