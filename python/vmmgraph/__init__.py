@@ -15,8 +15,9 @@ from typing import Any
 from . import _door
 from ._arena import Arena
 from ._c import Error, OutOfMemory
-from ._door import Status, disable_all, disabled, eager, enable, graph, remote, shape, status
+from ._enable import Status, disable_all, enable, status
 from ._library import find as _find
+from ._scopes import disabled, eager, graph, remote, shape
 
 __all__ = [
     "Arena",
@@ -47,8 +48,7 @@ def library_path() -> Path | None:
 
 def arenas() -> list[Arena]:
     """The arenas that are there now, by device and then by age of their pool."""
-    door = _door._door
-    return sorted(door.all_arenas, key=lambda arena: (arena.device, arena.pool)) if door is not None else []
+    return sorted(_door.arenas(), key=lambda arena: (arena.device, arena.pool))
 
 
 def verify(cuda_graph: Any, outputs: Any) -> tuple[int, int] | None:
@@ -75,9 +75,9 @@ def _line(arena: Arena) -> str:
 
 def report() -> str:
     """What graphs hold, for a log: a line for each arena, and the page map's table where the library has one."""
-    chosen = _door.status()
+    chosen = status()
     lines = [repr(chosen) if chosen is not None else "<vmmgraph: not enabled>"]
-    door = _door._door
+    door = _door.opened()
     for arena in arenas():
         lines.append(_line(arena))
         if door is not None and door.library.has("arena_map_json") and door.library.has("map_report"):
@@ -118,7 +118,7 @@ def check() -> str:
         route = f"mempool ({core})" if core is not None and _mempool.possible() is None else "none"
     else:
         try:
-            library = _door._open_door().library
+            library = _door.need().library
             lines.append(f"built    for torch {library.built_for()}, vmmgraph {library.version()}")
             if torch.__version__.split("+")[0] != library.built_for():
                 route = "none: the library belongs to another release of torch"

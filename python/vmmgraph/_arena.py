@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import json
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -64,6 +65,14 @@ def device_of(library: Library, number: int, sharing: str = "none", peers: int =
 def bits(devices: Sequence[int]) -> int:
     """A bit for each of some devices."""
     return sum(1 << device for device in set(devices))
+
+
+def sharing_asked(given: str | None) -> str:
+    """What a device's pages can be shared by: what is given, else what the environment says."""
+    asked = given if given is not None else os.environ.get("VMMGRAPH_SHARING") or "none"
+    if asked not in _c.SHARING:
+        raise ValueError(f"sharing is {asked!r}, none of {', '.join(_c.SHARING)}")
+    return asked
 
 
 class Arena:

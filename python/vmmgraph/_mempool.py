@@ -106,8 +106,7 @@ def graph_class(library: _c.Library, base: type) -> type:
         def capture_begin(self, *args: Any, **kwargs: Any) -> None:
             from . import _door
 
-            local = _door._none
-            if local.disabled:
+            if _door.local().disabled:
                 return super().capture_begin(*args, **kwargs)
             asked = args[0] if args else kwargs.get("pool")
             asked = tuple(torch.cuda.graph_pool_handle()) if asked is None or not any(asked) else tuple(asked)
@@ -190,11 +189,11 @@ def install() -> Any:
         raise _c.Error(why, _c.WRONG_STATE)
     import torch
 
-    from . import _door, _trees
+    from . import _enable, _trees
 
     library = _core.any_one()
     base = torch.cuda.CUDAGraph
-    installed = _door.put_in_place(graph_class(library, base), base)
+    installed = _enable.put_in_place(graph_class(library, base), base)
     with contextlib.suppress(Exception):
         installed.undo.append(_trees.keep_out())
     return installed

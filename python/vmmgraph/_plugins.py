@@ -28,9 +28,9 @@ def wanted() -> bool:
     return _set("VMMGRAPH")
 
 
-def _enable(engine: str) -> Any:
+def _enable_for(engine: str) -> Any:
     """The door, if it could be opened."""
-    from . import _door
+    from . import _door, _enable
 
     if not log.handlers and not logging.getLogger().handlers:
         # An engine that logs by handlers of its own would not show what was chosen.
@@ -38,9 +38,9 @@ def _enable(engine: str) -> Any:
         handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
         log.addHandler(handler)
         log.setLevel(logging.INFO)
-    chosen = _door.enable(share=False)
+    chosen = _enable.enable(share=False)
     log.info("vmmgraph: under %s, %s route", engine, chosen.route)
-    return _door._door if chosen.route == "blocks" else None
+    return _door.opened() if chosen.route == "blocks" else None
 
 
 def vllm_shape() -> tuple[object, str] | None:
@@ -88,7 +88,7 @@ def vllm() -> None:
     """Enables VmmGraph in a process of vLLM's. May be called any number of times. With ``VMMGRAPH_SLEEP=1`` its sleep mode is over regions."""
     if not wanted():
         return
-    door = _enable("vLLM")
+    door = _enable_for("vLLM")
     if door is None or vllm_shape in door.namers:
         return
     door.namers.append(vllm_shape)
@@ -108,7 +108,7 @@ def sglang() -> None:
     """Enables VmmGraph in a process of SGLang's. May be called any number of times."""
     if not wanted():
         return
-    door = _enable("SGLang")
+    door = _enable_for("SGLang")
     if door is None or getattr(door, "sglang", False):
         return
     door.sglang = True
@@ -127,7 +127,7 @@ def _name_sglangs(module: ModuleType) -> None:
     """Makes what a backend captures for one size the pieces of one shape."""
     import functools
 
-    from ._door import shape
+    from ._scopes import shape
 
     for kind in list(vars(module).values()):
         capture = vars(kind).get("capture_one") if isinstance(kind, type) and kind.__module__ == module.__name__ else None

@@ -22,7 +22,8 @@ from . import _c
 
 if TYPE_CHECKING:
     from ._arena import Arena
-    from ._door import Door, Installed
+    from ._door import Door
+    from ._enable import Installed
 
 Pool = tuple[int, int]
 #: The attribute by which a pool of the program's holds its arenas, by device.

@@ -19,7 +19,7 @@ _METHODS = {"CUDAGraphTreeManager": ("__init__",), "CUDAGraphNode": ("__init__",
 def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        from ._door import disabled
+        from ._scopes import disabled
 
         with disabled():
             return method(*args, **kwargs)

@@ -17,7 +17,7 @@ os.environ["PYTHONPATH"] = str(ROOT / "python") + os.pathsep + os.environ.get("P
 def door(monkeypatch: pytest.MonkeyPatch):
     """VmmGraph enabled over stand-ins of torch and of the library: `door.log` is what was called of both, `door.torch` the module."""
     import stub
-    from vmmgraph import _door
+    from vmmgraph import _door, _enable, _graph
 
     torch = stub.use_torch(monkeypatch)
     log: list[object] = []
@@ -26,10 +26,10 @@ def door(monkeypatch: pytest.MonkeyPatch):
     door = _door.Door(stub.Library(log))
     door.log, door.torch = log, torch
     monkeypatch.setattr(_door, "_door", door)
-    monkeypatch.setattr(_door, "_status", None)
-    monkeypatch.setattr(_door, "_installed", None)
-    monkeypatch.setattr(_door, "address_of", lambda graph: 0x3000)
-    assert _door.enable().route == "blocks"
+    monkeypatch.setattr(_enable, "_status", None)
+    monkeypatch.setattr(_enable, "_installed", None)
+    monkeypatch.setattr(_graph, "address_of", lambda graph: 0x3000)
+    assert _enable.enable().route == "blocks"
     log.clear()
     yield door
-    _door.disable_all()
+    _enable.disable_all()

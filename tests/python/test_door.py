@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import stub
 import vmmgraph
-from vmmgraph import _c, _door, _site
+from vmmgraph import _c, _door, _enable, _site
 
 
 def calls(door) -> list[str]:
@@ -769,7 +769,7 @@ def test_the_explicit_form_passes_exceptions_on(door):
 def test_at_exit_every_graph_is_dropped_before_torch_goes(door):
     graphs = [capture(door, (0, 50)) for _ in range(3)]
     door.log.clear()
-    _door._at_exit()
+    _enable._at_exit()
     names = calls(door)
     assert names.count("torch_drop") == names.count("reset") == 3
     del graphs
@@ -779,7 +779,7 @@ def test_a_forked_child_drops_nothing_of_its_parents(door, monkeypatch):
     graph = capture(door, (0, 50))
     door.log.clear()
     monkeypatch.setattr(os, "getpid", lambda: door.process + 1)
-    _door._at_exit()
+    _enable._at_exit()
     assert not calls(door)
     del graph
 
@@ -822,7 +822,7 @@ def test_enabling_twice_is_once(door):
 def test_no_library_is_one_line_or_an_error(monkeypatch, caplog):
     stub.use_torch(monkeypatch)
     monkeypatch.setattr(_door, "_door", None)
-    monkeypatch.setattr(_door, "_status", None)
+    monkeypatch.setattr(_enable, "_status", None)
     monkeypatch.setenv("VMMGRAPH_LIBRARY", "/nowhere/at/all.so")
     monkeypatch.delenv("VMMGRAPH_CORE_LIBRARY", raising=False)
     with pytest.raises(vmmgraph.Error, match="/nowhere/at/all.so"):

@@ -8,6 +8,7 @@ import types
 
 import pytest
 import stub
+import vmmgraph
 from vmmgraph import _door, _mempool
 
 
@@ -131,7 +132,7 @@ def test_a_second_capture_at_once_is_torchs_own(torch, caplog) -> None:
 
 def test_disabled_captures_are_torchs(torch, monkeypatch) -> None:
     monkeypatch.setattr(_door, "_door", None)
-    with _door.disabled():
+    with vmmgraph.disabled():
         graph = capture(torch, (0, 50))
     assert names(torch) == ["pluggable", "capture_begin", "capture_end"]
     graph.replay()

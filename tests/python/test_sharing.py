@@ -14,8 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from vmmgraph import _c, sharing
-from vmmgraph._arena import Device, bits
-from vmmgraph._door import sharing_asked
+from vmmgraph._arena import Device, bits, sharing_asked
 
 MIB = 1 << 20
 ROOT = Path(__file__).resolve().parents[2]

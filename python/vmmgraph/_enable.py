@@ -1,0 +1,169 @@
+"""What `enable` puts over torch, and takes away again."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from . import _c, _door
+from ._arena import bits, sharing_asked
+from ._door import EXECUTABLES, EXPECTED_BYTES
+from ._graph import graph_class
+
+log = logging.getLogger("vmmgraph")
+
+_lock = threading.RLock()
+_status: Status | None = None
+_installed: Installed | None = None
+
+
+class Status:
+    """What :func:`enable` chose: ``route`` is ``"blocks"``, ``"mempool"`` or ``"none"``; ``why`` is for people."""
+
+    def __init__(self, route: str, why: str, path: str | None = None) -> None:
+        self.route = route
+        self.why = why
+        self.library = path
+
+    def __bool__(self) -> bool:
+        return self.route != "none"
+
+    def __repr__(self) -> str:
+        return f"<vmmgraph: {self.route} route, {self.why}>"
+
+
+class Installed:
+    """What was replaced, and how to undo it."""
+
+    def __init__(self) -> None:
+        self.undo: list[Callable[[], None]] = []
+
+    def replace(self, owner: Any, name: str, value: Any) -> None:
+        before = getattr(owner, name)
+        setattr(owner, name, value)
+        self.undo.append(lambda: setattr(owner, name, before))
+
+    def undo_all(self) -> None:
+        while self.undo:
+            self.undo.pop()()
+
+
+def put_in_place(cls: type, base: type) -> Installed:
+    """Puts a class where torch's is: in torch, and where somebody has imported it by name."""
+    import torch
+
+    installed = Installed()
+    installed.replace(torch.cuda, "CUDAGraph", cls)
+    installed.replace(torch.cuda.graphs, "CUDAGraph", cls)
+    for module in list(sys.modules.values()):
+        # Not getattr: modules may load others when they are asked.
+        if getattr(module, "__dict__", {}).get("CUDAGraph") is base:
+            installed.replace(module, "CUDAGraph", cls)
+    return installed
+
+
+def enable(
+    share: bool = False,
+    strict: bool = False,
+    *,
+    executables: int | None = None,
+    executable_bytes: int = 0,
+    expected_bytes: int = EXPECTED_BYTES,
+    budget: int = 0,
+    retain: str = "default",
+    memset_kernels: bool = True,
+    sharing: str | None = None,
+    peers: Sequence[int] = (),
+) -> Status:
+    """Puts VmmGraph under every graph that is captured from now on: ``torch.cuda.CUDAGraph`` is a subclass that captures into arenas.
+
+    Captures with the same ``pool=`` share an arena, since that is a program's promise that they do not overlap. A capture without one has
+    an arena of its own, or, with ``share``, the device's. At most ``executables`` shapes have executables at a time (0: no limit; 16
+    unless ``VMMGRAPH_EXECUTABLES`` says otherwise), and ``executable_bytes`` limits what those take; shapes beyond that borrow one
+    when they are replayed. ``expected_bytes``, ``budget`` and ``retain`` are those of the arenas that are made (:class:`Arena`). With
+    ``memset_kernels`` fill kernels stand in the place of memset nodes. ``sharing`` is what other processes can be given pages by, ``"fd"`` or
+    ``"fabric"`` (:mod:`vmmgraph.sharing`; ``VMMGRAPH_SHARING`` unless it is given), and ``peers`` the numbers of other devices that may read all
+    pages in this process: of devices that are opened from now on.
+
+    Never raises for a missing library unless ``strict``: it says so in one line, and falls back to torch's MemPools, or leaves torch as
+    it is. Called again it does nothing. Returns what it chose.
+    """
+    global _installed, _status
+    if retain not in _c.RETAIN:
+        raise ValueError(f"retain is {retain!r}, none of {', '.join(_c.RETAIN)}")
+    sharing = sharing_asked(sharing)
+    with _lock:
+        if _status is not None and _status:
+            return _status
+        try:
+            door = _door.need()
+            door.library.torch_install()
+        except (_c.Error, OSError, ImportError, AttributeError) as error:
+            if strict:
+                raise
+            _status = _fall_back(str(error))
+            return _status
+        door.share = share
+        door.memset_kernels = memset_kernels
+        door.executables = int(os.environ.get("VMMGRAPH_EXECUTABLES") or EXECUTABLES) if executables is None else executables
+        door.executable_bytes = executable_bytes
+        door.expected_bytes, door.budget, door.retain = expected_bytes, budget, retain
+        door.sharing, door.peers = sharing, bits(peers)
+        import torch
+
+        from . import _trees
+
+        base = torch.cuda.CUDAGraph
+        _installed = put_in_place(graph_class(door, base), base)
+        door.pools.install(_installed)
+        _installed.undo.append(_trees.keep_out())
+        # Last: it is refused while a capture is under way.
+        _installed.undo.insert(0, door.library.torch_uninstall)
+        atexit.register(_at_exit)
+        why = f"torch {torch.__version__}, {door.library.path}"
+        _status = Status("blocks", why, str(door.library.path))
+        log.info("vmmgraph %s: blocks route, %s", door.library.version(), why)
+        return _status
+
+
+def _fall_back(why: str) -> Status:
+    from . import _mempool
+
+    global _installed
+    hint = '"python -m vmmgraph build" makes one, VMMGRAPH_LIBRARY names one'
+    try:
+        _installed = _mempool.install()
+    except (_c.Error, OSError, AttributeError, ImportError) as error:
+        log.warning("vmmgraph: off, torch's graphs stay as they are: %s (%s)", why, error)
+        return Status("none", f"{why}; {error}")
+    log.warning("vmmgraph: MemPool route, %s; %s", why, hint)
+    return Status("mempool", why)
+
+
+def status() -> Status | None:
+    """What `enable` chose; ``None`` if it was not called."""
+    return _status
+
+
+def disable_all() -> None:
+    """Undoes `enable`: graphs that are captured from now on are torch's own. Those that were captured stay as they are."""
+    global _installed, _status
+    with _lock:
+        if _installed is not None:
+            _installed.undo_all()
+            _installed = None
+        _status = None
+        atexit.unregister(_at_exit)
+
+
+def _at_exit() -> None:
+    # A child that was forked has its parent's graphs too, which are the parent's to drop.
+    door = _door.opened()
+    if door is not None and door.process in (None, os.getpid()):
+        _door.save_map_at_exit()
+        door.close()

@@ -1,0 +1,294 @@
+"""The class that stands in the place of ``torch.cuda.CUDAGraph``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from ctypes import byref
+from typing import Any
+
+from . import _c
+from ._arena import Arena, Shape, address_of
+from ._door import Door, Pool
+from ._pools import Scope
+
+
+def graph_class(door: Door, base: type) -> type:
+    """A subclass of torch's graph class."""
+    keeps = hasattr(base, "raw_cuda_graph") and hasattr(base, "instantiate")
+    raw = door.library.raw
+    replay_piece, enter, leave = raw["torch_replay"], raw["space_enter"], raw["space_leave"]
+    local = door.local
+    scopes, step_out, step_in = door.eager.scopes, door.eager.step_out, door.eager.step_in
+
+    class CUDAGraph(base):  # type: ignore[misc, valid-type]
+        """``torch.cuda.CUDAGraph``, whose captures are VmmGraph's: tensors lie on the pages of the arena that ``pool=`` names."""
+
+        # Where it was captured; `None`: in torch's own memory.
+        _shape: Shape | None = None
+        _piece = 0
+        # Its handle while `replay` is one call.
+        _direct: int | None = None
+        _capturing = False
+        _lent = False
+        # Whether the program asked for a graph that is kept.
+        _kept = False
+        # Whether torch was told to keep it.
+        _keeps = False
+        _pool: Pool | None = None
+        # What the program asked for where torch was given another one.
+        _asked: Pool | None = None
+        # Scopes of the thread that captures.
+        _left: Sequence[Scope] = ()
+        _stream = None
+
+        def __new__(cls, keep_graph: bool = False, *args: Any, **kwargs: Any) -> Any:
+            if keeps:
+                return super().__new__(cls, keep_graph, *args, **kwargs)
+            return super().__new__(cls, *args, **kwargs)
+
+        def __init__(self, keep_graph: bool = False, *args: Any, **kwargs: Any) -> None:
+            self._kept = bool(keep_graph)
+            if keeps:
+                # Torch must not make an executable: it is borrowed at the first replay.
+                self._keeps = self._kept or not local.disabled
+                super().__init__(self._keeps, *args, **kwargs)
+            else:
+                super().__init__(*args, **kwargs)
+
+        def capture_begin(self, *args: Any, **kwargs: Any) -> None:
+            import torch
+
+            asked = args[0] if args else kwargs.get("pool")
+            pool = None if asked is None or not any(asked) else (int(asked[0]), int(asked[1]))
+            device = torch.cuda.current_device()
+            if local.disabled:
+                return self._begin_own(device, pool, args, kwargs)
+            shape, given, left = door.begin(device, pool)
+            self._asked, pool = (pool if given != pool and local.arena is None else None), given
+            # Torch may run Python, and end graphs, from here on.
+            status = raw["torch_capture_begin"](shape.handle, *pool)
+            if status != _c.OK:
+                error = door.library.error("torch_capture_begin", status)
+                door.leave(shape)
+                step_in(left)
+                if status != _c.WRONG_STATE:
+                    raise error
+                door.once(str(error), f"a capture in torch's own memory: {error}")
+                del shape
+                return super().capture_begin(*args, **kwargs)
+            args, kwargs = self._with_pool(pool, args, kwargs)
+            try:
+                super().capture_begin(*args, **kwargs)
+            except BaseException:
+                raw["torch_capture_abandon"](shape.handle, *pool)
+                door.leave(shape)
+                step_in(left)
+                raise
+            status = raw["torch_capture_begun"](shape.handle)
+            if status != _c.OK:
+                error = door.library.error("torch_capture_begun", status)
+                door.leave(shape)
+                step_in(left)
+                door.once("ignored", f"a capture in torch's own memory: {error}")
+                return
+            self._shape, self._pool, self._capturing, self._left = shape, pool, True, left
+            door.graphs.add(self)
+
+        def _begin_own(self, device: int, pool: Pool | None, args: Any, kwargs: Any) -> None:
+            shadow = door.shadow(device, pool)
+            if shadow is not None:
+                args, kwargs = self._with_pool(shadow, args, kwargs)
+            super().capture_begin(*args, **kwargs)
+
+        @staticmethod
+        def _with_pool(pool: Pool, args: Any, kwargs: Any) -> Any:
+            return (pool, *args[1:]), {name: value for name, value in kwargs.items() if name != "pool"}
+
+        def capture_end(self, *args: Any, **kwargs: Any) -> None:
+            shape = self._shape
+            if not self._capturing or shape is None:
+                super().capture_end(*args, **kwargs)
+                if self._keeps and not self._kept:
+                    # As torch would have.
+                    super().instantiate()
+                return
+            self._capturing = False
+            left, self._left = self._left, ()
+            try:
+                try:
+                    super().capture_end(*args, **kwargs)
+                except BaseException:
+                    self._abandon(shape)
+                    raise
+                try:
+                    self._captured(shape)
+                except BaseException:
+                    raw["torch_capture_abandon"](shape.handle, 0, 0)
+                    self._shape = None
+                    door.leave(shape)
+                    raise
+                shape.arena._captured(shape)
+            finally:
+                step_in(left)
+
+        def _captured(self, shape: Shape) -> None:
+            assert self._pool is not None
+            lend = self._keeps and not self._kept
+            graph = _c.Graph(
+                graph=address_of(self),
+                pool_first=self._pool[0],
+                pool_second=self._pool[1],
+                raw=super().raw_cuda_graph() if self._keeps else None,
+                lend=lend,
+                memset_kernels=lend and door.memset_kernels,
+            )
+            captured = _c.Captured()
+            door.library.torch_capture_end(shape.handle, byref(graph), byref(captured))
+            self._piece = captured.piece
+            self._lent = bool(captured.lent)
+            self._direct = shape.handle.value if captured.replayable else None
+            if not captured.replayable:
+                door.once("indirect", "torch's graph objects are laid out in an unknown way: replays go through torch")
+
+        def _abandon(self, shape: Shape) -> None:
+            """After an end that threw: what torch did not clean up."""
+            pool = self._pool or (0, 0)
+            with contextlib.suppress(RuntimeError):
+                super().pool()
+                # It has one: torch counts the graph as captured, and releases its pool when it is reset.
+                pool = (0, 0)
+            with contextlib.suppress(Exception):
+                super().reset()
+            raw["torch_capture_abandon"](shape.handle, *pool)
+            self._shape = None
+            door.leave(shape)
+
+        def replay(self) -> None:
+            shape = self._shape
+            if shape is None:
+                return super().replay()
+            left = step_out(shape.arena) if scopes.all else None
+            try:
+                arena = shape.arena
+                if arena._open or not shape.sealed:
+                    arena._settle(shape)
+                direct = self._direct
+                if direct is not None:
+                    status = replay_piece(direct, self._piece)
+                    if status:
+                        door.library.fail("torch_replay", status)
+                    return None
+                return self._replay_in_turn(shape)
+            finally:
+                if left:
+                    step_in(left)
+
+        def pool(self) -> Any:
+            own = super().pool()
+            return own if self._asked is None else self._asked
+
+        def _replay_in_turn(self, shape: Shape) -> None:
+            import torch
+
+            status = enter(shape.space, torch.cuda.current_stream(shape.arena.device).cuda_stream)
+            if status:
+                door.library.fail("space_enter", status)
+            try:
+                super().replay()
+            finally:
+                leave(shape.space)
+
+        def _own(self) -> None:
+            """Torch's own executable is what is launched from now on."""
+            if self._lent and self._shape is not None:
+                self._lent = False
+                door.library.torch_keep(self._shape.handle, self._piece)
+
+        def instantiate(self, *args: Any, **kwargs: Any) -> None:
+            self._own()
+            super().instantiate(*args, **kwargs)
+
+        def raw_cuda_graph(self, *args: Any, **kwargs: Any) -> int:
+            graph = super().raw_cuda_graph(*args, **kwargs)
+            self._by_hand()
+            return graph
+
+        def _by_hand(self) -> None:
+            """It may be launched by others from now on, who tell nobody: no replay of ours will seal its shape."""
+            shape = self._shape
+            if shape is None or self._capturing:
+                return
+            shape.launched_by_hand()
+            if shape.key is None:
+                shape.arena._settle(shape)
+
+        def raw_cuda_graph_exec(self, *args: Any, **kwargs: Any) -> int:
+            if self._shape is not None:
+                door.once(
+                    "exec", "raw_cuda_graph_exec(): what launches it by itself keeps it on one stream with the arena's replays"
+                )
+                self._by_hand()
+            if self._lent:
+                self._own()
+                super().instantiate()
+            return super().raw_cuda_graph_exec(*args, **kwargs)
+
+        def _forget(self) -> None:
+            shape, self._shape, self._direct = self._shape, None, None
+            if shape is None:
+                return
+            captured = not self._capturing
+            if captured:
+                raw["torch_drop"](shape.handle, self._piece)
+            else:
+                self._capturing = False
+                raw["torch_capture_abandon"](shape.handle, *(self._pool or (0, 0)))
+                step_in(self._left)
+                self._left = ()
+            self._lent = False
+            door.leave(shape, captured)
+
+        def reset(self, *args: Any, **kwargs: Any) -> None:
+            # Its space goes after the graph.
+            shape = self._shape
+            arena = shape.arena if shape is not None else None
+            self._forget()
+            super().reset(*args, **kwargs)
+            del shape
+            if arena is not None:
+                # What cannot be given back now is by the next.
+                raw["arena_trim"](arena.handle, None)
+
+        def _reset_torchs(self) -> None:
+            super().reset()
+
+        def __del__(self) -> None:
+            # Its executable is borrowed: it goes before torch's destructor.
+            with contextlib.suppress(Exception):
+                self._forget()
+
+        @property
+        def arena(self) -> Arena | None:
+            """The arena that its tensors lie in; ``None``: they are torch's own."""
+            return self._shape.arena if self._shape is not None else None
+
+        @property
+        def label(self) -> str:
+            """Its shape's name."""
+            return self._shape.label if self._shape is not None else ""
+
+        def verify(self, outputs: Any) -> tuple[int, int] | None:
+            """Replays twice over shared pages that are filled in two ways, and compares the outputs.
+
+            ``None`` if they are the same; else which one differs, and its first byte that does: the graph relies on what others left.
+            Waits for the device. The inputs must be as they are after the replay, and no random numbers drawn.
+            """
+            if self._shape is None or self._direct is None:
+                raise _c.Error("only a graph in an arena can be verified", _c.WRONG_STATE)
+            self._shape.arena._settle(self._shape)
+            return self._shape.verify(self._piece, list(outputs))
+
+    CUDAGraph.__module__ = base.__module__
+    CUDAGraph.__qualname__ = "CUDAGraph"
+    return CUDAGraph
