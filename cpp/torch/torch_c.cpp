@@ -200,8 +200,13 @@ public:
         }
     }
 
-    // Whether another thread has ended it.
+    [[nodiscard]] bool is_of(vmmgraph_arena_t arena) const noexcept { return handle_ == arena && !over(); }
+    // Whether it was ended before its thread left it.
     [[nodiscard]] bool over() const noexcept { return ending_->over(); }
+    void end() {
+        ending_->end();
+        EagerEndings::all().remove(handle_, ending_);
+    }
 
 private:
     vmmgraph_arena_t handle_;
@@ -347,6 +352,21 @@ vmmgraph_status_t vmmgraph_torch_eager_leave(void) {
             refuse(VMMGRAPH_ERROR_WRONG_STATE, "this thread has entered no eager scope, or has left it");
         }
         eager_scopes().pop_back();
+    });
+}
+
+vmmgraph_status_t vmmgraph_torch_eager_leave_of(vmmgraph_arena_t arena) {
+    return guarded([&] {
+        auto& scopes = eager_scopes();
+        const auto found = std::find_if(scopes.begin(), scopes.end(), [&](const auto& scope) { return scope->is_of(arena); });
+        if (found == scopes.end()) {
+            return;
+        }
+        if (*found == scopes.back()) {
+            scopes.pop_back();
+        } else {
+            (*found)->end();
+        }
     });
 }
 

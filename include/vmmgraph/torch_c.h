@@ -141,6 +141,9 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_eager_enter(vmmgraph_arena_t arena
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_eager_enter_of(vmmgraph_arena_t arena, uint64_t bytes);
 // Ends the innermost of this thread's. VMMGRAPH_ERROR_WRONG_STATE where it has entered none, or others have ended all.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_eager_leave(void);
+// Ends this thread's scope of the arena, whether others are within it or not. Does nothing where it has none: for a program that may be interrupted as
+// an enter or a leave returns, and cannot know.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_eager_leave_of(vmmgraph_arena_t arena);
 // Ends the one that the arena has, whichever thread entered it: for a program in which whoever comes to the end is not always that thread, as
 // where a collector closes what was left open. What that thread makes afterwards is torch's. VMMGRAPH_ERROR_WRONG_STATE where the arena has
 // none, and on another thread than the scope's if that is on its thread's default stream (cudaStreamPerThread).

@@ -30,6 +30,9 @@ MANY, MUCH = 12, 64 << 20
 class Device:
     """A device that is open for as long as this object lives."""
 
+    #: Null in the class: ``__del__`` runs whatever happens before there is one.
+    handle = c_void_p()
+
     def __init__(self, library: Library, number: int, sharing: str = "none", peers: int = 0) -> None:
         self.library = library
         self.number = number
@@ -88,6 +91,8 @@ class Arena:
     Any thread. Memory goes back to the device when the arena, its graphs and their tensors are gone.
     """
 
+    handle = c_void_p()
+
     def __init__(
         self,
         device: int | torch.device | None = None,
@@ -103,7 +108,6 @@ class Arena:
         remote_peers: Sequence[int] = (),
         label: str = "",
     ) -> None:
-        # Set first: __del__ runs whatever happens below.
         self.handle = c_void_p()
         from . import _door
 
@@ -305,6 +309,8 @@ class Arena:
 class Shape:
     """The graphs of one shape: one space, until it is sealed open for more of them."""
 
+    handle = c_void_p()
+
     def __init__(self, arena: Arena, key: object, label: str) -> None:
         self.handle = c_void_p()
         self.arena = arena
@@ -313,8 +319,8 @@ class Shape:
         self.key = key
         self.unnamed = key is None
         self.label = label
-        #: Those that are alive, one under capture included.
-        self.graphs = 0
+        #: What stands for its graphs that are alive, one under capture included.
+        self.captures: set[object] = set()
         self.capturing = False
         self.sealed = False
         #: Somebody has seen its graphs and may launch them himself: no replay of ours would seal it.

@@ -162,6 +162,10 @@ class Graph(Struct):
     ]
 
 
+#: No shape has so many.
+NO_PIECE = 2**64 - 1
+
+
 class Captured(Struct):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -270,7 +274,7 @@ _LATER: dict[str, tuple[Any, ...]] = {
     "vmmgraph_torch_remote_leave": (),
     "vmmgraph_torch_eager_enter": (c_void_p,),
     "vmmgraph_torch_eager_enter_of": (c_void_p, c_uint64),
-    "vmmgraph_torch_eager_leave": (),
+    "vmmgraph_torch_eager_leave_of": (c_void_p,),
     "vmmgraph_torch_eager_end": (c_void_p,),
     "vmmgraph_torch_pool_empty": (c_int32, c_uint64, c_uint64),
     "vmmgraph_torch_executable_classes": (c_void_p, POINTER(ExecutableClass), c_size_t, POINTER(c_size_t)),

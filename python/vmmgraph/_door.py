@@ -8,7 +8,7 @@ import multiprocessing.util
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import _c, _core
@@ -38,13 +38,32 @@ class Unit:
 class Local(threading.local):
     """Of one thread."""
 
-    disabled = 0
+    #: Those within which captures are torch's own.
+    disabled: list[object]
     units: list[Unit]
-    arena: Arena | None = None
-    label = ""
 
     def __init__(self) -> None:
+        self.disabled = []
         self.units = []
+
+
+class Capture:
+    """What stands for a graph from the beginning of its capture on, and what is known of it so far: an exception of a signal's may come between any
+    two steps."""
+
+    def __init__(self, named: Arena | None, label: str) -> None:
+        #: What the program said of it.
+        self.named, self.label = named, label
+        self.shape: Shape | None = None
+        #: The id that torch is given, and the one that the program asked for where that is another.
+        self.pool: Pool = (0, 0)
+        self.asked: Pool | None = None
+        #: What the library says of its end; until then it is no piece of the shape.
+        self.captured = _c.Captured(piece=_c.NO_PIECE)
+        #: Scopes that the thread steps into again behind it.
+        self.left: Sequence[Scope] = ()
+        #: What stands for it in its shape.
+        self.token = object()
 
 
 class Door:
@@ -107,10 +126,9 @@ class Door:
     def make(self, device: int) -> Arena:
         return Arena(device, self.budget, expected_bytes=self.expected_bytes, retain=self.retain)
 
-    def arena_for(self, device: int, pool: Pool | None) -> tuple[Arena, Pool]:
-        """The arena of a capture, and the pool that torch is given."""
+    def arena_for(self, device: int, pool: Pool | None, arena: Arena | None) -> tuple[Arena, Pool]:
+        """The arena of a capture, which may be named, and the pool that torch is given."""
         with self.lock:
-            arena = self.local.arena
             if arena is not None:
                 if arena.device != device:
                     raise ValueError(f"the arena is on cuda:{arena.device}, and cuda:{device} is being captured")
@@ -143,52 +161,51 @@ class Door:
                 return pool
             return self.shadows.setdefault((device, pool), self.new_pool())
 
-    def name(self) -> tuple[object, str]:
-        """What the capture that begins is a piece of, and its label."""
-        local = self.local
-        if local.units:
-            return local.units[-1], local.units[-1].label
+    def name(self, label: str) -> tuple[object, str]:
+        """What the capture that begins is a piece of, and its label, if it has none yet."""
+        units = self.local.units
+        if units:
+            return units[-1], units[-1].label
         for namer in self.namers:
             named = namer()
             if named is not None:
-                return named[0], local.label or named[1]
-        return None, local.label
+                return named[0], label or named[1]
+        return None, label
 
-    def begin(self, device: int, pool: Pool | None) -> tuple[Shape, Pool, list[Scope]]:
-        """The shape for a capture: the open one if this is another piece of it, else a new one. And the scopes that this thread steps into
-        again behind it."""
-        asked = pool
-        arena, pool = self.arena_for(device, pool)
-        key, label = self.name()
-        left = self.eager.step_out(arena)
-        try:
-            with arena._lock:
-                mine = (opened for opened in arena._open if key is not None and opened.key is key and not opened.capturing)
-                shape = next(mine, None)
-                if shape is None:
-                    arena._settle(None)
-                    shape = Shape(arena, key, label)
-                    arena._open.append(shape)
-                if pool != asked and any(opened.capturing for opened in arena._open):
-                    # Torch takes one capture at a time for each id, and the program has named none.
-                    pool = self.new_pool()
-                    self.arenas[device, pool] = arena
-                shape.graphs += 1
-                shape.capturing = True
-                return shape, pool, left
-        except BaseException:
-            self.eager.step_in(left)
-            raise
+    def begin(self, capture: Capture, device: int, asked: Pool | None) -> None:
+        """Gives a capture its shape: the open one if this is another piece of it, else a new one."""
+        arena, pool = self.arena_for(device, asked, capture.named)
+        key, label = self.name(capture.label)
+        capture.left = self.eager.step_out(arena)
+        with arena._lock:
+            mine = (opened for opened in arena._open if key is not None and opened.key is key and not opened.capturing)
+            shape = next(mine, None)
+            if shape is None:
+                arena._settle(None)
+                shape = Shape(arena, key, label)
+            if pool != asked and any(opened.capturing for opened in arena._open):
+                # Torch takes one capture at a time for each id, and the program has named none.
+                pool = self.new_pool()
+                self.arenas[device, pool] = arena
+            # From here on there is something to withdraw.
+            capture.shape, capture.pool = shape, pool
+            capture.asked = asked if pool != asked and capture.named is None else None
+            shape.captures.add(capture.token)
+            shape.capturing = True
+            if shape not in arena._open:
+                arena._open.append(shape)
 
     @staticmethod
-    def leave(shape: Shape, captured: bool = False) -> None:
-        """One of a shape's graphs is gone; or it was not captured."""
-        arena = shape.arena
-        with arena._lock:
-            shape.graphs -= 1
+    def leave(capture: Capture, captured: bool = False) -> None:
+        """One of a shape's graphs is gone; or it was not captured. Once is enough, and no harm where nothing began."""
+        shape = capture.shape
+        if shape is None:
+            return
+        with shape.arena._lock:
+            shape.captures.discard(capture.token)
             shape.capturing = shape.capturing and captured
-            if shape.graphs <= 0:
-                arena._abandoned(shape, unwritten=shape.unnamed and not captured)
+            if not shape.captures:
+                shape.arena._abandoned(shape, unwritten=shape.unnamed and not captured)
 
     def once(self, what: str, text: str, **more: Any) -> None:
         if what not in self.said:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from ctypes import byref
 from typing import Any
 
 from . import _c
 from ._arena import Arena, Shape, address_of
-from ._door import Door, Pool
-from ._pools import Scope
+from ._door import Capture, Door, Pool
 
 
 def graph_class(door: Door, base: type) -> type:
@@ -29,18 +27,16 @@ def graph_class(door: Door, base: type) -> type:
         _piece = 0
         # Its handle while `replay` is one call.
         _direct: int | None = None
+        # From the beginning of its capture on.
+        _capture: Capture | None = None
         _capturing = False
+        # The arena and the label of its next capture.
+        _named: tuple[Arena | None, str] = (None, "")
         _lent = False
         # Whether the program asked for a graph that is kept.
         _kept = False
         # Whether torch was told to keep it.
         _keeps = False
-        _pool: Pool | None = None
-        # What the program asked for where torch was given another one.
-        _asked: Pool | None = None
-        # Scopes of the thread that captures.
-        _left: Sequence[Scope] = ()
-        _stream = None
 
         def __new__(cls, keep_graph: bool = False, *args: Any, **kwargs: Any) -> Any:
             if keeps:
@@ -62,38 +58,49 @@ def graph_class(door: Door, base: type) -> type:
             asked = args[0] if args else kwargs.get("pool")
             pool = None if asked is None or not any(asked) else (int(asked[0]), int(asked[1]))
             device = torch.cuda.current_device()
+            (arena, label), self._named = self._named, (None, "")
             if local.disabled:
                 return self._begin_own(device, pool, args, kwargs)
-            shape, given, left = door.begin(device, pool)
-            self._asked, pool = (pool if given != pool and local.arena is None else None), given
+            capture = Capture(arena, label)
+            try:
+                self._begin(capture, device, pool, args, kwargs)
+            except BaseException:
+                self._withdraw(capture)
+                raise
+
+        def _begin(self, capture: Capture, device: int, pool: Pool | None, args: Any, kwargs: Any) -> None:
+            door.begin(capture, device, pool)
+            shape = capture.shape
+            assert shape is not None
             # Torch may run Python, and end graphs, from here on.
-            status = raw["torch_capture_begin"](shape.handle, *pool)
+            status = raw["torch_capture_begin"](shape.handle, *capture.pool)
             if status != _c.OK:
                 error = door.library.error("torch_capture_begin", status)
-                door.leave(shape)
-                step_in(left)
                 if status != _c.WRONG_STATE:
                     raise error
+                self._withdraw(capture)
                 door.once(str(error), f"a capture in torch's own memory: {error}")
                 del shape
                 return super().capture_begin(*args, **kwargs)
-            args, kwargs = self._with_pool(pool, args, kwargs)
-            try:
-                super().capture_begin(*args, **kwargs)
-            except BaseException:
-                raw["torch_capture_abandon"](shape.handle, *pool)
-                door.leave(shape)
-                step_in(left)
-                raise
+            given, more = self._with_pool(capture.pool, args, kwargs)
+            super().capture_begin(*given, **more)
             status = raw["torch_capture_begun"](shape.handle)
             if status != _c.OK:
                 error = door.library.error("torch_capture_begun", status)
-                door.leave(shape)
-                step_in(left)
+                self._withdraw(capture)
                 door.once("ignored", f"a capture in torch's own memory: {error}")
                 return
-            self._shape, self._pool, self._capturing, self._left = shape, pool, True, left
             door.graphs.add(self)
+            self._shape, self._capture, self._capturing = shape, capture, True
+
+        @staticmethod
+        def _withdraw(capture: Capture) -> None:
+            """What has begun of a capture that is none, or torch's own."""
+            if capture.shape is not None:
+                raw["torch_capture_abandon"](capture.shape.handle, *capture.pool)
+                door.leave(capture)
+                capture.shape = None
+            step_in(capture.left)
 
         def _begin_own(self, device: int, pool: Pool | None, args: Any, kwargs: Any) -> None:
             shadow = door.shadow(device, pool)
@@ -106,63 +113,56 @@ def graph_class(door: Door, base: type) -> type:
             return (pool, *args[1:]), {name: value for name, value in kwargs.items() if name != "pool"}
 
         def capture_end(self, *args: Any, **kwargs: Any) -> None:
-            shape = self._shape
-            if not self._capturing or shape is None:
+            capture = self._capture
+            if not self._capturing or capture is None:
                 super().capture_end(*args, **kwargs)
                 if self._keeps and not self._kept:
                     # As torch would have.
                     super().instantiate()
                 return
-            self._capturing = False
-            left, self._left = self._left, ()
             try:
-                try:
-                    super().capture_end(*args, **kwargs)
-                except BaseException:
-                    self._abandon(shape)
-                    raise
-                try:
-                    self._captured(shape)
-                except BaseException:
-                    raw["torch_capture_abandon"](shape.handle, 0, 0)
-                    self._shape = None
-                    door.leave(shape)
-                    raise
-                shape.arena._captured(shape)
+                super().capture_end(*args, **kwargs)
+                self._captured(capture)
+            except BaseException:
+                self._abandon(capture)
+                raise
             finally:
-                step_in(left)
+                step_in(capture.left)
 
-        def _captured(self, shape: Shape) -> None:
-            assert self._pool is not None
+        def _captured(self, capture: Capture) -> None:
+            shape = capture.shape
+            assert shape is not None
             lend = self._keeps and not self._kept
             graph = _c.Graph(
                 graph=address_of(self),
-                pool_first=self._pool[0],
-                pool_second=self._pool[1],
+                pool_first=capture.pool[0],
+                pool_second=capture.pool[1],
                 raw=super().raw_cuda_graph() if self._keeps else None,
                 lend=lend,
                 memset_kernels=lend and door.memset_kernels,
             )
-            captured = _c.Captured()
+            captured = capture.captured
             door.library.torch_capture_end(shape.handle, byref(graph), byref(captured))
-            self._piece = captured.piece
-            self._lent = bool(captured.lent)
-            self._direct = shape.handle.value if captured.replayable else None
             if not captured.replayable:
                 door.once("indirect", "torch's graph objects are laid out in an unknown way: replays go through torch")
+            shape.arena._captured(shape)
+            self._piece, self._lent, self._capturing = captured.piece, bool(captured.lent), False
+            self._direct = shape.handle.value if captured.replayable else None
 
-        def _abandon(self, shape: Shape) -> None:
+        def _abandon(self, capture: Capture) -> None:
             """After an end that threw: what torch did not clean up."""
-            pool = self._pool or (0, 0)
+            assert capture.shape is not None
+            pool = capture.pool
+            self._drop(capture)
             with contextlib.suppress(RuntimeError):
                 super().pool()
                 # It has one: torch counts the graph as captured, and releases its pool when it is reset.
                 pool = (0, 0)
             with contextlib.suppress(Exception):
                 super().reset()
-            raw["torch_capture_abandon"](shape.handle, *pool)
-            self._shape = None
-            door.leave(shape)
+            raw["torch_capture_abandon"](capture.shape.handle, *pool)
+            self._shape, self._capture, self._capturing = None, None, False
+            door.leave(capture)
 
         def replay(self) -> None:
             shape = self._shape
@@ -185,19 +185,23 @@ def graph_class(door: Door, base: type) -> type:
                     step_in(left)
 
         def pool(self) -> Any:
-            own = super().pool()
-            return own if self._asked is None else self._asked
+            own, capture = super().pool(), self._capture
+            return own if capture is None or capture.asked is None else capture.asked
 
         def _replay_in_turn(self, shape: Shape) -> None:
             import torch
 
-            status = enter(shape.space, torch.cuda.current_stream(shape.arena.device).cuda_stream)
+            status = None
+            try:
+                status = enter(shape.space, torch.cuda.current_stream(shape.arena.device).cuda_stream)
+                if status == _c.OK:
+                    super().replay()
+            finally:
+                # Not known: an exception of a signal's, as it returned.
+                if not status:
+                    leave(shape.space)
             if status:
                 door.library.fail("space_enter", status)
-            try:
-                super().replay()
-            finally:
-                leave(shape.space)
 
         def _own(self) -> None:
             """Torch's own executable is what is launched from now on."""
@@ -234,25 +238,28 @@ def graph_class(door: Door, base: type) -> type:
                 super().instantiate()
             return super().raw_cuda_graph_exec(*args, **kwargs)
 
+        @staticmethod
+        def _drop(capture: Capture) -> None:
+            """Before the graph goes, which the shape may ask as long as it has it."""
+            if capture.captured.piece != _c.NO_PIECE:
+                raw["torch_drop"](capture.shape.handle, capture.captured.piece)
+
         def _forget(self) -> None:
-            shape, self._shape, self._direct = self._shape, None, None
-            if shape is None:
+            capture, captured = self._capture, not self._capturing
+            if capture is None:
                 return
-            captured = not self._capturing
-            if captured:
-                raw["torch_drop"](shape.handle, self._piece)
-            else:
-                self._capturing = False
-                raw["torch_capture_abandon"](shape.handle, *(self._pool or (0, 0)))
-                step_in(self._left)
-                self._left = ()
-            self._lent = False
-            door.leave(shape, captured)
+            try:
+                self._drop(capture)
+                if not captured:
+                    raw["torch_capture_abandon"](capture.shape.handle, *capture.pool)
+                    step_in(capture.left)
+                self._shape, self._direct, self._capture, self._capturing, self._lent = None, None, None, False, False
+            finally:
+                door.leave(capture, captured)
 
         def reset(self, *args: Any, **kwargs: Any) -> None:
             # Its space goes after the graph.
-            shape = self._shape
-            arena = shape.arena if shape is not None else None
+            shape, arena = self._shape, self.arena
             self._forget()
             super().reset(*args, **kwargs)
             del shape

@@ -55,7 +55,8 @@ class Eager:
     def __init__(self, library: _c.Library) -> None:
         self.library = library
         self.scopes = Scopes()
-        self.lock = threading.Lock()
+        #: Reentrant, since a collector may end a scope at any time.
+        self.lock = threading.RLock()
 
     def _enter(self, scope: Scope) -> int:
         try:
@@ -63,44 +64,57 @@ class Eager:
             scope.arena._settle(None)
         except _c.Error as error:
             return error.status
-        if scope.most is None:
-            status = self.library.raw["torch_eager_enter"](scope.arena.handle)
-        else:
-            status = self.library.raw["torch_eager_enter_of"](scope.arena.handle, scope.most)
-        scope.entered = status == _c.OK
+        try:
+            if scope.most is None:
+                status = self.library.raw["torch_eager_enter"](scope.arena.handle)
+            else:
+                status = self.library.raw["torch_eager_enter_of"](scope.arena.handle, scope.most)
+            scope.entered = status == _c.OK
+        except BaseException:
+            # A signal's comes as the call returns, whatever it did.
+            self._leave(scope)
+            raise
+        if scope.over:
+            self._leave(scope)
         return status
 
-    def _left(self, scope: Scope) -> bool:
-        """Whether that is for whoever asks to do, who is the only one."""
-        with self.lock:
-            entered, scope.entered = scope.entered, False
-        return entered
-
     def _leave(self, scope: Scope) -> None:
-        if self._left(scope):
-            self.library.raw["torch_eager_leave"]()
+        """On its thread, as often as one likes."""
+        with self.lock:
+            self.library.raw["torch_eager_leave_of"](scope.arena.handle)
+            scope.entered = False
 
-    def begin(self, arena: Arena, most: int | None = None) -> Scope:
-        """Raises `Error` where it is refused."""
-        name = "torch_eager_enter" if most is None else "torch_eager_enter_of"
-        if not self.library.has(name):
+    def begin(self, scope: Scope) -> None:
+        """Raises `Error` where it is refused. It is to be ended in either case."""
+        name = "torch_eager_enter" if scope.most is None else "torch_eager_enter_of"
+        if not self.library.has(name) or not self.library.has("torch_eager_leave_of"):
             raise _c.Error(f"{self.library.path} has no such eager scopes", _c.WRONG_STATE)
         self._forget()
-        scope = Scope(arena, most)
+        self.scopes.all.append(scope)
         status = self._enter(scope)
         if status != _c.OK:
             self.library.fail(name, status)
-        self.scopes.all.append(scope)
-        return scope
 
     def end(self, scope: Scope) -> None:
         """On any thread: a generator may be closed by another one than its own, and replays would wait for ever."""
+        try:
+            self._end(scope)
+        except BaseException:
+            # A signal's, between two steps.
+            self._end(scope)
+            raise
+
+    def _end(self, scope: Scope) -> None:
         scope.over = True
         if scope in self.scopes.all:
+            if scope.entered:
+                self._leave(scope)
             self.scopes.all.remove(scope)
-            self._leave(scope)
-        elif self.library.has("torch_eager_end") and self._left(scope):
-            self.library.raw["torch_eager_end"](scope.arena.handle)
+        elif self.library.has("torch_eager_end"):
+            with self.lock:
+                if scope.entered:
+                    scope.entered = False
+                    self.library.raw["torch_eager_end"](scope.arena.handle)
 
     def _forget(self) -> None:
         """Those of this thread that others have ended."""
@@ -120,7 +134,7 @@ class Eager:
         """That is done: begins them again. Where that is refused the rest of the work is in torch's memory."""
         for scope in left:
             # A capture may end on another thread, or never.
-            if not scope.over and scope.thread == threading.get_ident():
+            if not scope.over and not scope.entered and scope.thread == threading.get_ident():
                 self._enter(scope)
 
 
@@ -151,9 +165,13 @@ class Pools:
 
         @contextlib.contextmanager
         def use_mem_pool(pool: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
-            device = args[0] if args else kwargs.get("device")
-            with self.eager(pool, device) or torchs(pool, *args, **kwargs):
-                yield
+            scope = self.scope(pool, args[0] if args else kwargs.get("device"))
+            try:
+                with contextlib.nullcontext() if self.begun(scope) else torchs(pool, *args, **kwargs):
+                    yield
+            finally:
+                if scope is not None:
+                    self.door.eager.end(scope)
 
         init.__doc__, init.__wrapped__ = make.__doc__, make  # type: ignore[attr-defined]
         use_mem_pool.__doc__ = torchs.__doc__
@@ -179,28 +197,24 @@ class Pools:
                 arenas[device] = self.door.make(device)
             return arenas[device]
 
-    def eager(self, pool: Any, device: Any) -> contextlib.AbstractContextManager[None] | None:
-        """Eager work in what has become of a pool; ``None``: it is torch's."""
+    def scope(self, pool: Any, device: Any) -> Scope | None:
+        """For eager work in what has become of a pool; ``None``: it is torch's."""
         arenas = getattr(pool, _ARENAS, None)
         if not arenas or self.door.local.disabled:
             return None
         arena = arenas.get(self.door.device_number(device))
-        if arena is None:
-            return None
+        return Scope(arena, None) if arena is not None else None
+
+    def begun(self, scope: Scope | None) -> bool:
+        """Begins it; whether that could be."""
+        if scope is None:
+            return False
         try:
-            scope = self.door.eager.begin(arena)
+            self.door.eager.begin(scope)
         except _c.Error as error:
             self.door.once("eager", f"eager work of a MemPool in torch's own memory: {error}")
-            return None
-        return _ending(self.door.eager, scope)
-
-
-@contextlib.contextmanager
-def _ending(eager: Eager, scope: Scope) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        eager.end(scope)
+            return False
+        return True
 
 
 def _id(pool: Any) -> Pool:

@@ -9,17 +9,25 @@ from typing import Any
 from . import _c, _door
 from ._arena import Arena
 from ._door import Pool, Unit
+from ._pools import Scope
+
+
+@contextlib.contextmanager
+def _listed(among: list[Any], one: object) -> Iterator[None]:
+    # Signals' exceptions come between any two steps, and generators end in any order.
+    try:
+        among.append(one)
+        yield
+    finally:
+        if one in among:
+            among.remove(one)
 
 
 @contextlib.contextmanager
 def disabled() -> Iterator[None]:
     """Captures inside, on this thread, are torch's own."""
-    local = _door.local()
-    local.disabled += 1
-    try:
+    with _listed(_door.local().disabled, object()):
         yield
-    finally:
-        local.disabled -= 1
 
 
 @contextlib.contextmanager
@@ -48,8 +56,9 @@ def eager(arena: Arena, bytes: int | None = None) -> Iterator[None]:
     captures of the arena inside are behind what was made so far. With ``bytes``, the most that it needs at once, pages of the arena that are on
     lease stay there if that does without them. Raises `Error` where an arena is paused, or under capture on this stream."""
     door = _door.need()
-    scope = door.eager.begin(arena, bytes)
+    scope = Scope(arena, bytes)
     try:
+        door.eager.begin(scope)
         yield
     finally:
         door.eager.end(scope)
@@ -59,13 +68,11 @@ def eager(arena: Arena, bytes: int | None = None) -> Iterator[None]:
 def shape(label: str) -> Iterator[None]:
     """Captures inside, on this thread, are the pieces of one shape with this name: they share one space, so that what is live between
     two of them costs no pages of its own. They are replayed in the order of their captures."""
-    units = _door.local().units
     unit = Unit(label)
-    units.append(unit)
     try:
-        yield
+        with _listed(_door.local().units, unit):
+            yield
     finally:
-        units.remove(unit)
         for arena in _door.arenas():
             arena._ended(unit)
 
@@ -83,16 +90,11 @@ def graph(
     """``torch.cuda.graph``, with an arena in the place of a pool, and a name for the shape."""
     import torch
 
-    if arena is not None and not hasattr(cuda_graph, "_shape"):
+    ours = hasattr(cuda_graph, "_named")
+    if arena is not None and not ours:
         raise _c.Error("the graph is none of ours: make it after vmmgraph.enable()", _c.WRONG_STATE)
-    local = _door.local()
-    before = local.arena, local.label
-    local.arena, local.label = arena, label
-    try:
-        context = torch.cuda.graph(cuda_graph, pool=pool, stream=stream, capture_error_mode=capture_error_mode)
-        context.__enter__()
-    finally:
-        local.arena, local.label = before
-    with contextlib.ExitStack() as stack:
-        stack.push(context.__exit__)
+    context = torch.cuda.graph(cuda_graph, pool=pool, stream=stream, capture_error_mode=capture_error_mode)
+    if ours:
+        cuda_graph._named = arena, label
+    with context:
         yield

@@ -7,7 +7,7 @@ import ctypes
 import itertools
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 
@@ -16,6 +16,8 @@ class BaseGraph:
 
     log: ClassVar[list[Any]] = []
     fail: ClassVar[set[str]] = set()
+    #: Is called behind each call, as a signal's handler may be.
+    interrupt: ClassVar[Callable[[str], None] | None] = None
 
     def __new__(cls, keep_graph: bool = False):
         return super().__new__(cls)
@@ -29,14 +31,16 @@ class BaseGraph:
         self.log.append((what, *details))
         if what in self.fail:
             raise RuntimeError(f"{what} failed")
+        if BaseGraph.interrupt is not None:
+            BaseGraph.interrupt(what)
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
         self._do("capture_begin", pool, capture_error_mode)
         self.pool_id = pool
 
     def capture_end(self) -> None:
+        self.ended = "capture_end" not in self.fail
         self._do("capture_end")
-        self.ended = True
 
     def instantiate(self) -> None:
         self._do("instantiate")
@@ -135,6 +139,10 @@ class Library:
         self.missing = {"space_set_label", "space_set_site"}
         self.handles = itertools.count(0x100)
         self.pieces: dict[int, int] = {}
+        self.interrupt: Callable[[str], None] | None = None
+        #: Shapes with a capture under way, and arenas and spaces whose turn the thread has, the last one last.
+        self.under_way: set[int] = set()
+        self.turns: list[Any] = []
         self.replayable = True
         self.retained = 0
         self.retain = 0
@@ -157,7 +165,20 @@ class Library:
             captured.replayable = captured.lent = int(self.replayable)
         elif name == "space_stats":
             arguments[-1]._obj.retained_bytes = self.retained
+        self._note(name, values)
+        if self.interrupt is not None:
+            self.interrupt(name)
         return 0
+
+    def _note(self, name: str, values: list[Any]) -> None:
+        if name == "torch_capture_begin":
+            self.under_way.add(values[0])
+        elif name in ("torch_capture_end", "torch_capture_abandon"):
+            self.under_way.discard(values[0])
+        elif name in ("torch_eager_enter", "torch_eager_enter_of", "space_enter"):
+            self.turns.append(values[0])
+        elif name in ("torch_eager_leave_of", "torch_eager_end", "space_leave") and values[0] in self.turns:
+            self.turns.remove(values[0])
 
     def has(self, name: str) -> bool:
         return name not in self.missing

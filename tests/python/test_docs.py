@@ -21,7 +21,7 @@ def test_the_examples_run(door) -> None:
     # Three pieces have one space.
     assert called.count("torch_shape_open") == 4
     assert called.count("torch_replay") == 4
-    assert called.count("torch_eager_enter") == called.count("torch_eager_leave") == 1
+    assert called.count("torch_eager_enter") == called.count("torch_eager_leave_of") == 1
     assert called.count("torch_remote_enter") == called.count("torch_remote_leave") == 1
 
 

@@ -126,24 +126,24 @@ def test_a_mempool_that_is_captured_into_is_an_arena(door):
     pool, graph = adopted(door)
     assert calls(door)[:2] == ["torch_pool_empty", "device_open"]
     # Torch captures into another pool, and nobody sees that.
-    assert graph._pool != pool.id == graph.pool()
+    assert graph._capture.pool != pool.id == graph.pool()
     assert capture(door, pool.id).arena is capture(door, graph.pool()).arena is graph.arena
     assert "torch_pool_empty" not in calls(door)
     with door.torch.cuda.use_mem_pool(pool):
         assert calls(door) == ["torch_eager_enter"]
-    assert calls(door) == ["torch_eager_leave"]
+    assert calls(door) == ["torch_eager_leave_of"]
     with door.torch.cuda.use_mem_pool(pool, 0):
         pass
     with vmmgraph.disabled(), door.torch.cuda.use_mem_pool(pool):
         pass
-    assert calls(door) == ["torch_eager_enter", "torch_eager_leave", "use_mem_pool", "mem_pool_used"]
+    assert calls(door) == ["torch_eager_enter", "torch_eager_leave_of", "use_mem_pool", "mem_pool_used"]
     # It has its arena for as long as it is there.
     del graph
     gc.collect()
     assert "arena_destroy" not in calls(door)
     with door.torch.cuda.use_mem_pool(pool):
         pass
-    assert calls(door) == ["torch_eager_enter", "torch_eager_leave"]
+    assert calls(door) == ["torch_eager_enter", "torch_eager_leave_of"]
     del pool
     gc.collect()
     assert "arena_destroy" in calls(door)
@@ -159,18 +159,18 @@ def test_captures_and_replays_step_out_of_eager_work(door):
         graph.replay()
         other.replay()
         assert calls(door) == [
-            "torch_eager_enter", "torch_eager_leave", "torch_replay", "torch_eager_enter", "torch_replay"
+            "torch_eager_enter", "torch_eager_leave_of", "torch_replay", "torch_eager_enter", "torch_replay"
         ]  # fmt: skip
         capture(door, pool.id)
         names = calls(door)
-        assert names[0] == "torch_eager_leave"
+        assert names[0] == "torch_eager_leave_of"
         assert names.index("torch_capture_end") < names.index("torch_eager_enter")
         for place in ("capture_begin", "capture_end"):
             stub.BaseGraph.fail = {place}
             with pytest.raises(RuntimeError):
                 capture(door, pool.id)
             names = calls(door)
-            assert names.count("torch_eager_leave") == names.count("torch_eager_enter") == 1, place
+            assert names.count("torch_eager_leave_of") == names.count("torch_eager_enter") == 1, place
         stub.BaseGraph.fail = set()
         # Refused: the rest is torch's.
         door.library.answers["torch_eager_enter"] = _c.WRONG_STATE
@@ -187,7 +187,7 @@ def test_eager_work_of_several_arenas_is_left_from_within(door):
     calls(door)
     with door.torch.cuda.use_mem_pool(first), door.torch.cuda.use_mem_pool(second):
         graph.replay()
-    enter, leave = "torch_eager_enter", "torch_eager_leave"
+    enter, leave = "torch_eager_enter", "torch_eager_leave_of"
     assert calls(door) == [enter, enter, leave, leave, "torch_replay", enter, enter, leave, leave]
     # Of another thread it is another one's.
     with door.torch.cuda.use_mem_pool(first):
@@ -226,8 +226,8 @@ def test_eager_work_that_another_thread_ends_is_over(door):
         elsewhere(inner.close)
         assert calls(door) == ["torch_eager_enter", "torch_eager_enter", "torch_eager_end"]
         graph.replay()
-        assert calls(door) == ["torch_eager_leave", "torch_replay", "torch_eager_enter"]
-    assert calls(door) == ["torch_eager_leave"]
+        assert calls(door) == ["torch_eager_leave_of", "torch_replay", "torch_eager_enter"]
+    assert calls(door) == ["torch_eager_leave_of"]
 
 
 def test_eager_work_says_what_it_needs(door):
@@ -237,7 +237,7 @@ def test_eager_work_says_what_it_needs(door):
     with vmmgraph.eager(graph.arena, bytes=5 << 20):
         graph.replay()
     eager = [(entry[0], *entry[2:]) for entry in door.log if entry[0].startswith("torch_eager")]
-    enter, leave = ("torch_eager_enter_of", 5 << 20), ("torch_eager_leave",)
+    enter, leave = ("torch_eager_enter_of", 5 << 20), ("torch_eager_leave_of",)
     assert eager == [enter, leave, enter, leave]
 
 
@@ -257,7 +257,7 @@ def test_eager_work_that_is_refused_is_torchs(door, caplog):
     calls(door)
     with vmmgraph.eager(graph.arena):
         pass
-    assert calls(door) == ["torch_eager_enter", "torch_eager_leave"]
+    assert calls(door) == ["torch_eager_enter", "torch_eager_leave_of"]
 
 
 def test_a_mempool_with_something_alive_or_options_stays_torchs(door):
@@ -300,7 +300,7 @@ def test_a_capture_is_sealed_when_it_ends(door):
         graph.replay()
         with vmmgraph.eager(graph.arena):
             pass
-        assert calls(door) == ["torch_replay", "torch_eager_enter", "torch_eager_leave"]
+        assert calls(door) == ["torch_replay", "torch_eager_enter", "torch_eager_leave_of"]
     # What is refused is tried again by the replay, which says so.
     door.library.answers.update(torch_shape_seal=200, torch_shape_seal_unwritten=200)
     third = capture(door, pool)
@@ -408,9 +408,8 @@ def test_captures_at_once_into_an_arena_that_no_pool_names_have_an_id_each(door)
 
     def begun(**more):
         graph = door.torch.cuda.CUDAGraph()
-        door.local.arena = more.pop("arena", None)
+        graph._named = more.pop("arena", None), ""
         graph.capture_begin(**more)
-        door.local.arena = None
         return graph
 
     door.log.clear()
@@ -423,14 +422,14 @@ def test_captures_at_once_into_an_arena_that_no_pool_names_have_an_id_each(door)
     # Each names the arena to later captures, and one that is alone has its own.
     assert [capture(door, one).arena for one in ids] == [arena, arena]
     other = begun(arena=arena)
-    assert other._pool == arena.pool
+    assert other._capture.pool == arena.pool
     # Also a piece of a shape that is open.
     with vmmgraph.shape("pieces"):
         pieces = [begun(arena=arena)]
         pieces[0].capture_end()
         pieces.append(begun(arena=arena))
     assert pieces[0]._shape is pieces[1]._shape
-    assert len({other._pool, pieces[0]._pool, pieces[1]._pool}) == 3
+    assert len({other._capture.pool, pieces[0]._capture.pool, pieces[1]._capture.pool}) == 3
     # What the program names is its own affair.
     door.log.clear()
     kept = [begun(pool=(0, 50)), begun(pool=(0, 50))]

@@ -13,6 +13,7 @@ import faulthandler
 import gc
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -1358,6 +1359,87 @@ for size in (1000, 100):
     kept.append((g, x, y, cycle))
 print("alive")
 """
+
+
+class Signal(BaseException):
+    """As ``KeyboardInterrupt``: what a signal's handler raises, wherever the program is."""
+
+
+def interrupted(work: Callable[[], None], seconds: float) -> bool:
+    """Whether a signal after so many seconds ended it."""
+
+    def handler(*_: object) -> None:
+        raise Signal
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        work()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        return False
+    except Signal:
+        return True
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_signals_at_any_time() -> None:
+    """An interactive program goes on behind one: nothing is left under way, and what was captured before is right."""
+    enabled()
+    pool = torch.cuda.graph_pool_handle()
+    x = torch.ones(MIB, device="cuda")
+    held = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(held, pool=pool):
+        y = (x + 1) * 2
+    held.replay()
+    arena = held.arena
+    default, streams = torch.cuda.current_stream(), [torch.cuda.Stream() for _ in range(4)]
+
+    def capture(stream, value: float):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
+            between = x + value
+            out = between * 2
+        return graph, out
+
+    def work(stream=None) -> None:
+        graph, out = capture(stream, 2)
+        graph.replay()
+        with vmmgraph.eager(arena):
+            eager = x + 3
+            again, more = capture(stream, 4)
+            again.replay()
+        with vmmgraph.shape("pieces"):
+            pieces = [capture(stream, value) for value in (5, 6)]
+        for piece, _ in pieces:
+            piece.replay()
+        if stream is None:
+            assert [float(t[7]) for t in (out, eager, more, pieces[0][1], pieces[1][1])] == [6, 4, 10, 12, 14]
+
+    def seconds() -> float:
+        begun = time.monotonic()
+        work()
+        return time.monotonic() - begun
+
+    lasts = min(seconds() for _ in range(10))
+    rng, ended, rounds = random.Random(1), 0, 300
+    for number in range(rounds):
+        ended += interrupted(lambda: work(rng.choice(streams)), rng.uniform(1e-5, lasts))
+        torch.cuda.set_stream(default)
+        gc.collect()
+        # The turn is free for others.
+        turn = threading.Thread(target=held.replay, daemon=True)
+        turn.start()
+        turn.join(10)
+        assert not turn.is_alive(), f"round {number}: the turn is not given"
+        assert float(y[5]) == 4, f"round {number}: {float(y[5])}"
+        assert arena._open == [], f"round {number}: {arena._open} is open"
+        work()
+    gc.collect()
+    result("signals", rounds=rounds, ended=ended, work=f"{lasts * 1e3:.1f} ms")
+    assert ended > rounds // 4
+    assert len(arena.spaces()) == 1, arena.spaces()
 
 
 def test_exit_with_live_graphs() -> None:

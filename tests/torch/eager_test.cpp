@@ -346,6 +346,25 @@ TEST_F(Eager, AnotherThreadEndsAScope) {
     ended([&] { EXPECT_EQ(vmmgraph_torch_eager_end(arena.handle()), VMMGRAPH_OK); });
     EXPECT_EQ(vmmgraph_torch_eager_end(arena.handle()), VMMGRAPH_ERROR_WRONG_STATE);
     EXPECT_EQ(vmmgraph_torch_eager_leave(), VMMGRAPH_ERROR_WRONG_STATE);
+    // By its arena, from outside another one's, as often as one likes.
+    SharedVmmAllocator inner(0);
+    ASSERT_EQ(vmmgraph_torch_eager_enter(arena.handle()), VMMGRAPH_OK);
+    ASSERT_EQ(vmmgraph_torch_eager_enter(inner.handle()), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_torch_eager_leave_of(arena.handle()), VMMGRAPH_OK);
+    EXPECT_TRUE(EagerScope::active());
+    std::thread([&] {
+        EXPECT_EQ(vmmgraph_torch_eager_leave_of(inner.handle()), VMMGRAPH_OK);
+        shapes[0].graph.replay(raw());
+        cudaStreamSynchronize(stream_->stream());
+    }).join();
+    EXPECT_TRUE(EagerScope::active());
+    for (int time = 0; time < 2; ++time) {
+        EXPECT_EQ(vmmgraph_torch_eager_leave_of(inner.handle()), VMMGRAPH_OK);
+        EXPECT_FALSE(EagerScope::active());
+        EXPECT_EQ(vmmgraph_torch_eager_leave_of(arena.handle()), VMMGRAPH_OK);
+    }
+    EXPECT_EQ(vmmgraph_torch_eager_leave(), VMMGRAPH_ERROR_WRONG_STATE);
+    EXPECT_EQ(wrong(shapes, 2), 0);
     ASSERT_EQ(vmmgraph_torch_eager_enter(arena.handle()), VMMGRAPH_OK);
     EXPECT_TRUE(EagerScope::active());
     EXPECT_EQ(vmmgraph_torch_eager_end(arena.handle()), VMMGRAPH_OK);

@@ -70,6 +70,7 @@ TEST(TorchC, NoHandleIsTrusted) {
         EXPECT_EQ(vmmgraph_torch_eager_enter(arena), VMMGRAPH_ERROR_INVALID_HANDLE);
         EXPECT_EQ(vmmgraph_torch_eager_enter_of(arena, 1), VMMGRAPH_ERROR_INVALID_HANDLE);
         EXPECT_EQ(vmmgraph_torch_eager_end(arena), VMMGRAPH_ERROR_WRONG_STATE);
+        EXPECT_EQ(vmmgraph_torch_eager_leave_of(arena), VMMGRAPH_OK);
         std::size_t count = 7;
         EXPECT_EQ(vmmgraph_torch_executable_classes(arena, nullptr, 0, &count), VMMGRAPH_ERROR_INVALID_HANDLE);
         EXPECT_EQ(vmmgraph_torch_executable_classes(arena, nullptr, 1, &count), VMMGRAPH_ERROR_NULL_ARGUMENT);

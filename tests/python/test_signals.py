@@ -1,0 +1,175 @@
+"""An exception of a signal's (``KeyboardInterrupt``, a timeout's) comes between any two lines and as any call returns: it leaves nothing under way."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import gc
+import itertools
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import stub
+import vmmgraph
+
+PACKAGE = str(Path(vmmgraph.__file__).parent)
+
+
+class Signal(BaseException):
+    pass
+
+
+def between(door, work: Callable[[], None], number: int) -> object:
+    """Works until the package's n-th line, which a signal comes before; where that is, or ``None`` if there are fewer."""
+    passed, where = 0, None
+
+    def lines(frame, event, argument):
+        nonlocal passed, where
+        name, line = frame.f_code.co_filename, frame.f_lineno
+        if event == "line" and line not in spared(name):
+            passed += 1
+            if passed == number:
+                where = Path(name).name, line
+                raise Signal
+        return lines
+
+    def calls(frame, event, argument):
+        return lines if frame.f_code.co_filename.startswith(PACKAGE) and not collected(frame) else None
+
+    before = sys.gettrace()
+    sys.settrace(calls)
+    try:
+        work()
+    except Signal:
+        pass
+    finally:
+        sys.settrace(before)
+    return where
+
+
+def behind(door, work: Callable[[], None], number: int) -> object:
+    """As `between`, behind the n-th call of the library and of torch."""
+    door.library.interrupt = stub.BaseGraph.interrupt = interrupt = Interrupt(number)
+    try:
+        work()
+    except Signal:
+        pass
+    finally:
+        door.library.interrupt = stub.BaseGraph.interrupt = None
+    return interrupt.where
+
+
+@functools.cache
+def spared(name: str) -> set[int]:
+    """Lines of a file where CPython looks for no signal, though it traces them: `try` and, as it ends, `with`. And those of a `finally`: what
+    comes within a clean-up nothing could mend."""
+    lines = set()
+    for node in ast.walk(ast.parse(Path(name).read_text())):
+        if isinstance(node, (ast.Try, ast.With)):
+            lines.add(node.lineno)
+        for last in getattr(node, "finalbody", ()):
+            lines.update(range(last.lineno, last.end_lineno + 1))
+    return lines
+
+
+def collected(frame: types.FrameType | None) -> bool:
+    """Whether it is below an object's end, whose exceptions are written down and dropped."""
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
+
+
+class Interrupt:
+    def __init__(self, number: int) -> None:
+        self.left = number
+        self.where: str | None = None
+
+    def __call__(self, name: str) -> None:
+        if not collected(sys._getframe()):
+            self.left -= 1
+            if self.left == 0:
+                self.where = name
+                raise Signal
+
+
+def one(door) -> None:
+    graph = door.torch.cuda.CUDAGraph()
+    with door.torch.cuda.graph(graph, pool=(0, 50)):
+        pass
+    graph.replay()
+    graph.reset()
+
+
+def pieces(door) -> None:
+    with vmmgraph.shape("pieces"):
+        graphs = [door.torch.cuda.CUDAGraph() for _ in range(2)]
+        for graph in graphs:
+            with door.torch.cuda.graph(graph, pool=(0, 50)):
+                pass
+    graphs[0].replay()
+
+
+def named(door) -> None:
+    graph = door.torch.cuda.CUDAGraph()
+    with vmmgraph.graph(graph, arena=next(iter(door.all_arenas)), label="named"):
+        pass
+    graph.replay()
+
+
+def eager(door) -> None:
+    """Captures and replays step out of it."""
+    with vmmgraph.eager(next(iter(door.all_arenas))):
+        named(door)
+
+
+def pool(door) -> None:
+    with door.torch.cuda.use_mem_pool(door.mempool):
+        graph = door.torch.cuda.CUDAGraph()
+        with door.torch.cuda.graph(graph, pool=door.mempool.id):
+            pass
+        graph.replay()
+
+
+def in_turn(door) -> None:
+    """Where torch replays."""
+    door.library.replayable = False
+    try:
+        named(door)
+    finally:
+        door.library.replayable = True
+
+
+@pytest.mark.parametrize("work", [one, pieces, named, eager, pool, in_turn])
+@pytest.mark.parametrize("way", [between, behind])
+def test_a_signal_leaves_nothing_under_way(door, request, way, work) -> None:
+    door.mempool = door.torch.cuda.MemPool()
+    held = [door.torch.cuda.CUDAGraph() for _ in range(2)]
+    for graph, pool_id in zip(held, ((0, 50), door.mempool.id), strict=True):
+        with door.torch.cuda.graph(graph, pool=pool_id):
+            pass
+    # So that a collection looks at what is made here only.
+    gc.freeze()
+    request.addfinalizer(gc.unfreeze)
+    for number in itertools.count(1):
+        door.log.clear()
+        where = way(door, lambda: work(door), number)
+        gc.collect()
+        assert door.library.under_way == set(), (number, where)
+        # The shape may ask its graphs as long as it has them.
+        names = [entry[0] for entry in door.log]
+        assert names.count("torch_capture_end") <= names.count("torch_drop"), (number, where)
+        assert door.library.turns == [], (number, where)
+        assert door.eager.scopes.all == [], (number, where)
+        assert door.local.units == door.local.disabled == [], (number, where)
+        assert [shape for arena in door.all_arenas for shape in arena._open] == [], (number, where)
+        # And all of it works again, in an arena.
+        door.log.clear()
+        work(door)
+        gc.collect()
+        assert "torch_capture_end" in [entry[0] for entry in door.log], (number, where)
+        if where is None:
+            break
+    assert number > 5
