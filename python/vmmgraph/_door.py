@@ -49,21 +49,43 @@ class Local(threading.local):
 
 class Capture:
     """What stands for a graph from the beginning of its capture on, and what is known of it so far: an exception of a signal's may come between any
-    two steps."""
+    two steps. The graph has it alone, and so it ends before torch's part of the graph, also where CPython drops what the graph's own end raised."""
 
-    def __init__(self, named: Arena | None, label: str) -> None:
+    shape: Shape | None = None
+    #: The id that torch is given, and the one that the program asked for where that is another.
+    pool: Pool = (0, 0)
+    asked: Pool | None = None
+    #: Scopes that the thread steps into again behind it.
+    left: Sequence[Scope] = ()
+    under_way = True
+
+    def __init__(self, door: Door, named: Arena | None, label: str) -> None:
+        self.door = door
         #: What the program said of it.
         self.named, self.label = named, label
-        self.shape: Shape | None = None
-        #: The id that torch is given, and the one that the program asked for where that is another.
-        self.pool: Pool = (0, 0)
-        self.asked: Pool | None = None
         #: What the library says of its end; until then it is no piece of the shape.
         self.captured = _c.Captured(piece=_c.NO_PIECE)
-        #: Scopes that the thread steps into again behind it.
-        self.left: Sequence[Scope] = ()
         #: What stands for it in its shape.
         self.token = object()
+
+    def let_go(self) -> None:
+        """The shape asks the graph for nothing from now on."""
+        if self.shape is not None and self.captured.piece != _c.NO_PIECE:
+            self.door.library.raw["torch_drop"](self.shape.handle, self.captured.piece)
+
+    def close(self) -> None:
+        """The graph goes, or is none of the shape's. As often as one likes, and where nothing began."""
+        self.let_go()
+        if self.under_way:
+            if self.shape is not None:
+                self.door.library.raw["torch_capture_abandon"](self.shape.handle, *self.pool)
+            self.door.eager.step_in(self.left)
+        self.door.leave(self)
+
+    def __del__(self) -> None:
+        if self.shape is not None:
+            with contextlib.suppress(Exception):
+                self.close()
 
 
 class Door:
@@ -196,16 +218,17 @@ class Door:
                 arena._open.append(shape)
 
     @staticmethod
-    def leave(capture: Capture, captured: bool = False) -> None:
-        """One of a shape's graphs is gone; or it was not captured. Once is enough, and no harm where nothing began."""
+    def leave(capture: Capture) -> None:
+        """One of a shape's graphs is gone; or it was not captured."""
         shape = capture.shape
         if shape is None:
             return
         with shape.arena._lock:
             shape.captures.discard(capture.token)
-            shape.capturing = shape.capturing and captured
+            shape.capturing = shape.capturing and not capture.under_way
             if not shape.captures:
-                shape.arena._abandoned(shape, unwritten=shape.unnamed and not captured)
+                shape.arena._abandoned(shape, unwritten=shape.unnamed and capture.under_way)
+        capture.shape = None
 
     def once(self, what: str, text: str, **more: Any) -> None:
         if what not in self.said:

@@ -29,7 +29,6 @@ def graph_class(door: Door, base: type) -> type:
         _direct: int | None = None
         # From the beginning of its capture on.
         _capture: Capture | None = None
-        _capturing = False
         # The arena and the label of its next capture.
         _named: tuple[Arena | None, str] = (None, "")
         _lent = False
@@ -61,11 +60,11 @@ def graph_class(door: Door, base: type) -> type:
             (arena, label), self._named = self._named, (None, "")
             if local.disabled:
                 return self._begin_own(device, pool, args, kwargs)
-            capture = Capture(arena, label)
+            capture = Capture(door, arena, label)
             try:
                 self._begin(capture, device, pool, args, kwargs)
             except BaseException:
-                self._withdraw(capture)
+                capture.close()
                 raise
 
         def _begin(self, capture: Capture, device: int, pool: Pool | None, args: Any, kwargs: Any) -> None:
@@ -78,7 +77,7 @@ def graph_class(door: Door, base: type) -> type:
                 error = door.library.error("torch_capture_begin", status)
                 if status != _c.WRONG_STATE:
                     raise error
-                self._withdraw(capture)
+                capture.close()
                 door.once(str(error), f"a capture in torch's own memory: {error}")
                 del shape
                 return super().capture_begin(*args, **kwargs)
@@ -87,20 +86,11 @@ def graph_class(door: Door, base: type) -> type:
             status = raw["torch_capture_begun"](shape.handle)
             if status != _c.OK:
                 error = door.library.error("torch_capture_begun", status)
-                self._withdraw(capture)
+                capture.close()
                 door.once("ignored", f"a capture in torch's own memory: {error}")
                 return
             door.graphs.add(self)
-            self._shape, self._capture, self._capturing = shape, capture, True
-
-        @staticmethod
-        def _withdraw(capture: Capture) -> None:
-            """What has begun of a capture that is none, or torch's own."""
-            if capture.shape is not None:
-                raw["torch_capture_abandon"](capture.shape.handle, *capture.pool)
-                door.leave(capture)
-                capture.shape = None
-            step_in(capture.left)
+            self._shape, self._capture = shape, capture
 
         def _begin_own(self, device: int, pool: Pool | None, args: Any, kwargs: Any) -> None:
             shadow = door.shadow(device, pool)
@@ -114,7 +104,7 @@ def graph_class(door: Door, base: type) -> type:
 
         def capture_end(self, *args: Any, **kwargs: Any) -> None:
             capture = self._capture
-            if not self._capturing or capture is None:
+            if capture is None or not capture.under_way:
                 super().capture_end(*args, **kwargs)
                 if self._keeps and not self._kept:
                     # As torch would have.
@@ -146,23 +136,21 @@ def graph_class(door: Door, base: type) -> type:
             if not captured.replayable:
                 door.once("indirect", "torch's graph objects are laid out in an unknown way: replays go through torch")
             shape.arena._captured(shape)
-            self._piece, self._lent, self._capturing = captured.piece, bool(captured.lent), False
+            self._piece, self._lent, capture.under_way = captured.piece, bool(captured.lent), False
             self._direct = shape.handle.value if captured.replayable else None
 
         def _abandon(self, capture: Capture) -> None:
             """After an end that threw: what torch did not clean up."""
-            assert capture.shape is not None
-            pool = capture.pool
-            self._drop(capture)
+            capture.let_go()
             with contextlib.suppress(RuntimeError):
                 super().pool()
                 # It has one: torch counts the graph as captured, and releases its pool when it is reset.
-                pool = (0, 0)
+                capture.pool = (0, 0)
             with contextlib.suppress(Exception):
                 super().reset()
-            raw["torch_capture_abandon"](capture.shape.handle, *pool)
-            self._shape, self._capture, self._capturing = None, None, False
-            door.leave(capture)
+            capture.under_way = True
+            capture.close()
+            self._shape = self._capture = None
 
         def replay(self) -> None:
             shape = self._shape
@@ -221,7 +209,7 @@ def graph_class(door: Door, base: type) -> type:
         def _by_hand(self) -> None:
             """It may be launched by others from now on, who tell nobody: no replay of ours will seal its shape."""
             shape = self._shape
-            if shape is None or self._capturing:
+            if shape is None or self._capture is None or self._capture.under_way:
                 return
             shape.launched_by_hand()
             if shape.key is None:
@@ -238,24 +226,10 @@ def graph_class(door: Door, base: type) -> type:
                 super().instantiate()
             return super().raw_cuda_graph_exec(*args, **kwargs)
 
-        @staticmethod
-        def _drop(capture: Capture) -> None:
-            """Before the graph goes, which the shape may ask as long as it has it."""
-            if capture.captured.piece != _c.NO_PIECE:
-                raw["torch_drop"](capture.shape.handle, capture.captured.piece)
-
         def _forget(self) -> None:
-            capture, captured = self._capture, not self._capturing
-            if capture is None:
-                return
-            try:
-                self._drop(capture)
-                if not captured:
-                    raw["torch_capture_abandon"](capture.shape.handle, *capture.pool)
-                    step_in(capture.left)
-                self._shape, self._direct, self._capture, self._capturing, self._lent = None, None, None, False, False
-            finally:
-                door.leave(capture, captured)
+            if self._capture is not None:
+                self._capture.close()
+                self._shape, self._direct, self._capture, self._lent = None, None, None, False
 
         def reset(self, *args: Any, **kwargs: Any) -> None:
             # Its space goes after the graph.

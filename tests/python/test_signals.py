@@ -22,7 +22,7 @@ class Signal(BaseException):
     pass
 
 
-def between(door, work: Callable[[], None], number: int) -> object:
+def between(door, work: Callable[[], None], number: int, ending: bool = False) -> object:
     """Works until the package's n-th line, which a signal comes before; where that is, or ``None`` if there are fewer."""
     passed, where = 0, None
 
@@ -37,7 +37,7 @@ def between(door, work: Callable[[], None], number: int) -> object:
         return lines
 
     def calls(frame, event, argument):
-        return lines if frame.f_code.co_filename.startswith(PACKAGE) and not collected(frame) else None
+        return lines if frame.f_code.co_filename.startswith(PACKAGE) and collected(frame) == ending else None
 
     before = sys.gettrace()
     sys.settrace(calls)
@@ -47,6 +47,16 @@ def between(door, work: Callable[[], None], number: int) -> object:
         pass
     finally:
         sys.settrace(before)
+    return where
+
+
+def as_it_ends(door, work: Callable[[], None], number: int) -> object:
+    """As `between`, within what objects do as they end, whose exceptions are written down and dropped."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        where = between(door, lambda: (work(), gc.collect()), number, ending=True)
+    finally:
+        sys.unraisablehook = hook
     return where
 
 
@@ -143,7 +153,7 @@ def in_turn(door) -> None:
 
 
 @pytest.mark.parametrize("work", [one, pieces, named, eager, pool, in_turn])
-@pytest.mark.parametrize("way", [between, behind])
+@pytest.mark.parametrize("way", [between, as_it_ends, behind])
 def test_a_signal_leaves_nothing_under_way(door, request, way, work) -> None:
     door.mempool = door.torch.cuda.MemPool()
     held = [door.torch.cuda.CUDAGraph() for _ in range(2)]
