@@ -80,10 +80,12 @@ def graph_class(library: _c.Library, base: type) -> type:
             if not under_way:
                 graves.clear()
 
-    def arena_for(device: int, asked: tuple[int, int]) -> PoolArena | None:
-        """The arena, from which the device's next capture is allocated; ``None`` while another capture is."""
+    def arena_for(graph: CUDAGraph, device: int, asked: tuple[int, int]) -> PoolArena | None:
+        """The arena, from which the capture of the device that begins is allocated; ``None`` while another capture is."""
         with lock:
             if device in under_way:
+                graph._capturing = object()
+                under_way.add(graph._capturing)
                 return None
             arena = arenas.get((device, asked))
             if arena is None:
@@ -91,6 +93,7 @@ def graph_class(library: _c.Library, base: type) -> type:
             library.arena_mark(arena.handle)
             library.arena_switch_to_new_virtual_space(arena.handle)
             library.torch_set_arena(device, arena.handle)
+            graph._capturing = device
             under_way.add(device)
             return arena
 
@@ -112,15 +115,13 @@ def graph_class(library: _c.Library, base: type) -> type:
             asked = tuple(torch.cuda.graph_pool_handle()) if asked is None or not any(asked) else tuple(asked)
             device = torch.cuda.current_device()
             bury()
-            arena = arena_for(device, asked)
-            if arena is None:
-                log.warning(
-                    "vmmgraph: a capture in torch's own memory: another one of the MemPool route is under way on its device"
-                )
-            self._capturing = device if arena is not None else object()
-            under_way.add(self._capturing)
+            # A signal's exception comes between any two steps.
             try:
+                arena = arena_for(self, device, asked)
                 if arena is None:
+                    log.warning(
+                        "vmmgraph: a capture in torch's own memory: another one of the MemPool route is under way on its device"
+                    )
                     return super().capture_begin(*args, **kwargs)
                 kwargs.pop("pool", None)
                 mempool = torch.cuda.MemPool(plug.allocator())
@@ -149,13 +150,16 @@ def graph_class(library: _c.Library, base: type) -> type:
             arena = self._arena
             if arena is None:
                 return super().replay()
-            status = raw["space_enter"](arena.turn, torch.cuda.current_stream(arena.device.number).cuda_stream)
+            status = None
+            try:
+                status = raw["space_enter"](arena.turn, torch.cuda.current_stream(arena.device.number).cuda_stream)
+                if status == _c.OK:
+                    super().replay()
+            finally:
+                if not status:
+                    raw["space_leave"](arena.turn)
             if status:
                 library.fail("space_enter", status)
-            try:
-                super().replay()
-            finally:
-                raw["space_leave"](arena.turn)
 
         def pool(self) -> Any:
             return self._asked if self._asked is not None else super().pool()

@@ -88,8 +88,8 @@ def configure_subprocess() -> Iterator[None]:
         raise FileNotFoundError(f"{path} is not there: this vmmgraph was installed without its libraries")
     before = os.environ.get("LD_PRELOAD")
     entries = [path] + [entry for entry in (before or "").split(":") if entry and os.path.basename(entry) != _FILE]
-    os.environ["LD_PRELOAD"] = ":".join(entries)
     try:
+        os.environ["LD_PRELOAD"] = ":".join(entries)
         yield
     finally:
         if before is None:
@@ -250,12 +250,13 @@ class _Saver:
     @contextlib.contextmanager
     def settings(self, tag: str, backup: bool, backend: str | None) -> Iterator[None]:
         before = _Settings(self.c)
-        self.c.tms_set_current_tag(tag.encode())
-        self.c.tms_set_enable_cpu_backup(backup)
-        if backend is not None:
-            self.c.tms_set_cpu_backup_backend(backend.encode())
-        self.c.tms_set_interesting_region(True)
+        # A signal's exception comes between any two steps.
         try:
+            self.c.tms_set_current_tag(tag.encode())
+            self.c.tms_set_enable_cpu_backup(backup)
+            if backend is not None:
+                self.c.tms_set_cpu_backup_backend(backend.encode())
+            self.c.tms_set_interesting_region(True)
             yield
         finally:
             before.put_back(self.c)
@@ -386,8 +387,8 @@ class TorchMemorySaver:
         c = self._ready().c
         if not c.tms_get_interesting_region():
             raise RuntimeError("disable() outside a region")
-        c.tms_set_interesting_region(False)
         try:
+            c.tms_set_interesting_region(False)
             pool = torch.cuda.MemPool()
             with torch.cuda.use_mem_pool(pool):
                 yield

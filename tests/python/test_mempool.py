@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import types
 
 import pytest
 import stub
 import vmmgraph
+from test_signals import Interrupt, Signal
 from vmmgraph import _door, _mempool
 
 
@@ -42,7 +44,7 @@ def torch(monkeypatch):
     torch._C._cuda_clearCublasWorkspaces = lambda: log.append(("clear",))
     library = stub.Library(log)
     library.with_torch = False
-    torch.log = log
+    torch.log, torch.library = log, library
     torch.cuda.CUDAGraph = _mempool.graph_class(library, stub.BaseGraph)
     return torch
 
@@ -137,6 +139,24 @@ def test_disabled_captures_are_torchs(torch, monkeypatch) -> None:
     assert names(torch) == ["pluggable", "capture_begin", "capture_end"]
     graph.replay()
     assert names(torch) == ["replay"]
+
+
+def test_a_signal_leaves_the_route_as_it_is(torch) -> None:
+    """Behind any call of the library or of torch."""
+    for number in itertools.count(1):
+        interrupt = Interrupt(number)
+        torch.library.interrupt = stub.BaseGraph.interrupt = interrupt
+        with contextlib.suppress(Signal):
+            capture(torch, (0, 50)).replay()
+        torch.library.interrupt = stub.BaseGraph.interrupt = None
+        gc.collect()
+        assert torch.library.turns == [], (number, interrupt.where)
+        graph = capture(torch, (0, 50))
+        assert graph._arena is not None, (number, interrupt.where)
+        graph.replay()
+        if interrupt.where is None:
+            break
+    assert number > 5
 
 
 @pytest.mark.parametrize(
