@@ -1,4 +1,5 @@
-"""An exception of a signal's (``KeyboardInterrupt``, a timeout's) comes between any two lines and as any call returns: it leaves nothing under way."""
+"""An exception of a signal's (``KeyboardInterrupt``, a timeout's) comes between any two lines and as any call returns: it leaves nothing under way. Nor
+does a call that the library refuses."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 import stub
 import vmmgraph
+from vmmgraph import _c
 
 PACKAGE = str(Path(vmmgraph.__file__).parent)
 
@@ -70,6 +72,30 @@ def behind(door, work: Callable[[], None], number: int) -> object:
     finally:
         door.library.interrupt = stub.BaseGraph.interrupt = None
     return interrupt.where
+
+
+def refused(door, work: Callable[[], None], number: int) -> object:
+    """The library refuses its n-th call, of those that undo nothing."""
+    library, passed, where = door.library, 0, None
+    call = library.call
+
+    def refuse(name: str, *arguments: object) -> int:
+        nonlocal passed, where
+        passed += name not in ("torch_drop", "torch_eager_leave_of", "space_leave")
+        if passed == number and where is None:
+            where = name
+            # One that asks for torch's own memory, and an error of the driver's, in turn.
+            return _c.WRONG_STATE if number % 2 else 200
+        return call(name, *arguments)
+
+    library.call = refuse
+    try:
+        work()
+    except _c.Error:
+        pass
+    finally:
+        library.call = call
+    return where
 
 
 @functools.cache
@@ -153,8 +179,8 @@ def in_turn(door) -> None:
 
 
 @pytest.mark.parametrize("work", [one, pieces, named, eager, pool, in_turn])
-@pytest.mark.parametrize("way", [between, as_it_ends, behind])
-def test_a_signal_leaves_nothing_under_way(door, request, way, work) -> None:
+@pytest.mark.parametrize("way", [between, as_it_ends, behind, refused])
+def test_what_comes_in_between_leaves_nothing_under_way(door, request, way, work) -> None:
     door.mempool = door.torch.cuda.MemPool()
     held = [door.torch.cuda.CUDAGraph() for _ in range(2)]
     for graph, pool_id in zip(held, ((0, 50), door.mempool.id), strict=True):
