@@ -230,6 +230,27 @@ def test_eager_work_that_another_thread_ends_is_over(door):
     assert calls(door) == ["torch_eager_leave_of"]
 
 
+def test_eager_work_of_several_arenas_ends_in_any_order(door):
+    """As tasks of one thread end that wait for each other."""
+    arenas = [vmmgraph.Arena(0) for _ in range(3)]
+    scopes = [contextlib.ExitStack() for _ in arenas]
+    for scope, arena in zip(scopes, arenas, strict=True):
+        scope.enter_context(vmmgraph.eager(arena))
+    handles = [arena.handle.value for arena in arenas]
+    assert door.library.turns == handles
+    scopes[1].close()
+    assert door.library.turns == [handles[0], handles[2]]
+    # Its own is left and entered again, and what is inside it.
+    graph = door.torch.cuda.CUDAGraph()
+    with vmmgraph.graph(graph, arena=arenas[0]):
+        assert door.library.turns == []
+    assert door.library.turns == [handles[0], handles[2]]
+    scopes[0].close()
+    assert door.library.turns == [handles[2]]
+    scopes[2].close()
+    assert door.library.turns == []
+
+
 def test_eager_work_says_what_it_needs(door):
     graph = capture(door, (0, 50))
     graph.replay()
