@@ -779,6 +779,23 @@ def test_the_explicit_form_wants_a_graph_of_ours(door):
         pass
 
 
+def test_the_explicit_form_names_one_capture(door, monkeypatch):
+    arena, graph = vmmgraph.Arena(0), door.torch.cuda.CUDAGraph()
+
+    class Refuses(door.torch.cuda.graph):
+        def __enter__(self):
+            raise RuntimeError("not now")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(door.torch.cuda, "graph", Refuses)
+        with pytest.raises(RuntimeError, match="not now"), vmmgraph.graph(graph, arena=arena, label="first"):
+            pass
+    with door.torch.cuda.graph(graph):
+        pass
+    assert graph.arena is not arena
+    assert graph.label == ""
+
+
 def test_the_explicit_form_passes_exceptions_on(door):
     graph = door.torch.cuda.CUDAGraph()
     with pytest.raises(ZeroDivisionError), vmmgraph.graph(graph):
