@@ -1035,6 +1035,8 @@ fn captured_steps_are_launched_while_sources_change_and_eager_work_uses_the_slot
             }
         };
         let wrong_state = |error: &Error| matches!(error, Error::WrongState { .. });
+        // The next one asks no source, unless something changes.
+        launch(&step).unwrap().unwrap();
         let launcher = {
             let launch = launch.clone();
             thread::spawn(move || {

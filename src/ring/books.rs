@@ -82,10 +82,10 @@ pub(super) struct Counts {
 }
 
 /// A launch that is being given: what it copies.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Launching {
     /// By unit: the stamp of its source.
-    pub(super) stamps: Vec<u64>,
+    pub(super) stamps: Arc<[u64]>,
     pub(super) copies: u64,
     pub(super) bytes: u64,
 }

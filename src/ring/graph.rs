@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::books::{Books, Launching, Stores, no_source};
+use super::host::changes;
 use super::schedule::Held;
 use super::{HostBuffer, Ring, no_unit};
 use crate::driver::{CopyNode, Executable};
@@ -30,6 +31,9 @@ struct Told {
     executable: Option<Executable>,
     /// By turn.
     units: Vec<ToldUnit>,
+    /// What its last launch found: which change was next, and what it copied. While that is the next one, it copies the same, and what stores are
+    /// behind was waited for. So a launch reads a few words and not every source of the ring, which the caches have lost where a step lasts long.
+    last: Option<(u64, Launching)>,
 }
 
 #[derive(Debug, Default)]
@@ -46,6 +50,7 @@ impl Told {
     /// Nobody knows what the next executable copies. What the last one reads it may still be launched for.
     fn forget(&mut self) {
         self.executable = None;
+        self.last = None;
         for unit in &mut self.units {
             unit.set = 0;
             unit.copies.fill(ToldCopy::default());
@@ -113,7 +118,7 @@ impl RingGraph {
             copies: vec![ToldCopy::default(); nodes.len()],
             ..ToldUnit::default()
         };
-        let told = Told { executable: None, units: nodes.iter().map(unit).collect() };
+        let told = Told { executable: None, units: nodes.iter().map(unit).collect(), last: None };
         Self { ring, tail, nodes, told: Mutex::new(told), launches: Arc::default() }
     }
 
@@ -189,17 +194,26 @@ impl RingGraph {
             told.forget();
             told.executable = Some(executable);
         }
+        // Behind the beginning of this launch, and before anything is looked at.
+        let next = changes();
+        let same = told.last.take().filter(|(at, _)| *at == next).map(|(_, launching)| launching);
         let early = ring.schedule.streamed().iter().take(self.tail);
         for unit in ring.schedule.residents().iter().chain(early) {
-            let filled = ring.fill(books, *unit)?;
+            let there = same.as_ref().is_some_and(|same| ring.holds(books, *unit, &same.stamps));
+            let filled = !there && ring.fill(books, *unit)?;
             books.counts.filled_ahead += u64::from(filled);
         }
-        for (at, nodes) in self.nodes.iter().enumerate() {
-            let unit = ring.schedule.unit_at(self.tail + at).ok_or_else(|| no_unit(at))?;
-            // SAFETY: the caller's promise.
-            unsafe { self.tell(told, books, (at, unit), executable, nodes) }?;
-        }
-        let (launching, stores) = self.launching(books)?;
+        let (launching, stores) = match same {
+            Some(same) => (same, Fence::default()),
+            None => {
+                for (at, nodes) in self.nodes.iter().enumerate() {
+                    let unit = ring.schedule.unit_at(self.tail + at).ok_or_else(|| no_unit(at))?;
+                    // SAFETY: the caller's promise.
+                    unsafe { self.tell(told, books, (at, unit), executable, nodes) }?;
+                }
+                self.launching(books)?
+            }
+        };
         let mut before = std::mem::take(&mut books.graphs);
         before.join(stores);
         for place in &mut books.places {
@@ -210,20 +224,23 @@ impl RingGraph {
         // What is behind the launch is behind all of it, so this is asked for until then.
         books.graphs = before;
         result?;
+        told.last = Some((next, launching.clone()));
         Ok(launching)
     }
 
     /// What the launch copies, and what is behind the copies to what it reads.
     fn launching(&self, books: &Books) -> Result<(Launching, Fence)> {
         let (mut launching, mut stores) = (Launching::default(), Stores::default());
+        let mut stamps = Vec::with_capacity(books.sources.len());
         for (unit, source) in books.sources.iter().enumerate() {
             let stamp = source.as_ref().map_or(Ok(0), |source| source.stamp_and_stores(&mut stores))?;
-            launching.stamps.push(stamp);
+            stamps.push(stamp);
             if let Some(source) = source.as_ref().filter(|_| self.ring.schedule.turn_of(unit).is_some()) {
                 launching.copies += source.runs.len() as u64;
                 launching.bytes += source.runs.iter().map(|run| run.bytes).sum::<u64>();
             }
         }
+        launching.stamps = stamps.into();
         Ok((launching, stores.fence))
     }
 

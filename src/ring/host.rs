@@ -21,10 +21,19 @@ pub enum Pinning {
     Preferred,
 }
 
+static NEXT_CHANGE: AtomicU64 = AtomicU64::new(1);
+
 /// Numbers of changes, of contents and of sources: a later change has a larger one, in the whole process.
+///
+/// Taken under the lock of what changes, and by who writes host memory before he asks whether a launch that reads it is being given: so that one
+/// which begins meanwhile finds it in [`changes`], or is found.
 pub(super) fn next_change() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Ordering::Relaxed)
+    NEXT_CHANGE.fetch_add(1, Ordering::Relaxed)
+}
+
+/// The next number: as long as it is the same, nothing has changed.
+pub(super) fn changes() -> u64 {
+    NEXT_CHANGE.load(Ordering::Relaxed)
 }
 
 #[derive(Default)]
@@ -120,13 +129,14 @@ impl HostBuffer {
         loop {
             let mut users = {
                 let mut used = self.used.lock();
+                let change = next_change();
                 let mut users = used.users()?;
                 if users.done(self.device.pool().events())? {
                     // Under the lock: no copy begins meanwhile, and a launch asks for the last change after it has begun.
                     host.write(self.piece()?, at, from)?;
                     used.copies = Fence::default();
                     used.stores = Fence::default();
-                    used.changed = next_change();
+                    used.changed = change;
                     return Ok(());
                 }
                 users
@@ -168,10 +178,11 @@ impl HostBuffer {
         let out = host.stream_out()?;
         // Under the lock: no copy from it begins meanwhile, and a launch that reads it is refused or finds this one.
         let mut used = self.used.lock();
+        let change = next_change();
         let mut behind = used.readers()?;
         behind.add_mark(events.record(stream)?);
         behind.before(events, out)?;
-        used.changed = next_change();
+        used.changed = change;
         let mut this = Fence::default();
         // SAFETY: the caller's promise.
         let stored = unsafe { host.store_part(from, piece, (at, bytes), &mut this) };
@@ -228,7 +239,8 @@ impl HostBuffer {
 
     /// Says that the contents were changed otherwise than by [`write`](Self::write): the next use of what rings hold of it copies it again.
     pub fn changed(&self) {
-        self.used.lock().changed = next_change();
+        let mut used = self.used.lock();
+        used.changed = next_change();
     }
 
     /// Blocks until the copies from it and to it that were given, and the launches of captured steps that read it, are over.

@@ -36,11 +36,11 @@ impl Ring {
             }
             merged.push(Run { source: Arc::clone(source), from: *from, to: *to, bytes: *bytes });
         }
-        let source = Source { runs: merge(&merged, bytes)?, set: next_change() };
+        let runs = merge(&merged, bytes)?;
         let old = {
             let mut books = self.books.lock();
             let place = books.sources.get_mut(unit).ok_or_else(|| no_unit(unit))?;
-            place.replace(source)
+            place.replace(Source { runs, set: next_change() })
         };
         // Not under the lock: host memory may go with it.
         drop(old);
@@ -163,6 +163,12 @@ impl Ring {
         place.readers = Fence::default();
         place.held = now;
         Ok(true)
+    }
+
+    /// Whether a unit's place holds it as its source was at these stamps.
+    pub(super) fn holds(&self, books: &Books, unit: usize, stamps: &[u64]) -> bool {
+        let held = self.schedule.place_of(unit).and_then(|place| books.places.get(place)?.held);
+        held.is_some_and(|held| held.unit == unit && stamps.get(unit) == Some(&held.stamp))
     }
 
     fn copy(&self, books: &mut Books, unit: usize, ready: &mut Fence) -> Result<()> {
