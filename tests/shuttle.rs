@@ -995,6 +995,11 @@ fn captured_steps_are_launched_while_sources_change_and_eager_work_uses_the_slot
             let run = HostRun { source: Arc::clone(&buffer), from: unit * UNIT, to: 0, bytes: UNIT };
             ring.set_source(unit as usize, &[run]).unwrap();
         }
+        // What a step made, which is to be a source.
+        let made = device.elastic_buffer(UNIT, &ElasticOptions::default()).unwrap();
+        made.commit(0..UNIT).unwrap();
+        // SAFETY: committed, on the host driver.
+        unsafe { device.driver().write(made.base(), &[19; UNIT as usize]) }.unwrap();
         copying.begin(stream(1));
         ring.capture_begin(stream(1), &RingCaptureOptions::default()).unwrap();
         for unit in 0..4 {
@@ -1052,9 +1057,15 @@ fn captured_steps_are_launched_while_sources_change_and_eager_work_uses_the_slot
         };
         let changer = {
             let (ring, device, buffer) = (Arc::clone(&ring), Arc::clone(&device), Arc::clone(&buffer));
+            let at = made.base();
             thread::spawn(move || {
                 // Refused while a launch that reads it is being given.
                 while let Err(error) = buffer.write(UNIT, &[17; UNIT as usize]) {
+                    assert!(wrong_state(&error), "{error}");
+                    thread::yield_now();
+                }
+                // SAFETY: committed until all threads are done.
+                while let Err(error) = unsafe { buffer.store(3 * UNIT, at, UNIT, stream(4)) } {
                     assert!(wrong_state(&error), "{error}");
                     thread::yield_now();
                 }
@@ -1081,9 +1092,9 @@ fn captured_steps_are_launched_while_sources_change_and_eager_work_uses_the_slot
         eager.join().unwrap();
         let step = launcher.join().unwrap();
         // What is there now is what is read.
-        assert_eq!(launch(&step), Ok(Ok(vec![0, 17, 18, 3, 0])));
+        assert_eq!(launch(&step), Ok(Ok(vec![0, 17, 18, 19, 0])));
         assert_eq!(ring.audit(), Ok(()));
-        drop((step, launch, whole, ring, buffer));
+        drop((step, launch, whole, ring, buffer, made));
         device.host_pool().trim().unwrap();
         device.trim().unwrap();
         drop((device, copying));
