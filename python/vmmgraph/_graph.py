@@ -148,6 +148,7 @@ def graph_class(door: Door, base: type) -> type:
                 capture.pool = (0, 0)
             with contextlib.suppress(Exception):
                 super().reset()
+            # Also where all was done when an exception of a signal's came: it was none of the shape's.
             capture.under_way = True
             capture.close()
             self._shape = self._capture = None

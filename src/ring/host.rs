@@ -239,6 +239,7 @@ impl HostBuffer {
 
     /// Says that the contents were changed otherwise than by [`write`](Self::write): the next use of what rings hold of it copies it again.
     pub fn changed(&self) {
+        // In two steps: of an assignment the right side is first, and the number would be taken without the lock.
         let mut used = self.used.lock();
         used.changed = next_change();
     }
