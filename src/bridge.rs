@@ -20,6 +20,7 @@ use crate::region::Region;
 use crate::space::{self, EagerBlocks, EagerEnd};
 use crate::torch;
 use crate::units::{Address, Peers, Stream};
+use crate::workspace;
 
 #[allow(unreachable_pub, reason = "cxx makes the structs public")]
 #[cxx::bridge(namespace = "vmmgraph::bridge")]
@@ -62,6 +63,28 @@ mod ffi {
         fn launch_by_replay_only(allocator: &VmmTorchAllocator, only: bool) -> i32;
         /// A stream that lasts was captured, on which blocks may be used; the status.
         fn captured_on(allocator: &VmmTorchAllocator, stream: usize) -> i32;
+
+        /// A workspace, or none.
+        type Workspace;
+
+        /// None.
+        fn no_workspace() -> Box<Workspace>;
+        /// Makes one of so many bytes at least on the device of a space; the status.
+        fn make_workspace(workspace: &mut Workspace, allocator: &VmmTorchAllocator, bytes: usize) -> i32;
+        /// Its first address.
+        fn workspace_address(workspace: &Workspace) -> usize;
+        /// Before a replay of the only space that was captured with it, on a stream that lasts or, with `anywhere`, on any from now on, which it says then:
+        /// it need not be asked again. The status.
+        fn use_workspace(
+            workspace: &Workspace,
+            allocator: &VmmTorchAllocator,
+            stream: usize,
+            anywhere: &mut bool,
+        ) -> i32;
+        /// Whether it can be used by any space of its arena, on any stream, from now on.
+        fn keep_workspace(workspace: &Workspace) -> bool;
+        /// It goes behind the arena's replays so far; the status.
+        fn leave_workspace(workspace: &Workspace, allocator: &VmmTorchAllocator) -> i32;
 
         /// Blocks whose contents are carried over a seal, or none.
         type Carry;
@@ -360,6 +383,58 @@ fn record_stream(allocator: &VmmTorchAllocator, block: usize, stream: usize) -> 
     guarded(
         || allocator.0.close_arena(),
         || allocator.0.record_stream(Address(block as u64), stream_of(stream as *mut _)),
+    )
+}
+
+/// Its last owner may be an entry of torch's table, so its end is a call too.
+struct Workspace(Option<GuardedDrop<workspace::Workspace>>);
+
+fn no_workspace() -> Box<Workspace> {
+    Box::new(Workspace(None))
+}
+
+fn make_workspace(workspace: &mut Workspace, allocator: &VmmTorchAllocator, bytes: usize) -> i32 {
+    guarded(
+        || allocator.0.close_arena(),
+        || {
+            workspace.0 = Some(GuardedDrop::new(allocator.0.workspace(bytes as u64)?));
+            Ok(())
+        },
+    )
+}
+
+fn workspace_address(workspace: &Workspace) -> usize {
+    workspace.0.as_ref().map_or(0, |workspace| workspace.address().0 as usize)
+}
+
+fn use_workspace(
+    workspace: &Workspace,
+    allocator: &VmmTorchAllocator,
+    stream: usize,
+    anywhere: &mut bool,
+) -> i32 {
+    guarded(
+        || allocator.0.close_arena(),
+        || {
+            let Some(workspace) = &workspace.0 else { return Ok(()) };
+            *anywhere =
+                allocator.0.use_workspace(workspace, (!*anywhere).then(|| stream_of(stream as *mut _)))?;
+            Ok(())
+        },
+    )
+}
+
+fn keep_workspace(workspace: &Workspace) -> bool {
+    workspace.0.as_ref().is_some_and(|workspace| workspace.keep())
+}
+
+fn leave_workspace(workspace: &Workspace, allocator: &VmmTorchAllocator) -> i32 {
+    guarded(
+        || allocator.0.close_arena(),
+        || {
+            workspace.0.iter().for_each(|workspace| allocator.0.leave_workspace(workspace));
+            Ok(())
+        },
     )
 }
 

@@ -43,6 +43,7 @@
 //!   elastic             beside them: memory that grows and shrinks, KV caches, which blocks to use
 //!   ring                beside them: many addresses over few slots, filled from the host
 //!   executables         beside them: which captured graphs have an executable
+//!   workspace           beside them: what kernels use in passing
 //!   order   device      replay order; the root that everything alive holds
 //!   pages               page pool, accounts, changes, fences, numbered pages
 //!   driver              the one platform door: CUDA, HIP, host
@@ -74,6 +75,7 @@ mod stats;
 mod sync;
 mod torch;
 pub mod units;
+mod workspace;
 
 pub use arena::{Options, SharedVmmAllocator};
 pub use device::{Device, ExportedPage, PagePin, PeerExtent, PeerMap, PeerPage};
@@ -98,3 +100,4 @@ pub use space::{EagerBlocks, EagerEnd, EagerScope, EagerStats};
 pub use stats::{ArenaStats, Snapshot};
 pub use torch::VmmTorchAllocator;
 pub use units::{Address, Peers, Stream};
+pub use workspace::Workspace;

@@ -106,6 +106,7 @@ impl fmt::Display for Snapshot {
                 Holder::Region { region } => write!(f, "  region {region}")?,
                 Holder::Elastic { buffer } => write!(f, "  elastic buffer {buffer}")?,
                 Holder::Ring { ring } => write!(f, "  ring {ring}")?,
+                Holder::Workspace { group } => write!(f, "  workspaces {group}")?,
                 Holder::Exported => write!(f, "  other processes")?,
                 Holder::Free => write!(f, "  free")?,
                 Holder::Leaving => write!(f, "  refused by the driver")?,

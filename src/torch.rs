@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::error::Result;
 use crate::space::{Carry, Core, Kind, RetainPolicy, Space};
 use crate::units::{Address, Stream};
+use crate::workspace::Workspace;
 
 /// The memory of one capture, as torch asks for it: tensor by tensor (blocks route) or segment by segment (MemPool route).
 ///
@@ -80,6 +81,28 @@ impl VmmTorchAllocator {
     /// [`Error::WrongState`](crate::Error::WrongState) while another one is there.
     pub fn carry(&self, policy: RetainPolicy) -> Result<Carry> {
         Carry::begin(&self.core, policy)
+    }
+
+    /// A workspace on the arena's device, for what is captured into the space.
+    ///
+    /// # Errors
+    /// Those of [`Workspace::new`].
+    pub fn workspace(&self, bytes: u64) -> Result<Workspace> {
+        Workspace::new(self.core.device(), bytes)
+    }
+
+    /// Before a replay of a space that was captured with the workspace and nothing else was, within its [turn](Space::enter): see
+    /// [`Workspace::use_on`].
+    ///
+    /// # Errors
+    /// Those of [`Workspace::use_on`].
+    pub fn use_workspace(&self, workspace: &Workspace, stream: Option<Stream>) -> Result<bool> {
+        workspace.use_on(stream, || self.core.replays())
+    }
+
+    /// The workspace goes behind the arena's replays so far, at the earliest.
+    pub fn leave_workspace(&self, workspace: &Workspace) {
+        workspace.leave(self.core.replays());
     }
 
     /// See [`Space::contains`].

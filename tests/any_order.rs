@@ -20,6 +20,8 @@ mod lending;
 mod rings;
 #[path = "any_order/threads.rs"]
 mod threads;
+#[path = "any_order/workspaces.rs"]
+mod workspaces;
 #[path = "any_order/world.rs"]
 mod world;
 

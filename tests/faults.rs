@@ -28,7 +28,7 @@ use vmmgraph::ring::HostRun;
 use vmmgraph::{
     Address, BlockBorrower, Borrower, Committed, Device, DriverChoice, ElasticOptions, Error, HostBuffer,
     HostOptions, KvLayout, KvOptions, Options, Peers, Pinning, Policy, RegionOptions, Result, RetainPolicy,
-    RingOptions, RingUnit, SharedVmmAllocator, Space, Stream, Vacate, VacateBlocks, Vacated,
+    RingOptions, RingUnit, SharedVmmAllocator, Space, Stream, Vacate, VacateBlocks, Vacated, Workspace,
 };
 use vmmgraph_testkit::{FaultyDriver, Stamps, stream};
 
@@ -1082,6 +1082,37 @@ fn ring(run: &mut Run) -> Result<()> {
     run.step("trim host", || device.host_pool().trim()).map(drop)
 }
 
+/// Three workspaces on one page, of which one gets another as its stream is another one, and one when it is used elsewhere.
+fn workspaces(run: &mut Run) -> Result<()> {
+    let (device, other) = (Arc::clone(&run.device), run.injector.stream());
+    let stamps = Stamps::new(device.driver(), other);
+    let mut all = Vec::new();
+    for _ in 0..3 {
+        all.push(run.step("make", || Workspace::new(&device, UNIT))?);
+    }
+    let behind = |stream| {
+        let mut fence = Fence::default();
+        fence.add(device.pool().events(), stream);
+        fence
+    };
+    let uses = [(0, Some(A)), (1, Some(other)), (2, Some(A)), (2, Some(other)), (0, None)];
+    for (number, (chosen, stream)) in uses.into_iter().enumerate() {
+        let one: &Workspace = &all[chosen];
+        run.step("use", || one.use_on(stream, || behind(A)))?;
+        let (at, stamp) = (one.address(), number as u32);
+        run.step("write", || stamps.write(at, UNIT, stamp))?;
+        let holds = run.step("read", || stamps.holds(at, UNIT, stamp))?;
+        assert!(holds, "workspace {chosen} is not there");
+    }
+    run.injector.keep_busy(2);
+    for one in all {
+        one.leave(behind(other));
+        drop(one);
+        run.balance("drop a workspace");
+    }
+    Ok(())
+}
+
 /// Bytes of a ring's unit.
 const UNIT: u64 = 16 << 10;
 
@@ -1109,6 +1140,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("lending blocks", lending_blocks),
     ("cache", cache),
     ("ring", ring),
+    ("workspaces", workspaces),
 ];
 
 /// What a scenario's sweep came to.

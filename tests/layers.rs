@@ -14,7 +14,7 @@ const LAYERS: &[&[&str]] = &[
     &["pages"],
     &["order", "device"],
     // They do not name each other.
-    &["space", "region", "elastic", "executables", "ring"],
+    &["space", "region", "elastic", "executables", "ring", "workspace"],
     &["lending"],
     &["stats"],
     &["map"],

@@ -22,6 +22,12 @@ public:
     // Notes that a stream uses a block. Throws Error.
     virtual void record_stream(void* block, void* stream) = 0;
 
+    // Whether torch is to make its own error of a refusal: out of memory, addresses, budget or descriptors, or more bytes than there can be.
+    static bool is_out_of_memory(vmmgraph_status_t status) noexcept {
+        return (status >= VMMGRAPH_ERROR_OUT_OF_MEMORY && status <= VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS) ||
+               status == VMMGRAPH_ERROR_INVALID_SIZE;
+    }
+
 protected:
     // Programs drop tensors right after work on this stream that reads them, as torch's own memory stays mapped.
     static cudaStream_t current_stream(c10::DeviceIndex device) noexcept {
@@ -31,12 +37,6 @@ protected:
             // Torch is going down, with all its streams.
             return nullptr;
         }
-    }
-
-    // Whether torch is to make its own error of a refusal: out of memory, addresses, budget or descriptors, or more bytes than there can be.
-    static bool is_out_of_memory(vmmgraph_status_t status) noexcept {
-        return (status >= VMMGRAPH_ERROR_OUT_OF_MEMORY && status <= VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS) ||
-               status == VMMGRAPH_ERROR_INVALID_SIZE;
     }
 };
 

@@ -124,6 +124,7 @@ private:
     // The workspaces serve nobody else before the stream is done with them.
     void outlast(const c10::cuda::CUDAStream& stream) noexcept {
         try {
+            workspace->leave(*memory);
             workspace->record_stream(stream);
             for (const auto& kept : kept_workspaces) {
                 caching::recordStream(*kept, stream);

@@ -66,6 +66,20 @@ public:
         return carry;
     }
 
+    // Addresses for what kernels use in passing, on the arena's device; the status.
+    vmmgraph_status_t make_workspace(bridge::Workspace& workspace, std::size_t bytes) const noexcept {
+        return bridge::make_workspace(workspace, *allocator_, bytes);
+    }
+    // Before a replay on a stream that lasts, or `anywhere`, that uses it, where nothing else of the arena does; the status. Says whether that may be
+    // anywhere from now on.
+    vmmgraph_status_t use_workspace(const bridge::Workspace& workspace, void* stream, bool& anywhere) const noexcept {
+        return bridge::use_workspace(workspace, *allocator_, reinterpret_cast<std::size_t>(stream), anywhere);
+    }
+    // Nobody else gets its page before the arena's replays so far are over.
+    void leave_workspace(const bridge::Workspace& workspace) const noexcept {
+        static_cast<void>(bridge::leave_workspace(workspace, *allocator_));
+    }
+
     void record_stream(void* block, void* stream) override {
         detail::check(bridge::record_stream(*allocator_, reinterpret_cast<std::size_t>(block), reinterpret_cast<std::size_t>(stream)));
     }

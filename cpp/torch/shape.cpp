@@ -96,7 +96,7 @@ Shape::Shape(SharedVmmAllocator& arena)
     : device_(device_of(arena).index()),
       space_(arena.open_space()),
       memory_(std::make_shared<Memory>(space_)),
-      workspace_(Workspace::of(arena)),
+      workspace_(Workspace::of(arena, memory_)),
       pool_(ExecutablePool::of(arena)) {
     memory_->launch_by_replay_only(true);
 }
@@ -117,6 +117,7 @@ Shape::~Shape() {
         static_cast<void>(vmmgraph_space_wait(space_.handle()));
     }
     // Whoever replayed last may not be done; then nobody else gets the workspaces it uses.
+    workspace_->leave(*memory_);
     if (auto* const last = last_stream_.load(); last != nullptr) {
         try {
             const auto stream = c10::cuda::getStreamFromExternal(last, device_);
@@ -195,7 +196,7 @@ ForeignPiece Shape::end(const ForeignGraph& graph) {
     const Relaxed relaxed;
     const DisableScope torchs_own;
     const OnDevice current({c10::kCUDA, device_});
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     if (!under_way_) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "no capture into this shape is under way");
     }
@@ -219,6 +220,10 @@ ForeignPiece Shape::end(const ForeignGraph& graph) {
         }
     }
     piece.lent = piece.replayable && graph.lend && graph.raw != nullptr;
+    by_hand_ = by_hand_ || !piece.replayable;
+    if (by_hand_) {
+        use_workspace(lock, nullptr);
+    }
     pieces_.push_back({piece.replayable ? graph.graph : nullptr, piece.lent ? graph.raw : nullptr});
     return piece;
 }
@@ -314,8 +319,25 @@ Template& Shape::executables() {
     return *template_;
 }
 
+void Shape::use_workspace(std::unique_lock<std::mutex>& lock, const c10::cuda::CUDAStream* stream) {
+    // As often as an arena tries.
+    constexpr int tries = 8;
+    for (int tried = 1;; ++tried) {
+        const auto status = stream != nullptr ? workspace_->use_on(*memory_, *stream) : workspace_->use_anywhere(*memory_);
+        if (!BlockOwner::is_out_of_memory(status) || tried == tries) {
+            return detail::check(status);
+        }
+        // Whoever is asked may end graphs.
+        lock.unlock();
+        const bool again = make_room(device_, workspace_->bytes());
+        lock.lock();
+        tried = again ? tried : tries - 1;
+    }
+}
+
 void Shape::launch(std::size_t number, const c10::cuda::CUDAStream& stream) {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    use_workspace(lock, &stream);
     const auto& piece = replayable(number);
     if (lasts(stream)) {
         last_stream_.store(stream.stream());
@@ -343,7 +365,17 @@ Difference Shape::verify(std::size_t piece, const std::vector<Output>& outputs) 
     return space_.verify(stream.stream(), outputs, [&] { launch(piece, stream); });
 }
 
-void Shape::launched_by_hand() { memory_->launch_by_replay_only(false); }
+void Shape::launched_by_hand() {
+    memory_->launch_by_replay_only(false);
+    const Relaxed relaxed;
+    const OnDevice current({c10::kCUDA, device_});
+    std::unique_lock lock(mutex_);
+    by_hand_ = true;
+    // What is being captured uses it: behind that.
+    if (!under_way_) {
+        use_workspace(lock, nullptr);
+    }
+}
 
 void Shape::drop(std::size_t number, bool keep) {
     const Relaxed relaxed;

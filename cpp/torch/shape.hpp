@@ -94,6 +94,8 @@ private:
 
     [[nodiscard]] c10::cuda::CUDAStream stream() const;
     void launch(std::size_t piece, const c10::cuda::CUDAStream& stream);
+    // Before a launch on the stream, or by others (null). The mutex is held, but while others are asked for memory.
+    void use_workspace(std::unique_lock<std::mutex>& lock, const c10::cuda::CUDAStream* stream);
     [[nodiscard]] Retain policy(Retain asked) const;
     SealReport seal_keeping_contents(Retain retain);
     // With the mutex held.
@@ -118,6 +120,8 @@ private:
     std::unique_ptr<Template> template_;
     std::optional<SealReport> sealed_;
     bool collectives_ = false;
+    // Somebody else than replay() launches some of its graphs.
+    bool by_hand_ = false;
     // The streams that were captured, of those that last.
     std::set<cudaStream_t> captured_on_;
     // Of those that last.

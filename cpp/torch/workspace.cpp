@@ -1,5 +1,6 @@
 #include "workspace.hpp"
 
+#include <algorithm>
 #include <map>
 #include <shared_mutex>
 #include <tuple>
@@ -7,6 +8,7 @@
 #include <utility>
 
 #include "eager_memory.hpp"
+#include "guards.hpp"
 #include "on_device.hpp"
 #include "region_memory.hpp"
 #include "registry.hpp"
@@ -101,27 +103,79 @@ thread_local std::unordered_map<c10::DeviceIndex, void*> handles;
 
 }  // namespace
 
-std::shared_ptr<Workspace> Workspace::of(const SharedVmmAllocator& arena) {
+struct Workspace::Pages {
+    rust::Box<bridge::Workspace> pages = bridge::no_workspace();
+    std::size_t bytes = 0;
+
+    // As torch's tables have it, which is an owner of it.
+    static c10::DataPtr entry_of(const std::shared_ptr<Pages>& pages, c10::DeviceIndex device) {
+        auto* const address = reinterpret_cast<void*>(bridge::workspace_address(*pages->pages));
+        return {address, new std::shared_ptr<Pages>(pages), [](void* context) { delete static_cast<std::shared_ptr<Pages>*>(context); },
+                c10::Device(c10::kCUDA, device)};
+    }
+};
+
+Workspace::Workspace(c10::DeviceIndex device, std::shared_ptr<Memory> shape) : device_(device), shape_(std::move(shape)) {}
+
+std::shared_ptr<Workspace> Workspace::of(const SharedVmmAllocator& arena, const std::shared_ptr<Memory>& shape) {
     static std::mutex mutex;
     // Handles are never used twice, so an arena cannot find another's.
     static auto* const all = new std::unordered_map<vmmgraph_arena_t, std::weak_ptr<Workspace>>;
     const std::lock_guard lock(mutex);
     std::erase_if(*all, [](const auto& one) { return one.second.expired(); });
+    const auto device = device_of(arena).index();
+    const bool first = std::none_of(all->begin(), all->end(), [&](const auto& one) {
+        const auto other = one.second.lock();
+        return other && other->device_ == device;
+    });
     auto& known = (*all)[arena.handle()];
     auto workspace = known.lock();
-    if (!workspace) {
-        known = workspace = std::make_shared<Workspace>();
+    if (!workspace || !workspace->keep()) {
+        known = workspace = std::make_shared<Workspace>(device, workspace || first ? nullptr : shape);
     }
     return workspace;
 }
 
-void Workspace::provide(const c10::cuda::CUDAStream& stream) {
+bool Workspace::keep() {
     const std::lock_guard lock(mutex_);
-    const auto bytes = &at::cuda::getChosenWorkspaceSize != nullptr ? at::cuda::getChosenWorkspaceSize() : bytes_;
-    if (bytes != bytes_) {
-        // Graphs that were captured with the old one have it.
-        memory_.reset();
-        bytes_ = bytes;
+    if (shape_ && pages_ && !bridge::keep_workspace(*pages_->pages)) {
+        return false;
+    }
+    // Where it was not needed yet it will be torch's memory.
+    shape_.reset();
+    return true;
+}
+
+std::shared_ptr<Workspace::Pages> Workspace::make(std::size_t bytes) const {
+    std::shared_ptr<Memory> shape;
+    {
+        const std::lock_guard lock(mutex_);
+        shape = memory_ ? nullptr : shape_;
+    }
+    auto pages = std::make_shared<Pages>();
+    if (!shape || bytes == 0 || shape->make_workspace(*pages->pages, bytes) != VMMGRAPH_OK) {
+        return nullptr;
+    }
+    pages->bytes = bytes;
+    return pages;
+}
+
+void Workspace::provide(const c10::cuda::CUDAStream& stream) {
+    const auto chosen = &at::cuda::getChosenWorkspaceSize != nullptr ? at::cuda::getChosenWorkspaceSize() : 0;
+    // Reclaimers may be asked, which is done without a lock.
+    auto made = make(chosen);
+    const std::lock_guard lock(mutex_);
+    if (chosen != bytes_) {
+        if (memory_) {
+            // Graphs that were captured with the old one have it.
+            earlier_.push_back(std::move(memory_));
+            memory_.reset();
+        }
+        bytes_ = chosen;
+    }
+    if (made && shape_ && !pages_) {
+        pages_ = std::move(made);
+        memory_ = std::make_shared<c10::DataPtr>(Pages::entry_of(pages_, stream.device_index()));
     }
     // Making a handle would break a capture that this thread has under way on another device.
     const Relaxed relaxed;
@@ -147,8 +201,51 @@ void Workspace::provide(const c10::cuda::CUDAStream& stream) {
     });
 }
 
+vmmgraph_status_t Workspace::use_on(const Memory& shape, const c10::cuda::CUDAStream& stream) {
+    return use(shape, lasts(stream) ? reinterpret_cast<std::uintptr_t>(stream.stream()) : anywhere);
+}
+
+vmmgraph_status_t Workspace::use_anywhere(const Memory& shape) { return use(shape, anywhere); }
+
+vmmgraph_status_t Workspace::use(const Memory& shape, std::uintptr_t stream) {
+    const auto used = used_.load(std::memory_order_relaxed);
+    // What a default stream's handle means depends on the thread and its context.
+    constexpr std::uintptr_t last_default = 2;
+    if (used == anywhere || (used == stream && stream > last_default)) {
+        return VMMGRAPH_OK;
+    }
+    std::shared_ptr<Pages> pages;
+    {
+        const std::lock_guard lock(mutex_);
+        // Where it is the arena's or torch's memory, its page stays.
+        pages = shape_ ? pages_ : nullptr;
+    }
+    bool alone = stream == anywhere || !pages;
+    const auto status = pages ? shape.use_workspace(*pages->pages, alone ? nullptr : reinterpret_cast<void*>(stream), alone) : VMMGRAPH_OK;
+    if (status == VMMGRAPH_OK) {
+        used_.store(alone ? anywhere : stream, std::memory_order_relaxed);
+    }
+    return status;
+}
+
+std::size_t Workspace::bytes() const {
+    const std::lock_guard lock(mutex_);
+    return pages_ ? pages_->bytes : bytes_;
+}
+
+void Workspace::leave(const Memory& shape) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (pages_) {
+        shape.leave_workspace(*pages_->pages);
+    }
+}
+
 void Workspace::record_stream(const c10::cuda::CUDAStream& stream) const {
     const std::lock_guard lock(mutex_);
+    // Of what is not torch's memory torch notes nothing.
+    for (const auto& memory : earlier_) {
+        c10::cuda::CUDACachingAllocator::recordStream(*memory, stream);
+    }
     if (memory_) {
         c10::cuda::CUDACachingAllocator::recordStream(*memory_, stream);
     }

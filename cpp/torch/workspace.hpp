@@ -6,6 +6,9 @@
 // afterwards they are again what they were.
 #pragma once
 
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -24,25 +27,58 @@ using KeptWorkspace = std::shared_ptr<c10::DataPtr>;
 
 // One workspace for all captures of an arena, whose replays never overlap. It stays as long as any of its graphs; another arena has
 // another one, since theirs may.
+//
+// It is torch's memory, 32 MiB on an H200. Of a device's second arena on it is addresses of its own over a page of all such arenas that are
+// replayed on one stream (src/workspace.rs), as long as they have one shape each, as those have that a program names no pool for: hundreds of graphs
+// take one page so, as torch's own that are captured on one stream do, and may run at the same time, as torch's may not.
 class Workspace {
 public:
-    // The arena's; made if none of its graphs has one.
-    static std::shared_ptr<Workspace> of(const SharedVmmAllocator& arena);
+    // The arena's; made if none of its graphs has one. With a shape's memory: for a capture that only replays of that shape will launch.
+    static std::shared_ptr<Workspace> of(const SharedVmmAllocator& arena, const std::shared_ptr<Memory>& shape = nullptr);
 
-    Workspace() = default;
+    Workspace(c10::DeviceIndex device, std::shared_ptr<Memory> shape);
     Workspace(const Workspace&) = delete;
     Workspace& operator=(const Workspace&) = delete;
 
     // Makes it the one of this thread's products on the stream, which is torch's current one, is not under capture and has none. Does
     // nothing where torch keeps none (2.15 and later, unless it is told to).
     void provide(const c10::cuda::CUDAStream& stream);
-    // A replay that uses it was launched on the stream and may not be over when it goes.
+    // Before a replay of a shape on the stream, within its turn, while nothing else launches or captures what uses it; the status. Out of memory: it may
+    // be tried again.
+    vmmgraph_status_t use_on(const Memory& shape, const c10::cuda::CUDAStream& stream);
+    // The same before a shape's graphs are launched by others.
+    vmmgraph_status_t use_anywhere(const Memory& shape);
+    // Bytes that a page of it has.
+    [[nodiscard]] std::size_t bytes() const;
+    // A shape goes, whose replays may not be over: nor may others have it before.
+    void leave(const Memory& shape) noexcept;
+    // The same of a replay on the stream, where it is torch's memory.
     void record_stream(const c10::cuda::CUDAStream& stream) const;
 
 private:
+    // Its addresses and whose page is behind them.
+    struct Pages;
+
+    // Of so many bytes; null if it is to be torch's memory or cannot be had.
+    [[nodiscard]] std::shared_ptr<Pages> make(std::size_t bytes) const;
+    // Whether it can be any capture's of the arena.
+    bool keep();
+    vmmgraph_status_t use(const Memory& shape, std::uintptr_t stream);
+
+    const c10::DeviceIndex device_;
     mutable std::mutex mutex_;
+    // Whose only it is; null: all of the arena have it.
+    std::shared_ptr<Memory> shape_;
+    std::shared_ptr<Pages> pages_;
     KeptWorkspace memory_;
+    // Of another size, that graphs have baked in.
+    std::vector<KeptWorkspace> earlier_;
     std::size_t bytes_ = 0;
+    // The stream that it is used on, or what stands for any; what stands for none: it was not used.
+    std::atomic<std::uintptr_t> used_{not_used};
+
+    static constexpr std::uintptr_t not_used = ~std::uintptr_t{0};
+    static constexpr std::uintptr_t anywhere = not_used - 1;
 };
 
 // Torch's table during one capture. Up to torch 2.7 it cannot be reached: there all of it is cleared before and after a capture, as torch

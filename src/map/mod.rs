@@ -153,7 +153,7 @@ pub struct MapPoint {
 /// Whoever else has memory of the device's pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MapHolder {
-    /// "arena", "region", "elastic", "ring", "free" (of the pool: whoever asks next gets it) or "leaving" (the driver would not take it back).
+    /// "arena", "region", "elastic", "ring", "workspaces", "free" (of the pool: whoever asks next gets it) or "leaving" (the driver would not take it back).
     pub kind: String,
     /// What it is called.
     pub name: String,

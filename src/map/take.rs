@@ -225,6 +225,7 @@ fn holders(others: Vec<Other>) -> Vec<MapHolder> {
             Holder::Region { .. } => "region",
             Holder::Elastic { .. } => "elastic",
             Holder::Ring { .. } => "ring",
+            Holder::Workspace { .. } => "workspaces",
             Holder::Exported => "exported",
             Holder::Free => "free",
             Holder::Leaving => "leaving",

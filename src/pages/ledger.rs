@@ -49,6 +49,11 @@ pub enum Holder {
         /// The ring's number.
         ring: u64,
     },
+    /// Workspaces that one stream uses, one after the other.
+    Workspace {
+        /// The group's number.
+        group: u64,
+    },
     /// Nobody here: only other processes have it, and when they have not, it is free.
     Exported,
     /// The device: whoever asks next gets it.
@@ -71,7 +76,7 @@ impl Holder {
         match self {
             Self::Shared { arena } | Self::Retained { arena, .. } | Self::Kept { arena } => Some(arena),
             Self::Exclusive { .. } | Self::Region { .. } | Self::Elastic { .. } | Self::Ring { .. } => None,
-            Self::Exported | Self::Free | Self::Leaving => None,
+            Self::Workspace { .. } | Self::Exported | Self::Free | Self::Leaving => None,
         }
     }
 

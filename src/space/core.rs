@@ -19,6 +19,7 @@ use super::placement::Placement;
 use super::presence::Opened;
 use super::refresh::Stale;
 use super::{Common, Phase};
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::pages::{Calls, Capturing, Change, Fence, Holder, NamedStream, PageId, Reservation};
 use crate::sync::{Mutex, MutexGuard};
@@ -123,6 +124,16 @@ impl Core {
     }
 
     /// Whether the device was opened with pages that other processes can be given.
+    /// The arena's device.
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.common.device
+    }
+
+    /// What is behind every replay of the arena so far.
+    pub(crate) fn replays(&self) -> Fence {
+        self.common.order.fence()
+    }
+
     pub(crate) fn is_shareable(&self) -> bool {
         self.common.pool().driver().sharing().is_some()
     }

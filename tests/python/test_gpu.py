@@ -150,10 +150,10 @@ class Captured:
 
 
 def full(model, pool, sizes, stream, keep: bool) -> list[Captured]:
-    """vLLM's full graphs, largest first: outputs weak (`keep` False); SGLang's: kept."""
+    """vLLM's full graphs, largest first: outputs weak (`keep` False); SGLang's: kept. Of sizes, or of inputs."""
     made = []
     for size in sizes:
-        x = model.inputs(size)
+        x = size if isinstance(size, torch.Tensor) else model.inputs(size)
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
             expected = model(x)
@@ -1258,6 +1258,88 @@ def test_garbage_of_another_thread_during_a_capture() -> None:
     assert not thread.is_alive()
     assert not errors, errors
     assert wrong([*made, *anchor]) == 0
+
+
+def test_graphs_that_name_no_pool_cost_one_workspace() -> None:
+    """CuBLAS has its partial sums in a workspace of 32 MiB: one for all graphs that run on one stream, others for those that may run beside them."""
+    enabled()
+    model = Model()
+    inputs = [model.inputs(16) for _ in range(48)]
+    stream, streams = torch.cuda.Stream(), [torch.cuda.Stream() for _ in range(4)]
+
+    def capture(x) -> Captured:
+        return full(model, None, [x], stream, keep=True)[0]
+
+    def beside(made: list[Captured], rounds: int, hop: bool = False) -> int:
+        """How many come out wrong of work on four streams at once, each graph on a stream of its own or anywhere."""
+        count, pick = 0, random.Random(3)
+        for _ in range(rounds):
+            for one in made:
+                one.output.zero_()
+            torch.cuda.synchronize()
+            for number, one in enumerate(made):
+                with torch.cuda.stream(pick.choice(streams) if hop else streams[number % 4]):
+                    one.graph.replay()
+            torch.cuda.synchronize()
+            count += sum(not torch.equal(one.output, one.expected) for one in made)
+        return count
+
+    capture(inputs[0]).graph.replay()
+    torch.cuda.synchronize()
+    gc.collect()
+    free = torch.cuda.mem_get_info()[0]
+    made = [capture(x) for x in inputs]
+    assert wrong(made) == 0
+    taken = free - torch.cuda.mem_get_info()[0]
+    assert taken < 48 * 5 * MIB + 3 * 32 * MIB, mib(taken)
+
+    assert beside(made, 20) == 0
+    for one in made:
+        assert same(one.output, one.expected)
+    on_four = free - torch.cuda.mem_get_info()[0]
+
+    # What is launched by hand may be launched anywhere.
+    by_hand = capture(inputs[0])
+    executable = by_hand.graph.raw_cuda_graph_exec()
+    cudart = ctypes.CDLL("libcudart.so.13")
+    other = torch.cuda.Stream()
+    count = 0
+    for _ in range(20):
+        by_hand.output.zero_()
+        torch.cuda.synchronize()
+        for number, one in enumerate(made[:12]):
+            if number % 3 == 0:
+                assert cudart.cudaGraphLaunch(ctypes.c_void_p(executable), ctypes.c_void_p(other.cuda_stream)) == 0
+            with torch.cuda.stream(streams[0]):
+                one.graph.replay()
+        torch.cuda.synchronize()
+        count += not torch.equal(by_hand.output, by_hand.expected)
+        count += sum(not torch.equal(one.output, one.expected) for one in made[:12])
+    assert count == 0
+
+    # Some go under work of the others, and others come.
+    for number in range(0, 48, 2):
+        with torch.cuda.stream(streams[number % 4]):
+            made[number].graph.replay()
+            made[number + 1].graph.replay()
+        made[number] = capture(inputs[number])
+    assert beside(made, 5) == 0
+    assert beside(made, 20, hop=True) == 0
+    assert wrong(made, 1) == 0
+    with vmmgraph.disabled():
+        stock = [capture(x) for x in inputs]
+        stocks = beside(stock, 20)
+    result(
+        "graphs without a pool",
+        graphs=48,
+        taken=mib(taken),
+        on_four_streams=mib(on_four),
+        stock_wrong_beside=f"{stocks} of {20 * 48}",
+    )
+    del made, by_hand, one, stock
+    gc.collect()
+    torch.cuda.synchronize()
+    assert not vmmgraph.arenas() or all(arena.stats()["spaces"] == 0 for arena in vmmgraph.arenas())
 
 
 def test_replays_of_four_threads() -> None:
