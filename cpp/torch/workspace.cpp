@@ -160,7 +160,7 @@ std::shared_ptr<Workspace::Pages> Workspace::make(std::size_t bytes) const {
     return pages;
 }
 
-void Workspace::provide(const c10::cuda::CUDAStream& stream) {
+void Workspace::provide(const c10::cuda::CUDAStream& stream, const std::vector<void*>& others) {
     const auto chosen = &at::cuda::getChosenWorkspaceSize != nullptr ? at::cuda::getChosenWorkspaceSize() : 0;
     // Reclaimers may be asked, which is done without a lock.
     auto made = make(chosen);
@@ -184,19 +184,21 @@ void Workspace::provide(const c10::cuda::CUDAStream& stream) {
         handle = handle_with_workspace();
     }
     // What torch made for us, and ours takes the place of; freed without a lock.
-    c10::DataPtr replaced;
+    std::vector<c10::DataPtr> replaced;
     // cuBLASLt's has none of this size.
     in_table(tables[0], [&](Map& table) {
-        const Key key{handle, stream.stream()};
-        const auto entry = table.find(key);
-        if (memory_) {
-            if (entry != table.end()) {
-                replaced = std::exchange(entry->second, entry_of(memory_));
-            } else {
-                table.emplace(key, entry_of(memory_));
-            }
-        } else if (entry != table.end()) {
-            memory_ = share(entry->second);
+        const auto own = table.find(Key{handle, stream.stream()});
+        if (!memory_ && own != table.end()) {
+            memory_ = share(own->second);
+        }
+        if (!memory_) {
+            return;
+        }
+        auto all = others;
+        all.push_back(handle);
+        for (auto* const each : all) {
+            const auto [entry, made] = table.try_emplace(Key{each, stream.stream()});
+            replaced.push_back(std::exchange(entry->second, entry_of(memory_)));
         }
     });
 }
@@ -267,7 +269,11 @@ WorkspaceTable::WorkspaceTable(Workspace& workspace, const c10::cuda::CUDAStream
     }
     try {
         if (tables_are_there()) {
-            workspace.provide(stream);
+            std::vector<void*> others;
+            for (const auto& [key, entry] : saved_->tables.front()) {
+                others.push_back(std::get<0>(key));
+            }
+            workspace.provide(stream, others);
         }
     } catch (...) {
         restore();

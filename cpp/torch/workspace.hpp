@@ -40,9 +40,10 @@ public:
     Workspace(const Workspace&) = delete;
     Workspace& operator=(const Workspace&) = delete;
 
-    // Makes it the one of this thread's products on the stream, which is torch's current one, is not under capture and has none. Does
-    // nothing where torch keeps none (2.15 and later, unless it is told to).
-    void provide(const c10::cuda::CUDAStream& stream);
+    // Makes it the one of this thread's products on the stream, which is torch's current one, is not under capture and has none, and of those by the
+    // handles of other threads, such as autograd's: the stream has all in order. Does nothing where torch keeps none (2.15 and later, unless it is
+    // told to).
+    void provide(const c10::cuda::CUDAStream& stream, const std::vector<void*>& others);
     // Before a replay of a shape on the stream, within its turn, while nothing else launches or captures what uses it; the status. Out of memory: it may
     // be tried again.
     vmmgraph_status_t use_on(const Memory& shape, const c10::cuda::CUDAStream& stream);
