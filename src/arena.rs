@@ -16,8 +16,8 @@ use crate::pages::{
     resume,
 };
 use crate::space::{
-    ComingBack, Common, EagerBlocks, EagerScope, EagerSpace, EagerStats, Exclusives, Heap, LiveCounts, Phase,
-    Presence, Recall, Recalls, RetainPolicy, Space, Totals, disjoint,
+    ComingBack, Common, EagerBlocks, EagerScope, EagerSpace, EagerStats, Exclusives, Heap, LiveCounts,
+    Outliving, Phase, Presence, Recall, Recalls, RetainPolicy, Space, Totals, disjoint,
 };
 use crate::stats::{ArenaStats, Snapshot};
 use crate::sync::Mutex;
@@ -197,6 +197,7 @@ impl SharedVmmAllocator {
             spaces: Mutex::default(),
             retired: Mutex::default(),
             coming_back: ComingBack::default(),
+            outliving: Outliving::default(),
             eager: Mutex::default(),
             device: Arc::clone(device),
         };

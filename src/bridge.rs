@@ -61,6 +61,8 @@ mod ffi {
 
         /// Whether its graphs are launched by replays only, from the beginning on; the status.
         fn launch_by_replay_only(allocator: &VmmTorchAllocator, only: bool) -> i32;
+        /// Its short blocks are kept ones where those of earlier captures outlived them; the status.
+        fn keep_as_before(allocator: &VmmTorchAllocator) -> i32;
         /// A stream that lasts was captured, on which blocks may be used; the status.
         fn captured_on(allocator: &VmmTorchAllocator, stream: usize) -> i32;
 
@@ -347,6 +349,16 @@ fn launch_by_replay_only(allocator: &VmmTorchAllocator, only: bool) -> i32 {
         || allocator.0.close_arena(),
         || {
             allocator.0.launch_by_replay_only(only);
+            Ok(())
+        },
+    )
+}
+
+fn keep_as_before(allocator: &VmmTorchAllocator) -> i32 {
+    guarded(
+        || allocator.0.close_arena(),
+        || {
+            allocator.0.keep_as_before();
             Ok(())
         },
     )

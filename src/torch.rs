@@ -68,6 +68,14 @@ impl VmmTorchAllocator {
         self.core.launch_by_replay_only(only);
     }
 
+    /// Makes short blocks kept ones, from the beginning of the space on, where blocks at the same point of the arena's earlier captures outlived those: all
+    /// that came and went before was the same there, whatever the sizes. So outputs of a model that is captured for many batches lie packed. What an
+    /// arena holds, and the [layout hash](crate::SealReport::layout_hash), then depend on the order of captures. A block that goes before the first
+    /// launch was none that outlives, and the next one at that point is not kept.
+    pub fn keep_as_before(&self) {
+        self.core.keep_as_before();
+    }
+
     /// Says of a stream that was captured into the space, and that lasts as long as its blocks, that a program may use those there without
     /// [noting](Self::record_stream) it: nothing [comes back](Self::launch_by_replay_only) before what it was given until a block went is done.
     pub fn captured_on(&self, stream: Stream) {

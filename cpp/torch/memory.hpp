@@ -55,6 +55,8 @@ public:
     // With `only`, and from the beginning on: what is captured is launched by replays of the space only, until this is called without. A tensor
     // that goes before the first one costs nothing then.
     void launch_by_replay_only(bool only) { detail::check(bridge::launch_by_replay_only(*allocator_, only)); }
+    // Its short blocks are kept ones where those of the arena's earlier captures outlived them.
+    void keep_as_before() { detail::check(bridge::keep_as_before(*allocator_)); }
     // A stream that lasts was captured, on which the program may use tensors without saying so.
     void captured_on(void* stream) { detail::check(bridge::captured_on(*allocator_, reinterpret_cast<std::size_t>(stream))); }
 

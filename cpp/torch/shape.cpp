@@ -99,6 +99,7 @@ Shape::Shape(SharedVmmAllocator& arena)
       workspace_(Workspace::of(arena, memory_)),
       pool_(ExecutablePool::of(arena)) {
     memory_->launch_by_replay_only(true);
+    memory_->keep_as_before();
 }
 
 Shape::~Shape() {

@@ -151,6 +151,7 @@ mod tests {
             spaces: Mutex::default(),
             retired: Mutex::default(),
             coming_back: ComingBack::default(),
+            outliving: crate::space::Outliving::default(),
             eager: Mutex::default(),
             recalls: Default::default(),
             device,

@@ -15,6 +15,7 @@ use super::lane::Lane;
 use super::layout::{NotLive, Place, Usage};
 use super::layout_hash::LayoutHash;
 use super::live_count::LiveCount;
+use super::outliving::Course;
 use super::placement::Placement;
 use super::presence::Opened;
 use super::refresh::Stale;
@@ -42,6 +43,8 @@ pub(super) struct State {
     pub(super) holes: Vec<Stale>,
     /// Where the seal exchanged pages, until the first launch; nothing where launches are not known.
     pub(super) exchanged: Vec<Exchanged>,
+    /// How far its capture has come, if its short blocks may be kept as those of others were.
+    pub(super) course: Option<Course>,
     /// Pages that others were told of before the seal.
     pub(super) told: HashSet<PageId>,
     /// Streams that were captured, on which a program uses blocks without saying so.
@@ -123,7 +126,6 @@ impl Core {
         self.common.closed.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the device was opened with pages that other processes can be given.
     /// The arena's device.
     pub(crate) fn device(&self) -> &Arc<Device> {
         &self.common.device
@@ -134,6 +136,7 @@ impl Core {
         self.common.order.fence()
     }
 
+    /// Whether the device was opened with pages that other processes can be given.
     pub(crate) fn is_shareable(&self) -> bool {
         self.common.pool().driver().sharing().is_some()
     }
@@ -151,6 +154,21 @@ impl Core {
             return self.allocate_or_grow(bytes, lane, kind, None);
         }
         let mut state = self.state.lock();
+        if kind == Kind::Local
+            && let Some((point, keeps)) = self.keeps_as_before(&mut state, bytes.get())
+        {
+            let placed = if keeps { None } else { self.place_on_mapped(&mut state, bytes, lane) };
+            if let Some(address) = placed {
+                self.count(&mut state, bytes.get());
+                state.note_course(address, point);
+                return Ok(address);
+            }
+            drop(state);
+            let kind = if keeps { Kind::Kept } else { kind };
+            let address = self.allocate_or_grow(bytes, lane, kind, None)?;
+            self.state.lock().note_course(address, point);
+            return Ok(address);
+        }
         if let Some(address) = self.place_on_mapped(&mut state, bytes, lane) {
             self.count(&mut state, bytes.get());
             return Ok(address);
@@ -316,6 +334,7 @@ impl Core {
                 self.free_kept(state, address)?
             }
         };
+        self.forget_course(state, address);
         if let Some(origins) = &mut state.origins {
             origins.remove(&address);
         }

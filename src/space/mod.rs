@@ -39,6 +39,7 @@ mod layout;
 mod layout_hash;
 mod life;
 mod live_count;
+mod outliving;
 mod page_table;
 mod peak;
 mod picture;
@@ -67,6 +68,7 @@ use kept::KeptBlocks;
 use layout::Layout;
 use layout_hash::LayoutHash;
 pub(crate) use live_count::LiveCounts;
+pub(crate) use outliving::Outliving;
 pub(crate) use picture::{Picture, Spot};
 use placement::Placement;
 pub(crate) use presence::Presence;
@@ -108,6 +110,7 @@ pub(crate) struct Common {
     /// What is left of spaces whose graph is gone while somebody has a block of theirs, by number.
     pub(crate) retired: Mutex<HashMap<u64, Weak<Core>>>,
     pub(crate) coming_back: ComingBack,
+    pub(crate) outliving: Outliving,
     /// The addresses of its eager work.
     pub(crate) eager: Mutex<Weak<EagerSpace>>,
     /// Last, so that it closes when all above is gone.
@@ -273,6 +276,7 @@ impl Space {
             kept: KeptBlocks::default(),
             holes: Vec::new(),
             exchanged: Vec::new(),
+            course: None,
             told: std::collections::HashSet::new(),
             live_count: None,
             captured_on: Vec::new(),

@@ -143,6 +143,9 @@ impl Core {
         };
         state.work.time += start.elapsed();
         let fillers = fillers?;
+        if policy != RetainPolicy::Share {
+            self.end_course(&state);
+        }
         state.end_layout_hash(policy);
         state.end_placement();
         state.phase = Phase::Sealed;

@@ -205,6 +205,9 @@ impl World {
         let bump = random.below(4) == 0;
         let space = if bump { arena.open_bump_space()? } else { arena.open_space()? };
         let stream = STREAMS[0];
+        if !bump && random.below(2) == 0 {
+            VmmTorchAllocator::new(&space).keep_as_before();
+        }
         let mut passing = Vec::new();
         for bytes in [random.choose(&[40, 70, 100]) * KIB, 3 * KIB] {
             passing.push((space.allocate(bytes, stream)?, bytes));

@@ -1260,6 +1260,50 @@ def test_garbage_of_another_thread_during_a_capture() -> None:
     assert wrong([*made, *anchor]) == 0
 
 
+def test_kept_outputs_of_many_graphs_lie_packed() -> None:
+    """Programs keep each graph's output, and nobody says so beforehand."""
+    enabled()
+    model, stream = Model(depth=2, width=512), torch.cuda.Stream()
+    sizes = list(range(120, 0, -1))
+    full(model, torch.cuda.graph_pool_handle(), [1], stream, keep=True)
+    gc.collect()
+    torch.cuda.synchronize()
+    free = torch.cuda.mem_get_info()[0]
+    pool = torch.cuda.graph_pool_handle()
+    made = full(model, pool, sizes, stream, keep=True)
+    arena = made[0].graph.arena
+    stats = arena.stats()
+    outputs = sum(one.output.nbytes for one in made)
+    result(
+        "kept outputs",
+        graphs=len(made),
+        outputs=mib(outputs),
+        taken=mib(free - torch.cuda.mem_get_info()[0]),
+        arena=mib(stats["physical_bytes"]),
+    )
+    # Without knowing it, 2 MiB each.
+    assert stats["physical_bytes"] < outputs + 24 * MIB, stats
+    assert wrong(made, 2) == 0
+    kept = [one.output.clone() for one in made[::2]]
+    for one in made[1::2]:
+        one.graph.replay()
+    assert all(same(one.output, before) for one, before in zip(made[::2], kept, strict=True))
+    # Half of them go, graphs first and outputs first, and others come.
+    for one in made[::4]:
+        del one.graph
+    for one in made[1::4]:
+        del one.output
+    made = made[2::4] + made[3::4]
+    made += full(model, pool, sizes[:40], stream, keep=True)
+    assert wrong(made, 2) == 0
+    del made, one, kept
+    gc.collect()
+    torch.cuda.synchronize()
+    assert arena.stats()["spaces"] == 0
+    arena.trim()
+    assert arena.stats()["physical_bytes"] == 0, arena.stats()
+
+
 def test_graphs_that_name_no_pool_cost_one_workspace() -> None:
     """CuBLAS has its partial sums in a workspace of 32 MiB: one for all graphs that run on one stream, others for those that may run beside them."""
     enabled()
