@@ -94,14 +94,12 @@ def graph(
     if arena is not None and not ours:
         raise _c.Error("the graph is none of ours: make it after vmmgraph.enable()", _c.WRONG_STATE)
     context = torch.cuda.graph(cuda_graph, pool=pool, stream=stream, capture_error_mode=capture_error_mode)
-    if not ours:
-        with context:
-            yield
-        return
     try:
-        cuda_graph._named = arena, label
+        if ours:
+            cuda_graph._named = arena, label
         with context:
             yield
     finally:
-        # Where it did not come to a capture.
-        cuda_graph._named = None, ""
+        if ours:
+            # Where it did not come to a capture.
+            cuda_graph._named = None, ""
