@@ -189,9 +189,9 @@ impl Workspace {
     }
 
     /// Makes it one whose page never changes, for users of any number and streams that something else has in order, if nobody else has shown its page.
-    /// Whether it is.
+    /// Whether it is; not while another thread waits for its last use. Waits for nothing.
     pub fn keep(&self) -> bool {
-        let mut place = self.place.lock();
+        let Some(mut place) = self.place.try_lock() else { return false };
         if !place.hole && place.group.as_ref().is_some_and(Group::is_only) {
             place.used = Use::Alone;
         }

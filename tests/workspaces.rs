@@ -165,6 +165,33 @@ fn without_memory_it_stays_where_it_is() {
     bench.end();
 }
 
+/// A capture of another shape asks, which must not wait for this one's work: that may wait for the capture.
+#[test]
+fn nobody_waits_for_another_threads_move() {
+    let bench = Bench::new(A);
+    let all = make(&bench, 2);
+    assert!(all.iter().all(|one| one.use_on(Some(A), nothing) == Ok(false)));
+    let (asked, moves) = std::sync::mpsc::channel();
+    let (go, gone) = std::sync::mpsc::channel();
+    thread::scope(|scope| {
+        let one = &all[0];
+        scope.spawn(move || {
+            let waits = || {
+                asked.send(()).unwrap();
+                gone.recv().unwrap();
+                Fence::default()
+            };
+            assert_eq!(one.use_on(Some(B), waits), Ok(false));
+        });
+        moves.recv().unwrap();
+        assert!(!one.keep());
+        go.send(()).unwrap();
+    });
+    assert!(all[0].keep());
+    drop(all);
+    bench.end();
+}
+
 #[test]
 fn threads_make_move_and_drop_them_beside_each_other() {
     let bench = Bench::new(A);
