@@ -1386,6 +1386,39 @@ def test_graphs_that_name_no_pool_cost_one_workspace() -> None:
     assert not vmmgraph.arenas() or all(arena.stats()["spaces"] == 0 for arena in vmmgraph.arenas())
 
 
+def test_training_steps_without_a_pool_cost_no_workspace_each() -> None:
+    """Autograd works on a thread of its own, whose cuBLAS handle has workspaces of its own."""
+    enabled()
+    torch.manual_seed(2)
+    layers = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 16)).cuda()
+    weights, stream = list(layers.parameters()), torch.cuda.Stream()
+
+    def step(x) -> list:
+        return list(torch.autograd.grad(layers(x).square().mean(), weights))
+
+    inputs = [torch.randn(64, 512, device="cuda") for _ in range(12)]
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        expected = [step(x) for x in inputs]
+    full(Model(depth=1, width=256), None, [1], stream, keep=True)
+    gc.collect()
+    torch.cuda.synchronize()
+    free, made = torch.cuda.mem_get_info()[0], []
+    for x in inputs:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            gradients = step(x)
+        made.append((graph, gradients))
+    for number in shuffled(len(made), 3):
+        graph, gradients = made[number]
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.allclose(*both, rtol=1e-4, atol=1e-6) for both in zip(gradients, expected[number], strict=True))
+    taken = free - torch.cuda.mem_get_info()[0]
+    result("training steps without a pool", graphs=len(made), taken=mib(taken))
+    assert taken < 12 * 10 * MIB + 3 * 32 * MIB, mib(taken)
+
+
 def test_replays_of_four_threads() -> None:
     enabled()
     model, pool = Model(depth=2, width=256), torch.cuda.graph_pool_handle()
