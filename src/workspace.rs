@@ -121,9 +121,9 @@ impl Workspace {
     }
 
     /// Before work that uses it is given to a stream, which is there as long as the process lives; `None`: any stream, by whomever, from now on, which a
-    /// default stream of a thread or of another context than the primary one counts as. Work that it was used for before is ordered before that work, and `used` is behind all of it: that is waited for where the page
-    /// changes. The caller sees to it that nothing is given or captured with it meanwhile. Asks nobody for memory. Whether it need not be asked again
-    /// on any stream.
+    /// default stream of a thread or of another context than the primary one counts as. Work that it was used for before is ordered before that work,
+    /// and `used` is behind all of it: that is waited for where the page changes. The caller sees to it that nothing is given or captured with it
+    /// meanwhile. Asks nobody for memory. Whether it need not be asked again on any stream.
     ///
     /// # Errors
     /// As [`new`](Self::new), and those of [`Fence::block`]. Then the work must not be given, and it can be tried again.

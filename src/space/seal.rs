@@ -63,7 +63,8 @@ pub struct SealReport {
     pub allocations: u64,
     /// A hash of the capture's plan: page sizes, which numbered page is where, every block's place and bytes in order, what is live at
     /// its end and the policy for that. In a stitched space the same for the same requests, in any process and whatever was captured before; so ranks can compare what
-    /// they captured. (Places of kept blocks do not count. Those of a bump space depend on the arena's tape too, from its second range of
+    /// they captured. (Places of kept blocks do not count; where [blocks are kept as before](crate::VmmTorchAllocator::keep_as_before), which ones are does, and so what was captured
+    /// before. Those of a bump space depend on the arena's tape too, from its second range of
     /// addresses on.)
     pub layout_hash: u64,
     /// Blocks that are still live, by address.
