@@ -70,8 +70,8 @@ impl VmmTorchAllocator {
 
     /// Makes short blocks kept ones, from the beginning of the space on, where blocks at the same point of the arena's earlier captures outlived those: all
     /// that came and went before was the same there, whatever the sizes. So outputs of a model that is captured for many batches lie packed. What an
-    /// arena holds, and the [layout hash](crate::SealReport::layout_hash), then depend on the order of captures. A block that goes before the first
-    /// launch was none that outlives, and the next one at that point is not kept.
+    /// arena holds, and the [layout hash](crate::SealReport::layout_hash), then depend on the order of captures. Where one goes before its first
+    /// launch none is kept from then on.
     pub fn keep_as_before(&self) {
         self.core.keep_as_before();
     }

@@ -122,15 +122,21 @@ fn another_way_is_expected_nothing_of() {
 }
 
 #[test]
-fn what_goes_before_the_first_launch_is_not_expected_again() {
+fn where_one_goes_before_its_first_launch_none_is_kept() {
     let bench = Bench::new(A);
-    for _ in 0..3 {
-        let mut one = Capture::begin(&bench, true).run(KIB).sealed();
-        assert_eq!(one.space.stats().kept_bytes, 0);
-        one.drop_outputs();
-        one.space.replay(A, || ()).unwrap();
+    // As a program that has one name for all outputs: each goes while the next graph is captured.
+    let mut last: Option<Capture> = None;
+    for number in 0..6 {
+        let one = Capture::begin(&bench, true).run(KIB);
+        // Of the first nothing is known when the second is captured.
+        assert_eq!(one.space.stats().kept_bytes, if number == 1 { 2 * KIB } else { 0 });
+        last.iter_mut().for_each(Capture::drop_outputs);
+        last = Some(one.sealed());
     }
-    // Behind the launch it was an output.
+    drop(last);
+    bench.end();
+    // Behind a launch it was an output.
+    let bench = Bench::new(A);
     for kept in [0, 2 * KIB, 2 * KIB] {
         let mut one = Capture::begin(&bench, true).run(KIB).sealed();
         assert_eq!(one.space.stats().kept_bytes, kept);

@@ -4,7 +4,7 @@
 //! model for many batches do the same each time, in other sizes: what lives at the end of the first capture will at the end of the others. A point
 //! is known by all that came and went before it, without sizes, so that a capture that goes another way is expected nothing of.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use super::{Core, State};
 use crate::sync::Mutex;
@@ -13,9 +13,10 @@ use crate::units::Address;
 /// So many points that an arena knows of; then it begins anew.
 const MOST: usize = 1 << 16;
 
-/// The points of an arena's captures at which there came blocks that outlived them.
+/// The points of an arena's captures at which there came blocks that outlived them, and whether all did: where one did not, or went before its first
+/// launch, a program may let go of each while it captures the next one, and what was kept would be lost to its graph.
 #[derive(Debug, Default)]
-pub(crate) struct Outliving(Mutex<HashSet<u64>>);
+pub(crate) struct Outliving(Mutex<HashMap<u64, bool>>);
 
 /// How far one capture has come, and the points at which its live blocks came.
 #[derive(Debug, Default)]
@@ -41,12 +42,27 @@ impl Course {
 }
 
 impl Outliving {
+    /// At these points blocks outlived their capture.
     fn add(&self, points: impl Iterator<Item = u64>) {
         let mut all = self.0.lock();
         if all.len() > MOST {
             all.clear();
         }
-        all.extend(points);
+        for point in points {
+            all.entry(point).or_insert(true);
+        }
+    }
+
+    /// At this point one did not, though it was alive at the end of its capture or others had outlived theirs.
+    fn exclude(&self, point: u64, was_alive: bool) {
+        let mut all = self.0.lock();
+        if was_alive || all.contains_key(&point) {
+            all.insert(point, false);
+        }
+    }
+
+    fn has(&self, point: u64) -> bool {
+        self.0.lock().get(&point).is_some_and(|all| *all)
     }
 }
 
@@ -61,10 +77,10 @@ impl Core {
         let point = state.course.as_mut()?.go(0);
         // A longer one takes a page anyway.
         let short = bytes <= self.common.shared.geometry().small() / 2;
-        Some((point, short && self.common.outliving.0.lock().contains(&point)))
+        Some((point, short && self.common.outliving.has(point)))
     }
 
-    /// A block goes: if that is before its space's first launch, those at this point of other captures are expected nothing of.
+    /// A block goes: if that is before its space's first launch, those at this point are expected nothing of from then on.
     pub(super) fn forget_course(&self, state: &mut State, address: Address) {
         let Some(course) = &mut state.course else { return };
         let over = state.phase != super::Phase::Open;
@@ -72,7 +88,7 @@ impl Core {
         if let Some(point) = point
             && !(over && self.launched.load(std::sync::atomic::Ordering::Acquire))
         {
-            self.common.outliving.0.lock().remove(&point);
+            self.common.outliving.exclude(point, over);
         }
     }
 
