@@ -82,12 +82,23 @@ void release_share(void* context) { delete static_cast<KeptWorkspace*>(context);
 // Another owner of a workspace, as an entry of a table.
 c10::DataPtr entry_of(const KeptWorkspace& kept) { return {kept->get(), new KeptWorkspace(kept), &release_share, kept->device()}; }
 
+// Where CUDA has failed for good, torch's allocator throws at what other streams used, and who lets go of a workspace is a destructor.
+void let_go(c10::DataPtr* workspace) noexcept {
+    const std::unique_ptr<c10::DataPtr> owner(workspace);
+    const auto free = owner->get_deleter();
+    try {
+        free(owner->release_context());
+    } catch (...) {
+        // Torch has lost it.
+    }
+}
+
 // Makes a table's entry one of its owners.
 KeptWorkspace share(c10::DataPtr& entry) {
     if (entry.get_deleter() == &release_share) {
         return *static_cast<KeptWorkspace*>(entry.get_context());
     }
-    auto kept = std::make_shared<c10::DataPtr>(std::move(entry));
+    const KeptWorkspace kept(new c10::DataPtr(std::move(entry)), &let_go);
     entry = entry_of(kept);
     return kept;
 }

@@ -1614,6 +1614,83 @@ def test_exit_with_live_graphs() -> None:
         assert "rror" not in run.stderr, run.stderr
 
 
+FATAL = """
+import gc, sys, torch
+kind = sys.argv[1]
+if kind != "stock":
+    import vmmgraph
+    vmmgraph.enable(strict=True, executables=2 if kind == "executables" else 0)
+w = torch.randn(512, 512, device="cuda", dtype=torch.half)
+index = torch.zeros(8, dtype=torch.long, device="cuda")
+(w @ w).sum().item()
+side, pool, pieces = torch.cuda.Stream(), torch.cuda.graph_pool_handle(), torch.cuda.graph_pool_handle()
+def capture(pool=None):
+    x = torch.randn(64, 512, device="cuda", dtype=torch.half)
+    g = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(g, pool=pool):
+        y = (x @ w)[index] @ w
+    return g, x, y
+held = [capture(pool), capture(pool), capture(), capture()]
+if kind == "pieces":
+    with vmmgraph.shape("two"):
+        held += [capture(pieces), capture(pieces)]
+if kind == "unsealed":
+    held += [capture(pieces)]
+if kind == "mempool":
+    mempool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(mempool):
+        warm = held[0][1] @ w
+    held += [capture(mempool.id), capture(mempool.id)]
+    with torch.cuda.use_mem_pool(mempool):
+        held.append((held[-1][0], warm, held[0][1] @ w))
+for stream in (side, torch.cuda.current_stream()):
+    with torch.cuda.stream(stream):
+        for g, *_ in held[-1 if kind == "unsealed" else 0:]:
+            g.replay()
+if kind == "recorded":
+    for *_, y in held:
+        y.record_stream(side)
+torch.cuda.synchronize()
+print("up", flush=True)
+index.fill_(1 << 40)
+held[0][0].replay()
+def said(work):
+    try:
+        work()
+        return "nothing"
+    except Exception as error:
+        return type(error).__name__
+def again():
+    held[1][0].replay()
+    torch.cuda.synchronize()
+print(*[said(work) for work in (torch.cuda.synchronize, again, lambda: capture(pool), capture, lambda: w + 1, held[1][0].reset)])
+if kind != "stock":
+    for arena in vmmgraph.arenas():
+        for work in (arena.stats, arena.spaces, arena.seal, arena.mark, arena.trim, arena.map_json, vmmgraph.report):
+            said(work)
+held.clear()
+gc.collect()
+print("over", flush=True)
+"""
+
+
+def test_what_breaks_the_device_does_not_end_the_process() -> None:
+    """An assertion of a kernel: CUDA answers nothing else from then on, and everything goes. As far as torch's own go on, so do these."""
+    seen = {}
+    for kind in ("stock", "plain", "executables", "pieces", "unsealed", "mempool", "recorded"):
+        run = subprocess.run(
+            [sys.executable, "-c", FATAL, kind], capture_output=True, text=True, timeout=300, check=False, env=dict(os.environ)
+        )
+        lines = run.stdout.splitlines()
+        ended = (run.returncode, lines[-1] if lines else "")
+        seen[kind] = " ".join([*lines[1:2], str(ended)])
+        assert lines[:1] == ["up"], run.stderr[-2000:]
+        if ended != (0, "over"):
+            print(kind, run.stderr[-3000:])
+    result("device", **seen)
+    assert all("(0, 'over')" in each for each in seen.values())
+
+
 CHECKPOINT = """
 import sys, torch, vmmgraph
 vmmgraph.enable(executables=2)
