@@ -66,15 +66,14 @@ struct CapturedGraph::State {
     std::shared_ptr<Template> graphs = nullptr;
     // What a ring copies within the graph.
     std::optional<RingGraph> ring = std::nullopt;
-    // Where it was replayed last, if that stream lasts.
-    std::atomic<cudaStream_t> last_stream{nullptr};
+    LastStream last_stream{};
 
     OnStream on(void* stream) const { return OnStream({c10::kCUDA, device}, stream); }
 
     // Every piece in its order on torch's current stream, and what is to run between them.
     void launch(const OnStream& current, const std::function<void(std::size_t)>& between) {
         auto* const stream = current.stream().stream();
-        last_stream.store(lasts(current.stream()) ? stream : nullptr);
+        last_stream.note(current.stream());
         const Template::Lent lent(*graphs);
         for (std::size_t piece = 0; piece < earlier.size(); ++piece) {
             earlier[piece]->lend(lent.at(piece));
@@ -104,9 +103,7 @@ struct CapturedGraph::State {
             try {
                 space.wait();
             } catch (const std::exception&) {
-                if (const auto stream = last_stream.load(); stream != nullptr) {
-                    outlast(c10::cuda::getStreamFromExternal(stream, device));
-                }
+                outlast();
             }
         }
         if (graphs) {
@@ -122,12 +119,14 @@ struct CapturedGraph::State {
 
 private:
     // The workspaces serve nobody else before the stream is done with them.
-    void outlast(const c10::cuda::CUDAStream& stream) noexcept {
+    void outlast() noexcept {
         try {
             workspace->leave(*memory);
-            workspace->record_stream(stream);
-            for (const auto& kept : kept_workspaces) {
-                caching::recordStream(*kept, stream);
+            if (const auto stream = last_stream.get(device)) {
+                workspace->record_stream(*stream);
+                for (const auto& kept : kept_workspaces) {
+                    caching::recordStream(*kept, *stream);
+                }
             }
         } catch (...) {
             // Torch has lost them.

@@ -2,6 +2,7 @@
 // captures.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 
@@ -52,6 +53,27 @@ inline bool is_capturing(cudaStream_t stream) noexcept {
 inline bool lasts(const c10::cuda::CUDAStream& stream) noexcept {
     return stream.id() == 0 || stream.id() != static_cast<c10::StreamId>(reinterpret_cast<std::intptr_t>(stream.stream()));
 }
+
+// Where something was launched last. Any thread.
+class LastStream {
+public:
+    // Whether that one lasts: nothing is known of others.
+    bool note(const c10::cuda::CUDAStream& stream) noexcept {
+        const bool known = lasts(stream);
+        handle_.store(known ? reinterpret_cast<std::uintptr_t>(stream.stream()) : nowhere);
+        return known;
+    }
+    [[nodiscard]] std::optional<c10::cuda::CUDAStream> get(c10::DeviceIndex device) const {
+        const auto handle = handle_.load();
+        return handle == nowhere ? std::nullopt
+                                 : std::optional(c10::cuda::getStreamFromExternal(reinterpret_cast<cudaStream_t>(handle), device));
+    }
+
+private:
+    // The default stream's handle is null.
+    static constexpr auto nowhere = ~std::uintptr_t{0};
+    std::atomic<std::uintptr_t> handle_{nowhere};
+};
 
 // Makes a stream torch's current one, and its device the thread's, while it lives; afterwards both are again what they were, whatever ran
 // meanwhile. Throws what torch throws of a device that cannot be made current.

@@ -119,16 +119,15 @@ Shape::~Shape() {
     }
     // Whoever replayed last may not be done; then nobody else gets the workspaces it uses.
     workspace_->leave(*memory_);
-    if (auto* const last = last_stream_.load(); last != nullptr) {
-        try {
-            const auto stream = c10::cuda::getStreamFromExternal(last, device_);
-            workspace_->record_stream(stream);
+    try {
+        if (const auto stream = last_stream_.get(device_)) {
+            workspace_->record_stream(*stream);
             for (const auto& kept : kept_workspaces_) {
-                caching::recordStream(*kept, stream);
+                caching::recordStream(*kept, *stream);
             }
-        } catch (...) {
-            // Torch has lost them.
         }
+    } catch (...) {
+        // Torch has lost them.
     }
     registry::forget_capture(memory_.get());
     if (template_) {
@@ -340,9 +339,7 @@ void Shape::launch(std::size_t number, const c10::cuda::CUDAStream& stream) {
     std::unique_lock lock(mutex_);
     use_workspace(lock, &stream);
     const auto& piece = replayable(number);
-    if (lasts(stream)) {
-        last_stream_.store(stream.stream());
-    } else {
+    if (!last_stream_.note(stream)) {
         waits_.store(true);
     }
     if (piece.lends == nullptr) {

@@ -124,9 +124,8 @@ private:
     bool by_hand_ = false;
     // The streams that were captured, of those that last.
     std::set<cudaStream_t> captured_on_;
-    // Of those that last.
-    std::atomic<cudaStream_t> last_stream_{nullptr};
-    // Some replay was on another one.
+    LastStream last_stream_;
+    // Some replay was on one that does not last.
     std::atomic<bool> waits_{false};
 };
 
