@@ -1217,8 +1217,13 @@ fn sweep(injector: &dyn Injector, name: &str, scenario: Scenario, pairs: u64) ->
 
 /// Not called by a scenario, but in tests/ascend.rs: streams are there already and go with their driver, and no pattern is other than a byte; and in
 /// tests/ring_graphs.rs: nothing is captured here.
-const ELSEWHERE: [&str; 4] =
-    ["aclrtCreateStream", "aclrtDestroyStream", "aclrtMemsetD32Async", "cuStreamGetCaptureInfo_v2"];
+const ELSEWHERE: [&str; 5] = [
+    "aclrtCreateStream",
+    "aclrtDestroyStream",
+    "aclrtMemsetD32Async",
+    "cuStreamGetCaptureInfo_v3",
+    "cuStreamUpdateCaptureDependencies_v2",
+];
 
 /// Every scenario, with so many pairs of faults a call; then every function of the driver must have failed somewhere.
 fn sweep_all(injector: &dyn Injector, driver: &str, asked: u64) {

@@ -85,6 +85,12 @@ impl Branch {
         unsafe { self.driver.event_wait(self.point(point)?, stream) }
     }
 
+    /// As [`wait`](Self::wait), of a stream that is in the capture already: the point comes first among what its next node is behind.
+    pub(crate) fn join(&self, point: usize, stream: Stream) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { graphs(&self.driver)?.capture_wait(self.point(point)?, stream) }
+    }
+
     /// Captures a copy on the branch. Nothing is copied before the graph is launched: whoever does that has seen to it that the destination is
     /// mapped and the part is there, or has told the executable another copy.
     pub(crate) fn copy(&self, to: Address, part: Part<'_>) -> Result<CopyNode> {

@@ -152,7 +152,7 @@ impl Ring {
         self.capture_copies(capturing, sources)?;
         if !capturing.turns.is_empty() {
             capturing.branch.mark(FORK, capturing.branch.stream())?;
-            capturing.branch.wait(FORK, stream)?;
+            capturing.branch.join(FORK, stream)?;
         }
         Ok(())
     }
@@ -180,7 +180,7 @@ impl Ring {
                     let (expected, found) = ("released", "read as another unit");
                     return Err(Error::WrongState { what: "a ring's slot", expected, found });
                 }
-                capturing.branch.wait(copied(slot), stream)?;
+                capturing.branch.join(copied(slot), stream)?;
             }
             capturing.next += 1;
             Ok(())

@@ -219,6 +219,53 @@ fn a_captured_step_reads_what_its_sources_are_then() {
     }
 }
 
+/// What the captured stream's next node is behind.
+fn behind(gpu: &Gpu) -> Vec<usize> {
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    let (mut id, mut graph, mut nodes, mut edges, mut count) =
+        (0, ptr::null_mut(), ptr::null(), ptr::null(), 0);
+    let (at, to) = (&raw mut nodes, &raw mut edges);
+    assert_eq!(
+        code!(cuStreamGetCaptureInfo_v3(
+            gpu.main,
+            &raw mut status,
+            &raw mut id,
+            &raw mut graph,
+            at,
+            to,
+            &raw mut count
+        )),
+        0
+    );
+    // SAFETY: the stand-in's array, good until the thread asks again.
+    (0..count).map(|place| unsafe { *nodes.add(place) } as usize).collect()
+}
+
+#[test]
+fn a_units_copy_comes_first_among_what_its_reader_is_behind() {
+    let gpu = Gpu::open();
+    let steps = Steps::new(&gpu, &units(6), 2);
+    let main = main_stream(&gpu);
+    begin(&gpu);
+    steps.ring.capture_begin(main, &RingCaptureOptions::default()).unwrap();
+    let mut last = Vec::new();
+    for unit in 0..6 {
+        steps.ring.acquire(unit, main).unwrap();
+        let now = behind(&gpu);
+        // The first one is there from the step before.
+        assert_eq!(now.len(), if unit == 0 { 0 } else { 2 });
+        assert!(unit == 0 || now[1..] == last[..], "{unit}: {now:?} after {last:?}");
+        steps.use_unit(&gpu, unit);
+        steps.ring.release(unit, main).unwrap();
+        last = behind(&gpu);
+    }
+    let step = steps.ring.capture_end(main).unwrap();
+    let now = behind(&gpu);
+    assert!(now.len() == 2 && now[1..] == last[..], "the end: {now:?} after {last:?}");
+    drop(step);
+    code!(cuGraphDestroy(end(&gpu).unwrap()));
+}
+
 #[test]
 fn graphs_of_one_ring_may_alternate() {
     let gpu = Gpu::open();

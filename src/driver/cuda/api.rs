@@ -96,7 +96,7 @@ driver_functions! {
 }
 
 driver_functions! {
-    /// Those for graphs; a driver before CUDA 12.3 lacks one of them.
+    /// Those for graphs; a driver before CUDA 12.3 lacks some of them.
     GraphApi {
         cuGraphGetNodes(sys::CUgraph, *mut sys::CUgraphNode, *mut usize);
         cuGraphNodeGetType(sys::CUgraphNode, *mut c_int);
@@ -106,7 +106,8 @@ driver_functions! {
         cuGraphInstantiateWithFlags(*mut sys::CUgraphExec, sys::CUgraph, c_ulonglong);
         cuGraphExecUpdate_v2(sys::CUgraphExec, sys::CUgraph, *mut UpdateResult);
         cuGraphExecDestroy(sys::CUgraphExec);
-        cuStreamGetCaptureInfo_v2(sys::CUstream, *mut c_int, *mut u64, *mut sys::CUgraph, *mut *const sys::CUgraphNode, *mut usize);
+        cuStreamGetCaptureInfo_v3(sys::CUstream, *mut c_int, *mut u64, *mut sys::CUgraph, *mut *const sys::CUgraphNode, *mut *const EdgeData, *mut usize);
+        cuStreamUpdateCaptureDependencies_v2(sys::CUstream, *mut sys::CUgraphNode, *const EdgeData, usize, c_uint);
         cuGraphExecMemcpyNodeSetParams(sys::CUgraphExec, sys::CUgraphNode, *const sys::CUDA_MEMCPY3D, sys::CUcontext);
         cuGraphNodeSetEnabled(sys::CUgraphExec, sys::CUgraphNode, c_uint);
     }

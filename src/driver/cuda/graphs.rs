@@ -10,7 +10,7 @@ use cudarc::driver::sys;
 
 use super::api::{Code, EdgeData, GraphApi, UpdateResult};
 use super::{CudaDriver, check};
-use crate::driver::{CopyNode, Executable, Graph, GraphCopy, GraphShape, Graphs, Transfer};
+use crate::driver::{CopyNode, Event, Executable, Graph, GraphCopy, GraphShape, Graphs, Timeline, Transfer};
 use crate::error::{Error, Result};
 use crate::units::Stream;
 
@@ -36,6 +36,8 @@ const ATTRIBUTES: [c_int; 9] = [
 const CLUSTER_DIMENSION: c_int = 4;
 /// Asked of kernels with clusters only: others have none, and the question is an error.
 const PREFERRED_CLUSTER_DIMENSION: c_int = 11;
+/// `CU_STREAM_SET_CAPTURE_DEPENDENCIES`
+const SET_DEPENDENCIES: u32 = 1;
 /// `CU_STREAM_CAPTURE_STATUS_ACTIVE`
 const CAPTURE_ACTIVE: c_int = 1;
 /// `CU_GRAPH_NODE_TYPE_KERNEL`
@@ -193,27 +195,46 @@ unsafe impl Graphs for CudaDriver {
     unsafe fn capture_copy(&self, copy: GraphCopy, on: Stream) -> Result<CopyNode> {
         // SAFETY: as the door says; the capture takes it over, and does it when it is launched.
         unsafe { self.copy_from_host(copy.to, copy.from, copy.bytes, on) }?;
-        let (mut status, mut id, mut graph, mut count) = (0, 0, ptr::null_mut(), 0);
-        let mut nodes: *const sys::CUgraphNode = ptr::null();
-        // SAFETY: the out pointers are good and the stream exists (precondition of the door).
-        self.graph_call("cuStreamGetCaptureInfo", |api| unsafe {
-            (api.cuStreamGetCaptureInfo_v2)(
-                on.raw() as sys::CUstream,
-                &raw mut status,
-                &raw mut id,
-                &raw mut graph,
-                &raw mut nodes,
-                &raw mut count,
-            )
-        })?;
+        // SAFETY: the stream exists (precondition of the door).
+        let (status, behind) = unsafe { self.capture_info(on) }?;
         // A stream's next work is behind its last, which is this copy. A call that a capture refuses need not spoil it.
-        if status != CAPTURE_ACTIVE || count != 1 || nodes.is_null() {
-            let what =
-                format!("a captured copy left its stream behind {count} nodes, in capture status {status}");
-            return Err(Error::Internal { what });
+        match behind[..] {
+            [(node, _)] if status == CAPTURE_ACTIVE => Ok(CopyNode(node as u64)),
+            _ => {
+                let count = behind.len();
+                let what = format!(
+                    "a captured copy left its stream behind {count} nodes, in capture status {status}"
+                );
+                Err(Error::Internal { what })
+            }
         }
-        // SAFETY: the driver's array of `count` nodes, good until the next call with the stream.
-        Ok(CopyNode(unsafe { *nodes } as u64))
+    }
+
+    unsafe fn capture_wait(&self, event: Event, stream: Stream) -> Result<()> {
+        // SAFETY: the stream exists, as does the event (precondition of the door).
+        let (_, before) = unsafe { self.capture_info(stream) }?;
+        // SAFETY: as above.
+        unsafe { self.event_wait(event, stream) }?;
+        // SAFETY: as above.
+        let (_, mut behind) = unsafe { self.capture_info(stream) }?;
+        // They were put behind those that were there.
+        let more = behind.len().saturating_sub(before.len());
+        if more == 0 || before.is_empty() {
+            return Ok(());
+        }
+        behind.rotate_right(more);
+        let (mut nodes, edges): (Vec<_>, Vec<_>) = behind.into_iter().unzip();
+        // SAFETY: nodes of the stream's capture with the data of their edges, as many as are said.
+        self.graph_call("cuStreamUpdateCaptureDependencies", |api| unsafe {
+            let on = stream.raw() as sys::CUstream;
+            (api.cuStreamUpdateCaptureDependencies_v2)(
+                on,
+                nodes.as_mut_ptr(),
+                edges.as_ptr(),
+                nodes.len(),
+                SET_DEPENDENCIES,
+            )
+        })
     }
 
     unsafe fn executable_set_copy(
@@ -244,6 +265,37 @@ unsafe impl Graphs for CudaDriver {
 }
 
 impl CudaDriver {
+    /// The status of a stream's capture, and what its next node will be behind, with the data of the edges.
+    ///
+    /// # Safety
+    /// The stream exists.
+    unsafe fn capture_info(&self, stream: Stream) -> Result<(c_int, Vec<(sys::CUgraphNode, EdgeData)>)> {
+        let (mut status, mut id, mut graph, mut count) = (0, 0, ptr::null_mut(), 0);
+        let (mut nodes, mut edges): (*const sys::CUgraphNode, *const EdgeData) = (ptr::null(), ptr::null());
+        // SAFETY: the out pointers are good, and the stream exists (precondition).
+        self.graph_call("cuStreamGetCaptureInfo", |api| unsafe {
+            (api.cuStreamGetCaptureInfo_v3)(
+                stream.raw() as sys::CUstream,
+                &raw mut status,
+                &raw mut id,
+                &raw mut graph,
+                &raw mut nodes,
+                &raw mut edges,
+                &raw mut count,
+            )
+        })?;
+        if status != CAPTURE_ACTIVE || nodes.is_null() {
+            return Ok((status, Vec::new()));
+        }
+        let of = |place| {
+            // SAFETY: the driver's arrays of `count` elements, good until the next call with the stream; without data edges are plain ones.
+            unsafe {
+                (*nodes.add(place), if edges.is_null() { EdgeData::default() } else { *edges.add(place) })
+            }
+        };
+        Ok((status, (0..count).map(of).collect()))
+    }
+
     /// The edges, by the positions of their nodes and with their data, in the order in which the graph has them.
     fn hash_edges(&self, graph: Graph, nodes: &[sys::CUgraphNode], into: &mut DefaultHasher) -> Result<()> {
         let graphs = Self::graph_api()?;

@@ -79,19 +79,20 @@ thread_local! {
 
 /// Writes what a stream is captured into, and the nodes that its next work is behind: good until the thread asks again.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamGetCaptureInfo_v2(
+pub unsafe extern "C" fn cuStreamGetCaptureInfo_v3(
     stream: *mut c_void,
     status: *mut c_int,
     id: *mut u64,
     graph: *mut *mut c_void,
     nodes: *mut *const *mut c_void,
+    edges: *mut *const [u8; 8],
     count: *mut usize,
 ) -> Code {
     answer(|| {
-        counted(Call::cuStreamGetCaptureInfo_v2)?;
+        counted(Call::cuStreamGetCaptureInfo_v3)?;
         let target = target(stream)?;
         let info = table().capture_info(target)?;
-        if id.is_null() || graph.is_null() || nodes.is_null() || count.is_null() {
+        if id.is_null() || graph.is_null() || nodes.is_null() || edges.is_null() || count.is_null() {
             return Err(Why::Invalid);
         }
         let active = c_int::from(info.is_some());
@@ -104,12 +105,36 @@ pub unsafe extern "C" fn cuStreamGetCaptureInfo_v2(
                     id.write(captured as u64);
                     graph.write(captured);
                     nodes.write(behind.as_ptr());
+                    // Edges are plain ones here.
+                    edges.write(std::ptr::null());
                     count.write(behind.len());
                 }
             });
         }
         // SAFETY: the caller's contract.
         unsafe { give(status, active) }
+    })
+}
+
+/// Says which nodes a captured stream's next work is behind: those that it is behind, in this order (`CU_STREAM_SET_CAPTURE_DEPENDENCIES`).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamUpdateCaptureDependencies_v2(
+    stream: *mut c_void,
+    nodes: *mut *mut c_void,
+    _edges: *const [u8; 8],
+    count: usize,
+    flags: c_uint,
+) -> Code {
+    answer(|| {
+        counted(Call::cuStreamUpdateCaptureDependencies_v2)?;
+        if flags != 1 || nodes.is_null() {
+            return Err(Why::Invalid);
+        }
+        // SAFETY: not null, and then so many by the caller's contract.
+        let nodes = unsafe { std::slice::from_raw_parts(nodes, count) };
+        let places: Answer<Vec<usize>> =
+            nodes.iter().map(|node| node_named(*node).map(|(_, place)| place)).collect();
+        table().set_behind(target(stream)?, places?)
     })
 }
 

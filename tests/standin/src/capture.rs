@@ -224,9 +224,11 @@ impl Capture {
     /// A stream's next work is behind these too.
     fn wait(&mut self, stream: u64, behind: &[usize]) {
         let tips = self.members.entry(stream).or_default();
-        tips.extend(behind);
-        tips.sort_unstable();
-        tips.dedup();
+        for node in behind {
+            if !tips.contains(node) {
+                tips.push(*node);
+            }
+        }
     }
 }
 
@@ -509,6 +511,24 @@ impl Table {
         let (Some(number), Target::Created(stream)) = (self.enter(target)?, target) else { return Ok(None) };
         let capture = self.captures.get(&number).ok_or(Why::InvalidHandle)?;
         Ok(Some((number, capture.members.get(&stream).cloned().unwrap_or_default())))
+    }
+
+    /// Says in which order a captured stream's next work is behind the nodes that it is behind.
+    ///
+    /// # Errors
+    /// [`Why::Invalid`] for other nodes than those, and for a stream that is not captured; as [`enter`](Self::enter).
+    pub fn set_behind(&mut self, target: Target, nodes: Vec<usize>) -> Answer<()> {
+        let (Some(number), Target::Created(stream)) = (self.enter(target)?, target) else {
+            return Err(Why::Invalid);
+        };
+        let capture = self.captures.get_mut(&number).ok_or(Why::InvalidHandle)?;
+        let tips = capture.members.entry(stream).or_default();
+        let same: BTreeSet<usize> = nodes.iter().copied().collect();
+        if nodes.len() != tips.len() || same != tips.iter().copied().collect() {
+            return Err(Why::Invalid);
+        }
+        *tips = nodes;
+        Ok(())
     }
 
     /// Whether a stream is captured: 0 no, 1 yes, 2 yes but the capture is lost: the numbers of every vendor.

@@ -228,6 +228,10 @@ unsafe impl Graphs for CopyingDriver {
         // SAFETY: this driver's own.
         Ok(unsafe { CopyNode::from_raw(state.nodes.len() as u64 - 1) })
     }
+    unsafe fn capture_wait(&self, event: Event, stream: Stream) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.event_wait(event, stream) }
+    }
     unsafe fn executable_set_copy(&self, _: Executable, node: CopyNode, copy: GraphCopy) -> Result<()> {
         self.state.lock().told.insert(node.raw(), Some((copy.to, copy.from as usize, copy.bytes)));
         Ok(())

@@ -2,7 +2,7 @@
 
 use vmmgraph::Result;
 use vmmgraph::Stream;
-use vmmgraph::driver::{CopyNode, Executable, Graph, GraphCopy, GraphShape, Graphs};
+use vmmgraph::driver::{CopyNode, Event, Executable, Graph, GraphCopy, GraphShape, Graphs};
 
 use super::{BrokenDriver, Flaw, refused};
 
@@ -41,6 +41,11 @@ unsafe impl Graphs for BrokenDriver {
     unsafe fn capture_copy(&self, copy: GraphCopy, stream: Stream) -> Result<CopyNode> {
         // SAFETY: the caller's promise.
         unsafe { self.below()?.capture_copy(copy, stream) }
+    }
+
+    unsafe fn capture_wait(&self, event: Event, stream: Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.below()?.capture_wait(event, stream) }
     }
 
     unsafe fn executable_set_copy(
