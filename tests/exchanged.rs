@@ -220,6 +220,27 @@ fn a_paused_arena_stays_where_it_is_and_what_went_comes_back_behind_it() {
 }
 
 #[test]
+fn a_page_stays_until_a_resume_has_copied_what_was_there() {
+    let bench = Bench::new(A);
+    let capture = bench.capture(true, false);
+    bench.stamps.write(capture.outputs[0], 3 * MIB, 5).unwrap();
+    let own = capture.own_bytes();
+    bench.arena.pause(Fence::default()).unwrap().complete().unwrap();
+    bench.faulty.set_busy(true);
+    let (_, ready) = bench.device.resume_async(&[], std::time::Duration::ZERO).unwrap();
+    let unmaps = bench.faulty.count("unmap");
+    capture.drop_outputs(&[]);
+    // Another capture looks for what has not come back.
+    drop(bench.capture(true, true));
+    assert_eq!((capture.own_bytes(), bench.faulty.count("unmap")), (own, unmaps));
+    bench.faulty.set_busy(false);
+    drop((ready, bench.capture(true, true)));
+    assert_eq!(capture.own_bytes(), 0);
+    drop(capture);
+    bench.end();
+}
+
+#[test]
 fn a_page_that_others_have_stays_theirs() {
     let bench = Bench::new(A);
     let capture = bench.capture(true, false);

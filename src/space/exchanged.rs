@@ -90,7 +90,7 @@ impl Core {
         let readers = {
             let state = self.state.lock();
             let pending = state.exchanged.iter().any(|tile| !state.is_covered(tile));
-            pending.then(|| state.who_had_what_went())
+            pending.then(|| self.who_had_what_went(&state))
         };
         if let Some(mut readers) = readers {
             // What cannot be waited for keeps its page.
@@ -98,7 +98,7 @@ impl Core {
         }
         let state = &mut *self.state.lock();
         self.exchange_back(state);
-        let behind = state.who_had_what_went();
+        let behind = self.who_had_what_went(state);
         for tile in std::mem::take(&mut state.exchanged) {
             let range = &state.ranges[tile.range];
             for mapped in range.mapped().into_iter().filter(|mapped| tile.holds(mapped.offset)) {
@@ -125,8 +125,8 @@ impl Core {
             self.common.coming_back.add(self.id);
             return;
         }
-        // Where the arena is paused or about to be, its pages stay where they are.
-        self.common.presence.while_resident(|| {
+        // Where the arena is paused or about to be, its pages stay where they are; and no page goes to which a resume still copies what was there.
+        let looked = self.common.presence.while_there(events, || {
             for tile in state.exchanged.clone() {
                 if state.is_covered(&tile) {
                     continue;
@@ -144,6 +144,17 @@ impl Core {
                 }
             }
         });
+        if looked.is_none() {
+            self.common.coming_back.add(self.id);
+        }
+    }
+
+    /// Behind all who may still use blocks that went.
+    fn who_had_what_went(&self, state: &State) -> Fence {
+        let mut fence = state.readers.clone();
+        fence.join(state.captured_work.clone());
+        fence.join(self.common.presence.contents(self.common.pool().events()));
+        fence
     }
 
     /// Shows the page of a tile's number there again; which that is.
@@ -207,13 +218,6 @@ impl State {
     /// Whether a live block is there.
     fn is_covered(&self, tile: &Exchanged) -> bool {
         self.placement.covered(tile.range, tile.offset, tile.offset + tile.bytes)
-    }
-
-    /// Behind all who may still use blocks that went.
-    fn who_had_what_went(&self) -> Fence {
-        let mut fence = self.readers.clone();
-        fence.join(self.captured_work.clone());
-        fence
     }
 
     /// Whether the page of a place may still be exchanged back.

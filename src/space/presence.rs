@@ -71,10 +71,11 @@ impl Presence {
         self.aside.lock().require_resident()
     }
 
-    /// Does something while no pause begins or ends; `None`, and nothing, unless the arena is resident.
-    pub(super) fn while_resident<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
-        let aside = self.aside.lock();
-        aside.require_resident().is_ok().then(work)
+    /// Does something while no pause begins or ends; `None`, and nothing, unless the arena is resident and all that the last resume copies is there.
+    pub(super) fn while_there<T>(&self, events: &Arc<Events>, work: impl FnOnce() -> T) -> Option<T> {
+        let mut aside = self.aside.lock();
+        let there = aside.require_resident().is_ok() && aside.contents.done(events).unwrap_or(false);
+        there.then(work)
     }
 
     /// A leaf among the locks, but for the host pool's and that of the pages.
