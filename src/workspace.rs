@@ -31,8 +31,15 @@ struct Group {
     left: AtomicBool,
 }
 
-/// Those that take one more, in the order of age.
-static OPEN: ProcessMutex<Vec<Weak<Group>>> = ProcessMutex::new(Vec::new());
+/// One that takes one more.
+struct Open {
+    pool: Weak<PagePool>,
+    bytes: u64,
+    group: Weak<Group>,
+}
+
+/// All of them, in the order of age.
+static OPEN: ProcessMutex<Vec<Open>> = ProcessMutex::new(Vec::new());
 
 /// How often a workspace joins those of another stream, which is to wait for its last use and to map a page, before it has one of its own.
 const MOST_MOVES: u32 = 3;
@@ -218,7 +225,7 @@ impl Group {
         let mut open = OPEN.lock();
         let only = Arc::strong_count(group) == 1 && !group.left.load(Ordering::SeqCst);
         if only {
-            open.retain(|known| known.as_ptr() != Arc::as_ptr(group));
+            open.retain(|known| known.group.as_ptr() != Arc::as_ptr(group));
         }
         only
     }
@@ -231,9 +238,9 @@ impl Group {
 /// Others may join.
 fn open(group: &Arc<Group>) {
     let mut open = OPEN.lock();
-    open.retain(|known| known.strong_count() > 0);
-    if !open.iter().any(|known| known.as_ptr() == Arc::as_ptr(group)) {
-        open.push(Arc::downgrade(group));
+    open.retain(|known| known.group.strong_count() > 0);
+    if !open.iter().any(|known| known.group.as_ptr() == Arc::as_ptr(group)) {
+        open.push(Open { pool: Weak::clone(&group.pool), bytes: group.bytes, group: Arc::downgrade(group) });
     }
 }
 
@@ -247,14 +254,16 @@ fn show(
 ) -> Result<Arc<Group>> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let pool = Arc::downgrade(device.pool());
-    let known: Vec<Arc<Group>> = OPEN.lock().iter().filter_map(Weak::upgrade).collect();
+    // Whoever is looked at has one user more meanwhile: none of another device, where somebody may ask whether he is alone.
+    let known: Vec<Arc<Group>> = OPEN
+        .lock()
+        .iter()
+        .filter(|known| known.bytes == bytes && known.pool.ptr_eq(&pool))
+        .filter_map(|known| known.group.upgrade())
+        .collect();
     for group in known {
         // One whose last user is going has lost its page.
-        if group.bytes == bytes
-            && group.pool.ptr_eq(&pool)
-            && suits(&group)
-            && change.rely_on(group.page, group.holder()).is_some()
-        {
+        if suits(&group) && change.rely_on(group.page, group.holder()).is_some() {
             change.map(range, 0, &[group.page])?;
             return Ok(group);
         }
