@@ -31,12 +31,12 @@ class Device:
     """A device that is open for as long as this object lives."""
 
     #: Null in the class: ``__del__`` runs whatever happens before there is one.
-    handle = c_void_p()
+    handle = _c.Handle()
 
     def __init__(self, library: Library, number: int, sharing: str = "none", peers: int = 0) -> None:
         self.library = library
         self.number = number
-        self.handle = c_void_p()
+        self.handle = _c.Handle(library.raw["device_close"])
         options = _c.DeviceOptions(device=number, sharing=_c.SHARING[sharing], peers=peers)
         library.device_open(byref(options), byref(self.handle))
 
@@ -47,8 +47,7 @@ class Device:
         return released.value
 
     def __del__(self) -> None:
-        if self.handle:
-            self.library.raw["device_close"](self.handle)
+        self.handle.end()
 
 
 _devices: weakref.WeakValueDictionary[tuple[int, int], Device] = weakref.WeakValueDictionary()
@@ -91,7 +90,7 @@ class Arena:
     Any thread. Memory goes back to the device when the arena, its graphs and their tensors are gone.
     """
 
-    handle = c_void_p()
+    handle = _c.Handle()
 
     def __init__(
         self,
@@ -108,7 +107,6 @@ class Arena:
         remote_peers: Sequence[int] = (),
         label: str = "",
     ) -> None:
-        self.handle = c_void_p()
         from . import _door
 
         if retain not in _c.RETAIN:
@@ -117,6 +115,7 @@ class Arena:
         self._library: Library = door.library
         self._device = device_of(self._library, door.device_number(device), door.sharing, door.peers)
         flags = _c.FLAGS["poison"] * poison | _c.FLAGS["trace_blocks"] * trace_blocks | _c.FLAGS["serial"] * serial
+        self.handle = _c.Handle(self._library.raw["arena_destroy"])
         options = _c.ArenaOptions(
             small_page_bytes=small_page_bytes,
             large_page_bytes=large_page_bytes,
@@ -298,23 +297,21 @@ class Arena:
         return f"<vmmgraph.Arena {self.label or hex(self.handle.value or 0)} on cuda:{self._device.number}>"
 
     def __del__(self) -> None:
-        if not self.handle:
-            return
-        raw = self._library.raw
-        raw["arena_destroy"](self.handle)
-        # Pages belong to the device, and nobody may ask it again: what an engine measures must not be there.
-        raw["device_trim"](self._device.handle, None)
+        if self.handle:
+            self.handle.end()
+            # Pages belong to the device, and nobody may ask it again: what an engine measures must not be there.
+            self._library.raw["device_trim"](self._device.handle, None)
 
 
 class Shape:
     """The graphs of one shape: one space, until it is sealed open for more of them."""
 
-    handle = c_void_p()
+    handle = _c.Handle()
 
     def __init__(self, arena: Arena, key: object, label: str) -> None:
-        self.handle = c_void_p()
         self.arena = arena
         self.library = arena._library
+        self.handle = _c.Handle(self.library.raw["torch_shape_close"])
         #: What pieces of the same shape have in common; ``None``: there is one graph.
         self.key = key
         self.unnamed = key is None
@@ -374,8 +371,7 @@ class Shape:
         return (difference.output, difference.offset) if difference.found else None
 
     def __del__(self) -> None:
-        if self.handle:
-            self.library.raw["torch_shape_close"](self.handle)
+        self.handle.end()
 
 
 def address_of(graph: object) -> int:

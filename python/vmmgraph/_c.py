@@ -36,6 +36,25 @@ class OutOfMemory(Error, MemoryError):
     """Memory, budget, addresses or descriptors are used up. Nothing has changed."""
 
 
+class Handle(c_void_p):
+    """What the library opened, and how it is given back: by its owner's ``__del__``, and again by its own. CPython drops a signal's exception that comes
+    as a ``__del__`` begins or within it, and with it all that was left to do there."""
+
+    def __init__(self, give_back: Callable[..., int] | None = None) -> None:
+        super().__init__()
+        self._give_back = give_back
+
+    def end(self) -> None:
+        """Any number of times, and where nothing was opened. What the library has taken back it refuses, so an end that was cut off may be
+        repeated."""
+        if self and self._give_back is not None:
+            self._give_back(self)
+            self.value = None
+
+    def __del__(self) -> None:
+        self.end()
+
+
 class Struct(ctypes.Structure):
     """A struct that begins with its size."""
 

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import threading
 import weakref
-from ctypes import byref, c_void_p
+from ctypes import byref
 from typing import Any
 
 from . import _c, _core
@@ -41,22 +41,25 @@ def possible() -> str | None:
 class PoolArena:
     """An arena whose current space is that of the capture under way."""
 
+    #: Null in the class: ``__del__`` runs whatever happens before there is one.
+    handle = turn = _c.Handle()
+
     def __init__(self, library: _c.Library, device: int) -> None:
         from ._arena import device_of
 
-        self.handle = c_void_p()
         self.library = library
+        self.handle = _c.Handle(library.raw["arena_destroy"])
         self.device = device_of(library, device)
         library.arena_create(self.device.handle, byref(_c.ArenaOptions(retain=_c.RETAIN["shared_pages"])), byref(self.handle))
         #: An empty space, sealed: what this thread gives to a stream between its turn's ends is in order.
-        self.turn = c_void_p()
+        self.turn = _c.Handle(library.raw["space_destroy"])
         library.space_open(self.handle, byref(self.turn))
         library.space_seal(self.turn, 0, None)
 
     def __del__(self) -> None:
         if self.handle:
-            self.library.raw["space_destroy"](self.turn)
-            self.library.raw["arena_destroy"](self.handle)
+            self.turn.end()
+            self.handle.end()
             self.library.raw["device_trim"](self.device.handle, None)
 
 

@@ -104,23 +104,28 @@ class PeerPage:
     """A page of another process, imported once, however many ranges show it. Its memory stays as long as this or a :class:`PeerMap` of it does.
     ``page_bytes`` is what its owner's :class:`PageExtent` says. The descriptor stays the caller's and is not needed afterwards."""
 
+    #: Null in the class: ``__del__`` runs whatever happens before there is one.
+    handle = _c.Handle()
+
     def __init__(self, arena: Arena, descriptor: int, page_bytes: int) -> None:
-        self.handle = c_void_p()
         self._device = arena._device
+        self.handle = _c.Handle(self._device.library.raw["peer_page_close"])
         self._device.library.device_import(self._device.handle, descriptor, page_bytes, byref(self.handle))
 
     def __del__(self) -> None:
-        if self.handle:
-            self._device.library.raw["peer_page_close"](self.handle)
+        self.handle.end()
 
 
 class PeerMap:
     """A range of another process at addresses of this one's, in one piece, from parts ``(page, offset, bytes)``: all but the first begin where
     their page does, and all but the last end there. At its end its pages go behind what the noted streams were given by then."""
 
+    #: As a page's.
+    handle = _c.Handle()
+
     def __init__(self, arena: Arena, parts: Sequence[tuple[PeerPage, int, int]]) -> None:
-        self.handle = c_void_p()
         self._device = arena._device
+        self.handle = _c.Handle(self._device.library.raw["peer_map_destroy"])
         given = (_c.PeerExtent * len(parts))()
         for one, (page, offset, size) in zip(given, parts, strict=True):
             one.page, one.offset, one.bytes = page.handle, offset, size
@@ -145,8 +150,7 @@ class PeerMap:
         return raw.view(dtype).view(*shape)
 
     def __del__(self) -> None:
-        if self.handle:
-            self._device.library.raw["peer_map_destroy"](self.handle)
+        self.handle.end()
 
 
 class _Bytes:

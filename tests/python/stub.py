@@ -142,6 +142,8 @@ class Library:
         self.interrupt: Callable[[str], None] | None = None
         #: Shapes with a capture under way, and arenas and spaces whose turn the thread has, the last one last.
         self.under_way: set[int] = set()
+        #: Shapes that are open.
+        self.shapes: set[int] = set()
         self.turns: list[Any] = []
         self.replayable = True
         self.retained = 0
@@ -158,6 +160,8 @@ class Library:
             self.retain = arguments[1]._obj.retain
         if name in ("torch_shape_open", "torch_shape_space", "arena_create", "device_open"):
             arguments[-1]._obj.value = next(self.handles)
+            if name == "torch_shape_open":
+                self.shapes.add(arguments[-1]._obj.value)
         elif name == "torch_capture_end":
             captured = arguments[-1]._obj
             captured.piece = self.pieces.get(values[0], 0)
@@ -171,7 +175,9 @@ class Library:
         return 0
 
     def _note(self, name: str, values: list[Any]) -> None:
-        if name == "torch_capture_begin":
+        if name == "torch_shape_close":
+            self.shapes.discard(values[0])
+        elif name == "torch_capture_begin":
             self.under_way.add(values[0])
         elif name in ("torch_capture_end", "torch_capture_abandon"):
             self.under_way.discard(values[0])

@@ -81,7 +81,7 @@ def refused(door, work: Callable[[], None], number: int) -> object:
 
     def refuse(name: str, *arguments: object) -> int:
         nonlocal passed, where
-        passed += name not in ("torch_drop", "torch_eager_leave_of", "space_leave")
+        passed += name not in ("torch_drop", "torch_eager_leave_of", "space_leave", "torch_shape_close")
         if passed == number and where is None:
             where = name
             # One that asks for torch's own memory, and an error of the driver's, in turn.
@@ -189,11 +189,14 @@ def test_what_comes_in_between_leaves_nothing_under_way(door, request, way, work
     # So that a collection looks at what is made here only.
     gc.freeze()
     request.addfinalizer(gc.unfreeze)
+    # Those of `held`.
+    shapes = set(door.library.shapes)
     for number in itertools.count(1):
         door.log.clear()
         where = way(door, lambda: work(door), number)
         gc.collect()
         assert door.library.under_way == set(), (number, where)
+        assert door.library.shapes == shapes, (number, where)
         # The shape may ask its graphs as long as it has them.
         names = [entry[0] for entry in door.log]
         assert names.count("torch_capture_end") <= names.count("torch_drop"), (number, where)
