@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::HostBuffer;
 use super::capture::StepCapture;
-use super::runs::Run;
+use super::runs::Runs;
 use super::schedule::{Held, Schedule};
 use crate::error::{Error, Result};
 use crate::pages::{Branch, Events, Fence, NamedStream};
@@ -32,7 +32,7 @@ pub(super) struct Place {
 /// What a unit is copied from.
 #[derive(Debug)]
 pub(super) struct Source {
-    pub(super) runs: Vec<Run<Arc<HostBuffer>>>,
+    pub(super) runs: Runs<Arc<HostBuffer>>,
     /// Which change it was that set it.
     pub(super) set: u64,
 }

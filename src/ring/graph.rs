@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::books::{Books, Launching, Stores, no_source};
 use super::host::changes;
 use super::schedule::Held;
@@ -19,8 +21,7 @@ use crate::units::Stream;
 pub struct RingGraph {
     ring: Arc<Ring>,
     tail: usize,
-    /// By turn, from the tail on.
-    nodes: Vec<Vec<CopyNode>>,
+    copies: usize,
     told: Mutex<Told>,
     launches: Arc<Launches>,
 }
@@ -29,7 +30,7 @@ pub struct RingGraph {
 #[derive(Debug, Default)]
 struct Told {
     executable: Option<Executable>,
-    /// By turn.
+    /// By turn, from the tail on.
     units: Vec<ToldUnit>,
     /// What its last launch found: which change was next, and what it copied. While that is the next one, it copies the same, and what stores are
     /// behind was waited for. So a launch reads a few words and not every source of the ring, which the caches have lost where a step lasts long.
@@ -41,9 +42,15 @@ struct ToldUnit {
     /// The change of the source that it was told of; 0: nothing yet.
     set: u64,
     /// The memory that is read, by run.
-    buffers: Vec<Arc<HostBuffer>>,
-    /// By node.
-    copies: Vec<ToldCopy>,
+    buffers: SmallVec<[Arc<HostBuffer>; 1]>,
+    copies: SmallVec<[(CopyNode, ToldCopy); 1]>,
+}
+
+impl ToldUnit {
+    /// What its copies are nobody knows.
+    fn forget(&mut self) {
+        self.copies.iter_mut().for_each(|(_, copy)| *copy = ToldCopy::default());
+    }
 }
 
 impl Told {
@@ -53,7 +60,7 @@ impl Told {
         self.last = None;
         for unit in &mut self.units {
             unit.set = 0;
-            unit.copies.fill(ToldCopy::default());
+            unit.forget();
         }
     }
 }
@@ -114,12 +121,13 @@ fn under_way() -> Error {
 
 impl RingGraph {
     pub(super) fn new(ring: Arc<Ring>, tail: usize, nodes: Vec<Vec<CopyNode>>) -> Self {
-        let unit = |nodes: &Vec<CopyNode>| ToldUnit {
-            copies: vec![ToldCopy::default(); nodes.len()],
+        let copies = nodes.iter().map(Vec::len).sum();
+        let unit = |nodes: Vec<CopyNode>| ToldUnit {
+            copies: nodes.into_iter().map(|node| (node, ToldCopy::default())).collect(),
             ..ToldUnit::default()
         };
-        let told = Told { executable: None, units: nodes.iter().map(unit).collect(), last: None };
-        Self { ring, tail, nodes, told: Mutex::new(told), launches: Arc::default() }
+        let told = Told { executable: None, units: nodes.into_iter().map(unit).collect(), last: None };
+        Self { ring, tail, copies, told: Mutex::new(told), launches: Arc::default() }
     }
 
     /// The ring.
@@ -131,7 +139,7 @@ impl RingGraph {
     /// How many copies the graph has, those that have nothing to copy included.
     #[must_use]
     pub fn copies(&self) -> usize {
-        self.nodes.iter().map(Vec::len).sum()
+        self.copies
     }
 
     /// Its executable is gone, or was updated otherwise: the next one is told everything, also where it has the same handle.
@@ -206,10 +214,10 @@ impl RingGraph {
         let (launching, stores) = match same {
             Some(same) => (same, Fence::default()),
             None => {
-                for (at, nodes) in self.nodes.iter().enumerate() {
+                for (at, told) in told.units.iter_mut().enumerate() {
                     let unit = ring.schedule.unit_at(self.tail + at).ok_or_else(|| no_unit(at))?;
                     // SAFETY: the caller's promise.
-                    unsafe { self.tell(told, books, (at, unit), executable, nodes) }?;
+                    unsafe { self.tell(told, books, unit, executable) }?;
                 }
                 self.launching(books)?
             }
@@ -247,40 +255,37 @@ impl RingGraph {
     /// Tells the executable what a unit is copied from, if that has changed.
     unsafe fn tell(
         &self,
-        told: &mut Told,
+        told: &mut ToldUnit,
         books: &Books,
-        (at, unit): (usize, usize),
+        unit: usize,
         executable: Executable,
-        nodes: &[CopyNode],
     ) -> Result<()> {
         let source = books.sources.get(unit).and_then(Option::as_ref).ok_or_else(no_source)?;
-        let Some(told) = told.units.get_mut(at) else { return Err(no_unit(unit)) };
         if told.set == source.set {
             return Ok(());
         }
-        if source.runs.len() > nodes.len() {
+        if source.runs.len() > told.copies.len() {
             let (what, expected) = ("a unit's runs", "at most as many as its graph has copies");
             return Err(Error::InvalidArgument { what, value: source.runs.len() as i128, expected });
         }
         let base = self.ring.address(unit)?;
         let parts =
             source.runs.iter().map(|run| Ok((base.plus(run.to), run.source.part(run.from, run.bytes)?)));
-        let parts = parts.collect::<Result<Vec<(_, Part<'_>)>>>()?;
+        let parts = parts.collect::<Result<SmallVec<[(_, Part<'_>); 1]>>>()?;
         told.set = 0;
         // Mostly it is as much more of the same memory.
         let same = told.buffers.iter().eq(source.runs.iter().map(|run| &run.source));
-        let mut old = Vec::new();
+        let mut old = SmallVec::new();
         if !same {
             // Known to be read before an executable reads it, and until it no longer does.
-            let new: Vec<_> = source.runs.iter().map(|run| Arc::clone(&run.source)).collect();
+            let new: SmallVec<[_; 1]> = source.runs.iter().map(|run| Arc::clone(&run.source)).collect();
             new.iter().for_each(|buffer| buffer.read_by(&self.launches));
             old = std::mem::replace(&mut told.buffers, new);
             // Other memory may be registered where some was.
-            told.copies.fill(ToldCopy::default());
+            told.forget();
         }
         let driver = self.ring.device.driver();
-        let each = nodes.iter().zip(&mut told.copies).enumerate();
-        let result = each.into_iter().try_for_each(|(place, (node, copy))| {
+        let result = told.copies.iter_mut().enumerate().try_for_each(|(place, (node, copy))| {
             // SAFETY: the caller's promise; the parts are registered, and the graph keeps the buffers that they are of.
             unsafe { tell(driver, executable, *node, copy, parts.get(place).copied()) }
         });

@@ -51,7 +51,6 @@ pub use graph::RingGraph;
 pub use host::{HostBuffer, Pinning};
 pub use options::{HostRun, Pace, RingOptions, RingStats};
 pub use plan::{Bound, Ceiling, Demand, Residency, RingUnit, ceiling};
-pub use runs::{Run, merge};
 pub use schedule::{Adjustment, Edge, Held, Node, Remainder, Schedule, Why};
 
 /// Units that are read in one order, again and again, and are not all on the device.

@@ -1,19 +1,24 @@
 //! Runs of bytes that go to the device together: plain code.
 
+use smallvec::SmallVec;
+
 use crate::error::{Error, Result};
 
 /// Bytes of a piece of host memory that go to a place in a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run<S> {
+pub(super) struct Run<S> {
     /// The host memory: what is equal is one piece.
-    pub source: S,
+    pub(super) source: S,
     /// From its beginning, in bytes.
-    pub from: u64,
+    pub(super) from: u64,
     /// From the unit's beginning, in bytes.
-    pub to: u64,
+    pub(super) to: u64,
     /// How many; 0: nothing is to be copied.
-    pub bytes: u64,
+    pub(super) bytes: u64,
 }
+
+/// Those of a unit.
+pub(super) type Runs<S> = SmallVec<[Run<S>; 1]>;
 
 /// The fewest copies that do what these runs say, in the order of their places: those that lie behind one another in host memory and in the unit
 /// are one.
@@ -21,14 +26,14 @@ pub struct Run<S> {
 /// # Errors
 /// [`Error::InvalidArgument`] if a run ends beyond `bytes` or two go to the same place; the value is the byte of the unit where that
 /// begins.
-pub fn merge<S: Clone + PartialEq>(runs: &[Run<S>], bytes: u64) -> Result<Vec<Run<S>>> {
+pub(super) fn merge<S: PartialEq>(mut runs: Runs<S>, bytes: u64) -> Result<Runs<S>> {
     let refused = |at: u64, expected| {
         Err(Error::InvalidArgument { what: "a run's place in its unit", value: at.into(), expected })
     };
-    let mut sorted: Vec<Run<S>> = runs.iter().filter(|run| run.bytes > 0).cloned().collect();
-    sorted.sort_by_key(|run| run.to);
-    let mut merged: Vec<Run<S>> = Vec::new();
-    for run in sorted {
+    runs.retain(|run| run.bytes > 0);
+    runs.sort_by_key(|run| run.to);
+    let mut merged = Runs::new();
+    for run in runs {
         if run.to.checked_add(run.bytes).is_none_or(|end| end > bytes) {
             return refused(run.to, "with its bytes within the unit");
         }
@@ -54,6 +59,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    fn merge<S: Clone + PartialEq>(runs: &[Run<S>], bytes: u64) -> Result<Vec<Run<S>>> {
+        super::merge(runs.iter().cloned().collect(), bytes).map(|merged| merged.into_vec())
+    }
 
     fn run(source: u8, from: u64, to: u64, bytes: u64) -> Run<u8> {
         Run { source, from, to, bytes }

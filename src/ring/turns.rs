@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::books::{Books, Source, User};
 use super::host::next_change;
-use super::runs::{Run, merge};
+use super::runs::{Run, Runs, merge};
 use super::schedule::Held;
 use super::{HostRun, Ring, gone, no_unit};
 use crate::error::{Error, Result};
@@ -22,7 +22,7 @@ impl Ring {
     /// another device. The source is as before then.
     pub fn set_source(&self, unit: usize, runs: &[HostRun]) -> Result<()> {
         let bytes = self.units.get(unit).ok_or_else(|| no_unit(unit))?.bytes;
-        let mut merged = Vec::with_capacity(runs.len());
+        let mut given = Runs::with_capacity(runs.len());
         for HostRun { source, from, to, bytes } in runs {
             let wrong = |what, value: u64, expected| {
                 Err(Error::InvalidArgument { what, value: value.into(), expected })
@@ -34,9 +34,9 @@ impl Ring {
             if from.checked_add(*bytes).is_none_or(|end| end > source.bytes()) {
                 return wrong("a run's place in its source", *from, "with its bytes within the source");
             }
-            merged.push(Run { source: Arc::clone(source), from: *from, to: *to, bytes: *bytes });
+            given.push(Run { source: Arc::clone(source), from: *from, to: *to, bytes: *bytes });
         }
-        let runs = merge(&merged, bytes)?;
+        let runs = merge(given, bytes)?;
         let old = {
             let mut books = self.books.lock();
             let place = books.sources.get_mut(unit).ok_or_else(|| no_unit(unit))?;
