@@ -103,7 +103,7 @@ struct CapturedGraph::State {
             try {
                 space.wait();
             } catch (const std::exception&) {
-                outlast();
+                workspace->leave(*memory, last_stream, kept_workspaces);
             }
         }
         if (graphs) {
@@ -115,22 +115,6 @@ struct CapturedGraph::State {
         graph.reset();
         earlier.clear();
         bury(std::move(segments));
-    }
-
-private:
-    // The workspaces serve nobody else before the stream is done with them.
-    void outlast() noexcept {
-        try {
-            workspace->leave(*memory);
-            if (const auto stream = last_stream.get(device)) {
-                workspace->record_stream(*stream);
-                for (const auto& kept : kept_workspaces) {
-                    caching::recordStream(*kept, *stream);
-                }
-            }
-        } catch (...) {
-            // Torch has lost them.
-        }
     }
 };
 

@@ -117,18 +117,7 @@ Shape::~Shape() {
         // That stream may be gone, and with it the means to tell torch.
         static_cast<void>(vmmgraph_space_wait(space_.handle()));
     }
-    // Whoever replayed last may not be done; then nobody else gets the workspaces it uses.
-    workspace_->leave(*memory_);
-    try {
-        if (const auto stream = last_stream_.get(device_)) {
-            workspace_->record_stream(*stream);
-            for (const auto& kept : kept_workspaces_) {
-                caching::recordStream(*kept, *stream);
-            }
-        }
-    } catch (...) {
-        // Torch has lost them.
-    }
+    workspace_->leave(*memory_, last_stream_, kept_workspaces_);
     registry::forget_capture(memory_.get());
     if (template_) {
         template_->close();

@@ -9,7 +9,6 @@
 
 #include "eager_memory.hpp"
 #include "guards.hpp"
-#include "on_device.hpp"
 #include "region_memory.hpp"
 #include "registry.hpp"
 
@@ -246,21 +245,24 @@ std::size_t Workspace::bytes() const {
     return pages_ ? pages_->bytes : bytes_;
 }
 
-void Workspace::leave(const Memory& shape) noexcept {
+void Workspace::leave(const Memory& shape, const LastStream& last, const std::vector<KeptWorkspace>& kept) noexcept {
     const std::lock_guard lock(mutex_);
     if (pages_) {
         shape.leave_workspace(*pages_->pages);
     }
-}
-
-void Workspace::record_stream(const c10::cuda::CUDAStream& stream) const {
-    const std::lock_guard lock(mutex_);
-    // Of what is not torch's memory torch notes nothing.
-    for (const auto& memory : earlier_) {
-        c10::cuda::CUDACachingAllocator::recordStream(*memory, stream);
-    }
-    if (memory_) {
-        c10::cuda::CUDACachingAllocator::recordStream(*memory_, stream);
+    try {
+        const auto stream = last.get(device_);
+        // Of what is not torch's memory torch notes nothing.
+        const auto note = [&](const KeptWorkspace& memory) {
+            if (stream && memory) {
+                c10::cuda::CUDACachingAllocator::recordStream(*memory, *stream);
+            }
+        };
+        std::for_each(earlier_.begin(), earlier_.end(), note);
+        note(memory_);
+        std::for_each(kept.begin(), kept.end(), note);
+    } catch (...) {
+        // Torch has lost them.
     }
 }
 

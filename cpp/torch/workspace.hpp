@@ -19,6 +19,7 @@
 #include <vmmgraph/torch.hpp>
 
 #include "memory.hpp"
+#include "on_device.hpp"
 
 namespace vmmgraph::torch {
 
@@ -51,10 +52,8 @@ public:
     vmmgraph_status_t use_anywhere(const Memory& shape);
     // Bytes that a page of it has.
     [[nodiscard]] std::size_t bytes() const;
-    // A shape goes, whose replays may not be over: nor may others have it before.
-    void leave(const Memory& shape) noexcept;
-    // The same of a replay on the stream, where it is torch's memory.
-    void record_stream(const c10::cuda::CUDAStream& stream) const;
+    // A shape goes, whose replays may not be over: before they are, nobody else has it, nor what is kept for the shape.
+    void leave(const Memory& shape, const LastStream& last, const std::vector<KeptWorkspace>& kept) noexcept;
 
 private:
     // Its addresses and whose page is behind them.

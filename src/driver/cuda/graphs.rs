@@ -215,11 +215,14 @@ unsafe impl Graphs for CudaDriver {
         let (_, before) = unsafe { self.capture_info(stream) }?;
         // SAFETY: as above.
         unsafe { self.event_wait(event, stream) }?;
+        if before.is_empty() {
+            return Ok(());
+        }
         // SAFETY: as above.
         let (_, mut behind) = unsafe { self.capture_info(stream) }?;
         // They were put behind those that were there.
         let more = behind.len().saturating_sub(before.len());
-        if more == 0 || before.is_empty() {
+        if more == 0 {
             return Ok(());
         }
         behind.rotate_right(more);
