@@ -81,7 +81,7 @@ def refused(door, work: Callable[[], None], number: int) -> object:
 
     def refuse(name: str, *arguments: object) -> int:
         nonlocal passed, where
-        passed += name not in ("torch_drop", "torch_eager_leave_of", "space_leave", "torch_shape_close")
+        passed += name not in ("torch_drop", "torch_eager_leave_of", "space_leave")
         if passed == number and where is None:
             where = name
             # One that asks for torch's own memory, and an error of the driver's, in turn.
@@ -196,7 +196,10 @@ def test_what_comes_in_between_leaves_nothing_under_way(door, request, way, work
         where = way(door, lambda: work(door), number)
         gc.collect()
         assert door.library.under_way == set(), (number, where)
-        assert door.library.shapes == shapes, (number, where)
+        # One that the library itself would not take back is still there.
+        left = door.library.shapes - shapes
+        assert len(left) == (way is refused and where == "torch_shape_close"), (number, where)
+        door.library.shapes -= left
         # The shape may ask its graphs as long as it has them.
         names = [entry[0] for entry in door.log]
         assert names.count("torch_capture_end") <= names.count("torch_drop"), (number, where)
