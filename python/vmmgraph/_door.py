@@ -41,10 +41,13 @@ class Local(threading.local):
     #: Those within which captures are torch's own.
     disabled: list[object]
     units: list[Unit]
+    #: Those within which captures allocate remote blocks.
+    remote: list[object]
 
     def __init__(self) -> None:
         self.disabled = []
         self.units = []
+        self.remote = []
 
 
 class Capture:

@@ -41,11 +41,19 @@ def remote() -> Iterator[None]:
     if library is None or not library.has("torch_remote_enter"):
         yield
         return
-    library.torch_remote_enter()
+    among = door.local.remote
+    first, ended = not among, False
     try:
-        yield
+        with _listed(among, object()):
+            # The thread is in the library's scope once, from the first one's beginning to the last one's end, in whatever order they end.
+            if first:
+                library.torch_remote_enter()
+            yield
+        ended = True
     finally:
-        library.torch_remote_leave()
+        if not among:
+            # Behind an exception it may not have come to the enter, and is refused.
+            (library.torch_remote_leave if ended else library.raw["torch_remote_leave"])()
 
 
 @contextlib.contextmanager

@@ -142,6 +142,8 @@ class Library:
         self.interrupt: Callable[[str], None] | None = None
         #: Shapes with a capture under way, and arenas and spaces whose turn the thread has, the last one last.
         self.under_way: set[int] = set()
+        #: Scopes of remote blocks that the thread is in.
+        self.remote = 0
         #: Shapes that are open.
         self.shapes: set[int] = set()
         self.turns: list[Any] = []
@@ -154,6 +156,8 @@ class Library:
         values = [value.value if isinstance(value, ctypes.c_void_p) else value for value in arguments]
         self.log.append((name, *(value for value in values if value is None or isinstance(value, (int, bytes)))))
         status = self.answers.get(name, 0)
+        if name == "torch_remote_leave" and self.remote == 0:
+            status = 100
         if status:
             return status
         if name == "arena_create":
@@ -175,7 +179,9 @@ class Library:
         return 0
 
     def _note(self, name: str, values: list[Any]) -> None:
-        if name == "torch_shape_close":
+        if name in ("torch_remote_enter", "torch_remote_leave"):
+            self.remote += 1 if name == "torch_remote_enter" else -1
+        elif name == "torch_shape_close":
             self.shapes.discard(values[0])
         elif name == "torch_capture_begin":
             self.under_way.add(values[0])

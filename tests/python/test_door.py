@@ -574,12 +574,22 @@ def test_what_peers_use_is_marked_while_the_scope_lasts(door):
     with contextlib.suppress(KeyError), vmmgraph.remote():
         raise KeyError
     enter, leave = "torch_remote_enter", "torch_remote_leave"
-    assert calls(door) == [enter, enter, leave, leave, enter, leave]
+    assert calls(door) == [enter, leave, enter, leave]
     # A library that is older than the package.
     door.library.missing.add(enter)
     with vmmgraph.remote():
         capture(door)
     assert not [name for name in calls(door) if name in (enter, leave)]
+
+
+def test_scopes_of_remote_blocks_end_in_any_order(door):
+    outer, inner = vmmgraph.remote(), vmmgraph.remote()
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+    assert door.library.remote == 1
+    inner.__exit__(None, None, None)
+    assert door.library.remote == 0
 
 
 def test_a_scope_that_another_thread_has_ended_says_so(door):

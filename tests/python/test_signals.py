@@ -81,7 +81,7 @@ def refused(door, work: Callable[[], None], number: int) -> object:
 
     def refuse(name: str, *arguments: object) -> int:
         nonlocal passed, where
-        passed += name not in ("torch_drop", "torch_eager_leave_of", "space_leave")
+        passed += name not in ("torch_drop", "torch_eager_leave_of", "space_leave", "torch_remote_leave")
         if passed == number and where is None:
             where = name
             # One that asks for torch's own memory, and an error of the driver's, in turn.
@@ -169,6 +169,11 @@ def pool(door) -> None:
         graph.replay()
 
 
+def remote(door) -> None:
+    with vmmgraph.remote(), vmmgraph.remote():
+        one(door)
+
+
 def in_turn(door) -> None:
     """Where torch replays."""
     door.library.replayable = False
@@ -178,7 +183,7 @@ def in_turn(door) -> None:
         door.library.replayable = True
 
 
-@pytest.mark.parametrize("work", [one, pieces, named, eager, pool, in_turn])
+@pytest.mark.parametrize("work", [one, pieces, named, eager, pool, remote, in_turn])
 @pytest.mark.parametrize("way", [between, as_it_ends, behind, refused])
 def test_what_comes_in_between_leaves_nothing_under_way(door, request, way, work) -> None:
     door.mempool = door.torch.cuda.MemPool()
@@ -203,7 +208,7 @@ def test_what_comes_in_between_leaves_nothing_under_way(door, request, way, work
         # The shape may ask its graphs as long as it has them.
         names = [entry[0] for entry in door.log]
         assert names.count("torch_capture_end") <= names.count("torch_drop"), (number, where)
-        assert door.library.turns == [], (number, where)
+        assert door.library.turns == [] and door.library.remote == 0, (number, where)
         assert door.eager.scopes.all == [], (number, where)
         assert door.local.units == door.local.disabled == [], (number, where)
         assert [shape for arena in door.all_arenas for shape in arena._open] == [], (number, where)
