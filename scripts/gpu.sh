@@ -41,7 +41,7 @@ build() {
   cp tests/torch/run.sh "$out/"
   mkdir -p "$out/python"
   cp -r python/vmmgraph "$out/python/vmmgraph"
-  cp tests/python/test_gpu.py tests/python/test_soak_gpu.py tests/python/test_threads_gpu.py tests/python/test_cli_gpu.py tests/python/test_memory_saver_gpu.py bench/python/vllm_run.py "$out/"
+  cp tests/python/test_gpu.py tests/python/test_soak_gpu.py tests/python/test_threads_gpu.py tests/python/test_ops_gpu.py tests/python/test_cli_gpu.py tests/python/test_memory_saver_gpu.py bench/python/vllm_run.py "$out/"
   cmake -S bench/shootout -B build/shootout -G Ninja -DTORCH_ROOT="$torch" \
     -DVMMGRAPH_TORCH_LIB="$PWD/build/torch/libvmmgraph_torch.so" >/dev/null
   cmake --build build/shootout
@@ -128,6 +128,8 @@ run() {
     python3 "$out/test_soak_gpu.py"
   row "random use by threads from Python" env VMMGRAPH_LIBRARY="$PWD/$out/libvmmgraph_torch.so.0.1" PYTHONPATH="$PWD/$out/python" \
     python3 "$out/test_threads_gpu.py"
+  row "torch's operators and modules" env VMMGRAPH_LIBRARY="$PWD/$out/libvmmgraph_torch.so.0.1" PYTHONPATH="$PWD/$out/python" \
+    python3 "$out/test_ops_gpu.py"
   row "memory saver under torch" python3 "$out/gpu.py" "$out/libvmmgraph_memory_saver.so"
   row "memory saver from Python" env VMMGRAPH_MEMORY_SAVER_LIBRARY="$PWD/$out/libvmmgraph_memory_saver.so" \
     VMMGRAPH_LIBRARY="$PWD/$out/libvmmgraph_torch.so.0.1" VMMGRAPH_TEST_PACKAGE="$PWD/$out/python" python3 "$out/test_memory_saver_gpu.py"

@@ -1,0 +1,229 @@
+"""Every operator and module of torch's own test database, captured in arenas and replayed, against eager work, on a GPU.
+
+Under pytest, or by itself: ``python3 tests/python/test_ops_gpu.py [DTYPE...]``, twelve processes for each type of numbers (float32 unless some are
+named). Of each entry up to three samples, forward and with gradients, a graph for each; what torch refuses to capture is counted, and must leave the rest
+as it is. Needs a GPU, torch with its testing package, and VMMGRAPH_LIBRARY or a package with libraries; says SKIPPED without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import types
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
+
+try:
+    import torch
+
+    HAS_GPU = bool(torch.version.cuda) and torch.cuda.is_available()
+except ImportError:
+    HAS_GPU = False
+with contextlib.suppress(ImportError):
+    import pytest
+
+    pytestmark = pytest.mark.skipif(not HAS_GPU, reason="SKIPPED: needs a GPU")
+
+PROCESSES = 12
+#: Graphs that are kept of one process, random ones of which are replayed after each entry.
+KEPT = 60
+#: In the names of what cannot be compared: its contents are whatever was there.
+UNDEFINED = "empty"
+
+
+class Sweep:
+    """The entries of one process."""
+
+    def __init__(self, number: int, dtype: str) -> None:
+        import vmmgraph
+
+        vmmgraph.enable(strict=True)
+        self.dtype = getattr(torch, dtype)
+        self.random = random.Random(number)
+        self.stream = torch.cuda.Stream()
+        self.pool = torch.cuda.graph_pool_handle()
+        #: Of each graph: its name, itself, what it reads, its outputs, what they are, and how far repeated work differs.
+        self.kept: list[tuple] = []
+        self.done = {"captured": 0, "refused": 0, "not run": 0, "replays": 0, "wrong": []}
+        # A pool whose graphs are gone takes no capture of torch's.
+        self.first, self.ones = torch.cuda.CUDAGraph(), torch.ones(4, device="cuda")
+        with torch.cuda.graph(self.first, pool=self.pool):
+            self.twos = self.ones + 1
+
+    def samples(self, entry, gradients: bool):
+        """Calls, with what they differentiate by."""
+        if hasattr(entry, "sample_inputs"):
+            found = list(_first(entry.sample_inputs("cuda", self.dtype, requires_grad=gradients), 12))
+            for one in found[:1] + found[5:6] + found[11:12] if len(found) > 5 else found[:2]:
+                leaves = [t for t in tensors((one.input, one.args, one.kwargs)) if t.requires_grad]
+                yield (lambda one=one: entry.op(one.input, *one.args, **one.kwargs)), leaves
+            return
+        for one in entry.module_inputs_func(entry, device="cuda", dtype=self.dtype, requires_grad=gradients, training=True)[:2]:
+            made, given = one.constructor_input, one.forward_input
+            if given is not None:
+                module = entry.module_cls(*made.args, **made.kwargs).to("cuda", self.dtype)
+                # What is lazy gets its parameters.
+                module(*given.args, **given.kwargs)
+                leaves = [t for t in tensors((given.args, given.kwargs)) if t.requires_grad] + list(module.parameters())
+                yield (lambda module=module, given=given: module(*given.args, **given.kwargs)), leaves
+
+    def entry(self, number: int, entry) -> None:
+        name = f"{entry.name}.{getattr(entry, 'variant_test_name', '')}"
+        if hasattr(entry, "supports_dtype") and not entry.supports_dtype(self.dtype, "cuda"):
+            return
+        for gradients in (False, True):
+            if gradients and not (self.dtype.is_floating_point or self.dtype.is_complex):
+                continue
+            torch.manual_seed(number)
+            try:
+                calls = list(self.samples(entry, gradients))
+            except Exception:  # noqa: BLE001, whatever torch's database says of an entry that it has nothing for
+                self.done["not run"] += 1
+                continue
+            for call, leaves in calls:
+                self.capture(name, call, leaves if gradients else None)
+        for _ in range(5):
+            if self.kept:
+                self.replay(*self.random.choice(self.kept))
+        while len(self.kept) > KEPT:
+            self.kept.pop(self.random.randrange(len(self.kept)))
+
+    def capture(self, name: str, call, leaves) -> None:
+        def body():
+            result = call()
+            if leaves is None:
+                return result
+            outputs = [t for t in tensors(result) if t.requires_grad]
+            total = sum(t.abs().sum() if t.is_complex() else t.sum() for t in outputs)
+            return result, torch.autograd.grad(total, leaves, allow_unused=True) if outputs else ()
+
+        self.stream.wait_stream(torch.cuda.current_stream())
+        try:
+            with torch.cuda.stream(self.stream):
+                expected = [values(body()) for _ in range(3)]
+        except Exception:  # noqa: BLE001, eager work that fails is torch's
+            self.done["not run"] += 1
+            return
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self.pool if self.random.random() < 0.7 else None):
+                outputs = body()
+        except Exception:  # noqa: BLE001, what torch refuses to capture it says in many ways
+            self.done["refused"] += 1
+            return
+        self.done["captured"] += 1
+        graph.replay()
+        first = values(outputs)
+        drawn = UNDEFINED in name or any(self.differ(one, expected[0]) for one in expected)
+        kept = (name, graph, call, outputs, first, drawn)
+        if not drawn and self.differ(first, expected[0]):
+            self.done["wrong"].append(f"{name}: the first replay")
+        self.replay(*kept)
+        self.kept.append(kept)
+
+    def replay(self, name: str, graph, call, outputs, first, drawn: bool) -> None:
+        graph.replay()
+        self.done["replays"] += 1
+        if not drawn and self.differ(values(outputs), first):
+            self.done["wrong"].append(f"{name}: a later replay")
+
+    def differ(self, some: list, others: list) -> bool:
+        """By more than sums by atomic operations do, which differ in their last bits."""
+        exact = not (self.dtype.is_floating_point or self.dtype.is_complex)
+        return differ(some, others, 1e-3 if exact else max(1e-3, 4 * torch.finfo(self.dtype).eps))
+
+
+def tensors(tree) -> list:
+    from torch.utils._pytree import tree_leaves
+
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def values(tree) -> list:
+    """On the host."""
+
+    def dense(tensor):
+        if tensor.layout != torch.strided:
+            tensor = tensor.values() if tensor.is_nested else tensor.to_dense()
+        return tensor.detach().resolve_conj().resolve_neg().cpu().clone()
+
+    # 64 bits without a sign are an attention's seeds, which say nothing where it draws no random numbers.
+    return [dense(tensor) for tensor in tensors(tree) if tensor.dtype != torch.uint64]
+
+
+def differ(some: list, others: list, most: float) -> bool:
+    def same(one, other) -> bool:
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return False
+        if not (one.is_floating_point() or one.is_complex()):
+            return bool(torch.equal(one, other))
+        scale = float(other[other.isfinite()].abs().max()) if bool(other.isfinite().any()) else 1.0
+        return bool(torch.allclose(one, other, rtol=most, atol=most * scale, equal_nan=True))
+
+    return len(some) != len(others) or not all(map(same, some, others))
+
+
+def _first(of, count: int):
+    for _, one in zip(range(count), of, strict=False):
+        yield one
+
+
+def entries() -> list:
+    # Of what its database needs for tests of torch's own.
+    with contextlib.suppress(ImportError):
+        import expecttest  # noqa: F401
+    if "expecttest" not in sys.modules:
+        sys.modules["expecttest"] = types.ModuleType("expecttest")
+        sys.modules["expecttest"].TestCase = unittest.TestCase
+        sys.modules["expecttest"].assert_expected_inline = None
+    from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal.common_modules import module_db
+
+    return [*op_db, *module_db]
+
+
+def swept(dtype: str) -> dict:
+    command = [sys.executable, __file__, "--one", dtype]
+    # Some samples are in a set's order.
+    env = {**os.environ, "PYTHONHASHSEED": "0"}
+    children = [subprocess.Popen([*command, str(n)], stdout=subprocess.PIPE, text=True, env=env) for n in range(PROCESSES)]
+    total: dict = {}
+    for child in children:
+        said, _ = child.communicate(timeout=300)
+        assert child.returncode == 0, said[-2000:]
+        for key, value in json.loads(said.splitlines()[-1]).items():
+            total[key] = total.get(key, [] if isinstance(value, list) else 0) + value
+    wrong = total.pop("wrong")
+    print(f"RESULT operators, {dtype}: {total}, wrong: {wrong}", flush=True)
+    assert not wrong
+    assert total["captured"] > 500
+    return total
+
+
+def test_operators() -> None:
+    swept("float32")
+
+
+if __name__ == "__main__":
+    if not HAS_GPU:
+        print("SKIPPED: needs a GPU")
+        sys.exit(77)
+    if sys.argv[1:2] == ["--one"]:
+        number = int(sys.argv[3])
+        sweep = Sweep(number, sys.argv[2])
+        for at, one in list(enumerate(entries()))[number::PROCESSES]:
+            sweep.entry(at, one)
+        print(json.dumps(sweep.done))
+        # Whatever an operator has left behind is not what is tested.
+        sys.stdout.flush()
+        os._exit(0)
+    for name in sys.argv[1:] or ["float32"]:
+        swept(name)
+    print("passed")
