@@ -1,13 +1,14 @@
-"""Every operator and module of torch's own test database, captured in arenas and replayed, against eager work, on a GPU.
+"""Every operator and module of torch's own test databases, captured in arenas and replayed, against eager work, on a GPU.
 
 Under pytest, or by itself: ``python3 tests/python/test_ops_gpu.py [DTYPE...]``, twelve processes for each type of numbers (float32 unless some are
-named). Of each entry up to three samples, forward and with gradients, a graph for each; what torch refuses to capture is counted, and must leave the rest
+named). Of each entry up to three samples, forward, in place and with gradients, a graph for each; what torch refuses to capture is counted, and must leave the rest
 as it is. Needs a GPU, torch with its testing package, and VMMGRAPH_LIBRARY or a package with libraries; says SKIPPED without.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -63,6 +64,8 @@ class Sweep:
             for one in found[:1] + found[5:6] + found[11:12] if len(found) > 5 else found[:2]:
                 leaves = [t for t in tensors((one.input, one.args, one.kwargs)) if t.requires_grad]
                 yield (lambda one=one: entry.op(one.input, *one.args, **one.kwargs)), leaves
+                if getattr(entry, "inplace_variant", None) is not None:
+                    yield (lambda one=one: in_place(entry, one)), leaves
             return
         for one in entry.module_inputs_func(entry, device="cuda", dtype=self.dtype, requires_grad=gradients, training=True)[:2]:
             made, given = one.constructor_input, one.forward_input
@@ -140,6 +143,12 @@ class Sweep:
         return differ(some, others, 1e-3 if exact else max(1e-3, 4 * torch.finfo(self.dtype).eps))
 
 
+def in_place(entry, one):
+    several = isinstance(one.input, (list, tuple))
+    copied = [tensor.clone() for tensor in one.input] if several else one.input.clone()
+    return entry.inplace_variant(copied, *one.args, **one.kwargs), copied
+
+
 def tensors(tree) -> list:
     from torch.utils._pytree import tree_leaves
 
@@ -183,10 +192,15 @@ def entries() -> list:
         sys.modules["expecttest"] = types.ModuleType("expecttest")
         sys.modules["expecttest"].TestCase = unittest.TestCase
         sys.modules["expecttest"].assert_expected_inline = None
-    from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal import common_methods_invocations as of_torch
+    from torch.testing._internal.autograd_function_db import autograd_function_db
     from torch.testing._internal.common_modules import module_db
+    from torch.testing._internal.custom_op_db import custom_op_db
+    from torch.testing._internal.hop_db import hop_db
 
-    return [*op_db, *module_db]
+    lists = [getattr(of_torch, f"foreach_{kind}_op_db") for kind in ("unary", "binary", "pointwise", "reduce", "other")]
+    others = [custom_op_db, autograd_function_db, hop_db, of_torch.python_ref_db]
+    return list(itertools.chain(of_torch.op_db, module_db, *lists, *others))
 
 
 def swept(dtype: str) -> dict:
@@ -203,7 +217,7 @@ def swept(dtype: str) -> dict:
     wrong = total.pop("wrong")
     print(f"RESULT operators, {dtype}: {total}, wrong: {wrong}", flush=True)
     assert not wrong
-    assert total["captured"] > 500
+    assert total["captured"] > 1000
     return total
 
 
