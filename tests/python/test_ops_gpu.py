@@ -51,7 +51,7 @@ class Sweep:
         self.pool = torch.cuda.graph_pool_handle()
         #: Of each graph: its name, itself, what it reads, its outputs, what they are, and how far repeated work differs.
         self.kept: list[tuple] = []
-        self.done = {"captured": 0, "refused": 0, "not run": 0, "replays": 0, "wrong": []}
+        self.done = {"captured": 0, "elsewhere": 0, "refused": 0, "not run": 0, "replays": 0, "wrong": []}
         # A pool whose graphs are gone takes no capture of torch's.
         self.first, self.ones = torch.cuda.CUDAGraph(), torch.ones(4, device="cuda")
         with torch.cuda.graph(self.first, pool=self.pool):
@@ -122,6 +122,7 @@ class Sweep:
             self.done["refused"] += 1
             return
         self.done["captured"] += 1
+        self.done["elsewhere"] += graph._shape is None
         graph.replay()
         first = values(outputs)
         drawn = UNDEFINED in name or any(self.differ(one, expected[0]) for one in expected)
@@ -218,6 +219,7 @@ def swept(dtype: str) -> dict:
     print(f"RESULT operators, {dtype}: {total}, wrong: {wrong}", flush=True)
     assert not wrong
     assert total["captured"] > 1000
+    assert total["elsewhere"] == 0, "captures in torch's own memory"
     return total
 
 
