@@ -15,6 +15,7 @@ use super::lent::LentPages;
 use super::mappings::Range;
 use super::peer::PeerPages;
 use super::reclaim::Reclaimers;
+use super::waits::Captures;
 use super::{AccountId, PageId, RangeId};
 use crate::driver::{PageHandle, SharedDriver};
 use crate::error::{Error, Result};
@@ -260,6 +261,7 @@ pub struct PagePool {
     pub(super) lent: AtomicU64,
     /// How many pages others have too, to be asked without the lock.
     pub(super) exported: AtomicU64,
+    pub(super) captures: Captures,
     pub(super) reclaimers: Reclaimers,
 }
 
@@ -292,7 +294,8 @@ impl PagePool {
         let events = Events::new(&driver);
         let (state, reclaimers) = (Mutex::new(state), Reclaimers::default());
         let (lent, exported) = (AtomicU64::new(0), AtomicU64::new(0));
-        Arc::new(Self { driver, events, state, lent, exported, reclaimers })
+        let captures = Captures::default();
+        Arc::new(Self { driver, events, state, lent, exported, captures, reclaimers })
     }
 
     /// The driver of the device.

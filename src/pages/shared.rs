@@ -51,13 +51,27 @@ struct Numbers {
     /// Pages without a number, by size: once retained, since freed, still mapped where they were.
     spare: BTreeMap<u64, Vec<PageId>>,
     /// Retained pages whose blocks were freed, while other streams may still use those.
-    returning: Vec<(Fence, PageId, Holder)>,
+    returning: Vec<(Fence, PageId, Holder, u64)>,
     /// Which version began, and what was replayed before the scope that made it is before this.
     marks: VecDeque<(u64, Mark)>,
     /// Pages that stay where they show: somebody else has taken hold of them.
     fixed: HashSet<PageId>,
+    /// Pages that blocks were on which graphs captured meanwhile may read, though they were freed: for spaces from this number on, and for no
+    /// eager work, as long as the graph that writes there lives, whose page it was.
+    since: HashMap<PageId, (u64, Holder)>,
     /// How many pieces of eager work, at whose end pages may leave their numbers, are under way or wait for their turn.
     eager: u32,
+}
+
+/// Whether a space may show a page.
+fn is_for(since: &HashMap<PageId, (u64, Holder)>, page: PageId, space: u64) -> bool {
+    since.get(&page).is_none_or(|(from, _)| space >= *from)
+}
+
+impl Numbers {
+    fn is_for(&self, page: PageId, space: u64) -> bool {
+        is_for(&self.since, page, space)
+    }
 }
 
 impl SharedSet {
@@ -125,27 +139,38 @@ impl SharedSet {
         Holder::Shared { arena: self.arena }
     }
 
-    /// The page with this number, which the change relies on; a spare, a free or a new one if the number has none.
+    /// The page with this number, which the change relies on; a spare, a free or a new one if the number has none. `space` is the number of
+    /// the space that asks; 0: eager work does, for a number whose page [may leave it](Self::is_fixed).
     ///
     /// The lock is held across the driver's call: two spaces that need the same number must get one page.
     ///
     /// # Errors
     /// Those of [`Change::take`].
-    pub fn page(&self, change: &mut Change, no: PageNo) -> Result<PageId> {
-        self.numbered(&mut self.numbers.lock(), change, no, &HashSet::new())
+    pub fn page(&self, change: &mut Change, no: PageNo, space: u64) -> Result<PageId> {
+        self.page_apart(change, no, &HashSet::new(), space)
     }
 
     /// As [`page`](Self::page), of a number from this one on whose page is not among those that are shown already.
     ///
     /// # Errors
     /// As [`page`](Self::page).
-    pub fn page_apart(&self, change: &mut Change, from: PageNo, shown: &HashSet<PageId>) -> Result<PageId> {
+    pub fn page_apart(
+        &self,
+        change: &mut Change,
+        from: PageNo,
+        shown: &HashSet<PageId>,
+        space: u64,
+    ) -> Result<PageId> {
         let numbers = &mut *self.numbers.lock();
         let mut no = from;
-        while numbers.pages.get(&no).is_some_and(|page| shown.contains(page)) {
+        while numbers
+            .pages
+            .get(&no)
+            .is_some_and(|page| shown.contains(page) || !numbers.is_for(*page, space) && self.is_ours(*page))
+        {
             no.index += 1;
         }
-        self.numbered(numbers, change, no, shown)
+        self.numbered(numbers, change, no, shown, space)
     }
 
     fn numbered(
@@ -154,6 +179,7 @@ impl SharedSet {
         change: &mut Change,
         no: PageNo,
         shown: &HashSet<PageId>,
+        space: u64,
     ) -> Result<PageId> {
         if let Some(page) = numbers.pages.get(&no).copied()
             && change.rely_on(page, self.holder()).is_some()
@@ -161,12 +187,16 @@ impl SharedSet {
             let leases = self.pool.leases([page].iter());
             return if leases.is_empty() { Ok(page) } else { Err(Error::Lent { leases }) };
         }
-        let page = self.spare_or_new(change, numbers, self.page_bytes(no.class), shown)?;
+        let page = self.spare_or_new(change, numbers, self.page_bytes(no.class), shown, space)?;
         numbers.pages.insert(no, page);
+        if numbers.since.contains_key(&page) {
+            // Older spaces do not find it under this number, but the next one's page, which they may show already.
+            self.version.fetch_add(1, Ordering::SeqCst);
+        }
         Ok(page)
     }
 
-    /// Changes whenever a page leaves its number while others show it. Who shows pages and finds another version than at the last look
+    /// Changes whenever a page leaves its number while others show it, and where a number gets one that not every space may show. Who shows pages and finds another version than at the last look
     /// is to [look](Self::is_ours) at each of them before the device uses it.
     #[must_use]
     pub fn version(&self) -> u64 {
@@ -363,7 +393,7 @@ impl SharedSet {
     }
 
     fn stays(&self, numbers: &Numbers, page: PageId) -> bool {
-        numbers.fixed.contains(&page) || self.pool.is_exported(page)
+        numbers.fixed.contains(&page) || numbers.since.contains_key(&page) || self.pool.is_exported(page)
     }
 
     /// The pages of the tape behind `[from, to)`, which the change relies on: where each begins, and its bytes. Where the tape ends, a
@@ -389,7 +419,7 @@ impl SharedSet {
                     let least = (at / 16).min(self.geometry.large() / 2);
                     let bytes = (to - at).max(least).next_multiple_of(self.geometry.small());
                     let bytes = next.map_or(bytes, |next| bytes.min(next - at));
-                    let page = (self.spare_or_new(change, numbers, bytes, &HashSet::new())?, bytes);
+                    let page = (self.spare_or_new(change, numbers, bytes, &HashSet::new(), 0)?, bytes);
                     numbers.tape.insert(at, page);
                     page
                 }
@@ -414,10 +444,15 @@ impl SharedSet {
         numbers: &mut Numbers,
         bytes: u64,
         shown: &HashSet<PageId>,
+        space: u64,
     ) -> Result<PageId> {
         self.settle(numbers);
-        if let Some(spare) = numbers.spare.get_mut(&bytes) {
-            while let Some(at) = spare.iter().rposition(|page| !shown.contains(page)) {
+        // A number that eager work has chosen is not to get a page that stays.
+        let space = if numbers.eager > 0 { 0 } else { space };
+        let Numbers { spare, since, .. } = numbers;
+        if let Some(spare) = spare.get_mut(&bytes) {
+            let fits = |page: &PageId| !shown.contains(page) && is_for(since, *page, space);
+            while let Some(at) = spare.iter().rposition(fits) {
                 let page = spare.remove(at);
                 if change.rely_on(page, self.holder()).is_some() {
                     return Ok(page);
@@ -427,12 +462,17 @@ impl SharedSet {
         change.take(bytes, self.holder(), self.account.id())
     }
 
-    /// The way back of a retained page whose blocks were freed: once a fence is done, every space may map it again, under whatever
-    /// number needs a cell of its size. It stays mapped where it is.
-    pub fn give(&self, page: PageId, from: Holder, fence: Fence) {
+    /// The way back of a retained page whose blocks were freed: once a fence is done, every space from this number on may map it again, under
+    /// whatever number needs a cell of its size. It stays mapped where it is.
+    pub fn give(&self, page: PageId, from: Holder, fence: Fence, since: u64) {
         let mut numbers = self.numbers.lock();
-        numbers.returning.push((fence, page, from));
+        numbers.returning.push((fence, page, from, since));
         self.settle(&mut numbers);
+    }
+
+    /// A graph is gone, whose pages these were: nobody reads any more what it wrote there.
+    pub fn gone(&self, from: Holder) {
+        self.numbers.lock().since.retain(|_, (_, of)| *of != from);
     }
 
     /// Makes spares of the pages that came back, as far as their fences are done.
@@ -443,8 +483,8 @@ impl SharedSet {
     /// Makes spares of the pages that came back. The number that one had before it was retained may still list it: it has none now, or
     /// a space would meet it under two.
     fn settle(&self, numbers: &mut Numbers) {
-        let Numbers { pages, spare, returning, .. } = numbers;
-        returning.retain_mut(|(fence, page, from)| {
+        let Numbers { pages, spare, returning, since, .. } = numbers;
+        returning.retain_mut(|(fence, page, from, space)| {
             // What others have is not for other graphs.
             if !fence.done(self.pool.events()).unwrap_or(false) || self.pool.is_exported(*page) {
                 return true;
@@ -452,6 +492,9 @@ impl SharedSet {
             if let Some(bytes) = self.pool.hand_over(*page, *from, self.holder(), false) {
                 pages.retain(|_, listed| listed != page);
                 spare.entry(bytes).or_default().push(*page);
+                if *space > 0 {
+                    since.insert(*page, (*space, *from));
+                }
             }
             false
         });
@@ -469,8 +512,9 @@ impl SharedSet {
         let mut numbers = self.numbers.lock();
         let holder = Some(self.holder());
         let there = |id: PageId| self.pool.holder(id) == holder;
-        let Numbers { pages, tape, spare, fixed, .. } = &mut *numbers;
+        let Numbers { pages, tape, spare, fixed, since, .. } = &mut *numbers;
         fixed.retain(|id| there(*id));
+        since.retain(|id, _| there(*id));
         pages.retain(|_, id| there(*id));
         tape.retain(|_, (id, _)| there(*id));
         spare.retain(|_, list| {

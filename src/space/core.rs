@@ -41,6 +41,9 @@ pub(super) struct State {
     pub(super) live_count: Option<LiveCount>,
     /// Where nothing is mapped since the driver did not undo a replacement.
     pub(super) holes: Vec<Stale>,
+    /// How many captures of the device had begun at the seal, if all others were over then: as long as no other begins, only its own graph can read
+    /// its blocks.
+    pub(super) alone_since: Option<u64>,
     /// Where the seal exchanged pages, until the first launch; nothing where launches are not known.
     pub(super) exchanged: Vec<Exchanged>,
     /// How far its capture has come, if its short blocks may be kept as those of others were.

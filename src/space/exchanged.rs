@@ -4,6 +4,10 @@
 //! a graph, looks at its outputs and drops them. Where all launches are replays, nothing has written there before the first one but who had the
 //! blocks. So a place whose blocks all went by then gets the page of its number back, as if they had gone before the seal; else the space would
 //! show small pages there for good, which no other graph uses for its large blocks.
+//!
+//! Not where another capture began in between: its graph may read what was there, as a backward pass does whose forward pass is a graph of its own, and
+//! lets go of the tensor while it is captured. Then the place keeps its pages, and once its blocks are gone those are for spaces opened later, as
+//! torch's pools have it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Weak;
@@ -106,7 +110,7 @@ impl Core {
                 if !state.placement.covered(tile.range, mapped.offset, end)
                     && self.common.pool().holder(mapped.page) == Some(self.own())
                 {
-                    self.common.shared.give(mapped.page, self.own(), behind.clone());
+                    self.common.shared.give(mapped.page, self.own(), behind.clone(), 0);
                 }
             }
         }
@@ -149,8 +153,28 @@ impl Core {
         }
     }
 
+    /// Whether no graph but its own can read its blocks.
+    pub(super) fn is_alone(&self, state: &State) -> bool {
+        state.alone_since == Some(self.common.pool().captures())
+    }
+
+    /// What was exchanged in these bytes of a range does not come back; which tiles that were.
+    pub(super) fn stay_exchanged(
+        &self,
+        state: &mut State,
+        range: usize,
+        from: u64,
+        to: u64,
+    ) -> Vec<Exchanged> {
+        let (stay, others) = std::mem::take(&mut state.exchanged)
+            .into_iter()
+            .partition(|tile| tile.range == range && tile.offset < to && tile.offset + tile.bytes > from);
+        state.exchanged = others;
+        stay
+    }
+
     /// Behind all who may still use blocks that went.
-    fn who_had_what_went(&self, state: &State) -> Fence {
+    pub(super) fn who_had_what_went(&self, state: &State) -> Fence {
         let mut fence = state.readers.clone();
         fence.join(state.captured_work.clone());
         fence.join(self.common.presence.contents(self.common.pool().events()));
@@ -189,7 +213,7 @@ impl Core {
     fn page_before(&self, state: &State, change: &mut Change, tile: &Exchanged) -> Result<PageId> {
         let shared = &self.common.shared;
         if change.rely_on(tile.page, shared.holder()).is_none() {
-            return shared.page_apart(change, tile.no, &state.shown());
+            return shared.page_apart(change, tile.no, &state.shown(), self.id);
         }
         let leases = self.common.pool().leases([tile.page].iter());
         if leases.is_empty() { Ok(tile.page) } else { Err(Error::Lent { leases }) }
@@ -197,7 +221,7 @@ impl Core {
 }
 
 impl Exchanged {
-    fn holds(&self, offset: u64) -> bool {
+    pub(super) fn holds(&self, offset: u64) -> bool {
         (self.offset..self.offset + self.bytes).contains(&offset)
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! | who goes | what goes | behind |
 //! |---|---|---|
-//! | a retained block, its graph was not launched yet | its pages: [those from before the seal](super::exchanged) come back | the streams noted for it |
-//! | a retained block, its graph lives | its pages become shared ones; they stay mapped, as the graph writes there | the streams noted for it |
+//! | a retained block, its graph was not launched yet and no capture began since | its pages: [those from before the seal](super::exchanged) come back | the streams noted for it |
+//! | a retained block, its graph lives | its pages become shared ones, and where other captures began since the seal those of later spaces only; they stay mapped, as the graph writes there | the streams noted for it |
 //! | the graph | all mappings but those under live blocks | the arena's replays |
 //! | a block, its graph is gone | the mappings that only it needs | the streams noted for it, the arena's replays |
 //! | the last of both | the rest | all of them |
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::layout::Place;
-use super::{Common, Core, Phase, Space, State};
+use super::{Common, Core, Phase, Space, State, spaces_from_now_on};
 use crate::pages::{Fence, Remains, Reservation};
 use crate::units::Address;
 
@@ -57,14 +57,21 @@ impl Core {
         if retired {
             fence.join(self.common.order.fence());
         }
-        let range = &state.ranges[freed.range];
+        // Graphs that were captured while it was alive may read it wherever they run: what passes in others is not to lie there.
+        let since = if self.is_alone(state) { 0 } else { spaces_from_now_on() };
         let (from, to) = (freed.offset, freed.offset + bytes);
+        let stay = if since > 0 { self.stay_exchanged(state, freed.range, from, to) } else { Vec::new() };
+        if !stay.is_empty() {
+            fence.join(self.who_had_what_went(state));
+        }
+        let range = &state.ranges[freed.range];
         let mut remains = Remains::default();
         let mut unmapped = 0;
         for mapped in range.mapped() {
             let end = mapped.offset + mapped.bytes;
-            if mapped.offset >= to || end <= from || state.placement.covered(freed.range, mapped.offset, end)
-            {
+            let concerned =
+                mapped.offset < to && end > from || stay.iter().any(|tile| tile.holds(mapped.offset));
+            if !concerned || state.placement.covered(freed.range, mapped.offset, end) {
                 continue;
             }
             if retired {
@@ -73,7 +80,7 @@ impl Core {
             } else if self.common.pool().holder(mapped.page) == Some(self.own())
                 && !state.may_come_back(freed.range, mapped.offset)
             {
-                self.common.shared.give(mapped.page, self.own(), fence.clone());
+                self.common.shared.give(mapped.page, self.own(), fence.clone(), since);
             }
         }
         state.note_mapped(&self.common, unmapped, 0);
@@ -94,6 +101,7 @@ impl Core {
             state.end_placement();
         }
         state.phase = Phase::Retired;
+        self.common.shared.gone(self.own());
         state.exchanged = Vec::new();
         state.opened = None;
         state.capture = None;
@@ -141,6 +149,7 @@ impl Drop for Space {
 impl Core {
     /// What is left goes behind what may still use it.
     fn leave(&mut self) {
+        let own = self.own();
         let common = &self.common;
         let state = self.state.get_mut();
         if let Some(live_count) = &state.live_count {
@@ -163,6 +172,7 @@ impl Core {
         common.pool().finish(fence.clone(), remains);
         let kept = state.kept.take(true, &mut fence);
         common.heap.free_all(common.pool(), kept, &fence);
+        common.shared.gone(own);
         common.shared.forget();
         common.presence.forget(common.pool(), common.device.host_pool());
         common.pool().check();

@@ -167,10 +167,16 @@ impl Totals {
     }
 }
 
+static NEXT_SPACE: AtomicU64 = AtomicU64::new(1);
+
 /// The number of a new space, which no other in the process has.
 fn next_space() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Ordering::Relaxed)
+    NEXT_SPACE.fetch_add(1, Ordering::Relaxed)
+}
+
+/// The lowest number of spaces that are opened from now on.
+fn spaces_from_now_on() -> u64 {
+    NEXT_SPACE.load(Ordering::Relaxed)
 }
 
 /// Where in its life a space is.
@@ -275,6 +281,7 @@ impl Space {
             ranges: Vec::new(),
             kept: KeptBlocks::default(),
             holes: Vec::new(),
+            alone_since: None,
             exchanged: Vec::new(),
             course: None,
             told: std::collections::HashSet::new(),

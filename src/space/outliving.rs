@@ -14,7 +14,7 @@ use crate::units::Address;
 const MOST: usize = 1 << 16;
 
 /// The points of an arena's captures at which there came blocks that outlived them, and whether all did: where one did not, or went before its first
-/// launch, a program may let go of each while it captures the next one, and what was kept would be lost to its graph.
+/// launch and the next capture, a program looks at each and lets go of it, and what was kept would be lost to its graph.
 #[derive(Debug, Default)]
 pub(crate) struct Outliving(Mutex<HashMap<u64, bool>>);
 
@@ -80,13 +80,13 @@ impl Core {
         Some((point, short && self.common.outliving.has(point)))
     }
 
-    /// A block goes: if that is before its space's first launch, those at this point are expected nothing of from then on.
+    /// A block goes: if that is before its space's first launch and the next capture, those at this point are expected nothing of from then on.
     pub(super) fn forget_course(&self, state: &mut State, address: Address) {
         let Some(course) = &mut state.course else { return };
         let over = state.phase != super::Phase::Open;
         let point = if over { course.blocks.remove(&address) } else { course.freed(address) };
         if let Some(point) = point
-            && !(over && self.launched.load(std::sync::atomic::Ordering::Acquire))
+            && !(over && (self.launched.load(std::sync::atomic::Ordering::Acquire) || !self.is_alone(state)))
         {
             self.common.outliving.exclude(point, over);
         }

@@ -79,7 +79,7 @@ impl Core {
                 Some(new) => *new,
                 None => {
                     let class = shared.class_of(*bytes)?;
-                    let new = shared.page_apart(&mut change, PageNo { class, index: 0 }, &shown)?;
+                    let new = shared.page_apart(&mut change, PageNo { class, index: 0 }, &shown, self.id)?;
                     shown.insert(new);
                     instead.insert(*page, new);
                     new
@@ -140,18 +140,18 @@ impl State {
         (stale, holes)
     }
 
-    /// The pages of these numbers, for a space that is being captured and has seen a version of the shared set. Where pages left since, a
+    /// The pages of these numbers, for the space of a number that is being captured and has seen a version of the shared set. Where pages left since, a
     /// number that it shows already keeps the page that it shows, and a new one gets a page that it does not show.
     pub(super) fn pages_of(
         &self,
         common: &Common,
-        seen: u64,
+        (space, seen): (u64, u64),
         change: &mut Change,
         numbers: &[PageNo],
     ) -> Result<Vec<PageId>> {
         let shared = &common.shared;
         if shared.version() == seen {
-            let pages = numbers.iter().map(|no| shared.page(change, *no));
+            let pages = numbers.iter().map(|no| shared.page(change, *no, space));
             let pages = pages.collect::<Result<Vec<_>>>()?;
             // Else one may have left and come back under another number just now.
             if shared.version() == seen {
@@ -180,7 +180,7 @@ impl State {
                 let lost = || Error::Internal { what: "a space lost a page".into() };
                 return relied.then_some(*page).ok_or_else(lost);
             }
-            let page = shared.page_apart(change, *no, &shown)?;
+            let page = shared.page_apart(change, *no, &shown, space)?;
             shown.insert(page);
             known.insert(*no, page);
             Ok(page)

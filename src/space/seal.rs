@@ -150,6 +150,7 @@ impl Core {
         state.end_layout_hash(policy);
         state.end_placement();
         state.phase = Phase::Sealed;
+        state.alone_since = self.common.pool().captures_if_over();
         self.sealed.store(true, Ordering::Release);
         state.opened = None;
         state.told = HashSet::new();
@@ -356,7 +357,7 @@ impl Exchange<'_> {
                     for _ in run {
                         let no = PageNo { class: Class::Small, index: self.next as u32 };
                         // One that left and came back may be shown here under another number.
-                        let page = shared.page_apart(&mut self.change, no, &self.shown)?;
+                        let page = shared.page_apart(&mut self.change, no, &self.shown, self.core.id)?;
                         self.shown.insert(page);
                         pages.push(page);
                         self.next += 1;

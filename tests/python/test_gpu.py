@@ -427,6 +427,51 @@ def test_make_graphed_callables() -> None:
         assert all(torch.allclose(a, b, atol=1e-3) for a, b in zip(grads, again, strict=True))
 
 
+def test_graphs_find_what_they_read_of_others() -> None:
+    """Graphs that are replayed one after another and read each other's tensors, of which the program lets go while it captures the next one: under
+    one name for what comes out of unnamed pieces, and by autograd for what forward passes saved."""
+    enabled()
+    model, pool, stream = Model(), torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+    made = []
+    for size in SIZES[2:8]:
+        static = model.inputs(size)
+        expected = model(static).clone()
+        x, graphs = static, []
+        for number in range(len(model.layers)):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
+                x = model.layer(number, x)
+            graphs.append(graph)
+        made.append((graphs, static, x, expected))
+    for number in shuffled(len(made), 3):
+        graphs, _, x, expected = made[number]
+        for graph in graphs:
+            graph.replay()
+        assert same(x, expected), number
+
+    def section(inside: int, outside: int):
+        return torch.nn.Sequential(
+            torch.nn.Linear(inside, 2048), torch.nn.Dropout(0.1), torch.nn.Linear(2048, outside), torch.nn.Dropout(0.1)
+        )
+
+    torch.manual_seed(5)
+    eager = torch.nn.Sequential(section(4096, 2048), section(2048, 1024)).cuda()
+    graphed = copy.deepcopy(eager)
+    samples = tuple((torch.randn(640, width, device="cuda", requires_grad=True),) for width in (4096, 2048))
+    graphed[0], graphed[1] = torch.cuda.make_graphed_callables((graphed[0], graphed[1]), samples)
+    batches = [torch.rand(640, 4096, device="cuda") for _ in range(3)]
+    grads = []
+    for model in (eager, graphed):
+        torch.manual_seed(5)
+        grads.append([])
+        for batch in batches:
+            model.zero_grad(set_to_none=True)
+            model(batch).square().mean().backward()
+            grads[-1] += [one.grad.clone() for one in model.parameters()]
+    torch.cuda.synchronize()
+    assert [torch.equal(a, b) for a, b in zip(*grads, strict=True)] == [True] * len(grads[0])
+
+
 def test_random_numbers_go_on_as_with_torch() -> None:
     enabled()
 

@@ -97,7 +97,7 @@ impl EagerSpace {
                         return Err(Error::Lent { leases });
                     }
                 }
-                let page = shared.page(&mut change, numbered)?;
+                let page = shared.page(&mut change, numbered, 0)?;
                 fresh.push((no.class, Slot { page, shared: Some(number) }));
                 pages.push(page);
             }

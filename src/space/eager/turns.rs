@@ -120,7 +120,7 @@ impl EagerSpace {
         let made = &state.current;
         let done = (|| {
             for (no, number) in stale {
-                let page = shared.page(&mut change, PageNo { class: no.class, index: *number })?;
+                let page = shared.page(&mut change, PageNo { class: no.class, index: *number }, 0)?;
                 now.push((*no, Slot { page, shared: Some(*number) }));
             }
             now.retain(|(no, slot)| made.slots.get(*no).is_none_or(|before| before.page != slot.page));

@@ -1,0 +1,254 @@
+//! Graphs that read what other graphs left, also where the program lets go of it while it captures them, as torch's autograd does of what a forward
+//! pass saved. Replayed in the order of capture they find it, as in torch's own pools.
+
+use std::sync::Arc;
+
+use vmmgraph::{
+    Address, EagerBlocks, HostOptions, Options, Space, Stream, VmmTorchAllocator, driver::HostDriver,
+};
+use vmmgraph_testkit::{Bench, MIB, Random, seeds, stream};
+
+const A: Stream = stream(0xa0);
+const KIB: u64 = 1 << 10;
+
+/// A block, and who wrote it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Block {
+    at: Address,
+    bytes: u64,
+    stamp: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Write(Block),
+    /// Of this graph or of one captured before.
+    Read(Block),
+}
+
+struct Graph {
+    space: Arc<Space>,
+    blocks: VmmTorchAllocator,
+    steps: Vec<Step>,
+    /// What the program still has of it.
+    outputs: Vec<Block>,
+    /// The spaces of graphs that it reads from.
+    reads: Vec<u64>,
+}
+
+struct World {
+    bench: Bench,
+    random: Random,
+    /// In the order of capture.
+    graphs: Vec<Graph>,
+    stamp: u32,
+    eager: EagerBlocks,
+    results: Vec<Block>,
+}
+
+impl World {
+    fn new(seed: u64, expected_bytes: u64) -> Self {
+        let host = HostDriver::new(0, HostOptions::default()).unwrap();
+        let bench = Bench::over(host, A, &Options { expected_bytes, ..Options::default() });
+        let eager = bench.arena.eager_blocks();
+        Self { bench, random: Random::new(seed), graphs: Vec::new(), stamp: 0, eager, results: Vec::new() }
+    }
+
+    fn block(&mut self, at: Address, bytes: u64) -> Block {
+        self.stamp += 1;
+        Block { at, bytes, stamp: self.stamp }
+    }
+
+    fn begin(&mut self) -> Graph {
+        let space = self.bench.arena.open_space().unwrap();
+        let blocks = VmmTorchAllocator::new(&space);
+        blocks.launch_by_replay_only(self.random.below(4) > 0);
+        if self.random.below(2) == 0 {
+            blocks.keep_as_before();
+        }
+        Graph { space, blocks, steps: Vec::new(), outputs: Vec::new(), reads: Vec::new() }
+    }
+
+    /// Some blocks of a graph under capture come and go; what stays are outputs.
+    fn work(&mut self, graph: &mut Graph) {
+        let mut live: Vec<Block> = Vec::new();
+        for _ in 0..2 + self.random.below(6) {
+            let bytes = self.random.choose(&[4 * KIB, 300 * KIB, 2 * MIB, 3 * MIB, 20 * MIB, 33 * MIB]);
+            let at = graph.blocks.allocate(bytes, A, false).unwrap();
+            let block = self.block(at, bytes);
+            graph.steps.push(Step::Write(block));
+            live.push(block);
+            if self.random.below(3) > 0 {
+                let gone = live.swap_remove(self.random.below(live.len() as u64) as usize);
+                graph.steps.push(Step::Read(gone));
+                graph.blocks.free(gone.at, &[]).unwrap();
+            }
+            if self.random.below(3) == 0 {
+                self.read_others(graph);
+            }
+        }
+        let stay = self.random.below(3) as usize;
+        for gone in live.split_off(stay.min(live.len())) {
+            graph.steps.push(Step::Read(gone));
+            graph.blocks.free(gone.at, &[]).unwrap();
+        }
+        graph.outputs.extend(live);
+    }
+
+    /// A graph under capture reads an output of another, of which the program may let go behind it.
+    fn read_others(&mut self, graph: &mut Graph) {
+        let with: Vec<usize> =
+            (0..self.graphs.len()).filter(|of| !self.graphs[*of].outputs.is_empty()).collect();
+        if with.is_empty() {
+            return;
+        }
+        let of = self.random.choose(&with);
+        let which = self.random.below(self.graphs[of].outputs.len() as u64) as usize;
+        let other = &mut self.graphs[of];
+        graph.steps.push(Step::Read(other.outputs[which]));
+        graph.reads.push(other.space.id());
+        if self.random.below(2) == 0 {
+            let gone = other.outputs.swap_remove(which);
+            other.blocks.free(gone.at, &[A]).unwrap();
+        }
+    }
+
+    fn end(&mut self, graph: Graph) {
+        graph.space.seal().unwrap();
+        self.graphs.push(graph);
+    }
+
+    fn capture(&mut self) {
+        let mut graph = self.begin();
+        self.work(&mut graph);
+        self.end(graph);
+    }
+
+    /// Two captures at once. The second ends last, and reads what the first left in between.
+    fn capture_two(&mut self) {
+        let (mut first, mut second) = (self.begin(), self.begin());
+        self.work(&mut second);
+        self.work(&mut first);
+        self.end(first);
+        self.read_others(&mut second);
+        self.work(&mut second);
+        self.end(second);
+    }
+
+    fn let_go(&mut self) {
+        let of = self.random.below(self.graphs.len() as u64) as usize;
+        let graph = &mut self.graphs[of];
+        for gone in std::mem::take(&mut graph.outputs) {
+            graph.blocks.free(gone.at, &[A]).unwrap();
+        }
+    }
+
+    /// A graph goes, and those that read from it.
+    fn drop_one(&mut self) {
+        let mut gone =
+            vec![self.random.choose(&self.graphs.iter().map(|graph| graph.space.id()).collect::<Vec<_>>())];
+        while let Some(at) = self.graphs.iter().position(|graph| {
+            gone.contains(&graph.space.id()) || graph.reads.iter().any(|of| gone.contains(of))
+        }) {
+            let graph = self.graphs.remove(at);
+            gone.push(graph.space.id());
+            for output in &graph.outputs {
+                graph.blocks.free(output.at, &[A]).unwrap();
+            }
+        }
+    }
+
+    /// Work whose results may stay, on the pages of graphs.
+    fn work_eagerly(&mut self) {
+        let scope = self.bench.arena.eager_scope(A).unwrap();
+        for _ in 0..1 + self.random.below(3) {
+            let bytes = self.random.choose(&[4 * KIB, 2 * MIB, 30 * MIB]);
+            let at = scope.allocate(bytes).unwrap();
+            let block = self.block(at, bytes);
+            self.bench.stamps.write(at, bytes, block.stamp).unwrap();
+            if self.random.below(2) == 0 {
+                self.results.push(block);
+            } else {
+                scope.free(at).unwrap();
+            }
+        }
+        drop(scope);
+        while self.results.len() > 3 {
+            let gone = self.results.remove(0);
+            self.eager.free(gone.at, &[A]).unwrap();
+        }
+    }
+
+    /// Some graphs, or all, one after another as they were captured.
+    fn replay(&mut self, all: bool, seed: u64) {
+        // Each graph writes the same again, so what is read is from this round only where all are replayed.
+        for graph in &self.graphs {
+            if !all && self.random.below(2) == 0 {
+                continue;
+            }
+            let stamps = &self.bench.stamps;
+            let replayed = graph.space.replay(A, || {
+                for step in &graph.steps {
+                    match step {
+                        Step::Write(block) => stamps.write(block.at, block.bytes, block.stamp).unwrap(),
+                        Step::Read(block) if all => {
+                            let holds = stamps.holds(block.at, block.bytes, block.stamp).unwrap();
+                            assert!(
+                                holds,
+                                "seed {seed}: space {} reads something else at {block:?}",
+                                graph.space.id()
+                            );
+                        }
+                        Step::Read(_) => {}
+                    }
+                }
+            });
+            replayed.unwrap();
+        }
+        if all {
+            let kept = self.graphs.iter().flat_map(|graph| &graph.outputs).chain(&self.results);
+            for block in kept {
+                assert!(
+                    self.bench.stamps.holds(block.at, block.bytes, block.stamp).unwrap(),
+                    "seed {seed}: {block:?}"
+                );
+            }
+        }
+    }
+
+    fn finish(mut self) {
+        for result in std::mem::take(&mut self.results) {
+            self.eager.free(result.at, &[A]).unwrap();
+        }
+        while !self.graphs.is_empty() {
+            self.drop_one();
+        }
+        drop(self.eager);
+        self.bench.end();
+    }
+}
+
+#[test]
+fn graphs_find_what_they_read_in_the_order_of_capture() {
+    for seed in seeds(150) {
+        let mut world = World::new(seed, [0, 64 * MIB][(seed % 2) as usize]);
+        let eager = seed % 3 == 0;
+        for _ in 0..4 + world.random.below(16) {
+            match world.random.below(10) {
+                0..5 => world.capture(),
+                5 => world.capture_two(),
+                6 if !world.graphs.is_empty() => world.let_go(),
+                7 => world.replay(false, seed),
+                8 if eager => world.work_eagerly(),
+                9 if world.graphs.len() > 3 => world.drop_one(),
+                _ => {}
+            }
+            if world.random.below(3) == 0 {
+                world.replay(true, seed);
+                assert_eq!(world.bench.arena.audit(), Ok(()), "seed {seed}");
+            }
+        }
+        world.replay(true, seed);
+        world.finish();
+    }
+}
