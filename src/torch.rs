@@ -62,8 +62,8 @@ impl VmmTorchAllocator {
     }
 
     /// With `only`, promises that what is captured into the space is launched by [`Space::replay`] and [`Space::enter`] only, and by nobody before this
-    /// is said. Until the first launch a retained block that goes then leaves everything as if it had gone before the seal: behind the streams
-    /// noted for it, the pages that were there come back. Without `only` that ends: anybody may launch it from now on.
+    /// is said. Until the first launch, and until the device's next capture begins, whose graph may read it, a retained block that goes then leaves everything as if
+    /// it had gone before the seal: behind the streams noted for it, the pages that were there come back. Without `only` that ends: anybody may launch it from now on.
     pub fn launch_by_replay_only(&self, only: bool) {
         self.core.launch_by_replay_only(only);
     }
@@ -71,7 +71,7 @@ impl VmmTorchAllocator {
     /// Makes short blocks kept ones, from the beginning of the space on, where blocks at the same point of the arena's earlier captures outlived those: all
     /// that came and went before was the same there, whatever the sizes. So outputs of a model that is captured for many batches lie packed. What an
     /// arena holds, and the [layout hash](crate::SealReport::layout_hash), then depend on the order of captures. Where one goes before its first
-    /// launch none is kept from then on.
+    /// launch and the next capture none is kept from then on.
     pub fn keep_as_before(&self) {
         self.core.keep_as_before();
     }

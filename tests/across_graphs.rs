@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use vmmgraph::{
-    Address, EagerBlocks, HostOptions, Options, Space, Stream, VmmTorchAllocator, driver::HostDriver,
+    Address, EagerBlocks, HostOptions, Options, SharedVmmAllocator, Space, Stream, VmmTorchAllocator,
+    driver::HostDriver,
 };
 use vmmgraph_testkit::{Bench, MIB, Random, seeds, stream};
 
@@ -42,6 +43,8 @@ struct World {
     /// In the order of capture.
     graphs: Vec<Graph>,
     stamp: u32,
+    /// Beside the bench's, for graphs that read from another arena.
+    other: SharedVmmAllocator,
     eager: EagerBlocks,
     results: Vec<Block>,
 }
@@ -49,9 +52,19 @@ struct World {
 impl World {
     fn new(seed: u64, expected_bytes: u64) -> Self {
         let host = HostDriver::new(0, HostOptions::default()).unwrap();
-        let bench = Bench::over(host, A, &Options { expected_bytes, ..Options::default() });
+        let options = Options { expected_bytes, ..Options::default() };
+        let bench = Bench::over(host, A, &options);
+        let other = SharedVmmAllocator::new(&bench.device, &options).unwrap();
         let eager = bench.arena.eager_blocks();
-        Self { bench, random: Random::new(seed), graphs: Vec::new(), stamp: 0, eager, results: Vec::new() }
+        Self {
+            bench,
+            random: Random::new(seed),
+            graphs: Vec::new(),
+            stamp: 0,
+            other,
+            eager,
+            results: Vec::new(),
+        }
     }
 
     fn block(&mut self, at: Address, bytes: u64) -> Block {
@@ -60,7 +73,8 @@ impl World {
     }
 
     fn begin(&mut self) -> Graph {
-        let space = self.bench.arena.open_space().unwrap();
+        let arena = if self.random.below(5) == 0 { &self.other } else { &self.bench.arena };
+        let space = arena.open_space().unwrap();
         let blocks = VmmTorchAllocator::new(&space);
         blocks.launch_by_replay_only(self.random.below(4) > 0);
         if self.random.below(2) == 0 {
@@ -223,7 +237,8 @@ impl World {
         while !self.graphs.is_empty() {
             self.drop_one();
         }
-        drop(self.eager);
+        assert_eq!(self.other.audit(), Ok(()));
+        drop((self.eager, self.other));
         self.bench.end();
     }
 }

@@ -169,8 +169,8 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_shape_seal_unwritten(vmmgraph_torc
 // replay() does: random generators go on. Any thread. VMMGRAPH_ERROR_WRONG_STATE for one that is not replayable here, which its owner
 // launches between vmmgraph_space_enter and vmmgraph_space_leave.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_replay(vmmgraph_torch_shape_t shape, uint64_t piece);
-// Before somebody launches a graph of the shape in any other way than these, from its cudaGraph_t or an executable of his own. Until then, and until the
-// first replay, a tensor of a sealed shape that goes leaves no page of its own in it: the pages from before the seal come back, behind the streams that were
+// Before somebody launches a graph of the shape in any other way than these, from its cudaGraph_t or an executable of his own. Until then, until the
+// first replay and until the device's next capture, whose graph may read it, a tensor of a sealed shape that goes leaves no page of its own in it: the pages from before the seal come back, behind the streams that were
 // captured, the default one, torch's current one and those it was recorded for.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_launched_by_hand(vmmgraph_torch_shape_t shape);
 // As vmmgraph_space_verify, of one graph on torch's current stream.

@@ -17,7 +17,7 @@
 //!   Pausable                      what can step aside, found by tag; the way back                pausable.rs  resume.rs
 //!   Fence, Mark                   points in streams' work                                        fence.rs
 //!   NamedStream                   a stream, and where its handle means it                        stream.rs
-//!   Capturing                     what forbids to wait for them on some platforms                waits.rs
+//!   Capturing                     captures, which forbid to wait for them on some platforms       waits.rs
 //! ```
 //!
 //! A page that nobody maps and nobody has pinned is *free*: it belongs to the device, lies on the list of its size, and goes to

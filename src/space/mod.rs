@@ -368,7 +368,8 @@ impl Space {
     }
 
     /// Frees a block. Before the seal its pages serve the next block of the same stream; afterwards a retained block's pages return
-    /// to the arena's shared set, once the streams that were [noted](Self::record_stream) for it have passed. The addresses stay
+    /// to the arena's shared set, once the streams that were [noted](Self::record_stream) for it have passed; where other captures of the device began
+    /// since the seal, whose graphs may read it, for spaces that are opened later. The addresses stay
     /// mapped either way, since the graph writes there.
     ///
     /// # Errors

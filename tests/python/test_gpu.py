@@ -853,6 +853,13 @@ def test_an_exception_in_the_body() -> None:
         raise ZeroDivisionError
     made = full(model, pool, [32, 8], torch.cuda.Stream(), keep=False)
     assert wrong(made) == 0
+    # In the words that programs look for.
+    try:
+        torch.cuda.CUDAGraph().capture_begin(pool)
+    except RuntimeError as error:
+        assert "CUDA graphs must be captured on a non-default stream" in str(error)
+    else:
+        raise AssertionError("the default stream was captured")
 
 
 def test_a_capture_that_cuda_breaks() -> None:
