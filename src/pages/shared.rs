@@ -472,7 +472,13 @@ impl SharedSet {
 
     /// A graph is gone, whose pages these were: nobody reads any more what it wrote there.
     pub fn gone(&self, from: Holder) {
-        self.numbers.lock().since.retain(|_, (_, of)| *of != from);
+        let numbers = &mut *self.numbers.lock();
+        let before = numbers.since.len();
+        numbers.since.retain(|_, (_, of)| *of != from);
+        if numbers.since.len() < before {
+            // Eager work that shows others instead is to look.
+            self.version.fetch_add(1, Ordering::SeqCst);
+        }
     }
 
     /// Makes spares of the pages that came back, as far as their fences are done.
