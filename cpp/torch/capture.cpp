@@ -371,7 +371,7 @@ struct CaptureScope::State {
 
 CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const CaptureOptions& options) {
     if (stream == nullptr) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "CUDA graphs must be captured on a non-default stream");
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "CUDA graphs must be captured on a non-default stream.");
     }
     if (options.route == Route::mempool && options.retain == Retain::own_pages) {
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "the MemPool route shares its segments: it cannot give live blocks pages of their own");

@@ -136,7 +136,7 @@ void Shape::begin(const compat::PoolId& pool) {
     const auto stream = this->stream();
     if (stream.stream() == nullptr) {
         // Torch's words, since programs look for them.
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "CUDA graphs must be captured on a non-default stream");
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "CUDA graphs must be captured on a non-default stream.");
     }
     const std::lock_guard lock(mutex_);
     if (sealed_ || under_way_) {

@@ -857,7 +857,7 @@ def test_an_exception_in_the_body() -> None:
     try:
         torch.cuda.CUDAGraph().capture_begin(pool)
     except RuntimeError as error:
-        assert "CUDA graphs must be captured on a non-default stream" in str(error)
+        assert "CUDA graphs must be captured on a non-default stream." in str(error)
     else:
         raise AssertionError("the default stream was captured")
 
