@@ -263,7 +263,8 @@ impl World {
 
 #[test]
 fn graphs_find_what_they_read_in_the_order_of_capture() {
-    for seed in seeds(150) {
+    // In 415 a number gets such a page while a capture that may not show it goes on.
+    for seed in seeds(150).chain([415]) {
         let mut world = World::new(seed, [0, 64 * MIB][(seed % 2) as usize]);
         let eager = seed % 3 == 0;
         for _ in 0..4 + world.random.below(16) {
