@@ -50,7 +50,7 @@ struct Numbers {
     tape: BTreeMap<u64, (PageId, u64)>,
     /// Pages without a number, by size: once retained, since freed, still mapped where they were.
     spare: BTreeMap<u64, Vec<PageId>>,
-    /// Retained pages whose blocks were freed, while other streams may still use those.
+    /// Retained pages whose blocks were freed, while other streams may still use those; whose they were, and from which space on they are for others.
     returning: Vec<(Fence, PageId, Holder, u64)>,
     /// Which version began, and what was replayed before the scope that made it is before this.
     marks: VecDeque<(u64, Mark)>,
@@ -66,12 +66,6 @@ struct Numbers {
 /// Whether a space may show a page.
 fn is_for(since: &HashMap<PageId, (u64, Holder)>, page: PageId, space: u64) -> bool {
     since.get(&page).is_none_or(|(from, _)| space >= *from)
-}
-
-impl Numbers {
-    fn is_for(&self, page: PageId, space: u64) -> bool {
-        is_for(&self.since, page, space)
-    }
 }
 
 impl SharedSet {
@@ -163,11 +157,10 @@ impl SharedSet {
     ) -> Result<PageId> {
         let numbers = &mut *self.numbers.lock();
         let mut no = from;
-        while numbers
-            .pages
-            .get(&no)
-            .is_some_and(|page| shown.contains(page) || !numbers.is_for(*page, space) && self.is_ours(*page))
-        {
+        let passed_over = |page: &PageId| {
+            shown.contains(page) || !is_for(&numbers.since, *page, space) && self.is_ours(*page)
+        };
+        while numbers.pages.get(&no).is_some_and(passed_over) {
             no.index += 1;
         }
         self.numbered(numbers, change, no, shown, space)
@@ -196,8 +189,8 @@ impl SharedSet {
         Ok(page)
     }
 
-    /// Changes whenever a page leaves its number while others show it, and where a number gets one that not every space may show. Who shows pages and finds another version than at the last look
-    /// is to [look](Self::is_ours) at each of them before the device uses it.
+    /// Changes whenever a page leaves its number while others show it, and where a number gets one that not every space may show, or that
+    /// all may show again. Who shows pages and finds another version than at the last look is to [look](Self::is_ours) at each of them before the device uses it.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::SeqCst)
@@ -473,6 +466,8 @@ impl SharedSet {
     /// A graph is gone, whose pages these were: nobody reads any more what it wrote there.
     pub fn gone(&self, from: Holder) {
         let numbers = &mut *self.numbers.lock();
+        let returning = numbers.returning.iter_mut().filter(|(_, _, of, _)| *of == from);
+        returning.for_each(|(.., since)| *since = 0);
         let before = numbers.since.len();
         numbers.since.retain(|_, (_, of)| *of != from);
         if numbers.since.len() < before {

@@ -158,21 +158,6 @@ impl Core {
         state.alone_since == Some(self.common.pool().captures())
     }
 
-    /// What was exchanged in these bytes of a range does not come back; which tiles that were.
-    pub(super) fn stay_exchanged(
-        &self,
-        state: &mut State,
-        range: usize,
-        from: u64,
-        to: u64,
-    ) -> Vec<Exchanged> {
-        let (stay, others) = std::mem::take(&mut state.exchanged)
-            .into_iter()
-            .partition(|tile| tile.range == range && tile.offset < to && tile.offset + tile.bytes > from);
-        state.exchanged = others;
-        stay
-    }
-
     /// Behind all who may still use blocks that went.
     pub(super) fn who_had_what_went(&self, state: &State) -> Fence {
         let mut fence = state.readers.clone();
@@ -242,6 +227,15 @@ impl State {
     /// Whether a live block is there.
     fn is_covered(&self, tile: &Exchanged) -> bool {
         self.placement.covered(tile.range, tile.offset, tile.offset + tile.bytes)
+    }
+
+    /// What was exchanged in these bytes of a range does not come back; which tiles that were.
+    pub(super) fn stay_exchanged(&mut self, range: usize, from: u64, to: u64) -> Vec<Exchanged> {
+        let (stay, others) = std::mem::take(&mut self.exchanged)
+            .into_iter()
+            .partition(|tile| tile.range == range && tile.offset < to && tile.offset + tile.bytes > from);
+        self.exchanged = others;
+        stay
     }
 
     /// Whether the page of a place may still be exchanged back.

@@ -60,7 +60,7 @@ impl Core {
         // Graphs that were captured while it was alive may read it wherever they run: what passes in others is not to lie there.
         let since = if self.is_alone(state) { 0 } else { spaces_from_now_on() };
         let (from, to) = (freed.offset, freed.offset + bytes);
-        let stay = if since > 0 { self.stay_exchanged(state, freed.range, from, to) } else { Vec::new() };
+        let stay = if since > 0 { state.stay_exchanged(freed.range, from, to) } else { Vec::new() };
         if !stay.is_empty() {
             fence.join(self.who_had_what_went(state));
         }

@@ -13,7 +13,7 @@ impl State {
     pub(super) fn stitch(
         &mut self,
         common: &Common,
-        asks: (u64, u64),
+        (space, seen): (u64, u64),
         bytes: BlockBytes,
         lane: Lane,
     ) -> Result<Place> {
@@ -26,8 +26,8 @@ impl State {
         let known = self.ranges.get(growth.range).map(|range| range.id());
         let mapped = (|| {
             let peers = if lane.remote { common.shared.remote_peers() } else { common.shared.peers() };
-            let range = known.map_or_else(|| change.reserve(growth.range_bytes, asks.0, peers), Ok)?;
-            let pages = self.pages_of(common, asks, &mut change, &growth.pages)?;
+            let range = known.map_or_else(|| change.reserve(growth.range_bytes, space, peers), Ok)?;
+            let pages = self.pages_of(common, (space, seen), &mut change, &growth.pages)?;
             change.map(range, growth.offset, &pages)
         })();
         if let Err(error) = mapped {
