@@ -55,9 +55,9 @@ class Capture:
     two steps. The graph has it alone, and so it ends before torch's part of the graph, also where CPython drops what the graph's own end raised."""
 
     shape: Shape | None = None
-    #: The id that torch is given, and the one that the program asked for where that is another.
+    #: The id that torch is given, and the one that the program sees.
     pool: Pool = (0, 0)
-    asked: Pool | None = None
+    shown: Pool = (0, 0)
     #: Scopes that the thread steps into again behind it.
     left: Sequence[Scope] = ()
     under_way = True
@@ -208,13 +208,12 @@ class Door:
             if shape is None:
                 arena._settle(None)
                 shape = Shape(arena, key, label)
-            if pool != asked and any(opened.capturing for opened in arena._open):
-                # Torch takes one capture at a time for each id, and the program has named none.
-                pool = self.new_pool()
-                self.arenas[device, pool] = arena
+            # The program has named none: torch takes one capture at a time for each id, and none for one whose graphs are all gone.
+            given = pool if pool == asked or not arena._pool_given else self.new_pool()
+            arena._pool_given = True
             # From here on there is something to withdraw.
-            capture.shape, capture.pool = shape, pool
-            capture.asked = asked if pool != asked and capture.named is None else None
+            capture.shape, capture.pool = shape, given
+            capture.shown = asked if asked is not None and capture.named is None else arena.pool
             shape.captures.add(capture.token)
             shape.capturing = True
             if shape not in arena._open:

@@ -175,7 +175,7 @@ def graph_class(door: Door, base: type) -> type:
 
         def pool(self) -> Any:
             own, capture = super().pool(), self._capture
-            return own if capture is None or capture.asked is None else capture.asked
+            return own if capture is None else capture.shown
 
         def _replay_in_turn(self, shape: Shape) -> None:
             import torch

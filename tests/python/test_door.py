@@ -87,7 +87,11 @@ def test_the_engines_pool_reaches_torch_and_names_the_arena(door):
 
 def test_without_a_pool_share_means_one_arena(door):
     door.share = True
-    assert capture(door).arena is capture(door).arena
+    graphs = [capture(door) for _ in range(3)]
+    assert len({graph.arena for graph in graphs}) == 1
+    assert {graph.pool() for graph in graphs} == {graphs[0].arena.pool}
+    # Nothing is kept of those that are gone.
+    assert len(door.arenas) == 1
 
 
 def test_an_arena_goes_with_its_last_graph_and_gives_its_pages_back(door):
@@ -423,8 +427,8 @@ def test_shapes_that_threads_capture_at_once_are_sealed_each(door):
     assert first.arena._open == []
 
 
-def test_captures_at_once_into_an_arena_that_no_pool_names_have_an_id_each(door):
-    """Torch takes one capture at a time for each."""
+def test_captures_into_an_arena_that_no_pool_names_have_an_id_each(door):
+    """Torch takes one capture at a time for each, and none for one whose graphs are all gone until its caches are emptied."""
     arena = vmmgraph.Arena(0)
 
     def begun(**more):
@@ -440,10 +444,13 @@ def test_captures_at_once_into_an_arena_that_no_pool_names_have_an_id_each(door)
     assert ids[1] != arena.pool
     for graph in graphs:
         graph.capture_end()
-    # Each names the arena to later captures, and one that is alone has its own.
-    assert [capture(door, one).arena for one in ids] == [arena, arena]
+    # The program sees one, which names the arena to later captures.
+    assert [graph.pool() for graph in graphs] == [arena.pool] * 2
+    assert capture(door, arena.pool).arena is arena
+    for graph in graphs:
+        graph.reset()
     other = begun(arena=arena)
-    assert other._capture.pool == arena.pool
+    assert other._capture.pool not in (arena.pool, *ids)
     # Also a piece of a shape that is open.
     with vmmgraph.shape("pieces"):
         pieces = [begun(arena=arena)]

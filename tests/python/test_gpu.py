@@ -2065,6 +2065,58 @@ def test_the_mempool_route() -> None:
     assert "MemPool route" in run.stderr
 
 
+ONE_ARENA = """
+import gc, torch, vmmgraph
+vmmgraph.enable(strict=True, share=True)
+x, by_hand, stream, pools = torch.arange(1000.0, device="cuda"), vmmgraph.Arena(), torch.cuda.Stream(), set()
+def capture(value):
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        graph.capture_begin()
+        y = x * value + 1
+        # Torch has a pool of pinned memory beside each of a capture's.
+        pinned = torch.empty(8, pin_memory=True) if value % 2 else None
+        graph.capture_end()
+    return graph, y, pinned
+for value in range(6):
+    made = [capture(value + more) for more in range(value % 3 + 1)]
+    for more, (graph, y, _) in reversed(list(enumerate(made))):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(y, x * (value + more) + 1), value
+        pools.add(graph.pool())
+    with torch.cuda.stream(stream):
+        named = torch.cuda.CUDAGraph()
+        with vmmgraph.graph(named, arena=by_hand, stream=stream):
+            z = x - value
+    named.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(z, x - value)
+    if value == 3:
+        try:
+            with torch.cuda.stream(stream):
+                graph = torch.cuda.CUDAGraph()
+                graph.capture_begin()
+                torch.cuda.synchronize()
+        except torch.AcceleratorError:
+            try: graph.capture_end()
+            except RuntimeError: pass
+        else:
+            raise AssertionError("a device cannot be waited for there")
+    made = graph = y = _ = named = z = None
+    gc.collect()
+assert len(pools) == 1
+print("fine")
+"""
+
+
+def test_captures_into_one_arena_after_all_its_graphs_have_gone() -> None:
+    """By hand: `torch.cuda.graph` empties torch's caches, without which it takes no capture into a pool whose graphs are gone."""
+    run = subprocess.run([sys.executable, "-c", ONE_ARENA], capture_output=True, text=True, timeout=300, check=False)
+    assert (run.returncode, run.stdout) == (0, "fine\n"), run.stderr
+
+
 def main(words: list[str]) -> int:
     if not HAS_GPU:
         print("SKIPPED: needs a GPU")
