@@ -213,7 +213,7 @@ impl ReplayOrder {
         let mut entered = Entered { order: self, on: MARKED };
         let gate = self.gate.load(Ordering::SeqCst);
         if gate == SHUT {
-            return Err(Error::WrongState { what: "the arena", expected: "resident", found: "paused" });
+            return Err(paused());
         }
         let named = self.events.name(stream);
         // Before anything is prepared, waited for or recorded: elsewhere, that would be one more difference between ranks.
@@ -407,9 +407,11 @@ impl Turn {
 
     fn take(&self) -> Result<()> {
         let me = thread_token();
-        if self.try_take(me) {
-            return Ok(());
-        }
+        if self.try_take(me) { Ok(()) } else { self.wait_and_take(me) }
+    }
+
+    #[cold]
+    fn wait_and_take(&self, me: u64) -> Result<()> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let taken = self.gate.wait_for(|()| {
             if self.try_take(me) {
@@ -451,6 +453,12 @@ impl Turn {
     }
 }
 
+#[cold]
+fn paused() -> Error {
+    Error::WrongState { what: "the arena", expected: "resident", found: "paused" }
+}
+
+#[cold]
 fn waits_for_itself() -> Error {
     let expected = "returned before this thread, or one that waits for it, uses its arena's order again";
     Error::WrongState { what: "a replay", expected, found: "inside launch" }

@@ -95,15 +95,19 @@ pub(crate) fn thread_token() -> u64 {
         static HERE: Cell<u64> = const { Cell::new(0) };
         static ENDS: Cell<Option<Ends>> = const { Cell::new(None) };
     }
+    #[cold]
+    fn first(here: &Cell<u64>) {
+        let token = NEXT.fetch_add(1, Ordering::Relaxed);
+        here.set(token);
+        LIVE.lock().insert(token);
+        // A thread that calls for the first time while it ends has ended.
+        if ENDS.try_with(|ends| ends.set(Some(Ends(token)))).is_err() {
+            LIVE.lock().remove(&token);
+        }
+    }
     HERE.with(|here| {
         if here.get() == 0 {
-            let token = NEXT.fetch_add(1, Ordering::Relaxed);
-            here.set(token);
-            LIVE.lock().insert(token);
-            // A thread that calls for the first time while it ends has ended.
-            if ENDS.try_with(|ends| ends.set(Some(Ends(token)))).is_err() {
-                LIVE.lock().remove(&token);
-            }
+            first(here);
         }
         here.get()
     })

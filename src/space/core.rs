@@ -378,13 +378,20 @@ impl Common {
     /// Repeats what fails for lack of memory as long as somebody gives some back. The caller holds no lock.
     #[inline]
     pub(super) fn relieved<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
+        work().or_else(|error| self.relieved_of(error, &mut work))
+    }
+
+    /// The rest, out of the way of what succeeds at once.
+    #[cold]
+    fn relieved_of<T>(&self, mut error: Error, work: &mut dyn FnMut() -> Result<T>) -> Result<T> {
         let mut relief = self.pool().relief();
-        loop {
+        while relief.helps(&error) {
             match work() {
-                Err(error) if relief.helps(&error) => {}
-                result => return result,
+                Err(again) => error = again,
+                done => return done,
             }
         }
+        Err(error)
     }
 
     pub(super) fn refuse_hopeless(&self, bytes: BlockBytes) -> Result<()> {

@@ -88,9 +88,13 @@ impl Core {
 
     /// The space is about to be launched for the first time: what has not come back by now does not.
     pub(super) fn begin_launches(&self) {
-        if self.launched.load(Ordering::Acquire) {
-            return;
+        if !self.launched.load(Ordering::Acquire) {
+            self.begin_first_launch();
         }
+    }
+
+    #[cold]
+    fn begin_first_launch(&self) {
         let readers = {
             let state = self.state.lock();
             let pending = state.exchanged.iter().any(|tile| !state.is_covered(tile));

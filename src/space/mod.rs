@@ -415,8 +415,6 @@ impl Space {
     /// [wait](crate::SharedVmmAllocator::set_recall) for that; [`Error::WrongState`] unless the space is sealed, and while the arena is paused; those of [`ReplayOrder::replay`]. Out of memory or
     /// budget, or what the driver says, if pages that eager work keeps had to be replaced. `launch` was not called then.
     pub fn replay<T>(&self, stream: Stream, launch: impl FnOnce() -> T) -> Result<T> {
-        self.core.common.usable()?;
-        self.core.require_sealed()?;
         if self.core.common.poison {
             return self.replay_over(POISON, stream, launch);
         }
@@ -430,8 +428,6 @@ impl Space {
     /// # Errors
     /// As [`replay`](Self::replay); there is nothing to leave then.
     pub fn enter(&self, stream: Stream) -> Result<()> {
-        self.core.common.usable()?;
-        self.core.require_sealed()?;
         self.core.enter(stream)?.stay();
         if self.core.common.poison {
             return self.fill_shared(POISON, stream).inspect_err(|_| {

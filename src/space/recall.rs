@@ -44,22 +44,27 @@ impl Common {
     /// have the arena's turn. Costs nothing where nothing is on lease.
     #[inline]
     pub(super) fn recalled<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
-        let mut since: Option<Instant> = None;
+        work().or_else(|error| self.recalled_of(error, &mut work))
+    }
+
+    /// The rest, out of the way of what succeeds at once.
+    #[cold]
+    fn recalled_of<T>(&self, error: Error, work: &mut dyn FnMut() -> Result<T>) -> Result<T> {
+        let since = Instant::now();
+        let mut result = Err(error);
         loop {
-            let result = work();
             let Err(Error::Lent { leases }) = &result else { return result };
             let Some(wait) = self.recalls.wait() else { return result };
-            let left = wait.saturating_sub(since.get_or_insert_with(Instant::now).elapsed());
+            let left = wait.saturating_sub(since.elapsed());
             let by = self.recalls.by.lock().as_ref().and_then(Weak::upgrade);
             match by {
-                Some(by) if !left.is_zero() => {
-                    by.recall(leases, left)?;
-                    // One that is being lent just now is in the pool's books before its arena knows it: let that thread go on.
-                    yield_now();
-                }
+                Some(by) if !left.is_zero() => by.recall(leases, left)?,
                 // Time is up, or the arena is gone.
                 _ => return result,
             }
+            // One that is being lent just now is in the pool's books before its arena knows it: let that thread go on.
+            yield_now();
+            result = work();
         }
     }
 }

@@ -18,10 +18,27 @@ use crate::units::Stream;
 pub(super) type Stale = (usize, u64, u64, PageId);
 
 impl Core {
-    /// Takes the arena's turn for a replay of this space.
+    /// Takes the arena's turn for a replay of this space, which must be sealed.
     pub(super) fn enter(&self, stream: Stream) -> Result<Entered<'_>> {
+        self.common.usable()?;
+        self.require_sealed()?;
+        self.begin(stream).or_else(|error| self.enter_again(stream, error))
+    }
+
+    #[inline]
+    fn begin(&self, stream: Stream) -> Result<Entered<'_>> {
+        self.common.order.begin(stream, || self.order_key(), || self.bring_up())
+    }
+
+    /// The rest, out of the way of what succeeds at once.
+    #[cold]
+    fn enter_again(&self, stream: Stream, error: Error) -> Result<Entered<'_>> {
+        let mut first = Some(error);
         self.common.recalled(|| {
-            self.relieved(|| self.common.order.begin(stream, || self.order_key(), || self.bring_up()))
+            self.relieved(|| match first.take() {
+                Some(error) => Err(error),
+                None => self.begin(stream),
+            })
         })
     }
 
@@ -34,11 +51,13 @@ impl Core {
     /// is something to replace.
     fn bring_up(&self) -> Result<()> {
         self.begin_launches();
-        let (common, seen) = (&self.common, self.seen.load(Ordering::SeqCst));
-        let version = common.shared.version();
-        if seen == version {
-            return Ok(());
-        }
+        let (seen, version) = (self.seen.load(Ordering::SeqCst), self.common.shared.version());
+        if seen == version { Ok(()) } else { self.bring_up_to(seen, version) }
+    }
+
+    #[cold]
+    fn bring_up_to(&self, seen: u64, version: u64) -> Result<()> {
+        let common = &self.common;
         if !self.state.lock().stale(common, self.own()).0.is_empty() {
             match common.shared.behind(seen) {
                 Some(mark) => mark.block()?,
