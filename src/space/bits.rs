@@ -7,12 +7,19 @@ pub(crate) struct Bits {
 
 impl Bits {
     /// Puts a number in, or takes it out.
+    #[inline]
     pub(crate) fn set(&mut self, number: usize, is_in: bool) {
-        let (word, bit) = (number / 64, 1 << (number % 64));
-        if self.words.len() <= word {
-            self.words.resize(word + 1, 0);
+        let (at, bit) = (number / 64, 1 << (number % 64));
+        match self.words.get_mut(at) {
+            Some(word) => *word = if is_in { *word | bit } else { *word & !bit },
+            None => self.grow(at, if is_in { bit } else { 0 }),
         }
-        self.words[word] = if is_in { self.words[word] | bit } else { self.words[word] & !bit };
+    }
+
+    #[cold]
+    fn grow(&mut self, at: usize, word: u64) {
+        self.words.resize(at, 0);
+        self.words.push(word);
     }
 
     /// Every number, lowest first.

@@ -226,10 +226,10 @@ impl PageTable {
     }
 
     /// The part of the page that begins at a byte and is covered at this tile.
-    pub(crate) fn stay(&self, number: u32, start: u64, tile: TileNo) -> Option<Stay> {
+    pub(crate) fn stay(&self, number: u32, start: u64, tile: TileNo) -> Option<&Stay> {
         let stays = &self.pages[number as usize].stays;
         let found = stays.binary_search_by_key(&start, |stay| stay.start).ok()?;
-        Some(stays[found]).filter(|stay| stay.tile == tile)
+        Some(&stays[found]).filter(|stay| stay.tile == tile)
     }
 
     /// The parts of the page that blocks at this tile cover.
