@@ -129,8 +129,11 @@ class Arena:
         self.label = label
         #: The token that `torch.cuda.graph(pool=...)` takes for this arena.
         self.pool: tuple[int, int] = door.new_pool()
-        #: Torch was given it.
+        #: The program made it.
+        self._pool_is_named = False
+        #: Torch was given it, and what stands for the captures for which it was that are there.
         self._pool_given = False
+        self._pool_users: set[object] = set()
         #: Shapes that are not sealed: under capture, on several threads perhaps, or more pieces may come to them.
         self._open: list[Shape] = []
         #: Captures without a name that left something alive until the next one, and its bytes; the last of them.

@@ -173,7 +173,7 @@ class Door:
                 arena = self.make(device)
                 # The one that it made for itself is of no use.
                 del self.arenas[device, arena.pool]
-                arena.pool = pool
+                arena.pool, arena._pool_is_named = pool, True
                 self.arenas[device, pool] = arena
             return arena, pool
 
@@ -208,11 +208,15 @@ class Door:
             if shape is None:
                 arena._settle(None)
                 shape = Shape(arena, key, label)
-            # The program has named none: torch takes one capture at a time for each id, and none for one whose graphs are all gone.
-            given = pool if pool == asked or not arena._pool_given else self.new_pool()
-            arena._pool_given = True
+            # Torch takes one capture at a time for an id, and none for one whose graphs are all gone, which is the program's affair
+            # where the id is its own.
+            named = pool == asked and (arena._pool_is_named or arena._pool_users)
+            given = pool if named or not arena._pool_given else self.new_pool()
             # From here on there is something to withdraw.
             capture.shape, capture.pool = shape, given
+            if given == arena.pool:
+                arena._pool_given = True
+                arena._pool_users.add(capture.token)
             capture.shown = asked if asked is not None and capture.named is None else arena.pool
             shape.captures.add(capture.token)
             shape.capturing = True
@@ -227,6 +231,7 @@ class Door:
             return
         with shape.arena._lock:
             shape.captures.discard(capture.token)
+            shape.arena._pool_users.discard(capture.token)
             shape.capturing = shape.capturing and not capture.under_way
             if not shape.captures:
                 shape.arena._abandoned(shape, unwritten=shape.unnamed and capture.under_way)

@@ -93,6 +93,20 @@ def test_without_a_pool_share_means_one_arena(door):
     # Nothing is kept of those that are gone.
     assert len(door.arenas) == 1
 
+    def given() -> list[tuple[int, int]]:
+        return [entry[1] for entry in door.log if entry[0] == "capture_begin"]
+
+    pool = graphs[0].arena.pool
+    graphs.append(capture(door, graphs[1].pool()))
+    assert given()[-1] == pool
+    # What torch had under that id may be gone with its graphs, whose number the others show.
+    for at in (3, 0):
+        graphs[at].reset()
+    graphs.append(capture(door, graphs[1].pool()))
+    assert given()[-1] not in given()[:-1]
+    assert graphs[-1].arena is graphs[1].arena
+    assert graphs[-1].pool() == pool
+
 
 def test_an_arena_goes_with_its_last_graph_and_gives_its_pages_back(door):
     first, second = capture(door, (0, 50)), capture(door, (0, 50))

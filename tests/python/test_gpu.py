@@ -2107,6 +2107,17 @@ for value in range(6):
     made = graph = y = _ = named = z = None
     gc.collect()
 assert len(pools) == 1
+first, second = capture(1), capture(2)
+first = None
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.stream(stream):
+    graph.capture_begin(second[0].pool())
+    y = x + 3
+    graph.capture_end()
+graph.replay()
+second[0].replay()
+torch.cuda.synchronize()
+assert torch.equal(y, x + 3) and torch.equal(second[1], x * 2 + 1) and graph.arena is second[0].arena
 print("fine")
 """
 
