@@ -151,31 +151,28 @@ class Door:
     def make(self, device: int) -> Arena:
         return Arena(device, self.budget, expected_bytes=self.expected_bytes, retain=self.retain)
 
-    def arena_for(self, device: int, pool: Pool | None, arena: Arena | None) -> tuple[Arena, Pool]:
-        """The arena of a capture, which may be named, and the pool that torch is given."""
+    def arena_for(self, device: int, pool: Pool | None, arena: Arena | None) -> Arena:
+        """The arena of a capture, which may be named."""
         with self.lock:
             if arena is not None:
                 if arena.device != device:
                     raise ValueError(f"the arena is on cuda:{arena.device}, and cuda:{device} is being captured")
-                return arena, arena.pool
+                return arena
             if pool is None:
                 arena = self.defaults.get(device) if self.share else None
                 if arena is None:
                     arena = self.make(device)
                     if self.share:
                         self.defaults[device] = arena
-                return arena, arena.pool
-            arena = self.pools.arena(device, pool)
-            if arena is not None:
-                return arena, arena.pool
-            arena = self.arenas.get((device, pool))
+                return arena
+            arena = self.pools.arena(device, pool) or self.arenas.get((device, pool))
             if arena is None:
                 arena = self.make(device)
                 # The one that it made for itself is of no use.
                 del self.arenas[device, arena.pool]
                 arena.pool, arena._pool_is_named = pool, True
                 self.arenas[device, pool] = arena
-            return arena, pool
+            return arena
 
     def shadow(self, device: int, pool: Pool | None) -> Pool | None:
         """The pool for a capture that is torch's own: another one, if that is an arena's."""
@@ -199,7 +196,7 @@ class Door:
 
     def begin(self, capture: Capture, device: int, asked: Pool | None) -> None:
         """Gives a capture its shape: the open one if this is another piece of it, else a new one."""
-        arena, pool = self.arena_for(device, asked, capture.named)
+        arena = self.arena_for(device, asked, capture.named)
         key, label = self.name(capture.label)
         capture.left = self.eager.step_out(arena)
         with arena._lock:
@@ -210,8 +207,8 @@ class Door:
                 shape = Shape(arena, key, label)
             # Torch takes one capture at a time for an id, and none for one whose graphs are all gone, which is the program's affair
             # where the id is its own.
-            named = pool == asked and (arena._pool_is_named or arena._pool_users)
-            given = pool if named or not arena._pool_given else self.new_pool()
+            named = arena.pool == asked and (arena._pool_is_named or arena._pool_users)
+            given = arena.pool if named or not arena._pool_given else self.new_pool()
             # From here on there is something to withdraw.
             capture.shape, capture.pool = shape, given
             if given == arena.pool:
