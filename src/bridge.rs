@@ -42,6 +42,8 @@ mod ffi {
         fn make_room(device: i32, bytes: u64, milliseconds: u64) -> bool;
         /// Marks behind the last replays on a stream of a CUDA device, if it is open, before that is captured.
         fn mark_on(device: i32, stream: usize);
+        /// A capture of torch's own begins on a CUDA device, if that is open.
+        fn note_capture(device: i32);
         /// Lets a second CUDA device use all pages of one, also of arenas to come; the status.
         fn admit(device: i32, peer: i32) -> i32;
         /// The allocator of the space behind a C handle, whose blocks this keeps alive, and nothing else of it.
@@ -273,6 +275,10 @@ fn make_room(device: i32, bytes: u64, milliseconds: u64) -> bool {
 fn mark_on(device: i32, stream: usize) {
     // Whoever replays there next is told what stands in the way.
     of_device(DriverChoice::CUDA, device, |device| drop(device.mark(stream_of(stream as *mut _))));
+}
+
+fn note_capture(device: i32) {
+    of_device(DriverChoice::CUDA, device, Device::note_capture);
 }
 
 fn admit(device: i32, peer: i32) -> i32 {

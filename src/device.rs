@@ -210,6 +210,13 @@ impl Device {
         all.iter().map(|known| known.mark_on(stream)).fold(Ok(()), Result::and)
     }
 
+    /// A capture begins on this device for which no space was opened, by whomever: its graph may read blocks of spaces that are sealed already. Those
+    /// that are freed from now on leave their pages as where another space's capture began: nothing that was captured before comes to lie there, no eager work and no lease,
+    /// until the graph that writes there is gone.
+    pub fn note_capture(&self) {
+        self.pool.note_capture();
+    }
+
     /// Gives the free pages back to the driver, and what is gone once the device is done with it, which is waited for no longer than
     /// `limit`; their bytes. Asks nothing of the driver if there is neither.
     pub fn give_back(&self, limit: Duration) -> u64 {

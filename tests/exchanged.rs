@@ -205,6 +205,36 @@ fn nothing_comes_back_once_others_may_launch() {
     bench.end();
 }
 
+/// What eager work on the arena's pages leaves of outputs that went.
+#[test]
+fn what_a_capture_of_somebody_elses_may_read_is_there_for_it() {
+    for (launched, noted) in [(false, false), (true, false), (false, true), (true, true)] {
+        let bench = Bench::new(A);
+        let capture = bench.capture(true, false);
+        if launched {
+            capture.replay();
+        }
+        if noted {
+            bench.device.note_capture();
+        }
+        capture.drop_outputs(&[A]);
+        capture.replay();
+        capture.outputs.iter().for_each(|at| bench.stamps.write(*at, 3 * MIB, 5).unwrap());
+        let scope = bench.arena.eager_scope(A).unwrap();
+        // On pages of both sizes.
+        for bytes in [4 * MIB; 30].into_iter().chain([MIB / 8; 400]) {
+            let at = scope.allocate(bytes).unwrap();
+            bench.stamps.write(at, bytes, 6).unwrap();
+        }
+        drop(scope);
+        let there = capture.outputs.iter().all(|at| bench.stamps.holds(*at, 3 * MIB, 5).unwrap());
+        assert_eq!(there, noted, "launched: {launched}");
+        drop(capture);
+        assert_eq!(bench.arena.audit(), Ok(()));
+        bench.end();
+    }
+}
+
 #[test]
 fn a_paused_arena_stays_where_it_is_and_what_went_comes_back_behind_it() {
     let bench = Bench::new(A);

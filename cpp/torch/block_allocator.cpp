@@ -134,6 +134,10 @@ public:
     void beginAllocateToPool(Device device, Pool pool, std::function<bool(cudaStream_t)> filter) override {
         const auto paused = announced ? nullptr : registry::paused_memory({device, pool});
         TORCH_CHECK(announced || paused || !ours(device, pool), "vmmgraph: a capture's pool cannot be allocated to a second time");
+        if (!announced && !paused) {
+            // Torch does not say whether it is one: in a MemPool's scope nothing is lost by it but pages.
+            bridge::note_capture(device);
+        }
         Forwards::beginAllocateToPool(device, pool, filter);
         if (announced) {
             registry::begin_capture({device, pool}, std::move(filter), std::exchange(announced, nullptr));

@@ -116,6 +116,11 @@ public:
     // replay in them meanwhile. Throws the first error, after all were tried.
     void mark(void* stream) { detail::check(vmmgraph_device_mark(handle(), stream)); }
 
+    // A capture begins on this device for which no space was opened, by whomever: its graph may read blocks of spaces that are sealed already.
+    // What is freed from now on is there for it as for the graphs of spaces captured meanwhile. Captures through libtorch, torch's own too, say
+    // so by themselves.
+    void note_capture() { detail::check(vmmgraph_device_note_capture(handle())); }
+
     // The C handle, still owned by this object; null if moved from.
     [[nodiscard]] vmmgraph_device_t handle() const noexcept { return handle_.get(); }
 

@@ -2453,6 +2453,11 @@ VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_mark(vmmgraph_device_t device,
                                        void *stream);
 
+// A capture begins on this device for which no space was opened, by whomever: its graph may read blocks of spaces that are sealed already. What is freed
+// from now on is there for it as for the graphs of spaces captured meanwhile. Captures through libtorch, torch's own too, say so by themselves.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_device_note_capture(vmmgraph_device_t device);
+
 // Gives the device's free pages back to the driver, after waiting for what the device still uses of what is gone, and tries again what
 // the driver refused to take back earlier. `released` (may be null) receives the bytes of the pages.
 //

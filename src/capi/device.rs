@@ -304,6 +304,16 @@ pub unsafe extern "C" fn vmmgraph_device_mark(
     guard(|| Ok(get::<Device, _>(device)?.mark(stream_of(stream))?))
 }
 
+/// A capture begins on this device for which no space was opened, by whomever: its graph may read blocks of spaces that are sealed already. What is freed
+/// from now on is there for it as for the graphs of spaces captured meanwhile. Captures through libtorch, torch's own too, say so by themselves.
+#[unsafe(no_mangle)]
+pub extern "C" fn vmmgraph_device_note_capture(device: vmmgraph_device_t) -> vmmgraph_status_t {
+    guard(|| {
+        get::<Device, _>(device)?.note_capture();
+        Ok(())
+    })
+}
+
 /// Gives the device's free pages back to the driver, after waiting for what the device still uses of what is gone, and tries again what
 /// the driver refused to take back earlier. `released` (may be null) receives the bytes of the pages.
 ///

@@ -27,6 +27,12 @@ impl PagePool {
         Capturing(Arc::clone(self))
     }
 
+    /// A capture of somebody else's begins. That it is under way is not known: only when it ended would one sealed meanwhile be alone.
+    pub(crate) fn note_capture(&self) {
+        self.captures.begun.fetch_add(1, Ordering::SeqCst);
+        self.captures.over.fetch_add(1, Ordering::SeqCst);
+    }
+
     /// How many captures have begun.
     pub(crate) fn captures(&self) -> u64 {
         self.captures.begun.load(Ordering::SeqCst)

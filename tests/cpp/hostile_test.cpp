@@ -71,6 +71,7 @@ std::vector<Call> device_calls(vmmgraph_device_t device) {
          }},
         {"device_trim", [=] { return vmmgraph_device_trim(device, nullptr); }},
         {"device_mark", [=] { return vmmgraph_device_mark(device, nullptr); }},
+        {"device_note_capture", [=] { return vmmgraph_device_note_capture(device); }},
         {"arena_create",
          [=] {
              vmmgraph_arena_t arena = nullptr;

@@ -472,6 +472,31 @@ def test_graphs_find_what_they_read_of_others() -> None:
     assert [torch.equal(a, b) for a, b in zip(*grads, strict=True)] == [True] * len(grads[0])
 
 
+def test_torchs_own_graphs_find_what_they_read_of_an_arenas() -> None:
+    """Of an output that is dropped behind their captures, with eager work in the arena between the replays: of pages of both sizes."""
+    enabled()
+    x = torch.randn(MIB, device="cuda")
+    for launched in (False, True):
+        graph, own = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            passing = [torch.empty(megabytes * MIB, device="cuda") for megabytes in (1, 4)]
+            read = x + 1
+            del passing
+        if launched:
+            graph.replay()
+        with vmmgraph.disabled(), torch.cuda.graph(own):
+            y = read * 2
+        del read
+        for _ in range(3):
+            graph.replay()
+            with vmmgraph.eager(graph.arena):
+                work = [torch.full((size,), 7.0, device="cuda") for size in [2 * MIB] * 10 + [MIB // 32] * 400]
+                del work
+            own.replay()
+            torch.cuda.synchronize()
+            assert torch.equal(y, (x + 1) * 2), launched
+
+
 def test_random_numbers_go_on_as_with_torch() -> None:
     enabled()
 
