@@ -751,6 +751,49 @@ impl BlockBorrower for Vacant {
     }
 }
 
+/// A page that is not for eager work gets the number that eager work has just chosen.
+#[test]
+fn eager_work_never_shows_a_page_twice_beside_a_capture() {
+    let model = || {
+        let (host, device, arena) = small();
+        let writes = arena.open_space().unwrap();
+        let output = writes.allocate(16 * KIB, stream(1)).unwrap();
+        writes.seal().unwrap();
+        device.note_capture();
+        writes.free(output).unwrap();
+        let capturer = {
+            let arena = Arc::clone(&arena);
+            thread::spawn(move || {
+                let space = arena.open_space().unwrap();
+                for bytes in [512, 16 * KIB] {
+                    space.allocate(bytes, stream(2)).unwrap();
+                }
+                space
+            })
+        };
+        let scope = arena.eager_scope(stream(1)).unwrap();
+        // More than a page of each size.
+        let sizes = [512; 12].into_iter().chain([16 * KIB; 2]);
+        let blocks: Vec<_> =
+            sizes.zip(0_u64..).map(|(bytes, number)| (scope.allocate(bytes).unwrap(), number)).collect();
+        for (at, number) in &blocks {
+            // SAFETY: a live block of the host driver, of at least eight bytes.
+            unsafe { (at.0 as *mut u64).write_volatile(*number) };
+        }
+        for (at, number) in blocks {
+            // SAFETY: as above.
+            assert_eq!(unsafe { (at.0 as *const u64).read_volatile() }, number);
+            scope.free(at).unwrap();
+        }
+        drop(scope);
+        let space = capturer.join().unwrap();
+        assert_eq!(arena.audit(), Ok(()));
+        drop((space, writes));
+        end(&host, device, arena);
+    };
+    explore(model);
+}
+
 /// A cache is lent blocks, grows, shrinks and is limited while a graph is replayed that recalls what it needs: each page has one holder or a lease,
 /// the sums agree, nothing shows that nobody holds, nothing is granted beyond a limit, and the graph finds its pages its own.
 #[test]
