@@ -37,11 +37,23 @@ struct Graph {
     reads: Vec<u64>,
 }
 
+/// A graph that no space is for: it only reads, and writes elsewhere.
+#[derive(Clone)]
+struct Other {
+    /// Spaces with lower numbers were opened before its capture.
+    behind: u64,
+    reads: Vec<Block>,
+    /// The spaces of graphs that it reads from.
+    of: Vec<u64>,
+}
+
 struct World {
     bench: Bench,
     random: Random,
     /// In the order in which their captures began.
     graphs: Vec<Graph>,
+    /// The same of those without spaces.
+    others: Vec<Other>,
     /// Under capture.
     open: Option<Graph>,
     stamp: u32,
@@ -62,6 +74,7 @@ impl World {
             bench,
             random: Random::new(seed),
             graphs: Vec::new(),
+            others: Vec::new(),
             open: None,
             stamp: 0,
             other,
@@ -159,6 +172,32 @@ impl World {
         }
     }
 
+    /// Somebody else captures a graph that reads outputs, of which the program may let go behind it.
+    fn capture_elsewhere(&mut self) {
+        self.bench.device.note_capture();
+        let open = self.open.iter().map(|graph| graph.space.id());
+        let behind =
+            self.graphs.iter().map(|graph| graph.space.id()).chain(open).max().map_or(0, |id| id + 1);
+        let mut other = Other { behind, reads: Vec::new(), of: Vec::new() };
+        for _ in 0..1 + self.random.below(3) {
+            let with: Vec<usize> =
+                (0..self.graphs.len()).filter(|of| !self.graphs[*of].outputs.is_empty()).collect();
+            if with.is_empty() {
+                break;
+            }
+            let of = self.random.choose(&with);
+            let which = self.random.below(self.graphs[of].outputs.len() as u64) as usize;
+            let graph = &mut self.graphs[of];
+            other.reads.push(graph.outputs[which]);
+            other.of.push(graph.space.id());
+            if self.random.below(2) == 0 {
+                let gone = graph.outputs.swap_remove(which);
+                graph.blocks.free(gone.at, &[A]).unwrap();
+            }
+        }
+        self.others.push(other);
+    }
+
     fn end_open(&mut self) {
         if let Some(graph) = self.open.take() {
             self.end(graph);
@@ -187,6 +226,7 @@ impl World {
                 graph.blocks.free(output.at, &[A]).unwrap();
             }
         }
+        self.others.retain(|other| !other.of.iter().any(|of| gone.contains(of)));
     }
 
     /// Work whose results may stay, on the pages of graphs.
@@ -210,12 +250,21 @@ impl World {
         }
     }
 
-    /// Some graphs, or all, one after another as they were captured.
-    fn replay(&mut self, all: bool, seed: u64) {
+    /// Some graphs, or all, one after another as they were captured; with `eager` there may be eager work between any two.
+    fn replay(&mut self, all: bool, eager: bool, seed: u64) {
+        let mut others = self.others.clone().into_iter().peekable();
         // Each graph writes the same again, so what is read is from this round only where all are replayed.
-        for graph in &self.graphs {
+        for at in 0..self.graphs.len() {
             if !all && self.random.below(2) == 0 {
                 continue;
+            }
+            if eager && self.random.below(3) == 0 {
+                self.work_eagerly();
+            }
+            let graph = &self.graphs[at];
+            let id = graph.space.id();
+            while let Some(other) = others.next_if(|other| other.behind <= id) {
+                self.read_elsewhere(&other, all, seed);
             }
             let stamps = &self.bench.stamps;
             let replayed = graph.space.replay(A, || {
@@ -224,11 +273,7 @@ impl World {
                         Step::Write(block) => stamps.write(block.at, block.bytes, block.stamp).unwrap(),
                         Step::Read(block) if all => {
                             let holds = stamps.holds(block.at, block.bytes, block.stamp).unwrap();
-                            assert!(
-                                holds,
-                                "seed {seed}: space {} reads something else at {block:?}",
-                                graph.space.id()
-                            );
+                            assert!(holds, "seed {seed}: space {id} reads something else at {block:?}");
                         }
                         Step::Read(_) => {}
                     }
@@ -236,6 +281,10 @@ impl World {
             });
             replayed.unwrap();
         }
+        if eager {
+            self.work_eagerly();
+        }
+        others.for_each(|other| self.read_elsewhere(&other, all, seed));
         if all {
             let kept = self.graphs.iter().flat_map(|graph| &graph.outputs).chain(&self.results);
             for block in kept {
@@ -244,6 +293,13 @@ impl World {
                     "seed {seed}: {block:?}"
                 );
             }
+        }
+    }
+
+    fn read_elsewhere(&self, other: &Other, all: bool, seed: u64) {
+        for block in other.reads.iter().filter(|_| all) {
+            let holds = self.bench.stamps.holds(block.at, block.bytes, block.stamp).unwrap();
+            assert!(holds, "seed {seed}: a graph without a space reads something else at {block:?}");
         }
     }
 
@@ -268,21 +324,22 @@ fn graphs_find_what_they_read_in_the_order_of_capture() {
         let mut world = World::new(seed, [0, 64 * MIB][(seed % 2) as usize]);
         let eager = seed % 3 == 0;
         for _ in 0..4 + world.random.below(16) {
-            match world.random.below(10) {
+            match world.random.below(if eager { 11 } else { 10 }) {
                 0..5 => world.capture(),
                 5 => world.capture_beside(),
                 6 if !world.graphs.is_empty() => world.let_go(),
-                7 => world.replay(false, seed),
+                7 => world.replay(false, eager, seed),
                 8 if eager => world.work_eagerly(),
                 9 if world.graphs.len() > 3 => world.drop_one(),
+                10 => world.capture_elsewhere(),
                 _ => {}
             }
             if world.random.below(3) == 0 {
-                world.replay(true, seed);
+                world.replay(true, eager, seed);
                 assert_eq!(world.bench.arena.audit(), Ok(()), "seed {seed}");
             }
         }
-        world.replay(true, seed);
+        world.replay(true, eager, seed);
         world.finish();
     }
 }
