@@ -395,6 +395,34 @@ fn pages_that_others_take_meanwhile_are_not_lent_and_others_are() {
 }
 
 #[test]
+fn what_graphs_may_read_of_blocks_that_went_is_not_lent() {
+    for noted in [false, true] {
+        let bench = bench();
+        let writes = bench.arena.open_space().unwrap();
+        let output = writes.allocate(2 * PAGE, A).unwrap();
+        writes.seal().unwrap();
+        bench.stamps.write(output, 2 * PAGE, 1).unwrap();
+        if noted {
+            bench.device.note_capture();
+        }
+        writes.free(output).unwrap();
+        // It shows the output's pages too, the only free ones.
+        let (later, _) = graph(&bench.arena, 10);
+        assert_eq!(bench.arena.stats().physical_bytes, 10 * PAGE);
+        assert_eq!(bench.arena.lendable_bytes(), if noted { 8 } else { 10 } * PAGE);
+        let lease = bench.lend(0..bench.arena.lendable_bytes()).unwrap();
+        bench.stamps.write(bench.buffer.base(), 8 * PAGE, 2).unwrap();
+        assert_eq!(bench.stamps.holds(output, 2 * PAGE, 1).unwrap(), noted);
+        lease.recall(SOON).unwrap();
+        drop(writes);
+        assert_eq!(bench.arena.lendable_bytes(), 10 * PAGE);
+        bench.audit();
+        drop((lease, later));
+        bench.end();
+    }
+}
+
+#[test]
 fn graphs_the_arena_and_the_buffer_may_go_while_pages_are_on_lease() {
     let mut bench = bench();
     let lease = bench.lend(0..5 * PAGE).unwrap();
