@@ -210,9 +210,9 @@ impl Device {
         all.iter().map(|known| known.mark_on(stream)).fold(Ok(()), Result::and)
     }
 
-    /// A capture begins on this device for which no space was opened, by whomever: its graph may read blocks of spaces that are sealed already. Those
-    /// that are freed from now on leave their pages as where another space's capture began: nothing that was captured before comes to lie there, no eager work and no lease,
-    /// until the graph that writes there is gone.
+    /// A capture begins on this device for which no space was opened, by whomever: its graph may read blocks of spaces that are sealed already. What is
+    /// freed from now on is there for it as for the graphs of spaces captured meanwhile: neither graphs captured before, nor eager work, nor leases come to lie
+    /// there as long as the graph lives that writes it.
     pub fn note_capture(&self) {
         self.pool.note_capture();
     }

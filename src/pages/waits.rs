@@ -27,7 +27,7 @@ impl PagePool {
         Capturing(Arc::clone(self))
     }
 
-    /// A capture of somebody else's begins. That it is under way is not known: only when it ended would one sealed meanwhile be alone.
+    /// A capture of somebody else's begins. Nobody says when it ends, so a space that is sealed while it goes on is taken for alone.
     pub(crate) fn note_capture(&self) {
         self.captures.begun.fetch_add(1, Ordering::SeqCst);
         self.captures.over.fetch_add(1, Ordering::SeqCst);
