@@ -42,9 +42,9 @@ struct Graph {
 struct Other {
     /// Spaces with lower numbers were opened before its capture.
     behind: u64,
-    reads: Vec<Block>,
+    blocks: Vec<Block>,
     /// The spaces of graphs that it reads from.
-    of: Vec<u64>,
+    reads: Vec<u64>,
 }
 
 struct World {
@@ -125,21 +125,29 @@ impl World {
         graph.outputs.extend(live);
     }
 
-    /// A graph under capture reads an output of one that began before, of which the program may let go behind it.
-    fn read_others(&mut self, graph: &mut Graph) {
-        let before = |of: &Graph| of.space.id() < graph.space.id() && !of.outputs.is_empty();
+    /// A capture reads an output of a graph whose space has a lower number, and the program may let go of that; what it read, and of which space.
+    fn read_one(&mut self, below: u64) -> Option<(Block, u64)> {
+        let before = |of: &Graph| of.space.id() < below && !of.outputs.is_empty();
         let with: Vec<usize> = (0..self.graphs.len()).filter(|of| before(&self.graphs[*of])).collect();
         if with.is_empty() {
-            return;
+            return None;
         }
         let of = self.random.choose(&with);
         let which = self.random.below(self.graphs[of].outputs.len() as u64) as usize;
         let other = &mut self.graphs[of];
-        graph.steps.push(Step::Read(other.outputs[which]));
-        graph.reads.push(other.space.id());
+        let read = other.outputs[which];
         if self.random.below(2) == 0 {
-            let gone = other.outputs.swap_remove(which);
-            other.blocks.free(gone.at, &[A]).unwrap();
+            other.outputs.swap_remove(which);
+            other.blocks.free(read.at, &[A]).unwrap();
+        }
+        Some((read, other.space.id()))
+    }
+
+    /// A graph under capture reads an output of one that began before.
+    fn read_others(&mut self, graph: &mut Graph) {
+        if let Some((block, of)) = self.read_one(graph.space.id()) {
+            graph.steps.push(Step::Read(block));
+            graph.reads.push(of);
         }
     }
 
@@ -172,30 +180,13 @@ impl World {
         }
     }
 
-    /// Somebody else captures a graph that reads outputs, of which the program may let go behind it.
+    /// Somebody else captures a graph that reads outputs.
     fn capture_elsewhere(&mut self) {
         self.bench.device.note_capture();
-        let open = self.open.iter().map(|graph| graph.space.id());
-        let behind =
-            self.graphs.iter().map(|graph| graph.space.id()).chain(open).max().map_or(0, |id| id + 1);
-        let mut other = Other { behind, reads: Vec::new(), of: Vec::new() };
-        for _ in 0..1 + self.random.below(3) {
-            let with: Vec<usize> =
-                (0..self.graphs.len()).filter(|of| !self.graphs[*of].outputs.is_empty()).collect();
-            if with.is_empty() {
-                break;
-            }
-            let of = self.random.choose(&with);
-            let which = self.random.below(self.graphs[of].outputs.len() as u64) as usize;
-            let graph = &mut self.graphs[of];
-            other.reads.push(graph.outputs[which]);
-            other.of.push(graph.space.id());
-            if self.random.below(2) == 0 {
-                let gone = graph.outputs.swap_remove(which);
-                graph.blocks.free(gone.at, &[A]).unwrap();
-            }
-        }
-        self.others.push(other);
+        let known = self.graphs.iter().chain(&self.open).map(|graph| graph.space.id());
+        let behind = known.max().map_or(0, |id| id + 1);
+        let read = (0..1 + self.random.below(3)).map_while(|_| self.read_one(behind)).unzip();
+        self.others.push(Other { behind, blocks: read.0, reads: read.1 });
     }
 
     fn end_open(&mut self) {
@@ -226,7 +217,7 @@ impl World {
                 graph.blocks.free(output.at, &[A]).unwrap();
             }
         }
-        self.others.retain(|other| !other.of.iter().any(|of| gone.contains(of)));
+        self.others.retain(|other| !other.reads.iter().any(|of| gone.contains(of)));
     }
 
     /// Work whose results may stay, on the pages of graphs.
@@ -252,8 +243,8 @@ impl World {
 
     /// Some graphs, or all, one after another as they were captured; with `eager` there may be eager work between any two.
     fn replay(&mut self, all: bool, eager: bool, seed: u64) {
-        let mut others = self.others.clone().into_iter().peekable();
         // Each graph writes the same again, so what is read is from this round only where all are replayed.
+        let mut others = if all { self.others.clone() } else { Vec::new() }.into_iter().peekable();
         for at in 0..self.graphs.len() {
             if !all && self.random.below(2) == 0 {
                 continue;
@@ -264,7 +255,7 @@ impl World {
             let graph = &self.graphs[at];
             let id = graph.space.id();
             while let Some(other) = others.next_if(|other| other.behind <= id) {
-                self.read_elsewhere(&other, all, seed);
+                self.read_elsewhere(&other, seed);
             }
             let stamps = &self.bench.stamps;
             let replayed = graph.space.replay(A, || {
@@ -284,7 +275,7 @@ impl World {
         if eager {
             self.work_eagerly();
         }
-        others.for_each(|other| self.read_elsewhere(&other, all, seed));
+        others.for_each(|other| self.read_elsewhere(&other, seed));
         if all {
             let kept = self.graphs.iter().flat_map(|graph| &graph.outputs).chain(&self.results);
             for block in kept {
@@ -296,8 +287,8 @@ impl World {
         }
     }
 
-    fn read_elsewhere(&self, other: &Other, all: bool, seed: u64) {
-        for block in other.reads.iter().filter(|_| all) {
+    fn read_elsewhere(&self, other: &Other, seed: u64) {
+        for block in &other.blocks {
             let holds = self.bench.stamps.holds(block.at, block.bytes, block.stamp).unwrap();
             assert!(holds, "seed {seed}: a graph without a space reads something else at {block:?}");
         }

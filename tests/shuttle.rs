@@ -560,7 +560,6 @@ fn an_arena_is_paused_beside_replays_captures_and_ends() {
     shuttle::check_pct(model, 300, 3);
 }
 
-/// Two threads end a scope whose own one allocates, and another replays: each block is the scope's or refused, and the turn goes on once.
 #[test]
 fn outputs_go_beside_their_first_replay_a_pause_and_a_capture() {
     let model = || {
@@ -619,6 +618,7 @@ fn outputs_go_beside_their_first_replay_a_pause_and_a_capture() {
     shuttle::check_pct(model, 1000, 3);
 }
 
+/// Two threads end a scope whose own one allocates, and another replays: each block is the scope's or refused, and the turn goes on once.
 #[test]
 fn eager_work_is_ended_by_other_threads() {
     let model = || {

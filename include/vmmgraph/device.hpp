@@ -117,8 +117,8 @@ public:
     void mark(void* stream) { detail::check(vmmgraph_device_mark(handle(), stream)); }
 
     // A capture begins on this device for which no space was opened, by whomever: its graph may read blocks of spaces that are sealed already.
-    // What is freed from now on is there for it as for the graphs of spaces captured meanwhile. Captures through libtorch, torch's own too, say
-    // so by themselves.
+    // What is freed from now on is there for it as for the graphs of spaces captured meanwhile. Where the blocks route into libtorch is
+    // installed, captures through libtorch say so by themselves, torch's own too.
     void note_capture() { detail::check(vmmgraph_device_note_capture(handle())); }
 
     // The C handle, still owned by this object; null if moved from.

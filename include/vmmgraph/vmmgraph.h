@@ -2454,7 +2454,7 @@ vmmgraph_status_t vmmgraph_device_mark(vmmgraph_device_t device,
                                        void *stream);
 
 // A capture begins on this device for which no space was opened, by whomever: its graph may read blocks of spaces that are sealed already. What is freed
-// from now on is there for it as for the graphs of spaces captured meanwhile. Captures through libtorch, torch's own too, say so by themselves.
+// from now on is there for it as for the graphs of spaces captured meanwhile. Where the blocks route into libtorch is installed, captures through libtorch say so by themselves, torch's own too.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_note_capture(vmmgraph_device_t device);
 

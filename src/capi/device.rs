@@ -305,7 +305,7 @@ pub unsafe extern "C" fn vmmgraph_device_mark(
 }
 
 /// A capture begins on this device for which no space was opened, by whomever: its graph may read blocks of spaces that are sealed already. What is freed
-/// from now on is there for it as for the graphs of spaces captured meanwhile. Captures through libtorch, torch's own too, say so by themselves.
+/// from now on is there for it as for the graphs of spaces captured meanwhile. Where the blocks route into libtorch is installed, captures through libtorch say so by themselves, torch's own too.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_device_note_capture(device: vmmgraph_device_t) -> vmmgraph_status_t {
     guard(|| {
