@@ -429,6 +429,40 @@ fn a_replay_after_a_resume_without_waiting_waits_for_the_contents() {
     bench.end();
 }
 
+/// Mapping takes CUDA a millisecond a page while copies of one direction run.
+#[test]
+fn everything_is_mapped_before_the_first_copy() {
+    let bench = bench();
+    let stamps = Stamps::new(bench.device.driver(), A);
+    let arena = bench.arena("graphs");
+    let mut graph = Graph::capture(&arena, 0);
+    graph.replay(&stamps, 5);
+    let policies = [Policy::Backup, Policy::Discard, Policy::Backup];
+    let regions = policies.map(|policy| {
+        let options = RegionOptions { policy, page_bytes: 2 * MIB, ..RegionOptions::default() };
+        let region = bench.device.region("weights", options).unwrap();
+        region.allocate(10 * MIB, A).unwrap();
+        region
+    });
+    bench.device.pause(&[], Fence::default()).unwrap();
+    bench.faulty.start_log();
+    bench.device.resume(&[], NOW).unwrap();
+    let log = bench.faulty.take_log();
+    let named = |name: &str| {
+        let at: Vec<_> = (0..log.len()).filter(|at| log[*at].starts_with(name)).collect();
+        at
+    };
+    let (copies, maps) = (named("copy_from_host"), named("map"));
+    assert!(
+        copies.len() > 10 && maps.len() > 15,
+        "two of three regions of five pages, and the graph's: {log:#?}"
+    );
+    assert!(maps.iter().max() < copies.iter().min(), "{log:#?}");
+    assert!(graph.holds(&stamps));
+    drop((regions, graph, arena));
+    bench.end();
+}
+
 /// Whether memory went, of whom, which generation, and where.
 type Told = (bool, u64, u64, Vec<(Address, u64)>);
 

@@ -505,6 +505,37 @@ fn tags_come_back_in_the_order_asked_for_each_behind_an_event_of_its_own() {
     bench.end();
 }
 
+/// Each page's copy had an event of its own, and each look asked for all of them: the number of pages cubed, until the copies were over.
+#[test]
+fn whoever_waits_for_contents_asks_once_for_all_pages() {
+    let bench = bench();
+    let regions = [Policy::Backup, Policy::Zero].map(|policy| {
+        let options = RegionOptions { policy, page_bytes: 2 * MIB, ..RegionOptions::default() };
+        let region = bench.device.region("weights", options).unwrap();
+        let at = region.allocate(200 * MIB, A).unwrap();
+        write(at, 200 * MIB, 4);
+        (region, at)
+    });
+    for _ in 0..2 {
+        bench.device.pause(&[], Fence::default()).unwrap().complete().unwrap();
+        let calls = || ["event_record", "event_query", "event_wait"].map(|name| bench.faulty.count(name));
+        let before = calls();
+        bench.faulty.set_busy(true);
+        let (report, mut ready) = bench.device.resume_async(&[], NOW).unwrap();
+        ready[0].before(stream(0x30)).unwrap();
+        assert!(!ready[0].done().unwrap());
+        let after = calls();
+        let seen: Vec<_> = after.iter().zip(before).map(|(after, before)| after - before).collect();
+        assert_eq!(report.pages, 200);
+        assert!(seen[0] <= 2 && seen[1] <= 10 && seen[2] <= 2, "{seen:?}");
+        bench.faulty.set_busy(false);
+        ready[0].wait().unwrap();
+        assert!(holds(regions[0].1, 200 * MIB, 4) && is_zero(regions[1].1, 200 * MIB));
+    }
+    drop(regions);
+    bench.end();
+}
+
 #[test]
 fn threads_pause_resume_allocate_and_free_at_once() {
     let bench = bench();

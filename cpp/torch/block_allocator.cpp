@@ -134,10 +134,6 @@ public:
     void beginAllocateToPool(Device device, Pool pool, std::function<bool(cudaStream_t)> filter) override {
         const auto paused = announced ? nullptr : registry::paused_memory({device, pool});
         TORCH_CHECK(announced || paused || !ours(device, pool), "vmmgraph: a capture's pool cannot be allocated to a second time");
-        if (!announced && !paused) {
-            // Torch does not say whether it is one: in a MemPool's scope nothing is lost by it but pages.
-            bridge::note_capture(device);
-        }
         Forwards::beginAllocateToPool(device, pool, filter);
         if (announced) {
             registry::begin_capture({device, pool}, std::move(filter), std::exchange(announced, nullptr));
@@ -145,6 +141,9 @@ public:
             registry::resume_capture({device, pool}, std::move(filter), paused);
             // The native allocator counted it again, and torch releases the pool once.
             Forwards::releasePool(device, pool);
+        } else {
+            // A capture that stays torch's own. Torch does not say whether it is one: in a MemPool's scope nothing is lost by it but pages.
+            bridge::note_capture(device);
         }
     }
     void endAllocateToPool(Device device, Pool pool) override {

@@ -101,14 +101,15 @@ impl Copier {
         copied
     }
 
-    /// Copies pieces to device bytes. Refused as [`copy_out`](Self::copy_out) is.
-    pub(super) fn copy_in(&self, to: Address, pieces: &[HostPiece], done: &mut Fence) -> Result<CopyPath> {
+    /// Copies pieces to device bytes, behind which the next [mark](Self::mark_in) is: one serves many copies, and whoever waits asks for each.
+    /// Refused as [`copy_out`](Self::copy_out) is.
+    pub(super) fn copy_in(&self, to: Address, pieces: &[HostPiece]) -> Result<CopyPath> {
         self.driver.may_wait()?;
         let stream = self.stream(1)?;
         let mut to = to;
-        let copied = pieces.iter().try_fold(CopyPath::None, |worst, piece| {
+        pieces.iter().try_fold(CopyPath::None, |worst, piece| {
             let path = if piece.registered {
-                // SAFETY: as in `copy_out`.
+                // SAFETY: as in `copy_out`, until the mark.
                 unsafe { self.driver.copy_from_host(to, piece.at as *const u8, piece.bytes, stream) }?;
                 CopyPath::Registered
             } else {
@@ -116,9 +117,14 @@ impl Copier {
             };
             to = to.plus(piece.bytes as u64);
             Ok(worst.max(path))
-        });
-        done.add(&self.events, stream);
-        copied
+        })
+    }
+
+    pub(super) fn mark_in(&self, done: &mut Fence) {
+        // Without a stream nothing was given to it.
+        if let Some(stream) = self.streams.lock()[1] {
+            done.add(&self.events, stream);
+        }
     }
 
     /// Copies a piece that is not registered; it is done when this returns.

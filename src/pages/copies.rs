@@ -40,13 +40,15 @@ impl HostCopy {
     pub(crate) fn append(&mut self, next: HostCopy, page: u64) {
         self.runs.extend(next.runs.into_iter().map(|run| Run { offset: page + run.offset, ..run }));
     }
-
-    pub(crate) fn give(self, host: &HostPool, fence: &Fence) {
-        self.runs.into_iter().for_each(|run| host.give(run.pieces, fence.clone()));
-    }
 }
 
 impl HostPool {
+    /// Takes the memory of copies back, to be used again behind a fence.
+    pub(crate) fn give_copies(&self, copies: impl IntoIterator<Item = HostCopy>, fence: &Fence) {
+        let runs = copies.into_iter().flat_map(|copy| copy.runs);
+        self.give(runs.flat_map(|run| run.pieces).collect(), fence.clone());
+    }
+
     /// Gives the copies of a mapped page to the stream, of these runs of its bytes.
     ///
     /// # Errors
@@ -70,7 +72,7 @@ impl HostPool {
         match copied {
             Ok(()) => Ok(Copied { copy, done }),
             Err(error) => {
-                copy.give(self, &done);
+                self.give_copies([copy], &done);
                 Err(error)
             }
         }
@@ -84,27 +86,26 @@ impl HostPool {
         match self.wait(&mut done) {
             Ok(()) => Ok(copy),
             Err(error) => {
-                copy.give(self, &done);
+                self.give_copies([copy], &done);
                 Err(error)
             }
         }
     }
 
-    /// Gives the copies back to a mapped page to the stream.
+    /// Gives the copies back to a mapped page to the stream; they are [marked](Self::mark_in) by the caller, those of many pages at once.
     ///
     /// # Errors
-    /// What the driver says; `contents` is behind what was given all the same.
+    /// What the driver says.
     pub(crate) fn load(
         &self,
         pool: &PagePool,
         (range, page): (RangeId, u64),
         copy: &HostCopy,
-        contents: &mut Fence,
         report: &mut ResumeReport,
     ) -> Result<()> {
         copy.runs.iter().try_for_each(|run| {
             report.calls += run.pieces.len() as u64;
-            let path = self.copy_in(pool, (range, page + run.offset), &run.pieces, contents)?;
+            let path = self.copy_in(pool, (range, page + run.offset), &run.pieces)?;
             report.path = report.path.max(path);
             report.copied_bytes += run.bytes;
             Ok(())

@@ -80,7 +80,7 @@ impl HostPool {
         Err(Error::OutOfHostMemory { requested: bytes, held: self.stats().held_bytes, limit: 0 })
     }
 
-    /// Gives the copy of a part of a piece to the stream of copies to the device. Otherwise as [`copy_in`](Self::copy_in).
+    /// Gives the copy of a part of a piece to the stream of copies to the device; `done` is behind that, also if it fails half-way.
     ///
     /// # Errors
     /// As [`copy_in`](Self::copy_in); [`Error::InvalidSize`] beyond the piece's end.
@@ -92,7 +92,9 @@ impl HostPool {
         (skip, bytes): (u64, u64),
         done: &mut Fence,
     ) -> Result<CopyPath> {
-        self.copy_in(pool, place, &[piece.part(skip, bytes)?], done)
+        let copied = self.copy_in(pool, place, &[piece.part(skip, bytes)?]);
+        self.mark_in(done);
+        copied
     }
 
     /// Gives the copy of device bytes to a part of a registered piece to the stream of copies from the device. Otherwise as

@@ -225,13 +225,17 @@ impl HostPool {
     }
 
     /// Takes pieces back, to be used again behind a fence.
-    pub(crate) fn give(&self, pieces: Vec<HostPiece>, fence: Fence) {
+    pub(crate) fn give(&self, pieces: Vec<HostPiece>, mut fence: Fence) {
         if pieces.is_empty() {
             return;
         }
+        let over = fence.done(&self.events).unwrap_or(false);
         let mut state = self.state.lock();
-        state.waiting.push((fence, pieces));
-        state.settle(&self.events);
+        if over {
+            pieces.into_iter().for_each(|piece| state.put(piece));
+        } else {
+            state.waiting.push((fence, pieces));
+        }
     }
 
     /// Copies mapped bytes of a range into pieces of the same length; `done` is behind that, also if it fails half-way.
@@ -250,7 +254,7 @@ impl HostPool {
         self.copier.copy_out(from, pieces, done)
     }
 
-    /// Copies pieces to mapped bytes of a range. Otherwise as [`copy_out`](Self::copy_out).
+    /// Copies pieces to mapped bytes of a range, behind which the next [mark](Self::mark_in) is.
     ///
     /// # Errors
     /// As [`copy_out`](Self::copy_out).
@@ -259,11 +263,15 @@ impl HostPool {
         pool: &PagePool,
         (range, offset): (RangeId, u64),
         pieces: &[HostPiece],
-        done: &mut Fence,
     ) -> Result<CopyPath> {
         let bytes = pieces.iter().map(|piece| piece.bytes as u64).sum();
         let to = pool.mapped_at(range, offset, bytes)?;
-        self.copier.copy_in(to, pieces, done)
+        self.copier.copy_in(to, pieces)
+    }
+
+    /// Puts `done` behind all that was given to the stream of copies to the device.
+    pub(crate) fn mark_in(&self, done: &mut Fence) {
+        self.copier.mark_in(done);
     }
 
     /// Copies bytes of the device into pieces; the caller knows that they are mapped.

@@ -186,11 +186,17 @@ pub trait Resuming {
     /// No memory, or what the driver says.
     fn take(&mut self, change: &mut Change<'_>) -> Result<()>;
 
-    /// Maps them, and begins to bring the contents back.
+    /// Maps them.
     ///
     /// # Errors
     /// What the driver says.
-    fn restore(&mut self, change: &mut Change<'_>, report: &mut ResumeReport) -> Result<()>;
+    fn map(&mut self, change: &mut Change<'_>, report: &mut ResumeReport) -> Result<()>;
+
+    /// Begins to bring the contents back.
+    ///
+    /// # Errors
+    /// What the driver says; [`contents`](Self::contents) is behind what was begun all the same.
+    fn fill(&mut self, report: &mut ResumeReport) -> Result<()>;
 
     /// What is behind the contents.
     fn contents(&self) -> Fence;

@@ -56,8 +56,7 @@ pub(crate) fn resume_into(
     let mut change = take_all(pool, &mut coming, deadline)?;
     report.waited_micros = start.elapsed().as_micros() as u64;
     let copying = Instant::now();
-    let mut restored =
-        coming.iter_mut().try_for_each(|(_, resuming)| resuming.restore(&mut change, &mut report));
+    let mut restored = restore(&mut coming, &mut change, &mut report);
     if wait || restored.is_err() {
         // Also after a failure: what is mapped is unmapped next, and nothing may write there then.
         for (_, resuming) in &coming {
@@ -82,6 +81,20 @@ pub(crate) fn resume_into(
     report.micros = start.elapsed().as_micros() as u64;
     pool.check();
     Ok(report)
+}
+
+/// Maps the pages of all, and begins to bring the contents back.
+///
+/// A copy takes a thousand times as long as mapping. But CUDA maps through an engine that copies of one direction go through too, which one
+/// depends on the host: beside them a page takes a millisecond instead of 40 us (H200, docs/performance.md, Regions). So everything is
+/// mapped before the first copy.
+fn restore(
+    coming: &mut [(usize, Box<dyn Resuming + '_>)],
+    change: &mut Change<'_>,
+    report: &mut ResumeReport,
+) -> Result<()> {
+    coming.iter_mut().try_for_each(|(_, resuming)| resuming.map(change, report))?;
+    coming.iter_mut().try_for_each(|(_, resuming)| resuming.fill(report))
 }
 
 /// Takes the pages of all, with patience until the deadline.

@@ -257,11 +257,9 @@ impl Books {
 
     /// What the host has of these pages is not what they hold any more.
     pub(super) fn written(&mut self, pages: &[u64], host: &HostPool) {
-        for at in pages {
-            if let Some(copy) = self.extents.get_mut(at).and_then(|extent| extent.copy.take()) {
-                copy.give(host, &self.contents);
-            }
-        }
+        let extents = &mut self.extents;
+        let copies = pages.iter().filter_map(|at| extents.get_mut(at)?.copy.take());
+        host.give_copies(copies, &self.contents);
     }
 
     /// Takes back what is not in use any more, and gives up the pages on which nothing is. Not while pages move.
@@ -297,9 +295,7 @@ impl Books {
                 remains.add_part(extent.range, extent.offset, extent.bytes);
                 pool.finish(self.contents.clone(), remains);
             }
-            if let Some(copy) = extent.copy {
-                copy.give(host, &self.contents);
-            }
+            host.give_copies(extent.copy, &self.contents);
         }
         self.drop_empty_ranges();
     }
@@ -325,11 +321,8 @@ impl Books {
         let fence = self.users(events);
         let mut remains = Remains::default();
         self.ranges.drain(..).for_each(|range| remains.join(range.leave()));
-        for extent in std::mem::take(&mut self.extents).into_values() {
-            if let Some(copy) = extent.copy {
-                copy.give(host, &self.contents);
-            }
-        }
+        let extents = std::mem::take(&mut self.extents).into_values();
+        host.give_copies(extents.filter_map(|extent| extent.copy), &self.contents);
         (fence, remains)
     }
 

@@ -201,7 +201,7 @@ impl Region {
             if let Some(copy) = copy
                 && let Some(old) = extent.copy.replace(copy)
             {
-                old.give(host, &books.contents);
+                host.give_copies([old], &books.contents);
             }
         }
     }

@@ -1,7 +1,6 @@
 //! One region comes back: its pages are taken, mapped at the old addresses, and the contents copied behind that.
 //!
-//! Mapping a page takes microseconds and copying it milliseconds, and copies return at once: so this thread maps ahead of the copies by
-//! itself. The host's bytes are let go when all is there.
+//! The host's bytes are let go when all is there.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -59,24 +58,10 @@ impl Region {
     }
 }
 
-impl Coming<'_> {
-    /// Gives the copies of a page, or its zeros, to the stream.
-    fn fill(&mut self, at: u64, report: &mut ResumeReport) -> Result<()> {
-        let device = &self.region.device;
-        let (pool, host) = (device.pool(), device.host_pool());
-        let Some(place) = self.places.get(&at) else { return Ok(()) };
-        if let Some(copy) = &place.copy {
-            host.load(pool, (place.range, place.offset), copy, &mut self.contents, report)?;
-        }
-        if place.policy == Policy::Zero {
-            let stream = host.stream_in()?;
-            let filled = pool.fill(place.range, place.offset, place.bytes, 0, stream);
-            self.contents.add(pool.events(), stream);
-            filled?;
-            report.calls += 1;
-            report.zeroed_bytes += place.bytes;
-        }
-        Ok(())
+impl Place {
+    /// Whether what it held comes back, or zeros.
+    fn filled(&self) -> bool {
+        self.copy.is_some() || self.policy == Policy::Zero
     }
 }
 
@@ -105,18 +90,36 @@ impl Resuming for Coming<'_> {
         Ok(())
     }
 
-    fn restore(&mut self, change: &mut Change<'_>, report: &mut ResumeReport) -> Result<()> {
-        let all: Vec<u64> = self.places.keys().copied().collect();
-        for at in all {
-            let Some(Place { range, offset, bytes, page: Some(page), .. }) = self.places.get(&at) else {
-                continue;
-            };
+    fn map(&mut self, change: &mut Change<'_>, report: &mut ResumeReport) -> Result<()> {
+        for place in self.places.values() {
+            let Place { range, offset, bytes, page: Some(page), .. } = place else { continue };
             change.map(*range, *offset, &[*page])?;
             report.pages += 1;
             report.bytes += *bytes;
-            self.fill(at, report)?;
         }
         Ok(())
+    }
+
+    fn fill(&mut self, report: &mut ResumeReport) -> Result<()> {
+        let device = &self.region.device;
+        let (pool, host) = (device.pool(), device.host_pool());
+        let mut filled = self.places.values().filter(|place| place.filled()).peekable();
+        if filled.peek().is_none() {
+            return Ok(());
+        }
+        let begun = filled.try_for_each(|place| {
+            if let Some(copy) = &place.copy {
+                host.load(pool, (place.range, place.offset), copy, report)?;
+            }
+            if place.policy == Policy::Zero {
+                pool.fill(place.range, place.offset, place.bytes, 0, host.stream_in()?)?;
+                report.calls += 1;
+                report.zeroed_bytes += place.bytes;
+            }
+            Ok(())
+        });
+        host.mark_in(&mut self.contents);
+        begun
     }
 
     fn contents(&self) -> Fence {

@@ -288,17 +288,25 @@ impl Resuming for Coming<'_> {
         Ok(())
     }
 
-    fn restore(&mut self, change: &mut Change<'_>, report: &mut ResumeReport) -> Result<()> {
-        let (pool, host) = (self.common.pool(), self.common.device.host_pool());
+    fn map(&mut self, change: &mut Change<'_>, report: &mut ResumeReport) -> Result<()> {
         for (page, memory) in &self.pages {
             change.come_back(page.page, *memory)?;
             report.pages += 1;
             report.bytes += page.bytes;
-            if let Some(copy) = self.copies.get(&page.page) {
-                host.load(pool, page.at, copy, &mut self.contents, report)?;
-            }
         }
         Ok(())
+    }
+
+    fn fill(&mut self, report: &mut ResumeReport) -> Result<()> {
+        let (pool, host) = (self.common.pool(), self.common.device.host_pool());
+        if self.copies.is_empty() {
+            return Ok(());
+        }
+        let mut copied =
+            self.pages.iter().filter_map(|(page, _)| Some((page.at, self.copies.get(&page.page)?)));
+        let begun = copied.try_for_each(|(at, copy)| host.load(pool, at, copy, report));
+        host.mark_in(&mut self.contents);
+        begun
     }
 
     fn contents(&self) -> Fence {
@@ -309,7 +317,7 @@ impl Resuming for Coming<'_> {
         self.finished = true;
         let (common, host) = (self.common, self.common.device.host_pool());
         let copies = std::mem::take(&mut self.copies);
-        copies.into_values().for_each(|copy| copy.give(host, &self.contents));
+        host.give_copies(copies.into_values(), &self.contents);
         common.pool().arrives(common.number(), self.contents.clone());
         self.hold = None;
         let contents = std::mem::take(&mut self.contents);

@@ -139,7 +139,7 @@ impl Drop for Common {
         let (copies, contents) = self
             .presence
             .with(|aside| (std::mem::take(&mut aside.copies), std::mem::take(&mut aside.contents)));
-        copies.into_values().for_each(|copy| copy.give(self.device.host_pool(), &contents));
+        self.device.host_pool().give_copies(copies.into_values(), &contents);
         self.heap.end(self.pool());
         self.exclusives.end(self.pool(), self.order.fence());
         self.pool().finish_done();

@@ -114,9 +114,8 @@ impl Presence {
             return;
         }
         let contents = aside.contents.clone();
-        for (_, copy) in aside.copies.extract_if(|page, _| pool.holder(*page).is_none()) {
-            copy.give(host, &contents);
-        }
+        let gone = aside.copies.extract_if(|page, _| pool.holder(*page).is_none());
+        host.give_copies(gone.map(|(_, copy)| copy), &contents);
     }
 }
 
