@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::pages::{Events, Fence};
+use crate::pages::{Events, Fence, Look};
 
 /// A page's place: the number of its range, and of the page in it.
 pub(super) type Place = (usize, u64);
@@ -301,12 +301,13 @@ impl Books {
     /// Those whose fence is over, to be unmapped.
     pub(super) fn take_done(&mut self, events: &Arc<Events>) -> Vec<Run> {
         // Forgets what is over; what cannot be asked now stays.
-        let is_under_way = |batch: &mut Batch| !batch.fence.done(events).unwrap_or(false);
-        self.had.retain_mut(is_under_way);
-        self.lent.retain_mut(is_under_way);
+        let mut look = Look::new(events);
+        let mut is_over = |batch: &mut Batch| batch.fence.done_at(&mut look).unwrap_or(false);
+        self.had.retain_mut(|batch| !is_over(batch));
+        self.lent.retain_mut(|batch| !is_over(batch));
         let mut done = BTreeSet::new();
         self.batches.retain(|_, batch| {
-            let over = batch.fence.done(events).unwrap_or(false);
+            let over = is_over(batch);
             if over {
                 done.append(&mut batch.pages);
             }

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::pool::State;
-use super::{Fence, PagePool, RangeId, fence};
+use super::{Fence, Look, PagePool, RangeId, fence};
 use crate::driver::{SharedDriver, same_device};
 use crate::error::Result;
 use crate::sync::ProcessMutex;
@@ -154,9 +154,9 @@ impl PagePool {
 
     /// Forgets contents that are there.
     fn forget_arrived(&self) {
-        let arriving = self.lock().arriving.clone();
+        let (arriving, mut look) = (self.lock().arriving.clone(), Look::new(self.events()));
         for (id, Arriving { mut contents, .. }) in arriving {
-            if contents.done(self.events()).unwrap_or(false) {
+            if contents.done_at(&mut look).unwrap_or(false) {
                 self.lock().arriving.remove(id);
             }
         }
@@ -205,9 +205,9 @@ impl PagePool {
             let state = self.lock();
             state.deferred.iter().map(|(id, item)| (id, state.behind(item))).collect()
         };
-        let mut done = Vec::new();
+        let (mut done, mut look) = (Vec::new(), Look::new(self.events()));
         for (id, mut fence) in waiting {
-            let over = fence.done(self.events()).unwrap_or(false);
+            let over = fence.done_at(&mut look).unwrap_or(false);
             let state = &mut *self.lock();
             if over {
                 done.extend(state.deferred.remove(id));

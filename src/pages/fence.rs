@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,8 @@ const PAUSE: Duration = Duration::from_micros(50);
 pub struct Events {
     driver: SharedDriver,
     spare: Mutex<Vec<Event>>,
+    /// Marks that were made so far.
+    marks: AtomicU64,
     /// Behind what default streams of threads and contexts had been given when somebody [kept](Self::keep) them last; `None`: nobody knows. Which is
     /// not here is done with that. Marks hold this, so whoever made it [forgets](Self::forget_kept) them in the end.
     pub(super) kept: Mutex<HashMap<NamedStream, Option<Mark>>>,
@@ -29,7 +32,11 @@ impl Events {
     /// No events yet.
     #[must_use]
     pub fn new(driver: &SharedDriver) -> Arc<Self> {
-        Arc::new(Self { driver: Arc::clone(driver), spare: Mutex::default(), kept: Mutex::default() })
+        Arc::new(Self::with_spare(Arc::clone(driver), Mutex::default()))
+    }
+
+    fn with_spare(driver: SharedDriver, spare: Mutex<Vec<Event>>) -> Self {
+        Self { driver, spare, marks: AtomicU64::new(0), kept: Mutex::default() }
     }
 
     pub(super) fn driver(&self) -> &SharedDriver {
@@ -55,7 +62,8 @@ impl Events {
         }
         let spare = self.spare.lock().pop();
         let event = spare.map_or_else(|| self.driver.event_create(), Ok)?;
-        let mark = Mark(Arc::new(Recorded { events: Arc::clone(self), event }));
+        let (named, number) = (self.name(stream), self.marks.fetch_add(1, Ordering::Relaxed));
+        let mark = Mark(Arc::new(Recorded { events: Arc::clone(self), event, stream: named, number }));
         // SAFETY: an event of ours that nobody else has; the stream exists and is ready, as was just seen.
         unsafe { self.driver.event_record(event, stream) }?;
         Ok(mark)
@@ -126,7 +134,7 @@ pub(super) fn retry_events(opened: &SharedDriver) {
     let left: Vec<_> = orphans().lock().extract_if(.., |(driver, _)| same_device(driver, opened)).collect();
     for (driver, spare) in left {
         // What is refused again goes back on the list.
-        drop(Events { driver, spare: Mutex::new(spare), kept: Mutex::default() });
+        drop(Events::with_spare(driver, Mutex::new(spare)));
     }
 }
 
@@ -144,6 +152,9 @@ pub struct Mark(Arc<Recorded>);
 struct Recorded {
     events: Arc<Events>,
     event: Event,
+    stream: NamedStream,
+    /// Later marks have higher ones.
+    number: u64,
 }
 
 impl Drop for Recorded {
@@ -186,6 +197,40 @@ impl Mark {
     pub fn block(&self) -> Result<()> {
         // SAFETY: as above.
         unsafe { self.0.events.driver.event_synchronize(self.0.event) }
+    }
+}
+
+/// One look at many fences: what was seen to be under way is not asked for again, nor what the same stream was given behind it, so that a look costs
+/// the driver a question a stream and one for each point that is over.
+///
+/// A handle may have come back for another stream: what that was given counts as under way as long as what the old one was given is.
+#[derive(Debug)]
+pub struct Look<'a> {
+    events: &'a Arc<Events>,
+    /// The first mark of each stream that is under way.
+    under_way: Vec<(NamedStream, u64)>,
+}
+
+impl<'a> Look<'a> {
+    /// Nothing seen yet.
+    #[must_use]
+    pub fn new(events: &'a Arc<Events>) -> Self {
+        Self { events, under_way: Vec::new() }
+    }
+
+    fn done(&mut self, mark: &Mark) -> Result<bool> {
+        let Recorded { stream, number, .. } = *mark.0;
+        let known = self.under_way.iter_mut().find(|(of, _)| *of == stream).map(|(_, first)| first);
+        if known.as_ref().is_some_and(|first| **first <= number) {
+            return Ok(false);
+        }
+        let done = mark.done()?;
+        match known {
+            _ if done => {}
+            Some(first) => *first = number,
+            None => self.under_way.push((stream, number)),
+        }
+        Ok(done)
     }
 }
 
@@ -294,12 +339,24 @@ impl Fence {
     /// # Errors
     /// What the driver says; then it is not over.
     pub fn done(&mut self, events: &Arc<Events>) -> Result<bool> {
+        self.done_at(&mut Look::new(events))
+    }
+
+    /// As [`done`](Self::done), as one of many.
+    ///
+    /// # Errors
+    /// As [`done`](Self::done).
+    pub fn done_at(&mut self, look: &mut Look<'_>) -> Result<bool> {
         let mut first = Ok(());
         self.points.retain_mut(|point| {
             let over = match point {
                 // SAFETY: whoever added it promised that it is there.
                 Point::Of(events, event) => unsafe { events.driver.event_query(*event) },
-                point => point.record(events).and_then(|mark| mark.map_or(Ok(false), |mark| mark.done())),
+                point => match point.record(look.events) {
+                    Ok(Some(mark)) => look.done(mark),
+                    Ok(None) => Ok(false),
+                    Err(error) => Err(error),
+                },
             };
             match over {
                 Ok(over) => !over,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::copier::Copier;
 use super::host_memory::HostMemory;
-use super::{Events, Fence, HostPiece, PagePool, RangeId};
+use super::{Events, Fence, HostPiece, Look, PagePool, RangeId};
 use crate::driver::SharedDriver;
 use crate::error::{Error, Result};
 use crate::sync::Mutex;
@@ -381,9 +381,9 @@ impl State {
     }
 
     pub(super) fn settle(&mut self, events: &Arc<Events>) {
-        let mut done = Vec::new();
+        let (mut done, mut look) = (Vec::new(), Look::new(events));
         self.waiting.retain_mut(|(fence, pieces)| {
-            let over = fence.done(events).unwrap_or(false);
+            let over = fence.done_at(&mut look).unwrap_or(false);
             if over {
                 done.append(pieces);
             }

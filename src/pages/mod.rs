@@ -62,7 +62,7 @@ pub(crate) use copies::{Copied, HostCopy, behind_copies};
 pub use deferred::Remains;
 pub(crate) use deferred::retry_orphans;
 pub use exports::Extent;
-pub use fence::{Events, Fence, Mark, Promise};
+pub use fence::{Events, Fence, Look, Mark, Promise};
 pub use host_piece::HostPiece;
 pub use host_pool::{CopyPath, HostPool, HostStats};
 pub use ledger::{Holder, Holding};

@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::survey::PageName;
-use super::{Account, Change, Class, Fence, Holder, Mark, PageId, PageNo, PagePool};
+use super::{Account, Change, Class, Fence, Holder, Look, Mark, PageId, PageNo, PagePool};
 use crate::error::{Error, Result};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -485,9 +485,10 @@ impl SharedSet {
     /// a space would meet it under two.
     fn settle(&self, numbers: &mut Numbers) {
         let Numbers { pages, spare, returning, since, .. } = numbers;
+        let mut look = Look::new(self.pool.events());
         returning.retain_mut(|(fence, page, from, space)| {
             // What others have is not for other graphs.
-            if !fence.done(self.pool.events()).unwrap_or(false) || self.pool.is_exported(*page) {
+            if !fence.done_at(&mut look).unwrap_or(false) || self.pool.is_exported(*page) {
                 return true;
             }
             if let Some(bytes) = self.pool.hand_over(*page, *from, self.holder(), false) {

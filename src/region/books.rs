@@ -7,7 +7,7 @@ use super::Policy;
 use super::packing::Packing;
 use crate::error::{Error, Result};
 use crate::pages::{
-    Events, Fence, HostCopy, HostPool, NamedStream, PageId, PagePool, RangeId, Remains, Reservation,
+    Events, Fence, HostCopy, HostPool, Look, NamedStream, PageId, PagePool, RangeId, Remains, Reservation,
 };
 use crate::units::Address;
 
@@ -267,9 +267,9 @@ impl Books {
         if !matches!(self.phase, Phase::Resident | Phase::Paused) {
             return;
         }
-        let mut done = Vec::new();
+        let (mut done, mut look) = (Vec::new(), Look::new(pool.events()));
         self.waiting.retain_mut(|(fence, at, bytes, policy)| {
-            let over = fence.done(pool.events()).unwrap_or(false);
+            let over = fence.done_at(&mut look).unwrap_or(false);
             if over {
                 done.push((*at, *bytes, *policy));
             }

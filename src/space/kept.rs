@@ -7,7 +7,7 @@ use std::fmt;
 use super::layout::Usage;
 use super::{Core, State};
 use crate::error::{Error, Result};
-use crate::pages::{Change, Fence, Holder, PagePool, Remains, Reservation, SharedSet};
+use crate::pages::{Change, Fence, Holder, Look, PagePool, Remains, Reservation, SharedSet};
 use crate::sync::Mutex;
 use crate::units::{Address, BlockBytes};
 
@@ -124,9 +124,9 @@ impl Inner {
     }
 
     fn settle(&mut self, pool: &PagePool) {
-        let mut done = Vec::new();
+        let (mut done, mut look) = (Vec::new(), Look::new(pool.events()));
         self.waiting.retain_mut(|(fence, blocks)| {
-            let over = fence.done(pool.events()).unwrap_or(false);
+            let over = fence.done_at(&mut look).unwrap_or(false);
             if over {
                 done.append(blocks);
             }
@@ -230,8 +230,9 @@ impl KeptBlocks {
 
     /// Asks for what the users of freed ones were given, which records what could not be before.
     pub(super) fn settle(&mut self, pool: &PagePool) {
+        let mut look = Look::new(pool.events());
         for fence in self.blocks.values_mut().filter_map(|kept| kept.freed.as_mut()) {
-            let _ = fence.done(pool.events());
+            let _ = fence.done_at(&mut look);
         }
     }
 

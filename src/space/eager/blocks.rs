@@ -4,7 +4,7 @@ use super::generation::Generation;
 use super::slots::{Slot, lowest_free};
 use super::{ANY, EagerSpace, State};
 use crate::error::{Error, Result};
-use crate::pages::{Change, Class, Fence, PageNo, Reservation};
+use crate::pages::{Change, Class, Fence, Look, PageNo, Reservation};
 use crate::space::lane::Lane;
 use crate::space::layout::Place;
 use crate::units::{Address, BlockBytes, Stream};
@@ -222,11 +222,12 @@ impl EagerSpace {
     pub(super) fn settle(&self, state: &mut State, before: Option<Stream>) {
         let events = self.common.pool().events();
         let State { waiting, current, .. } = state;
+        let mut look = Look::new(events);
         waiting.retain_mut(|block| {
-            let over = block.noted.done(events).unwrap_or(false)
+            let over = block.noted.done_at(&mut look).unwrap_or(false)
                 && match before {
                     Some(stream) => block.own.before(events, stream).is_ok(),
-                    None => block.own.done(events).unwrap_or(false),
+                    None => block.own.done_at(&mut look).unwrap_or(false),
                 };
             // It was live when it was put here.
             !over || current.layout.free(block.place).is_err()
