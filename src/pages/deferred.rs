@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::pool::State;
-use super::{Fence, Look, PagePool, RangeId, fence};
+use super::{Fence, Look, PagePool, RangeId, events};
 use crate::driver::{SharedDriver, same_device};
 use crate::error::Result;
 use crate::sync::ProcessMutex;
@@ -281,7 +281,7 @@ fn orphans() -> &'static ProcessMutex<Vec<Arc<PagePool>>> {
 pub(crate) fn retry_orphans(driver: &SharedDriver) {
     let left: Vec<_> = orphans().lock().extract_if(.., |pool| same_device(pool.driver(), driver)).collect();
     left.into_iter().for_each(PagePool::retire);
-    fence::retry_events(driver);
+    events::retry_events(driver);
 }
 
 impl PagePool {

@@ -9,7 +9,7 @@ use slotmap::SlotMap;
 
 use super::account::Accounts;
 use super::deferred::{Arriving, ArrivingId, Deferred, DeferredId};
-use super::fence::Events;
+use super::events::Events;
 use super::ledger::{Holder, Tally};
 use super::lent::LentPages;
 use super::mappings::Range;
