@@ -463,6 +463,33 @@ fn everything_is_mapped_before_the_first_copy() {
     bench.end();
 }
 
+/// The driver refuses to unmap what a tensor leaves; its page is the arena's still, steps aside with it, and comes back where it shows.
+#[test]
+fn what_was_refused_once_stays_while_contents_come_to_it() {
+    let bench = bench();
+    let arena = bench.arena("graphs");
+    let space = arena.open_space().unwrap();
+    let tensors = VmmTorchAllocator::new(&space);
+    let block = space.allocate(5 * MIB, A).unwrap();
+    space.seal().unwrap();
+    drop(space);
+    bench.faulty.refuse("unmap", true);
+    tensors.free(block, &[]).unwrap();
+    drop(tensors);
+    bench.faulty.refuse("unmap", false);
+    arena.pause(Fence::default()).unwrap().complete().unwrap();
+    bench.faulty.set_busy(true);
+    let (report, mut ready) = bench.device.resume_async(&[], NOW).unwrap();
+    assert!(report.copied_bytes > 0, "nothing comes back: {report:?}");
+    let unmapped = bench.faulty.count("unmap");
+    bench.device.pool().retry().unwrap();
+    assert_eq!(bench.faulty.count("unmap"), unmapped, "unmapped under the copies");
+    bench.faulty.set_busy(false);
+    ready[0].wait().unwrap();
+    drop((ready, arena));
+    bench.end();
+}
+
 /// Whether memory went, of whom, which generation, and where.
 type Told = (bool, u64, u64, Vec<(Address, u64)>);
 

@@ -122,7 +122,8 @@ impl Copier {
 
     pub(super) fn mark_in(&self, done: &mut Fence) {
         // Without a stream nothing was given to it.
-        if let Some(stream) = self.streams.lock()[1] {
+        let stream = self.streams.lock()[1];
+        if let Some(stream) = stream {
             done.add(&self.events, stream);
         }
     }

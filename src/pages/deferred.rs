@@ -133,8 +133,7 @@ impl PagePool {
 
     /// Tears something down now, for whoever keeps it otherwise; whether it did: not while contents come to pages that show there, or somebody moves those.
     pub(crate) fn finish_now(&self, remains: Remains) -> bool {
-        let mut arriving = self.lock().arriving(&remains);
-        arriving.done(self.events()).unwrap_or(false) && self.try_tear_down(remains).is_ok()
+        self.try_tear_down(remains).is_ok()
     }
 
     /// Behind what the device may still do with an arena's pages at addresses that are on their way out.
@@ -150,6 +149,12 @@ impl PagePool {
         if !contents.done(self.events()).unwrap_or(false) {
             self.lock().arriving.insert(Arriving { arena, contents });
         }
+    }
+
+    /// Whether no contents are on their way to pages that show there.
+    pub(super) fn arrived(&self, remains: &Remains) -> bool {
+        let mut arriving = self.lock().arriving(remains);
+        arriving.done(self.events()).unwrap_or(false)
     }
 
     /// Forgets contents that are there.
@@ -170,11 +175,16 @@ impl PagePool {
         kept.is_none()
     }
 
-    /// Tears something down; gives it back if pages that show there go or come just now.
+    /// Tears something down; gives it back if pages that show there go or come just now, or contents come to them.
     fn try_tear_down(&self, remains: Remains) -> std::result::Result<(), Remains> {
         let parts = remains.parts.iter().map(|(range, ..)| *range);
         let ranges: Vec<RangeId> = remains.ranges.iter().copied().chain(parts).collect();
         if !self.begin_teardown(&ranges) {
+            return Err(remains);
+        }
+        // Only now: whoever holds the pages from here on waits for this end.
+        if !self.arrived(&remains) {
+            self.end_teardown(&ranges);
             return Err(remains);
         }
         self.tear_down(remains);
@@ -228,7 +238,9 @@ impl PagePool {
         let fences: Vec<Fence> = {
             let state = self.lock();
             let of_peers = state.foreign.fences();
-            state.deferred.values().map(|item| state.behind(item)).chain(of_peers).collect()
+            let of_stuck = state.stuck.iter().map(|range| state.arriving(&Remains::range(*range)));
+            let of_deferred = state.deferred.values().map(|item| state.behind(item));
+            of_deferred.chain(of_stuck).chain(of_peers).collect()
         };
         let start = Instant::now();
         for mut fence in fences {

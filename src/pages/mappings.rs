@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{PageId, PagePool, RangeId};
+use super::{PageId, PagePool, RangeId, Remains};
 use crate::driver::Whole;
 use crate::error::{Error, Result};
 use crate::units::{Address, Peers, Stream};
@@ -199,9 +199,11 @@ impl PagePool {
             self.lock().stuck.push(range);
             return Ok(());
         }
-        let closed = self.try_close(range);
+        // What was refused once may show pages of an arena that came back since, to which contents are copied there.
+        let there = self.arrived(&Remains::range(range));
+        let closed = if there { self.try_close(range) } else { Ok(()) };
         self.end_teardown(&[range]);
-        if closed.is_err() {
+        if !there || closed.is_err() {
             self.lock().stuck.push(range);
         }
         closed
