@@ -83,8 +83,9 @@ impl ElasticBuffer {
         self.backing.patiently(|| self.backing.try_commit(&[run]))
     }
 
-    /// As [`commit`](Self::commit), on a thread of the library: mapping there costs neither the caller nor the device anything. Nobody is
-    /// asked to give memory up for what is ahead of need: without a free page and room for a new one it fails.
+    /// As [`commit`](Self::commit), on a thread of the library: mapping there costs neither the caller nor the device anything, but beside copies
+    /// between host and device CUDA may take a millisecond a page (docs/performance.md, Regions). Nobody is asked to give memory up for what is ahead
+    /// of need: without a free page and room for a new one it fails.
     ///
     /// A later call about the same pages waits for it, so the order of calls is kept; but while some of them are being moved by an
     /// earlier call, this one begins only when that is over, and its order with others is that of its beginning.
