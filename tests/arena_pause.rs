@@ -448,10 +448,8 @@ fn everything_is_mapped_before_the_first_copy() {
     bench.faulty.start_log();
     bench.device.resume(&[], NOW).unwrap();
     let log = bench.faulty.take_log();
-    let named = |name: &str| {
-        let at: Vec<_> = (0..log.len()).filter(|at| log[*at].starts_with(name)).collect();
-        at
-    };
+    let named =
+        |name: &str| -> Vec<usize> { (0..log.len()).filter(|at| log[*at].starts_with(name)).collect() };
     let (copies, maps) = (named("copy_from_host"), named("map"));
     assert!(
         copies.len() > 10 && maps.len() > 15,

@@ -461,7 +461,7 @@ fn contents_come_back_though_a_replay_moves_their_pages_meanwhile() {
     unsafe { driver.fill(result, BYTES, 0x1234_5678, side) }.unwrap();
     drop(scope);
     arena.pause(Fence::default()).unwrap().complete().unwrap();
-    // Free pages for the resume and for the replay: to make some takes longer than the copy where the driver has just taken others back.
+    // Free pages for the resume and for the replay, so that neither has to wait for the driver to make some.
     let options = ElasticOptions { page_bytes: PAGE, ..ElasticOptions::default() };
     let buffer = device.elastic_buffer(2 * BYTES, &options).unwrap();
     buffer.commit(0..2 * BYTES).unwrap();

@@ -13,7 +13,7 @@
 //! waits on the pool's list until the hold ends.
 
 use super::pool::State;
-use super::{Holder, PageId, PagePool, RangeId};
+use super::{Holder, PageId, PagePool, RangeId, Remains};
 use crate::driver::Whole;
 use crate::error::{Error, Result};
 use crate::sync::yield_now;
@@ -88,24 +88,31 @@ impl PagePool {
         }
     }
 
-    /// Begins to tear something down in these ranges; not if one is held.
-    pub(super) fn begin_teardown(&self, ranges: &[RangeId]) -> bool {
-        let state = &mut *self.lock();
-        if ranges.iter().any(|range| state.ranges.get(*range).is_some_and(|range| range.held)) {
-            return false;
-        }
-        for range in ranges {
-            if let Some(found) = state.ranges.get_mut(*range) {
-                found.leaving += 1;
+    /// Begins to tear something down; not if a range of it is held, or contents come to pages that show there.
+    pub(super) fn begin_teardown(&self, remains: &Remains) -> bool {
+        {
+            let state = &mut *self.lock();
+            if remains.within().any(|range| state.ranges.get(range).is_some_and(|range| range.held)) {
+                return false;
+            }
+            for range in remains.within() {
+                if let Some(found) = state.ranges.get_mut(range) {
+                    found.leaving += 1;
+                }
             }
         }
-        true
+        // Only now: whoever holds them from here on, to bring contents, waits for the end of this.
+        let arrived = self.arrived(remains);
+        if !arrived {
+            self.end_teardown(remains);
+        }
+        arrived
     }
 
-    pub(super) fn end_teardown(&self, ranges: &[RangeId]) {
+    pub(super) fn end_teardown(&self, remains: &Remains) {
         let mut state = self.lock();
-        for range in ranges {
-            if let Some(found) = state.ranges.get_mut(*range) {
+        for range in remains.within() {
+            if let Some(found) = state.ranges.get_mut(range) {
                 found.leaving -= 1;
             }
         }

@@ -38,6 +38,12 @@ impl Remains {
         self.parts.extend(other.parts);
     }
 
+    /// The ranges that it is in, one for each part.
+    pub(super) fn within(&self) -> impl Iterator<Item = RangeId> {
+        let parts = self.parts.iter().map(|(range, ..)| *range);
+        self.ranges.iter().copied().chain(parts)
+    }
+
     /// Whether it is nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -177,29 +183,22 @@ impl PagePool {
 
     /// Tears something down; gives it back if pages that show there go or come just now, or contents come to them.
     fn try_tear_down(&self, remains: Remains) -> std::result::Result<(), Remains> {
-        let parts = remains.parts.iter().map(|(range, ..)| *range);
-        let ranges: Vec<RangeId> = remains.ranges.iter().copied().chain(parts).collect();
-        if !self.begin_teardown(&ranges) {
+        if !self.begin_teardown(&remains) {
             return Err(remains);
         }
-        // Only now: whoever holds the pages from here on waits for this end.
-        if !self.arrived(&remains) {
-            self.end_teardown(&ranges);
-            return Err(remains);
-        }
-        self.tear_down(remains);
-        self.end_teardown(&ranges);
+        self.tear_down(&remains);
+        self.end_teardown(&remains);
         Ok(())
     }
 
-    fn tear_down(&self, remains: Remains) {
-        for (range, offset, bytes) in remains.parts {
+    fn tear_down(&self, remains: &Remains) {
+        for (range, offset, bytes) in remains.parts.iter().copied() {
             // What is refused goes with its range.
             if let Err(error) = self.unmap(range, offset, bytes) {
                 tracing::warn!(%error, "the driver did not unmap a part of a range; it goes with the range");
             }
         }
-        for range in remains.ranges {
+        for range in remains.ranges.iter().copied() {
             if let Err(error) = self.close(range) {
                 tracing::warn!(%error, "the driver did not take a range back; kept for another try");
             }

@@ -194,16 +194,15 @@ impl PagePool {
     /// # Errors
     /// What the driver says; the range is kept for another try.
     pub(super) fn close(&self, range: RangeId) -> Result<()> {
-        if !self.begin_teardown(&[range]) {
-            // Its pages go or come just now.
+        let remains = Remains::range(range);
+        if !self.begin_teardown(&remains) {
+            // Its pages go or come just now, or contents to them: those of an arena that came back since this was refused.
             self.lock().stuck.push(range);
             return Ok(());
         }
-        // What was refused once may show pages of an arena that came back since, to which contents are copied there.
-        let there = self.arrived(&Remains::range(range));
-        let closed = if there { self.try_close(range) } else { Ok(()) };
-        self.end_teardown(&[range]);
-        if !there || closed.is_err() {
+        let closed = self.try_close(range);
+        self.end_teardown(&remains);
+        if closed.is_err() {
             self.lock().stuck.push(range);
         }
         closed

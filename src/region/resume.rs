@@ -103,11 +103,10 @@ impl Resuming for Coming<'_> {
     fn fill(&mut self, report: &mut ResumeReport) -> Result<()> {
         let device = &self.region.device;
         let (pool, host) = (device.pool(), device.host_pool());
-        let mut filled = self.places.values().filter(|place| place.filled()).peekable();
-        if filled.peek().is_none() {
+        if !self.places.values().any(Place::filled) {
             return Ok(());
         }
-        let begun = filled.try_for_each(|place| {
+        let begun = self.places.values().try_for_each(|place| {
             if let Some(copy) = &place.copy {
                 host.load(pool, (place.range, place.offset), copy, report)?;
             }
