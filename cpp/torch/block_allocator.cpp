@@ -148,9 +148,19 @@ public:
     }
     void endAllocateToPool(Device device, Pool pool) override {
         // It may have ended already: after a failed capture torch ends it once more in reset().
-        if (registry::end_capture({device, pool}) || !ours(device, pool)) {
+        const bool ended = registry::end_capture({device, pool});
+        registry::forget_marked_end();
+        if (ended || !ours(device, pool)) {
             Forwards::endAllocateToPool(device, pool);
         }
+    }
+    void markCaptureBegin(Device device) {
+        Forwards::markCaptureBegin(device);
+        registry::mark_begun(device);
+    }
+    void markCaptureEnd(Device device) {
+        registry::mark_ended();
+        Forwards::markCaptureEnd(device);
     }
     void releasePool(Device device, Pool pool) override {
         static_cast<void>(registry::drop_use({device, pool}));
@@ -233,7 +243,22 @@ std::atomic<CUDAAllocator*> installed_allocator{nullptr};
 void announce(std::shared_ptr<Memory> memory) { announced = std::move(memory); }
 bool withdraw() noexcept { return std::exchange(announced, nullptr) != nullptr; }
 
+namespace {
+
+// Torch counts a capture that it did not end for ever, and gives nothing of its cache back then where memory is short.
+template <class Native>
+void end_mark(Native& native, c10::DeviceIndex device, compat::PoolId pool, const Memory* memory) {
+    if constexpr (compat::marks_captures<Native>) {
+        if (registry::take_mark({device, pool}, memory)) {
+            native.markCaptureEnd(device);
+        }
+    }
+}
+
+}  // namespace
+
 bool abandon(c10::DeviceIndex device, compat::PoolId pool) {
+    end_mark(*registry::native(), device, pool, nullptr);
     if (registry::end_capture({device, pool})) {
         registry::native()->endAllocateToPool(device, pool);
     }
@@ -246,6 +271,7 @@ bool abandon(c10::DeviceIndex device, compat::PoolId pool) {
 }
 
 bool abandon_one(c10::DeviceIndex device, compat::PoolId pool, const Memory* memory) {
+    end_mark(*registry::native(), device, pool, memory);
     // Ended by the program itself, the native allocator's was, too.
     const bool paused = registry::paused_memory({device, pool}).get() == memory;
     if (registry::end_capture_into({device, pool}, memory)) {
@@ -254,6 +280,9 @@ bool abandon_one(c10::DeviceIndex device, compat::PoolId pool, const Memory* mem
         return false;
     }
     registry::forget_capture(memory);
+    if constexpr (compat::GraphOfOthers<at::cuda::CUDAGraph>::cleans_up()) {
+        return false;
+    }
     if (registry::drop_use({device, pool})) {
         registry::native()->releasePool(device, pool);
     }

@@ -28,7 +28,8 @@ public:
 // Forgets a capture that was begun and will not end, here and in the native allocator; whether torch had not released its pool. The
 // capture's graph must still exist: until here other threads may ask its filter.
 bool abandon(c10::DeviceIndex device, compat::PoolId pool);
-// The same for one of several captures into one pool, which stays the others': whether it had been begun and torch had not ended it.
+// The same for one of several captures into one pool, which stays the others'. Where torch's graphs clean up after themselves, its graph still
+// releases the pool. Whether there is more to be cleaned up: it had been begun, torch had not ended it, and will not.
 bool abandon_one(c10::DeviceIndex device, compat::PoolId pool, const Memory* memory);
 
 }  // namespace vmmgraph::torch

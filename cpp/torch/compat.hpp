@@ -2,7 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
+#include <map>
 #include <memory>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -50,8 +53,20 @@ inline constexpr bool pool_owns_allocator = std::is_constructible_v<MemPool, std
 // MemPool is ATen's allocate from the pool's allocator whatever the setting.
 inline constexpr bool pool_fails_with_expandable_segments = !VMMGRAPH_TORCH_ATEN_MEMPOOL;
 
-// Whether torch guards its tables of cuBLAS workspaces by a mutex behind each map (2.10 and later, as ATen's MemPool).
+// Whether torch tells its allocator of captures beside their pools (2.13 and later).
+template <class Allocator>
+inline constexpr bool marks_captures = requires(Allocator& allocator) { allocator.markCaptureEnd(c10::DeviceIndex{0}); };
+
+// Torch's tables of cuBLAS workspaces, by handle and stream: with their sizes since it tells of captures, with a mutex behind each map since
+// ATen has the MemPool (2.10 and later). tests/torch/matrix.sh holds both against the header of each release.
+using WorkspaceEntry = std::conditional_t<marks_captures<CUDAAllocator>, std::pair<c10::DataPtr, std::size_t>, c10::DataPtr>;
+using WorkspaceMap = std::map<std::tuple<void*, void*>, WorkspaceEntry>;
 inline constexpr bool workspaces_have_mutex = VMMGRAPH_TORCH_ATEN_MEMPOOL;
+
+inline c10::DataPtr& workspace_of(c10::DataPtr& entry) { return entry; }
+inline c10::DataPtr& workspace_of(std::pair<c10::DataPtr, std::size_t>& entry) { return entry.first; }
+inline void set_workspace_size(c10::DataPtr&, std::size_t) {}
+inline void set_workspace_size(std::pair<c10::DataPtr, std::size_t>& entry, std::size_t bytes) { entry.second = bytes; }
 #undef VMMGRAPH_TORCH_MEMPOOL
 #undef VMMGRAPH_TORCH_ATEN_MEMPOOL
 
@@ -223,6 +238,11 @@ struct GraphOfOthers : Base {
             }
         }
         graph.replay();
+    }
+
+    // Whether a graph ends and releases, when it goes or is reset, the pools that its capture began with and did not come to release (2.14 and later).
+    static constexpr bool cleans_up() {
+        return requires(GraphOfOthers& graph) { graph.allocated_pool_; };
     }
 
 private:

@@ -10,6 +10,7 @@
 #include "eager_memory.hpp"
 #include "on_device.hpp"
 #include "region_memory.hpp"
+#include "segments.hpp"
 
 namespace vmmgraph::torch {
 
@@ -44,11 +45,12 @@ inline const ActiveScope* innermost_scope() noexcept {
     return active;
 }
 
-// The one for a storage on the device and the stream. Costs one load where there is none.
+// The one for a storage on the device and the stream; none while this thread captures, since what torch makes then on another stream is what it
+// keeps for the graph (the states of its generators, from 2.13 on). Costs one load where there is none.
 inline const ActiveScope* scope_for(c10::DeviceIndex device, cudaStream_t stream) {
     const auto* const active = innermost_scope();
     const bool here = active != nullptr && active->device == device && (active->eager == nullptr || active->stream == stream);
-    return here && !is_capturing(stream) ? active : nullptr;
+    return here && !CaptureUnderWay::by_this_thread() && !is_capturing(stream) ? active : nullptr;
 }
 
 // A block of it, or torch's own out-of-memory error after its cache was emptied. Null if another thread has ended it meanwhile.

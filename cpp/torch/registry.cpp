@@ -4,6 +4,7 @@
 #include <atomic>
 #include <iterator>
 #include <mutex>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -45,13 +46,20 @@ struct Capture {
     PoolKey pool;
     std::function<bool(cudaStream_t)> filter;
     std::shared_ptr<Memory> memory;
+    std::thread::id thread = std::this_thread::get_id();
+    // Torch counts it.
+    bool marked = false;
 };
 
 // A capture whose pool ended before the capture did, or whose end nobody has told us yet.
 struct Paused {
     PoolKey pool;
     std::shared_ptr<Memory> memory;
+    bool marked;
 };
+
+// Torch has said on this thread that a capture is over, and will say which by its pool.
+thread_local bool end_is_marked = false;
 
 // Only compared: the capture's graph, which uses the pool, owns the memory too.
 struct PoolUse {
@@ -99,7 +107,10 @@ void resume_capture(const PoolKey& pool, std::function<bool(cudaStream_t)> filte
     auto& all = registry();
     const std::lock_guard lock(all.mutex);
     all.captures.push_back({pool, std::move(filter), memory});
-    std::erase_if(all.paused, [&](const Paused& one) { return one.pool == pool && one.memory == memory; });
+    const auto before = [&](const Paused& one) { return one.pool == pool && one.memory == memory; };
+    all.captures.back().marked =
+        std::any_of(all.paused.begin(), all.paused.end(), [&](const Paused& one) { return before(one) && one.marked; });
+    std::erase_if(all.paused, before);
     all.captures_under_way.fetch_add(1, std::memory_order_release);
 }
 
@@ -136,7 +147,7 @@ bool end_first(Which&& which) {
         // Moved out, so that the filter (and what it captured) dies outside the lock.
         ended = std::move(*found);
         all.captures.erase(found);
-        all.paused.push_back({ended.pool, ended.memory});
+        all.paused.push_back({ended.pool, ended.memory, ended.marked && !end_is_marked});
     }
     all.captures_under_way.fetch_sub(1, std::memory_order_release);
     return true;
@@ -157,6 +168,34 @@ bool is_captured_into(const PoolKey& pool) {
     const std::lock_guard lock(all.mutex);
     const auto of_pool = [&](const auto& one) { return one.pool == pool; };
     return std::any_of(all.captures.begin(), all.captures.end(), of_pool) || std::any_of(all.paused.begin(), all.paused.end(), of_pool);
+}
+
+void mark_begun(c10::DeviceIndex device) {
+    auto& all = registry();
+    const std::lock_guard lock(all.mutex);
+    const auto here = std::this_thread::get_id();
+    const auto begun = std::find_if(all.captures.rbegin(), all.captures.rend(),
+                                    [&](const Capture& one) { return one.thread == here && one.pool.device == device; });
+    if (begun != all.captures.rend()) {
+        begun->marked = true;
+    }
+}
+
+void mark_ended() { end_is_marked = true; }
+void forget_marked_end() { end_is_marked = false; }
+
+bool take_mark(const PoolKey& pool, const Memory* memory) {
+    auto& all = registry();
+    const std::lock_guard lock(all.mutex);
+    bool marked = false;
+    const auto take = [&](auto& one) {
+        if (one.pool == pool && (memory == nullptr || one.memory.get() == memory)) {
+            marked = std::exchange(one.marked, false) || marked;
+        }
+    };
+    std::for_each(all.captures.begin(), all.captures.end(), take);
+    std::for_each(all.paused.begin(), all.paused.end(), take);
+    return marked;
 }
 
 std::size_t captures_under_way() { return registry().captures_under_way.load(std::memory_order_acquire); }

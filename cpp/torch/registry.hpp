@@ -47,6 +47,13 @@ void resume_capture(const PoolKey& pool, std::function<bool(cudaStream_t)> filte
 void forget_capture(const Memory* memory) noexcept;
 // How many are. Costs one load.
 std::size_t captures_under_way();
+// Torch counts the device's capture that this thread began last (2.13 and later), and no more the one whose pool this thread ends next.
+void mark_begun(c10::DeviceIndex device);
+void mark_ended();
+// This thread has ended that pool.
+void forget_marked_end();
+// Whether torch still counts a capture into this memory, null: any, by that pool; it is not asked twice.
+bool take_mark(const PoolKey& pool, const Memory* memory);
 // The memory of the capture the stream takes part in, by torch's own filter: helper threads and forked streams count too.
 std::shared_ptr<Memory> memory_of(c10::DeviceIndex device, cudaStream_t stream);
 

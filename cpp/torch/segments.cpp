@@ -143,15 +143,29 @@ void bury(SegmentPool pool) {
     all.destroyed.notify_all();
 }
 
+namespace {
+
+thread_local std::shared_ptr<std::atomic<int>> begun_here;
+
+}  // namespace
+
+bool CaptureUnderWay::by_this_thread() noexcept { return begun_here && begun_here->load(std::memory_order_relaxed) > 0; }
+
 CaptureUnderWay::CaptureUnderWay(c10::DeviceIndex device, cudaStream_t stream) : device_(device) {
+    if (!begun_here) {
+        begun_here = std::make_shared<std::atomic<int>>(0);
+    }
+    begun_ = begun_here;
     bridge::mark_on(device, reinterpret_cast<std::size_t>(stream));
     auto& all = graveyard();
     std::unique_lock lock(all.mutex);
     all.destroyed.wait(lock, [&] { return all.destroying == 0; });
     ++all.captures[device];
+    begun_->fetch_add(1, std::memory_order_relaxed);
 }
 
 CaptureUnderWay::~CaptureUnderWay() {
+    begun_->fetch_sub(1, std::memory_order_relaxed);
     auto& all = graveyard();
     const std::lock_guard lock(all.mutex);
     if (const auto under_way = all.captures.find(device_); --under_way->second == 0) {

@@ -1,6 +1,7 @@
 // The MemPool route's side of torch: an allocator that a MemPool asks for segments, and the end of such pools.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 
@@ -42,8 +43,13 @@ public:
     CaptureUnderWay& operator=(const CaptureUnderWay&) = delete;
     ~CaptureUnderWay();
 
+    // Whether there is one that this thread began.
+    static bool by_this_thread() noexcept;
+
 private:
     c10::DeviceIndex device_;
+    // How many its thread began; it may go on another one.
+    std::shared_ptr<std::atomic<int>> begun_;
 };
 
 }  // namespace vmmgraph::torch

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <shared_mutex>
 #include <tuple>
 #include <unordered_map>
@@ -22,14 +23,17 @@ TORCH_CUDA_CPP_API char& cublas_handle_stream_to_workspace() __attribute__((weak
 TORCH_CUDA_CPP_API char& cublaslt_handle_stream_to_workspace() __attribute__((weak));
 // Their size in bytes, which programs may change from 2.13 on.
 TORCH_CUDA_CPP_API std::size_t getChosenWorkspaceSize() __attribute__((weak));
+// Whether torch keeps any by itself: from 2.15 on only if it is told to.
+TORCH_CUDA_CPP_API bool isCUDABlasWorkspaceCachingEnabled() __attribute__((weak));
 }  // namespace at::cuda
 
 namespace vmmgraph::torch {
 namespace {
 
+using compat::workspace_of;
 // Handle and stream to workspace.
-using Key = std::tuple<void*, void*>;
-using Map = std::map<Key, c10::DataPtr>;
+using Map = compat::WorkspaceMap;
+using Key = Map::key_type;
 struct MapWithMutex {
     Map map;
     std::shared_mutex mutex;
@@ -74,6 +78,25 @@ Map take(Map& table, cudaStream_t stream) {
         entry = next;
     }
     return taken;
+}
+
+// cuBLAS's handles that products on a device had their workspaces by, of any thread. One is there for life, and torch forgets its workspaces on a
+// stream when a graph that was captured there goes (2.14 and later).
+std::vector<void*> handles_seen(c10::DeviceIndex device) {
+    static std::mutex mutex;
+    static auto* const all = new std::unordered_map<c10::DeviceIndex, std::set<void*>>;
+    std::set<void*> now;
+    in_table(tables[0], [&](Map& table) {
+        for (auto& [key, entry] : table) {
+            if (workspace_of(entry).device().index() == device) {
+                now.insert(std::get<0>(key));
+            }
+        }
+    });
+    const std::lock_guard lock(mutex);
+    auto& seen = (*all)[device];
+    seen.merge(now);
+    return {seen.begin(), seen.end()};
 }
 
 void release_share(void* context) { delete static_cast<KeptWorkspace*>(context); }
@@ -171,6 +194,14 @@ std::shared_ptr<Workspace::Pages> Workspace::make(std::size_t bytes) const {
 }
 
 void Workspace::provide(const c10::cuda::CUDAStream& stream, const std::vector<void*>& others) {
+    if (&at::cuda::isCUDABlasWorkspaceCachingEnabled != nullptr && !at::cuda::isCUDABlasWorkspaceCachingEnabled()) {
+        const Relaxed relaxed;
+        // A capture can make none, and this may be the thread's first product.
+        if (auto& handle = handles[stream.device_index()]; handle == nullptr) {
+            handle = handle_with_workspace();
+        }
+        return;
+    }
     const auto chosen = &at::cuda::getChosenWorkspaceSize != nullptr ? at::cuda::getChosenWorkspaceSize() : 0;
     // Reclaimers may be asked, which is done without a lock.
     auto made = make(chosen);
@@ -199,7 +230,7 @@ void Workspace::provide(const c10::cuda::CUDAStream& stream, const std::vector<v
     in_table(tables[0], [&](Map& table) {
         const auto own = table.find(Key{handle, stream.stream()});
         if (!memory_ && own != table.end()) {
-            memory_ = share(own->second);
+            memory_ = share(workspace_of(own->second));
         }
         if (!memory_) {
             return;
@@ -208,7 +239,8 @@ void Workspace::provide(const c10::cuda::CUDAStream& stream, const std::vector<v
         all.push_back(handle);
         for (auto* const each : all) {
             const auto [entry, made] = table.try_emplace(Key{each, stream.stream()});
-            replaced.push_back(std::exchange(entry->second, entry_of(memory_)));
+            replaced.push_back(std::exchange(workspace_of(entry->second), entry_of(memory_)));
+            compat::set_workspace_size(entry->second, bytes_);
         }
     });
 }
@@ -275,17 +307,15 @@ WorkspaceTable::WorkspaceTable(Workspace& workspace, const c10::cuda::CUDAStream
     : stream_(stream), saved_(std::make_unique<Saved>()) {
     // A graph must not bake in what steps aside.
     forget_scoped_workspaces();
+    std::vector<void*> others;
     if (tables_are_there()) {
+        others = handles_seen(stream_.device_index());
         in_tables([this](Map& table) { saved_->tables.push_back(take(table, stream_.stream())); });
     } else {
         at::cuda::clearCublasWorkspaces();
     }
     try {
         if (tables_are_there()) {
-            std::vector<void*> others;
-            for (const auto& [key, entry] : saved_->tables.front()) {
-                others.push_back(std::get<0>(key));
-            }
             workspace.provide(stream, others);
         }
     } catch (...) {
@@ -310,7 +340,7 @@ std::vector<KeptWorkspace> WorkspaceTable::end(const Memory& memory) {
     if (tables_are_there()) {
         in_tables([&](Map& table) {
             for (auto entry = table.begin(); entry != table.end();) {
-                auto& [key, workspace] = *entry;
+                auto& workspace = workspace_of(entry->second);
                 if (memory.contains(workspace.get())) {
                     brought.push_back(std::move(workspace));
                     entry = table.erase(entry);
@@ -356,8 +386,8 @@ void forget_workspaces(const std::function<bool(const void*)>& there) noexcept {
         std::vector<c10::DataPtr> forgotten;
         in_tables([&](Map& table) {
             for (auto entry = table.begin(); entry != table.end();) {
-                if (there(entry->second.get())) {
-                    forgotten.push_back(std::move(entry->second));
+                if (auto& workspace = workspace_of(entry->second); there(workspace.get())) {
+                    forgotten.push_back(std::move(workspace));
                     entry = table.erase(entry);
                 } else {
                     ++entry;

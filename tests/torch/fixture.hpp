@@ -21,6 +21,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
+#include <torch/version.h>
 #include <vmmgraph/torch.hpp>
 
 namespace at::cuda {
@@ -78,7 +79,7 @@ protected:
     static void SetUpTestSuite() { at::manual_seed(1); }
 
     void SetUp() override {
-        ASSERT_STREQ(vmmgraph::torch::built_for(), "2.11.0");
+        ASSERT_STREQ(vmmgraph::torch::built_for(), TORCH_VERSION);
         vmmgraph::torch::install();
         stream_ = c10::cuda::getStreamFromPool(true);
     }

@@ -10,7 +10,7 @@ allowed='::copy_data\(void\*, void const\*, unsigned long\) const$'
 # What must know blocks and the pools of captures from torch's, in the releases that have it.
 ours='allocate|allocateWithAddress|raw_alloc|raw_alloc_with_stream|raw_delete|raw_deleter|getBaseAllocation|shareIpcHandle'
 ours+='|beginAllocateToPool|endAllocateToPool|releasePool|ensureExistsAndIncrefPool|createOrIncrefPool|setUseOnOOM'
-ours+='|setNoSplit|checkPoolLiveAllocations|getCheckpointState|getContextForPointer|annotateMemory'
+ours+='|markCaptureBegin|markCaptureEnd|setNoSplit|checkPoolLiveAllocations|getCheckpointState|getContextForPointer|annotateMemory'
 
 # slots OBJECT VTABLE: "offset target" of each slot of the vtable whose mangled name begins so.
 slots() {

@@ -35,13 +35,31 @@ fi
 
 mkdir -p "$objects"
 printf "#include \"$PWD/%s\"\n" cpp/torch/*.cpp cpp/engine/*.cpp >"$objects/all.cpp"
+cat >>"$objects/all.cpp" <<'END'
+#ifdef TORCHS_WORKSPACES
+static_assert(std::is_same_v<vmmgraph::torch::compat::WorkspaceMap, TORCHS_WORKSPACES>);
+static_assert(vmmgraph::torch::compat::workspaces_have_mutex == TORCHS_WORKSPACES_HAVE_MUTEX);
+#endif
+END
+
+# workspaces HEADER: options that say what torch's tables of cuBLAS workspaces are, which compat.hpp declares anew, since their header would pull in
+# cuBLAS's. None before 2.8.
+workspaces() {
+  local map mutex=false
+  map=$(sed -nE 's/^.*(std::map<std::tuple<void ?\*, void ?\*>, .*>)(&| map;).*$/\1/p' "$1" | head -1)
+  ! grep -q 'struct WorkspaceMapWithMutex' "$1" || mutex=true
+  [ -z "$map" ] || printf -- '-DTORCHS_WORKSPACES=%s\n' "$map"
+  [ -z "$map" ] || printf -- '-DTORCHS_WORKSPACES_HAVE_MUTEX=%s\n' "$mutex"
+}
+export -f workspaces
 
 # build RELEASE: what it prints comes at its end, as others are built meanwhile.
 build() {
-  local include=build/torch-headers/$1/torch/include object=$objects/$1.o result=0
+  local include=build/torch-headers/$1/torch/include object=$objects/$1.o result=0 tables=()
   {
-    scripts/torch-headers.sh torch "$1" &&
-      "${CXX:-g++}" -std=c++20 -O0 -fPIC -Wall -Wextra -Werror -DC10_CUDA_NO_CMAKE_CONFIGURE_FILE -Iinclude "-I$bridge" \
+    scripts/torch-headers.sh torch "$1" && mapfile -t tables < <(workspaces "$include/ATen/cuda/CUDAContextLight.h") &&
+      [[ ${#tables[@]} = 2 || $1 == 2.[67].* ]] &&
+      "${CXX:-g++}" "${tables[@]}" -std=c++20 -O0 -fPIC -Wall -Wextra -Werror -DC10_CUDA_NO_CMAKE_CONFIGURE_FILE -Iinclude "-I$bridge" \
         -isystem "$include" -isystem "$include/torch/csrc/api/include" -isystem "$site/nvidia/cu13/include" -c "$objects/all.cpp" -o "$object" &&
       tests/torch/forwards.sh check "$object"
   } >"$objects/$1.log" 2>&1 || result=1

@@ -18,13 +18,21 @@ private:
     std::unique_ptr<at::cuda::CUDAGraph> graph_;
 };
 
+// From torch 2.14 on a graph finds its generators by itself. A template, so that the call need not be one of the release at hand.
+template <class Graph>
+void draw_from(Graph& graph, const at::Generator& generator) {
+    if constexpr (requires { graph.register_generator_state(generator); }) {
+        graph.register_generator_state(generator);
+    }
+}
+
 // As torch.cuda.graph() of Python does, which ends a capture in any case.
 class StockCapture final : public Capture {
 public:
     StockCapture(const Stream& stream, const std::vector<at::Generator>& generators)
         : stream_(stream), guard_(stream), graph_(std::make_unique<at::cuda::CUDAGraph>()) {
         for (const auto& generator : generators) {
-            graph_->register_generator_state(generator);
+            draw_from(*graph_, generator);
         }
         graph_->capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
     }
