@@ -76,13 +76,18 @@ class Capture:
         if self.shape is not None and self.captured.piece != _c.NO_PIECE:
             self.door.library.raw["torch_drop"](self.shape.handle, self.captured.piece)
 
+    def step_in(self) -> None:
+        """The thread goes on with what it stepped out of."""
+        left, self.left = self.left, ()
+        self.door.eager.step_in(left)
+
     def close(self) -> None:
         """The graph goes, or is none of the shape's. As often as one likes, and where nothing began."""
         self.let_go()
         if self.under_way:
             if self.shape is not None:
                 self.door.library.raw["torch_capture_abandon"](self.shape.handle, *self.pool)
-            self.door.eager.step_in(self.left)
+            self.step_in()
         self.door.leave(self)
 
     def __del__(self) -> None:

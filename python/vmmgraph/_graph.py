@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from ctypes import byref
 from typing import Any
 
@@ -11,16 +12,26 @@ from ._arena import Arena, Shape, address_of
 from ._door import Capture, Door, Pool
 
 
+def core_of(base: type) -> type:
+    """The class that captures: torch's own in C++, below what torch, and whoever came before us, does around it in Python."""
+    return next((cls for cls in reversed(base.__mro__) if "capture_begin" in vars(cls)), base)
+
+
 def graph_class(door: Door, base: type) -> type:
-    """A subclass of torch's graph class."""
-    keeps = hasattr(base, "raw_cuda_graph") and hasattr(base, "instantiate")
+    """A subclass of torch's graph class.
+
+    What torch does in Python around a capture and a replay stays torch's: hooks, trackers of inputs, annotations (2.12 and later). So ours stands
+    below that, on the class in C++, and only what no torch has is on top.
+    """
+    core = core_of(base)
+    keeps = hasattr(core, "raw_cuda_graph") and hasattr(core, "instantiate")
     raw = door.library.raw
     replay_piece, enter, leave = raw["torch_replay"], raw["space_enter"], raw["space_leave"]
     local = door.local
     scopes, step_out, step_in = door.eager.scopes, door.eager.step_out, door.eager.step_in
 
-    class CUDAGraph(base):  # type: ignore[misc, valid-type]
-        """``torch.cuda.CUDAGraph``, whose captures are VmmGraph's: tensors lie on the pages of the arena that ``pool=`` names."""
+    class Captured(core):  # type: ignore[misc, valid-type]
+        """Torch's graph in C++, whose captures are VmmGraph's."""
 
         # Where it was captured; `None`: in torch's own memory.
         _shape: Shape | None = None
@@ -36,20 +47,6 @@ def graph_class(door: Door, base: type) -> type:
         _kept = False
         # Whether torch was told to keep it.
         _keeps = False
-
-        def __new__(cls, keep_graph: bool = False, *args: Any, **kwargs: Any) -> Any:
-            if keeps:
-                return super().__new__(cls, keep_graph, *args, **kwargs)
-            return super().__new__(cls, *args, **kwargs)
-
-        def __init__(self, keep_graph: bool = False, *args: Any, **kwargs: Any) -> None:
-            self._kept = bool(keep_graph)
-            if keeps:
-                # Torch must not make an executable: it is borrowed at the first replay.
-                self._keeps = self._kept or not local.disabled
-                super().__init__(self._keeps, *args, **kwargs)
-            else:
-                super().__init__(*args, **kwargs)
 
         def capture_begin(self, *args: Any, **kwargs: Any) -> None:
             import torch
@@ -103,21 +100,28 @@ def graph_class(door: Door, base: type) -> type:
             return (pool, *args[1:]), {name: value for name, value in kwargs.items() if name != "pool"}
 
         def capture_end(self, *args: Any, **kwargs: Any) -> None:
-            capture = self._capture
-            if capture is None or not capture.under_way:
-                super().capture_end(*args, **kwargs)
-                if self._keeps and not self._kept:
-                    # As torch would have.
-                    super().instantiate()
-                return
+            self._end(super().capture_end, *args, **kwargs)
+
+        def capture_end_pre(self) -> None:
+            """The first half of an end in two (2.14 and later): the capture is over, and the graph may be looked at and altered."""
+            self._end(super().capture_end_pre)
+
+        def _end(self, torchs: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+            capture = self._under_way()
+            if capture is None:
+                return torchs(*args, **kwargs)
             try:
-                super().capture_end(*args, **kwargs)
+                torchs(*args, **kwargs)
                 self._captured(capture)
             except BaseException:
                 self._abandon(capture)
                 raise
             finally:
-                step_in(capture.left)
+                capture.step_in()
+
+        def _under_way(self) -> Capture | None:
+            capture = self._capture
+            return capture if capture is not None and capture.under_way else None
 
         def _captured(self, capture: Capture) -> None:
             shape = capture.shape
@@ -177,6 +181,16 @@ def graph_class(door: Door, base: type) -> type:
             own, capture = super().pool(), self._capture
             return own if capture is None else capture.shown
 
+        def pools(self) -> list[Any]:
+            """All that it holds (2.14 and later)."""
+            capture, own = self._capture, super().pools()
+            return own if capture is None else [capture.shown if tuple(pool) == capture.pool else pool for pool in own]
+
+        @property
+        def _has_graph_exec(self) -> bool:
+            """Whether torch need not make an executable for a replay (2.14 and later)."""
+            return self._lent or super()._has_graph_exec
+
         def _replay_in_turn(self, shape: Shape) -> None:
             import torch
 
@@ -223,8 +237,8 @@ def graph_class(door: Door, base: type) -> type:
                 )
                 self._by_hand()
             if self._lent:
-                self._own()
-                super().instantiate()
+                # With what torch does behind it.
+                self.instantiate()
             return super().raw_cuda_graph_exec(*args, **kwargs)
 
         def _forget(self) -> None:
@@ -245,15 +259,58 @@ def graph_class(door: Door, base: type) -> type:
         def _reset_torchs(self) -> None:
             super().reset()
 
-        def __del__(self) -> None:
-            # Its executable is borrowed: it goes before torch's destructor.
-            with contextlib.suppress(Exception):
-                self._forget()
-
         @property
         def arena(self) -> Arena | None:
             """The arena that its tensors lie in; ``None``: they are torch's own."""
             return self._shape.arena if self._shape is not None else None
+
+    for later in ("capture_end_pre", "pools", "_has_graph_exec"):
+        # What this torch lacks is not ours to promise.
+        if not hasattr(core, later):
+            delattr(Captured, later)
+    # Another library's class may be the one that captures.
+    below = (Captured,) if base is core else (base, Captured)
+
+    class CUDAGraph(*below):  # type: ignore[misc]
+        """``torch.cuda.CUDAGraph``, whose captures are VmmGraph's: tensors lie on the pages of the arena that ``pool=`` names."""
+
+        def __new__(cls, keep_graph: bool = False, *args: Any, **kwargs: Any) -> Any:
+            # Torch must not make an executable: it is borrowed at the first replay.
+            keep = keeps and (bool(keep_graph) or not local.disabled)
+            graph = super().__new__(cls, keep, *args, **kwargs) if keeps else super().__new__(cls, *args, **kwargs)
+            graph._kept, graph._keeps = bool(keep_graph), keep
+            return graph
+
+        def __init__(self, keep_graph: bool = False, *args: Any, **kwargs: Any) -> None:
+            if keeps:
+                super().__init__(self._keeps, *args, **kwargs)
+            else:
+                super().__init__(*args, **kwargs)
+
+        def capture_end(self, *args: Any, **kwargs: Any) -> None:
+            ours = self._under_way() is not None
+            super().capture_end(*args, **kwargs)
+            if self._keeps and not self._kept and (not ours or self._is_watched()):
+                # As torch would have.
+                self.instantiate()
+
+        def _is_watched(self) -> bool:
+            """Whether torch tells somebody of its executable as soon as it is captured (2.14 and later)."""
+            import torch
+
+            return bool(
+                getattr(torch.cuda.graphs, "_global_instantiate_hooks", None)
+                or getattr(self, "_post_instantiate_hooks", None)
+                or getattr(self, "_capture_graph_id", None) is not None
+            )
+
+        def __del__(self) -> None:
+            # Its executable is borrowed: it goes before torch's destructor.
+            with contextlib.suppress(Exception):
+                self._forget()
+            torchs = getattr(super(), "__del__", None)
+            if torchs is not None:
+                torchs()
 
         @property
         def label(self) -> str:

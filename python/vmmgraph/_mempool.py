@@ -115,6 +115,8 @@ def graph_class(library: _c.Library, base: type) -> type:
             if _door.local().disabled:
                 return super().capture_begin(*args, **kwargs)
             asked = args[0] if args else kwargs.get("pool")
+            # A pool itself from torch 2.14 on.
+            asked = getattr(asked, "id", asked)
             asked = tuple(torch.cuda.graph_pool_handle()) if asked is None or not any(asked) else tuple(asked)
             device = torch.cuda.current_device()
             bury()
@@ -140,8 +142,18 @@ def graph_class(library: _c.Library, base: type) -> type:
             try:
                 super().capture_end(*args, **kwargs)
             finally:
-                if self._end() and self._arena is not None:
-                    torch._C._cuda_clearCublasWorkspaces()
+                self._ended()
+
+        def capture_end_pre(self) -> None:
+            """Torch's `capture_end` begins with it from 2.14 on, and programs may call it."""
+            try:
+                super().capture_end_pre()
+            finally:
+                self._ended()
+
+        def _ended(self) -> None:
+            if self._end() and self._arena is not None:
+                torch._C._cuda_clearCublasWorkspaces()
 
         def _end(self) -> bool:
             """Whether its capture was under way."""
@@ -183,6 +195,13 @@ def graph_class(library: _c.Library, base: type) -> type:
                 with contextlib.suppress(Exception):
                     self.reset()
             self._end()
+            torchs = getattr(super(), "__del__", None)
+            if torchs is not None:
+                torchs()
+
+    if not hasattr(base, "capture_end_pre"):
+        # What this torch lacks is not ours to promise.
+        del CUDAGraph.capture_end_pre
 
     CUDAGraph.__module__ = base.__module__
     CUDAGraph.__qualname__ = "CUDAGraph"

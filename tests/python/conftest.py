@@ -13,18 +13,20 @@ sys.path[:0] = [str(ROOT / "python"), str(Path(__file__).parent)]
 os.environ["PYTHONPATH"] = str(ROOT / "python") + os.pathsep + os.environ.get("PYTHONPATH", "")
 
 
-@pytest.fixture
-def door(monkeypatch: pytest.MonkeyPatch):
-    """VmmGraph enabled over stand-ins of torch and of the library: `door.log` is what was called of both, `door.torch` the module."""
+@pytest.fixture(params=["BaseGraph", "LaterGraph"])
+def door(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    """VmmGraph enabled over stand-ins of torch, an earlier and a later release, and of the library: `door.log` is what was called of both,
+    `door.torch` the module, `door.base` torch's graph class."""
     import stub
     from vmmgraph import _door, _enable, _graph
 
-    torch = stub.use_torch(monkeypatch)
+    base = getattr(stub, request.param)
+    torch = stub.use_torch(monkeypatch, base)
     log: list[object] = []
     monkeypatch.setattr(stub.BaseGraph, "log", log)
     monkeypatch.setattr(stub.BaseGraph, "fail", set())
     door = _door.Door(stub.Library(log))
-    door.log, door.torch = log, torch
+    door.log, door.torch, door.base = log, torch, base
     monkeypatch.setattr(_door, "_door", door)
     monkeypatch.setattr(_enable, "_status", None)
     monkeypatch.setattr(_enable, "_installed", None)

@@ -11,13 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 
-class BaseGraph:
-    """``torch.cuda.CUDAGraph`` as of 2.8: not bound by pybind, so its address is not known."""
-
-    log: ClassVar[list[Any]] = []
-    fail: ClassVar[set[str]] = set()
-    #: Is called behind each call, as a signal's handler may be.
-    interrupt: ClassVar[Callable[[str], None] | None] = None
+class Graph:
+    """What graphs of all releases do."""
 
     def __new__(cls, keep_graph: bool = False):
         return super().__new__(cls)
@@ -28,18 +23,18 @@ class BaseGraph:
         self.ended = False
 
     def _do(self, what: str, *details: Any) -> None:
-        self.log.append((what, *details))
-        if what in self.fail:
+        BaseGraph.log.append((what, *details))
+        if what in BaseGraph.fail:
             raise RuntimeError(f"{what} failed")
         if BaseGraph.interrupt is not None:
             BaseGraph.interrupt(what)
 
-    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+    def noted_begin(self, pool: Any, capture_error_mode: str) -> None:
         self._do("capture_begin", pool, capture_error_mode)
         self.pool_id = pool
 
-    def capture_end(self) -> None:
-        self.ended = "capture_end" not in self.fail
+    def noted_end(self) -> None:
+        self.ended = "capture_end" not in BaseGraph.fail
         self._do("capture_end")
 
     def instantiate(self) -> None:
@@ -64,6 +59,119 @@ class BaseGraph:
         return 0x2000
 
 
+class BaseGraph(Graph):
+    """``torch.cuda.CUDAGraph`` as of 2.8: not bound by pybind, so its address is not known."""
+
+    log: ClassVar[list[Any]] = []
+    fail: ClassVar[set[str]] = set()
+    #: Is called behind each call, as a signal's handler may be.
+    interrupt: ClassVar[Callable[[str], None] | None] = None
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+        self.noted_begin(pool, capture_error_mode)
+
+    def capture_end(self) -> None:
+        self.noted_end()
+
+
+class LaterCore(Graph):
+    """Torch's class in C++ as of 2.15: an end in two halves, and no executable that nobody asked for."""
+
+    has_exec = False
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        super().__init__(keep_graph)
+        self.halfway = False
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+        self.noted_begin(pool, capture_error_mode)
+
+    def capture_end_pre(self) -> None:
+        self.noted_end()
+        self.halfway = True
+
+    def capture_end_post(self) -> None:
+        assert self.keep_graph or self.has_exec
+        self.halfway = False
+
+    def instantiate(self) -> None:
+        super().instantiate()
+        self.has_exec = True
+
+    def replay(self) -> None:
+        assert self.has_exec
+        super().replay()
+
+    def reset(self) -> None:
+        super().reset()
+        self.has_exec = False
+
+    def pools(self) -> list[Any]:
+        return [self.pool()]
+
+    def raw_cuda_graph(self) -> int:
+        assert self.keep_graph or self.halfway
+        return super().raw_cuda_graph()
+
+    def raw_cuda_graph_exec(self) -> int:
+        assert self.has_exec
+        return super().raw_cuda_graph_exec()
+
+    @property
+    def _has_graph_exec(self) -> bool:
+        return self.has_exec
+
+
+class LaterGraph(LaterCore):
+    """``torch.cuda.CUDAGraph`` as of 2.15, which does in Python what others ask it to around a capture and a replay."""
+
+    def __new__(cls, keep_graph: bool = False):
+        graph = super().__new__(cls, keep_graph)
+        graph._keep_graph = keep_graph
+        graph._post_instantiate_hooks, graph.end_hooks, graph.replay_hooks = {}, {}, {}
+        return graph
+
+    def __del__(self) -> None:
+        """Its trackers stop."""
+
+    def capture_end(self) -> None:
+        self.capture_end_pre()
+        self._call(self.end_hooks)
+        if not self._keep_graph:
+            self.instantiate()
+        self.capture_end_post()
+
+    def instantiate(self) -> None:
+        super().instantiate()
+        self._call(sys.modules["torch.cuda.graphs"]._global_instantiate_hooks)
+        self._call(self._post_instantiate_hooks)
+
+    def replay(self) -> None:
+        if not self._has_graph_exec:
+            self.instantiate()
+        self._call(self.replay_hooks)
+        super().replay()
+
+    def _call(self, hooks: dict[Any, Any]) -> None:
+        for hook in list(hooks.values()):
+            hook(self)
+
+    def capture_end_pre(self) -> None:
+        super().capture_end_pre()
+
+    def capture_end_post(self) -> None:
+        super().capture_end_post()
+
+    def reset(self) -> None:
+        super().reset()
+
+    def pool(self) -> Any:
+        return super().pool()
+
+    def pools(self) -> list[Any]:
+        return super().pools()
+
+
 class MemPool:
     """``torch.cuda.MemPool`` as of 2.11."""
 
@@ -77,15 +185,17 @@ class Stream:
     cuda_stream = 77
 
 
-def torch_module() -> types.ModuleType:
-    """A module that passes for torch 2.11 with CUDA 13; put it into ``sys.modules``."""
+def torch_module(graph: type[Graph] = BaseGraph) -> types.ModuleType:
+    """A module that passes for torch with CUDA 13, 2.11 or the release of that class; put it into ``sys.modules``."""
     torch = types.ModuleType("torch")
-    torch.__version__ = "2.11.0+cu130"
+    torch.__version__ = "2.11.0+cu130" if graph is BaseGraph else "2.15.0+cu130"
     torch.version = types.SimpleNamespace(cuda="13.0")
     torch._C = types.SimpleNamespace(_GLIBCXX_USE_CXX11_ABI=True)
     cuda = types.ModuleType("torch.cuda")
     graphs = types.ModuleType("torch.cuda.graphs")
-    cuda.CUDAGraph = graphs.CUDAGraph = BaseGraph
+    cuda.CUDAGraph = graphs.CUDAGraph = graph
+    if graph is not BaseGraph:
+        graphs._global_instantiate_hooks = {}
     cuda.graphs = graphs
     numbers = itertools.count(1)
     cuda.graph_pool_handle = lambda: (0, next(numbers))
@@ -102,7 +212,7 @@ def torch_module() -> types.ModuleType:
 
     cuda.MemPool, cuda.use_mem_pool = type("MemPool", (MemPool,), {}), use_mem_pool
 
-    class Graph:
+    class Scope:
         def __init__(self, cuda_graph: Any, pool: Any = None, stream: Any = None, capture_error_mode: str = "global") -> None:
             self.graph, self.pool, self.mode = cuda_graph, () if pool is None else (pool,), capture_error_mode
 
@@ -112,13 +222,13 @@ def torch_module() -> types.ModuleType:
         def __exit__(self, *exception: object) -> None:
             self.graph.capture_end()
 
-    cuda.graph = graphs.graph = Graph
+    cuda.graph = graphs.graph = Scope
     return torch
 
 
-def use_torch(monkeypatch: Any) -> types.ModuleType:
+def use_torch(monkeypatch: Any, graph: type[Graph] = BaseGraph) -> types.ModuleType:
     """Makes ``import torch`` give the stand-in."""
-    torch = torch_module()
+    torch = torch_module(graph)
     for name in [name for name in sys.modules if name == "torch" or name.startswith("torch.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", torch)
