@@ -41,7 +41,7 @@ build() {
   cp tests/torch/run.sh "$out/"
   mkdir -p "$out/python"
   cp -r python/vmmgraph "$out/python/vmmgraph"
-  cp tests/python/test_gpu.py tests/python/test_soak_gpu.py tests/python/test_threads_gpu.py tests/python/test_ops_gpu.py tests/python/test_cli_gpu.py tests/python/test_memory_saver_gpu.py bench/python/vllm_run.py "$out/"
+  cp tests/python/test_gpu.py tests/python/test_around_gpu.py tests/python/test_soak_gpu.py tests/python/test_threads_gpu.py tests/python/test_ops_gpu.py tests/python/test_cli_gpu.py tests/python/test_memory_saver_gpu.py bench/python/vllm_run.py "$out/"
   cmake -S bench/shootout -B build/shootout -G Ninja -DTORCH_ROOT="$torch" \
     -DVMMGRAPH_TORCH_LIB="$PWD/build/torch/libvmmgraph_torch.so" >/dev/null
   cmake --build build/shootout
@@ -124,6 +124,8 @@ run() {
   keeps_no_graphs "executor, as up to torch 2.7" engine_test --gtest_filter='Update.*:Offload.*:Ahead.*'
   row "captures from Python" env VMMGRAPH_LIBRARY="$PWD/$out/libvmmgraph_torch.so.0.1" PYTHONPATH="$PWD/$out/python" \
     python3 "$out/test_gpu.py"
+  row "around captures, as stock torch" env VMMGRAPH_LIBRARY="$PWD/$out/libvmmgraph_torch.so.0.1" PYTHONPATH="$PWD/$out/python" \
+    python3 "$out/test_around_gpu.py"
   row "random use from Python" env VMMGRAPH_LIBRARY="$PWD/$out/libvmmgraph_torch.so.0.1" PYTHONPATH="$PWD/$out/python" \
     python3 "$out/test_soak_gpu.py"
   row "random use by threads from Python" env VMMGRAPH_LIBRARY="$PWD/$out/libvmmgraph_torch.so.0.1" PYTHONPATH="$PWD/$out/python" \

@@ -38,6 +38,8 @@ with contextlib.suppress(ImportError):
 if HAS_GPU:
     import vmmgraph
 
+    RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+
 MIB = 1 << 20
 # Seconds that no test may take; those that start processes which import an engine take longer.
 LONGEST = 60
@@ -113,6 +115,11 @@ def raises(kind: type[BaseException]):
     except kind:
         return
     raise AssertionError(f"no {kind.__name__}")
+
+
+def passing_workspace() -> int:
+    """Bytes that a graph's products have in passing among its own: from 2.15 on torch keeps no workspace for them unless it is told to."""
+    return 0 if RELEASE < (2, 15) or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1" else 32 * MIB
 
 
 def where(tensor) -> tuple:
@@ -1112,7 +1119,7 @@ def test_a_mempool_in_every_order() -> None:
 
 
 def test_a_mempool_that_is_used_elsewhere_stays_torchs() -> None:
-    """While another thread allocates to a pool torch empties none; the next capture finds it idle."""
+    """While another thread allocates to a pool torch empties none (before 2.13); the next capture finds it idle."""
     enabled()
     model, stream = Model(), torch.cuda.Stream()
     mempool, other = torch.cuda.MemPool(), torch.cuda.MemPool()
@@ -1128,10 +1135,12 @@ def test_a_mempool_that_is_used_elsewhere_stays_torchs() -> None:
     thread.start()
     within.wait()
     made = warmed(model, mempool, [64], stream)
-    assert made[0].graph.arena is None
+    assert (made[0].graph.arena is None) == (RELEASE < (2, 13))
     assert wrong(made) == 0
     over.set()
     thread.join()
+    if RELEASE >= (2, 13):
+        return
     # A graph of torch's is in it now.
     made += warmed(model, mempool, [64, 8], stream)
     assert [one.graph.arena for one in made] == [None] * 3
@@ -1249,6 +1258,51 @@ def test_eager_work_that_another_thread_closes() -> None:
     assert same(y, expected)
 
 
+IN_THE_MIDDLE = """
+import ctypes, gc, torch, vmmgraph
+vmmgraph.enable(strict=True)
+arena = vmmgraph.Arena()
+x = torch.ones(1 << 20, device="cuda")
+for way in ("dropped", "reset", "ended by hand"):
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        graph.capture_begin(pool=arena.pool)
+        y = x * 2
+    if way == "reset":
+        graph.reset()
+    elif way == "ended by hand":
+        raw = ctypes.c_void_p()
+        ctypes.CDLL("libcudart.so.13").cudaStreamEndCapture(ctypes.c_void_p(stream.cuda_stream), ctypes.byref(raw))
+    del graph, y
+    gc.collect()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=arena.pool):
+        y = torch.rand_like(x) + x
+    graph.replay()
+    torch.cuda.synchronize()
+    assert bool((y >= 1).all()), way
+    del graph, y
+    # Torch counts no capture any more: it would give nothing of its cache back.
+    half = torch.cuda.mem_get_info()[0] // 2
+    cached = torch.empty(half, dtype=torch.uint8, device="cuda")
+    del cached
+    more = torch.empty(half + half // 2, dtype=torch.uint8, device="cuda")
+    del more
+    torch.cuda.empty_cache()
+gc.collect()
+torch.cuda.synchronize()
+arena.trim()
+print(arena.stats()["spaces"], arena.stats()["physical_bytes"])
+"""
+
+
+def test_a_graph_that_goes_in_the_middle_of_its_capture() -> None:
+    """From torch 2.14 on its destructor gives the pool back, and the process ends if somebody has done so before."""
+    run = subprocess.run([sys.executable, "-c", IN_THE_MIDDLE], capture_output=True, text=True, timeout=300, check=False)
+    assert run.stdout == "0 0\n", run.stdout + run.stderr[-3000:]
+
+
 def test_reset_and_capture_again() -> None:
     enabled()
     model, pool = Model(), torch.cuda.graph_pool_handle()
@@ -1359,7 +1413,7 @@ def test_kept_outputs_of_many_graphs_lie_packed() -> None:
         arena=mib(stats["physical_bytes"]),
     )
     # Without knowing it, 2 MiB each.
-    assert stats["physical_bytes"] < outputs + 24 * MIB, stats
+    assert stats["physical_bytes"] < outputs + 24 * MIB + passing_workspace(), stats
     assert wrong(made, 2) == 0
     kept = [one.output.clone() for one in made[::2]]
     for one in made[1::2]:
@@ -1412,7 +1466,7 @@ def test_graphs_that_name_no_pool_cost_one_workspace() -> None:
     made = [capture(x) for x in inputs]
     assert wrong(made) == 0
     taken = free - torch.cuda.mem_get_info()[0]
-    assert taken < 48 * 5 * MIB + 3 * 32 * MIB, mib(taken)
+    assert taken < 48 * (5 * MIB + passing_workspace()) + 3 * 32 * MIB, mib(taken)
 
     assert beside(made, 20) == 0
     for one in made:
@@ -1448,13 +1502,16 @@ def test_graphs_that_name_no_pool_cost_one_workspace() -> None:
     assert beside(made, 20, hop=True) == 0
     assert wrong(made, 1) == 0
     with vmmgraph.disabled():
+        free = torch.cuda.mem_get_info()[0]
         stock = [capture(x) for x in inputs]
+        stocks_bytes = free - torch.cuda.mem_get_info()[0]
         stocks = beside(stock, 20)
     result(
         "graphs without a pool",
         graphs=48,
         taken=mib(taken),
         on_four_streams=mib(on_four),
+        stock=mib(stocks_bytes),
         stock_wrong_beside=f"{stocks} of {20 * 48}",
     )
     del made, by_hand, one, stock
@@ -1484,7 +1541,10 @@ torch.cuda.synchronize()
 
 def test_a_workspace_outlasts_a_replay_on_the_default_stream() -> None:
     """A device's first arena has its workspace from torch, which would give it away while the graph is at work where the stream's handle is null."""
-    run = subprocess.run([sys.executable, "-c", OUTLAST], capture_output=True, text=True, timeout=300, check=False)
+    environment = os.environ | {"TORCH_CUBLAS_WORKSPACE_CACHE": "1"}
+    run = subprocess.run(
+        [sys.executable, "-c", OUTLAST], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert run.stdout == "active_pending_free False\n", run.stdout + run.stderr[-2000:]
 
 
@@ -1518,7 +1578,7 @@ def test_training_steps_without_a_pool_cost_no_workspace_each() -> None:
         assert all(torch.allclose(*both, rtol=1e-4, atol=1e-6) for both in zip(gradients, expected[number], strict=True))
     taken = free - torch.cuda.mem_get_info()[0]
     result("training steps without a pool", graphs=len(made), taken=mib(taken))
-    assert taken < 12 * 10 * MIB + 3 * 32 * MIB, mib(taken)
+    assert taken < 12 * (10 * MIB + passing_workspace()) + 3 * 32 * MIB, mib(taken)
 
 
 def test_replays_of_four_threads() -> None:
@@ -1853,7 +1913,8 @@ def test_green_contexts_are_in_order() -> None:
     """Threads with a green context of torch's each, and one that makes others current by turns, over the graphs of one pool."""
     from torch.cuda import green_contexts
 
-    if not green_contexts.SUPPORTED:
+    # Later releases have them by cuda-python, and say nothing of the kind.
+    if not getattr(green_contexts, "SUPPORTED", True):
         result("green contexts", not_run="this torch has none")
         return
     enabled()
@@ -1862,7 +1923,7 @@ def test_green_contexts_are_in_order() -> None:
     differ = []
 
     def replay(numbers: list[int], multiprocessors: int) -> None:
-        context = green_contexts.GreenContext.create(multiprocessors)
+        context = green_contexts.GreenContext.create(num_sms=multiprocessors)
         for number in numbers * 20:
             one = made[number]
             context.set_context()
@@ -1881,7 +1942,7 @@ def test_green_contexts_are_in_order() -> None:
     for thread in threads:
         thread.join()
     assert (len(differ), sum(differ)) == (120, 0)
-    contexts = [green_contexts.GreenContext.create(size) for size in (16, 32)]
+    contexts = [green_contexts.GreenContext.create(num_sms=size) for size in (16, 32)]
     # Captured on their streams, the same graphs are of other classes, of which no update is tried.
     arena = made[0].graph.arena
     pool, refused = made[0].graph.pool(), arena.executables()["refused"]

@@ -25,7 +25,7 @@ try:
     import torch
     from torch.cuda import green_contexts
 
-    HAS_GPU = bool(torch.version.cuda) and torch.cuda.is_available() and green_contexts.SUPPORTED
+    HAS_GPU = bool(torch.version.cuda) and torch.cuda.is_available() and getattr(green_contexts, "SUPPORTED", True)
 except ImportError:
     HAS_GPU = False
 with contextlib.suppress(ImportError):
@@ -69,7 +69,7 @@ class Soak:
         ]
         self.pool = torch.cuda.graph_pool_handle()
         self.streams = [torch.cuda.Stream() for _ in range(3)] + [torch.cuda.Stream(priority=-1)]
-        self.contexts = [green_contexts.GreenContext.create(size) for size in (16, 32)]
+        self.contexts = [green_contexts.GreenContext.create(num_sms=size) for size in (16, 32)]
         self.context_streams = [context.Stream() for context in self.contexts]
         self.runtime = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.split('.')[0]}")
         self.made: list[Captured] = []
