@@ -8,6 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=build/gpu
+. scripts/gpu.bash
 
 build() {
   rm -rf "$out"
@@ -47,43 +48,6 @@ build() {
   cmake --build build/shootout
   strip -o "$out/shootout" build/shootout/shootout
   du -sh "$out"
-}
-
-torch_folder() { python3 -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"; }
-
-# What the commands there have in common.
-begin() {
-  log=$(mktemp)
-  table=()
-  failed=0
-  nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader || { echo "no GPU here" >&2; exit 1; }
-  export VMMGRAPH_TEST_ROOT=$PWD/$out VMMGRAPH_TEST_DRIVER=real VMMGRAPH_DRIVER=cuda
-  torch=$(torch_folder)
-}
-
-end() {
-  echo
-  date -u '+%Y-%m-%d %H:%M UTC'
-  printf '%s\n' "${table[@]}"
-  exit $failed
-}
-
-row() { # row NAME COMMAND...
-  local name=$1
-  shift
-  echo "=== $name"
-  if "$@" 2>&1 | tee "$log"; then status=passed; else status=FAILED failed=1; fi
-  local counts
-  counts=$(grep -E '^RESULT (trust|differential)' "$log" | tail -1 | sed 's/^RESULT //' || true)
-  [ -n "$counts" ] ||
-    counts=$(grep -E '^test result:|wrong or lost$|^passed$|^failed$|tests ran|^\[  PASSED' "$log" | tail -1 || true)
-  table+=("$(printf '%-34s %-7s %s' "$name" "$status" "$counts")")
-}
-
-libtorch() { # libtorch NAME PROGRAM ARGUMENTS...: a row of a program that needs torch's libraries
-  local name=$1 program=$2
-  shift 2
-  row "$name" env LD_LIBRARY_PATH="$PWD/$out" "$out/run.sh" "$out/$program" "$torch" "$@"
 }
 
 # As libtorch, with a torch that keeps no captured graphs, as those up to 2.7.

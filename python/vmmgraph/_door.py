@@ -78,8 +78,8 @@ class Capture:
 
     def step_in(self) -> None:
         """The thread goes on with what it stepped out of."""
-        left, self.left = self.left, ()
-        self.door.eager.step_in(left)
+        self.door.eager.step_in(self.left)
+        self.left = ()
 
     def close(self) -> None:
         """The graph goes, or is none of the shape's. As often as one likes, and where nothing began."""
