@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The headers of a torch release or of a CUDA major version, without its libraries; what is there already is not fetched again.
-#   scripts/torch-headers.sh torch RELEASE    build/torch-headers/RELEASE/torch/include
+#   scripts/torch-headers.sh torch RELEASE    build/torch-headers/RELEASE/torch/include, and the one file in Python that ours stands under
 #   scripts/torch-headers.sh cuda MAJOR       build/cuda-headers/MAJOR: include, and the runtime to link with, in lib
 # Needs .venv (scripts/setup.sh test), or a pip in PIP. HEADERS names another folder than build.
 #
@@ -13,10 +13,10 @@ headers=${HEADERS:-build}
 case ${1:-} in
 torch)
   into=$headers/torch-headers/$2
-  [ -e "$into/complete" ] && exit
+  [ -e "$into/complete" ] && [ -e "$into/torch/cuda/graphs.py" ] && exit
   rm -rf "$into"
   download --python-version 3.12 --platform macosx_11_0_arm64 --platform macosx_14_0_arm64 "torch==$2"
-  unpack "$into" torch/include/
+  unpack "$into" torch/include/ torch/cuda/graphs.py
   touch "$into/complete"
   ;;
 cuda)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Compiles cpp/torch and cpp/engine from their one source against the headers of every torch release that is supported, and of the newest one
-# on the index, and checks that no virtual function of any of them is left to torch (forwards.sh). Nothing is linked or run.
+# on the index, and checks that no virtual function of any of them is left to torch (forwards.sh), and that Python's names on its graph class are nobody
+# else's (names.py). Nothing is linked or run.
 #
 # The releases are those of scripts/torch-releases.txt; their headers stay in build/torch-headers. All files are one translation unit here,
 # since torch's headers take longer than what is made of them: a name in an unnamed namespace is one file's only.
@@ -61,7 +62,7 @@ build() {
       [[ ${#tables[@]} = 2 || $1 == 2.[67].* ]] &&
       "${CXX:-g++}" "${tables[@]}" -std=c++20 -O0 -fPIC -Wall -Wextra -Werror -DC10_CUDA_NO_CMAKE_CONFIGURE_FILE -Iinclude "-I$bridge" \
         -isystem "$include" -isystem "$include/torch/csrc/api/include" -isystem "$site/nvidia/cu13/include" -c "$objects/all.cpp" -o "$object" &&
-      tests/torch/forwards.sh check "$object"
+      tests/torch/forwards.sh check "$object" && python3 tests/torch/names.py "build/torch-headers/$1/torch/cuda/graphs.py"
   } >"$objects/$1.log" 2>&1 || result=1
   printf -- '--- torch %s\n%s\n' "$1" "$(<"$objects/$1.log")"
   [ $result = 0 ] || : >"$objects/$1.failed"

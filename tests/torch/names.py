@@ -1,0 +1,65 @@
+"""Fails if a private name of ours on torch's graph class is one of torch's own, since each would take the other's place, or if one of torch's that
+ours looks at is gone.
+
+names.py GRAPHS_PY: torch/cuda/graphs.py of a release. Both are read, and nothing is run.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+OURS = Path(__file__).resolve().parents[2] / "python/vmmgraph/_graph.py"
+#: What stands in the place of torch's on purpose.
+REPLACED = {"_has_graph_exec"}
+#: What says whether torch tells somebody of an executable, in releases that end a capture in two halves.
+READ = {"_post_instantiate_hooks", "_capture_graph_id"}
+GLOBAL = "_global_instantiate_hooks"
+
+
+def names(source: str, classes: set[str]) -> set[str]:
+    """What the classes of those names define, and set on what they make, as far as it is private."""
+    found = set()
+    for owner in ast.walk(ast.parse(source)):
+        if not isinstance(owner, ast.ClassDef) or owner.name not in classes:
+            continue
+        for node in ast.walk(owner):
+            if isinstance(node, ast.FunctionDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found.add(node.attr)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node in targets(owner):
+                found.add(node.id)
+    return {name for name in found if name.startswith("_") and not name.startswith("__")}
+
+
+def targets(owner: ast.ClassDef) -> list[ast.expr]:
+    """What is assigned in the body of a class itself."""
+    found: list[ast.expr] = []
+    for node in owner.body:
+        if isinstance(node, ast.Assign):
+            found += node.targets
+        elif isinstance(node, ast.AnnAssign):
+            found.append(node.target)
+    return found
+
+
+def main(path: str) -> int:
+    ours = names(OURS.read_text(), {"Captured", "CUDAGraph"})
+    source = Path(path).read_text()
+    torchs = names(source, {"CUDAGraph"})
+    if len(ours) < 15:
+        print(f"{OURS}: {len(ours)} names, the check reads it wrongly")
+        return 1
+    both = (ours & torchs) - REPLACED
+    for name in sorted(both):
+        print(f"{name} is torch's, and ours")
+    gone = READ - torchs | ({GLOBAL} if GLOBAL not in source else set()) if "def capture_end_pre" in source else set()
+    for name in sorted(gone):
+        print(f"{name} is torch's no more, and read")
+    return 1 if both or gone else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
