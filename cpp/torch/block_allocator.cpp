@@ -245,7 +245,7 @@ bool withdraw() noexcept { return std::exchange(announced, nullptr) != nullptr; 
 
 namespace {
 
-// Torch counts a capture that it did not end for ever, and gives nothing of its cache back then where memory is short.
+// Torch counts a capture that it did not end for ever, and asks at each allocation and free from then on whether the current stream is captured.
 template <class Native>
 void end_mark(Native& native, c10::DeviceIndex device, compat::PoolId pool, const Memory* memory) {
     if constexpr (compat::marks_captures<Native>) {

@@ -1283,7 +1283,7 @@ for way in ("dropped", "reset", "ended by hand"):
     torch.cuda.synchronize()
     assert bool((y >= 1).all()), way
     del graph, y
-    # Torch counts no capture any more: it would give nothing of its cache back.
+    # Torch gives its cache back where memory is short, which it does not during a capture.
     half = torch.cuda.mem_get_info()[0] // 2
     cached = torch.empty(half, dtype=torch.uint8, device="cuda")
     del cached
