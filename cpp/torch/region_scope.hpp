@@ -46,7 +46,7 @@ inline const ActiveScope* innermost_scope() noexcept {
 }
 
 // The one for a storage on the device and the stream; none while this thread captures, since what torch makes then on another stream is what it
-// keeps for the graph (the states of its generators, from 2.13 on). Costs one load where there is none.
+// keeps for the graph (the states of its generators, from 2.14 on). Costs one load where there is none.
 inline const ActiveScope* scope_for(c10::DeviceIndex device, cudaStream_t stream) {
     const auto* const active = innermost_scope();
     const bool here = active != nullptr && active->device == device && (active->eager == nullptr || active->stream == stream);
