@@ -1,6 +1,7 @@
 //! Spaces that die while the device may still run their graphs: torn down later, but neither too early nor never.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Duration;
 
 use vmmgraph::driver::HostDriver;
@@ -222,6 +223,59 @@ fn a_mark_behind_a_capture_frees_what_waits_from_a_reader() {
             "{kept} {graph_first} {alive}"
         );
         assert_eq!(faulty.broken_captures(), [""; 0]);
+        drop((arena, device));
+        assert_eq!(host.leftovers(), [0; 4]);
+    }
+}
+
+/// What is left of a graph and its last block: a part of a range that waited for the block's reader, and the range. Two threads tear them down at once, the
+/// second when the driver is about to unmap for the first: nothing is unmapped twice, and all of it goes without anybody coming by again.
+#[test]
+fn a_range_and_a_part_of_it_are_not_torn_down_at_once() {
+    for part_first in [true, false] {
+        let (host, faulty, device) = device();
+        let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+        let space = arena.open_space().unwrap();
+        let tensors = VmmTorchAllocator::new(&space);
+        let blocks = [0, 1].map(|_| tensors.allocate(3 * MIB, A, false).unwrap());
+        space.seal().unwrap();
+        drop(space);
+        faulty.set_capturing(SIDE, true);
+        // One block may live on: its range stays mapped there, until that goes as a whole.
+        let freed = if part_first { 1 } else { 2 };
+        blocks[..freed].iter().for_each(|block| tensors.free(*block, &[SIDE]).unwrap());
+        faulty.set_capturing(SIDE, false);
+        let before = device.stats();
+        assert_eq!(before.pending, freed as u64);
+
+        let drop_all: Box<dyn FnOnce() + Send> = Box::new(move || drop(tensors));
+        let come_by: Box<dyn FnOnce() + Send> = {
+            let device = Arc::clone(&device);
+            Box::new(move || {
+                device.give_back(Duration::ZERO);
+            })
+        };
+        let (first, second) = if part_first { (come_by, drop_all) } else { (drop_all, come_by) };
+        let second = Mutex::new(Some(second));
+        faulty.start_log();
+        faulty.set_hook(Some(Arc::new(move |name| {
+            let second = if name == "unmap" { second.lock().unwrap().take() } else { None };
+            if let Some(second) = second {
+                thread::spawn(second).join().unwrap();
+            }
+        })));
+        first();
+        faulty.set_hook(None);
+        let stats = device.stats();
+        assert_eq!(
+            (stats.pending, stats.mappings, stats.reservations),
+            (0, 0, 0),
+            "part first: {part_first}"
+        );
+        let log = faulty.take_log();
+        let unmapped = log.iter().filter_map(|line| line.strip_prefix("unmap ")?.rsplit(' ').next());
+        let unmapped: u64 = unmapped.map(|bytes| bytes.parse::<u64>().unwrap()).sum();
+        assert_eq!(unmapped, before.mappings * 2 * MIB, "part first: {part_first}: {log:?}");
         drop((arena, device));
         assert_eq!(host.leftovers(), [0; 4]);
     }

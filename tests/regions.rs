@@ -505,6 +505,43 @@ fn tags_come_back_in_the_order_asked_for_each_behind_an_event_of_its_own() {
     bench.end();
 }
 
+/// A block that was freed while its reader ran comes back with the others, and goes while its contents are still copied: with it the last block of its
+/// addresses, which stay until the copy is over.
+#[test]
+fn addresses_without_blocks_wait_for_the_contents_that_come_there() {
+    const SIDE: Stream = stream(0x31);
+    let bench = bench_of(HostOptions { memory_bytes: 64 << 30, ..HostOptions::default() });
+    let region = bench.region("weights", Policy::Backup);
+    let first = region.allocate(2 * MIB, SIDE).unwrap();
+    // More than the rest of the first range.
+    let second = region.allocate_as(17 << 30, Policy::Discard, A).unwrap();
+    bench.device.pause(&[], Fence::default()).unwrap().complete().unwrap();
+    bench.faulty.set_capturing(SIDE, true);
+    region.free(first).unwrap();
+    bench.faulty.set_busy(true);
+    let (_, mut ready) = bench.device.resume_async(&[], NOW).unwrap();
+    bench.faulty.set_capturing(SIDE, false);
+    let before = bench.device.stats();
+    // The first answer is that the reader is done; from then on the device is busy with the copies.
+    bench.faulty.set_busy(false);
+    let (asked, faulty) = (AtomicU64::new(0), Arc::downgrade(&bench.faulty));
+    bench.faulty.set_hook(Some(Arc::new(move |name| {
+        if name == "event_query" && asked.fetch_add(1, Relaxed) == 1 {
+            faulty.upgrade().unwrap().set_busy(true);
+        }
+    })));
+    let pages = region.stats().pages;
+    bench.faulty.set_hook(None);
+    let stats = bench.device.stats();
+    assert_eq!((before.reservations, pages), (2, 17), "the block is not gone");
+    assert_eq!((stats.mappings, stats.reservations), (before.mappings, 2), "unmapped under a copy");
+    bench.faulty.set_busy(false);
+    ready[0].wait().unwrap();
+    region.free(second).unwrap();
+    drop((region, ready));
+    bench.end();
+}
+
 /// Each page's copy had an event of its own, and each look asked for all of them: the number of pages cubed, until the copies were over.
 #[test]
 fn whoever_waits_for_contents_asks_once_for_all_pages() {

@@ -13,7 +13,7 @@
 //! waits on the pool's list until the hold ends.
 
 use super::pool::State;
-use super::{Holder, PageId, PagePool, RangeId, Remains};
+use super::{Holder, PageId, PagePool, RangeId};
 use crate::driver::Whole;
 use crate::error::{Error, Result};
 use crate::sync::yield_now;
@@ -73,8 +73,7 @@ impl PagePool {
                     pages.flat_map(|page| &page.mappings).map(|(range, _)| *range).collect();
                 ranges.sort_unstable();
                 ranges.dedup();
-                let idle = |range: &RangeId| state.ranges.get(*range).is_none_or(|range| range.leaving == 0);
-                if ranges.iter().all(idle) {
+                if !ranges.iter().any(|range| state.is_leaving(*range)) {
                     for range in &ranges {
                         if let Some(found) = state.ranges.get_mut(*range) {
                             found.held = true;
@@ -85,36 +84,6 @@ impl PagePool {
             }
             // A teardown is a few driver calls long.
             yield_now();
-        }
-    }
-
-    /// Begins to tear something down; not if a range of it is held, or contents come to pages that show there.
-    pub(super) fn begin_teardown(&self, remains: &Remains) -> bool {
-        {
-            let state = &mut *self.lock();
-            if remains.within().any(|range| state.ranges.get(range).is_some_and(|range| range.held)) {
-                return false;
-            }
-            for range in remains.within() {
-                if let Some(found) = state.ranges.get_mut(range) {
-                    found.leaving += 1;
-                }
-            }
-        }
-        // Only now: whoever holds them from here on, to bring contents, waits for the end of this.
-        let arrived = self.arrived(remains);
-        if !arrived {
-            self.end_teardown(remains);
-        }
-        arrived
-    }
-
-    pub(super) fn end_teardown(&self, remains: &Remains) {
-        let mut state = self.lock();
-        for range in remains.within() {
-            if let Some(found) = state.ranges.get_mut(range) {
-                found.leaving -= 1;
-            }
         }
     }
 

@@ -6,50 +6,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::pool::State;
-use super::{Fence, Look, PagePool, RangeId, events};
+use super::teardown::TornDown;
+use super::{Fence, Look, PagePool, RangeId, Remains, events};
 use crate::driver::{SharedDriver, same_device};
 use crate::error::Result;
 use crate::sync::ProcessMutex;
-
-/// What is left of something, to be torn down behind a fence.
-#[derive(Clone, Debug, Default)]
-pub struct Remains {
-    /// Ranges that go as a whole.
-    ranges: Vec<RangeId>,
-    /// Parts of ranges that stay: where from, and how many bytes.
-    parts: Vec<(RangeId, u64, u64)>,
-}
-
-impl Remains {
-    /// A whole range.
-    #[must_use]
-    pub fn range(range: RangeId) -> Self {
-        Self { ranges: vec![range], parts: Vec::new() }
-    }
-
-    /// The mappings that begin in a part of a range.
-    pub fn add_part(&mut self, range: RangeId, offset: u64, bytes: u64) {
-        self.parts.push((range, offset, bytes));
-    }
-
-    /// What else is left.
-    pub fn join(&mut self, other: Self) {
-        self.ranges.extend(other.ranges);
-        self.parts.extend(other.parts);
-    }
-
-    /// The ranges that it is in, one for each part.
-    pub(super) fn within(&self) -> impl Iterator<Item = RangeId> {
-        let parts = self.parts.iter().map(|(range, ..)| *range);
-        self.ranges.iter().copied().chain(parts)
-    }
-
-    /// Whether it is nothing.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.ranges.is_empty() && self.parts.is_empty()
-    }
-}
 
 slotmap::new_key_type! {
     /// One thing that waits for its fence.
@@ -60,8 +21,8 @@ slotmap::new_key_type! {
 
 #[derive(Debug)]
 pub(super) struct Deferred {
-    fence: Fence,
-    remains: Remains,
+    pub(super) fence: Fence,
+    pub(super) remains: Remains,
 }
 
 /// An arena that came back, and what its contents are copied by.
@@ -99,17 +60,9 @@ impl State {
     }
 }
 
-impl Remains {
-    /// Whether a page of an arena shows in it that would step aside.
-    fn show(&self, state: &State, arena: u64) -> bool {
-        let ranges = self.ranges.iter().map(|range| (*range, 0, u64::MAX));
-        let parts = ranges.chain(self.parts.iter().copied());
-        let mut pages = parts.flat_map(|(range, from, bytes)| {
-            let mapped =
-                state.ranges.get(range).map(|range| range.mapped.range(from..from.saturating_add(bytes)));
-            mapped.into_iter().flatten().map(|(_, (page, _))| *page)
-        });
-        pages.any(|page| state.pages.get(page).is_some_and(|page| page.holder.movable_arena() == Some(arena)))
+fn warn_of(torn: &TornDown) {
+    if let Err(error) = &torn.refused {
+        tracing::warn!(%error, "the driver did not take a range back; kept for another try");
     }
 }
 
@@ -126,7 +79,9 @@ impl PagePool {
         }
         match fence.done(self.events()) {
             Ok(true) => {
-                self.tear_down_or_keep(remains);
+                let torn = self.tear_down(remains, true);
+                warn_of(&torn);
+                self.look_again(&torn);
             }
             other => {
                 if let Err(error) = other {
@@ -135,11 +90,6 @@ impl PagePool {
                 self.lock().deferred.insert(Deferred { fence, remains });
             }
         }
-    }
-
-    /// Tears something down now, for whoever keeps it otherwise; whether it did: not while contents come to pages that show there, or somebody moves those.
-    pub(crate) fn finish_now(&self, remains: Remains) -> bool {
-        self.try_tear_down(remains).is_ok()
     }
 
     /// Behind what the device may still do with an arena's pages at addresses that are on their way out.
@@ -173,40 +123,20 @@ impl PagePool {
         }
     }
 
-    /// Tears something down, unless pages that show there go or come just now: then whoever moves them does it next.
-    fn tear_down_or_keep(&self, remains: Remains) -> bool {
-        let kept = self.try_tear_down(remains).err();
-        let kept =
-            kept.map(|remains| self.lock().deferred.insert(Deferred { fence: Fence::default(), remains }));
-        kept.is_none()
-    }
-
-    /// Tears something down; gives it back if pages that show there go or come just now, or contents come to them.
-    fn try_tear_down(&self, remains: Remains) -> std::result::Result<(), Remains> {
-        if !self.begin_teardown(&remains) {
-            return Err(remains);
-        }
-        self.tear_down(&remains);
-        self.end_teardown(&remains);
-        Ok(())
-    }
-
-    fn tear_down(&self, remains: &Remains) {
-        for (range, offset, bytes) in remains.parts.iter().copied() {
-            // What is refused goes with its range.
-            if let Err(error) = self.unmap(range, offset, bytes) {
-                tracing::warn!(%error, "the driver did not unmap a part of a range; it goes with the range");
-            }
-        }
-        for range in remains.ranges.iter().copied() {
-            if let Err(error) = self.close(range) {
-                tracing::warn!(%error, "the driver did not take a range back; kept for another try");
-            }
-        }
-    }
-
     /// Tears down what waits for a fence that is done; whether there was any.
     pub(crate) fn finish_done(&self) -> bool {
+        let mut any = false;
+        loop {
+            let (some, awaited) = self.look_once();
+            any |= some;
+            if !awaited {
+                return any;
+            }
+        }
+    }
+
+    /// The same; and whether others came meanwhile, so that something may be on the list again.
+    fn look_once(&self) -> (bool, bool) {
         self.finish_peers_done();
         self.forget_arrived();
         // They stay in the list while the driver is asked, for whoever has to know what is waited for.
@@ -224,11 +154,14 @@ impl PagePool {
                 item.fence = fence;
             }
         }
-        let mut any = false;
+        let (mut any, mut awaited) = (false, false);
         for item in done {
-            any |= self.tear_down_or_keep(item.remains);
+            let torn = self.tear_down(item.remains, true);
+            warn_of(&torn);
+            any |= torn.done;
+            awaited |= torn.awaited;
         }
-        any
+        (any, awaited)
     }
 
     /// Blocks until what waits for fences may go, at most for so long, and tears it down; whether there was any. What waits for the

@@ -143,8 +143,8 @@ impl PagePool {
         self.audit()?;
         let state = self.lock();
         let pins: u64 = state.pages.values().map(|page| u64::from(page.pins)).sum();
-        let at_work = state.ranges.values().find(|range| range.held || range.leaving > 0);
-        if let Some(range) = at_work {
+        let at_work = state.ranges.iter().find(|(id, range)| range.held || state.is_leaving(*id));
+        if let Some((_, range)) = at_work {
             return wrong(format!("the range at {:?} is being torn down, or its pages move", range.base));
         }
         if pins != 0 || state.creating != 0 || state.releasing != (0, 0) {

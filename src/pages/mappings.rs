@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{PageId, PagePool, RangeId, Remains};
+use super::{PageId, PagePool, RangeId};
 use crate::driver::Whole;
 use crate::error::{Error, Result};
 use crate::units::{Address, Peers, Stream};
@@ -18,8 +18,6 @@ pub(super) struct Range {
     pub(super) peers: Peers,
     /// Offset to the page mapped there and its bytes.
     pub(super) mapped: BTreeMap<u64, (PageId, u64)>,
-    /// Teardowns under way in it.
-    pub(super) leaving: u32,
     /// Pages that show in it go or come: nothing of it is torn down meanwhile.
     pub(super) held: bool,
 }
@@ -46,7 +44,7 @@ impl PagePool {
         let mut state = self.lock();
         state.stats.reserved_bytes += len;
         let mapped = BTreeMap::new();
-        let id = state.ranges.insert(Range { base, len, tag, peers, mapped, leaving: 0, held: false });
+        let id = state.ranges.insert(Range { base, len, tag, peers, mapped, held: false });
         state.bases.insert(base.0, id);
         Ok((id, base))
     }
@@ -187,47 +185,6 @@ impl PagePool {
                 state.stats.mappings -= u64::from(counted);
             }
         }
-    }
-
-    /// Unmaps everything in a range and gives its addresses back. Whoever closes it has waited for the device.
-    ///
-    /// # Errors
-    /// What the driver says; the range is kept for another try.
-    pub(super) fn close(&self, range: RangeId) -> Result<()> {
-        let remains = Remains::range(range);
-        if !self.begin_teardown(&remains) {
-            // Its pages go or come just now, or contents to them: those of an arena that came back since this was refused.
-            self.lock().stuck.push(range);
-            return Ok(());
-        }
-        let closed = self.try_close(range);
-        self.end_teardown(&remains);
-        if closed.is_err() {
-            self.lock().stuck.push(range);
-        }
-        closed
-    }
-
-    fn try_close(&self, range: RangeId) -> Result<()> {
-        self.unmap(range, 0, u64::MAX)?;
-        let (base, len) = {
-            let mut state = self.lock();
-            let Some(found) = state.ranges.get(range) else { return Ok(()) };
-            let (base, len) = (found.base, found.len);
-            // Before the driver is asked: once it has the addresses back, another thread may be given them.
-            state.bases.remove(&base.0);
-            (base, len)
-        };
-        // SAFETY: a reservation of this driver in which nothing is mapped any more; its one user is gone.
-        let freed = unsafe { self.driver().free_addresses(base, len) };
-        let mut state = self.lock();
-        if freed.is_ok() {
-            state.ranges.remove(range);
-            state.stats.reserved_bytes -= len;
-        } else {
-            state.bases.insert(base.0, range);
-        }
-        freed
     }
 
     /// The mappings of a range, by offset.

@@ -11,6 +11,7 @@
 //!      exports                    pages that other processes have too                           exports.rs
 //!      peer                       pages of other processes, which are not of the pool           peer.rs
 //!      absent                     pages that keep their place and have no memory                 absent.rs
+//!      teardown                   what is left of something goes, a part by one thread at a time    teardown.rs
 //!      deferred                   what waits for a fence, and what the driver refused            deferred.rs
 //!      reclaimers                 who is asked when memory is short                              reclaim.rs
 //!   HostPool                      host memory for contents, and copies of it                     host_pool.rs  host_piece.rs  copier.rs  copies.rs
@@ -51,6 +52,7 @@ mod resume;
 mod shared;
 mod stream;
 mod survey;
+mod teardown;
 #[cfg(test)]
 mod tests;
 mod waits;
@@ -60,7 +62,6 @@ pub use account::{Account, AccountStats, Limits};
 pub(crate) use branch::{Branch, Part, ToldCopy, tell};
 pub use change::{Calls, Change};
 pub(crate) use copies::{Copied, HostCopy, behind_copies};
-pub use deferred::Remains;
 pub(crate) use deferred::retry_orphans;
 pub use events::{Events, Look, Mark};
 pub use exports::Extent;
@@ -80,6 +81,7 @@ pub(crate) use resume::{resume, resume_into};
 pub use shared::{SetPeers, SharedSet};
 pub use stream::NamedStream;
 pub(crate) use survey::{Other, PageName, SurveyedPage};
+pub use teardown::Remains;
 pub(crate) use waits::Capturing;
 
 slotmap::new_key_type! {

@@ -15,6 +15,7 @@ use super::lent::LentPages;
 use super::mappings::Range;
 use super::peer::PeerPages;
 use super::reclaim::Reclaimers;
+use super::teardown::Leaving;
 use super::waits::Captures;
 use super::{AccountId, PageId, RangeId};
 use crate::driver::{PageHandle, SharedDriver};
@@ -122,6 +123,8 @@ pub(super) struct State {
     /// Ranges whose teardown it refused.
     pub(super) stuck: Vec<RangeId>,
     pub(super) deferred: SlotMap<DeferredId, Deferred>,
+    /// Parts of ranges that are being torn down, by where they begin; none overlaps another.
+    pub(super) leaving: BTreeMap<(RangeId, u64), Leaving>,
     /// Arenas whose contents are on their way.
     pub(super) arriving: SlotMap<ArrivingId, Arriving>,
     /// Pages on lease.
@@ -285,6 +288,7 @@ impl PagePool {
             foreign: PeerPages::default(),
             stuck: Vec::new(),
             deferred: SlotMap::with_key(),
+            leaving: BTreeMap::new(),
             arriving: SlotMap::with_key(),
             lent: LentPages::default(),
             creating: 0,

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use slotmap::Key;
+
 use super::mappings::Mapping;
 use super::{PagePool, RangeId, Remains};
 use crate::error::Result;
@@ -75,8 +77,10 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // What is refused is kept for another try; a range that was left is nobody's here.
-        let _ = self.pool.close(self.id);
+        if !self.id.is_null() {
+            // What is refused is kept for another try.
+            let _ = self.pool.close(self.id);
+        }
     }
 }
 

@@ -282,6 +282,7 @@ impl Books {
         for (at, bytes, _) in done {
             empty.extend(self.pages_under(at, bytes));
         }
+        let mut remains = Remains::default();
         for at in empty {
             let Some(extent) = self.extents.get(&at) else { continue };
             let packing = &mut self.packings[extent.policy.index()];
@@ -291,29 +292,28 @@ impl Books {
             packing.cut(at, extent.bytes);
             let Some(extent) = self.extents.remove(&at) else { continue };
             if extent.page.is_some() {
-                let mut remains = Remains::default();
                 remains.add_part(extent.range, extent.offset, extent.bytes);
-                pool.finish(self.contents.clone(), remains);
             }
             host.give_copies(extent.copy, &self.contents);
         }
-        self.drop_empty_ranges();
+        self.leave_empty_ranges(&mut remains);
+        pool.finish(self.contents.clone(), remains);
     }
 
     /// Ranges without places go, but for the one that grows.
-    fn drop_empty_ranges(&mut self) {
+    fn leave_empty_ranges(&mut self, remains: &mut Remains) {
         let last = self.ranges.len().saturating_sub(1);
         let (extents, packings) = (&self.extents, &mut self.packings);
         let mut number = 0;
-        self.ranges.retain(|range| {
+        let empty = self.ranges.extract_if(.., |range| {
             number += 1;
             let (base, end) = (range.base().0, range.base().0 + range.bytes());
-            let used = number > last || extents.range(base..end).next().is_some();
-            if !used {
-                packings.iter_mut().for_each(|packing| packing.remove_wall(base));
-            }
-            used
+            number <= last && extents.range(base..end).next().is_none()
         });
+        for range in empty {
+            packings.iter_mut().for_each(|packing| packing.remove_wall(range.base().0));
+            remains.join(range.leave());
+        }
     }
 
     /// The region's user is gone: what is left of it, and behind what.

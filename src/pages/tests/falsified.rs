@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::{Faulty, HOLDERS, RANGE, UNIT};
 use crate::pages::pool::{Page, State};
+use crate::pages::teardown::Leaving;
 use crate::pages::{Account, AccountId, Change, Holder, Limits, PagePool, Reservation};
 use crate::units::Peers;
 
@@ -108,7 +109,10 @@ fn what_is_under_way_is_named_when_nothing_should_be() {
         ("1 pins", |state| held(state).pins = 1),
         ("(0, 512) being released", |state| state.releasing = (0, 512)),
         ("or its pages move", |state| state.ranges.values_mut().for_each(|range| range.held = true)),
-        ("being torn down", |state| state.ranges.values_mut().for_each(|range| range.leaving = 1)),
+        ("being torn down", |state| {
+            let range = state.ranges.keys().next().unwrap();
+            state.leaving.insert((range, 0), Leaving::default());
+        }),
     ];
     for (named, plant) in plants {
         let books = Books::new();
