@@ -47,8 +47,33 @@ pub struct FaultyDriver {
     inner: SharedDriver,
     plan: Mutex<Plan>,
     hook: Mutex<Option<Hook>>,
+    hook_behind: Mutex<Option<Hook>>,
     /// Only this thread's calls count, if one is named.
     only: Mutex<Option<ThreadId>>,
+}
+
+/// A call that did not fail, until it is over.
+struct End<'a> {
+    driver: &'a FaultyDriver,
+    name: &'static str,
+}
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        if self.driver.is_watched() {
+            announce(&self.driver.hook_behind, self.name);
+        }
+    }
+}
+
+fn announce(hook: &Mutex<Option<Hook>>, name: &'static str) {
+    let hook = hook.lock().clone();
+    if let Some(hook) = hook
+        && !HOOKED.replace(true)
+    {
+        hook(name);
+        HOOKED.set(false);
+    }
 }
 
 thread_local! {
@@ -68,7 +93,14 @@ impl FaultyDriver {
     /// Fails nothing yet.
     #[must_use]
     pub fn new(inner: SharedDriver) -> Arc<Self> {
-        Arc::new(Self { inner, plan: Mutex::default(), hook: Mutex::default(), only: Mutex::default() })
+        let hook_behind = Mutex::default();
+        Arc::new(Self {
+            inner,
+            plan: Mutex::default(),
+            hook: Mutex::default(),
+            hook_behind,
+            only: Mutex::default(),
+        })
     }
 
     /// From now on the calls with these numbers fail, the next call being number 1; none: nothing fails.
@@ -124,6 +156,11 @@ impl FaultyDriver {
         *self.hook.lock() = hook;
     }
 
+    /// As [`set_hook`](Self::set_hook), behind each call that was not made to fail: the driver has done it, and the caller does not know yet.
+    pub fn set_hook_behind(&self, hook: Option<Hook>) {
+        *self.hook_behind.lock() = hook;
+    }
+
     /// From now on only calls of this thread are counted, made to fail, written down and announced to the hook; none: those of all.
     pub fn watch_only(&self, thread: Option<ThreadId>) {
         *self.only.lock() = thread;
@@ -172,18 +209,21 @@ impl FaultyDriver {
         plan.waits_forbidden && plan.captures > 0 && WAITING.get() == 0
     }
 
-    fn called(&self, name: &'static str, with: String) -> Result<()> {
-        let only = *self.only.lock();
-        if only.is_some_and(|thread| thread != std::thread::current().id()) {
+    fn is_watched(&self) -> bool {
+        self.only.lock().is_none_or(|thread| thread == std::thread::current().id())
+    }
+
+    /// A call begins, unless it is to fail; it ends with what this gives.
+    fn called(&self, name: &'static str, with: String) -> Result<End<'_>> {
+        self.begins(name, with)?;
+        Ok(End { driver: self, name })
+    }
+
+    fn begins(&self, name: &'static str, with: String) -> Result<()> {
+        if !self.is_watched() {
             return Ok(());
         }
-        let hook = self.hook.lock().clone();
-        if let Some(hook) = hook
-            && !HOOKED.replace(true)
-        {
-            hook(name);
-            HOOKED.set(false);
-        }
+        announce(&self.hook, name);
         let mut plan = self.plan.lock();
         plan.calls += 1;
         *plan.by_name.entry(name).or_default() += 1;
@@ -230,14 +270,14 @@ unsafe impl Sharing for FaultyDriver {
     }
 
     unsafe fn export(&self, page: PageHandle) -> Result<OwnedFd> {
-        self.called("export", format!(" {page:?}"))?;
+        let _end = self.called("export", format!(" {page:?}"))?;
         let below = self.inner.sharing().ok_or(Error::Unsupported { device: self.inner.info().ordinal })?;
         // SAFETY: the caller's promise.
         unsafe { below.export(page) }
     }
 
     fn import(&self, fd: BorrowedFd<'_>, len: u64) -> Result<PageHandle> {
-        self.called("import", format!(" {len}"))?;
+        let _end = self.called("import", format!(" {len}"))?;
         let below = self.inner.sharing().ok_or(Error::Unsupported { device: self.inner.info().ordinal })?;
         below.import(fd, len)
     }
@@ -246,17 +286,17 @@ unsafe impl Sharing for FaultyDriver {
 // SAFETY: everything that is done is done by the driver below, with the callers' promises.
 unsafe impl Memory for FaultyDriver {
     fn free_bytes(&self) -> Result<u64> {
-        self.called("free_bytes", String::new())?;
+        let _end = self.called("free_bytes", String::new())?;
         self.inner.free_bytes()
     }
 
     fn reserve(&self, len: u64) -> Result<Address> {
-        self.called("reserve", format!(" {len}"))?;
+        let _end = self.called("reserve", format!(" {len}"))?;
         self.inner.reserve(len)
     }
 
     unsafe fn free_addresses(&self, base: Address, len: u64) -> Result<()> {
-        self.called("free_addresses", format!(" {base:?} {len}"))?;
+        let _end = self.called("free_addresses", format!(" {base:?} {len}"))?;
         // SAFETY: the caller's promise.
         unsafe { self.inner.free_addresses(base, len) }
     }
@@ -264,7 +304,7 @@ unsafe impl Memory for FaultyDriver {
     fn create(&self, len: u64) -> Result<PageHandle> {
         let info = self.inner.info();
         let (requested, total, device) = (len, info.total_bytes, info.ordinal);
-        self.called("create", format!(" {len}")).map_err(|_| Error::OutOfMemory {
+        let _end = self.called("create", format!(" {len}")).map_err(|_| Error::OutOfMemory {
             requested,
             free: 0,
             total,
@@ -275,7 +315,7 @@ unsafe impl Memory for FaultyDriver {
     }
 
     unsafe fn release(&self, page: PageHandle) -> Result<()> {
-        self.called("release", format!(" {page:?}"))?;
+        let _end = self.called("release", format!(" {page:?}"))?;
         // SAFETY: the caller's promise.
         unsafe { self.inner.release(page) }
     }
@@ -283,22 +323,23 @@ unsafe impl Memory for FaultyDriver {
     unsafe fn map(&self, at: Address, pages: &[Whole], peers: Peers) -> Result<(), NotMapped> {
         // One fault for each page, and one behind the last, where access is set.
         for number in 0..=pages.len() {
-            if let Err(error) = self.called("map", format!(" {at:?} {number} of {}", pages.len())) {
+            if let Err(error) = self.begins("map", format!(" {at:?} {number} of {}", pages.len())) {
                 return Err(NotMapped { error, mapped: 0 });
             }
         }
+        let _end = End { driver: self, name: "map" };
         // SAFETY: the caller's promise.
         unsafe { self.inner.map(at, pages, peers) }
     }
 
     unsafe fn grant(&self, at: Address, len: u64, peers: Peers) -> Result<()> {
-        self.called("grant", format!(" {at:?} {len}"))?;
+        let _end = self.called("grant", format!(" {at:?} {len}"))?;
         // SAFETY: the caller's promise.
         unsafe { self.inner.grant(at, len, peers) }
     }
 
     unsafe fn unmap(&self, at: Address, len: u64) -> Result<()> {
-        self.called("unmap", format!(" {at:?} {len}"))?;
+        let _end = self.called("unmap", format!(" {at:?} {len}"))?;
         // SAFETY: the caller's promise.
         unsafe { self.inner.unmap(at, len) }
     }
@@ -307,7 +348,7 @@ unsafe impl Memory for FaultyDriver {
 // SAFETY: as above.
 unsafe impl Timeline for FaultyDriver {
     unsafe fn stream_state(&self, stream: Stream) -> Result<StreamState> {
-        self.called("stream_state", format!(" {stream:?}"))?;
+        let _end = self.called("stream_state", format!(" {stream:?}"))?;
         if self.plan.lock().capturing.contains(&stream) {
             return Ok(StreamState::Capturing);
         }
@@ -324,32 +365,32 @@ unsafe impl Timeline for FaultyDriver {
     }
 
     fn event_create(&self) -> Result<Event> {
-        self.called("event_create", String::new())?;
+        let _end = self.called("event_create", String::new())?;
         self.inner.event_create()
     }
 
     unsafe fn event_destroy(&self, event: Event) -> Result<()> {
-        self.called("event_destroy", format!(" {event:?}"))?;
+        let _end = self.called("event_destroy", format!(" {event:?}"))?;
         // SAFETY: the caller's promise.
         unsafe { self.inner.event_destroy(event) }
     }
 
     unsafe fn event_record(&self, event: Event, stream: Stream) -> Result<()> {
-        self.called("event_record", format!(" {event:?} {stream:?}"))?;
+        let _end = self.called("event_record", format!(" {event:?} {stream:?}"))?;
         self.touches("event_record", stream);
         // SAFETY: the caller's promise.
         unsafe { self.inner.event_record(event, stream) }
     }
 
     unsafe fn event_wait(&self, event: Event, stream: Stream) -> Result<()> {
-        self.called("event_wait", format!(" {event:?} {stream:?}"))?;
+        let _end = self.called("event_wait", format!(" {event:?} {stream:?}"))?;
         self.touches("event_wait", stream);
         // SAFETY: the caller's promise.
         unsafe { self.inner.event_wait(event, stream) }
     }
 
     unsafe fn event_query(&self, event: Event) -> Result<bool> {
-        self.called("event_query", format!(" {event:?}"))?;
+        let _end = self.called("event_query", format!(" {event:?}"))?;
         if self.must_not_wait() {
             return Ok(false);
         }
@@ -363,7 +404,7 @@ unsafe impl Timeline for FaultyDriver {
 
     unsafe fn event_synchronize(&self, event: Event) -> Result<()> {
         self.may_wait()?;
-        self.called("event_synchronize", format!(" {event:?}"))?;
+        let _end = self.called("event_synchronize", format!(" {event:?}"))?;
         while self.plan.lock().busy {
             std::thread::yield_now();
         }
@@ -372,12 +413,12 @@ unsafe impl Timeline for FaultyDriver {
     }
 
     fn stream_create(&self) -> Result<Stream> {
-        self.called("stream_create", String::new())?;
+        let _end = self.called("stream_create", String::new())?;
         self.inner.stream_create()
     }
 
     unsafe fn stream_destroy(&self, stream: Stream) -> Result<()> {
-        self.called("stream_destroy", format!(" {stream:?}"))?;
+        let _end = self.called("stream_destroy", format!(" {stream:?}"))?;
         // SAFETY: the caller's promise.
         unsafe { self.inner.stream_destroy(stream) }
     }
@@ -413,13 +454,13 @@ unsafe impl Timeline for FaultyDriver {
 // SAFETY: as above.
 unsafe impl Transfer for FaultyDriver {
     unsafe fn fill(&self, at: Address, len: u64, value: u32, stream: Stream) -> Result<()> {
-        self.called("fill", format!(" {at:?} {len} {value} {stream:?}"))?;
+        let _end = self.called("fill", format!(" {at:?} {len} {value} {stream:?}"))?;
         // SAFETY: the caller's promise.
         unsafe { self.inner.fill(at, len, value, stream) }
     }
 
     unsafe fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
-        self.called("read", format!(" {at:?} {}", into.len()))?;
+        let _end = self.called("read", format!(" {at:?} {}", into.len()))?;
         // SAFETY: the caller's promise.
         unsafe { self.inner.read(at, into) }
     }
@@ -430,26 +471,26 @@ unsafe impl Transfer for FaultyDriver {
     }
 
     unsafe fn host_register(&self, at: *mut u8, len: usize) -> Result<()> {
-        self.called("host_register", format!(" {len}"))?;
+        let _end = self.called("host_register", format!(" {len}"))?;
         // SAFETY: the caller's promise.
         unsafe { self.inner.host_register(at, len) }
     }
 
     unsafe fn host_unregister(&self, at: *mut u8) -> Result<()> {
-        self.called("host_unregister", String::new())?;
+        let _end = self.called("host_unregister", String::new())?;
         // SAFETY: the caller's promise.
         unsafe { self.inner.host_unregister(at) }
     }
 
     unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, stream: Stream) -> Result<()> {
-        self.called("copy_to_host", format!(" {from:?} {len} {stream:?}"))?;
+        let _end = self.called("copy_to_host", format!(" {from:?} {len} {stream:?}"))?;
         self.touches("copy_to_host", stream);
         // SAFETY: the caller's promise.
         unsafe { self.inner.copy_to_host(from, to, len, stream) }
     }
 
     unsafe fn copy_from_host(&self, to: Address, from: *const u8, len: usize, stream: Stream) -> Result<()> {
-        self.called("copy_from_host", format!(" {to:?} {len} {stream:?}"))?;
+        let _end = self.called("copy_from_host", format!(" {to:?} {len} {stream:?}"))?;
         self.touches("copy_from_host", stream);
         // SAFETY: the caller's promise.
         unsafe { self.inner.copy_from_host(to, from, len, stream) }
