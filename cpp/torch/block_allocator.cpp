@@ -23,6 +23,8 @@ using compat::CUDAAllocator;
 using Pluggable = ::torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator;
 
 thread_local std::shared_ptr<Memory> announced;
+// Torch has said on this thread that it counts a capture no more, and will say which by its pool (2.13 and later).
+thread_local bool end_is_marked = false;
 
 // The deleter of everything that comes from our allocator by raw_alloc, and of every block.
 void delete_any(void* pointer) {
@@ -148,9 +150,7 @@ public:
     }
     void endAllocateToPool(Device device, Pool pool) override {
         // It may have ended already: after a failed capture torch ends it once more in reset().
-        const bool ended = registry::end_capture({device, pool});
-        registry::forget_marked_end();
-        if (ended || !ours(device, pool)) {
+        if (registry::end_capture({device, pool}, std::exchange(end_is_marked, false)) || !ours(device, pool)) {
             Forwards::endAllocateToPool(device, pool);
         }
     }
@@ -159,7 +159,7 @@ public:
         registry::mark_begun(device);
     }
     void markCaptureEnd(Device device) {
-        registry::mark_ended();
+        end_is_marked = true;
         Forwards::markCaptureEnd(device);
     }
     void releasePool(Device device, Pool pool) override {

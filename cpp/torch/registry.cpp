@@ -58,9 +58,6 @@ struct Paused {
     bool marked;
 };
 
-// Torch has said on this thread that a capture is over, and will say which by its pool.
-thread_local bool end_is_marked = false;
-
 // Only compared: the capture's graph, which uses the pool, owns the memory too.
 struct PoolUse {
     PoolKey pool;
@@ -135,7 +132,7 @@ void forget_capture(const Memory* memory) noexcept {
 namespace {
 
 template <class Which>
-bool end_first(Which&& which) {
+bool end_first(Which&& which, bool end_is_marked) {
     auto& all = registry();
     Capture ended{};
     {
@@ -155,12 +152,12 @@ bool end_first(Which&& which) {
 
 }  // namespace
 
-bool end_capture(const PoolKey& pool) {
-    return end_first([&](const Capture& capture) { return capture.pool == pool; });
+bool end_capture(const PoolKey& pool, bool end_is_marked) {
+    return end_first([&](const Capture& capture) { return capture.pool == pool; }, end_is_marked);
 }
 
 bool end_capture_into(const PoolKey& pool, const Memory* memory) {
-    return end_first([&](const Capture& capture) { return capture.pool == pool && capture.memory.get() == memory; });
+    return end_first([&](const Capture& capture) { return capture.pool == pool && capture.memory.get() == memory; }, false);
 }
 
 bool is_captured_into(const PoolKey& pool) {
@@ -180,9 +177,6 @@ void mark_begun(c10::DeviceIndex device) {
         begun->marked = true;
     }
 }
-
-void mark_ended() { end_is_marked = true; }
-void forget_marked_end() { end_is_marked = false; }
 
 bool take_mark(const PoolKey& pool, const Memory* memory) {
     auto& all = registry();

@@ -33,8 +33,8 @@ void set_native(compat::CUDAAllocator* native);
 // A capture begins: its filter tells which streams take part. The pool is in use until it is released.
 void begin_capture(const PoolKey& pool, std::function<bool(cudaStream_t)> filter, std::shared_ptr<Memory> memory);
 // Whether it was under way. It may go on: programs end a capture's pool and begin it again to allocate elsewhere in between, and only
-// forget_capture() says that they did not.
-bool end_capture(const PoolKey& pool);
+// forget_capture() says that they did not. `end_is_marked`: torch has told that it counts it no more.
+bool end_capture(const PoolKey& pool, bool end_is_marked = false);
 // As end_capture(), of the capture into this memory only.
 bool end_capture_into(const PoolKey& pool, const Memory* memory);
 // Whether a capture is under way that uses the pool, or has ended it and may go on.
@@ -47,11 +47,8 @@ void resume_capture(const PoolKey& pool, std::function<bool(cudaStream_t)> filte
 void forget_capture(const Memory* memory) noexcept;
 // How many are. Costs one load.
 std::size_t captures_under_way();
-// Torch counts the device's capture that this thread began last (2.13 and later), and no more the one whose pool this thread ends next.
+// Torch counts the device's capture that this thread began last (2.13 and later).
 void mark_begun(c10::DeviceIndex device);
-void mark_ended();
-// This thread has ended that pool.
-void forget_marked_end();
 // Whether torch still counts a capture into this memory, null: any, by that pool; it is not asked twice.
 bool take_mark(const PoolKey& pool, const Memory* memory);
 // The memory of the capture the stream takes part in, by torch's own filter: helper threads and forked streams count too.

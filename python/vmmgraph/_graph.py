@@ -7,23 +7,14 @@ from collections.abc import Callable
 from ctypes import byref
 from typing import Any
 
-from . import _c
+from . import _below, _c
 from ._arena import Arena, Shape, address_of
 from ._door import Capture, Door, Pool
 
 
-def core_of(base: type) -> type:
-    """The class that captures: torch's own in C++, below what torch, and whoever came before us, does around it in Python."""
-    return next((cls for cls in reversed(base.__mro__) if "capture_begin" in vars(cls)), base)
-
-
 def graph_class(door: Door, base: type) -> type:
-    """A subclass of torch's graph class.
-
-    What torch does in Python around a capture and a replay stays torch's: hooks, trackers of inputs, annotations (2.12 and later). So ours stands
-    below that, on the class in C++, and only what no torch has is on top.
-    """
-    core = core_of(base)
+    """A subclass of torch's graph class."""
+    core = _below.core_of(base)
     keeps = hasattr(core, "raw_cuda_graph") and hasattr(core, "instantiate")
     raw = door.library.raw
     replay_piece, enter, leave = raw["torch_replay"], raw["space_enter"], raw["space_leave"]
@@ -264,14 +255,7 @@ def graph_class(door: Door, base: type) -> type:
             """The arena that its tensors lie in; ``None``: they are torch's own."""
             return self._shape.arena if self._shape is not None else None
 
-    for later in ("capture_end_pre", "pools", "_has_graph_exec"):
-        # What this torch lacks is not ours to promise.
-        if not hasattr(core, later):
-            delattr(Captured, later)
-    # Another library's class may be the one that captures.
-    below = (Captured,) if base is core else (base, Captured)
-
-    class CUDAGraph(*below):  # type: ignore[misc]
+    class CUDAGraph(*_below.over(base, Captured, "capture_end_pre", "pools", "_has_graph_exec")):  # type: ignore[misc]
         """``torch.cuda.CUDAGraph``, whose captures are VmmGraph's: tensors lie on the pages of the arena that ``pool=`` names."""
 
         def __new__(cls, keep_graph: bool = False, *args: Any, **kwargs: Any) -> Any:
@@ -304,13 +288,9 @@ def graph_class(door: Door, base: type) -> type:
                 or getattr(self, "_capture_graph_id", None) is not None
             )
 
-        def __del__(self) -> None:
-            # Its executable is borrowed: it goes before torch's destructor.
-            with contextlib.suppress(Exception):
-                self._forget()
-            torchs = getattr(super(), "__del__", None)
-            if torchs is not None:
-                torchs()
+        def _let_go(self) -> None:
+            # Its executable is borrowed.
+            self._forget()
 
         @property
         def label(self) -> str:
@@ -328,6 +308,4 @@ def graph_class(door: Door, base: type) -> type:
             self._shape.arena._settle(self._shape)
             return self._shape.verify(self._piece, list(outputs))
 
-    CUDAGraph.__module__ = base.__module__
-    CUDAGraph.__qualname__ = "CUDAGraph"
-    return CUDAGraph
+    return _below.named_as(base, CUDAGraph)

@@ -13,7 +13,7 @@ import weakref
 from ctypes import byref
 from typing import Any
 
-from . import _c, _core
+from . import _below, _c, _core
 
 log = logging.getLogger("vmmgraph")
 
@@ -83,7 +83,7 @@ def graph_class(library: _c.Library, base: type) -> type:
             if not under_way:
                 graves.clear()
 
-    def arena_for(graph: CUDAGraph, device: int, asked: tuple[int, int]) -> PoolArena | None:
+    def arena_for(graph: Captured, device: int, asked: tuple[int, int]) -> PoolArena | None:
         """The arena, from which the capture of the device that begins is allocated; ``None`` while another capture is."""
         with lock:
             if device in under_way:
@@ -100,8 +100,8 @@ def graph_class(library: _c.Library, base: type) -> type:
             under_way.add(device)
             return arena
 
-    class CUDAGraph(base):  # type: ignore[misc, valid-type]
-        """``torch.cuda.CUDAGraph``, whose captures lie in MemPools over an arena."""
+    class Captured(_below.core_of(base)):  # type: ignore[misc]
+        """Torch's graph in C++, whose captures lie in MemPools over an arena."""
 
         _arena: PoolArena | None = None
         _mempool: Any = None
@@ -190,22 +190,17 @@ def graph_class(library: _c.Library, base: type) -> type:
             del mempool
             self._arena = None
 
-        def __del__(self) -> None:
-            if self._mempool is not None:
-                with contextlib.suppress(Exception):
+        def _let_go(self) -> None:
+            try:
+                if self._mempool is not None:
                     self.reset()
-            self._end()
-            torchs = getattr(super(), "__del__", None)
-            if torchs is not None:
-                torchs()
+            finally:
+                self._end()
 
-    if not hasattr(base, "capture_end_pre"):
-        # What this torch lacks is not ours to promise.
-        del CUDAGraph.capture_end_pre
+    class CUDAGraph(*_below.over(base, Captured, "capture_end_pre")):  # type: ignore[misc]
+        """``torch.cuda.CUDAGraph``, whose captures lie in MemPools over an arena."""
 
-    CUDAGraph.__module__ = base.__module__
-    CUDAGraph.__qualname__ = "CUDAGraph"
-    return CUDAGraph
+    return _below.named_as(base, CUDAGraph)
 
 
 def install() -> Any:

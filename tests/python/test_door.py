@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import stub
 import vmmgraph
-from vmmgraph import _c, _door, _enable, _graph, _site
+from vmmgraph import _below, _c, _door, _enable, _site
 
 #: Of releases that do more around a capture and a replay.
 later = pytest.mark.parametrize("door", ["LaterGraph"], indirect=True)
@@ -974,7 +974,7 @@ def test_a_forked_worker_saves_the_map_of_what_it_captured(door, monkeypatch, tm
 
 def test_arguments_that_a_later_torch_has_are_passed_on(door, monkeypatch):
     seen = []
-    core = _graph.core_of(door.base)
+    core = _below.core_of(door.base)
     monkeypatch.setattr(core, "capture_begin", lambda self, *args, **kwargs: seen.append((args, kwargs)))
     graph = door.torch.cuda.CUDAGraph()
     graph.capture_begin(pool=(0, 50), capture_error_mode="thread_local", check_input_liveness=True)

@@ -10,7 +10,9 @@ import ast
 import sys
 from pathlib import Path
 
-OURS = Path(__file__).resolve().parents[2] / "python/vmmgraph/_graph.py"
+PACKAGE = Path(__file__).resolve().parents[2] / "python/vmmgraph"
+#: Of each route, and of both.
+OURS = [PACKAGE / name for name in ("_graph.py", "_mempool.py", "_below.py")]
 #: What stands in the place of torch's on purpose.
 REPLACED = {"_has_graph_exec"}
 #: What says whether torch tells somebody of an executable, in releases that end a capture in two halves.
@@ -46,11 +48,12 @@ def targets(owner: ast.ClassDef) -> list[ast.expr]:
 
 
 def main(path: str) -> int:
-    ours = names(OURS.read_text(), {"Captured", "CUDAGraph"})
+    each = [names(file.read_text(), {"Captured", "CUDAGraph", "Goes"}) for file in OURS]
+    ours = set().union(*each)
     source = Path(path).read_text()
     torchs = names(source, {"CUDAGraph"})
-    if len(ours) < 15:
-        print(f"{OURS}: {len(ours)} names, the check reads it wrongly")
+    if len(each[0]) < 15 or len(each[1]) < 5:
+        print(f"{OURS}: {[len(names) for names in each]} names, the check reads them wrongly")
         return 1
     both = (ours & torchs) - REPLACED
     for name in sorted(both):
