@@ -12,7 +12,7 @@ use vmmgraph::{
     Pinning, Policy, RegionOptions, RetainPolicy, RingCaptureOptions, RingGraph, RingOptions, RingUnit,
     SharedVmmAllocator, SpaceStats, Stream, Vacate, VacateBlocks, Vacated, VmmTorchAllocator,
 };
-use vmmgraph_testkit::{CopyingDriver, stream};
+use vmmgraph_testkit::{CopyingDriver, FaultyDriver, stream};
 
 const KIB: u64 = 1 << 10;
 
@@ -71,6 +71,49 @@ fn spaces_live_and_die_beside_trims_and_statistics() {
     };
     shuttle::check_random(model, 400);
     shuttle::check_pct(model, 400, 3);
+}
+
+/// Parts of a range that waited for a reader, and the range itself: nothing is unmapped twice, and all of it goes though one thread comes upon what
+/// another is at.
+#[test]
+fn what_outlived_a_graph_goes_beside_trims() {
+    const SIDE: Stream = stream(7);
+    let model = || {
+        let options = HostOptions { granularity: 4096, memory_bytes: 1 << 30 };
+        let host = Arc::new(HostDriver::new(0, options).unwrap());
+        let faulty = FaultyDriver::new(host.clone());
+        let device = Device::with_driver(faulty.clone());
+        let arena = of_device(&device);
+        let space = arena.open_space().unwrap();
+        let tensors = VmmTorchAllocator::new(&space);
+        let blocks = [6, 3].map(|kib| tensors.allocate(kib * KIB, stream(1), false).unwrap());
+        space.seal().unwrap();
+        drop(space);
+        faulty.set_capturing(SIDE, true);
+        blocks.iter().for_each(|block| tensors.free(*block, &[SIDE]).unwrap());
+        faulty.set_capturing(SIDE, false);
+        let mapped = device.stats().mappings;
+        faulty.start_log();
+        let goes = thread::spawn(move || drop(tensors));
+        let trims = {
+            let device = Arc::clone(&device);
+            thread::spawn(move || device.trim().map(drop).unwrap())
+        };
+        device.give_back(std::time::Duration::ZERO);
+        goes.join().unwrap();
+        trims.join().unwrap();
+        let log = faulty.take_log();
+        let unmapped = log.iter().filter_map(|line| line.strip_prefix("unmap ")?.rsplit(' ').next());
+        assert_eq!(unmapped.map(|bytes| bytes.parse::<u64>().unwrap()).sum::<u64>(), mapped * 4096);
+        // Nobody has to come by again.
+        let stats = device.stats();
+        assert_eq!((stats.pending, stats.mappings, stats.reservations), (0, 0, 0));
+        assert_eq!(device.pool().audit_idle(), Ok(()));
+        device.trim().unwrap();
+        drop((arena, device, faulty));
+        assert_eq!(host.leftovers(), [0; 4]);
+    };
+    explore(model);
 }
 
 #[test]
