@@ -622,6 +622,7 @@ fn outputs_go_beside_their_first_replay_a_pause_and_a_capture() {
         space.seal().unwrap();
         // SAFETY: mapped memory of the host driver in a launch.
         let write = move || {
+            // SAFETY: live blocks of the host driver, which are memory of this process.
             all.iter().for_each(|(at, bytes)| unsafe { (at.0 as *mut u8).write_bytes(7, *bytes as usize) })
         };
         let replay = {
