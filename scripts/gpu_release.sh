@@ -26,6 +26,9 @@ build() {
   mkdir -p "$out/python" "$out/pieces"
   strip -o "$out/libvmmgraph_torch.so.0.1" "$made/libvmmgraph_torch.so.0.1.0"
   for test in "${tests[@]}"; do strip -o "$out/$test" "$made/tests/torch/$test"; done
+  echo "functions that are looked for, and that this release has not:"
+  comm -23 <(nm -D "$out/libvmmgraph_torch.so.0.1" | awk '$1 == "w" { print $2 }' | grep -E '^_ZN(2at|3c10)' | sort -u) \
+    <(nm -D --defined-only "$from"/torch/lib/*.so | awk '{ print $3 }' | sort -u) | c++filt
   cp tests/torch/run.sh tests/python/test_gpu.py tests/python/test_around_gpu.py tests/python/test_soak_gpu.py tests/python/test_threads_gpu.py "$out/"
   cp -r python/vmmgraph "$out/python/vmmgraph"
   tar -C "$from" -cz --exclude=torch/include --exclude=torch/share --exclude='*.a' torch torchgen functorch | split -b 48M -d -a 2 - "$out/pieces/"

@@ -14,6 +14,7 @@
 #include "region_scope.hpp"
 #include "registry.hpp"
 #include "short_of_memory.hpp"
+#include "workspace.hpp"
 
 namespace vmmgraph::torch {
 namespace {
@@ -76,6 +77,7 @@ public:
                 return {block, block, &delete_any, c10::Device(c10::DeviceType::CUDA, here.device)};
             }
         }
+        LongestAllocation::note(bytes);
         return patiently(bytes, [&] { return Forwards::allocate(bytes); });
     }
     c10::DataPtr allocateWithAddress(std::size_t bytes, void* address) {

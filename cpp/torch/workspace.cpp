@@ -21,7 +21,7 @@ TORCH_CUDA_CPP_API void* getCurrentCUDABlasHandle(bool setup) __attribute__((wea
 // The same header: since torch 2.8 and 2.9. References to a map; from 2.10 on to a struct that begins with it.
 TORCH_CUDA_CPP_API char& cublas_handle_stream_to_workspace() __attribute__((weak));
 TORCH_CUDA_CPP_API char& cublaslt_handle_stream_to_workspace() __attribute__((weak));
-// Their size in bytes, which programs may change from 2.13 on.
+// Their size in bytes, which programs may change from 2.13 on; 2.12 declares it and has it not.
 TORCH_CUDA_CPP_API std::size_t getChosenWorkspaceSize() __attribute__((weak));
 // Whether torch keeps any by itself: from 2.15 on only if it is told to.
 TORCH_CUDA_CPP_API bool isCUDABlasWorkspaceCachingEnabled() __attribute__((weak));
@@ -134,7 +134,25 @@ void* handle_with_workspace() {
 
 thread_local std::unordered_map<c10::DeviceIndex, void*> handles;
 
+// Bytes of torch's workspaces; 0: not known. Torch has none on the current stream.
+std::size_t chosen_bytes() {
+    if (&at::cuda::getChosenWorkspaceSize != nullptr) {
+        return at::cuda::getChosenWorkspaceSize();
+    }
+    // The same for all devices, for life.
+    static std::atomic<std::size_t> seen{0};
+    if (seen.load() == 0) {
+        const Relaxed relaxed;
+        const LongestAllocation longest;
+        handle_with_workspace();
+        seen.store(longest.bytes());
+    }
+    return seen.load();
+}
+
 }  // namespace
+
+constinit thread_local LongestAllocation* LongestAllocation::current_ = nullptr;
 
 struct Workspace::Pages {
     rust::Box<bridge::Workspace> pages = bridge::no_workspace();
@@ -202,7 +220,7 @@ void Workspace::provide(const c10::cuda::CUDAStream& stream, const std::vector<v
         }
         return;
     }
-    const auto chosen = &at::cuda::getChosenWorkspaceSize != nullptr ? at::cuda::getChosenWorkspaceSize() : 0;
+    const auto chosen = chosen_bytes();
     // Reclaimers may be asked, which is done without a lock.
     auto made = make(chosen);
     const std::lock_guard lock(mutex_);

@@ -15,17 +15,6 @@ def core_of(base: type) -> type:
     return next((cls for cls in reversed(base.__mro__) if "capture_begin" in vars(cls)), base)
 
 
-class Goes:
-    """What has ours let go before torch's destructor."""
-
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):
-            self._let_go()  # type: ignore[attr-defined]
-        torchs = getattr(super(), "__del__", None)
-        if torchs is not None:
-            torchs()
-
-
 def over(base: type, captured: type, *later: str) -> tuple[type, ...]:
     """The classes that the one in place of ``base`` is derived from, ``captured`` being ours. ``later``: what not every torch has."""
     core = core_of(base)
@@ -34,10 +23,19 @@ def over(base: type, captured: type, *later: str) -> tuple[type, ...]:
         if not hasattr(core, name):
             delattr(captured, name)
     # Another library's class may be the one that captures.
-    return (Goes, captured) if base is core else (Goes, base, captured)
+    return (captured,) if base is core else (base, captured)
 
 
-def named_as(base: type, cls: Any) -> type:
-    """The class, under the name that programs know."""
+def in_place_of(base: type, cls: Any) -> type:
+    """The class, under the name that programs know; what it makes lets go of what is ours (``_let_go``) before torch's destructor."""
+
+    def __del__(self: Any) -> None:
+        with contextlib.suppress(Exception):
+            self._let_go()
+        torchs = getattr(super(cls, self), "__del__", None)
+        if torchs is not None:
+            torchs()
+
+    cls.__del__ = __del__
     cls.__module__, cls.__qualname__ = base.__module__, "CUDAGraph"
     return cls

@@ -308,4 +308,4 @@ def graph_class(door: Door, base: type) -> type:
             self._shape.arena._settle(self._shape)
             return self._shape.verify(self._piece, list(outputs))
 
-    return _below.named_as(base, CUDAGraph)
+    return _below.in_place_of(base, CUDAGraph)

@@ -200,7 +200,7 @@ def graph_class(library: _c.Library, base: type) -> type:
     class CUDAGraph(*_below.over(base, Captured, "capture_end_pre")):  # type: ignore[misc]
         """``torch.cuda.CUDAGraph``, whose captures lie in MemPools over an arena."""
 
-    return _below.named_as(base, CUDAGraph)
+    return _below.in_place_of(base, CUDAGraph)
 
 
 def install() -> Any:

@@ -618,7 +618,7 @@ def test_what_outlives_a_capture_that_is_never_replayed() -> None:
     def closed():
         shape = ctypes.c_void_p()
         library.torch_shape_open(theirs.arena.handle, ctypes.byref(shape))
-        graph = torch.cuda.CUDAGraph.__mro__[1](True)
+        graph = vmmgraph._below.core_of(torch.cuda.CUDAGraph)(True)
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
             library.torch_capture_begin(shape, *pool)
@@ -1016,7 +1016,7 @@ def test_a_mempool_that_is_captured_into_is_an_arena() -> None:
         assert pool_bytes(mempool.id) == 0
         stats = arena.stats()
         held[name] = f"{mib(stats['physical_bytes'])} of {mib(stats['high_water_bytes'])}, torch's pool {mib(stock_bytes)}"
-        assert stats["physical_bytes"] < stock_bytes
+        assert stats["physical_bytes"] < stock_bytes, held
         # Eager work goes on there, and graphs replay right before and behind it.
         x = model.inputs(3000)
         expected = model(x)
@@ -2070,6 +2070,9 @@ def test_transformers_continuous_batching() -> None:
         run = subprocess.run(
             [sys.executable, "-c", SERVING, mode], capture_output=True, text=True, timeout=540, check=False, env=dict(os.environ)
         )
+        if mode == "off" and "torchvision::nms does not exist" in run.stderr:
+            result("transformers", not_run="its torchvision is another torch's")
+            return
         assert run.returncode == 0, run.stderr[-4000:]
         lines = run.stdout.splitlines()
         seen[mode] = {line.split()[0]: line for line in lines}

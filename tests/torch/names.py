@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "python/vmmgraph"
-#: Of each route, and of both.
-OURS = [PACKAGE / name for name in ("_graph.py", "_mempool.py", "_below.py")]
+#: Of each route.
+OURS = [PACKAGE / name for name in ("_graph.py", "_mempool.py")]
 #: What stands in the place of torch's on purpose.
 REPLACED = {"_has_graph_exec"}
 #: What says whether torch tells somebody of an executable, in releases that end a capture in two halves.
@@ -48,7 +48,7 @@ def targets(owner: ast.ClassDef) -> list[ast.expr]:
 
 
 def main(path: str) -> int:
-    each = [names(file.read_text(), {"Captured", "CUDAGraph", "Goes"}) for file in OURS]
+    each = [names(file.read_text(), {"Captured", "CUDAGraph"}) for file in OURS]
     ours = set().union(*each)
     source = Path(path).read_text()
     torchs = names(source, {"CUDAGraph"})
