@@ -622,7 +622,7 @@ def test_what_outlives_a_capture_that_is_never_replayed() -> None:
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
             library.torch_capture_begin(shape, *pool)
-            graph.capture_begin(pool=pool)
+            graph.capture_begin(pool=pool, capture_error_mode="global")
             library.torch_capture_begun(shape)
             static = torch.empty_like(x)
             graph.capture_end()
