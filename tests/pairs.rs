@@ -5,6 +5,7 @@
 //! Where the second call has to wait for a lock of the first, that goes on after a moment.
 
 use std::fmt;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -55,6 +56,59 @@ const CALLS: &[Call] = &[
     }),
     ("replay", |world| world.live.replay(A)),
     ("replay of another graph", |world| world.second.replay(B)),
+    ("the first replay of a graph", |world| world.unlaunched.replay(A)),
+    ("a block goes before the first replay", |world| world.unlaunched.free(&[])),
+    ("a graph that was never replayed goes", |world| {
+        drop(world.unlaunched.space.take());
+        Ok(())
+    }),
+    ("others are given a page", |world| {
+        let (Some(space), Some(block)) = (world.second.space.get(), world.second.first()) else {
+            return Ok(());
+        };
+        let extents = space.export(block.at, block.bytes)?;
+        let exported = world.device.export_page(extents[0].page)?;
+        let page = world.device.import(exported.fd.as_fd(), extents[0].page_bytes)?;
+        *world.pin.0.lock().unwrap() = Some((exported.pin, page));
+        Ok(())
+    }),
+    ("others let go of a page", |world| {
+        drop(world.pin.take());
+        Ok(())
+    }),
+    ("a switch and an allocation by the serial names", |world| {
+        world.other.switch_to_new_virtual_space()?;
+        let block = world.other.allocate(30 * KIB, A)?;
+        world.other.deallocate(block)
+    }),
+    ("a bump space", |world| {
+        let Some(arena) = world.arena.get() else { return Ok(()) };
+        let space = arena.open_bump_space()?;
+        let block = space.allocate(30 * KIB, A)?;
+        space.free(block)?;
+        space.seal().map(drop)
+    }),
+    ("blocks that peers use", |world| {
+        let space = world.other.open_space()?;
+        let block = space.allocate_remote(20 * KIB, A)?;
+        space.free(block)?;
+        space.seal().map(drop)
+    }),
+    ("a capture with something kept", |world| {
+        let Some(arena) = world.arena.get() else { return Ok(()) };
+        let space = arena.open_space()?;
+        let block = space.allocate_kept(3 * KIB, A)?;
+        space.seal()?;
+        drop(space.clone());
+        space.free(block)
+    }),
+    ("somebody who found no memory makes room", |world| {
+        world.device.make_room(100 * KIB, NOW);
+        Ok(())
+    }),
+    ("all leases are recalled", |world| {
+        world.arena.get().map_or(Ok(()), |arena| arena.recall_all(Duration::from_secs(5)))
+    }),
     ("capture", |world| world.arena.get().map_or(Ok(()), |arena| capture(&arena))),
     ("capture elsewhere", |world| capture(&world.other)),
     ("eager work", |world| {
@@ -286,8 +340,8 @@ fn both(first: Call, when: When, second: Option<Second>) -> u64 {
     calls.load(Relaxed)
 }
 
-/// What is logged is everybody's, so there is one test. All first calls are met by all second ones at each of their driver calls; where the device is
-/// busy or refuses, and with both in halves, some are, others for each seed.
+/// What is logged is everybody's, so there is one test. Of all second calls at each driver call of all first ones it makes some, others for each seed;
+/// fewer where the device is busy or refuses, and with both in halves.
 #[test]
 fn any_two_calls_may_be_made_at_once() {
     tracing::subscriber::set_global_default(registry().with(Log)).unwrap();
@@ -295,7 +349,7 @@ fn any_two_calls_may_be_made_at_once() {
         let mut random = Random::new(seed);
         let (mut whole, mut halves) = (0, 0);
         for (when, one_of) in
-            [(When::Before, 1), (When::Behind, 1), (When::BeforeBusy, 4), (When::BeforeRefusal, 4)]
+            [(When::Before, 3), (When::Behind, 3), (When::BeforeBusy, 8), (When::BeforeRefusal, 8)]
         {
             let counts = CALLS.iter().map(|call| both(*call, when, None)).collect::<Vec<_>>();
             for (first, count) in CALLS.iter().zip(&counts) {
@@ -305,7 +359,7 @@ fn any_two_calls_may_be_made_at_once() {
                             both(*first, when, Some(Second { call: *call, at, stops: 0 }));
                             whole += 1;
                         }
-                        for stops in (1..=*own).filter(|_| random.below(50) == 0) {
+                        for stops in (1..=*own).filter(|_| random.below(150) == 0) {
                             both(*first, when, Some(Second { call: *call, at, stops }));
                             halves += 1;
                         }
@@ -314,6 +368,6 @@ fn any_two_calls_may_be_made_at_once() {
             }
         }
         println!("{whole} times two calls at once, {halves} with both in halves");
-        assert!(whole > 20_000 && halves > 5_000, "{whole}, {halves}: the calls ask nothing of the driver");
+        assert!(whole > 12_000 && halves > 2_000, "{whole}, {halves}: the calls ask nothing of the driver");
     }
 }

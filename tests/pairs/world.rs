@@ -8,8 +8,8 @@ use vmmgraph::pages::Fence;
 use vmmgraph::ring::HostRun;
 use vmmgraph::{
     Address, Borrower, Device, ElasticBuffer, ElasticOptions, HostOptions, KvCache, KvLayout, KvOptions,
-    Lease, Options, Pinning, Policy, Region, RegionOptions, Result, Ring, RingOptions, RingUnit,
-    SharedVmmAllocator, Space, Stream, Vacate, VmmTorchAllocator, Workspace,
+    Lease, Options, PagePin, PeerPage, Pinning, Policy, Region, RegionOptions, Result, Ring, RingOptions,
+    RingUnit, SharedVmmAllocator, Space, Stream, Vacate, VmmTorchAllocator, Workspace,
 };
 use vmmgraph_testkit::{FaultyDriver, stream};
 
@@ -35,7 +35,7 @@ impl Borrower for Willing {
 #[derive(Clone, Copy)]
 pub(super) struct Written {
     pub(super) at: Address,
-    bytes: u64,
+    pub(super) bytes: u64,
     byte: u8,
 }
 
@@ -97,6 +97,21 @@ pub(super) fn graph(arena: &SharedVmmAllocator, byte: u8) -> Graph {
     Graph { space: May::some(space), tensors: May::some(tensors), blocks }
 }
 
+/// A graph whose first replay is still to come, and by which all launches are made: what goes until then leaves nothing behind.
+fn unlaunched(arena: &SharedVmmAllocator) -> Graph {
+    let space = arena.open_space().unwrap();
+    let tensors = VmmTorchAllocator::new(&space);
+    tensors.launch_by_replay_only(true);
+    tensors.captured_on(A);
+    let blocks = [20, 3].map(|kib| Written {
+        at: tensors.allocate(kib * KIB, A, false).unwrap(),
+        bytes: kib * KIB,
+        byte: 0,
+    });
+    space.seal().unwrap();
+    Graph { space: May::some(space), tensors: May::some(tensors), blocks: Mutex::new(blocks.to_vec()) }
+}
+
 impl Graph {
     /// The last block goes, which somebody may still read.
     pub(super) fn free(&self, readers: &[Stream]) -> Result<()> {
@@ -105,6 +120,10 @@ impl Graph {
             return Ok(());
         };
         tensors.free(block.at, readers)
+    }
+
+    pub(super) fn first(&self) -> Option<Written> {
+        self.blocks.lock().unwrap().first().copied()
     }
 
     pub(super) fn drop_tensors(&self) {
@@ -126,8 +145,10 @@ pub(super) struct World {
     pub(super) other: Arc<SharedVmmAllocator>,
     pub(super) live: Graph,
     pub(super) second: Graph,
+    pub(super) unlaunched: Graph,
     /// Its graph is gone, and blocks of it have not all gone.
     pub(super) outlived: Graph,
+    pub(super) pin: May<(PagePin, PeerPage)>,
     pub(super) region: May<Arc<Region>>,
     pub(super) in_region: Mutex<Vec<Written>>,
     pub(super) buffer: May<Arc<ElasticBuffer>>,
@@ -199,6 +220,7 @@ impl World {
         faulty.set_capturing(SIDE, false);
 
         let borrower: Arc<dyn Borrower> = Arc::new(Willing);
+        let unlaunched = unlaunched(&arena);
         let lease = arena.lend(&buffer, 8 * PAGE..9 * PAGE, &borrower).unwrap();
         Self {
             host,
@@ -208,7 +230,9 @@ impl World {
             other,
             live,
             second,
+            unlaunched,
             outlived,
+            pin: May(Mutex::new(None)),
             region: May::some(region),
             in_region: Mutex::new(in_region[..2].to_vec()),
             buffer: May::some(buffer),
@@ -258,7 +282,7 @@ impl World {
             self.ring,
             self.workspaces,
         ));
-        drop((self.arena, self.other));
+        drop((self.pin, self.unlaunched, self.arena, self.other));
         device.trim().unwrap();
         let stats = device.stats();
         assert_eq!((stats.physical_bytes, stats.reservations, stats.pending), (0, 0, 0), "{what}");
