@@ -28,9 +28,9 @@ use vmmgraph::ring::HostRun;
 use vmmgraph::{
     Address, BlockBorrower, Borrower, Committed, Device, DriverChoice, ElasticOptions, Error, HostBuffer,
     HostOptions, KvLayout, KvOptions, Options, Peers, Pinning, Policy, RegionOptions, Result, RetainPolicy,
-    RingOptions, RingUnit, SharedVmmAllocator, Space, Stream, Vacate, VacateBlocks, Vacated, Workspace,
+    RingOptions, RingUnit, SharedVmmAllocator, Space, Stream, VacateBlocks, Vacated, Workspace,
 };
-use vmmgraph_testkit::{FaultyDriver, Stamps, stream};
+use vmmgraph_testkit::{FaultyDriver, IdleBorrower, Stamps, stream};
 
 /// What the scenarios count in, where a real device has a MiB: the calls are the same, and most of the time went into the host's pages.
 const M: u64 = 32 << 10;
@@ -913,15 +913,6 @@ fn elastic(run: &mut Run) -> Result<()> {
     run.step("decommit all", || buffer.decommit(0..64 * M, &Fence::default())).map(drop)
 }
 
-/// Gives back whatever it is asked for.
-struct Idle;
-
-impl Borrower for Idle {
-    fn vacate(&self, _asked: &Vacate) -> Result<Fence> {
-        Ok(Fence::default())
-    }
-}
-
 /// Pages of a graph are lent to a buffer and recalled, twice; what is written there meanwhile stays, and the graph is not launched. Not told to
 /// the second thread, whose captures would be refused.
 fn lending(run: &mut Run) -> Result<()> {
@@ -936,7 +927,7 @@ fn lending(run: &mut Run) -> Result<()> {
     run.step("seal", || space.seal())?;
     let options = ElasticOptions { name: "kv", page_bytes: 4 * M, ..ElasticOptions::default() };
     let buffer = Arc::new(run.step("reserve", || device.elastic_buffer(64 * M, &options))?);
-    let idle: Arc<dyn Borrower> = Arc::new(Idle);
+    let idle: Arc<dyn Borrower> = Arc::new(IdleBorrower);
     run.step("commit", || buffer.commit(0..4 * M))?;
     for round in 0..2 {
         run.step("replay", || space.replay(other, || ()))?;

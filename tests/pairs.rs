@@ -18,12 +18,12 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 use tracing_subscriber::registry;
 use vmmgraph::pages::Fence;
 use vmmgraph::{Borrower, Error, Result, SharedVmmAllocator};
-use vmmgraph_testkit::{FaultyDriver, Random, seeds};
+use vmmgraph_testkit::{FaultyDriver, IdleBorrower, Random, seeds};
 
 #[path = "pairs/world.rs"]
 mod world;
 
-use world::{A, B, KIB, NOW, PAGE, Willing, World};
+use world::{A, B, KIB, NOW, PAGE, World};
 
 /// A call, by name.
 type Call = (&'static str, fn(&World) -> Result<()>);
@@ -183,8 +183,7 @@ const CALLS: &[Call] = &[
         Ok(())
     }),
     ("a unit of a ring is used", |world| {
-        let ring = world.ring.0.lock().unwrap();
-        let Some(ring) = &*ring else { return Ok(()) };
+        let Some(ring) = world.ring.get() else { return Ok(()) };
         ring.acquire(3, A)?;
         ring.release(3, A)
     }),
@@ -193,8 +192,8 @@ const CALLS: &[Call] = &[
         Ok(())
     }),
     ("a workspace on another stream", |world| {
-        let workspace = world.workspaces[0].0.lock().unwrap();
-        workspace.as_ref().map_or(Ok(()), |workspace| workspace.use_on(Some(B), Fence::default).map(drop))
+        let workspace = world.workspaces[0].get();
+        workspace.map_or(Ok(()), |workspace| workspace.use_on(Some(B), Fence::default).map(drop))
     }),
     ("a workspace goes", |world| {
         drop(world.workspaces[1].take());
@@ -202,7 +201,7 @@ const CALLS: &[Call] = &[
     }),
     ("a lease", |world| {
         let (Some(arena), Some(buffer)) = (world.arena.get(), world.buffer.get()) else { return Ok(()) };
-        let borrower: Arc<dyn Borrower> = Arc::new(Willing);
+        let borrower: Arc<dyn Borrower> = Arc::new(IdleBorrower);
         match arena.lend(&buffer, 10 * PAGE..11 * PAGE, &borrower) {
             // No page is left that could be lent.
             Err(Error::InvalidArgument { .. }) => Ok(()),

@@ -10,9 +10,9 @@ use vmmgraph::ring::HostRun;
 use vmmgraph::{
     BlockBorrower, Borrower, Device, ElasticOptions, Error, HostOptions, KvLayout, KvOptions, Options,
     Pinning, Policy, RegionOptions, RetainPolicy, RingCaptureOptions, RingGraph, RingOptions, RingUnit,
-    SharedVmmAllocator, SpaceStats, Stream, Vacate, VacateBlocks, Vacated, VmmTorchAllocator,
+    SharedVmmAllocator, SpaceStats, Stream, VacateBlocks, Vacated, VmmTorchAllocator,
 };
-use vmmgraph_testkit::{CopyingDriver, FaultyDriver, stream};
+use vmmgraph_testkit::{CopyingDriver, FaultyDriver, IdleBorrower, stream};
 
 const KIB: u64 = 1 << 10;
 
@@ -102,9 +102,7 @@ fn what_outlived_a_graph_goes_beside_trims() {
         device.give_back(std::time::Duration::ZERO);
         goes.join().unwrap();
         trims.join().unwrap();
-        let log = faulty.take_log();
-        let unmapped = log.iter().filter_map(|line| line.strip_prefix("unmap ")?.rsplit(' ').next());
-        assert_eq!(unmapped.map(|bytes| bytes.parse::<u64>().unwrap()).sum::<u64>(), mapped * 4096);
+        assert_eq!(faulty.take_unmapped(), mapped * 4096);
         // Nobody has to come by again.
         let stats = device.stats();
         assert_eq!((stats.pending, stats.mappings, stats.reservations), (0, 0, 0));
@@ -777,15 +775,6 @@ fn eager_work_runs_beside_replays_captures_and_ends() {
     shuttle::check_pct(model, 300, 3);
 }
 
-/// Gives back whatever it is asked for.
-struct Idle;
-
-impl Borrower for Idle {
-    fn vacate(&self, _asked: &Vacate) -> vmmgraph::Result<Fence> {
-        Ok(Fence::default())
-    }
-}
-
 /// Gives up every block that it is asked for.
 struct Vacant;
 
@@ -928,7 +917,7 @@ fn pages_are_lent_and_recalled_beside_replays() {
         let lender = {
             let (arena, buffer) = (Arc::clone(&arena), Arc::clone(&buffer));
             thread::spawn(move || {
-                let idle: Arc<dyn Borrower> = Arc::new(Idle);
+                let idle: Arc<dyn Borrower> = Arc::new(IdleBorrower);
                 let lease = arena.lend(&buffer, 0..16 * KIB, &idle).unwrap();
                 lease.recall(std::time::Duration::from_secs(60)).unwrap();
                 let lease = arena.lend(&buffer, 16 * KIB..32 * KIB, &idle).unwrap();

@@ -8,9 +8,9 @@ use vmmgraph::driver::{HostDriver, Transfer};
 use vmmgraph::pages::Fence;
 use vmmgraph::{
     Borrower, Device, ElasticBuffer, ElasticOptions, HostOptions, Lease, Policy, Ready, RegionOptions,
-    SharedVmmAllocator, Space, Vacate,
+    SharedVmmAllocator, Space,
 };
-use vmmgraph_testkit::{Delay, FaultyDriver, LateDriver, MIB, ReorderingDriver, seeds};
+use vmmgraph_testkit::{Delay, FaultyDriver, IdleBorrower, LateDriver, MIB, ReorderingDriver, seeds};
 
 use super::world::{Block, KIB, STREAMS, World, arena_options};
 
@@ -113,15 +113,6 @@ fn whoever_resumes_what_is_mapped_already_is_behind_its_contents_as_well() {
     }
 }
 
-/// Gives back at once: nothing is done with its pages by then.
-struct Idle;
-
-impl Borrower for Idle {
-    fn vacate(&self, _: &Vacate) -> vmmgraph::Result<Fence> {
-        Ok(Fence::default())
-    }
-}
-
 /// A page on lease to a buffer whose contents still come back, for a block that was freed while its arena was paused.
 struct Lent {
     world: World,
@@ -148,7 +139,7 @@ impl Lent {
         other.seal().unwrap();
         let options = ElasticOptions { name: "kv", page_bytes: PAGE, ..ElasticOptions::default() };
         let buffer = Arc::new(world.device.elastic_buffer(PAGE, &options).unwrap());
-        let borrower: Arc<dyn Borrower> = Arc::new(Idle);
+        let borrower: Arc<dyn Borrower> = Arc::new(IdleBorrower);
         let lease = arena.lend(&buffer, 0..PAGE, &borrower).unwrap();
         Self { world, lease, buffer, arena, spaces: [space, other], ready }
     }

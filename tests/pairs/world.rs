@@ -9,9 +9,9 @@ use vmmgraph::ring::HostRun;
 use vmmgraph::{
     Address, Borrower, Device, ElasticBuffer, ElasticOptions, HostOptions, KvCache, KvLayout, KvOptions,
     Lease, Options, PagePin, PeerPage, Pinning, Policy, Region, RegionOptions, Result, Ring, RingOptions,
-    RingUnit, SharedVmmAllocator, Space, Stream, Vacate, VmmTorchAllocator, Workspace,
+    RingUnit, SharedVmmAllocator, Space, Stream, VmmTorchAllocator, Workspace,
 };
-use vmmgraph_testkit::{FaultyDriver, stream};
+use vmmgraph_testkit::{FaultyDriver, IdleBorrower, stream};
 
 pub(super) const A: Stream = Stream::LEGACY;
 pub(super) const B: Stream = stream(0xb0);
@@ -20,16 +20,6 @@ const SIDE: Stream = stream(7);
 pub(super) const KIB: u64 = 1 << 10;
 pub(super) const PAGE: u64 = 16 * KIB;
 pub(super) const NOW: Duration = Duration::ZERO;
-
-/// Gives back whatever it is asked for.
-#[derive(Debug)]
-pub(super) struct Willing;
-
-impl Borrower for Willing {
-    fn vacate(&self, _: &Vacate) -> Result<Fence> {
-        Ok(Fence::default())
-    }
-}
 
 /// A block and what was written to it.
 #[derive(Clone, Copy)]
@@ -75,13 +65,13 @@ impl<T: Clone> May<T> {
 /// A graph and what its program has of it.
 pub(super) struct Graph {
     pub(super) space: May<Arc<Space>>,
-    pub(super) tensors: May<VmmTorchAllocator>,
+    pub(super) tensors: May<Arc<VmmTorchAllocator>>,
     pub(super) blocks: Mutex<Vec<Written>>,
 }
 
 pub(super) fn graph(arena: &SharedVmmAllocator, byte: u8) -> Graph {
     let space = arena.open_space().unwrap();
-    let tensors = VmmTorchAllocator::new(&space);
+    let tensors = Arc::new(VmmTorchAllocator::new(&space));
     let passing = tensors.allocate(40 * KIB, A, false).unwrap();
     let mut blocks = [(20, false), (3, false), (2, true), (5, false)].map(|(kib, kept)| Written {
         at: tensors.allocate(kib * KIB, A, kept).unwrap(),
@@ -100,7 +90,7 @@ pub(super) fn graph(arena: &SharedVmmAllocator, byte: u8) -> Graph {
 /// A graph whose first replay is still to come, and by which all launches are made: what goes until then leaves nothing behind.
 fn unlaunched(arena: &SharedVmmAllocator) -> Graph {
     let space = arena.open_space().unwrap();
-    let tensors = VmmTorchAllocator::new(&space);
+    let tensors = Arc::new(VmmTorchAllocator::new(&space));
     tensors.launch_by_replay_only(true);
     tensors.captured_on(A);
     let blocks = [20, 3].map(|kib| Written {
@@ -115,8 +105,7 @@ fn unlaunched(arena: &SharedVmmAllocator) -> Graph {
 impl Graph {
     /// The last block goes, which somebody may still read.
     pub(super) fn free(&self, readers: &[Stream]) -> Result<()> {
-        let tensors = self.tensors.0.lock().unwrap();
-        let (Some(tensors), Some(block)) = (&*tensors, self.blocks.lock().unwrap().pop()) else {
+        let (Some(tensors), Some(block)) = (self.tensors.get(), self.blocks.lock().unwrap().pop()) else {
             return Ok(());
         };
         tensors.free(block.at, readers)
@@ -154,8 +143,8 @@ pub(super) struct World {
     pub(super) buffer: May<Arc<ElasticBuffer>>,
     pub(super) cache: May<Arc<KvCache>>,
     pub(super) lease: May<Lease>,
-    pub(super) ring: May<Ring>,
-    pub(super) workspaces: [May<Workspace>; 2],
+    pub(super) ring: May<Arc<Ring>>,
+    pub(super) workspaces: [May<Arc<Workspace>>; 2],
     pub(super) results: Mutex<Vec<Written>>,
 }
 
@@ -195,7 +184,7 @@ impl World {
         let workspaces = [A, B].map(|stream| {
             let workspace = Workspace::new(&device, 32 * KIB).unwrap();
             workspace.use_on(Some(stream), Fence::default).unwrap();
-            May::some(workspace)
+            May::some(Arc::new(workspace))
         });
         let scope = arena.eager_scope(B).unwrap();
         let results = [9, 2].map(|kib| Written::new(scope.allocate(kib * KIB).unwrap(), kib * KIB, 9));
@@ -219,7 +208,7 @@ impl World {
         arena.eager_blocks().free(results[1].at, &[SIDE]).unwrap();
         faulty.set_capturing(SIDE, false);
 
-        let borrower: Arc<dyn Borrower> = Arc::new(Willing);
+        let borrower: Arc<dyn Borrower> = Arc::new(IdleBorrower);
         let unlaunched = unlaunched(&arena);
         let lease = arena.lend(&buffer, 8 * PAGE..9 * PAGE, &borrower).unwrap();
         Self {
@@ -238,7 +227,7 @@ impl World {
             buffer: May::some(buffer),
             cache: May::some(cache),
             lease: May::some(lease),
-            ring: May::some(ring),
+            ring: May::some(Arc::new(ring)),
             workspaces,
             results: Mutex::new(vec![results[0]]),
         }

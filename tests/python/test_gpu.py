@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 import types
+import unittest
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -1890,8 +1891,7 @@ def test_a_checkpoint_by_the_driver() -> None:
     """As cuda-checkpoint makes them: the driver takes a process off the GPU, aliased pages and graphs too, and puts it back."""
     driver = ctypes.CDLL("libcuda.so.1")
     if not hasattr(driver, "cuCheckpointProcessLock"):
-        result("checkpoint", not_run="the driver has none")
-        return
+        raise unittest.SkipTest("the driver makes no checkpoints")
     child = subprocess.Popen([sys.executable, "-c", CHECKPOINT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout.readline() == "ready\n"
@@ -1915,8 +1915,7 @@ def test_green_contexts_are_in_order() -> None:
 
     # Later releases have them by cuda-python, and say nothing of the kind.
     if not getattr(green_contexts, "SUPPORTED", True):
-        result("green contexts", not_run="this torch has none")
-        return
+        raise unittest.SkipTest("this torch has no green contexts")
     enabled()
     model = Model()
     made = full(model, torch.cuda.graph_pool_handle(), [4096] * 3 + [2048] * 3, torch.cuda.Stream(), keep=True)
@@ -1999,8 +1998,7 @@ def test_compiled_with_trees() -> None:
             assert torch.allclose(y, torch.nn.functional.gelu(x @ w).sum(-1), atol=1e-2)
     except Exception as error:
         if "ompiler" in repr(error) or "triton" in repr(error).lower():
-            result("trees", not_run=type(error).__name__)
-            return
+            raise unittest.SkipTest(f"no compiler: {type(error).__name__}")
         raise
 
 
@@ -2063,16 +2061,14 @@ def test_transformers_continuous_batching() -> None:
     try:
         import transformers  # noqa: F401
     except ImportError:
-        result("transformers", not_run="not installed")
-        return
+        raise unittest.SkipTest("transformers is not installed")
     seen = {}
     for mode in ("off", "on"):
         run = subprocess.run(
             [sys.executable, "-c", SERVING, mode], capture_output=True, text=True, timeout=540, check=False, env=dict(os.environ)
         )
         if mode == "off" and "torchvision::nms does not exist" in run.stderr:
-            result("transformers", not_run="its torchvision is another torch's")
-            return
+            raise unittest.SkipTest("torchvision is another torch's, so transformers does not load")
         assert run.returncode == 0, run.stderr[-4000:]
         lines = run.stdout.splitlines()
         seen[mode] = {line.split()[0]: line for line in lines}
@@ -2221,7 +2217,7 @@ def main(words: list[str]) -> int:
     if not HAS_GPU:
         print("SKIPPED: needs a GPU")
         return 77
-    failed = 0
+    failed = skipped = 0
     tests = [(name, test) for name, test in globals().items() if name.startswith("test_") and callable(test)]
     chosen = [(name, test) for name, test in tests if not words or any(word in name for word in words)]
     for name, test in chosen:
@@ -2233,6 +2229,9 @@ def main(words: list[str]) -> int:
             gc.collect()
             torch.cuda.synchronize()
             print(f"ok     {name} ({time.perf_counter() - start:.1f} s)", flush=True)
+        except unittest.SkipTest as why:
+            skipped += 1
+            print(f"SKIPPED {name}: {why}", flush=True)
         except BaseException as error:  # noqa: BLE001, what a thread or a test throws is reported
             failed += 1
             print(f"WRONG  {name} ({time.perf_counter() - start:.1f} s)", flush=True)
@@ -2240,7 +2239,7 @@ def main(words: list[str]) -> int:
             if isinstance(error, KeyboardInterrupt) or "illegal memory access" in str(error):
                 break
     faulthandler.cancel_dump_traceback_later()
-    print(f"{len(chosen) - failed} of {len(chosen)} passed")
+    print(f"{len(chosen) - failed - skipped} of {len(chosen)} passed, {skipped} SKIPPED")
     print("failed" if failed else "passed")
     return 1 if failed else 0
 

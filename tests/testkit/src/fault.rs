@@ -150,6 +150,17 @@ impl FaultyDriver {
         log.into_iter().filter(|line| !line.starts_with("stream_state")).collect()
     }
 
+    /// Bytes that were asked to be unmapped since the last look, which takes what was written down.
+    ///
+    /// # Panics
+    /// If what was written down is not what this driver writes.
+    #[must_use]
+    pub fn take_unmapped(&self) -> u64 {
+        let log = self.take_log();
+        let lengths = log.iter().filter_map(|line| line.strip_prefix("unmap ")?.rsplit(' ').next());
+        lengths.map(|bytes| bytes.parse::<u64>().expect("a length")).sum()
+    }
+
     /// Calls `hook` before each call, on the calling thread and without a lock of this driver; not before those that it makes itself
     /// on that thread.
     pub fn set_hook(&self, hook: Option<Hook>) {

@@ -3,6 +3,7 @@
 //! breaks a rule, one whose graphs are copies, and two that work as late as they may: `LateDriver` when somebody waits, `ReorderingDriver` in any order that events allow.
 
 mod bench;
+mod borrower;
 mod broken;
 mod copying;
 mod fault;
@@ -17,6 +18,7 @@ mod torch;
 mod trace;
 
 pub use bench::Bench;
+pub use borrower::IdleBorrower;
 pub use broken::{BrokenDriver, Flaw};
 pub use copying::CopyingDriver;
 pub use fault::FaultyDriver;
