@@ -44,6 +44,8 @@ pub(crate) const EAGER_KEY: u64 = u64::from_le_bytes(*b"eager   ");
 const MARKED: u64 = u64::MAX;
 /// What `on` says of a stream whose handle means it on some thread or in some context only.
 const ELSEWHERE: u64 = u64::MAX - 1;
+/// What `on` says while somebody who has `last` records a mark.
+const MARKING: u64 = u64::MAX - 2;
 
 /// Keeps the replays of one arena from overlapping.
 #[derive(Debug)]
@@ -51,7 +53,7 @@ pub struct ReplayOrder {
     events: Arc<Events>,
     turn: Turn,
     /// The stream behind whose last replay there is no mark yet, or [`ELSEWHERE`]; [`MARKED`] if there is one, or no replay. Whoever takes a mark sets this
-    /// first and records then; whoever leaves a turn sets it back: so a launch during which a mark was taken is not covered by it.
+    /// to [`MARKING`] first and records then; whoever leaves a turn sets it back: so a launch during which a mark was taken is not covered by it.
     on: AtomicU64,
     last: Mutex<Last>,
     /// What stands before every replay; written by whoever shut it.
@@ -288,14 +290,19 @@ impl ReplayOrder {
         if self.on.load(Ordering::SeqCst) == MARKED {
             return Ok(last.mark.clone());
         }
-        let on = self.on.swap(MARKED, Ordering::SeqCst);
+        let on = self.on.swap(MARKING, Ordering::SeqCst);
+        let now = |on| {
+            // Unless a turn was left meanwhile.
+            let _ = self.on.compare_exchange(MARKING, on, Ordering::SeqCst, Ordering::SeqCst);
+        };
         match self.events.record_named(last.stream) {
             Ok(mark) => {
+                now(MARKED);
                 last.promises.drain(..).for_each(|promise| promise.keep(mark.clone()));
                 Ok(Some(last.mark.insert(mark).clone()))
             }
             Err(error) => {
-                self.on.store(on, Ordering::SeqCst);
+                now(on);
                 Err(error)
             }
         }
@@ -309,12 +316,21 @@ impl ReplayOrder {
     /// As [`replay`](Self::replay).
     pub fn mark(&self) -> Result<()> {
         self.turn.check()?;
+        if self.on.load(Ordering::SeqCst) == MARKED {
+            return Ok(());
+        }
         self.mark_last(&mut self.last.lock()).map(drop)
     }
 
     /// As [`mark`](Self::mark), if the last replay was on this stream.
     pub(crate) fn mark_on(&self, stream: Stream) -> Result<()> {
-        if self.on.load(Ordering::SeqCst) == stream.raw() { self.mark() } else { Ok(()) }
+        let mut on = self.on.load(Ordering::SeqCst);
+        if on == MARKING {
+            // It may be on this stream, and its record is still to come.
+            let _recorded = self.last.lock();
+            on = self.on.load(Ordering::SeqCst);
+        }
+        if on == stream.raw() { self.mark() } else { Ok(()) }
     }
 
     /// What is behind everything replayed so far, and behind the contents that a resume still copies: a fence that this object is not needed

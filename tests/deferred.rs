@@ -137,6 +137,44 @@ fn a_reader_of_a_block_that_outlived_its_graph_is_waited_for() {
     }
 }
 
+/// Between the question whether it is captured and the record: nobody asks for an event that became one of the capture's, nor waits for it, and what was
+/// to be behind it is.
+#[test]
+fn a_stream_whose_capture_begins_as_it_is_recorded_is_recorded_again_behind_it() {
+    for reader in [true, false] {
+        let (host, faulty, device) = device();
+        let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+        let space = arena.open_space().unwrap();
+        let tensors = VmmTorchAllocator::new(&space);
+        let block = tensors.allocate(4 * MIB, A, false).unwrap();
+        space.seal().unwrap();
+        space.replay(if reader { A } else { SIDE }, || ()).unwrap();
+        let captures = faulty.clone();
+        faulty.set_hook(Some(Arc::new(move |name| {
+            if name == "event_record" {
+                captures.set_capturing(SIDE, true);
+            }
+        })));
+        tensors.free(block, if reader { &[SIDE] } else { &[] }).unwrap();
+        drop((tensors, space));
+        faulty.set_hook(None);
+        let touched = faulty.broken_captures().len();
+        assert!(touched > 0, "no record met the capture");
+        device.give_back(Duration::ZERO);
+        assert!(arena.mapped_size() > 0, "unmapped though nobody can say that it is not used");
+        faulty.set_busy(true);
+        faulty.set_capturing(SIDE, false);
+        device.give_back(Duration::ZERO);
+        assert!(arena.mapped_size() > 0, "unmapped while it is used");
+        faulty.set_busy(false);
+        arena.trim().unwrap();
+        assert_eq!(arena.mapped_size(), 0);
+        assert_eq!(faulty.broken_captures().len(), touched, "{:?}", faulty.broken_captures());
+        drop((arena, device));
+        assert_eq!(host.leftovers(), [0; 4]);
+    }
+}
+
 #[test]
 fn a_page_of_two_blocks_waits_for_the_readers_of_both() {
     let host = Arc::new(HostDriver::new(0, HostOptions::default()).unwrap());

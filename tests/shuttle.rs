@@ -114,6 +114,28 @@ fn what_outlived_a_graph_goes_beside_trims() {
     explore(model);
 }
 
+/// Whoever captures the stream of the last replay says so first, while another thread puts a mark there of its own accord: that is recorded by then.
+#[test]
+fn a_mark_is_recorded_before_the_stream_is_captured() {
+    const ON: Stream = stream(7);
+    let model = || {
+        let host =
+            Arc::new(HostDriver::new(0, HostOptions { granularity: 4096, memory_bytes: 1 << 30 }).unwrap());
+        let faulty = FaultyDriver::new(host);
+        let device = Device::with_driver(faulty.clone());
+        let arena = of_device(&device);
+        let space = arena.open_space().unwrap();
+        space.seal().unwrap();
+        space.replay(ON, || ()).unwrap();
+        faulty.set_hook(Some(Arc::new(|_| thread::yield_now())));
+        let marks = thread::spawn(move || arena.mark());
+        device.mark(ON).unwrap();
+        faulty.set_capturing(ON, true);
+        assert_eq!(marks.join().unwrap(), Ok(()));
+    };
+    explore(model);
+}
+
 #[test]
 fn one_space_used_by_two_threads_keeps_its_blocks_apart() {
     let model = || {

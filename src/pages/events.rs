@@ -62,7 +62,13 @@ impl Events {
         let (named, number) = (self.name(stream), self.marks.fetch_add(1, Ordering::Relaxed));
         let mark = Mark(Arc::new(Recorded { events: Arc::clone(self), event, stream: named, number }));
         // SAFETY: an event of ours that nobody else has; the stream exists and is ready, as was just seen.
-        unsafe { self.driver.event_record(event, stream) }?;
+        let recorded = unsafe { self.driver.event_record(event, stream) };
+        // Another thread may have begun to capture it since. Then the event is one of that capture's: who asks for it or waits for it breaks the
+        // capture, or becomes part of it. To be recorded again it serves.
+        if !self.ready(stream)? {
+            return Err(Error::StreamCapturing { stream: stream.raw() });
+        }
+        recorded?;
         Ok(mark)
     }
 

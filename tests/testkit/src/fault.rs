@@ -27,6 +27,8 @@ struct Plan {
     log: Option<Vec<String>>,
     /// Streams that are being captured.
     capturing: HashSet<Stream>,
+    /// Events that were recorded there.
+    captured: HashSet<Event>,
     /// What touched one of those, which breaks its capture.
     broken: Vec<String>,
     /// Nothing given to the device is done before this is off again.
@@ -256,6 +258,22 @@ impl FaultyDriver {
     }
 }
 
+impl FaultyDriver {
+    /// An event that was recorded in a capture says nothing to anybody outside.
+    fn asks(&self, name: &'static str, event: Event) -> Result<()> {
+        let mut plan = self.plan.lock();
+        if plan.captured.contains(&event) {
+            plan.broken.push(format!("{name} of a captured event"));
+            return Err(Error::Driver {
+                call: name,
+                code: 907,
+                name: "CUDA_ERROR_CAPTURED_EVENT".to_owned(),
+            });
+        }
+        Ok(())
+    }
+}
+
 impl Driver for FaultyDriver {
     fn info(&self) -> &DeviceInfo {
         self.inner.info()
@@ -389,6 +407,14 @@ unsafe impl Timeline for FaultyDriver {
     unsafe fn event_record(&self, event: Event, stream: Stream) -> Result<()> {
         let _end = self.called("event_record", format!(" {event:?} {stream:?}"))?;
         self.touches("event_record", stream);
+        {
+            let mut plan = self.plan.lock();
+            if plan.capturing.contains(&stream) {
+                plan.captured.insert(event)
+            } else {
+                plan.captured.remove(&event)
+            };
+        }
         // SAFETY: the caller's promise.
         unsafe { self.inner.event_record(event, stream) }
     }
@@ -396,12 +422,14 @@ unsafe impl Timeline for FaultyDriver {
     unsafe fn event_wait(&self, event: Event, stream: Stream) -> Result<()> {
         let _end = self.called("event_wait", format!(" {event:?} {stream:?}"))?;
         self.touches("event_wait", stream);
+        self.asks("event_wait", event)?;
         // SAFETY: the caller's promise.
         unsafe { self.inner.event_wait(event, stream) }
     }
 
     unsafe fn event_query(&self, event: Event) -> Result<bool> {
         let _end = self.called("event_query", format!(" {event:?}"))?;
+        self.asks("event_query", event)?;
         if self.must_not_wait() {
             return Ok(false);
         }
@@ -416,6 +444,7 @@ unsafe impl Timeline for FaultyDriver {
     unsafe fn event_synchronize(&self, event: Event) -> Result<()> {
         self.may_wait()?;
         let _end = self.called("event_synchronize", format!(" {event:?}"))?;
+        self.asks("event_synchronize", event)?;
         while self.plan.lock().busy {
             std::thread::yield_now();
         }
