@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::core::State;
-use super::{Core, Placement, RetainPolicy};
+use super::{Core, RetainPolicy};
 use crate::error::{Error, Result};
 use crate::pages::{Events, NamedStream};
 use crate::units::{Address, Stream};
@@ -77,7 +77,7 @@ impl State {
 
     /// The live blocks under which a seal by this policy may exchange pages.
     fn exchanged(&self, policy: RetainPolicy) -> Vec<(Address, u64)> {
-        let Placement::Stitched(layout) = &self.placement else { return Vec::new() };
+        let Some(layout) = self.placement.layout() else { return Vec::new() };
         let moves = |range| match policy {
             RetainPolicy::Retain => true,
             RetainPolicy::ShareRemote => !layout.is_remote(range),

@@ -253,7 +253,7 @@ impl Core {
 
     /// The address of a block of an open space for which nothing has to be mapped.
     fn place_on_mapped(&self, state: &mut State, bytes: BlockBytes, lane: Lane) -> Option<Address> {
-        let Placement::Stitched(layout) = &mut state.placement else { return None };
+        let Placement::Stitched(Some(layout)) = &mut state.placement else { return None };
         if state.phase != Phase::Open {
             return None;
         }
@@ -262,7 +262,7 @@ impl Core {
     }
 
     fn placed(&self, state: &mut State, place: Place, bytes: BlockBytes, lane: Lane) -> Address {
-        if let Placement::Stitched(layout) = &state.placement {
+        if let Some(layout) = state.placement.layout() {
             self.common.totals.rose_to(layout.usage().peak_bytes);
         }
         if lane.remote {

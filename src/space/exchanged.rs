@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::refresh::Stale;
-use super::{Common, Core, Phase, Placement, State};
+use super::{Common, Core, Phase, State};
 use crate::error::{Error, Result};
 use crate::pages::{Change, Fence, Mapping, PageId, PageNo};
 use crate::sync::Mutex;
@@ -48,10 +48,11 @@ impl ComingBack {
         self.any.store(true, Ordering::Release);
     }
 
+    fn any(&self) -> bool {
+        self.any.load(Ordering::Acquire)
+    }
+
     fn take(&self) -> BTreeSet<u64> {
-        if !self.any.load(Ordering::Acquire) {
-            return BTreeSet::new();
-        }
         let spaces = &mut *self.spaces.lock();
         self.any.store(false, Ordering::Release);
         std::mem::take(spaces)
@@ -218,7 +219,7 @@ impl Exchanged {
 impl State {
     /// Notes what a seal exchanged: the index of the range, and what was mapped there.
     pub(super) fn note_exchanged(&mut self, exchanged: &[(usize, Mapping)]) {
-        let Placement::Stitched(layout) = &self.placement else { return };
+        let Some(layout) = self.placement.layout() else { return };
         let numbers: HashMap<(usize, u64), PageNo> =
             layout.tiles().map(|(range, offset, no)| ((range, offset), no)).collect();
         let tile = |(range, mapped): &(usize, Mapping)| {
@@ -251,6 +252,9 @@ impl State {
 impl Common {
     /// Looks again at places whose blocks went while somebody could still read them. The caller holds no lock.
     pub(crate) fn exchange_back(&self) {
+        if !self.coming_back.any() {
+            return;
+        }
         for id in self.coming_back.take() {
             let space = self.spaces.lock().get(&id).and_then(Weak::upgrade);
             if let Some(space) = space {

@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::order::ReplayOrder;
 use crate::pages::{Fence, PagePool, Reservation, SharedSet};
 use crate::sync::Mutex;
-use crate::units::{Address, Stream};
+use crate::units::{Address, ByNumber, Stream};
 
 mod aside;
 mod audit;
@@ -65,7 +65,6 @@ pub(crate) use exchanged::ComingBack;
 pub(crate) use exclusive::Exclusives;
 pub(crate) use kept::Heap;
 use kept::KeptBlocks;
-use layout::Layout;
 use layout_hash::LayoutHash;
 pub(crate) use live_count::LiveCounts;
 pub(crate) use outliving::Outliving;
@@ -106,9 +105,9 @@ pub(crate) struct Common {
     pub(crate) totals: Totals,
     pub(crate) live_counts: LiveCounts,
     /// Every space that is still there, by number.
-    pub(crate) spaces: Mutex<HashMap<u64, Weak<Space>>>,
+    pub(crate) spaces: Mutex<ByNumber<Weak<Space>>>,
     /// What is left of spaces whose graph is gone while somebody has a block of theirs, by number.
-    pub(crate) retired: Mutex<HashMap<u64, Weak<Core>>>,
+    pub(crate) retired: Mutex<ByNumber<Weak<Core>>>,
     pub(crate) coming_back: ComingBack,
     pub(crate) outliving: Outliving,
     /// The addresses of its eager work.
@@ -248,8 +247,7 @@ impl Space {
     /// # Errors
     /// [`Error::WrongState`] while the arena is paused.
     pub(crate) fn open(common: &Arc<Common>) -> Result<Arc<Self>> {
-        let layout = Layout::new(common.shared.geometry());
-        Self::with(common, Placement::Stitched(layout))
+        Self::with(common, Placement::Stitched(None))
     }
 
     /// A new bump space of the arena; with `reserve` bytes, those are reserved at once.

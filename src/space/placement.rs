@@ -7,13 +7,9 @@ use crate::units::Stream;
 
 /// How a space places its blocks.
 #[derive(Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "a space that is not sealed is being captured, and most of those are stitched"
-)]
 pub(crate) enum Placement {
-    /// On whatever pages are free: see [`layout`](super::layout).
-    Stitched(Layout),
+    /// On whatever pages are free: see [`layout`](super::layout). None before the first block: what is opened, sealed and kept for long is small.
+    Stitched(Option<Box<Layout>>),
     /// Behind one another: see [`bump`](super::bump).
     Bump(Bump),
     /// Not any more.
@@ -21,10 +17,15 @@ pub(crate) enum Placement {
 }
 
 impl Placement {
+    /// A stitched space's layout, if it has any blocks.
+    pub(crate) fn layout(&self) -> Option<&Layout> {
+        if let Self::Stitched(layout) = self { layout.as_deref() } else { None }
+    }
+
     /// What is in use now.
     pub(crate) fn usage(&self) -> Usage {
         match self {
-            Self::Stitched(layout) => layout.usage(),
+            Self::Stitched(layout) => layout.as_deref().map_or_else(Usage::default, Layout::usage),
             Self::Bump(bump) => bump.usage(),
             Self::Sealed(sealed) => sealed.usage(),
         }
@@ -33,7 +34,7 @@ impl Placement {
     /// Small and other pages this space shows.
     pub(crate) fn pages(&self) -> (usize, usize) {
         match self {
-            Self::Stitched(layout) => layout.pages(),
+            Self::Stitched(layout) => layout.as_deref().map_or((0, 0), Layout::pages),
             Self::Bump(bump) => (0, bump.pages()),
             Self::Sealed(sealed) => sealed.pages(),
         }
@@ -42,7 +43,7 @@ impl Placement {
     /// The live blocks.
     pub(crate) fn blocks(&self) -> Vec<Live> {
         match self {
-            Self::Stitched(layout) => layout.blocks(),
+            Self::Stitched(layout) => layout.as_deref().map_or_else(Vec::new, Layout::blocks),
             Self::Bump(bump) => bump.blocks(),
             Self::Sealed(sealed) => sealed.blocks(),
         }
@@ -51,7 +52,7 @@ impl Placement {
     /// The blocks that were live when the most bytes were; in a bump space, all that were handed out.
     pub(crate) fn at_peak(&self) -> Vec<Live> {
         match self {
-            Self::Stitched(layout) => layout.at_peak(),
+            Self::Stitched(layout) => layout.as_deref().map_or_else(Vec::new, Layout::at_peak),
             Self::Bump(bump) => bump.all(),
             Self::Sealed(sealed) => sealed.at_peak(),
         }
@@ -60,7 +61,8 @@ impl Placement {
     /// Frees the block at a place; how many of its bytes are free at once.
     pub(crate) fn free(&mut self, place: Place) -> Result<u64, NotLive> {
         match self {
-            Self::Stitched(layout) => layout.free(place),
+            Self::Stitched(Some(layout)) => layout.free(place),
+            Self::Stitched(None) => Err(NotLive::Foreign),
             Self::Bump(bump) => bump.free(place),
             Self::Sealed(sealed) => sealed.free(place),
         }
@@ -69,7 +71,8 @@ impl Placement {
     /// Whether a live block begins at a place.
     pub(crate) fn check(&self, place: Place) -> Result<(), NotLive> {
         match self {
-            Self::Stitched(layout) => layout.check(place),
+            Self::Stitched(Some(layout)) => layout.check(place),
+            Self::Stitched(None) => Err(NotLive::Foreign),
             Self::Bump(bump) => bump.check(place),
             Self::Sealed(sealed) => sealed.check(place),
         }
@@ -78,7 +81,8 @@ impl Placement {
     /// Notes that a second stream uses the block at a place.
     pub(crate) fn record_stream(&mut self, place: Place, stream: Stream) -> Result<(), NotLive> {
         match self {
-            Self::Stitched(layout) => layout.record_stream(place, stream),
+            Self::Stitched(Some(layout)) => layout.record_stream(place, stream),
+            Self::Stitched(None) => Err(NotLive::Foreign),
             Self::Bump(bump) => bump.check(place),
             Self::Sealed(sealed) => sealed.check(place),
         }
@@ -94,9 +98,9 @@ impl Placement {
 
     /// The capture has ended.
     pub(crate) fn seal(&mut self) {
-        let nothing = Self::Sealed(Sealed::new(Vec::new(), Usage::default(), (0, 0)));
-        *self = Self::Sealed(match std::mem::replace(self, nothing) {
-            Self::Stitched(layout) => layout.seal(),
+        let nothing = || Sealed::new(Vec::new(), Usage::default(), (0, 0));
+        *self = Self::Sealed(match std::mem::replace(self, Self::Stitched(None)) {
+            Self::Stitched(layout) => layout.map_or_else(nothing, |layout| layout.seal()),
             Self::Bump(bump) => {
                 Sealed::new(bump.blocks(), bump.usage(), (0, bump.pages())).with_peak(bump.all())
             }

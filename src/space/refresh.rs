@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::{Common, Core, Placement, State};
+use super::{Common, Core, State};
 use crate::error::{Error, Result};
 use crate::order::Entered;
 use crate::pages::{Change, Class, Holder, PageId, PageNo};
@@ -177,7 +177,7 @@ impl State {
                 return Ok(pages);
             }
         }
-        let Placement::Stitched(layout) = &self.placement else {
+        let Some(layout) = self.placement.layout() else {
             return Err(Error::Internal { what: "only a stitched space has numbers".into() });
         };
         let mapped = self.ranges.iter().map(|range| {

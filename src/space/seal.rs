@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::layout::Unit;
+use super::layout::{Layout, Unit};
 use super::{Block, Core, Events, Phase, Placement, Space, State};
 use crate::error::{Error, Result};
 use crate::pages::{Change, Class, Mapping, PageId, PageNo, RangeId};
@@ -182,6 +182,7 @@ impl Core {
             let expected = "a bump space's blocks stay on shared pages";
             return Err(Error::InvalidArgument { what: "the retain policy", value: 1, expected });
         };
+        let Some(layout) = layout else { return Ok(0) };
         let small = self.common.shared.geometry().small();
         let slabs = layout.pages().0;
         let shown = state.shown();
@@ -236,15 +237,12 @@ impl Core {
 impl State {
     /// Remote blocks that are live, and their bytes.
     fn live_remote(&self) -> (u64, u64) {
-        match &self.placement {
-            Placement::Stitched(layout) => layout.live_remote(),
-            _ => (0, 0),
-        }
+        self.placement.layout().map_or((0, 0), Layout::live_remote)
     }
 
     /// The pages that it shows for remote blocks.
     fn shown_remote(&self) -> HashSet<PageId> {
-        let Placement::Stitched(layout) = &self.placement else { return HashSet::new() };
+        let Some(layout) = self.placement.layout() else { return HashSet::new() };
         let remote = layout.remote_tiles();
         if remote.is_empty() {
             return HashSet::new();

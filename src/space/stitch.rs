@@ -1,7 +1,7 @@
 //! Carries out what a layout plans: maps the pages, and undoes that exactly if it fails.
 
 use super::lane::Lane;
-use super::layout::Place;
+use super::layout::{Layout, Place};
 use super::{Common, Placement, State};
 use crate::error::{Error, Result};
 use crate::pages::Change;
@@ -17,9 +17,10 @@ impl State {
         bytes: BlockBytes,
         lane: Lane,
     ) -> Result<Place> {
-        let Placement::Stitched(layout) = &self.placement else {
+        let Placement::Stitched(layout) = &mut self.placement else {
             return Err(Error::Internal { what: "only a stitched space stitches".into() });
         };
+        let layout = layout.get_or_insert_with(|| Box::new(Layout::new(common.shared.geometry())));
         let growth = layout.plan(bytes, lane);
         let mut change = Change::on(common.pool());
         change.announce(growth.pages.iter().map(|no| common.shared.page_bytes(no.class)).sum());
@@ -38,7 +39,7 @@ impl State {
         self.adopt(common, done, reserved);
         growth.pages.iter().for_each(|no| self.layout_hash.page(*no));
         match &mut self.placement {
-            Placement::Stitched(layout) => Ok(layout.commit(&growth)),
+            Placement::Stitched(Some(layout)) => Ok(layout.commit(&growth)),
             _ => Err(Error::Internal { what: "only a stitched space stitches".into() }),
         }
     }
