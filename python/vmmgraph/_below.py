@@ -26,6 +26,13 @@ def over(base: type, captured: type, *later: str) -> tuple[type, ...]:
     return (captured,) if base is core else (base, captured)
 
 
+def passes_on(base: type, name: str) -> bool:
+    """Whether all that ``base`` does under that name is to call what stands below it, as torch's ``replay`` in Python up to 2.13: its code names nothing
+    else."""
+    code = getattr(vars(base).get(name), "__code__", None)
+    return code is not None and set(code.co_names) == {"super", name}
+
+
 def in_place_of(base: type, cls: Any) -> type:
     """The class, under the name that programs know; what it makes lets go of what is ours (``_let_go``) before torch's destructor."""
 

@@ -334,6 +334,13 @@ class Library:
         function.restype = _OTHERS.get(name, c_int32)
         self.raw[name.removeprefix("vmmgraph_")] = function
 
+    def prepared(self, name: str) -> Callable[..., int]:
+        """A function whose arguments are of its types already, a handle or a ``c_uint64`` and no number, and are not looked at: for what is called
+        again and again."""
+        function = self._c["vmmgraph_" + name]
+        function.restype = c_int32
+        return function
+
     def has(self, name: str) -> bool:
         """Whether the library has a function, by its name without ``vmmgraph_``."""
         return name in self.raw

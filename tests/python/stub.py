@@ -59,8 +59,18 @@ class Graph:
         return 0x2000
 
 
-class BaseGraph(Graph):
-    """``torch.cuda.CUDAGraph`` as of 2.8: not bound by pybind, so its address is not known."""
+class EarlierCore(Graph):
+    """Torch's class in C++ as of 2.8, but not bound by pybind, so its address is not known."""
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+        self.noted_begin(pool, capture_error_mode)
+
+    def capture_end(self) -> None:
+        self.noted_end()
+
+
+class BaseGraph(EarlierCore):
+    """``torch.cuda.CUDAGraph`` as of 2.8, which passes on what it is asked to."""
 
     log: ClassVar[list[Any]] = []
     fail: ClassVar[set[str]] = set()
@@ -68,10 +78,22 @@ class BaseGraph(Graph):
     interrupt: ClassVar[Callable[[str], None] | None] = None
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
-        self.noted_begin(pool, capture_error_mode)
+        super().capture_begin(pool=pool, capture_error_mode=capture_error_mode)
 
     def capture_end(self) -> None:
-        self.noted_end()
+        super().capture_end()
+
+    def instantiate(self) -> None:
+        super().instantiate()
+
+    def replay(self) -> None:
+        super().replay()
+
+    def reset(self) -> None:
+        super().reset()
+
+    def pool(self) -> Any:
+        return super().pool()
 
 
 class LaterCore(Graph):
@@ -263,7 +285,7 @@ class Library:
         self.raw = Raw(self)
 
     def call(self, name: str, *arguments: Any) -> int:
-        values = [value.value if isinstance(value, ctypes.c_void_p) else value for value in arguments]
+        values = [value.value if isinstance(value, (ctypes.c_void_p, ctypes.c_uint64)) else value for value in arguments]
         self.log.append((name, *(value for value in values if value is None or isinstance(value, (int, bytes)))))
         status = self.answers.get(name, 0)
         if name == "torch_remote_leave" and self.remote == 0:
@@ -304,6 +326,14 @@ class Library:
 
     def has(self, name: str) -> bool:
         return name not in self.missing
+
+    def prepared(self, name: str) -> Callable[..., int]:
+        def call(*arguments: Any) -> int:
+            # A number would be passed as an int, of which half is lost.
+            assert all(isinstance(value, (ctypes.c_void_p, ctypes.c_uint64)) for value in arguments), arguments
+            return self.call(name, *arguments)
+
+        return call
 
     def fail(self, name: str, status: int) -> None:
         raise self.error(name, status)

@@ -70,10 +70,55 @@ def test_a_capture_and_its_replays(door):
         "torch_capture_begin", "capture_begin", "torch_capture_begun", "capture_end", "torch_capture_end",
         "torch_shape_seal_unwritten",
     ]  # fmt: skip
-    graph.replay()
-    assert calls(door) == ["torch_replay"]
+    for _ in range(3):
+        graph.replay()
+        assert calls(door) == ["torch_replay"]
     graph.reset()
     assert calls(door)[:3] == ["torch_drop", "reset", "torch_shape_close"]
+    calls(door)
+    with contextlib.suppress(AssertionError):
+        # Torch's own, which has nothing to replay.
+        graph.replay()
+    assert "torch_replay" not in calls(door)
+
+
+def test_a_replay_passes_over_a_class_that_only_passes_on(monkeypatch, door):
+    # As torch's does up to 2.13.
+    graph = capture(door)
+    graph.replay()
+    passed = []
+    with monkeypatch.context() as patched:
+        patched.setattr(door.base, "replay", lambda self: passed.append(self))
+        graph.replay()
+    assert passed == ([] if door.base is stub.BaseGraph else [graph])
+
+
+def test_a_class_that_captures_by_itself_is_the_one_below(door):
+    vmmgraph.disable_all()
+    door.torch.cuda.CUDAGraph = door.torch.cuda.graphs.CUDAGraph = stub.EarlierCore
+    vmmgraph.enable()
+    graph = capture(door)
+    calls(door)
+    graph.replay()
+    assert isinstance(graph, stub.EarlierCore) and calls(door) == ["torch_replay"]
+
+
+def test_what_others_do_around_a_replay_is_done(door):
+    vmmgraph.disable_all()
+    seen = []
+
+    class Counting(door.base):
+        def replay(self) -> None:
+            seen.append(self)
+            super().replay()
+
+    door.torch.cuda.CUDAGraph = door.torch.cuda.graphs.CUDAGraph = Counting
+    vmmgraph.enable()
+    graph = capture(door)
+    calls(door)
+    graph.replay()
+    assert seen == [graph] and calls(door) == ["torch_replay"]
+    vmmgraph.disable_all()
 
 
 def test_the_engines_pool_reaches_torch_and_names_the_arena(door):
@@ -700,9 +745,12 @@ def test_where_the_address_is_not_known_replays_go_through_torch_in_turn(door):
 def test_a_shape_says_where_it_was_captured(door, monkeypatch, tmp_path):
     door.library.missing.clear()
     graph = door.torch.cuda.CUDAGraph()
-    line = sys._getframe().f_lineno + 1
-    graph.capture_begin(pool=(0, 50))
-    graph.capture_end()
+    machinery = _site._machinery
+    with monkeypatch.context() as patched:
+        patched.setattr(_site, "_machinery", lambda file: file == stub.__file__ or machinery(file))
+        line = sys._getframe().f_lineno + 1
+        graph.capture_begin(pool=(0, 50))
+        graph.capture_end()
     here = f"python/test_door.py:{line}"
     assert [entry for entry in door.log if entry[0] == "space_set_site"] == [
         ("space_set_site", graph._shape.space.value, here.encode())
@@ -972,6 +1020,7 @@ def test_a_forked_worker_saves_the_map_of_what_it_captured(door, monkeypatch, tm
     assert {path.name for path in tmp_path.iterdir()} == {f"{worker.pid}.json" for worker in workers[:2]}
 
 
+@later
 def test_arguments_that_a_later_torch_has_are_passed_on(door, monkeypatch):
     seen = []
     core = _below.core_of(door.base)
