@@ -14,7 +14,6 @@
 #include "region_scope.hpp"
 #include "registry.hpp"
 #include "short_of_memory.hpp"
-#include "workspace.hpp"
 
 namespace vmmgraph::torch {
 namespace {
@@ -77,7 +76,6 @@ public:
                 return {block, block, &delete_any, c10::Device(c10::DeviceType::CUDA, here.device)};
             }
         }
-        LongestAllocation::note(bytes);
         return patiently(bytes, [&] { return Forwards::allocate(bytes); });
     }
     c10::DataPtr allocateWithAddress(std::size_t bytes, void* address) {

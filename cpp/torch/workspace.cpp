@@ -8,6 +8,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include <c10/cuda/CUDACachingAllocator.h>
+
 #include "eager_memory.hpp"
 #include "guards.hpp"
 #include "region_memory.hpp"
@@ -134,8 +136,22 @@ void* handle_with_workspace() {
 
 thread_local std::unordered_map<c10::DeviceIndex, void*> handles;
 
-// Bytes of torch's workspaces; 0: not known. Torch has none on the current stream.
-std::size_t chosen_bytes() {
+// Bytes that torch's allocator was asked for at an address; 0: it has nothing there.
+std::size_t bytes_asked_at(const void* address) {
+    for (const auto& segment : c10::cuda::CUDACachingAllocator::snapshot().segments) {
+        auto at = segment.address;
+        for (const auto& block : segment.blocks) {
+            if (at == reinterpret_cast<std::uintptr_t>(address)) {
+                return block.requested_size;
+            }
+            at += block.size;
+        }
+    }
+    return 0;
+}
+
+// Bytes of torch's workspaces; 0: not known. The stream is torch's current one.
+std::size_t chosen_bytes(const c10::cuda::CUDAStream& stream) {
     if (&at::cuda::getChosenWorkspaceSize != nullptr) {
         return at::cuda::getChosenWorkspaceSize();
     }
@@ -143,16 +159,19 @@ std::size_t chosen_bytes() {
     static std::atomic<std::size_t> seen{0};
     if (seen.load() == 0) {
         const Relaxed relaxed;
-        const LongestAllocation longest;
-        handle_with_workspace();
-        seen.store(longest.bytes());
+        auto* const handle = handle_with_workspace();
+        const void* made = nullptr;
+        in_table(tables[0], [&](Map& table) {
+            if (const auto found = table.find(Key{handle, stream.stream()}); found != table.end()) {
+                made = workspace_of(found->second).get();
+            }
+        });
+        seen.store(made != nullptr ? bytes_asked_at(made) : 0);
     }
     return seen.load();
 }
 
 }  // namespace
-
-constinit thread_local LongestAllocation* LongestAllocation::current_ = nullptr;
 
 struct Workspace::Pages {
     rust::Box<bridge::Workspace> pages = bridge::no_workspace();
@@ -220,7 +239,7 @@ void Workspace::provide(const c10::cuda::CUDAStream& stream, const std::vector<v
         }
         return;
     }
-    const auto chosen = chosen_bytes();
+    const auto chosen = chosen_bytes(stream);
     // Reclaimers may be asked, which is done without a lock.
     auto made = make(chosen);
     const std::lock_guard lock(mutex_);

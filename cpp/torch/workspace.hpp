@@ -6,14 +6,12 @@
 // afterwards they are again what they were.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <utility>
 #include <vector>
 
 #include <c10/core/Allocator.h>
@@ -81,27 +79,6 @@ private:
 
     static constexpr std::uintptr_t not_used = ~std::uintptr_t{0};
     static constexpr std::uintptr_t anywhere = not_used - 1;
-};
-
-// The longest allocation that this thread has asked torch for while one of these lives: torch 2.12 tells nobody how long its workspaces are.
-class LongestAllocation {
-public:
-    LongestAllocation() : outer_(std::exchange(current_, this)) {}
-    LongestAllocation(const LongestAllocation&) = delete;
-    LongestAllocation& operator=(const LongestAllocation&) = delete;
-    ~LongestAllocation() { current_ = outer_; }
-
-    [[nodiscard]] std::size_t bytes() const { return bytes_; }
-    static void note(std::size_t bytes) {
-        if (current_ != nullptr) {
-            current_->bytes_ = std::max(current_->bytes_, bytes);
-        }
-    }
-
-private:
-    std::size_t bytes_ = 0;
-    LongestAllocation* outer_;
-    static constinit thread_local LongestAllocation* current_;
 };
 
 // Torch's table during one capture. Up to torch 2.7 it cannot be reached: there all of it is cleared before and after a capture, as torch
