@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys;
 use green::GreenContext;
 use vmmgraph::driver::platform::PLATFORMS;
-use vmmgraph::driver::{CudaDriver, DeviceOptions, Handles, Transfer as _};
+use vmmgraph::driver::{CudaDriver, DeviceOptions, Handles, PageHandle, Transfer as _, Whole};
 use vmmgraph::{Address, driver::HostDriver};
 use vmmgraph::{Device, Error, HostOptions, Options, PeerExtent, Peers, SharedVmmAllocator, Space, Stream};
 use vmmgraph_testkit::{Captured, MIB, Order, Stamps, Trace, capture, capture_by, median, replay, shuffle};
@@ -86,6 +86,32 @@ fn capture_all(arena: &SharedVmmAllocator, trace: &Trace) -> (Vec<Captured>, Dur
     (captured, start.elapsed())
 }
 
+/// What the driver takes to map a page of 16 MiB, and nothing else: the median of 64.
+fn a_map_alone(device: &Device) -> Duration {
+    const PAGES: u64 = 64;
+    let (driver, bytes) = (device.driver(), 16 * MIB);
+    let base = driver.reserve(PAGES * bytes).unwrap();
+    let pages: Vec<_> = (0..PAGES).map(|_| driver.create(bytes).unwrap()).collect();
+    let map = |(number, page): (u64, &PageHandle)| {
+        let start = Instant::now();
+        // SAFETY: reserved above, and every page was created there.
+        let mapped = unsafe {
+            driver.map(base.plus(number * bytes), &[Whole { page: *page, bytes }], Peers::default())
+        };
+        mapped.unwrap();
+        start.elapsed()
+    };
+    let mut times: Vec<_> = (0..).zip(&pages).map(map).collect();
+    // SAFETY: nothing uses what was mapped and created here.
+    unsafe {
+        driver.unmap(base, PAGES * bytes).unwrap();
+        pages.iter().for_each(|page| driver.release(*page).unwrap());
+        driver.free_addresses(base, PAGES * bytes).unwrap();
+    }
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
 #[test]
 #[ignore = "SKIPPED: needs a GPU, scripts/gpu.sh runs it"]
 fn the_trace_takes_the_same_pages_as_on_the_host_and_its_driver_work_is_short() {
@@ -95,9 +121,10 @@ fn the_trace_takes_the_same_pages_as_on_the_host_and_its_driver_work_is_short() 
     let host_arena = SharedVmmAllocator::new(&host, &Options::default()).unwrap();
     let _host_captured = capture_all(&host_arena, &all);
 
-    let mut times = Vec::new();
+    let (mut times, mut bare) = (Vec::new(), Vec::new());
     for order in [Order::Ascending, Order::Descending, Order::Random(1), Order::Ascending, Order::Ascending] {
         let device = device();
+        let map = a_map_alone(&device);
         let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
         let (_captured, time) = capture_all(&arena, &all.ordered(order));
         let (on_gpu, on_host) = (device.stats(), host.stats());
@@ -112,11 +139,19 @@ fn the_trace_takes_the_same_pages_as_on_the_host_and_its_driver_work_is_short() 
             on_gpu.pages
         );
         times.push(time);
+        bare.push(map * on_gpu.maps as u32);
     }
     times.sort_unstable();
-    let median = times[times.len() / 2];
-    println!("RESULT capture of 65 shapes, median of {}: {:.1} ms", times.len(), median.as_secs_f64() * 1e3);
-    assert!(median <= Duration::from_millis(60), "{median:?}");
+    bare.sort_unstable();
+    let (median, bare) = (times[times.len() / 2], bare[bare.len() / 2]);
+    println!(
+        "RESULT capture of 65 shapes, median of {}: {:.1} ms; as many maps by the driver alone {:.1}",
+        times.len(),
+        median.as_secs_f64() * 1e3,
+        bare.as_secs_f64() * 1e3
+    );
+    // Hosts differ by a factor of two. What is not the median map are slower ones, 67 pages that are created, addresses, and this library.
+    assert!(median <= bare.mul_f64(1.5), "{median:?} {bare:?}");
 }
 
 #[test]
