@@ -322,6 +322,6 @@ def graph_class(door: Door, base: type) -> type:
             return self._shape.verify(self._piece, list(outputs))
 
     if _below.passes_on(base, "replay"):
-        # A fifth of a microsecond for each replay.
+        # One call less for each replay.
         CUDAGraph.replay = Captured.replay  # type: ignore[method-assign]
     return _below.in_place_of(base, CUDAGraph)
