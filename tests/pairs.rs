@@ -23,7 +23,7 @@ use vmmgraph_testkit::{FaultyDriver, IdleBorrower, Random, seeds};
 #[path = "pairs/world.rs"]
 mod world;
 
-use world::{A, B, KIB, NOW, PAGE, World};
+use world::{A, B, KIB, NOW, PAGE, SIDE, World};
 
 /// A call, by name.
 type Call = (&'static str, fn(&World) -> Result<()>);
@@ -136,6 +136,11 @@ const CALLS: &[Call] = &[
         Ok(())
     }),
     ("a mark", |world| world.device.mark(A)),
+    ("the capture of a stream that has readers begins", |world| {
+        world.device.mark(SIDE)?;
+        world.faulty.set_capturing(SIDE, true);
+        Ok(())
+    }),
     ("an arena steps aside", |world| {
         world.arena.get().map_or(Ok(()), |arena| arena.pause(Fence::default()).map(drop))
     }),
@@ -230,7 +235,7 @@ const CALLS: &[Call] = &[
 fn answered(what: &str, when: When, result: Result<()>) {
     match result {
         Err(Error::Driver { .. } | Error::OutOfMemory { .. }) if when == When::BeforeRefusal => {}
-        Ok(()) | Err(Error::WrongState { .. } | Error::Lent { .. }) => {}
+        Ok(()) | Err(Error::WrongState { .. } | Error::Lent { .. } | Error::StreamCapturing { .. }) => {}
         Err(error) => panic!("{what}: {error}"),
     }
 }

@@ -16,7 +16,7 @@ use vmmgraph_testkit::{FaultyDriver, IdleBorrower, stream};
 pub(super) const A: Stream = Stream::LEGACY;
 pub(super) const B: Stream = stream(0xb0);
 /// Where blocks are read. As long as it is captured, nobody can say that the reader is done.
-const SIDE: Stream = stream(7);
+pub(super) const SIDE: Stream = stream(7);
 pub(super) const KIB: u64 = 1 << 10;
 pub(super) const PAGE: u64 = 16 * KIB;
 pub(super) const NOW: Duration = Duration::ZERO;
@@ -235,6 +235,7 @@ impl World {
 
     /// What was written is there, the books are what the driver has, and all of it can go.
     pub(super) fn end(self, what: &str) {
+        self.faulty.set_capturing(SIDE, false);
         // Where both paused, the second found nothing to do.
         self.device.resume(&[], NOW).unwrap();
         if let Some(arena) = self.arena.get() {
@@ -276,6 +277,10 @@ impl World {
         let stats = device.stats();
         assert_eq!((stats.physical_bytes, stats.reservations, stats.pending), (0, 0, 0), "{what}");
         device.host_pool().trim().unwrap();
+        // A record may meet a capture that begins just then, and nobody asks for it afterwards.
+        let mut broken = faulty.broken_captures();
+        broken.retain(|touched| !touched.starts_with("event_record"));
+        assert_eq!(broken, [""; 0], "{what}");
         drop((device, faulty));
         assert_eq!((host.leftovers(), host.host_leftovers()), ([0; 4], [0; 2]), "{what}");
     }
