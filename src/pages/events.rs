@@ -63,8 +63,8 @@ impl Events {
         let mark = Mark(Arc::new(Recorded { events: Arc::clone(self), event, stream: named, number }));
         // SAFETY: an event of ours that nobody else has; the stream exists and is ready, as was just seen.
         let recorded = unsafe { self.driver.event_record(event, stream) };
-        // Another thread may have begun to capture it since. Then the event is one of that capture's: who asks for it or waits for it breaks the
-        // capture, or becomes part of it. To be recorded again it serves.
+        // Another thread may have begun to capture it since. Then the event is one of that capture's: who asks for it breaks the capture, and
+        // who waits for it becomes part of it (CUDA programming guide, cross-stream dependencies). To be recorded again it serves.
         if !self.ready(stream)? {
             return Err(Error::StreamCapturing { stream: stream.raw() });
         }

@@ -1,5 +1,4 @@
 // What a step costs the host, as a whole and in parts; each RESULT line is one row of the performance document.
-#include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <map>
@@ -140,9 +139,7 @@ TEST_F(Measure, HostTimeOfAStep) {
     for (const std::int64_t layers : {8, 1}) {
         build(layers);
         const auto medians = host_times(layers);
-        // Asked where CUDA's own launch takes 4 us, of which some hosts make 16.
-        constexpr double asked = 15.0, usual_launch = 4.0;
-        EXPECT_LE(medians[0], asked + std::max(0.0, medians[4] - usual_launch)) << layers << " layers";
+        EXPECT_LE(medians[0], 15.0) << layers << " layers; a private pool's replay alone took " << medians[4];
         EXPECT_GE(medians[1], 3.0 * medians[0]) << layers << " layers";
     }
 }

@@ -70,30 +70,15 @@ class EarlierCore(Graph):
 
 
 class BaseGraph(EarlierCore):
-    """``torch.cuda.CUDAGraph`` as of 2.8, which passes on what it is asked to."""
+    """``torch.cuda.CUDAGraph`` as of 2.8, which only passes on; of that, what ours passes over."""
 
     log: ClassVar[list[Any]] = []
     fail: ClassVar[set[str]] = set()
     #: Is called behind each call, as a signal's handler may be.
     interrupt: ClassVar[Callable[[str], None] | None] = None
 
-    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
-        super().capture_begin(pool=pool, capture_error_mode=capture_error_mode)
-
-    def capture_end(self) -> None:
-        super().capture_end()
-
-    def instantiate(self) -> None:
-        super().instantiate()
-
     def replay(self) -> None:
         super().replay()
-
-    def reset(self) -> None:
-        super().reset()
-
-    def pool(self) -> Any:
-        return super().pool()
 
 
 class LaterCore(Graph):

@@ -76,10 +76,9 @@ def test_a_capture_and_its_replays(door):
     graph.reset()
     assert calls(door)[:3] == ["torch_drop", "reset", "torch_shape_close"]
     calls(door)
-    with contextlib.suppress(AssertionError):
-        # Torch's own, which has nothing to replay.
-        graph.replay()
-    assert "torch_replay" not in calls(door)
+    graph.replay()
+    # Torch's own, whose later releases make an executable first.
+    assert calls(door)[-1] == "replay"
 
 
 def test_a_replay_passes_over_a_class_that_only_passes_on(monkeypatch, door):
@@ -745,12 +744,9 @@ def test_where_the_address_is_not_known_replays_go_through_torch_in_turn(door):
 def test_a_shape_says_where_it_was_captured(door, monkeypatch, tmp_path):
     door.library.missing.clear()
     graph = door.torch.cuda.CUDAGraph()
-    machinery = _site._machinery
-    with monkeypatch.context() as patched:
-        patched.setattr(_site, "_machinery", lambda file: file == stub.__file__ or machinery(file))
-        line = sys._getframe().f_lineno + 1
-        graph.capture_begin(pool=(0, 50))
-        graph.capture_end()
+    line = sys._getframe().f_lineno + 1
+    graph.capture_begin(pool=(0, 50))
+    graph.capture_end()
     here = f"python/test_door.py:{line}"
     assert [entry for entry in door.log if entry[0] == "space_set_site"] == [
         ("space_set_site", graph._shape.space.value, here.encode())
@@ -1020,7 +1016,6 @@ def test_a_forked_worker_saves_the_map_of_what_it_captured(door, monkeypatch, tm
     assert {path.name for path in tmp_path.iterdir()} == {f"{worker.pid}.json" for worker in workers[:2]}
 
 
-@later
 def test_arguments_that_a_later_torch_has_are_passed_on(door, monkeypatch):
     seen = []
     core = _below.core_of(door.base)

@@ -256,9 +256,7 @@ impl FaultyDriver {
             plan.broken.push(format!("{name} {stream:?}"));
         }
     }
-}
 
-impl FaultyDriver {
     /// An event that was recorded in a capture says nothing to anybody outside.
     fn asks(&self, name: &'static str, event: Event) -> Result<()> {
         let mut plan = self.plan.lock();
@@ -407,14 +405,13 @@ unsafe impl Timeline for FaultyDriver {
     unsafe fn event_record(&self, event: Event, stream: Stream) -> Result<()> {
         let _end = self.called("event_record", format!(" {event:?} {stream:?}"))?;
         self.touches("event_record", stream);
-        {
-            let mut plan = self.plan.lock();
-            if plan.capturing.contains(&stream) {
-                plan.captured.insert(event)
-            } else {
-                plan.captured.remove(&event)
-            };
-        }
+        let mut plan = self.plan.lock();
+        if plan.capturing.contains(&stream) {
+            plan.captured.insert(event)
+        } else {
+            plan.captured.remove(&event)
+        };
+        drop(plan);
         // SAFETY: the caller's promise.
         unsafe { self.inner.event_record(event, stream) }
     }
