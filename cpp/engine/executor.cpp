@@ -12,6 +12,7 @@
 #include "../torch/on_device.hpp"
 #include "declare.hpp"
 #include "executor_state.hpp"
+#include "inputs_state.hpp"
 
 namespace vmmgraph::engine {
 namespace {
@@ -90,6 +91,9 @@ GraphExecutor::~GraphExecutor() = default;
 std::size_t GraphExecutor::warm_up() {
     auto& state = *state_;
     state.give_up();
+    const torch::OnDevice device(state.inputs.device());
+    // The engine may destroy the stream of the captures now, or capture there itself.
+    const MarkWhenLeft marks(state.on_cpu() ? nullptr : &state.inputs.state_->last);
     for (const auto slot : state.order) {
         const auto& graph = state.graphs[slot];
         if (graph.there || graph.failed) {
@@ -224,6 +228,8 @@ Ran GraphExecutor::launch(const std::function<void()>& eager, void* stream) {
     }
     const auto slot = state.decision.slot;
     auto& graph = state.graphs[slot];
+    // The next step may find another stream under the handle of one that does not last.
+    const MarkWhenLeft marks(current && !torch::lasts(current->stream()) ? &state.inputs.state_->last : nullptr);
     std::shared_ptr<void> held;
     try {
         held = state.enter(graph.there ? Work::replay : Work::capture);

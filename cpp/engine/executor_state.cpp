@@ -52,6 +52,7 @@ Failure failure_of(const std::exception_ptr& thrown) {
 void empty_cache(bool on_cpu) {
     try {
         if (!on_cpu) {
+            const torch::Relaxed relaxed;
             c10::cuda::CUDACachingAllocator::emptyCache();
         }
     } catch (const c10::Error&) {
@@ -60,32 +61,6 @@ void empty_cache(bool on_cpu) {
 }
 
 }  // namespace
-
-StreamOrder::~StreamOrder() {
-    if (event_ != nullptr) {
-        C10_CUDA_IGNORE_ERROR(cudaEventDestroy(event_));
-    }
-}
-
-void StreamOrder::behind(void* first, void* second) {
-    if (first != second) {
-        mark(first);
-        wait(second);
-    }
-}
-
-void StreamOrder::mark(void* first) {
-    if (event_ == nullptr) {
-        C10_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
-    }
-    C10_CUDA_CHECK(cudaEventRecord(event_, static_cast<cudaStream_t>(first)));
-}
-
-void StreamOrder::wait(void* second) {
-    if (event_ != nullptr) {
-        C10_CUDA_CHECK(cudaStreamWaitEvent(static_cast<cudaStream_t>(second), event_, 0));
-    }
-}
 
 GraphExecutor::State::State(std::shared_ptr<SharedVmmAllocator> arena, GraphInputs& inputs, Body body, const ExecutorOptions& options)
     : arena(std::move(arena)), inputs(inputs), body(std::move(body)), options(options), dispatcher(make_dispatcher(options)) {}
@@ -214,6 +189,7 @@ void GraphExecutor::State::run_ahead(const Graph& graph, const Step& current, vo
     }
     // Where the capture will be: libraries keep what they set up for each stream.
     const torch::OnStream capturing(inputs.device(), options.capture_stream);
+    refuse_captured(options.capture_stream);
     streams.behind(stream, options.capture_stream);
     try {
         run_eagerly(run, options.capture_stream, nullptr);
@@ -323,7 +299,8 @@ void GraphExecutor::State::update(Graph& graph, const Step& current, void* strea
         return;
     }
     const torch::OnStream updating(inputs.device(), options.update_stream);
-    graph.replayed->wait(options.update_stream);
+    refuse_captured(options.update_stream);
+    graph.replayed->before(options.update_stream);
     try {
         options.update(graph.bucket, current, captured);
     } catch (...) {
@@ -347,7 +324,8 @@ void GraphExecutor::State::replay(Slot slot, const Step& current, void* stream) 
     // Also of a replay that a runner ended: some of its pieces may run.
     const auto mark = [&] {
         if (graph.replayed) {
-            graph.replayed->mark(stream);
+            graph.replayed->note(stream);
+            graph.replayed->try_mark();
         }
     };
     try {

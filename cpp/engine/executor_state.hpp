@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
-#include <cuda_runtime_api.h>
 #include <vmmgraph/engine.hpp>
 
 #include "ahead.hpp"
 #include "declare.hpp"
+#include "stream_order.hpp"
 
 namespace vmmgraph::engine {
 
@@ -20,24 +20,6 @@ using dispatch::Slot;
 
 // A unit of a ring, with torch's current stream of the device; throws Error without a ring.
 [[nodiscard]] UnitScope take_unit(Ring* ring, std::size_t unit, c10::Device device);
-
-// Puts one stream's work behind another's.
-class StreamOrder {
-public:
-    StreamOrder() = default;
-    StreamOrder(const StreamOrder&) = delete;
-    StreamOrder& operator=(const StreamOrder&) = delete;
-    ~StreamOrder();
-
-    // What `second` gets from now on runs behind what `first` has, both of the current device.
-    void behind(void* first, void* second);
-    // The two halves of it: a point in what a stream has, and another stream behind the last such point, if there was one.
-    void mark(void* first);
-    void wait(void* second);
-
-private:
-    cudaEvent_t event_ = nullptr;
-};
 
 struct GraphExecutor::State {
     // One for each bucket of each mode.

@@ -27,6 +27,17 @@ GraphInputs::GraphInputs(std::vector<Input> inputs, const std::vector<Key>& buck
     if (device.is_cuda() && !device.has_index()) {
         device = c10::Device(c10::kCUDA, c10::cuda::current_device());
     }
+    std::optional<c10::cuda::CUDAGuard> guard;
+    std::optional<torch::Relaxed> relaxed;
+    void* current = nullptr;
+    if (device.is_cuda()) {
+        guard.emplace(device);
+        // Memory is made here, and other threads may capture.
+        relaxed.emplace();
+        current = c10::cuda::getCurrentCUDAStream(device.index()).stream();
+        refuse_captured(current);
+        State::finish_left();
+    }
     state_.reset(new State(std::move(inputs), buckets, device, options.alignment));
     auto& state = *state_;
     const std::int64_t alignment = options.alignment == 0 ? 512 : options.alignment;
@@ -37,30 +48,21 @@ GraphInputs::GraphInputs(std::vector<Input> inputs, const std::vector<Key>& buck
     state.arena = whole.narrow(0, (alignment - static_cast<std::int64_t>(start)) % alignment, bytes);
     state.bring = options.bring;
     state.staging = std::make_unique<Staging>(state.device, state.info.staging_bytes);
-    if (state.device.is_cuda()) {
-        const c10::cuda::CUDAGuard guard(state.device);
-        C10_CUDA_CHECK(cudaEventCreateWithFlags(&state.order, cudaEventDisableTiming));
+    if (device.is_cuda()) {
         // The first commit may come on another stream than the zeros.
-        C10_CUDA_CHECK(cudaStreamSynchronize(c10::cuda::getCurrentCUDAStream(state.device.index()).stream()));
+        C10_CUDA_CHECK(cudaStreamSynchronize(static_cast<cudaStream_t>(current)));
     }
     state.make_views(state.layouts.front());
 }
 
 GraphInputs::~GraphInputs() {
-    const auto& state = *state_;
-    if (state.order == nullptr) {
+    if (!state_->device.is_cuda()) {
         return;
     }
-    // The default stream is that of the current device.
-    const torch::OnDevice current(state.device);
+    State::finish_left();
     // The arena goes back to torch, which knows nothing of the stream that used it.
-    if (state.last_stream) {
-        C10_CUDA_IGNORE_ERROR(cudaEventRecord(state.order, static_cast<cudaStream_t>(*state.last_stream)));
-        C10_CUDA_IGNORE_ERROR(cudaEventSynchronize(state.order));
-    }
-    C10_CUDA_IGNORE_ERROR(cudaEventDestroy(state.order));
-    for (const auto& one : state.held) {
-        C10_CUDA_IGNORE_ERROR(one.read != nullptr ? cudaEventDestroy(one.read) : cudaSuccess);
+    if (!state_->finish()) {
+        State::leave(std::move(state_));
     }
 }
 
@@ -105,6 +107,12 @@ void GraphInputs::commit(void* stream) {
         current.emplace(state.device, stream);
     }
     state.commit(stream);
+}
+
+void GraphInputs::mark() {
+    auto& state = *state_;
+    const torch::OnDevice current(state.device);
+    state.last.mark();
 }
 
 void GraphInputs::select(const Key& bucket) {

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <limits>
+#include <mutex>
 
 #include <ATen/core/TensorBody.h>
 #include <c10/cuda/CUDAException.h>
 
+#include "../torch/on_device.hpp"
 #include "vmmgraph/src/bridge.rs.h"
 
 namespace vmmgraph::engine {
@@ -72,6 +74,63 @@ GraphInputs::State::State(std::vector<Input> declared, const std::vector<Key>& b
     prepared.shapes.resize(inputs.size());
     prepared.host.resize(inputs.size());
     prepared.rows_on_host.resize(inputs.size());
+}
+
+GraphInputs::State::~State() {
+    for (const auto& one : held) {
+        C10_CUDA_IGNORE_ERROR(one.read != nullptr ? cudaEventDestroy(one.read) : cudaSuccess);
+    }
+}
+
+bool GraphInputs::State::finish() noexcept {
+    // The default stream is that of the current device.
+    const torch::OnDevice current(device);
+    try {
+        last.wait();
+    } catch (const Error&) {
+        return false;
+    } catch (...) {
+        // The driver is gone, and nothing runs any more.
+    }
+    return true;
+}
+
+// Never destroyed: torch may be gone before.
+struct GraphInputs::State::Left {
+    std::mutex mutex;
+    std::vector<std::unique_ptr<State>> all;
+
+    static Left& of_process() {
+        static auto* const left = new Left;
+        return *left;
+    }
+};
+
+void GraphInputs::State::leave(std::unique_ptr<State> unfinished) noexcept {
+    auto& left = Left::of_process();
+    const std::lock_guard lock(left.mutex);
+    try {
+        left.all.push_back(nullptr);
+    } catch (...) {
+        // Without memory to remember it, it stays.
+        static_cast<void>(unfinished.release());
+        return;
+    }
+    left.all.back() = std::move(unfinished);
+}
+
+void GraphInputs::State::finish_left() noexcept {
+    auto& left = Left::of_process();
+    std::vector<std::unique_ptr<State>> all;
+    {
+        const std::lock_guard lock(left.mutex);
+        all.swap(left.all);
+    }
+    for (auto& one : all) {
+        if (!one->finish()) {
+            leave(std::move(one));
+        }
+    }
 }
 
 std::size_t GraphInputs::State::layout_of(const Key& bucket) {
@@ -195,17 +254,9 @@ void GraphInputs::State::commit(void* stream) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "commit() without a prepare() before it");
     }
     if (device.is_cuda()) {
-        const auto on = static_cast<cudaStream_t>(stream);
-        cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-        C10_CUDA_CHECK(cudaStreamIsCapturing(on, &status));
-        if (status != cudaStreamCaptureStatusNone) {
-            refuse(VMMGRAPH_ERROR_STREAM_CAPTURING, "inputs cannot be written on a stream under capture");
-        }
-        if (last_stream && *last_stream != stream) {
-            C10_CUDA_CHECK(cudaEventRecord(order, static_cast<cudaStream_t>(*last_stream)));
-            C10_CUDA_CHECK(cudaStreamWaitEvent(on, order, 0));
-        }
-        last_stream = stream;
+        refuse_captured(stream);
+        last.before(stream);
+        last.note(stream);
     }
     prepared.valid = false;
     if (prepared.end > 0) {
@@ -227,6 +278,7 @@ void GraphInputs::State::hold(std::vector<DeviceWrite>& writes, void* stream) {
     Held* free = nullptr;
     for (auto& one : held) {
         if (!one.values.empty()) {
+            const torch::Relaxed relaxed;
             const auto status = cudaEventQuery(one.read);
             if (status == cudaErrorNotReady) {
                 // To the runtime an error, which the next one who looks would take for theirs.

@@ -4,7 +4,6 @@
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -16,6 +15,7 @@
 #include "declare.hpp"
 #include "device_writes.hpp"
 #include "staging.hpp"
+#include "stream_order.hpp"
 
 namespace vmmgraph::engine {
 
@@ -65,9 +65,8 @@ struct GraphInputs::State {
     Bring bring = Bring::automatic;
     std::uint64_t copies = 0;
     std::uint64_t copies_by_kernel = 0;
-    // The stream of the last commit, and what orders the next one behind it on another.
-    std::optional<void*> last_stream;
-    cudaEvent_t order = nullptr;
+    // The last commit, and what its stream was given since.
+    StreamOrder last;
     std::vector<Held> held;
 
     // Of the last prepare(); kept for their memory.
@@ -90,6 +89,15 @@ struct GraphInputs::State {
 
     // Declares the inputs and lays every bucket out; makes no memory. Throws Error.
     State(std::vector<Input> declared, const std::vector<Key>& buckets, c10::Device on, std::uint32_t alignment);
+    ~State();
+
+    // Waits until the device uses none of it; false, without a wait, while the stream of the last commit is captured.
+    bool finish() noexcept;
+    // Keeps one that cannot be finished until it can.
+    struct Left;
+    static void leave(std::unique_ptr<State> unfinished) noexcept;
+    // Finishes those that were left, where that is possible now.
+    static void finish_left() noexcept;
 
     // The number of a bucket's layout, with its views made; throws Error if there is no such bucket.
     std::size_t layout_of(const Key& bucket);

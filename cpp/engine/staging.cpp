@@ -38,6 +38,10 @@ Staging::~Staging() { release(); }
 
 void Staging::release() noexcept {
     const torch::OnDevice current(device_);
+    std::optional<torch::Relaxed> relaxed;
+    if (device_.is_cuda()) {
+        relaxed.emplace();
+    }
     for (auto& buffer : buffers_) {
         if (!device_.is_cuda()) {
             delete[] buffer.memory;
@@ -59,6 +63,7 @@ std::byte* Staging::write() {
     auto& buffer = buffers_[turn_];
     if (buffer.under_way) {
         const torch::OnDevice current(device_);
+        const torch::Relaxed relaxed;
         C10_CUDA_CHECK(cudaEventSynchronize(static_cast<cudaEvent_t>(buffer.sent)));
         buffer.under_way = false;
     }

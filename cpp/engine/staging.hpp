@@ -12,6 +12,7 @@ namespace vmmgraph::engine {
 // when they return.
 class Staging {
 public:
+    // On a thread that is Relaxed (on_device.hpp), since other threads may capture.
     Staging(c10::Device device, std::size_t bytes);
     Staging(const Staging&) = delete;
     Staging& operator=(const Staging&) = delete;

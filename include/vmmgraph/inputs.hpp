@@ -170,7 +170,8 @@ public:
     GraphInputs(std::vector<Input> inputs, const std::vector<Key>& buckets, const InputsOptions& options = {});
     GraphInputs(const GraphInputs&) = delete;
     GraphInputs& operator=(const GraphInputs&) = delete;
-    // Waits for what the stream of the last commit holds.
+    // Waits for what the stream of the last commit holds. While that is captured nobody can: the memory stays then until other inputs are made
+    // or go and it can be asked.
     ~GraphInputs();
 
     // Checks a step's values and packs those of the host into staging memory, padded to the bucket along every dimension. An input that is
@@ -180,9 +181,12 @@ public:
     void prepare(const Key& bucket, c10::ArrayRef<NamedValue> values);
     // Brings what was prepared to the device, in order on `stream` (a cudaStream_t): one copy for all host inputs (InputsOptions::bring); for inputs on the device
     // one launch for their zeros and one for the data of all that are as wide as their place; one for each other. They must be ready on the
-    // stream. Behind a commit on another stream it waits, so that stream must still exist. Throws Error if nothing was prepared or the
-    // stream is under capture.
+    // stream. Behind a commit on another stream, and all that was given to that since, it waits: that stream must still exist, unless it was
+    // marked. Throws Error if nothing was prepared or if either stream is under capture; what was prepared may be committed later.
     void commit(void* stream);
+    // Puts a mark behind all that the stream of the last commit has: it is not needed any more, and may be captured or destroyed. A GraphExecutor
+    // does so behind each step on a stream that is not torch's own. Throws Error while it is captured.
+    void mark();
     // Both.
     void update(const Key& bucket, c10::ArrayRef<NamedValue> values, void* stream) {
         prepare(bucket, values);

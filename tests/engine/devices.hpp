@@ -27,6 +27,11 @@ inline at::TensorOptions on_device(c10::ScalarType dtype, c10::DeviceIndex index
     return at::TensorOptions().dtype(dtype).device(device(index));
 }
 
+#define NEEDS_A_GPU()                  \
+    if (!has_gpu()) {                  \
+        GTEST_SKIP() << "needs a GPU"; \
+    }
+
 // One of each device for all tests: none of them may leave it under capture.
 inline void* stream(c10::DeviceIndex index = 0) {
     if (!has_gpu()) {

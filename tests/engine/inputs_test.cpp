@@ -254,24 +254,6 @@ TEST(Inputs, AHostInputMayComeFromTheDevice) {
     EXPECT_TRUE(at::equal(param.get("b").cpu(), at::tensor({5, 6, 0, 0}, at::kInt)));
 }
 
-TEST(Inputs, CommitsOnTwoStreamsAreInOrder) {
-    if (!has_gpu()) {
-        GTEST_SKIP() << "needs a GPU";
-    }
-    GraphInputs param({Input::host("a", at::kLong, {Extent::along(Axis::tokens)})}, {Key::of(1 << 20)}, {device(), 512});
-    const std::array streams{c10::cuda::getStreamFromPool(), c10::cuda::getStreamFromPool()};
-    std::vector<at::Tensor> seen;
-    for (int n = 0; n < 20; ++n) {
-        const c10::cuda::CUDAStreamGuard guard(streams[static_cast<std::size_t>(n % 2)]);
-        param.update(Key::of(1 << 20), {{"a", at::full({1 << 20}, n, at::kLong)}}, streams[static_cast<std::size_t>(n % 2)].stream());
-        seen.push_back(param.get("a").clone());
-    }
-    wait();
-    for (int n = 0; n < 20; ++n) {
-        EXPECT_TRUE(seen[static_cast<std::size_t>(n)].eq(n).all().item<bool>()) << n;
-    }
-}
-
 // What kernels are planned from: this step's, padded, before and behind its copy.
 TEST(Inputs, PaddedValuesCanBeReadOnTheHost) {
     GraphInputs param(

@@ -61,8 +61,8 @@ struct Small {
         inputs->hidden_states().copy_(sum);
     }
 
-    // Whether the step's output is right.
-    bool run(std::int64_t n, Phase phase, Ran& ran, std::uint32_t variant = 0, float bias = 0, bool capturable = true) {
+    // Whether the step's output is right; on the tests' stream, or that one.
+    bool run(std::int64_t n, Phase phase, Ran& ran, std::uint32_t variant = 0, float bias = 0, bool capturable = true, void* on = nullptr) {
         const auto tokens = at::randint(0, vocabulary, {n}, at::kLong);
         const auto expected = table.index_select(0, tokens.to(table.device())) + bias;
         Step step{Key::of(static_cast<std::uint32_t>(n), 0, variant), phase, capturable, &bias};
@@ -73,7 +73,7 @@ struct Small {
                 ++eager_steps;
                 eager_output = expected.clone();
             },
-            stream(index));
+            on != nullptr ? on : stream(index));
         wait(index);
         const auto& output = ran.mode == Mode::eager ? eager_output : inputs->hidden_states(n);
         return at::allclose(output, expected);

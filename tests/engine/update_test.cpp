@@ -163,11 +163,6 @@ struct Model {
     }
 };
 
-#define NEEDS_A_GPU()                  \
-    if (!has_gpu()) {                  \
-        GTEST_SKIP() << "needs a GPU"; \
-    }
-
 TEST(Update, ParametersOfKernelsAreThoseOfTheStep) {
     NEEDS_A_GPU();
     const Scale scale;

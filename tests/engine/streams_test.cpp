@@ -1,0 +1,383 @@
+// Steps on one stream and then another; streams that are captured, destroyed or a thread's own; and captures of others meanwhile.
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include "../torch/other_capture.hpp"
+#include "small.hpp"
+
+namespace engine_tests {
+namespace {
+
+constexpr std::uint32_t count = 1 << 18;
+
+// One input, whose values are all the same number.
+class Numbers {
+public:
+    explicit Numbers(Bring bring = Bring::automatic)
+        : inputs(std::make_unique<GraphInputs>(std::vector{Input::host("a", at::kLong, {Extent::along(Axis::tokens)})},
+                                               std::vector{Key::of(count)}, InputsOptions{device(), 512, bring})) {}
+
+    void prepare(std::int64_t number) { inputs->prepare(Key::of(count), {{"a", at::full({count}, number, at::kLong)}}); }
+    void update(std::int64_t number, void* stream) {
+        prepare(number);
+        inputs->commit(stream);
+    }
+    // What a stream finds there.
+    [[nodiscard]] at::Tensor seen(cudaStream_t stream) const {
+        const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromExternal(stream, 0));
+        return inputs->get("a").clone();
+    }
+
+    std::unique_ptr<GraphInputs> inputs;
+};
+
+bool all_are(const at::Tensor& tensor, std::int64_t number) { return tensor.eq(number).all().item<bool>(); }
+
+// Holds a stream up until it goes.
+class Gate {
+public:
+    explicit Gate(cudaStream_t stream) {
+        const auto wait = [](void* open) {
+            while (!static_cast<std::atomic<bool>*>(open)->load()) {
+            }
+        };
+        EXPECT_EQ(cudaLaunchHostFunc(stream, wait, &open_), cudaSuccess);
+    }
+    Gate(const Gate&) = delete;
+    Gate& operator=(const Gate&) = delete;
+    ~Gate() { open(); }
+    void open() { open_ = true; }
+
+private:
+    std::atomic<bool> open_{false};
+};
+
+std::int64_t torchs_bytes() { return c10::cuda::CUDACachingAllocator::getDeviceStats(0).allocated_bytes[0].current; }
+
+TEST(Streams, CommitsOnTwoAreInOrder) {
+    NEEDS_A_GPU();
+    Numbers numbers;
+    const std::array streams{c10::cuda::getStreamFromPool(), c10::cuda::getStreamFromPool()};
+    std::vector<at::Tensor> seen;
+    for (int n = 0; n < 20; ++n) {
+        const auto& on = streams[static_cast<std::size_t>(n % 2)];
+        numbers.update(n, on.stream());
+        seen.push_back(numbers.seen(on.stream()));
+    }
+    wait();
+    for (int n = 0; n < 20; ++n) {
+        EXPECT_TRUE(all_are(seen[static_cast<std::size_t>(n)], n)) << n;
+    }
+}
+
+// What is given to the new stream would become part of the capture.
+TEST(Streams, ACommitIsRefusedWhileThatOfTheLastOneIsCaptured) {
+    NEEDS_A_GPU();
+    const other::Stream first;
+    const other::Stream second;
+    Numbers numbers;
+    numbers.update(1, first.get());
+    const auto before = numbers.seen(first.get());
+    wait();
+    {
+        other::Capture capture(first.get());
+        numbers.prepare(2);
+        EXPECT_NE(refusal([&] { numbers.inputs->commit(second.get()); }, VMMGRAPH_ERROR_STREAM_CAPTURING), "");
+        EXPECT_NE(refusal([&] { numbers.inputs->mark(); }, VMMGRAPH_ERROR_STREAM_CAPTURING), "");
+        EXPECT_TRUE(capture.end());
+    }
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusActive;
+    EXPECT_EQ(cudaStreamIsCapturing(second.get(), &status), cudaSuccess);
+    EXPECT_EQ(status, cudaStreamCaptureStatusNone);
+    // What was prepared is still there.
+    numbers.inputs->commit(second.get());
+    const auto after = numbers.seen(second.get());
+    wait();
+    EXPECT_TRUE(all_are(before, 1));
+    EXPECT_TRUE(all_are(after, 2));
+}
+
+TEST(Streams, AMarkedOneMayBeCapturedAndWhatItHadStillComesFirst) {
+    NEEDS_A_GPU();
+    const other::Stream first;
+    const other::Stream second;
+    Numbers numbers;
+    // Torch makes memory for a stream at the first.
+    static_cast<void>(numbers.seen(first.get()));
+    static_cast<void>(numbers.seen(second.get()));
+    for (int turn = 0; turn < 3; ++turn) {
+        numbers.update(1, first.get());
+        wait();
+        Gate gate(first.get());
+        const auto before = numbers.seen(first.get());
+        numbers.inputs->mark();
+        other::Capture capture(first.get());
+        numbers.update(2, second.get());
+        const auto after = numbers.seen(second.get());
+        EXPECT_TRUE(capture.end());
+        gate.open();
+        wait();
+        EXPECT_TRUE(all_are(before, 1)) << turn;
+        EXPECT_TRUE(all_are(after, 2)) << turn;
+    }
+}
+
+// The legacy default stream may not be touched while a stream that it waits for is captured.
+TEST(Streams, TheDefaultOneIsRefusedBesideACaptureOnAStreamThatItWaitsFor) {
+    NEEDS_A_GPU();
+    const other::Stream waited_for(cudaStreamDefault);
+    const other::Stream second;
+    Numbers numbers;
+    numbers.update(1, nullptr);
+    wait();
+    for (void* const on : {static_cast<void*>(nullptr), static_cast<void*>(second.get())}) {
+        numbers.prepare(2);
+        other::Capture capture(waited_for.get());
+        EXPECT_NE(refusal([&] { numbers.inputs->commit(on); }, VMMGRAPH_ERROR_STREAM_CAPTURING), "");
+        // Their zeros come on torch's current stream.
+        EXPECT_NE(refusal([] { const Numbers others; }, VMMGRAPH_ERROR_STREAM_CAPTURING), "");
+        EXPECT_TRUE(capture.end());
+    }
+    numbers.inputs->commit(nullptr);
+    wait();
+    EXPECT_TRUE(all_are(numbers.inputs->get("a"), 2));
+}
+
+// Each thread has a default stream of its own, and all of them one handle.
+TEST(Streams, AnotherThreadsDefaultOneIsWaitedFor) {
+    NEEDS_A_GPU();
+    Numbers numbers;
+    numbers.update(1, cudaStreamPerThread);
+    static_cast<void>(numbers.seen(cudaStreamPerThread));
+    wait();
+    for (int turn = 0; turn < 3; ++turn) {
+        numbers.update(1, cudaStreamPerThread);
+        Gate gate(cudaStreamPerThread);
+        const auto before = numbers.seen(cudaStreamPerThread);
+        at::Tensor after;
+        std::thread([&] {
+            numbers.update(2, cudaStreamPerThread);
+            after = numbers.seen(cudaStreamPerThread);
+        }).join();
+        gate.open();
+        wait();
+        EXPECT_TRUE(all_are(before, 1)) << turn;
+        EXPECT_TRUE(all_are(after, 2)) << turn;
+    }
+}
+
+// Their memory is used by what was given to the stream before the capture, and nobody can ask whether that is over.
+TEST(Streams, InputsThatGoWhileTheirsIsCapturedLeaveTheirMemoryUntilItCanBeAsked) {
+    NEEDS_A_GPU();
+    {
+        const Numbers first;
+    }
+    const other::Stream stream;
+    const auto before = torchs_bytes();
+    {
+        Numbers numbers;
+        numbers.update(1, stream.get());
+        wait();
+        other::Capture capture(stream.get());
+        numbers.inputs.reset();
+        EXPECT_GE(torchs_bytes() - before, std::int64_t{count} * 8) << "somebody else may write there now";
+        {
+            const Numbers others;
+        }
+        EXPECT_GE(torchs_bytes() - before, std::int64_t{count} * 8) << "the capture has not ended";
+        EXPECT_TRUE(capture.end());
+    }
+    {
+        const Numbers others;
+    }
+    EXPECT_EQ(torchs_bytes(), before);
+    wait();
+}
+
+// Asking CUDA anything about a stream that was destroyed ends the process with a segmentation fault (H200, driver 580).
+TEST(Streams, ThatOfAStepMayBeDestroyedBehindIt) {
+    NEEDS_A_GPU();
+    ExecutorOptions options;
+    options.full = {Key::of(4), Key::of(8)};
+    options.piecewise = {Key::of(16), Key::of(64)};
+    Small small(options);
+    for (const auto n : {3, 7, 11, 30, 3, 7, 11, 30}) {
+        const auto tokens = at::randint(0, vocabulary, {n}, at::kLong);
+        const auto expected = small.table.index_select(0, tokens.to(small.table.device()));
+        wait();
+        at::Tensor output;
+        {
+            const other::Stream stream;
+            const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromExternal(stream.get(), 0));
+            const float none = 0;
+            small.executor->run(
+                {Key::of(static_cast<std::uint32_t>(n)), n < 8 ? Phase::decode : Phase::mixed, true, &none}, {{names::tokens, tokens}},
+                [] { FAIL() << "no step of these is eager"; }, stream.get());
+            output = small.inputs->hidden_states(n).clone();
+        }
+        wait();
+        EXPECT_TRUE(at::allclose(output, expected)) << n;
+    }
+    // The captures' own too.
+    small.executor.reset();
+    {
+        const other::Stream capturing;
+        options.capture_stream = capturing.get();
+        small.executor =
+            std::make_unique<GraphExecutor>(small.arena, *small.inputs, [&](Recorder& recorder) { small.body(recorder); }, options);
+        EXPECT_EQ(small.executor->warm_up(), 4U);
+        wait();
+    }
+    Ran ran;
+    for (const auto n : {3, 7, 11, 30}) {
+        EXPECT_TRUE(small.run(n, n < 8 ? Phase::decode : Phase::mixed, ran)) << n;
+    }
+}
+
+TEST(OthersCaptures, GoOnBesideInputs) {
+    NEEDS_A_GPU();
+    const OnStream current;
+    const auto on_gpu = at::ones({64}, on_device(at::kInt));
+    const std::vector<std::int64_t> on_host(64, 1);
+    const auto second = c10::cuda::getStreamFromPool(false, 0);
+    for (const auto bring : {Bring::copy, Bring::kernel}) {
+        std::unique_ptr<GraphInputs> inputs;
+        const auto make = [&] {
+            inputs = std::make_unique<GraphInputs>(std::vector{Input::host("a", at::kLong, {Extent::along(Axis::tokens)}),
+                                                               Input::device("b", at::kInt, {Extent::along(Axis::tokens)})},
+                                                   std::vector{Key::of(64), Key::of(128)}, InputsOptions{device(), 512, bring});
+        };
+        const auto step = [&] { inputs->update(Key::of(128), {{"a", on_host}, {"b", on_gpu}}, stream()); };
+        const auto on_another = [&] { inputs->update(Key::of(64), {{"a", on_host}, {"b", on_gpu}}, second.stream()); };
+        // Torch makes memory and loads kernels at the first of each.
+        make();
+        step();
+        on_another();
+        inputs.reset();
+        wait();
+        other::expect_untouched("inputs are made", make);
+        other::expect_untouched("a step", step);
+        // Its staging memory is that of the one before the last, which is waited for.
+        other::expect_untouched("many steps", [&] {
+            for (int turn = 0; turn < 6; ++turn) {
+                step();
+            }
+        });
+        other::expect_untouched("a step on another stream", on_another);
+        other::expect_untouched("a mark", [&] { inputs->mark(); });
+        other::expect_untouched("inputs go", [&] { inputs.reset(); });
+        wait();
+    }
+}
+
+TEST(OthersCaptures, GoOnBesideSteps) {
+    NEEDS_A_GPU();
+    for (const bool eager_in_arena : {false, true}) {
+        ExecutorOptions options;
+        options.full = {Key::of(4), Key::of(8)};
+        options.piecewise = {Key::of(16), Key::of(64)};
+        options.most_tokens = 60;
+        options.most_graphs = 3;
+        options.eager_in_arena = eager_in_arena;
+        const auto updating = c10::cuda::getStreamFromPool(false, 0);
+        int updates = 0;
+        options.update = [&](const Key&, const Step&, vmmgraph::torch::CapturedGraph*) { ++updates; };
+        options.update_stream = updating.stream();
+        Small small(options);
+        const auto tokens = at::randint(0, vocabulary, {61}, at::kLong);
+        const auto read = small.table.index_select(0, tokens.to(small.table.device()));
+        std::vector<at::Tensor> outputs(62);
+        const float none = 0;
+        int eager = 0;
+        const auto run = [&](std::int64_t n, void* on) {
+            const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(on), 0));
+            auto& output = outputs[static_cast<std::size_t>(n)];
+            const auto ran = small.executor->run(
+                {Key::of(static_cast<std::uint32_t>(n)), n < 8 ? Phase::decode : Phase::mixed, true, &none},
+                {{names::tokens, tokens.narrow(0, 0, n)}},
+                [&] {
+                    ++eager;
+                    output = read.narrow(0, 0, n).clone();
+                },
+                on);
+            if (ran.mode != Mode::eager) {
+                output = small.inputs->hidden_states(n).clone();
+            }
+        };
+        int rounds = 0;
+        const auto all = [&](void* on) {
+            ++rounds;
+            for (const std::int64_t n : {3, 7, 11, 30, 61, 3}) {
+                run(n, on);
+            }
+        };
+        const auto another = c10::cuda::getStreamFromPool(false, 0);
+        // Twice, as torch's cache holds what a step needs then.
+        for (int turn = 0; turn < 2; ++turn) {
+            all(stream());
+            all(another.stream());
+            small.executor->clear();
+            wait();
+        }
+        other::expect_untouched("the first steps, which capture", [&] {
+            small.executor->clear();
+            all(stream());
+        });
+        other::expect_untouched("steps", [&] { all(stream()); });
+        other::expect_untouched("steps on another stream", [&] { all(another.stream()); });
+        other::expect_untouched("an executable ahead of its step", [&] { small.executor->expect({Key::of(7), Phase::decode}); });
+        other::expect_untouched("an end of all graphs", [&] { small.executor->clear(); });
+        other::expect_untouched("another executor", [&] {
+            GraphExecutor executor(small.arena, *small.inputs, [&](Recorder& recorder) { small.body(recorder); }, options);
+            EXPECT_EQ(executor.warm_up(), 3U);
+        });
+        wait();
+        EXPECT_EQ(eager, rounds);
+        EXPECT_GT(updates, 0);
+        for (const std::int64_t n : {3, 7, 11, 30, 61}) {
+            EXPECT_TRUE(at::allclose(outputs[static_cast<std::size_t>(n)], read.narrow(0, 0, n))) << n;
+        }
+        other::expect_untouched("the end of it all", [&] {
+            small.executor.reset();
+            small.inputs.reset();
+            small.arena.reset();
+        });
+        wait();
+    }
+}
+
+// A step that cannot come behind the one before is refused as a whole, and comes later.
+TEST(OthersCaptures, AStepIsRefusedWhileTheStreamOfTheLastOneIsCaptured) {
+    NEEDS_A_GPU();
+    ExecutorOptions options;
+    options.full = {Key::of(4)};
+    Small small(options);
+    const auto first = c10::cuda::getStreamFromPool(false, 0);
+    const auto second = c10::cuda::getStreamFromPool(false, 0);
+    Ran ran;
+    // By the name that torch has for the stream, which lasts then, and by its handle, which is marked behind each step.
+    for (const bool by_name : {true, false}) {
+        {
+            const c10::cuda::CUDAStreamGuard guard(by_name ? first : second);
+            EXPECT_TRUE(small.run(3, Phase::decode, ran, 0, 0, true, first.stream()));
+        }
+        other::Capture capture(first.stream());
+        for (int turn = 0; turn < 2; ++turn) {
+            small.executor->prepare({Key::of(3), Phase::decode}, {{names::tokens, at::zeros({3}, at::kLong)}});
+            const auto refused = refusal([&] { small.executor->launch([] {}, second.stream()); }, VMMGRAPH_ERROR_STREAM_CAPTURING);
+            EXPECT_EQ(refused.empty(), !by_name) << refused;
+        }
+        EXPECT_TRUE(capture.end());
+        EXPECT_TRUE(small.run(2, Phase::decode, ran));
+        EXPECT_EQ(ran.mode, Mode::full);
+    }
+}
+
+}  // namespace
+}  // namespace engine_tests
