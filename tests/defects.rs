@@ -311,6 +311,22 @@ fn a_capture_elsewhere_survives_the_life_of_spaces_beside_the_legacy_stream() {
     assert_eq!((stats.physical_bytes, stats.pending, stats.mappings), (0, 0, 0));
 }
 
+/// What was read to compare two replays was read by a synchronous copy, which is one of the legacy stream.
+#[test]
+fn a_capture_elsewhere_survives_two_replays_that_are_compared() {
+    let standin = StandIn::new();
+    let arena = SharedVmmAllocator::new(&standin.device, &Options::default()).unwrap();
+    let space = arena.open_space().unwrap();
+    let output = space.allocate(4096, A).unwrap();
+    space.seal().unwrap();
+    let captured = StandIn::stream(0);
+    StandIn::begin(captured);
+    // SAFETY: a block of the space's own, which it retains.
+    let compared = unsafe { space.verify(stream(StandIn::stream(1) as u64), &[(output, 4096)], || ()) };
+    assert_eq!(compared, Ok(None));
+    StandIn::end(captured);
+}
+
 /// Defect 3: a replay onto a stream under capture issued an event wait there, which broke the capture, or was recorded into it.
 #[test]
 fn a_replay_onto_a_stream_under_capture_is_refused_and_the_capture_intact() {

@@ -274,6 +274,19 @@ impl HostPool {
         self.copier.mark_in(done);
     }
 
+    /// Copies bytes of the device to the host; returns when they are there. On a stream of its own: a synchronous copy is one of the legacy default
+    /// stream, which breaks the capture of any stream that this waits for (`CUDA_ERROR_STREAM_CAPTURE_IMPLICIT` on an H200).
+    ///
+    /// # Errors
+    /// What the driver says.
+    ///
+    /// # Safety
+    /// They are mapped until this returns.
+    pub(crate) unsafe fn fetch(&self, from: Address, into: &mut [u8]) -> Result<()> {
+        let piece = HostPiece { at: into.as_mut_ptr() as usize, bytes: into.len(), registered: false };
+        self.copier.copy_out(from, &[piece], &mut Fence::default()).map(drop)
+    }
+
     /// Copies bytes of the device into pieces; the caller knows that they are mapped.
     pub(super) fn store(&self, from: Address, pieces: &[HostPiece], done: &mut Fence) -> Result<()> {
         self.copier.copy_out(from, pieces, done).map(drop)

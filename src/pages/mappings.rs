@@ -256,16 +256,4 @@ impl PagePool {
         }
         Ok(found.base.plus(offset))
     }
-
-    /// Copies device bytes to the host; returns when they are there.
-    ///
-    /// # Errors
-    /// What the driver says.
-    ///
-    /// # Safety
-    /// The range is memory of the device, mapped.
-    pub(crate) unsafe fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
-        // SAFETY: the caller's contract.
-        unsafe { self.driver().read(at, into) }
-    }
 }

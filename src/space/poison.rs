@@ -61,7 +61,7 @@ impl Space {
                 now.try_reserve_exact(usize::try_from(*bytes).unwrap_or(usize::MAX)).map_err(refused)?;
                 now.resize(*bytes as usize, 0);
                 // SAFETY: the caller's contract.
-                unsafe { pool.read(*address, &mut now) }?;
+                unsafe { common.device.host_pool().fetch(*address, &mut now) }?;
                 if pattern == POISON {
                     seen.push(now);
                 } else if let Some(offset) = seen[output].iter().zip(&now).position(|(then, now)| then != now)
