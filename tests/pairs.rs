@@ -4,8 +4,10 @@
 //!
 //! Where the second call has to wait for a lock of the first, that goes on after a moment.
 
+use std::env;
 use std::fmt;
 use std::os::fd::AsFd;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -348,14 +350,49 @@ fn both(first: Call, when: When, second: Option<Second>) -> u64 {
     calls.load(Relaxed)
 }
 
-/// What is logged is everybody's, so there is one test. Of all second calls at each driver call of all first ones it makes some, others for each seed;
-/// fewer where the device is busy or refuses, and with both in halves.
+/// Which of so many parts of the runs a process makes: "0/2".
+const PART: &str = "VMMGRAPH_TEST_PART";
+
+/// What is logged is everybody's in a process, so there is one test, and a process for each core.
 #[test]
 fn any_two_calls_may_be_made_at_once() {
+    if let Ok(part) = env::var(PART) {
+        let (number, of) = part.split_once('/').unwrap();
+        return runs(number.parse().unwrap(), of.parse().unwrap());
+    }
+    let of = thread::available_parallelism().map_or(1, usize::from).min(8);
+    let part = |number| {
+        let mut child = Command::new(env::current_exe().unwrap());
+        child.args(["--exact", "any_two_calls_may_be_made_at_once", "--nocapture"]);
+        child
+            .env(PART, format!("{number}/{of}"))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let parts: Vec<_> = (0..of).map(part).collect();
+    // Each has two threads at most, of which one waits; what it prints fits a pipe.
+    for child in parts {
+        let output = child.wait_with_output().unwrap();
+        print!("{}", String::from_utf8_lossy(&output.stdout));
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+/// Of all second calls at each driver call of all first ones it makes some, others for each seed; fewer where the device is busy or refuses, and with
+/// both in halves. Of those, this part.
+fn runs(part: u64, of: u64) {
     tracing::subscriber::set_global_default(registry().with(Log)).unwrap();
     for seed in seeds(1) {
         let mut random = Random::new(seed);
         let (mut whole, mut halves) = (0, 0);
+        let of_part = |first, when, second, count: &mut u64| {
+            *count += 1;
+            if *count % of == part {
+                both(first, when, Some(second));
+            }
+        };
         for (when, one_of) in
             [(When::Before, 3), (When::Behind, 3), (When::BeforeBusy, 8), (When::BeforeRefusal, 8)]
         {
@@ -364,18 +401,16 @@ fn any_two_calls_may_be_made_at_once() {
                 for (call, own) in CALLS.iter().zip(&counts) {
                     for at in 1..=*count {
                         if random.below(one_of) == 0 {
-                            both(*first, when, Some(Second { call: *call, at, stops: 0 }));
-                            whole += 1;
+                            of_part(*first, when, Second { call: *call, at, stops: 0 }, &mut whole);
                         }
                         for stops in (1..=*own).filter(|_| random.below(150) == 0) {
-                            both(*first, when, Some(Second { call: *call, at, stops }));
-                            halves += 1;
+                            of_part(*first, when, Second { call: *call, at, stops }, &mut halves);
                         }
                     }
                 }
             }
         }
-        println!("{whole} times two calls at once, {halves} with both in halves");
+        println!("part {part} of {of}: of {whole} times two calls at once, and {halves} with both in halves");
         assert!(whole > 12_000 && halves > 2_000, "{whole}, {halves}: the calls ask nothing of the driver");
     }
 }
