@@ -8,7 +8,7 @@
 #include <c10/cuda/CUDAException.h>
 
 #include "../torch/on_device.hpp"
-#include "vmmgraph/src/bridge.rs.h"
+#include "vmmgraph/src/bridge/device.rs.h"
 
 namespace vmmgraph::engine {
 namespace {

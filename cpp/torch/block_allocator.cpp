@@ -14,6 +14,7 @@
 #include "region_scope.hpp"
 #include "registry.hpp"
 #include "short_of_memory.hpp"
+#include "vmmgraph/src/bridge/device.rs.h"
 
 namespace vmmgraph::torch {
 namespace {

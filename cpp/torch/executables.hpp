@@ -12,7 +12,7 @@
 #include <vmmgraph/torch.hpp>
 
 #include "rust/cxx.h"
-#include "vmmgraph/src/bridge.rs.h"
+#include "vmmgraph/src/bridge/executables.rs.h"
 #include "waker.hpp"
 
 namespace vmmgraph::torch {

@@ -14,7 +14,7 @@
 #include "compat.hpp"
 #include "on_device.hpp"
 #include "rust/cxx.h"
-#include "vmmgraph/src/bridge.rs.h"
+#include "vmmgraph/src/bridge/device.rs.h"
 
 // What at::show_config() reads it from. That one asks for devices as well, and a process that has asked CUDA anything cannot fork workers
 // (vLLM's main process). Weak: a torch without it is not told from another release, and loads.

@@ -9,7 +9,7 @@
 
 #include "block_owner.hpp"
 #include "rust/cxx.h"
-#include "vmmgraph/src/bridge.rs.h"
+#include "vmmgraph/src/bridge/blocks.rs.h"
 #include <vmmgraph/vmmgraph.hpp>
 
 namespace vmmgraph::torch {

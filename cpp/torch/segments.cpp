@@ -12,6 +12,7 @@
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
 #include "guards.hpp"
+#include "vmmgraph/src/bridge/device.rs.h"
 
 namespace vmmgraph::torch {
 namespace {

@@ -10,7 +10,7 @@
 #include <cuda_runtime_api.h>
 
 #include "rust/cxx.h"
-#include "vmmgraph/src/bridge.rs.h"
+#include "vmmgraph/src/bridge/device.rs.h"
 
 namespace vmmgraph::torch {
 namespace {

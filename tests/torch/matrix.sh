@@ -13,7 +13,7 @@ objects=build/torch-matrix
 site=$(echo .venv/lib/python3*/site-packages)
 bridge=build/torch/cargo-torch/cxxbridge
 
-if [ ! -e "$bridge/vmmgraph/src/bridge.rs.h" ]; then
+if [ ! -e "$bridge/vmmgraph/src/bridge/blocks.rs.h" ]; then
   cmake -S . -B build/torch -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TORCH=ON -DVMMGRAPH_TORCH_ROOT="$PWD/$site/torch" \
     -DVMMGRAPH_TESTS=ON -DVMMGRAPH_EXAMPLES=OFF
   cmake --build build/torch --target vmmgraph_torch_archive
