@@ -67,7 +67,7 @@ GraphExecutor::GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, GraphInp
         state.graphs[slot.slot].mode = slot.mode;
         state.graphs[slot.slot].bucket = slot.bucket;
         if (options.update && options.update_stream != nullptr && !state.on_cpu()) {
-            state.graphs[slot.slot].replayed = std::make_unique<StreamOrder>();
+            state.graphs[slot.slot].replayed = std::make_unique<StreamOrder>(inputs.device());
         }
         state.order.push_back(slot.slot);
     }
@@ -91,7 +91,6 @@ GraphExecutor::~GraphExecutor() = default;
 std::size_t GraphExecutor::warm_up() {
     auto& state = *state_;
     state.give_up();
-    const torch::OnDevice device(state.inputs.device());
     // The engine may destroy the stream of the captures now, or capture there itself.
     const MarkWhenLeft marks(state.on_cpu() ? nullptr : &state.inputs.state_->last);
     for (const auto slot : state.order) {

@@ -63,7 +63,12 @@ void empty_cache(bool on_cpu) {
 }  // namespace
 
 GraphExecutor::State::State(std::shared_ptr<SharedVmmAllocator> arena, GraphInputs& inputs, Body body, const ExecutorOptions& options)
-    : arena(std::move(arena)), inputs(inputs), body(std::move(body)), options(options), dispatcher(make_dispatcher(options)) {}
+    : arena(std::move(arena)),
+      inputs(inputs),
+      body(std::move(body)),
+      options(options),
+      dispatcher(make_dispatcher(options)),
+      streams(inputs.device()) {}
 
 void GraphExecutor::State::decide(const Step& current) {
     give_up();

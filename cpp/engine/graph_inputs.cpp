@@ -109,11 +109,7 @@ void GraphInputs::commit(void* stream) {
     state.commit(stream);
 }
 
-void GraphInputs::mark() {
-    auto& state = *state_;
-    const torch::OnDevice current(state.device);
-    state.last.mark();
-}
+void GraphInputs::mark() { state_->last.mark(); }
 
 void GraphInputs::select(const Key& bucket) {
     auto& state = *state_;

@@ -50,7 +50,7 @@ void mismatch(const Input& input, const std::string& what, const std::string& fo
 }
 
 GraphInputs::State::State(std::vector<Input> declared, const std::vector<Key>& buckets, c10::Device on, std::uint32_t alignment)
-    : inputs(std::move(declared)), device(on), plan(make_plan(inputs, buckets, alignment)), info(plan.info()) {
+    : inputs(std::move(declared)), device(on), plan(make_plan(inputs, buckets, alignment)), info(plan.info()), last(on) {
     for (const auto& bucket : buckets) {
         auto& layout = layouts.emplace_back(Layout{bucket, {}, {}, {}});
         for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -83,8 +83,6 @@ GraphInputs::State::~State() {
 }
 
 bool GraphInputs::State::finish() noexcept {
-    // The default stream is that of the current device.
-    const torch::OnDevice current(device);
     try {
         last.wait();
     } catch (const Error&) {

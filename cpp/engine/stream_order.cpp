@@ -37,6 +37,8 @@ void StreamOrder::mark() {
     if (!noted_) {
         return;
     }
+    // A hook of the engine's may have left another one.
+    const torch::OnDevice current(device_);
     // Another thread's default stream cannot be named; the legacy one waits for it.
     const bool anothers = *noted_ == cudaStreamPerThread && noted_by_ != std::this_thread::get_id();
     auto* const stream = anothers ? cudaStreamLegacy : *noted_;
@@ -70,6 +72,7 @@ void StreamOrder::before(void* stream) {
     }
     mark();
     if (marked_) {
+        const torch::OnDevice current(device_);
         C10_CUDA_CHECK(cudaStreamWaitEvent(second, event_, 0));
     }
 }
@@ -77,6 +80,7 @@ void StreamOrder::before(void* stream) {
 void StreamOrder::wait() {
     mark();
     if (marked_) {
+        const torch::OnDevice current(device_);
         // In the mode of a thread that has set none, it would break every capture of other threads.
         const torch::Relaxed relaxed;
         C10_CUDA_CHECK(cudaEventSynchronize(event_));

@@ -4,6 +4,7 @@
 #include <optional>
 #include <thread>
 
+#include <c10/core/Device.h>
 #include <cuda_runtime_api.h>
 
 namespace vmmgraph::engine {
@@ -12,12 +13,12 @@ namespace vmmgraph::engine {
 // default stream and one that waits for it is. Touches no capture.
 void refuse_captured(void* stream);
 
-// Where some work was given last, and what runs behind that. Its streams are of one device, which every call finds current.
+// Where some work was given last, and what runs behind that. Its streams are of one device, whichever is current.
 //
 // A stream that is only noted must exist, and while it is captured nothing can come behind it; what is marked is an event, and names no stream.
 class StreamOrder {
 public:
-    StreamOrder() = default;
+    explicit StreamOrder(c10::Device device) noexcept : device_(device) {}
     StreamOrder(const StreamOrder&) = delete;
     StreamOrder& operator=(const StreamOrder&) = delete;
     ~StreamOrder();
@@ -39,6 +40,7 @@ public:
     void wait();
 
 private:
+    c10::Device device_;
     // Without a mark yet.
     std::optional<cudaStream_t> noted_;
     // Who noted it: each thread has a default stream of its own, by one handle.

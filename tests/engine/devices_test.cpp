@@ -127,6 +127,28 @@ TEST(Devices, InputsOnTheDefaultStreamMayGoWhileAnotherDeviceIsCurrent) {
     wait(0);
 }
 
+// What orders one step behind another belongs to the inputs' device.
+TEST(Devices, AHookMayLeaveAnotherDeviceBehind) {
+    if (!two_gpus()) {
+        GTEST_SKIP() << "needs two GPUs";
+    }
+    ExecutorOptions options;
+    options.full = {Key::of(4), Key::of(8)};
+    options.before_launch = [](const Key&, const Step&) { c10::cuda::set_device(1); };
+    Small small(options);
+    const auto second = c10::cuda::getStreamFromPool(false, 0);
+    Ran ran;
+    for (int turn = 0; turn < 4; ++turn) {
+        // By their handles, so that each is marked behind its step; and the default one, which each device has.
+        for (void* const on : {stream(), static_cast<void*>(second.stream()), static_cast<void*>(cudaStreamLegacy)}) {
+            const c10::cuda::CUDAGuard its_own(0);
+            EXPECT_TRUE(small.run(1 + turn, Phase::decode, ran, 0, 0, true, on)) << turn;
+            EXPECT_EQ(ran.mode, Mode::full);
+        }
+    }
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+}
+
 TEST(Devices, ACaptureIsOnTheDeviceOfItsArena) {
     if (!two_gpus()) {
         GTEST_SKIP() << "needs two GPUs";

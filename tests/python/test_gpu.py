@@ -672,6 +672,92 @@ def test_a_second_capture_into_a_pool_is_refused_and_the_first_goes_on() -> None
     assert bool((y == 3).all())
 
 
+def test_a_capture_in_torchs_default_mode_lives_beside_another_threads_work() -> None:
+    """In the global mode most of what any thread of the process waits for, makes or frees breaks a capture. What captures here is torch's own class."""
+    enabled()
+    model, stream = Model(depth=2, width=512), torch.cuda.Stream()
+    pool = torch.cuda.graph_pool_handle()
+    made = full(model, pool, [64, 8, 1], stream, keep=True)
+    arena, x = made[0].graph.arena, made[0].x
+    theirs, y = torch.cuda.Stream(), torch.zeros(64, device="cuda")
+    others = {}
+
+    def eager():
+        with torch.cuda.stream(stream), vmmgraph.eager(arena):
+            others["eager"] = model(x)
+
+    def capture():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            others["output"] = model(x)
+            graph.capture_end()
+            graph.replay()
+        others["graph"] = graph
+
+    def lose():
+        others["graph"].reset()
+        others.clear()
+        gc.collect()
+
+    def throw():
+        graph = torch.cuda.CUDAGraph()
+        with contextlib.suppress(ZeroDivisionError), torch.cuda.stream(stream):
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                model(x)
+                raise ZeroDivisionError
+            finally:
+                graph.capture_end()
+
+    def replay():
+        for one in made:
+            one.graph.replay()
+            with torch.cuda.stream(stream):
+                one.graph.replay()
+
+    looks = [arena.stats, arena.spaces, arena.map, arena.executables, vmmgraph.report]
+    work = [replay, eager, capture, lose, throw, *looks, arena.mark, arena.trim, replay]
+    # Torch makes memory and loads kernels at the first of each.
+    for call in work:
+        call()
+    torch.cuda.synchronize()
+    for call in work:
+        graph = vmmgraph._below.core_of(torch.cuda.CUDAGraph)(True)
+        begun, over, failed = threading.Event(), threading.Event(), []
+
+        def elsewhere(graph=graph, begun=begun, over=over, failed=failed):
+            try:
+                with torch.cuda.stream(theirs):
+                    graph.capture_begin(pool=torch.cuda.graph_pool_handle(), capture_error_mode="global")
+                    y.add_(1)
+                    begun.set()
+                    over.wait()
+                    y.add_(1)
+                    graph.capture_end()
+            except RuntimeError as error:
+                failed.append(error)
+                begun.set()
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        begun.wait()
+        try:
+            call()
+        finally:
+            over.set()
+            thread.join()
+        assert not failed, (call, failed)
+        y.zero_()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(theirs):
+            graph.instantiate()
+            graph.replay()
+        torch.cuda.synchronize()
+        assert bool((y == 2).all()), call
+    assert wrong(made) == 0
+
+
 def test_what_goes_while_another_thread_seals() -> None:
     """Its replay seals what this thread has captured and drops just now. What it saved of a tensor that goes meanwhile must not come to the pages of a graph
     that runs."""
