@@ -139,8 +139,8 @@ TEST(Devices, AHookMayLeaveAnotherDeviceBehind) {
     const auto second = c10::cuda::getStreamFromPool(false, 0);
     Ran ran;
     for (int turn = 0; turn < 4; ++turn) {
-        // By their handles, so that each is marked behind its step; and the default one, which each device has.
-        for (void* const on : {stream(), static_cast<void*>(second.stream()), static_cast<void*>(cudaStreamLegacy)}) {
+        // By their handles, so that each is marked behind its step.
+        for (void* const on : {stream(), static_cast<void*>(second.stream())}) {
             const c10::cuda::CUDAGuard its_own(0);
             EXPECT_TRUE(small.run(1 + turn, Phase::decode, ran, 0, 0, true, on)) << turn;
             EXPECT_EQ(ran.mode, Mode::full);

@@ -678,7 +678,7 @@ def test_a_capture_in_torchs_default_mode_lives_beside_another_threads_work() ->
     model, stream = Model(depth=2, width=512), torch.cuda.Stream()
     pool = torch.cuda.graph_pool_handle()
     made = full(model, pool, [64, 8, 1], stream, keep=True)
-    arena, x = made[0].graph.arena, made[0].x
+    arena, x = made[0].graph.arena, made[0].inputs
     theirs, y = torch.cuda.Stream(), torch.zeros(64, device="cuda")
     others = {}
 

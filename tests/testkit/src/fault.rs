@@ -497,7 +497,6 @@ unsafe impl Transfer for FaultyDriver {
     }
 
     unsafe fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
-        let _end = self.called("read", format!(" {at:?} {}", into.len()))?;
         // SAFETY: the caller's promise.
         unsafe { self.inner.read(at, into) }
     }
