@@ -171,7 +171,7 @@ public:
     GraphInputs(const GraphInputs&) = delete;
     GraphInputs& operator=(const GraphInputs&) = delete;
     // Waits for what the stream of the last commit holds. While that is captured nobody can: the memory stays then until other inputs are made
-    // or go and it can be asked.
+    // or go and it can be asked, and the stream must exist until then, unless it was marked.
     ~GraphInputs();
 
     // Checks a step's values and packs those of the host into staging memory, padded to the bucket along every dimension. An input that is
