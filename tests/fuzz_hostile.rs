@@ -521,28 +521,30 @@ impl Drop for World {
     }
 }
 
+fn calls(input: &mut Input) {
+    let mut world = World::new();
+    let mut turns = 0;
+    while !input.is_empty() && turns < 300 {
+        if turns % 4 == 0 {
+            world.furnish();
+        }
+        match input.below(16) {
+            0..=2 => world.device_call(input),
+            3..=6 => world.arena_call(input),
+            15 => world.other_call(input),
+            _ => world.space_call(input),
+        }
+        turns += 1;
+    }
+    world.end();
+}
+
 #[test]
 fn hostile_calls_are_refused_and_nothing_else_happens() {
     // The torch functions open what is not open yet: never a GPU here.
     // SAFETY: the only test of this program, and no other thread runs yet.
     unsafe { std::env::set_var("VMMGRAPH_DRIVER", platforms::platform().name) };
-    fuzz::fuzz("hostile", |input| {
-        let mut world = World::new();
-        let mut turns = 0;
-        while !input.is_empty() && turns < 300 {
-            if turns % 4 == 0 {
-                world.furnish();
-            }
-            match input.below(16) {
-                0..=2 => world.device_call(input),
-                3..=6 => world.arena_call(input),
-                15 => world.other_call(input),
-                _ => world.space_call(input),
-            }
-            turns += 1;
-        }
-        world.end();
-    });
+    platforms::beside_a_capture(|| fuzz::fuzz("hostile", calls));
     let met = STATUSES.lock().unwrap();
     println!("statuses met: {met:?}");
     let few = [

@@ -700,19 +700,21 @@ unsafe extern "C" fn error_logged(_: i32, text: *const c_char, length: usize, _:
 fn valid_calls_do_what_the_model_says() {
     let status = unsafe { vmmgraph_set_log_sink(Some(error_logged), null_mut(), None, VMMGRAPH_LOG_ERROR) };
     assert_eq!(status, VMMGRAPH_OK);
-    fuzz::fuzz("model", |input| {
-        let mut world = World::new();
-        let mut turns = 0;
-        while !input.is_empty() && turns < 200 {
-            world.act(input);
-            world.check();
-            world.keeps_budgets();
-            let errors = std::mem::take(&mut *ERRORS.lock().unwrap());
-            assert!(errors.is_empty(), "{errors:?}");
-            turns += 1;
-        }
-        world.end(input);
-    });
+    platforms::beside_a_capture(|| fuzz::fuzz("model", calls));
+}
+
+fn calls(input: &mut Input) {
+    let mut world = World::new();
+    let mut turns = 0;
+    while !input.is_empty() && turns < 200 {
+        world.act(input);
+        world.check();
+        world.keeps_budgets();
+        let errors = std::mem::take(&mut *ERRORS.lock().unwrap());
+        assert!(errors.is_empty(), "{errors:?}");
+        turns += 1;
+    }
+    world.end(input);
 }
 
 #[test]

@@ -2,8 +2,12 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::ptr;
 use std::sync::OnceLock;
+use std::sync::mpsc::channel;
+use std::thread;
 
+use cudarc::driver::sys;
 use vmmgraph::driver::platform::{PLATFORMS, Platform};
 use vmmgraph::driver::{DeviceOptions, SharedDriver};
 
@@ -61,4 +65,33 @@ pub(crate) fn streams(ordinal: i32) -> [u64; 3] {
         ([(); 3].map(|()| driver.stream_create().unwrap().raw()), Some(driver))
     });
     made.0
+}
+
+/// Runs a test beside a capture of another thread's in CUDA's global mode, which whatever waits on a thread that has not said that it may breaks, and
+/// expects it to be whole behind that. Only on the stand-in whose rules are those that were seen on a GPU.
+pub(crate) fn beside_a_capture(test: impl FnOnce()) {
+    if platform().name != "cuda" {
+        return test();
+    }
+    let ((begun, begins), (over, is_over)) = (channel(), channel::<()>());
+    let capture = thread::spawn(move || {
+        let (mut context, mut stream, mut graph) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+        // SAFETY: out pointers on this stack; the context is retained as long as the process, and the stream is of it.
+        let ended = unsafe {
+            assert_eq!(sys::cuInit(0), sys::CUresult::CUDA_SUCCESS);
+            assert_eq!(sys::cuDevicePrimaryCtxRetain(&raw mut context, 0), sys::CUresult::CUDA_SUCCESS);
+            assert_eq!(sys::cuCtxSetCurrent(context), sys::CUresult::CUDA_SUCCESS);
+            assert_eq!(sys::cuStreamCreate(&raw mut stream, 1), sys::CUresult::CUDA_SUCCESS);
+            assert_eq!(sys::cuStreamBeginCapture_v2(stream, mode), sys::CUresult::CUDA_SUCCESS);
+            begun.send(()).unwrap();
+            let _ = is_over.recv();
+            sys::cuStreamEndCapture(stream, &raw mut graph)
+        };
+        assert_eq!(ended, sys::CUresult::CUDA_SUCCESS, "the capture is lost");
+    });
+    begins.recv().unwrap();
+    test();
+    over.send(()).unwrap();
+    capture.join().unwrap();
 }

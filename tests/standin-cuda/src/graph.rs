@@ -27,6 +27,7 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
     answer(|| {
         counted(Call::cuGraphInstantiateWithFlags)?;
         current()?;
+        table().permit()?;
         if out.is_null() {
             return Err(Why::Invalid);
         }

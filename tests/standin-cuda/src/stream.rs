@@ -47,6 +47,7 @@ pub extern "C" fn cuStreamSynchronize(stream: *mut c_void) -> Code {
     answer(|| {
         current()?;
         let target = target(stream)?;
+        table().permit()?;
         table().synchronise(target)?;
         if matches!(target, Target::Legacy { .. }) {
             arrived();
@@ -162,6 +163,7 @@ pub extern "C" fn cuEventQuery(event: *mut c_void) -> Code {
     answer(|| {
         counted(Call::cuEventQuery)?;
         current()?;
+        table().permit()?;
         table().happened(event as u64)?;
         if busy() { Err(Why::NotReady) } else { Ok(()) }
     })
@@ -173,6 +175,7 @@ pub extern "C" fn cuEventSynchronize(event: *mut c_void) -> Code {
     answer(|| {
         counted(Call::cuEventSynchronize)?;
         current()?;
+        table().permit()?;
         table().happened(event as u64)
     })
 }

@@ -8,7 +8,7 @@ use std::thread::ThreadId;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::state::{self, RELAXED};
+use crate::state::{self, GLOBAL, RELAXED};
 use crate::{Answer, Why, refused};
 
 /// A node of a graph. Addresses are looked at when it runs, not when it is made.
@@ -628,6 +628,26 @@ impl Table {
                 Err(Why::CapturedEvent)
             }
         }
+    }
+
+    /// Refuses what may wait, or make what launches a graph, on a thread that captures under way forbid it, and spoils these: its own, and in the mode
+    /// GLOBAL, which every thread has that sets none, also others' that began in it. A thread in the mode RELAXED may. So CUDA says of
+    /// `cuThreadExchangeStreamCaptureMode`, and so it is (H200, driver 580, 2026-11-28: `cudaEventQuery`, `cudaEventSynchronize`, `cudaStreamSynchronize`,
+    /// `cudaGraphInstantiate`).
+    ///
+    /// # Errors
+    /// [`Why::CaptureUnsupported`].
+    pub fn permit(&mut self) -> Answer {
+        let (mode, me) = (state::capture_mode(), std::thread::current().id());
+        let mut forbidden = false;
+        for capture in self.captures.values_mut().filter(|capture| capture.mode != RELAXED && mode != RELAXED)
+        {
+            if capture.thread == me || (mode == GLOBAL && capture.mode == GLOBAL) {
+                capture.valid = false;
+                forbidden = true;
+            }
+        }
+        if forbidden { Err(Why::CaptureUnsupported) } else { Ok(()) }
     }
 
     /// Waits for a stream: refused on one under capture, which is then lost.

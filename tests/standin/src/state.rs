@@ -13,8 +13,10 @@ const GRANULARITY: u64 = 2 << 20;
 const DEFAULT_MEMORY: u64 = 64 << 30;
 /// A page's handle holds its device above this bit, which makes handles unique across devices.
 const DEVICE_SHIFT: u32 = 48;
-/// `RELAXED` of every vendor; GLOBAL is 0, THREAD_LOCAL 1.
+/// `RELAXED` of every vendor; THREAD_LOCAL is 1.
 pub const RELAXED: c_int = 2;
+/// `GLOBAL` of every vendor.
+pub const GLOBAL: c_int = 0;
 
 /// A pretend device.
 pub struct Device {
