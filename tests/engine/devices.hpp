@@ -2,9 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <limits>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -71,6 +73,28 @@ inline void wait_for_stream(c10::DeviceIndex index = 0) {
         ASSERT_EQ(cudaStreamSynchronize(static_cast<cudaStream_t>(stream(index))), cudaSuccess);
     }
 }
+
+// Holds a stream up until it goes.
+class Gate {
+public:
+    explicit Gate(cudaStream_t stream) {
+        // The stream may come to it when this is gone.
+        const auto wait = [](void* user) {
+            const std::unique_ptr<Open> open(static_cast<Open*>(user));
+            while (!(*open)->load()) {
+            }
+        };
+        EXPECT_EQ(cudaLaunchHostFunc(stream, wait, new Open(open_)), cudaSuccess);
+    }
+    Gate(const Gate&) = delete;
+    Gate& operator=(const Gate&) = delete;
+    ~Gate() { open(); }
+    void open() { *open_ = true; }
+
+private:
+    using Open = std::shared_ptr<std::atomic<bool>>;
+    Open open_ = std::make_shared<std::atomic<bool>>(false);
+};
 
 // Steps of a long test: so many, or VMMGRAPH_ENGINE_STEPS if that is less. What only many steps show is not judged then.
 inline int most_steps(int steps) {

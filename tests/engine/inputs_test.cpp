@@ -305,18 +305,13 @@ TEST(Inputs, ValuesOfTheDeviceAreHeldUntilTheirCopyRan) {
         EXPECT_TRUE(gone) << "a copy of the CPU is done when it returns";
         return;
     }
-    std::atomic<bool> go{false};
-    const auto wait_for_it = [](void* go) {
-        while (!static_cast<std::atomic<bool>*>(go)->load()) {
-        }
-    };
-    ASSERT_EQ(cudaLaunchHostFunc(static_cast<cudaStream_t>(stream()), wait_for_it, &go), cudaSuccess);
+    Gate gate(static_cast<cudaStream_t>(stream()));
     param.commit(stream());
     EXPECT_FALSE(gone) << "the copy cannot have run";
     param.prepare(Key::of(4), {});
     param.commit(stream());
     EXPECT_FALSE(gone) << "nor now";
-    go = true;
+    gate.open();
     wait();
     param.update(Key::of(4), {}, stream());
     EXPECT_TRUE(gone);

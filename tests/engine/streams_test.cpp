@@ -1,14 +1,12 @@
 // Steps on one stream and then another; streams that are captured, destroyed or a thread's own; and captures of others meanwhile.
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <thread>
 #include <vector>
 
-#include <c10/cuda/CUDACachingAllocator.h>
-
 #include "../torch/other_capture.hpp"
+#include "../torch/torchs_bytes.hpp"
 #include "small.hpp"
 
 namespace engine_tests {
@@ -38,27 +36,6 @@ public:
 };
 
 bool all_are(const at::Tensor& tensor, std::int64_t number) { return tensor.eq(number).all().item<bool>(); }
-
-// Holds a stream up until it goes.
-class Gate {
-public:
-    explicit Gate(cudaStream_t stream) {
-        const auto wait = [](void* open) {
-            while (!static_cast<std::atomic<bool>*>(open)->load()) {
-            }
-        };
-        EXPECT_EQ(cudaLaunchHostFunc(stream, wait, &open_), cudaSuccess);
-    }
-    Gate(const Gate&) = delete;
-    Gate& operator=(const Gate&) = delete;
-    ~Gate() { open(); }
-    void open() { open_ = true; }
-
-private:
-    std::atomic<bool> open_{false};
-};
-
-std::int64_t torchs_bytes() { return c10::cuda::CUDACachingAllocator::getDeviceStats(0).allocated_bytes[0].current; }
 
 TEST(Streams, CommitsOnTwoAreInOrder) {
     NEEDS_A_GPU();

@@ -29,8 +29,6 @@ vmmgraph_status_t status_of(const std::function<void()>& call) {
     return VMMGRAPH_OK;
 }
 
-std::int64_t torchs_bytes() { return caching::getDeviceStats(0).allocated_bytes[0].current; }
-
 class Eager : public Torch {
 protected:
     void SetUp() override {

@@ -24,6 +24,8 @@
 #include <torch/version.h>
 #include <vmmgraph/torch.hpp>
 
+#include "torchs_bytes.hpp"
+
 namespace at::cuda {
 TORCH_CUDA_CPP_API void clearCublasWorkspaces();
 }  // namespace at::cuda

@@ -12,9 +12,6 @@ namespace {
 namespace caching = c10::cuda::CUDACachingAllocator;
 using namespace std::chrono_literals;
 
-// What torch's own allocator has given out.
-std::int64_t torchs_bytes() { return caching::getDeviceStats(0).allocated_bytes[0].current; }
-
 // Keeps a stream busy for milliseconds.
 void keep_busy() {
     static const auto a = at::randn({4096, 4096}, half());

@@ -497,6 +497,7 @@ unsafe impl Transfer for FaultyDriver {
     }
 
     unsafe fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
+        let _end = self.called("read", format!(" {at:?} {}", into.len()))?;
         // SAFETY: the caller's promise.
         unsafe { self.inner.read(at, into) }
     }
