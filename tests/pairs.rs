@@ -372,7 +372,7 @@ fn any_two_calls_may_be_made_at_once() {
             .unwrap()
     };
     let parts: Vec<_> = (0..of).map(part).collect();
-    // Each has two threads at most, of which one waits; what it prints fits a pipe.
+    // Whoever fills its pipe waits until it is read.
     for child in parts {
         let output = child.wait_with_output().unwrap();
         print!("{}", String::from_utf8_lossy(&output.stdout));

@@ -177,7 +177,7 @@ TEST(Streams, InputsThatGoWhileTheirsIsCapturedLeaveTheirMemoryUntilItCanBeAsked
     wait();
 }
 
-// Asking CUDA anything about a stream that was destroyed ends the process with a segmentation fault (H200, driver 580).
+// Asking CUDA whether a stream is captured that was destroyed ends the process with a segmentation fault (H200, driver 580).
 TEST(Streams, ThatOfAStepMayBeDestroyedBehindIt) {
     NEEDS_A_GPU();
     ExecutorOptions options;

@@ -632,22 +632,24 @@ impl Table {
 
     /// Refuses what may wait, or make what launches a graph, on a thread that captures under way forbid it, and spoils these: its own, and in the mode
     /// GLOBAL, which every thread has that sets none, also others' that began in it. A thread in the mode RELAXED may. So CUDA says of
-    /// `cuThreadExchangeStreamCaptureMode`, and so it is (H200, driver 580, 2026-11-28: `cudaEventQuery`, `cudaEventSynchronize`, `cudaStreamSynchronize`,
-    /// `cudaGraphInstantiate`).
+    /// `cuThreadExchangeStreamCaptureMode`; of others' in the mode GLOBAL it was seen (H200, driver 580, 2026-11-28: `cudaEventQuery`,
+    /// `cudaEventSynchronize`, `cudaStreamSynchronize`, `cudaGraphInstantiate`; relaxed, none of these).
     ///
     /// # Errors
     /// [`Why::CaptureUnsupported`].
     pub fn permit(&mut self) -> Answer {
         let (mode, me) = (state::capture_mode(), std::thread::current().id());
-        let mut forbidden = false;
-        for capture in self.captures.values_mut().filter(|capture| capture.mode != RELAXED && mode != RELAXED)
-        {
-            if capture.thread == me || (mode == GLOBAL && capture.mode == GLOBAL) {
-                capture.valid = false;
-                forbidden = true;
-            }
+        let forbids = |capture: &Capture| {
+            capture.mode != RELAXED && (capture.thread == me || (mode == GLOBAL && capture.mode == GLOBAL))
+        };
+        if mode == RELAXED || !self.captures.values().any(forbids) {
+            return Ok(());
         }
-        if forbidden { Err(Why::CaptureUnsupported) } else { Ok(()) }
+        self.captures
+            .values_mut()
+            .filter(|capture| forbids(capture))
+            .for_each(|capture| capture.valid = false);
+        Err(Why::CaptureUnsupported)
     }
 
     /// Waits for a stream: refused on one under capture, which is then lost.
