@@ -474,26 +474,6 @@
 // Its graph is gone; only what lies under live blocks is left.
 #define VMMGRAPH_SPACE_RETIRED 3
 
-// The version of the format.
-#define MAP_FORMAT 1
-
-// What shared pages are filled with: as floating-point numbers of any width a NaN, as an index far outside.
-#define POISON 4294967295
-
-// Devices that may use another one's pages: numbers below 64 of its platform.
-typedef struct Peers Peers;
-
-// A stream, by the driver's own handle (`CUstream` as an integer).
-//
-// The library hands it to the driver only. Not every handle is a stream: [`PER_THREAD`](Self::PER_THREAD) means another stream on
-// every thread, both default streams are others while a green context is current, and the handle of a destroyed stream may come back
-// for a new one. Safe code cannot make one up:
-//
-// ```compile_fail
-// let forged = vmmgraph::Stream(5);
-// ```
-typedef struct Stream Stream;
-
 // Never defined: a vmmgraph_account_t is a key, not an address.
 typedef struct vmmgraph_account vmmgraph_account;
 

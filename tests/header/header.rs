@@ -33,3 +33,57 @@ fn the_checked_in_header_is_current() {
         }
     }
 }
+
+/// What a C header names at file scope, other than words of C's own: macros, types, functions.
+fn named_by(header: &str) -> Vec<&str> {
+    const OF_C: [&str; 12] = [
+        "typedef", "struct", "enum", "extern", "const", "void", "char", "int32_t", "uint32_t", "int64_t",
+        "uint64_t", "size_t",
+    ];
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    let mut names = Vec::new();
+    let (mut depth, mut comment) = (0i32, false);
+    for line in header.lines() {
+        let (code, _) = line.split_once("//").unwrap_or((line, ""));
+        comment |= code.trim_start().starts_with("/*");
+        if comment {
+            comment = !code.contains("*/");
+            continue;
+        }
+        if let Some(macros) = code.strip_prefix('#') {
+            names.extend(macros.strip_prefix("define ").and_then(|rest| rest.split(|c| !is_word(c)).next()));
+            continue;
+        }
+        if code.starts_with("extern \"C\"") || code == "}  " {
+            continue;
+        }
+        for (at, c) in code.char_indices() {
+            let begins = is_word(c) && !code[..at].ends_with(is_word);
+            if begins && (depth == 0 || code[..at].ends_with("(*")) {
+                names.push(code[at..].split(|c| !is_word(c)).next().unwrap_or_default());
+            }
+            depth += i32::from("({".contains(c)) - i32::from(")}".contains(c));
+        }
+    }
+    names.retain(|name| !OF_C.contains(name));
+    names
+}
+
+#[test]
+fn headers_take_no_name_that_a_program_may_have() {
+    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../include/vmmgraph"));
+    for (header, least) in [("vmmgraph.h", 500), ("torch_c.h", 40)] {
+        let text = fs::read_to_string(folder.join(header)).unwrap();
+        let names = named_by(&text);
+        assert!(names.len() > least, "{header}: {} names were found", names.len());
+        let ours = |name: &&str| name.starts_with("vmmgraph_") || name.starts_with("VMMGRAPH_");
+        let others: Vec<_> = names.into_iter().filter(|name| !ours(name)).collect();
+        assert!(others.is_empty(), "{header}: {others:?}");
+    }
+    assert_eq!(
+        named_by(
+            "#define POISON 1\n/* no */\ntypedef struct Stream {\n  int32_t x;\n} Stream_t;\ntypedef void (*Call)(int32_t y);\nint32_t run(\n  int32_t z);"
+        ),
+        ["POISON", "Stream", "Stream_t", "Call", "run"]
+    );
+}
