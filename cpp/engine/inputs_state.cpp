@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <limits>
 #include <mutex>
+#include <optional>
 
 #include <ATen/core/TensorBody.h>
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
 
 #include "../torch/on_device.hpp"
 #include "vmmgraph/src/bridge/device.rs.h"
@@ -105,6 +107,11 @@ struct GraphInputs::State::Left {
 };
 
 void GraphInputs::State::leave(std::unique_ptr<State> unfinished) noexcept {
+    if (!unfinished->last.may_be_named_later()) {
+        // Nobody will ever know when its memory is nobody's.
+        static_cast<void>(unfinished.release());
+        return;
+    }
     auto& left = Left::of_process();
     const std::lock_guard lock(left.mutex);
     try {
@@ -254,7 +261,7 @@ void GraphInputs::State::commit(void* stream) {
     if (device.is_cuda()) {
         refuse_captured(stream);
         last.before(stream);
-        last.note(stream);
+        last.note(stream, torch::lasts(c10::cuda::getCurrentCUDAStream(device.index())));
     }
     prepared.valid = false;
     if (prepared.end > 0) {
@@ -274,9 +281,12 @@ void GraphInputs::State::commit(void* stream) {
 
 void GraphInputs::State::hold(std::vector<DeviceWrite>& writes, void* stream) {
     Held* free = nullptr;
+    std::optional<torch::Relaxed> relaxed;
     for (auto& one : held) {
         if (!one.values.empty()) {
-            const torch::Relaxed relaxed;
+            if (!relaxed) {
+                relaxed.emplace();
+            }
             const auto status = cudaEventQuery(one.read);
             if (status == cudaErrorNotReady) {
                 // To the runtime an error, which the next one who looks would take for theirs.

@@ -93,7 +93,7 @@ struct GraphInputs::State {
 
     // Waits until the device uses none of it; false, without a wait, while the stream of the last commit is captured.
     bool finish() noexcept;
-    // Keeps one that cannot be finished until it can.
+    // Keeps one that cannot be finished until it can; for good if its stream may be gone by then.
     struct Left;
     static void leave(std::unique_ptr<State> unfinished) noexcept;
     // Finishes those that were left, where that is possible now.

@@ -27,8 +27,9 @@ StreamOrder::~StreamOrder() {
     }
 }
 
-void StreamOrder::note(void* stream) noexcept {
+void StreamOrder::note(void* stream, bool lasts) noexcept {
     noted_ = static_cast<cudaStream_t>(stream);
+    noted_lasts_ = lasts;
     noted_by_ = std::this_thread::get_id();
     marked_ = false;
 }

@@ -23,8 +23,10 @@ public:
     StreamOrder& operator=(const StreamOrder&) = delete;
     ~StreamOrder();
 
-    // It was given to `stream`, behind what was given before.
-    void note(void* stream) noexcept;
+    // It was given to `stream`, behind what was given before. `lasts`: that one is there as long as the process.
+    void note(void* stream, bool lasts = false) noexcept;
+    // Whether the noted stream, if any, will be there whenever somebody asks: CUDA ends the process where a destroyed one is named.
+    [[nodiscard]] bool may_be_named_later() const noexcept { return !noted_ || noted_lasts_; }
     // Puts a mark behind all that the noted stream has, if there is none. Throws Error while that is captured, with the capture as it was.
     void mark();
     // As mark(), and whoever comes behind it finds out where that cannot be.
@@ -43,6 +45,7 @@ private:
     c10::Device device_;
     // Without a mark yet.
     std::optional<cudaStream_t> noted_;
+    bool noted_lasts_ = false;
     // Who noted it: each thread has a default stream of its own, by one handle.
     std::thread::id noted_by_;
     bool marked_ = false;

@@ -370,7 +370,7 @@ struct CaptureScope::State {
 };
 
 CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const CaptureOptions& options) {
-    if (stream == nullptr) {
+    if (handle_of(stream) == nullptr) {
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "CUDA graphs must be captured on a non-default stream.");
     }
     if (options.route == Route::mempool && options.retain == Retain::own_pages) {

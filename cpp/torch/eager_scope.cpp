@@ -18,8 +18,10 @@ struct EagerScope::State {
     OnStream current;
 };
 
-EagerScope::EagerScope(SharedVmmAllocator& arena, void* stream, std::optional<std::uint64_t> bytes) {
+EagerScope::EagerScope(SharedVmmAllocator& arena, void* on, std::optional<std::uint64_t> bytes) {
     const auto device = device_of(arena);
+    // What is made in it comes by this handle.
+    auto* const stream = handle_of(on);
     require_release();
     if (!installed()) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "call vmmgraph::torch::install() before an EagerScope");
@@ -27,7 +29,7 @@ EagerScope::EagerScope(SharedVmmAllocator& arena, void* stream, std::optional<st
     offer_idle_pages();
     {
         const OnDevice current(device);
-        if (is_capturing(static_cast<cudaStream_t>(stream))) {
+        if (is_capturing(stream)) {
             refuse(VMMGRAPH_ERROR_STREAM_CAPTURING, "the stream is under capture");
         }
         // Torch's current one is: an executor's step asks nothing more.
@@ -38,8 +40,7 @@ EagerScope::EagerScope(SharedVmmAllocator& arena, void* stream, std::optional<st
     auto memory = std::make_shared<EagerMemory>(arena);
     auto ending = std::make_shared<EagerEnding>();
     state_.reset(
-        new State{{nullptr, Policy::inherit, device.index(), active_scope, std::move(memory), ending, static_cast<cudaStream_t>(stream)},
-                  OnStream(device, stream)});
+        new State{{nullptr, Policy::inherit, device.index(), active_scope, std::move(memory), ending, stream}, OnStream(device, stream)});
     ending->begin(arena.handle(), stream, lasts(state_->current.stream()), bytes);
     active_scope = &state_->active;
 }

@@ -49,9 +49,21 @@ inline bool is_capturing(cudaStream_t stream) noexcept {
     return false;
 }
 
+// The handle that torch knows a caller's stream by. It has no name for the legacy default stream's second one, cudaStreamLegacy: its number is
+// odd, as those of torch's own streams are, and torch throws where it is used.
+inline cudaStream_t handle_of(void* stream) noexcept {
+    const auto handle = static_cast<cudaStream_t>(stream);
+    return handle == cudaStreamLegacy ? nullptr : handle;
+}
+
 // Whether a stream is there as long as the process: one of torch's pools or the default one. Torch names others by their handles.
 inline bool lasts(const c10::cuda::CUDAStream& stream) noexcept {
-    return stream.id() == 0 || stream.id() != static_cast<c10::StreamId>(reinterpret_cast<std::intptr_t>(stream.stream()));
+    try {
+        return stream.id() == 0 || stream.id() != static_cast<c10::StreamId>(reinterpret_cast<std::intptr_t>(stream.stream()));
+    } catch (...) {
+        // None that torch knows.
+        return false;
+    }
 }
 
 // Where something was launched last. Any thread.
@@ -85,7 +97,7 @@ class OnStream {
 public:
     OnStream(c10::Device device, void* stream) : before_(begin(device)), stream_(before_) {
         // By the name that torch has for it, if it is the current one already.
-        if (const auto on = static_cast<cudaStream_t>(stream); before_.stream() != on) {
+        if (const auto on = handle_of(stream); before_.stream() != on) {
             stream_ = c10::cuda::getStreamFromExternal(on, device.index());
             c10::cuda::setCurrentCUDAStream(stream_);
         }

@@ -170,8 +170,9 @@ public:
     GraphInputs(std::vector<Input> inputs, const std::vector<Key>& buckets, const InputsOptions& options = {});
     GraphInputs(const GraphInputs&) = delete;
     GraphInputs& operator=(const GraphInputs&) = delete;
-    // Waits for what the stream of the last commit holds. While that is captured nobody can: the memory stays then until other inputs are made
-    // or go and it can be asked, and the stream must exist until then, unless it was marked.
+    // Waits for what the stream of the last commit holds; it must still exist, unless it was marked. While it is captured nobody can wait: the
+    // memory stays then until other inputs are made or go and it can be asked, and for good if the stream is not one of torch's by name, which
+    // may be gone by then.
     ~GraphInputs();
 
     // Checks a step's values and packs those of the host into staging memory, padded to the bucket along every dimension. An input that is

@@ -140,7 +140,7 @@ TEST(Devices, AHookMayLeaveAnotherDeviceBehind) {
     Ran ran;
     for (int turn = 0; turn < 4; ++turn) {
         // By their handles, so that each is marked behind its step.
-        for (void* const on : {stream(), static_cast<void*>(second.stream())}) {
+        for (void* const on : {stream(), static_cast<void*>(second.stream()), static_cast<void*>(cudaStreamLegacy)}) {
             const c10::cuda::CUDAGuard its_own(0);
             EXPECT_TRUE(small.run(1 + turn, Phase::decode, ran, 0, 0, true, on)) << turn;
             EXPECT_EQ(ran.mode, Mode::full);

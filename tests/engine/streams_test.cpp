@@ -1,4 +1,4 @@
-// Steps on one stream and then another; streams that are captured, destroyed or a thread's own; and captures of others meanwhile.
+// Steps on one stream and then another; and streams that are captured, destroyed or a thread's own.
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -155,13 +155,17 @@ TEST(Streams, InputsThatGoWhileTheirsIsCapturedLeaveTheirMemoryUntilItCanBeAsked
     {
         const Numbers first;
     }
-    const other::Stream stream;
+    const auto stream = c10::cuda::getStreamFromPool(false, 0);
     const auto before = torchs_bytes();
     {
         Numbers numbers;
-        numbers.update(1, stream.get());
+        {
+            // By the name that torch has for it: that stream will be there.
+            const c10::cuda::CUDAStreamGuard guard(stream);
+            numbers.update(1, stream.stream());
+        }
         wait();
-        other::Capture capture(stream.get());
+        other::Capture capture(stream.stream());
         numbers.inputs.reset();
         EXPECT_GE(torchs_bytes() - before, std::int64_t{count} * 8) << "somebody else may write there now";
         {
@@ -175,6 +179,62 @@ TEST(Streams, InputsThatGoWhileTheirsIsCapturedLeaveTheirMemoryUntilItCanBeAsked
     }
     EXPECT_EQ(torchs_bytes(), before);
     wait();
+}
+
+// Nobody may name it when other inputs are made.
+TEST(Streams, ThatOfInputsThatWentWhileItWasCapturedMayBeDestroyed) {
+    NEEDS_A_GPU();
+    const auto before = torchs_bytes();
+    {
+        const other::Stream stream;
+        Numbers numbers;
+        numbers.update(1, stream.get());
+        wait();
+        other::Capture capture(stream.get());
+        numbers.inputs.reset();
+        EXPECT_TRUE(capture.end());
+    }
+    for (int turn = 0; turn < 2; ++turn) {
+        const Numbers others;
+    }
+    EXPECT_GE(torchs_bytes() - before, std::int64_t{count} * 8) << "somebody else may write there now";
+    wait();
+}
+
+// Torch has no name for the second handle of the legacy default stream.
+TEST(Streams, TheDefaultOneHasTwoHandles) {
+    NEEDS_A_GPU();
+    ExecutorOptions options;
+    options.full = {Key::of(4), Key::of(8)};
+    options.piecewise = {Key::of(16)};
+    options.most_tokens = 20;
+    options.eager_in_arena = true;
+    options.update = [](const Key&, const Step&, vmmgraph::torch::CapturedGraph*) {};
+    options.update_stream = cudaStreamLegacy;
+    Small small(options);
+    Ran ran;
+    const auto before = c10::cuda::getCurrentCUDAStream(0);
+    for (void* const on :
+         {static_cast<void*>(cudaStreamLegacy), stream(), static_cast<void*>(cudaStreamLegacy), static_cast<void*>(cudaStreamPerThread)}) {
+        for (const auto n : {3, 7, 11, 30}) {
+            EXPECT_TRUE(small.run(n, n < 8 ? Phase::decode : Phase::mixed, ran, 0, 0, true, on)) << n;
+            EXPECT_EQ(ran.mode, n < 8 ? Mode::full : n < 20 ? Mode::piecewise : Mode::eager) << n;
+        }
+    }
+    EXPECT_EQ(c10::cuda::getCurrentCUDAStream(0), before);
+    Numbers numbers;
+    numbers.update(1, cudaStreamLegacy);
+    numbers.update(2, nullptr);
+    numbers.update(3, cudaStreamLegacy);
+    wait();
+    EXPECT_TRUE(all_are(numbers.inputs->get("a"), 3));
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+    // Graphs cannot be captured there.
+    options.capture_stream = cudaStreamLegacy;
+    Small refused(options);
+    EXPECT_TRUE(refused.run(3, Phase::decode, ran));
+    EXPECT_EQ(ran.reason, Reason::capture_failed);
+    EXPECT_NE(refused.executor->last_failure().find("non-default stream"), std::string::npos) << refused.executor->last_failure();
 }
 
 // Asking CUDA whether a stream is captured that was destroyed ends the process with a segmentation fault (H200, driver 580).
@@ -214,145 +274,6 @@ TEST(Streams, ThatOfAStepMayBeDestroyedBehindIt) {
     Ran ran;
     for (const auto n : {3, 7, 11, 30}) {
         EXPECT_TRUE(small.run(n, n < 8 ? Phase::decode : Phase::mixed, ran)) << n;
-    }
-}
-
-TEST(OthersCaptures, GoOnBesideInputs) {
-    NEEDS_A_GPU();
-    const OnStream current;
-    const auto on_gpu = at::ones({64}, on_device(at::kInt));
-    const std::vector<std::int64_t> on_host(64, 1);
-    const auto second = c10::cuda::getStreamFromPool(false, 0);
-    for (const auto bring : {Bring::copy, Bring::kernel}) {
-        std::unique_ptr<GraphInputs> inputs;
-        const auto make = [&] {
-            inputs = std::make_unique<GraphInputs>(std::vector{Input::host("a", at::kLong, {Extent::along(Axis::tokens)}),
-                                                               Input::device("b", at::kInt, {Extent::along(Axis::tokens)})},
-                                                   std::vector{Key::of(64), Key::of(128)}, InputsOptions{device(), 512, bring});
-        };
-        const auto step = [&] { inputs->update(Key::of(128), {{"a", on_host}, {"b", on_gpu}}, stream()); };
-        const auto on_another = [&] { inputs->update(Key::of(64), {{"a", on_host}, {"b", on_gpu}}, second.stream()); };
-        // Torch makes memory and loads kernels at the first of each.
-        make();
-        step();
-        on_another();
-        inputs.reset();
-        wait();
-        other::expect_untouched("inputs are made", make);
-        other::expect_untouched("a step", step);
-        // Its staging memory is that of the one before the last, which is waited for.
-        other::expect_untouched("many steps", [&] {
-            for (int turn = 0; turn < 6; ++turn) {
-                step();
-            }
-        });
-        other::expect_untouched("a step on another stream", on_another);
-        other::expect_untouched("a mark", [&] { inputs->mark(); });
-        other::expect_untouched("inputs go", [&] { inputs.reset(); });
-        wait();
-    }
-}
-
-TEST(OthersCaptures, GoOnBesideSteps) {
-    NEEDS_A_GPU();
-    for (const bool eager_in_arena : {false, true}) {
-        ExecutorOptions options;
-        options.full = {Key::of(4), Key::of(8)};
-        options.piecewise = {Key::of(16), Key::of(64)};
-        options.most_tokens = 60;
-        options.most_graphs = 3;
-        options.eager_in_arena = eager_in_arena;
-        const auto updating = c10::cuda::getStreamFromPool(false, 0);
-        int updates = 0;
-        options.update = [&](const Key&, const Step&, vmmgraph::torch::CapturedGraph*) { ++updates; };
-        options.update_stream = updating.stream();
-        Small small(options);
-        const auto tokens = at::randint(0, vocabulary, {61}, at::kLong);
-        const auto read = small.table.index_select(0, tokens.to(small.table.device()));
-        std::vector<at::Tensor> outputs(62);
-        const float none = 0;
-        int eager = 0;
-        const auto run = [&](std::int64_t n, void* on) {
-            const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(on), 0));
-            auto& output = outputs[static_cast<std::size_t>(n)];
-            const auto ran = small.executor->run(
-                {Key::of(static_cast<std::uint32_t>(n)), n < 8 ? Phase::decode : Phase::mixed, true, &none},
-                {{names::tokens, tokens.narrow(0, 0, n)}},
-                [&] {
-                    ++eager;
-                    output = read.narrow(0, 0, n).clone();
-                },
-                on);
-            if (ran.mode != Mode::eager) {
-                output = small.inputs->hidden_states(n).clone();
-            }
-        };
-        int rounds = 0;
-        const auto all = [&](void* on) {
-            ++rounds;
-            for (const std::int64_t n : {3, 7, 11, 30, 61, 3}) {
-                run(n, on);
-            }
-        };
-        const auto another = c10::cuda::getStreamFromPool(false, 0);
-        // Twice, as torch's cache holds what a step needs then.
-        for (int turn = 0; turn < 2; ++turn) {
-            all(stream());
-            all(another.stream());
-            small.executor->clear();
-            wait();
-        }
-        other::expect_untouched("the first steps, which capture", [&] {
-            small.executor->clear();
-            all(stream());
-        });
-        other::expect_untouched("steps", [&] { all(stream()); });
-        other::expect_untouched("steps on another stream", [&] { all(another.stream()); });
-        other::expect_untouched("an executable ahead of its step", [&] { small.executor->expect({Key::of(7), Phase::decode}); });
-        other::expect_untouched("an end of all graphs", [&] { small.executor->clear(); });
-        other::expect_untouched("another executor", [&] {
-            GraphExecutor executor(small.arena, *small.inputs, [&](Recorder& recorder) { small.body(recorder); }, options);
-            EXPECT_EQ(executor.warm_up(), 3U);
-        });
-        wait();
-        EXPECT_EQ(eager, rounds);
-        EXPECT_GT(updates, 0);
-        for (const std::int64_t n : {3, 7, 11, 30, 61}) {
-            EXPECT_TRUE(at::allclose(outputs[static_cast<std::size_t>(n)], read.narrow(0, 0, n))) << n;
-        }
-        other::expect_untouched("the end of it all", [&] {
-            small.executor.reset();
-            small.inputs.reset();
-            small.arena.reset();
-        });
-        wait();
-    }
-}
-
-// A step that cannot come behind the one before is refused as a whole, and comes later.
-TEST(OthersCaptures, AStepIsRefusedWhileTheStreamOfTheLastOneIsCaptured) {
-    NEEDS_A_GPU();
-    ExecutorOptions options;
-    options.full = {Key::of(4)};
-    Small small(options);
-    const auto first = c10::cuda::getStreamFromPool(false, 0);
-    const auto second = c10::cuda::getStreamFromPool(false, 0);
-    Ran ran;
-    // By the name that torch has for the stream, which lasts then, and by its handle, which is marked behind each step.
-    for (const bool by_name : {true, false}) {
-        {
-            const c10::cuda::CUDAStreamGuard guard(by_name ? first : second);
-            EXPECT_TRUE(small.run(3, Phase::decode, ran, 0, 0, true, first.stream()));
-        }
-        other::Capture capture(first.stream());
-        for (int turn = 0; turn < 2; ++turn) {
-            small.executor->prepare({Key::of(3), Phase::decode}, {{names::tokens, at::zeros({3}, at::kLong)}});
-            const auto refused = refusal([&] { small.executor->launch([] {}, second.stream()); }, VMMGRAPH_ERROR_STREAM_CAPTURING);
-            EXPECT_EQ(refused.empty(), !by_name) << refused;
-        }
-        EXPECT_TRUE(capture.end());
-        EXPECT_TRUE(small.run(2, Phase::decode, ran));
-        EXPECT_EQ(ran.mode, Mode::full);
     }
 }
 

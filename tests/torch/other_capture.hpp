@@ -69,15 +69,21 @@ private:
     cudaStream_t stream_ = nullptr;
 };
 
-// Expects that such a capture is whole behind a call, on a stream that the legacy default stream waits for, and on one that it does not.
-template <class F>
-void expect_untouched(const char* what, F&& call) {
+// Expects that such a capture is whole behind a call, on a stream that the legacy default stream waits for, and on one that it does not; before each
+// one `ready` is called.
+template <class Ready, class F>
+void expect_untouched(const char* what, Ready&& ready, F&& call) {
     for (const unsigned flags : {cudaStreamDefault, cudaStreamNonBlocking}) {
+        ready();
         const Stream stream(flags);
         Capture capture(stream.get());
         call();
         EXPECT_TRUE(capture.end()) << what << (flags == cudaStreamDefault ? ", beside a stream of the default kind" : "");
     }
+}
+template <class F>
+void expect_untouched(const char* what, F&& call) {
+    expect_untouched(what, [] {}, call);
 }
 
 }  // namespace other

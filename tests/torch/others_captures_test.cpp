@@ -48,9 +48,12 @@ TEST_F(OthersCaptures, GoOnBesideOurs) {
                 graph.replay(on);
             }
         };
+        const auto replayed = [&] {
+            take();
+            replay(raw());
+        };
         // Torch loads kernels and makes handles at the first.
-        take();
-        replay(raw());
+        replayed();
         graphs.clear();
         cudaDeviceSynchronize();
         other::expect_untouched("a capture", take);
@@ -62,7 +65,7 @@ TEST_F(OthersCaptures, GoOnBesideOurs) {
                 static_cast<void>(graph.wake());
             }
         });
-        other::expect_untouched("what launches it, for good", [&] { EXPECT_NE(graphs.front().second.exec(), nullptr); });
+        other::expect_untouched("what launches it, for good", take, [&] { EXPECT_NE(graphs.back().second.exec(), nullptr); });
         other::expect_untouched("a capture that is given up", [&] {
             vmmgraph::torch::CaptureScope scope(*arena, raw(), options);
             static_cast<void>(input * 2);
@@ -78,13 +81,17 @@ TEST_F(OthersCaptures, GoOnBesideOurs) {
             cudaDeviceSynchronize();
             EXPECT_TRUE(at::equal(output, expected));
         }
-        other::expect_untouched("a tensor that outlives its graph", [&] {
+        other::expect_untouched("a tensor that outlives its graph", replayed, [&] {
             const auto output = graphs.back().first;
             graphs.pop_back();
             static_cast<void>(output);
         });
-        other::expect_untouched("the end of graphs", [&] { graphs.clear(); });
-        other::expect_untouched("a trim", [&] { arena->trim(); });
+        other::expect_untouched("the end of graphs", replayed, [&] { graphs.clear(); });
+        const auto left_over = [&] {
+            replayed();
+            graphs.clear();
+        };
+        other::expect_untouched("a trim", left_over, [&] { arena->trim(); });
         executables.reset();
         other::expect_untouched("an arena that comes and goes", [&] {
             arena = std::make_unique<SharedVmmAllocator>();
@@ -111,7 +118,7 @@ TEST_F(OthersCaptures, GoOnBesideEagerWorkOfTheArena) {
     other::expect_untouched("more of it", work);
     cudaDeviceSynchronize();
     EXPECT_TRUE(at::equal(kept, expected));
-    other::expect_untouched("what it kept goes", [&] { kept = at::Tensor(); });
+    other::expect_untouched("what it kept goes", work, [&] { kept = at::Tensor(); });
 }
 
 TEST_F(OthersCaptures, GoOnBesideRegions) {
@@ -133,8 +140,13 @@ TEST_F(OthersCaptures, GoOnBesideRegions) {
         });
         cudaDeviceSynchronize();
         EXPECT_TRUE(policy == vmmgraph::Policy::discard || weights.eq(3).all().item<bool>());
-        other::expect_untouched("the end of a tensor in a region", [&] { weights = at::Tensor(); });
-        other::expect_untouched("the end of a region", [&] { region.reset(); });
+        other::expect_untouched("the end of a tensor in a region", fill, [&] { weights = at::Tensor(); });
+        const auto another = [&] {
+            region = std::make_unique<vmmgraph::Region>(device, "weights", vmmgraph::RegionOptions{policy});
+            fill();
+            weights = at::Tensor();
+        };
+        other::expect_untouched("the end of a region", another, [&] { region.reset(); });
     }
 }
 
@@ -144,12 +156,24 @@ TEST_F(OthersCaptures, GoOnBesideAKvCache) {
         {2, vmmgraph::torch::KvPlane{{16, 8, 64}, at::kBFloat16}}, 10'000, vmmgraph::KvLayout::by_plane, {}};
     options.memory.page_bytes = 2 * MiB;
     std::unique_ptr<vmmgraph::torch::KvTensors> kv;
-    other::expect_untouched("a cache", [&] { kv = std::make_unique<vmmgraph::torch::KvTensors>(device, options); });
-    other::expect_untouched("a cache that grows", [&] { kv->grow_to(5'000); });
-    other::expect_untouched("a cache that shrinks", [&] { kv->cache().shrink_to(100); });
-    other::expect_untouched("a cache that grows again", [&] { kv->grow_to(4'000); });
-    other::expect_untouched("the end of a cache", [&] { kv.reset(); });
-    other::expect_untouched("a trim of the device", [&] { device.trim(); });
+    const auto make = [&] { kv = std::make_unique<vmmgraph::torch::KvTensors>(device, options); };
+    const auto grow = [&] { kv->grow_to(5'000); };
+    const auto shrink = [&] { kv->cache().shrink_to(100); };
+    const auto end = [&] { kv.reset(); };
+    const auto make_and_grow = [&] {
+        make();
+        grow();
+    };
+    other::expect_untouched("a cache", end, make);
+    other::expect_untouched("a cache that grows for the first time", make, grow);
+    other::expect_untouched("a cache that shrinks", grow, shrink);
+    other::expect_untouched("a cache that grows again", shrink, grow);
+    other::expect_untouched("the end of a cache", make_and_grow, end);
+    const auto left_over = [&] {
+        make_and_grow();
+        end();
+    };
+    other::expect_untouched("a trim of the device", left_over, [&] { device.trim(); });
 }
 
 }  // namespace
