@@ -30,7 +30,7 @@ build() {
   cp build/cmake/libvmmgraph_memory_saver.so tests/memory_saver/gpu.py "$out/"
   torch=$(echo "$PWD"/.venv/lib/python3*/site-packages/torch)
   cmake -S . -B build/torch -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TORCH=ON -DVMMGRAPH_TORCH_ROOT="$torch" \
-    -DVMMGRAPH_TESTS=ON -DVMMGRAPH_EXAMPLES=OFF >/dev/null
+    -DVMMGRAPH_TESTS=ON -DVMMGRAPH_EXAMPLES=OFF -DCMAKE_CXX_FLAGS_RELEASE="-O3 -DNDEBUG" -DCMAKE_UNITY_BUILD=OFF >/dev/null
   cmake --build build/torch --target vmmgraph_torch vmmgraph_torch_keeps_no_graphs torch_test trust_test executables_test regions_test elastic_test eager_test serving_test rings_test share_test ranks_test differential_test engine_test \
     sleep_example all_reduce_example offload_example
   strip -o "$out/libvmmgraph_torch.so.0.1" build/torch/libvmmgraph_torch.so.0.1.0

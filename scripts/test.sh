@@ -13,11 +13,12 @@ cmake -S . -B build/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TESTS=O
 cmake --build build/cmake
 ctest --test-dir build/cmake --output-on-failure -j"$(nproc)" 2>&1 | tee -a "$log"
 
-# The libtorch component, against the pip torch of scripts/setup.sh; the core without the bridge is that of above. Not optimized as a release:
-# without a GPU nothing here takes time but compiling.
+# The libtorch component, against the pip torch of scripts/setup.sh; the core without the bridge is that of above. Not optimized as a release, and
+# each program's sources as one: without a GPU nothing here takes time but compiling, and that is reading torch's headers.
 torch=$(echo "$PWD"/.venv/lib/python3*/site-packages/torch)
 cmake -S . -B build/torch -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS_RELEASE="-O1 -DNDEBUG" -DVMMGRAPH_TORCH=ON -DVMMGRAPH_TORCH_ROOT="$torch" \
-  -DVMMGRAPH_PREBUILT_ARCHIVE="$PWD/build/cmake/cargo/release/libvmmgraph.a" -DVMMGRAPH_TESTS=ON -DVMMGRAPH_EXAMPLES=OFF
+  -DVMMGRAPH_PREBUILT_ARCHIVE="$PWD/build/cmake/cargo/release/libvmmgraph.a" -DVMMGRAPH_TESTS=ON -DVMMGRAPH_EXAMPLES=OFF \
+  -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=0
 cmake --build build/torch
 ctest --test-dir build/torch --output-on-failure -j"$(nproc)" -LE slow 2>&1 | tee -a "$log"
 

@@ -12,7 +12,7 @@ namespace vmmgraph::memory_saver {
 
 namespace {
 
-std::atomic<const Core*> known{nullptr};
+std::atomic<const Core*> the_core{nullptr};
 
 bool load(void* where, Core& core) {
     const auto version = reinterpret_cast<decltype(&::vmmgraph_abi_version)>(dlsym(where, "vmmgraph_abi_version"));
@@ -59,7 +59,7 @@ bool load_any(Core& core) {
     }
     Dl_info here{};
     std::string beside = VMMGRAPH_CORE_FILE;
-    if (dladdr(&known, &here) != 0 && here.dli_fname != nullptr) {
+    if (dladdr(&the_core, &here) != 0 && here.dli_fname != nullptr) {
         const char* const slash = std::strrchr(here.dli_fname, '/');
         beside.insert(0, here.dli_fname, slash == nullptr ? 0 : static_cast<std::size_t>(slash - here.dli_fname + 1));
     }
@@ -75,7 +75,7 @@ bool load_any(Core& core) {
 }  // namespace
 
 const Core* Core::find() noexcept {
-    if (const Core* const core = known.load(std::memory_order_acquire); core != nullptr) {
+    if (const Core* const core = the_core.load(std::memory_order_acquire); core != nullptr) {
         return core;
     }
     try {
@@ -85,7 +85,7 @@ const Core* Core::find() noexcept {
             delete core;
             return nullptr;
         }
-        if (!known.compare_exchange_strong(expected, core, std::memory_order_acq_rel)) {
+        if (!the_core.compare_exchange_strong(expected, core, std::memory_order_acq_rel)) {
             delete core;
             return expected;
         }
@@ -95,6 +95,6 @@ const Core* Core::find() noexcept {
     }
 }
 
-const Core& Core::found() noexcept { return *known.load(std::memory_order_acquire); }
+const Core& Core::found() noexcept { return *the_core.load(std::memory_order_acquire); }
 
 }  // namespace vmmgraph::memory_saver

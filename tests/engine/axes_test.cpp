@@ -58,7 +58,7 @@ Traffic random_step(std::mt19937& random) {
     return made;
 }
 
-struct Model {
+struct ModelOfAxes {
     at::Tensor table = at::randn({vocabulary, width}, on_device(at::kFloat));
     std::shared_ptr<vmmgraph::SharedVmmAllocator> arena;
     std::unique_ptr<GraphInputs> inputs;
@@ -93,7 +93,7 @@ struct Model {
         return all;
     }
 
-    explicit Model(const ExecutorOptions& options) {
+    explicit ModelOfAxes(const ExecutorOptions& options) {
         if (has_gpu()) {
             vmmgraph::torch::install();
             arena = std::make_shared<vmmgraph::SharedVmmAllocator>(0);
@@ -219,7 +219,7 @@ std::string wrong_dispatch(const ExecutorOptions& options, const Traffic& done) 
 }
 
 // What of the results is wrong; empty if nothing is.
-std::string wrong_result(const Model& model, const Traffic& done) {
+std::string wrong_result(const ModelOfAxes& model, const Traffic& done) {
     const auto [hidden, sums] = model.eager(done);
     if (!at::equal(done.hidden, hidden)) {
         return "hidden states";
@@ -238,7 +238,7 @@ std::string wrong_result(const Model& model, const Traffic& done) {
 }
 
 // Random steps one behind another; with `ahead` each is prepared while the one before may still run, and nothing waits until the end.
-void run_traffic(const ExecutorOptions& options, Model& model, bool ahead, const char* name) {
+void run_traffic(const ExecutorOptions& options, ModelOfAxes& model, bool ahead, const char* name) {
     const int steps = most_steps(400);
     const OnStream on;
     std::mt19937 random(31);
@@ -301,13 +301,13 @@ void run_traffic(const ExecutorOptions& options, Model& model, bool ahead, const
 
 TEST(Axes, TrafficOnAGridIsRight) {
     const auto options = on_a_grid();
-    Model model(options);
+    ModelOfAxes model(options);
     run_traffic(options, model, false, "on demand");
 }
 
 TEST(Axes, PreparedAheadToo) {
     const auto options = on_a_grid();
-    Model model(options);
+    ModelOfAxes model(options);
     const auto buckets = options.full.size() + options.piecewise.size();
     EXPECT_EQ(model.executor->warm_up(), buckets);
     const auto bytes = model.arena ? model.arena->mapped_size() : 0;
@@ -319,7 +319,7 @@ TEST(Axes, PreparedAheadToo) {
 TEST(Axes, WithFewGraphsToo) {
     auto options = on_a_grid();
     options.most_graphs = 6;
-    Model model(options);
+    ModelOfAxes model(options);
     run_traffic(options, model, false, "6 graphs at most");
     EXPECT_TRUE(model.executor->stats().evictions > 100 || shortened());
 }
@@ -328,7 +328,7 @@ TEST(Axes, WithFewGraphsToo) {
 TEST(Axes, WithFewGraphsAndPreparedAheadToo) {
     auto options = on_a_grid();
     options.most_graphs = 6;
-    Model model(options);
+    ModelOfAxes model(options);
     run_traffic(options, model, true, "6 graphs at most, prepared ahead");
     EXPECT_TRUE(model.executor->stats().evictions > 100 || shortened());
 }

@@ -7,17 +7,8 @@
 namespace engine_tests {
 namespace {
 
-ExecutorOptions both() {
-    ExecutorOptions options;
-    for (const auto size : {1U, 2U, 4U, 8U}) {
-        options.full.push_back(Key::of(size, 0, uniform_decode));
-    }
-    options.piecewise = {Key::of(16), Key::of(64)};
-    return options;
-}
-
 TEST(Executor, EveryModeRunsAndSaysWhy) {
-    auto options = both();
+    auto options = both({1, 2, 4, 8});
     options.most_tokens = 60;
     Small small(options);
     Ran ran;
@@ -45,7 +36,7 @@ TEST(Executor, EveryModeRunsAndSaysWhy) {
 }
 
 TEST(Executor, EagerStepsLieInTheArenaIfTheyAreToAndTheirResultsLast) {
-    auto options = both();
+    auto options = both({1, 2, 4, 8});
     options.most_tokens = 60;
     options.eager_in_arena = true;
     options.eager_runs = 1;
@@ -70,7 +61,7 @@ TEST(Executor, EagerStepsLieInTheArenaIfTheyAreToAndTheirResultsLast) {
 }
 
 TEST(Executor, WarmUpCapturesAllAndTrafficIsRight) {
-    Small small(both());
+    Small small(both({1, 2, 4, 8}));
     EXPECT_EQ(small.executor->warm_up(), 6u);
     const auto bytes = small.arena ? small.arena->mapped_size() : 0;
     std::mt19937 random(3);
@@ -97,7 +88,7 @@ TEST(Executor, WarmUpCapturesAllAndTrafficIsRight) {
 }
 
 TEST(Executor, AFailedCaptureRunsEagerlyAndSaysSo) {
-    Small small(both());
+    Small small(both({1, 2, 4, 8}));
     small.trouble = [](Recorder& recorder) {
         if (recorder.mode() == Mode::full) {
             throw std::runtime_error("this body cannot");
@@ -122,7 +113,7 @@ TEST(Executor, AFailedCaptureRunsEagerlyAndSaysSo) {
 
 // In the middle of a piecewise capture, and by an operation that no capture survives.
 TEST(Executor, AFailureBetweenPiecesLeavesTheOthersUsable) {
-    Small small(both());
+    Small small(both({1, 2, 4, 8}));
     Ran ran;
     EXPECT_TRUE(small.run(60, Phase::mixed, ran, 0, 1.0F));
     small.trouble = [](Recorder& recorder) {
@@ -144,7 +135,7 @@ TEST(Executor, AFailureBetweenPiecesLeavesTheOthersUsable) {
 }
 
 TEST(Executor, BadValuesLeaveNoGraphBehindAndNoSlotTaken) {
-    Small small(both());
+    Small small(both({1, 2, 4, 8}));
     const Step step{Key::of(2, 0, uniform_decode), Phase::decode, true, nullptr};
     EXPECT_NE(refusal([&] { small.executor->prepare(step, {{names::tokens, at::ones({2}, at::kInt)}}); }).find("the dtype is Int"),
               std::string::npos);
@@ -158,7 +149,7 @@ TEST(Executor, BadValuesLeaveNoGraphBehindAndNoSlotTaken) {
 }
 
 TEST(Executor, AStepMayBePreparedWhileTheOneBeforeRuns) {
-    Small small(both());
+    Small small(both({1, 2, 4, 8}));
     small.executor->warm_up();
     std::vector<at::Tensor> tokens;
     std::vector<at::Tensor> outputs;
@@ -185,7 +176,7 @@ TEST(Executor, AStepMayBePreparedWhileTheOneBeforeRuns) {
 }
 
 TEST(Executor, TheLeastRecentlyUsedGraphGoes) {
-    auto options = both();
+    auto options = both({1, 2, 4, 8});
     options.most_graphs = 2;
     Small small(options);
     Ran ran;
@@ -205,7 +196,7 @@ TEST(Executor, TheLeastRecentlyUsedGraphGoes) {
 
 // What warm_up() has no room for runs by a larger graph, or eagerly where that would pad too much.
 TEST(Executor, AheadOfTrafficOnlyLargerGraphsStandIn) {
-    auto options = both();
+    auto options = both({1, 2, 4, 8});
     options.full.push_back(Key::of(3, 0, uniform_decode));
     options.most_graphs = 2;
     options.ahead_only = true;
@@ -231,7 +222,7 @@ TEST(Executor, BothRoutesAndPoliciesRunPiecewise) {
     using vmmgraph::torch::Route;
     for (const vmmgraph::torch::CaptureOptions& capture : {vmmgraph::torch::CaptureOptions{Route::blocks, Retain::shared_pages},
                                                            vmmgraph::torch::CaptureOptions{Route::mempool, Retain::inherit}}) {
-        auto options = both();
+        auto options = both({1, 2, 4, 8});
         options.capture = capture;
         Small small(options);
         EXPECT_EQ(small.executor->warm_up(), 6u);
@@ -250,7 +241,7 @@ TEST(Executor, BothRoutesAndPoliciesRunPiecewise) {
 
 // What a runner owns costs a page for each graph, unless the body says that it is kept.
 TEST(Executor, WhatRunnersKeepOfManyGraphsSharesPages) {
-    auto options = both();
+    auto options = both({1, 2, 4, 8});
     options.piecewise.clear();
     for (std::uint32_t size = 1; size <= 16; ++size) {
         options.piecewise.push_back(Key::of(size));
@@ -288,7 +279,7 @@ TEST(Executor, AGraphThatIsLargerThanTheLimitIsRefusedAndTheOthersComeBack) {
     if (!has_gpu()) {
         GTEST_SKIP() << "needs a GPU";
     }
-    auto options = both();
+    auto options = both({1, 2, 4, 8});
     options.piecewise.push_back(Key::of(1 << 17));
     options.most_bytes = std::uint64_t{64} << 20;
     Small small(options);
@@ -309,7 +300,7 @@ TEST(Executor, ACaptureThatIsShortOfMemoryEvictsAndGoesOn) {
     }
     constexpr std::uint64_t MiB = std::uint64_t{1} << 20;
     auto device = vmmgraph::Device::open();
-    Small small(both());
+    Small small(both({1, 2, 4, 8}));
     // Every graph owns 64 MiB, and there is room for one and a half.
     small.trouble = [](Recorder& recorder) {
         const auto kept = at::zeros({std::int64_t{64} << 18}, on_device(at::kFloat));

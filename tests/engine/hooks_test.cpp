@@ -12,15 +12,6 @@
 namespace engine_tests {
 namespace {
 
-ExecutorOptions both() {
-    ExecutorOptions options;
-    for (const auto size : {2U, 4U, 8U}) {
-        options.full.push_back(Key::of(size, 0, uniform_decode));
-    }
-    options.piecewise = {Key::of(16), Key::of(64)};
-    return options;
-}
-
 // Tells what happened, in order.
 struct Diary {
     std::string text;
@@ -29,7 +20,7 @@ struct Diary {
 };
 
 TEST(Hooks, BeforeLaunchSeesTheStepAsItWillRun) {
-    auto options = both();
+    auto options = both({2, 4, 8});
     Small* here = nullptr;
     Diary diary;
     options.before_launch = [&](const Key& bucket, const Step& step) {
@@ -69,7 +60,7 @@ TEST(Hooks, BeforeLaunchSeesTheStepAsItWillRun) {
 }
 
 TEST(Hooks, ThatThrowLeaveTheExecutorAsItWas) {
-    auto options = both();
+    auto options = both({2, 4, 8});
     bool trouble = true;
     options.before_launch = [&](const Key&, const Step&) {
         if (trouble) {
@@ -89,7 +80,7 @@ TEST(Hooks, ThatThrowLeaveTheExecutorAsItWas) {
 
 // As xLLM has it: a capture alone on its device, replays beside each other.
 TEST(Hooks, AGuardIsHeldAsLongAsTheWork) {
-    auto options = both();
+    auto options = both({2, 4, 8});
     std::shared_mutex lock;
     Diary diary;
     options.guard = [&](Work work) -> std::shared_ptr<void> {
@@ -130,7 +121,7 @@ TEST(Hooks, AGuardIsHeldAsLongAsTheWork) {
 }
 
 TEST(Hooks, TheBodyRunsEagerlyBeforeItsCapture) {
-    auto options = both();
+    auto options = both({2, 4, 8});
     options.eager_runs = 2;
     Small small(options);
     int calls = 0;
@@ -156,7 +147,7 @@ TEST(Hooks, TheBodyRunsEagerlyBeforeItsCapture) {
 
 // Attention deep in a model, which nobody handed the recorder.
 TEST(Hooks, TheRecorderIsFoundByItsThread) {
-    Small small(both());
+    Small small(both({2, 4, 8}));
     EXPECT_EQ(Recorder::current(), nullptr);
     std::vector<Mode> modes;
     small.trouble = [&](Recorder& recorder) {
@@ -177,7 +168,7 @@ TEST(Hooks, TheRecorderIsFoundByItsThread) {
 }
 
 TEST(OnFailure, ThrowsInsteadOfRunningAnotherWay) {
-    auto options = both();
+    auto options = both({2, 4, 8});
     options.on_failure = OnFailure::throws;
     Small small(options);
     bool trouble = true;
@@ -202,7 +193,7 @@ TEST(OnFailure, ThrowsInsteadOfRunningAnotherWay) {
 
 TEST(OnFailure, ThrowsInAWarmUpThatIsShortOfMemory) {
     for (const auto on_failure : {OnFailure::eager, OnFailure::throws}) {
-        auto options = both();
+        auto options = both({2, 4, 8});
         options.on_failure = on_failure;
         Small small(options);
         small.trouble = [](Recorder&) { TORCH_CHECK_WITH(OutOfMemoryError, false, "planted"); };
@@ -215,7 +206,7 @@ TEST(OnFailure, ThrowsInAWarmUpThatIsShortOfMemory) {
 }
 
 TEST(OnFailure, WhateverABodyThrowsIsAFailedCapture) {
-    Small small(both());
+    Small small(both({2, 4, 8}));
     small.trouble = [](Recorder&) { throw 7; };
     Ran ran;
     EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode));
@@ -229,7 +220,7 @@ TEST(OnFailure, WhateverABodyThrowsIsAFailedCapture) {
 // What torch has cached goes before a graph does, but not for what a budget has no room for.
 TEST(OnFailure, AGraphGoesOnlyIfMemoryOfTheDeviceIsStillShort) {
     for (const bool budget : {false, true}) {
-        Small small(both());
+        Small small(both({2, 4, 8}));
         Ran ran;
         EXPECT_TRUE(small.run(2, Phase::decode, ran, uniform_decode));
         int tries = 0;
@@ -251,7 +242,7 @@ TEST(OnFailure, TorchGivesItsCacheBackBeforeAGraphGoes) {
         GTEST_SKIP() << "needs a GPU";
     }
     constexpr std::int64_t MiB = std::int64_t{1} << 20;
-    Small small(both());
+    Small small(both({2, 4, 8}));
     Ran ran;
     EXPECT_TRUE(small.run(2, Phase::decode, ran, uniform_decode));
     // Other tests' pages would do as well.
@@ -273,7 +264,7 @@ TEST(OnFailure, TorchGivesItsCacheBackBeforeAGraphGoes) {
 // Only memory of the capture is passed without being owned.
 TEST(Runners, OwnWhatIsNotTheCaptures) {
     for (const auto route : {vmmgraph::torch::Route::blocks, vmmgraph::torch::Route::mempool}) {
-        auto options = both();
+        auto options = both({2, 4, 8});
         options.capture.route = route;
         Small small(options);
         const auto seen = at::zeros({3}, on_device(at::kFloat));
@@ -320,7 +311,7 @@ TEST(Runners, GoBehindTheirGraph) {
     }
     std::uint64_t spaces = 99;
     {
-        Small small(both());
+        Small small(both({2, 4, 8}));
         small.trouble = [&, arena = small.arena](Recorder& recorder) {
             const auto last = std::shared_ptr<int>(new int, [&spaces, arena](const int* memory) {
                 spaces = arena->stats().spaces;

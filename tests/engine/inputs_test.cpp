@@ -11,7 +11,7 @@ namespace engine_tests {
 namespace {
 
 constexpr std::uint32_t pages_of_sequence = 5;
-constexpr std::uint32_t width = 6;
+constexpr std::uint32_t features = 6;
 
 std::vector<Key> decode_buckets(std::uint32_t most, std::int32_t list = VMMGRAPH_SIZES_XLLM) {
     std::vector<Key> buckets;
@@ -36,11 +36,11 @@ std::vector<Input> declaration(std::uint32_t most = 64) {
         Input::host(names::paged_kv_indices, at::kInt, {Extent::up_to(most * pages_of_sequence)}),
         Input::host(names::paged_kv_last_page_len, at::kInt, {batch}, Pad::value(1)),
         Input::host("temperature", at::kFloat, {batch}, Pad::value(0.5)),
-        Input::device(names::embeddings, at::kBFloat16, {tokens, Extent::fixed(width)}),
+        Input::device(names::embeddings, at::kBFloat16, {tokens, Extent::fixed(features)}),
         Input::device("row", at::kHalf, {tokens}, Pad::value(2)),
         Input::device("last", at::kLong, {tokens, Extent::fixed(2)}, Pad::repeat_last()),
-        Input::output(names::hidden_states, at::kBFloat16, {tokens, Extent::fixed(width)}),
-        Input::output(names::aux_hidden_states, at::kBFloat16, {tokens, Extent::fixed(3 * width)}),
+        Input::output(names::hidden_states, at::kBFloat16, {tokens, Extent::fixed(features)}),
+        Input::output(names::aux_hidden_states, at::kBFloat16, {tokens, Extent::fixed(3 * features)}),
     };
 }
 
@@ -58,7 +58,7 @@ std::vector<at::Tensor> step(std::int64_t batch, std::int64_t indices) {
             some({indices}),
             some({batch}),
             at::rand({batch}),
-            at::randn({batch, width}, on_device(at::kBFloat16)),
+            at::randn({batch, features}, on_device(at::kBFloat16)),
             at::randn({batch}, on_device(at::kHalf)),
             at::randint(0, 9, {batch, 2}, on_device(at::kLong))};
 }
@@ -99,7 +99,7 @@ TEST(Inputs, EveryInputArrivesPaddedAndOutputsStay) {
                 EXPECT_TRUE(at::equal(whole.cpu(), padded(input, tensors[i].cpu(), whole.sizes()))) << input.name << " of batch " << batch;
             }
         }
-        EXPECT_TRUE(at::equal(param.hidden_states(batch).cpu(), at::full({batch, width}, batch, at::kBFloat16)));
+        EXPECT_TRUE(at::equal(param.hidden_states(batch).cpu(), at::full({batch, features}, batch, at::kBFloat16)));
     }
 }
 
@@ -141,9 +141,9 @@ TEST(Inputs, WhatDoesNotFitIsRefusedBeforeAnythingIsWritten) {
     EXPECT_EQ(refused(3, at::ones({5, 4}, ints)),
               "vmmgraph: input 'block_tables': the shape is [5, 4], must be at most [4, 5] in this bucket");
     EXPECT_NE(refused(1, at::ones({6}, ints).as_strided({3}, {2})).find("must be contiguous"), std::string::npos);
-    EXPECT_NE(refused(10, at::randn({3, width + 1}, on_device(at::kBFloat16))).find("at most [4, 6] in this bucket"), std::string::npos);
+    EXPECT_NE(refused(10, at::randn({3, features + 1}, on_device(at::kBFloat16))).find("at most [4, 6] in this bucket"), std::string::npos);
     if (has_gpu()) {
-        EXPECT_NE(refused(10, at::randn({3, width}, at::kBFloat16)).find("the device is cpu, must be cuda:0"), std::string::npos);
+        EXPECT_NE(refused(10, at::randn({3, features}, at::kBFloat16)).find("the device is cpu, must be cuda:0"), std::string::npos);
     }
     const std::vector<std::int64_t> host(6);
     auto values = values_of(step(3, 9));

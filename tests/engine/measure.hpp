@@ -9,6 +9,7 @@
 #include <ATen/cuda/CUDAGraph.h>
 
 #include "../../examples/xllm_executor/executor.hpp"
+#include "../torch/median.hpp"
 #include "devices.hpp"
 
 namespace engine_tests {
@@ -17,11 +18,6 @@ using xllm_example::CudaGraphExecutorImpl;
 using xllm_example::Decoder;
 using xllm_example::ForwardInput;
 using xllm_example::ModelArgs;
-
-inline double median(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    return values[values.size() / 2];
-}
 
 inline double microseconds_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();

@@ -12,20 +12,11 @@
 namespace engine_tests {
 namespace {
 
-ExecutorOptions both() {
-    ExecutorOptions options;
-    for (const auto size : {4U, 8U}) {
-        options.full.push_back(Key::of(size, 0, uniform_decode));
-    }
-    options.piecewise = {Key::of(16), Key::of(64)};
-    return options;
-}
-
 Step decode(std::uint32_t n) { return {Key::of(n, 0, uniform_decode), Phase::decode, true, nullptr}; }
 
 TEST(Ranks, DoTheLeastOfWhatAllCanDo) {
-    Small a(both());
-    Small b(both());
+    Small a(both({4, 8}));
+    Small b(both({4, 8}));
     // The second rank's full graph fails.
     b.trouble = [](Recorder& recorder) {
         if (recorder.mode() == Mode::full) {
@@ -92,7 +83,7 @@ private:
 
 TEST(Ranks, AgreeByThemselvesBeforeEachStep) {
     Gather gather(2);
-    auto options = both();
+    auto options = both({4, 8});
     options.exchange = [&](const Decision& mine) { return gather(mine); };
     Small a(options);
     Small b(options);
@@ -135,7 +126,7 @@ TEST(Ranks, AgreeByThemselvesBeforeEachStep) {
 }
 
 TEST(Ranks, ThatCannotAgreeThrowAndGoOn) {
-    auto options = both();
+    auto options = both({4, 8});
     bool trouble = true;
     options.exchange = [&](const Decision& mine) {
         if (trouble) {
@@ -173,7 +164,7 @@ TEST(Ranks, AreEagerIfOneMustBeAndCoverWhatAllHave) {
 }
 
 TEST(Ranks, CarryOutWhatWasAgreedOrThrow) {
-    Small small(both());
+    Small small(both({4, 8}));
     const auto tokens = at::randint(0, vocabulary, {3}, at::kLong);
     auto agreed = small.executor->decide(decode(3));
     agreed.bucket = Key::of(5, 0, uniform_decode);
@@ -205,7 +196,7 @@ TEST(Ranks, CarryOutWhatWasAgreedOrThrow) {
 
 // The eager runs of a capture may hold collectives, so a rank that has the graph takes part in them.
 TEST(Ranks, AllMakeTheEagerRunsOfACapture) {
-    auto options = both();
+    auto options = both({4, 8});
     options.eager_runs = 1;
     Small small(options);
     Ran ran;
@@ -229,7 +220,7 @@ TEST(Ranks, AllMakeTheEagerRunsOfACapture) {
 
 // Data-parallel ranks run the graph of the largest of them, also one that has nothing to do.
 TEST(Ranks, MayPadToWhatAnotherHas) {
-    Small small(both());
+    Small small(both({4, 8}));
     for (const std::int64_t n : {3, 0}) {
         const auto tokens = at::randint(0, vocabulary, {n}, at::kLong);
         const auto ran = small.executor->run(decode(7), {{names::tokens, tokens}}, [] { FAIL(); }, stream());

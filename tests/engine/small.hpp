@@ -12,6 +12,16 @@ namespace engine_tests {
 inline constexpr std::int64_t vocabulary = 100;
 inline constexpr std::int64_t width = 256;
 
+// Full graphs of so many tokens, and piecewise ones.
+inline ExecutorOptions both(const std::vector<std::uint32_t>& full) {
+    ExecutorOptions options;
+    for (const auto size : full) {
+        options.full.push_back(Key::of(size, 0, uniform_decode));
+    }
+    options.piecewise = {Key::of(16), Key::of(64)};
+    return options;
+}
+
 // hidden = 3 * table[token] + bias, where the bias is the step's own and is added by eager work.
 struct Small {
     c10::DeviceIndex index;

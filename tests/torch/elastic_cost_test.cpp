@@ -2,6 +2,7 @@
 //
 // VMMGRAPH_ELASTIC_GIB says by how many GiB (4).
 #include "elastic.hpp"
+#include "median.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -29,8 +30,6 @@ double percentile(std::vector<double> values, double percent) {
     const auto index = static_cast<std::size_t>(static_cast<double>(values.size() - 1) * percent / 100);
     return values.at(index);
 }
-
-double median(const std::vector<double>& values) { return percentile(values, 50); }
 
 using ElasticCosts = RoomyElastic;
 

@@ -3,6 +3,7 @@
 //
 // VMMGRAPH_EXECUTABLE_STEPS says how many random steps are checked (100,000), VMMGRAPH_EXECUTABLE_CYCLES how many captures and evictions
 // (2,000).
+#include "median.hpp"
 #include "trust.hpp"
 
 #include <future>
@@ -21,11 +22,6 @@ double free_mib() {
     std::size_t free = 0, total = 0;
     C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
     return static_cast<double>(free) / MiB;
-}
-
-double median(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    return values[values.size() / 2];
 }
 
 template <class F>

@@ -2,6 +2,7 @@
 //
 // VMMGRAPH_LENDING_STEPS says how many random steps (10,000).
 #include "elastic.hpp"
+#include "median.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -29,11 +30,6 @@ using xllm_example::MemoryOptions;
 using xllm_example::ServingMemory;
 
 double millis_since(Clock::time_point start) { return std::chrono::duration<double, std::milli>(Clock::now() - start).count(); }
-
-double median(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    return values.at(values.size() / 2);
-}
 
 ArenaOptions pages_of(std::uint64_t bytes) {
     ArenaOptions options;

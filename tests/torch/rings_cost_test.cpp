@@ -2,6 +2,7 @@
 //
 // Shapes are those of Qwen3-8B: 36 layers, 4 KiB of keys and values a token and layer, 368 MiB of weights a layer. All layers of a step over streamed keys
 // and values read the same weights, which no cache of the device holds.
+#include "median.hpp"
 #include "rings.hpp"
 
 #include <algorithm>
@@ -15,16 +16,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::int64_t hidden = 4096, inner = 12'288, kv_heads = 8, group = 4, dimension = 128;
-constexpr std::uint64_t token_bytes = 2 * kv_heads * dimension * 2;
+constexpr std::int64_t hidden = 4096, inner = 12'288, kv_heads = 8, group = 4, head_dimension = 128;
+constexpr std::uint64_t token_bytes = 2 * kv_heads * head_dimension * 2;
 constexpr std::uint64_t weight_bytes = static_cast<std::uint64_t>(hidden) * (6144 + 4096 + 3 * inner) * 2;
 constexpr std::uint64_t piece = 64 * MiB;
 constexpr double GiB = 1024.0 * MiB;
-
-double median(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    return values.at(values.size() / 2);
-}
 
 struct Weights {
     at::Tensor qkv, out, gate, up, down;
@@ -51,9 +47,9 @@ at::Tensor feed_forward(const Weights& w, const at::Tensor& x, const at::Tensor&
 }
 
 at::Tensor attend(const Weights& w, const at::Tensor& x, void* address, std::int64_t tokens) {
-    const auto query = at::mm(x, w.qkv).narrow(-1, 0, hidden).reshape({kv_heads, group, dimension});
-    const auto keys = numbers_at(address, 0, {kv_heads, tokens, dimension});
-    const auto values = numbers_at(address, static_cast<std::uint64_t>(tokens) * token_bytes / 2, {kv_heads, tokens, dimension});
+    const auto query = at::mm(x, w.qkv).narrow(-1, 0, hidden).reshape({kv_heads, group, head_dimension});
+    const auto keys = numbers_at(address, 0, {kv_heads, tokens, head_dimension});
+    const auto values = numbers_at(address, static_cast<std::uint64_t>(tokens) * token_bytes / 2, {kv_heads, tokens, head_dimension});
     const auto scores = at::softmax(at::matmul(query, keys.transpose(-1, -2)).to(at::kFloat) * 0.0884, -1).to(at::kBFloat16);
     return feed_forward(w, x, at::matmul(scores, values).reshape({1, hidden}));
 }

@@ -1,4 +1,5 @@
 // What a step's inputs wait for while units stream, on a GPU: a copy for all that the ring copies before it, a kernel for nothing.
+#include "median.hpp"
 #include "rings.hpp"
 
 #include <algorithm>
@@ -23,14 +24,9 @@ namespace names = vmmgraph::engine::names;
 constexpr std::size_t units = 9;
 constexpr std::uint64_t unit_bytes = 64 * MiB;
 // 64 KiB of them.
-constexpr std::int64_t tokens = 8192;
+constexpr std::int64_t input_tokens = 8192;
 // Copies take 11 ms in all: so long, and they have begun.
 constexpr auto under_way = std::chrono::milliseconds(2);
-
-double median(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    return values.at(values.size() / 2);
-}
 
 TEST_F(Rings, InputsDoNotWaitForWhatStreams) {
     auto host = host_numbers(unit_bytes, 1.0);
@@ -70,12 +66,12 @@ TEST_F(Rings, InputsDoNotWaitForWhatStreams) {
         std::uint64_t by_kernel = 0;
     };
     const auto measure = [&](Bring bring) {
-        GraphInputs inputs({Input::host(names::tokens, at::kLong, {Extent::along(Axis::tokens)})}, {Key::of(tokens)},
+        GraphInputs inputs({Input::host(names::tokens, at::kLong, {Extent::along(Axis::tokens)})}, {Key::of(input_tokens)},
                            InputsOptions{{c10::kCUDA, 0}, 512, bring});
         Times times;
         const auto once = [&](std::vector<double>& into, const std::function<void()>& before) {
-            const auto values = at::randint(0, 1 << 20, {tokens}, at::kLong);
-            inputs.prepare(Key::of(tokens), {{names::tokens, values}});
+            const auto values = at::randint(0, 1 << 20, {input_tokens}, at::kLong);
+            inputs.prepare(Key::of(input_tokens), {{names::tokens, values}});
             cudaDeviceSynchronize();
             before();
             cudaEventRecord(start, other.stream());
