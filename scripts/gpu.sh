@@ -23,7 +23,7 @@ build() {
   done
   cargo build --locked --release -p vmmgraph-demo
   strip -o "$out/demo" target/release/vmmgraph-demo
-  cmake -S . -B build/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TESTS=ON >/dev/null
+  cmake -S . -B build/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS_RELEASE="-O3 -DNDEBUG" -DVMMGRAPH_TESTS=ON >/dev/null
   cmake --build build/cmake --target vmmgraph driver_test ring_test vmmgraph_memory_saver
   cp -P build/cmake/libvmmgraph.so* build/cmake/tests/cpp/{driver,ring}_test "$out/"
   strip "$(readlink -f "$out/libvmmgraph.so")"

@@ -846,6 +846,31 @@ def test_what_is_written_while_a_replay_on_another_stream_seals_stays() -> None:
     assert bool((y == 2).all())
 
 
+def test_the_default_streams_second_handle_is_an_error_as_it_is_to_torch() -> None:
+    """Torch takes cudaStreamLegacy for no stream: its own graph says so, and ended the process where it was ours."""
+    enabled()
+    legacy = torch.cuda.ExternalStream(1)
+    refused = []
+    for within in (vmmgraph.disabled(), contextlib.nullcontext()):
+        with within:
+            x, graph = torch.ones(MIB, device="cuda"), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                y = x + 1
+            try:
+                with torch.cuda.stream(legacy):
+                    graph.replay()
+            except RuntimeError as error:
+                refused.append(type(error))
+            try:
+                with torch.cuda.stream(legacy), vmmgraph.eager(graph.arena):
+                    raise AssertionError("there is no such stream")
+            except (AttributeError, RuntimeError):
+                pass
+            graph.replay()
+            assert same(y, x + 1)
+    assert len(refused) == 2, refused
+
+
 def test_what_goes_before_the_first_replay_costs_nothing() -> None:
     """Outputs that are dropped behind their capture, also while work on them is under way: their graph shows the arena's pages as if they had
     gone before, and nothing is unmapped under that work."""
