@@ -190,7 +190,7 @@ fn a_hint_makes_the_pages_fit_the_model() {
             trace.name,
             floor / MIB
         );
-        assert!(right <= 1.035 && half <= 1.03 && more <= 1.045, "{}: {right} {half} {more}", trace.name);
+        assert!(right <= 1.03 && half <= 1.03 && more <= 1.045, "{}: {right} {half} {more}", trace.name);
     }
 }
 
