@@ -4,21 +4,16 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 log=$(mktemp)
-# With the cxx bridge, whose guard has tests too; what is built without it is checked by clippy and by CMake below. A third of two cores is idle
-# while they run: what C++ needs is compiled in that, and gives way to them.
-rust=(cargo test --locked --workspace --features bridge)
-"${rust[@]}" --no-run
-"${rust[@]}" >"$log" 2>&1 &
-rust_tests=$!
-trap 'kill "$rust_tests" 2>/dev/null || true' EXIT
-compile() { nice -n 19 cmake --build "$1" || { echo "$1 does not build"; exit 1; }; }
+# With the cxx bridge, whose guard has tests too; what is built without it is checked by clippy and by CMake below.
+cargo test --locked --workspace --features bridge 2>&1 | tee "$log"
 
 # Not optimized as a release: without a GPU nothing in C++ takes time but compiling. The program conformance in the folder where the demo was
 # built, if it was: the core is there then.
 for_tests=(-G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS_RELEASE="-O1 -DNDEBUG" -DVMMGRAPH_TESTS=ON)
 cmake -S . -B build/cmake "${for_tests[@]}" -DVMMGRAPH_EXAMPLES=ON \
   -DVMMGRAPH_CONFORMANCE=ON -DVMMGRAPH_CONFORMANCE_TARGET_DIR="$PWD/target"
-compile build/cmake
+cmake --build build/cmake
+ctest --test-dir build/cmake --output-on-failure -j"$(nproc)" 2>&1 | tee -a "$log"
 
 # The libtorch component, against the pip torch of scripts/setup.sh; the core without the bridge is that of above. Each program's sources as one:
 # reading torch's headers takes longer than what is made of them.
@@ -26,11 +21,7 @@ torch=$(echo "$PWD"/.venv/lib/python3*/site-packages/torch)
 cmake -S . -B build/torch "${for_tests[@]}" -DVMMGRAPH_TORCH=ON -DVMMGRAPH_TORCH_ROOT="$torch" \
   -DVMMGRAPH_PREBUILT_ARCHIVE="$PWD/build/cmake/cargo/release/libvmmgraph.a" -DVMMGRAPH_EXAMPLES=OFF \
   -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=0
-compile build/torch
-
-wait "$rust_tests" || { cat "$log"; exit 1; }
-cat "$log"
-ctest --test-dir build/cmake --output-on-failure -j"$(nproc)" 2>&1 | tee -a "$log"
+cmake --build build/torch
 ctest --test-dir build/torch --output-on-failure -j"$(nproc)" -LE slow 2>&1 | tee -a "$log"
 
 # The Python package, over stand-ins of torch, and the library of above. The wheel's own tests need one: .ci/run builds it.
