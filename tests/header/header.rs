@@ -54,7 +54,7 @@ fn named_by(header: &str) -> Vec<&str> {
             names.extend(macros.strip_prefix("define ").and_then(|rest| rest.split(|c| !is_word(c)).next()));
             continue;
         }
-        if code.starts_with("extern \"C\"") || code == "}  " {
+        if code.starts_with("extern \"C\"") {
             continue;
         }
         for (at, c) in code.char_indices() {
@@ -62,7 +62,8 @@ fn named_by(header: &str) -> Vec<&str> {
             if begins && (depth == 0 || code[..at].ends_with("(*")) {
                 names.push(code[at..].split(|c| !is_word(c)).next().unwrap_or_default());
             }
-            depth += i32::from("({".contains(c)) - i32::from(")}".contains(c));
+            // The brace that ends extern "C" closes nothing that was counted.
+            depth = (depth + i32::from("({".contains(c)) - i32::from(")}".contains(c))).max(0);
         }
     }
     names.retain(|name| !OF_C.contains(name));
