@@ -1,6 +1,6 @@
 # make demo and make test need the Rust toolchain and make; they install what else is missing (scripts/setup.sh).
 
-.PHONY: demo test wheel torch-matrix header bench elastic format ci gpu-build clean
+.PHONY: demo test wheel torch-matrix header bench elastic format ci ci-full gpu-build clean
 
 demo: ## the main job on the driver at hand: a GPU if there is one, else this machine's memory
 	@scripts/setup.sh demo
@@ -38,6 +38,9 @@ format: ## rustfmt, clang-format (all but the generated header) and ruff
 
 ci: ## what CI runs
 	.ci/run
+
+ci-full: ## what a person runs before a release, behind ci: every torch release, sanitizers, other platforms, long fuzzing
+	.ci/full
 
 gpu-build: ## collects what scripts/gpu.sh runs on a GPU machine
 	@scripts/setup.sh test
