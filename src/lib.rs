@@ -86,7 +86,7 @@ pub use elastic::{Ahead, Ask, BlockPool, Candidate, PreCommit, Watermarks};
 pub use elastic::{Committed, ElasticBuffer, ElasticObserver, ElasticOptions, ElasticStats, Pending, Shown};
 pub use elastic::{KvCache, KvLayout, KvOptions, KvStats, LimitChange};
 pub use error::{Error, Result};
-pub use executables::{ExecutableClass, ExecutablePool, ExecutableStats, GraphTemplate};
+pub use executables::{ExecutablePool, ExecutableStats, GraphTemplate};
 pub use gate::CaptureGate;
 pub use lending::{BlockBorrower, Borrower, Lease, Vacate, VacateBlocks, Vacated};
 pub use map::ArenaMap;

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::{env, fs};
 
 use vmmgraph::driver::HostDriver;
-use vmmgraph::map::MapExecutables;
 use vmmgraph::{Device, HostOptions, Options, RegionOptions, SharedVmmAllocator, Stream};
 use vmmgraph_testkit::{MIB, Trace, capture_with};
 
@@ -38,15 +37,6 @@ fn page(name: &str, kept: bool) -> (vmmgraph::ArenaMap, String) {
     let mut map = arena.map();
     EVIL.clone_into(&mut map.title);
     map.executables_bytes = Some(5 * MIB);
-    let class = |graphs, bytes| MapExecutables {
-        class: EVIL.to_owned(),
-        graphs,
-        awake: 1,
-        executables: 1,
-        nodes: 9,
-        bytes,
-    };
-    map.executables = vec![class(51, 3 * MIB), class(7, MIB)];
     // As if they were lent: the first shared page, in one of the kinds of maps.
     if kept {
         let first = map.pages.iter_mut().find(|page| page.owner.is_none()).unwrap();

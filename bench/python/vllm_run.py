@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """vllm_run.py MODEL [--mode full|piecewise|default] [--requests 300]: vLLM itself, with VMMGRAPH=1 in the environment or without.
 
-MODEL is a folder with a config.json; weights are random. Prints, as RESULT lines: how many tokens came out and a hash of them (the same
-with and without VmmGraph), what "Graph capturing took" by free memory, tokens a second (the median of later rounds of the same requests), and what the
-arenas of each rank hold beside the hungriest shape's need. Nothing of vLLM is changed: with VMMGRAPH=1 the plugin is found by its entry point, for which
+MODEL is a folder with a config.json; weights are random, and large enough that every token depends on attention and the KV cache. Prints, as
+RESULT lines: how many tokens came out and a hash of them (the same with and without VmmGraph), what "Graph capturing took" by free memory,
+tokens a second (the median of later rounds of the same requests), the time a token of 1, 8 and 64 sequences, and what the arenas of each
+rank hold beside the hungriest shape's need. Nothing of vLLM is changed: with VMMGRAPH=1 the plugin is found by its entry point, for which
 this writes the metadata that an installation has. Needs a GPU and vllm; says SKIPPED without.
 
 --then names what happens between further rounds, whose tokens must be those of the first: `evict` drops every second graph and captures again, `recapture`
@@ -60,7 +61,12 @@ def measure() -> None:
     import torch
 
     def patch(runner: type) -> None:
-        capture = runner.capture_model
+        capture, load = runner.capture_model, runner.load_model
+
+        def loaded(self, *args, **kwargs):
+            result = load(self, *args, **kwargs)
+            widen(self.model)
+            return result
 
         def measured(self, *args, **kwargs):
             torch.cuda.synchronize()
@@ -72,7 +78,7 @@ def measure() -> None:
                 torch.cuda.synchronize()
                 runner.taken.append(before - torch.cuda.mem_get_info()[0])
 
-        runner.taken, runner.capture_model = [], measured
+        runner.taken, runner.capture_model, runner.load_model = [], measured, loaded
 
     for name in ("gpu_model_runner", "gpu.model_runner"):
         try:
@@ -81,6 +87,37 @@ def measure() -> None:
             continue
         if not hasattr(runner, "taken"):
             patch(runner)
+
+
+def widen(model) -> None:
+    """Random weights by which every token depends on the whole model. Those of load_format="dummy" are within 0.001: what a layer adds to
+    a bf16 residual is below its last bit, and attention changes no token."""
+    import torch
+
+    generator = torch.Generator(device="cuda").manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            if "norm" in name:
+                parameter.fill_(1.0)
+            elif parameter.dim() >= 2 and parameter.is_floating_point():
+                parameter.normal_(0.0, 1.0 if "embed_tokens" in name else parameter.shape[-1] ** -0.5, generator=generator)
+
+
+def time_a_token(llm, sequences: int, rounds: int = 7, tokens: int = 128) -> float:
+    """Milliseconds of a decode step of so many sequences: the median of rounds, each the difference of a long and a short generation."""
+    from vllm import SamplingParams
+
+    pick = random.Random(sequences)
+    prompts = [{"prompt_token_ids": [pick.randrange(10, 150000) for _ in range(32)]} for _ in range(sequences)]
+
+    def seconds(count: int) -> float:
+        sampling = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False)
+        start = time.perf_counter()
+        llm.generate(prompts, sampling, use_tqdm=False)
+        return time.perf_counter() - start
+
+    seconds(4)
+    return statistics.median(1e3 * (seconds(tokens + 4) - seconds(4)) / tokens for _ in range(rounds))
 
 
 def look(worker) -> dict:
@@ -211,6 +248,8 @@ def run(arguments: argparse.Namespace) -> None:
     # A round takes about a second, so that one alone says nothing to a hundredth; the first one warms up.
     print(f"RESULT {mode} rounds {' '.join(f'{count / one:.0f}' for one in seconds)}")
     print(f"RESULT {mode} tokens_per_second {count / statistics.median(seconds[1:]):.0f}")
+    for sequences in (1, 8, 64):
+        print(f"RESULT {mode} ms_a_token_{sequences} {time_a_token(llm, sequences):.4f}")
     print(f"RESULT {mode} free_after_mib {seen[0]['free'] / MIB:.0f}")
     wrong = ""
     for rank, one in enumerate(seen):
@@ -240,14 +279,15 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    """Every mode with and without; the exit status."""
+    """Every mode with and without, in turns; the exit status."""
     wrong = 0
     for mode in arguments.modes.split(","):
-        seen: dict[str, dict[str, str]] = {}
-        for on in ("", "1"):
+        seen: dict[str, list[dict[str, str]]] = {"": [], "1": []}
+        for on in ("", "1") * arguments.turns:
             command = [sys.executable, __file__, arguments.model, "--mode", mode, "--requests", str(arguments.requests)]
             command += ["--rounds", str(arguments.rounds), "--ranks", str(arguments.ranks), "--then", arguments.then]
             command += ["--no-custom-all-reduce"] * arguments.no_custom_all_reduce
+            start = time.monotonic()
             child = subprocess.run(
                 command,
                 env={**os.environ, "VMMGRAPH": on},
@@ -261,19 +301,23 @@ def compare(arguments: argparse.Namespace) -> int:
                 for line in child.stdout.splitlines()
                 if line.startswith("RESULT") or "vmmgraph" in line or "Graph capturing" in line
             ]
-            print(f"--- {mode}, VMMGRAPH={on or 'off'}: exit {child.returncode}", *lines, sep="\n", flush=True)
+            took = f"{time.monotonic() - start:.0f} s"
+            print(f"--- {mode}, VMMGRAPH={on or 'off'}: exit {child.returncode}, {took}", *lines, sep="\n", flush=True)
             if child.returncode:
                 print(child.stdout[-6000:])
                 return 1
-            seen[on] = {line.split()[2]: line for line in lines if line.startswith("RESULT")}
-        off, on = seen[""], seen["1"]
-        same = off["tokens"].split()[2:] == on["tokens"].split()[2:]
-        rate = float(on["tokens_per_second"].split()[-1]) / float(off["tokens_per_second"].split()[-1])
-        took = [float(one["capture_mib"].split()[-1]) for one in (off, on)]
+            seen[on].append({line.split()[2]: line for line in lines if line.startswith("RESULT")})
+
+        def median(name: str, on: str, seen: dict[str, list[dict[str, str]]] = seen) -> float:
+            return statistics.median(float(one[name].split()[-1]) for one in seen[on])
+
+        same = len({tuple(one["tokens"].split()[2:]) for way in seen.values() for one in way}) == 1
         wrong += not same
+        ratios = {name: median(name, "1") / median(name, "") for name in seen[""][0] if name.startswith(("ms_", "tokens_per"))}
         print(
             f"{'ok    ' if same else 'WRONG '} {mode}: tokens {'equal' if same else 'differ'}, "
-            f"capture {took[0]:.0f} -> {took[1]:.0f} MiB, throughput {rate:.3f}",
+            f"capture {median('capture_mib', ''):.0f} -> {median('capture_mib', '1'):.0f} MiB, ours / stock: "
+            + ", ".join(f"{name} {ratio:.4f}" for name, ratio in ratios.items()),
             flush=True,
         )
     return 1 if wrong else 0
@@ -290,6 +334,7 @@ def main() -> int:
         "--no-custom-all-reduce", action="store_true", help="vLLM's own all-reduce is off, as VmmGraph's plugin has it"
     )
     parser.add_argument("--then", default="", help=f"after the rounds, in this order: {', '.join(THEN)}")
+    parser.add_argument("--turns", type=int, default=2, help="with --compare, how often each way runs")
     parser.add_argument("--compare", action="store_true", help="run every mode with and without")
     parser.add_argument("--modes", default="full,piecewise,default", help="which, with --compare")
     arguments = parser.parse_args()

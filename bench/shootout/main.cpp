@@ -160,7 +160,7 @@ void print_table(const std::vector<Row>& rows) {
         const char* title;
         const char* key;
     };
-    constexpr std::array<Column, 20> columns{{{"set", "set"},
+    constexpr std::array<Column, 21> columns{{{"set", "set"},
                                               {"way", "way"},
                                               {"order", "order"},
                                               {"physical MiB", "physical_mib"},
@@ -174,6 +174,7 @@ void print_table(const std::vector<Row>& rows) {
                                               {"calls", "driver_calls"},
                                               {"d1 ms", "replay_ms_d1"},
                                               {"d64 ms", "replay_ms_d64"},
+                                              {"d64 host us", "replay_host_us_d64"},
                                               {"d256 ms", "replay_ms_d256"},
                                               {"d512 ms", "replay_ms_d512"},
                                               {"p2048 ms", "replay_ms_p2048"},

@@ -163,6 +163,7 @@ public:
 
     void capture(c10::cuda::CUDAStream stream, const Body& body) override {
         graphs_.push_back(vmmgraph::torch::capture(arena_, stream.stream(), body, options_));
+        graphs_.back().instantiate();
     }
     void replay(std::size_t index, c10::cuda::CUDAStream stream) override { graphs_[index].replay(stream.stream()); }
     // The device's free pages too: this arena is the only one that made them.

@@ -104,7 +104,6 @@ const DELAYS: &[(Delay, &[&str])] = &[
 /// For those that need a driver with graphs: the stand-in's.
 const GRAPH_FLAWS: &[(Flaw, &[&str])] = &[
     (Flaw::GraphUncounted, &["graph-executables"]),
-    (Flaw::UpdateDoesNothing, &["graph-executables"]),
     (Flaw::CopyKept, &["graph-copies"]),
     (Flaw::CopyAlwaysOn, &["graph-copies"]),
 ];

@@ -124,7 +124,7 @@ std::size_t GraphExecutor::warm_up() {
     for (auto slot = state.order.rbegin(); slot != state.order.rend(); ++slot) {
         auto& graph = state.graphs[*slot];
         try {
-            if (graph.captured && !graph.captured->wake()) {
+            if (graph.captured && !graph.captured->instantiate()) {
                 break;
             }
         } catch (const Error& error) {
@@ -146,7 +146,7 @@ void GraphExecutor::expect(const Step& step) {
         auto& graph = state.graphs[*slot];
         const bool may = graph.mode == Mode::full ? step.phase == Phase::decode : true;
         if (graph.captured && may && covers(graph.bucket, step.key)) {
-            graph.captured->wake_soon();
+            graph.captured->instantiate_soon();
             return;
         }
     }

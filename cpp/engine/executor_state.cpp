@@ -249,7 +249,7 @@ bool GraphExecutor::State::capture(Slot slot, const Step& current, void* stream,
             record(graph, current);
             if (may_evict && graph.captured) {
                 // For the replay that follows: what cannot be instantiated is a failed capture too.
-                static_cast<void>(graph.captured->wake());
+                static_cast<void>(graph.captured->instantiate());
             }
             graph.there = true;
             dispatcher.captured(slot);
@@ -287,12 +287,12 @@ bool GraphExecutor::State::capture(Slot slot, const Step& current, void* stream,
 }
 
 void GraphExecutor::State::look_ahead(Slot slot) {
-    if (!options.wake_ahead || !ahead) {
+    if (!options.instantiate_ahead || !ahead) {
         return;
     }
     for (const auto next : ahead->after(slot)) {
         if (auto& graph = graphs[next]; graph.captured) {
-            graph.captured->wake_soon();
+            graph.captured->instantiate_soon();
         }
     }
 }

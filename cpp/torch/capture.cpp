@@ -62,7 +62,7 @@ struct CapturedGraph::State {
     std::vector<std::unique_ptr<compat::Graph>> earlier;
     SealReport report;
     std::size_t memset_kernels = 0;
-    // Where the graphs have their executables from; null before the captures are over.
+    // The executables of the graphs; null before the captures are over.
     std::shared_ptr<Template> graphs = nullptr;
     // What a ring copies within the graph.
     std::optional<RingGraph> ring = std::nullopt;
@@ -74,11 +74,11 @@ struct CapturedGraph::State {
     void launch(const OnStream& current, const std::function<void(std::size_t)>& between) {
         auto* const stream = current.stream().stream();
         last_stream.note(current.stream());
-        const Template::Lent lent(*graphs);
+        const Template::Launch executables(*graphs);
         for (std::size_t piece = 0; piece < earlier.size(); ++piece) {
-            earlier[piece]->lend(lent.at(piece));
+            earlier[piece]->lend(executables.at(piece));
         }
-        graph->lend(lent.at(earlier.size()));
+        graph->lend(executables.at(earlier.size()));
         for (std::size_t piece = 0; piece < earlier.size(); ++piece) {
             earlier[piece]->launch(stream);
             if (between) {
@@ -88,7 +88,7 @@ struct CapturedGraph::State {
             }
         }
         if (ring) {
-            ring->launch(lent.at(earlier.size()), stream, [&] { graph->launch(stream); });
+            ring->launch(executables.at(earlier.size()), stream, [&] { graph->launch(stream); });
         } else {
             graph->launch(stream);
         }
@@ -159,20 +159,20 @@ void* CapturedGraph::exec(std::size_t piece) const {
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
                "piece " + std::to_string(piece) + " of a graph of " + std::to_string(own.earlier.size() + 1));
     }
-    own.graphs->keep();
-    const Template::Lent lent(*own.graphs);
-    return lent.at(piece);
+    own.graphs->pin();
+    const Template::Launch executables(*own.graphs);
+    return executables.at(piece);
 }
 
-bool CapturedGraph::wake() { return state().graphs->wake(); }
+bool CapturedGraph::instantiate() { return state().graphs->instantiate(); }
 
-void CapturedGraph::wake_soon() {
-    if (const auto& graphs = state().graphs; !graphs->expect()) {
-        graphs->pool()->state_->waker.ask(graphs);
+void CapturedGraph::instantiate_soon() {
+    if (const auto& graphs = state().graphs; !graphs->touch()) {
+        graphs->pool()->state_->instantiator.ask(graphs);
     }
 }
 
-bool CapturedGraph::awake() const { return state().graphs->is_awake(); }
+bool CapturedGraph::is_instantiated() const { return state().graphs->is_instantiated(); }
 std::uint64_t CapturedGraph::executable_bytes() const { return state().graphs->bytes(); }
 std::shared_ptr<ExecutablePool> CapturedGraph::executables() const { return state().graphs->pool(); }
 
@@ -197,8 +197,8 @@ struct CaptureScope::State {
     bool end_tried = false;
     // NCCL may know pages of this capture.
     bool collectives = false;
-    // Somebody is going to set parameters of its kernels, by nodes that other graphs' executables know nothing of.
-    bool own_executables = false;
+    // The caller sets parameters of kernels in the executables, which a new instantiation would not have.
+    bool pinned = false;
 
     void leave() noexcept {
         registry::forget_capture(captured->memory.get());
@@ -276,17 +276,13 @@ struct CaptureScope::State {
     }
 
     // All pieces, which none will follow.
-    void share_executables() {
+    void make_template() {
         std::vector<cudaGraph_t> graphs;
         for (const auto& piece : captured->earlier) {
             graphs.push_back(piece->graph());
         }
         graphs.push_back(captured->graph->graph());
-        captured->graphs = std::make_shared<Template>(std::move(executables), graphs, collectives || own_executables || captured->ring);
-        if (own_executables || captured->ring) {
-            // What it was told of the ring, or of a kernel, is told to no other.
-            captured->graphs->keep();
-        }
+        captured->graphs = std::make_shared<Template>(std::move(executables), graphs, collectives || pinned || captured->ring);
     }
 
     SealReport seal() {
@@ -491,7 +487,7 @@ void* CaptureScope::last_kernel() {
     if (!last || last->size() != 1 || !is(last->front(), cudaGraphNodeTypeKernel)) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "torch's current stream was not given a kernel last in this capture");
     }
-    state_->own_executables = true;
+    state_->pinned = true;
     return last->front();
 }
 
@@ -506,7 +502,7 @@ CapturedGraph CaptureScope::end() {
     state_->end();
     state_->finish();
     state_->leave();
-    state_->share_executables();
+    state_->make_template();
     auto& captured = *state_->captured;
     captured.kept_workspaces = state_->workspaces->end(*captured.memory);
     captured.report = state_->seal();

@@ -13,8 +13,7 @@ namespace {
 
 rust::Box<bridge::ExecutablePool> make_pool(const SharedVmmAllocator& arena, const ExecutableLimits& limits) {
     try {
-        return bridge::executable_pool(reinterpret_cast<std::size_t>(arena.handle()), limits.most_executables,
-                                       limits.most_executable_bytes);
+        return bridge::executable_pool(reinterpret_cast<std::size_t>(arena.handle()), limits.max_graphs, limits.max_bytes);
     } catch (const rust::Error& error) {
         // No rust:: type leaves the library.
         refuse(VMMGRAPH_ERROR_WRONG_STATE, error.what());
@@ -49,33 +48,23 @@ std::shared_ptr<ExecutablePool> ExecutablePool::State::of(const SharedVmmAllocat
 }
 
 void ExecutablePool::set_limits(const ExecutableLimits& limits) {
-    bridge::set_executable_limits(*state_->pool, limits.most_executables, limits.most_executable_bytes);
+    bridge::set_executable_limits(*state_->pool, limits.max_graphs, limits.max_bytes);
 }
 
 ExecutableStats ExecutablePool::stats() const {
     const auto now = bridge::executable_stats(*state_->pool);
-    return {{now.most, now.most_bytes},
+    return {{now.max_graphs, now.max_bytes},
             now.graphs,
-            now.awake,
+            now.instantiated,
             now.executables,
             now.nodes,
             now.template_nodes,
             now.bytes,
-            now.made,
-            now.updated,
-            now.refused,
-            now.dropped,
-            now.woken,
-            now.ready,
-            now.late};
-}
-
-std::vector<ExecutableClass> ExecutablePool::classes() const {
-    std::vector<ExecutableClass> classes;
-    for (const auto& one : bridge::executable_classes(*state_->pool)) {
-        classes.push_back({one.id, one.graphs, one.awake, one.executables, one.nodes, one.bytes});
-    }
-    return classes;
+            now.instantiations,
+            now.ahead,
+            now.evictions,
+            now.hits,
+            now.misses};
 }
 
 std::string ExecutablePool::prometheus(const std::vector<std::pair<std::string, std::string>>& labels) const {
@@ -91,14 +80,14 @@ std::string ExecutablePool::prometheus(const std::vector<std::pair<std::string, 
     return std::string(bridge::executable_prometheus(*state_->pool, {texts.data(), texts.size()}));
 }
 
-Template::Template(std::shared_ptr<ExecutablePool> pool, const std::vector<cudaGraph_t>& graphs, bool own)
+Template::Template(std::shared_ptr<ExecutablePool> pool, const std::vector<cudaGraph_t>& graphs, bool pinned)
     : pool_(std::move(pool)), held_(bridge::no_template()), executables_(graphs.size()) {
     std::vector<std::size_t> raw;
     raw.reserve(graphs.size());
     for (auto* const graph : graphs) {
         raw.push_back(reinterpret_cast<std::size_t>(graph));
     }
-    detail::check(bridge::add_graphs(*held_, *pool_->state_->pool, {raw.data(), raw.size()}, own));
+    detail::check(bridge::add_graphs(*held_, *pool_->state_->pool, {raw.data(), raw.size()}, pinned));
 }
 
 std::uint64_t Template::expected_bytes(const ExecutablePool& pool, const std::vector<cudaGraph_t>& graphs) {
@@ -110,17 +99,17 @@ std::uint64_t Template::expected_bytes(const ExecutablePool& pool, const std::ve
     return bridge::expected_executable_bytes(*pool.state_->pool, graphs.size(), nodes);
 }
 
-Template::Lent::Lent(Template& from) : from_(from) {
-    detail::check(bridge::enter(*from.held_, {from.executables_.data(), from.executables_.size()}));
+Template::Launch::Launch(Template& from) : from_(from) {
+    detail::check(bridge::acquire(*from.held_, {from.executables_.data(), from.executables_.size()}));
 }
 
-bool Template::wake() {
+bool Template::instantiate() {
     const std::lock_guard lock(mutex_);
-    bool awake = false;
+    bool instantiated = false;
     if (!closed_) {
-        detail::check(bridge::wake(*held_, awake));
+        detail::check(bridge::instantiate(*held_, instantiated));
     }
-    return awake;
+    return instantiated;
 }
 
 void Template::close() noexcept {

@@ -309,6 +309,16 @@ Template& Shape::executables() {
     return *template_;
 }
 
+bool Shape::instantiate() {
+    const Relaxed relaxed;
+    const OnDevice current({c10::kCUDA, device_});
+    const std::lock_guard lock(mutex_);
+    if (!sealed_) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot instantiate the graphs of a shape before it is sealed");
+    }
+    return lending().empty() || executables().instantiate();
+}
+
 void Shape::use_workspace(std::unique_lock<std::mutex>& lock, const c10::cuda::CUDAStream* stream) {
     // As often as an arena tries.
     constexpr int tries = 8;
@@ -335,8 +345,8 @@ void Shape::launch(std::size_t number, const c10::cuda::CUDAStream& stream) {
     if (piece.lends == nullptr) {
         return Others::launch(*piece.graph, nullptr, stream.stream());
     }
-    const Template::Lent lent(executables());
-    Others::launch(*piece.graph, lent.at(piece.place), stream.stream());
+    const Template::Launch launch(executables());
+    Others::launch(*piece.graph, launch.at(piece.place), stream.stream());
 }
 
 void Shape::replay(std::size_t piece) {

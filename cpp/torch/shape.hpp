@@ -64,6 +64,8 @@ public:
 
     SealReport seal(Retain retain, Written written);
     void replay(std::size_t piece);
+    // Ahead of the first replay, of all pieces; whether they have executables now. Sealed shapes only.
+    bool instantiate();
     Difference verify(std::size_t piece, const std::vector<Output>& outputs);
     // Others may launch its graphs from now on, and tell nobody.
     void launched_by_hand();

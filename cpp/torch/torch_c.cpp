@@ -405,6 +405,15 @@ vmmgraph_status_t vmmgraph_torch_shape_seal_unwritten(vmmgraph_torch_shape_t sha
     return with(shape, [&](Shape& found) { seal(found, vmmgraph::Retain::inherit, Written::no, report); });
 }
 
+vmmgraph_status_t vmmgraph_torch_shape_instantiate(vmmgraph_torch_shape_t shape, int32_t* instantiated) {
+    return with(shape, [&](Shape& found) {
+        const bool has = found.instantiate();
+        if (instantiated != nullptr) {
+            *instantiated = has ? 1 : 0;
+        }
+    });
+}
+
 vmmgraph_status_t vmmgraph_torch_replay(vmmgraph_torch_shape_t shape, uint64_t piece) {
     return with(shape, [&](Shape& found) { found.replay(piece); });
 }
@@ -434,8 +443,8 @@ vmmgraph_status_t vmmgraph_torch_keep(vmmgraph_torch_shape_t shape, uint64_t pie
     return with(shape, [&](Shape& found) { found.drop(piece, true); });
 }
 
-vmmgraph_status_t vmmgraph_torch_set_executable_limits(vmmgraph_arena_t arena, uint64_t most, uint64_t most_bytes) {
-    return guarded([&] { executables_of(arena)->set_limits({static_cast<std::size_t>(most), most_bytes}); });
+vmmgraph_status_t vmmgraph_torch_set_executable_limits(vmmgraph_arena_t arena, uint64_t max_shapes, uint64_t max_bytes) {
+    return guarded([&] { executables_of(arena)->set_limits({static_cast<std::size_t>(max_shapes), max_bytes}); });
 }
 
 vmmgraph_status_t vmmgraph_torch_executable_stats(vmmgraph_arena_t arena, vmmgraph_torch_executables_t* stats) {
@@ -443,32 +452,18 @@ vmmgraph_status_t vmmgraph_torch_executable_stats(vmmgraph_arena_t arena, vmmgra
         auto& to = sized(stats, "stats");
         const auto now = executables_of(arena)->stats();
         to = {to.struct_size,
-              now.limits.most_executables,
-              now.limits.most_executable_bytes,
+              now.limits.max_graphs,
+              now.limits.max_bytes,
               now.graphs,
-              now.awake,
+              now.instantiated,
               now.executables,
               now.nodes,
               now.template_nodes,
               now.bytes,
-              now.made,
-              now.updated,
-              now.refused,
-              now.dropped,
-              now.ready,
-              now.late};
-    });
-}
-
-vmmgraph_status_t vmmgraph_torch_executable_classes(vmmgraph_arena_t arena, vmmgraph_executable_class_t* classes, size_t capacity,
-                                                    size_t* count) {
-    return guarded([&] {
-        auto& there = required(count, "count");
-        if (capacity > 0) {
-            static_cast<void>(required(classes, "classes"));
-        }
-        const auto all = executables_of(arena)->classes();
-        there = all.size();
-        std::copy_n(all.begin(), std::min(capacity, all.size()), classes);
+              now.instantiations,
+              now.ahead,
+              now.evictions,
+              now.hits,
+              now.misses};
     });
 }

@@ -96,17 +96,12 @@ struct Options : ArenaOptions {
     std::uint64_t host_memory_bytes = 0;
 };
 
-// Captured graphs of one topology, between which an executable can be updated, and what those take.
-using ExecutableClass = vmmgraph_executable_class_t;
-
 // What a page map says that the library does not know.
 struct MapOptions {
     // A line for people: which engine, which rank.
     std::string title;
     // What the graphs' executables took of the device, which is outside every pool; 0: not known.
     std::uint64_t executables_bytes = 0;
-    // The same by class (torch::ExecutablePool::classes()).
-    std::vector<ExecutableClass> classes{};
 };
 
 // A web page of a map, given as the text of SharedVmmAllocator::map_json(): one file that fetches nothing. Needs no device. Throws for
@@ -450,8 +445,6 @@ public:
         auto given = detail::sized<vmmgraph_map_options_t>();
         given.executables_bytes = options.executables_bytes;
         given.title = options.title.c_str();
-        given.classes = options.classes.data();
-        given.class_count = options.classes.size();
         return detail::read_text([&](char* buffer, std::size_t capacity, std::size_t* needed) {
             detail::check(vmmgraph_arena_map_json(handle(), &given, buffer, capacity, needed));
         });

@@ -139,12 +139,12 @@ struct ExecutorOptions : dispatch::DispatcherOptions {
     // piecewise graphs with GraphExecutor::streamed(): all go through the same slots, in any order of steps. Of the inputs' device; it must outlive the
     // executor. `capture.ring_capture` says how they are captured; `capture.ring` is the executor's to set.
     Ring* ring = nullptr;
-    // Limits of the pool of executables that the executor makes for itself, if `capture` names none: 0 is none. Beyond them a step that moves
-    // to another graph may have to update one first (docs/performance.md).
-    torch::ExecutableLimits executables{16, 0};
-    // Whether a thread sees to the executables of the graphs that are likely to be next: the neighbours of the one that runs, and the one
-    // that came after it last time.
-    bool wake_ahead = true;
+    // Limits of the pool of executables that the executor makes for itself, if `capture` names none; 0: no limit, as with torch's own graphs.
+    // Beyond them the least recently used graph is destroyed, and instantiated again for its next step (docs/performance.md).
+    torch::ExecutableLimits executables{};
+    // Whether a thread instantiates the graphs that are likely to be next: the neighbours of the one that runs, and the one that came after
+    // it last time.
+    bool instantiate_ahead = true;
     OnFailure on_failure = OnFailure::eager;
     // How often the body runs on the capture stream, without a capture, over the step's inputs, before its graph is captured: what kernels,
     // cuDNN and NCCL set up at their first call is there then. The body must bear being run more than once for a step. In warm_up() the
@@ -227,8 +227,7 @@ public:
     // As Recorder::streamed(), for the `eager` of a step: between eager steps, graphs and the runs before their captures there is nothing to be done.
     [[nodiscard]] UnitScope streamed(std::size_t unit);
 
-    // Says that such a step is going to come, as a prompt that was admitted just now: a thread sees to it that its graph, if it is there, has
-    // an executable by then.
+    // Announces a step, such as a prompt that was admitted just now: a thread instantiates its graph, if it was captured, by then.
     void expect(const Step& step);
     // Executables of the graphs; zeros on a CPU and up to torch 2.7.
     [[nodiscard]] torch::ExecutableStats executables() const;

@@ -43,47 +43,44 @@ enum class Route {
     mempool,
 };
 
-// Limits of a pool of executables; 0: none.
+// Limits of a pool of executables; 0: no limit.
 struct ExecutableLimits {
-    // Most captured graphs that have executables at a time; a piecewise one has as many as pieces.
-    std::size_t most_executables = 0;
-    // Most bytes of device memory that executables take, as measured (ExecutableStats::bytes).
-    std::uint64_t most_executable_bytes = 0;
+    // Captured graphs that may have executables at a time; a piecewise graph counts once.
+    std::size_t max_graphs = 0;
+    // Bytes of device memory that executables may take, as measured (ExecutableStats::bytes).
+    std::uint64_t max_bytes = 0;
 };
 
-// What a pool of executables has, and what happened in it so far.
+// Contents of a pool of executables, and events since it was made.
 struct ExecutableStats {
     ExecutableLimits limits;
-    // Captured graphs of the pool, and those that have executables now; a piecewise one counts once.
+    // Captured graphs of the pool, and those that have executables now; a piecewise graph counts once.
     std::uint64_t graphs = 0;
-    std::uint64_t awake = 0;
+    std::uint64_t instantiated = 0;
     // Executables now, and their nodes.
     std::uint64_t executables = 0;
     std::uint64_t nodes = 0;
     // Nodes of all captured graphs, each about a KiB of host memory.
     std::uint64_t template_nodes = 0;
-    // Bytes of device memory that executables took: how much less was free after each was made, so what other threads took or gave in that
-    // moment is in it. The driver keeps what destroyed ones had for the next ones, and gives nothing back.
+    // Bytes of device memory that executables took: the free memory of the device before and after each instantiation. The driver keeps the
+    // memory of destroyed executables for later ones, and gives none back.
     std::uint64_t bytes = 0;
-    // Sets of executables, one for each piece of a graph: made, updated from one graph to another, refused by CUDA and then made or updated
-    // from a third, and destroyed; of those made and updated, ahead of a replay.
-    std::uint64_t made = 0;
-    std::uint64_t updated = 0;
-    std::uint64_t refused = 0;
-    std::uint64_t dropped = 0;
-    std::uint64_t woken = 0;
-    // Replays that found their executables ready, and those that made or updated them first.
-    std::uint64_t ready = 0;
-    std::uint64_t late = 0;
+    // Graphs that were instantiated, those of them ahead of a replay, and graphs whose executables were destroyed to make room.
+    std::uint64_t instantiations = 0;
+    std::uint64_t ahead = 0;
+    std::uint64_t evictions = 0;
+    // Replays that found their executables ready, and replays that had to instantiate first.
+    std::uint64_t hits = 0;
+    std::uint64_t misses = 0;
 };
 
-// The executables of a device's graphs. A captured graph is a template in host memory; what launches it (cudaGraphExec_t) takes device memory
-// outside every allocator, 100 to 130 KiB and 2 to 3 KiB a node. Within the limits each graph has executables of its own once it was
-// replayed; beyond them, the one used longest ago lends its own to another of the same topology by an update, which costs host time
-// (docs/performance.md), and at least one of a topology stays. Any thread.
+// The executables of a device's graphs. A captured graph is a template in host memory; its executable (cudaGraphExec_t) takes device memory
+// outside every allocator: 100 to 130 KiB, and 2 to 3 KiB a node. Each graph is instantiated at its first replay, or ahead of it. Beyond the
+// limits the executables of the least recently launched graph are destroyed; its next replay instantiates again, which takes the host about
+// 2 us a node (docs/performance.md). Any thread.
 //
-// Executables of graphs that CUDA cannot update so (those that allocate, child graphs, conditions), that have collectives registered with
-// NCCL, or whose exec() somebody has seen are never another's.
+// Executables stay where a graph allocates memory or has child graphs or conditions, where collectives may be registered with NCCL, and where
+// exec() was called.
 class VMMGRAPH_API ExecutablePool {
 public:
     // Of the arena's device; for graphs whose captures name it. Throws Error as CaptureScope for an arena of no CUDA device.
@@ -96,12 +93,10 @@ public:
     // owners.
     [[nodiscard]] static std::shared_ptr<ExecutablePool> of(const SharedVmmAllocator& arena);
 
-    // What is there already shrinks to them as graphs are replayed.
+    // Executables beyond them are destroyed at once, except those that are being launched.
     void set_limits(const ExecutableLimits& limits);
     [[nodiscard]] ExecutableStats stats() const;
-    // What each class of graphs has now, that which takes most first. An executable can be updated between graphs of a class.
-    [[nodiscard]] std::vector<ExecutableClass> classes() const;
-    // Counts and classes in Prometheus's text format, with these labels on every sample; `state`, `what` and `class` are the library's own.
+    // The counts in Prometheus's text format, with these labels on every sample. The labels `state` and `what` are the library's own.
     [[nodiscard]] std::string prometheus(const std::vector<std::pair<std::string, std::string>>& labels = {}) const;
 
 private:
@@ -120,7 +115,7 @@ struct CaptureOptions {
     // Fill kernels of torch's stand in the place of memset nodes, which CUDA launches one by one: a graph's launch costs the host a
     // microsecond less for each (docs/performance.md). Results are the same.
     bool memset_kernels = true;
-    // Where its executable comes from; null: ExecutablePool::of(arena).
+    // The pool of its executables; null: ExecutablePool::of(arena).
     std::shared_ptr<ExecutablePool> executables = nullptr;
     // What a body draws random numbers from besides torch's default generator of the device: every replay draws anew and moves them on, as
     // it does that one. Each is of the arena's device, and none of another capture that is under way. Where torch finds them out by
@@ -183,14 +178,14 @@ public:
     // That of any piece, from 0. Throws Error (VMMGRAPH_ERROR_INVALID_ARGUMENT) too for one that is not there.
     [[nodiscard]] void* exec(std::size_t piece) const;
 
-    // Executables are made at the first replay, or before: sees that there are some, if that takes none from a graph that was used at its
-    // pool's last replay or woken since; whether there are some now. Not beside the end of the graph. Throws Error (out of memory).
-    bool wake();
-    // The same by a thread of the pool, soon; no error is seen.
-    void wake_soon();
+    // Instantiates the graph ahead of its first replay, if the pool's limits leave room without evicting a graph that was launched last or
+    // instantiated since. Returns whether it has executables now. Any thread, but not beside the graph's end. Throws Error (out of memory).
+    bool instantiate();
+    // The same on a thread of the pool, soon; errors are logged only.
+    void instantiate_soon();
     // Whether it has executables now.
-    [[nodiscard]] bool awake() const;
-    // What its executables take of the device while it has some, in bytes, by what those of its pool took so far.
+    [[nodiscard]] bool is_instantiated() const;
+    // Bytes of device memory that its executables take, estimated from those of its pool measured so far.
     [[nodiscard]] std::uint64_t executable_bytes() const;
     // The pool; null up to torch 2.7.
     [[nodiscard]] std::shared_ptr<ExecutablePool> executables() const;
@@ -208,7 +203,7 @@ private:
 // without end() abandons the capture and leaves torch and the arena usable.
 class VMMGRAPH_API CaptureScope {
 public:
-    // Throws Error: VMMGRAPH_ERROR_INVALID_ARGUMENT for a ring where graphs do not share executables (up to torch 2.7), the default stream, a stream, a generator or a pool of executables of another device
+    // Throws Error: VMMGRAPH_ERROR_INVALID_ARGUMENT for a ring where torch keeps no captured graph (up to torch 2.7), the default stream, a stream, a generator or a pool of executables of another device
     // than the arena's, an arena of the host driver, or own pages by the MemPool route, VMMGRAPH_ERROR_STREAM_CAPTURING for a stream under capture, and VMMGRAPH_ERROR_WRONG_STATE before install() (blocks route)
     // or for what install() refuses. What torch throws passes.
     CaptureScope(SharedVmmAllocator& arena, void* stream, const CaptureOptions& options = {});

@@ -45,7 +45,7 @@ typedef struct vmmgraph_torch_graph_t {
     uint64_t pool_second;
     // Its cudaGraph_t, if torch keeps it (raw_cuda_graph()); null: it does not.
     void* raw;
-    // 1: it keeps its cudaGraph_t for us, and no executable was made of it: it borrows one from the arena's pool of executables.
+    // 1: it keeps its cudaGraph_t for us and was not instantiated: its executable is of the device's pool of executables.
     int32_t lend;
     // 1: fill kernels come in the place of the memset nodes of `raw`, which has not been instantiated.
     int32_t memset_kernels;
@@ -61,34 +61,33 @@ typedef struct vmmgraph_torch_captured_t {
     uint64_t memset_kernels;
     // 1: vmmgraph_torch_replay can replay it; 0: there is no graph of torch's release at `graph`, or none was given.
     int32_t replayable;
-    // 1: it borrows its executable; 0: torch makes one.
+    // 1: its executable is of the device's pool; 0: torch instantiates it.
     int32_t lent;
 } vmmgraph_torch_captured_t;
 
-// What a device's pool of executables has: vmmgraph::torch::ExecutableStats.
+// A device's pool of executables: vmmgraph::torch::ExecutableStats.
 typedef struct vmmgraph_torch_executables_t {
     // Set to sizeof(vmmgraph_torch_executables_t) before the call.
     size_t struct_size;
-    // Most shapes that have executables at a time, and most bytes those may take; 0: no limit.
-    uint64_t most;
-    uint64_t most_bytes;
+    // Limits: shapes that may have executables at a time, and bytes those may take; 0: no limit.
+    uint64_t max_shapes;
+    uint64_t max_bytes;
     // Shapes of the pool, and those that have executables now.
     uint64_t shapes;
-    uint64_t awake;
+    uint64_t instantiated;
     // Executables now, their nodes, and the nodes of all captured graphs.
     uint64_t executables;
     uint64_t nodes;
     uint64_t template_nodes;
-    // Bytes of device memory that executables took, as measured when they were made.
+    // Bytes of device memory that executables took, as measured when they were instantiated.
     uint64_t bytes;
-    // Sets of executables that were made, updated from one shape to another, refused by CUDA, and destroyed.
-    uint64_t made;
-    uint64_t updated;
-    uint64_t refused;
-    uint64_t dropped;
-    // Replays that found theirs ready, and those that made or updated them first.
-    uint64_t ready;
-    uint64_t late;
+    // Shapes that were instantiated, those of them ahead of a replay, and shapes whose executables were destroyed to make room.
+    uint64_t instantiations;
+    uint64_t ahead;
+    uint64_t evictions;
+    // Replays that found their executables ready, and replays that had to instantiate first.
+    uint64_t hits;
+    uint64_t misses;
 } vmmgraph_torch_executables_t;
 
 // The torch release the library was built for, as "2.11.0". Static; never fails, whatever torch is loaded.
@@ -165,6 +164,10 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_shape_seal(vmmgraph_torch_shape_t 
 // program writes from then on meets no seal.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_shape_seal_unwritten(vmmgraph_torch_shape_t shape, vmmgraph_seal_report_t* report);
 
+// Instantiates the graphs of a sealed shape ahead of their first replay, which takes the device memory of their executables now. `instantiated`
+// (may be null) is 0 where the limits leave no room without evicting a shape that was replayed last. On out of memory nothing is changed.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_shape_instantiate(vmmgraph_torch_shape_t shape, int32_t* instantiated);
+
 // Launches a graph of a sealed shape on torch's current stream of its device, in order after every earlier replay of the arena, as torch's
 // replay() does: random generators go on. Any thread. VMMGRAPH_ERROR_WRONG_STATE for one that is not replayable here, which its owner
 // launches between vmmgraph_space_enter and vmmgraph_space_leave.
@@ -176,20 +179,15 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_launched_by_hand(vmmgraph_torch_sh
 // As vmmgraph_space_verify, of one graph on torch's current stream.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_verify(vmmgraph_torch_shape_t shape, uint64_t piece, const vmmgraph_output_t* outputs,
                                                      size_t count, vmmgraph_difference_t* difference);
-// Before a graph is reset or destroyed, or gets an executable of its own: it borrows none any more.
+// Before a graph is reset or destroyed, or gets an executable of its own: the pool's is destroyed.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_drop(vmmgraph_torch_shape_t shape, uint64_t piece);
 // From now on torch's own executable is launched, whoever made it.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_keep(vmmgraph_torch_shape_t shape, uint64_t piece);
 
-// Limits of the pool of executables of the arena's device, which all shapes of the device share; 0: none. VMMGRAPH_ERROR_UNSUPPORTED
-// up to torch 2.7.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_set_executable_limits(vmmgraph_arena_t arena, uint64_t most, uint64_t most_bytes);
+// Limits of the pool of executables of the arena's device, which all shapes of the device share; 0: no limit. Executables beyond them are
+// destroyed by least recent use. VMMGRAPH_ERROR_UNSUPPORTED up to torch 2.7.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_set_executable_limits(vmmgraph_arena_t arena, uint64_t max_shapes, uint64_t max_bytes);
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_executable_stats(vmmgraph_arena_t arena, vmmgraph_torch_executables_t* stats);
-// What each class of the pool's graphs has, that which takes most first: the first `capacity` of them in `classes`, which may be null for 0, and in
-// `count` how many there are.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_executable_classes(vmmgraph_arena_t arena, vmmgraph_executable_class_t* classes,
-                                                                 size_t capacity, size_t* count);
-
 #ifdef __cplusplus
 }
 #endif

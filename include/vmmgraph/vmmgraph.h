@@ -1428,22 +1428,6 @@ typedef void (*vmmgraph_log_fn)(int32_t level, const char *text, size_t length, 
 // Called once with `user` when a sink is no longer in use.
 typedef void (*vmmgraph_drop_fn)(void *user);
 
-// Captured graphs of one topology, between which an executable can be updated.
-typedef struct vmmgraph_executable_class_t {
-  // A hash of the topology: the same for the same graphs in any process.
-  uint64_t id;
-  // Captured graphs of this class; a piecewise one counts once.
-  uint64_t graphs;
-  // Those that have executables now.
-  uint64_t awake;
-  // Executables, now.
-  uint64_t executables;
-  // Their nodes.
-  uint64_t nodes;
-  // Bytes of device memory that they take, by what the pool's took as they were made.
-  uint64_t bytes;
-} vmmgraph_executable_class_t;
-
 // What a map says that the library does not know. Zero everything, then set struct_size and what is known.
 typedef struct vmmgraph_map_options_t {
   // sizeof(vmmgraph_map_options_t).
@@ -1452,10 +1436,6 @@ typedef struct vmmgraph_map_options_t {
   uint64_t executables_bytes;
   // A line for people: which engine, which rank. Copied; may be null.
   const char *title;
-  // What executables take by class (vmmgraph_torch_executable_classes), that which takes most first. Copied; may be null.
-  const struct vmmgraph_executable_class_t *classes;
-  // How many.
-  size_t class_count;
 } vmmgraph_map_options_t;
 
 // An all-gather of the engine's: writes the `bytes` bytes of each rank to `all`, in the order of the ranks' numbers, of which `mine` are this
@@ -3347,8 +3327,7 @@ vmmgraph_status_t vmmgraph_set_log_sink(vmmgraph_log_fn sink,
 // vmmgraph_last_error_message does; the arena may have changed between two calls.
 //
 // Arguments:
-// `options` is null or points to a struct whose struct_size is set, its title is null or a zero-terminated string, and its classes are null or
-// `class_count` structs; `buffer` is
+// `options` is null or points to a struct whose struct_size is set, and its title is null or a zero-terminated string; `buffer` is
 // null or points to `capacity` writable bytes; `needed` is null or writable.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_map_json(vmmgraph_arena_t arena,

@@ -31,6 +31,7 @@ __all__ = [
     "eager",
     "enable",
     "graph",
+    "instantiate",
     "library_path",
     "remote",
     "report",
@@ -49,6 +50,18 @@ def library_path() -> Path | None:
 def arenas() -> list[Arena]:
     """The arenas that are there now, by device and then by age of their pool."""
     return sorted(_door.arenas(), key=lambda arena: (arena.device, arena.pool))
+
+
+def instantiate() -> int:
+    """Instantiates every captured graph that has no executable yet, within the limits, so that no replay takes device memory later. Returns how
+    many shapes have none all the same."""
+    door = _door.opened()
+    for arena in arenas():
+        arena.seal()
+    shapes = (
+        {graph._shape for graph in list(door.graphs) if graph._lent and graph._shape is not None} if door is not None else set()
+    )
+    return sum(not shape.instantiate() for shape in shapes if shape.sealed)
 
 
 def verify(cuda_graph: Any, outputs: Any) -> tuple[int, int] | None:

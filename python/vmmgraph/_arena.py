@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
-from ctypes import byref, c_size_t, c_uint64, c_void_p
+from ctypes import byref, c_int32, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any
 
 from . import _c
@@ -129,6 +129,8 @@ class Arena:
         self.label = label
         #: The token that `torch.cuda.graph(pool=...)` takes for this arena.
         self.pool: tuple[int, int] = door.new_pool()
+        #: Its shapes are instantiated at the end of their capture, as torch's own graphs are; else at their first replay.
+        self.instantiates = door.instantiate == "capture"
         #: The program made it.
         self._pool_is_named = False
         #: Torch was given it, and what stands for the captures for which it was that are there.
@@ -154,28 +156,11 @@ class Arena:
         return stats.as_dict()
 
     def executables(self) -> dict[str, int]:
-        """What the executables of the device's graphs take (``vmmgraph_torch_executables_t``); empty up to torch 2.7."""
+        """The executables of the device's graphs (``vmmgraph_torch_executables_t``); empty up to torch 2.7."""
         stats = _c.Executables()
         if not self._library.with_torch or self._library.raw["torch_executable_stats"](self.handle, byref(stats)) != _c.OK:
             return {}
         return stats.as_dict()
-
-    def _executable_classes(self) -> Any:
-        """As an array."""
-        count = c_size_t()
-        classes = (_c.ExecutableClass * 0)()
-        if not self._library.has("torch_executable_classes"):
-            return classes
-        call = self._library.raw["torch_executable_classes"]
-        while call(self.handle, classes, len(classes), byref(count)) == _c.OK and count.value > len(classes):
-            # There may be more by the next call.
-            classes = (_c.ExecutableClass * (count.value + 8))()
-        return (_c.ExecutableClass * min(count.value, len(classes)))(*classes[: count.value])
-
-    def executable_classes(self) -> list[dict[str, int]]:
-        """What executables take by class of the device's graphs, that which takes most first: an executable can be updated between graphs of one
-        (``vmmgraph_executable_class_t``). Empty up to torch 2.7."""
-        return [{name: getattr(one, name) for name, _ in one._fields_} for one in self._executable_classes()]
 
     def spaces(self) -> list[dict[str, Any]]:
         """What each shape uses, as the library says it."""
@@ -282,13 +267,7 @@ class Arena:
         """The page map as the library writes it. Raises `Error` where it has none."""
         if not self._library.has("arena_map_json"):
             raise _c.Error(f"{self._library.path} has no page map", _c.WRONG_STATE)
-        classes = self._executable_classes()
-        options = _c.MapOptions(
-            executables_bytes=self.executables().get("bytes", 0),
-            title=self.label.encode(),
-            classes=ctypes.cast(classes, c_void_p) if len(classes) else None,
-            class_count=len(classes),
-        )
+        options = _c.MapOptions(executables_bytes=self.executables().get("bytes", 0), title=self.label.encode())
         return self._library.text("arena_map_json", self.handle, byref(options))
 
     def what_if_dropped(self, label: str) -> int:
@@ -354,6 +333,15 @@ class Shape:
         # An engine's context, which keeps a step's tensors.
         self.key = None
         self.report = report.as_dict()
+        if self.arena.instantiates and not self.by_hand:
+            # Out of memory now is no error: the first replay tries again, and evicts.
+            self.library.raw["torch_shape_instantiate"](self.handle, None)
+
+    def instantiate(self) -> bool:
+        """Instantiates its graphs ahead of their first replay. Returns whether they have executables: the limits may leave no room."""
+        instantiated = c_int32()
+        self.library.torch_shape_instantiate(self.handle, byref(instantiated))
+        return bool(instantiated.value)
 
     def retained(self) -> int:
         """Bytes of pages that are its own."""

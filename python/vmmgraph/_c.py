@@ -197,25 +197,20 @@ class Captured(Struct):
 
 class Executables(Struct):
     _fields_ = _fields(
-        "most",
-        "most_bytes",
+        "max_shapes",
+        "max_bytes",
         "shapes",
-        "awake",
+        "instantiated",
         "executables",
         "nodes",
         "template_nodes",
         "bytes",
-        "made",
-        "updated",
-        "refused",
-        "dropped",
-        "ready",
-        "late",
+        "instantiations",
+        "ahead",
+        "evictions",
+        "hits",
+        "misses",
     )
-
-
-class ExecutableClass(ctypes.Structure):
-    _fields_ = [(name, c_uint64) for name in ("id", "graphs", "awake", "executables", "nodes", "bytes")]
 
 
 class MapOptions(Struct):
@@ -223,8 +218,6 @@ class MapOptions(Struct):
         ("struct_size", c_size_t),
         ("executables_bytes", c_uint64),
         ("title", c_char_p),
-        ("classes", c_void_p),
-        ("class_count", c_size_t),
     ]
 
 
@@ -282,6 +275,7 @@ _TORCH: dict[str, tuple[Any, ...]] = {
     "vmmgraph_torch_verify": (c_void_p, c_uint64, POINTER(Output), c_size_t, POINTER(Difference)),
     "vmmgraph_torch_drop": (c_void_p, c_uint64),
     "vmmgraph_torch_keep": (c_void_p, c_uint64),
+    "vmmgraph_torch_shape_instantiate": (c_void_p, POINTER(c_int32)),
     "vmmgraph_torch_set_executable_limits": (c_void_p, c_uint64, c_uint64),
     "vmmgraph_torch_executable_stats": (c_void_p, POINTER(Executables)),
 }
@@ -296,7 +290,6 @@ _LATER: dict[str, tuple[Any, ...]] = {
     "vmmgraph_torch_eager_leave_of": (c_void_p,),
     "vmmgraph_torch_eager_end": (c_void_p,),
     "vmmgraph_torch_pool_empty": (c_int32, c_uint64, c_uint64),
-    "vmmgraph_torch_executable_classes": (c_void_p, POINTER(ExecutableClass), c_size_t, POINTER(c_size_t)),
     "vmmgraph_space_set_label": (c_void_p, c_char_p),
     "vmmgraph_space_set_site": (c_void_p, c_char_p),
     "vmmgraph_space_allocate": (c_void_p, c_uint64, c_void_p, POINTER(c_void_p)),

@@ -17,8 +17,8 @@ from ._pools import Eager, Pools, Scope
 
 log = logging.getLogger("vmmgraph")
 
-#: How many shapes have executables of their own at a time, unless `enable` is told otherwise.
-EXECUTABLES = 16
+#: When a captured graph is instantiated.
+INSTANTIATE = ("capture", "replay")
 #: What an arena of `enable` is laid out for unless it is told otherwise: pages of 2 MiB, since decode graphs may need less than 30 MiB. vLLM's
 #: 51 and 102 shapes, of which the hungriest need 26 and 24, take 28 and 26 then, and 34 on pages of 16; captures took as long.
 EXPECTED_BYTES = 128 << 20
@@ -115,7 +115,8 @@ class Door:
         self.namers: list[Namer] = []
         self.share = False
         self.memset_kernels = True
-        self.executables = EXECUTABLES
+        self.instantiate = INSTANTIATE[0]
+        self.executables = 0
         self.executable_bytes = 0
         self.expected_bytes = EXPECTED_BYTES
         self.budget = 0
@@ -150,7 +151,7 @@ class Door:
             self.arenas[arena.device, arena.pool] = arena
             self.all_arenas.add(arena)
         if self.executables or self.executable_bytes:
-            # Refused up to torch 2.7, where each graph has its own.
+            # Refused up to torch 2.7, which instantiates each graph itself.
             self.library.raw["torch_set_executable_limits"](arena.handle, self.executables, self.executable_bytes)
 
     def make(self, device: int) -> Arena:

@@ -12,7 +12,7 @@ from typing import Any
 
 from . import _c, _door
 from ._arena import bits, sharing_asked
-from ._door import EXECUTABLES, EXPECTED_BYTES
+from ._door import EXPECTED_BYTES, INSTANTIATE
 from ._graph import graph_class
 
 log = logging.getLogger("vmmgraph")
@@ -67,12 +67,17 @@ def put_in_place(cls: type, base: type) -> Installed:
     return installed
 
 
+def _limit(name: str, given: int | None) -> int:
+    return int(os.environ.get(name) or 0) if given is None else given
+
+
 def enable(
     share: bool = False,
     strict: bool = False,
     *,
+    instantiate: str | None = None,
     executables: int | None = None,
-    executable_bytes: int = 0,
+    executable_bytes: int | None = None,
     expected_bytes: int = EXPECTED_BYTES,
     budget: int = 0,
     retain: str = "default",
@@ -83,9 +88,11 @@ def enable(
     """Puts VmmGraph under every graph that is captured from now on: ``torch.cuda.CUDAGraph`` is a subclass that captures into arenas.
 
     Captures with the same ``pool=`` share an arena, since that is a program's promise that they do not overlap. A capture without one has
-    an arena of its own, or, with ``share``, the device's. At most ``executables`` shapes have executables at a time (0: no limit; 16
-    unless ``VMMGRAPH_EXECUTABLES`` says otherwise), and ``executable_bytes`` limits what those take; shapes beyond that borrow one
-    when they are replayed. ``expected_bytes``, ``budget`` and ``retain`` are those of the arenas that are made (:class:`Arena`). With
+    an arena of its own, or, with ``share``, the device's. A graph is instantiated when its capture ends, as with
+    stock torch, or with ``instantiate="replay"`` at its first replay, so that graphs that are never replayed take no executable. At most
+    ``executables`` shapes have executables at a time, which take at most ``executable_bytes`` bytes (0: no limit): beyond that the least
+    recently replayed shape gives its own up, and is instantiated again when it is replayed. Defaults: ``VMMGRAPH_INSTANTIATE``,
+    ``VMMGRAPH_EXECUTABLES`` and ``VMMGRAPH_EXECUTABLE_BYTES``, else ``"capture"``, 0 and 0. ``expected_bytes``, ``budget`` and ``retain`` are those of the arenas that are made (:class:`Arena`). With
     ``memset_kernels`` fill kernels stand in the place of memset nodes. ``sharing`` is what other processes can be given pages by, ``"fd"`` or
     ``"fabric"`` (:mod:`vmmgraph.sharing`; ``VMMGRAPH_SHARING`` unless it is given), and ``peers`` the numbers of other devices that may read all
     pages in this process: of devices that are opened from now on.
@@ -97,6 +104,9 @@ def enable(
     if retain not in _c.RETAIN:
         raise ValueError(f"retain is {retain!r}, none of {', '.join(_c.RETAIN)}")
     sharing = sharing_asked(sharing)
+    instantiate = instantiate or os.environ.get("VMMGRAPH_INSTANTIATE") or INSTANTIATE[0]
+    if instantiate not in INSTANTIATE:
+        raise ValueError(f"instantiate is {instantiate!r}, none of {', '.join(INSTANTIATE)}")
     with _lock:
         if _status is not None and _status:
             return _status
@@ -110,8 +120,9 @@ def enable(
             return _status
         door.share = share
         door.memset_kernels = memset_kernels
-        door.executables = int(os.environ.get("VMMGRAPH_EXECUTABLES") or EXECUTABLES) if executables is None else executables
-        door.executable_bytes = executable_bytes
+        door.instantiate = instantiate
+        door.executables = _limit("VMMGRAPH_EXECUTABLES", executables)
+        door.executable_bytes = _limit("VMMGRAPH_EXECUTABLE_BYTES", executable_bytes)
         door.expected_bytes, door.budget, door.retain = expected_bytes, budget, retain
         door.sharing, door.peers = sharing, bits(peers)
         import torch

@@ -1,4 +1,4 @@
-//! Pools of executables and the graphs that borrow from them, as `cpp/torch/executables.cpp` holds them.
+//! Pools of executables and their graphs, as `cpp/torch/executables.cpp` holds them.
 
 use std::sync::Arc;
 
@@ -16,15 +16,13 @@ mod ffi {
 
         /// The graphs of one capture in it; empty before `add_graphs`.
         type GraphTemplate;
-        /// A pool of the device of the arena behind a C handle. Limits of 0 are none.
-        fn executable_pool(arena: usize, most: usize, most_bytes: u64) -> Result<Box<ExecutablePool>>;
+        /// A pool of the device of the arena behind a C handle. A limit of 0 is no limit.
+        fn executable_pool(arena: usize, max_graphs: usize, max_bytes: u64) -> Result<Box<ExecutablePool>>;
         /// Changes its limits.
-        fn set_executable_limits(pool: &ExecutablePool, most: usize, most_bytes: u64);
+        fn set_executable_limits(pool: &ExecutablePool, max_graphs: usize, max_bytes: u64);
         /// Its limits and counts.
         fn executable_stats(pool: &ExecutablePool) -> ExecutableStats;
-        /// What each class of it has, that which takes most first.
-        fn executable_classes(pool: &ExecutablePool) -> Vec<ExecutableClass>;
-        /// Bytes that so many executables of so many nodes in all would take on the device, by what others took.
+        /// Estimated bytes of device memory of so many executables with so many nodes in all.
         fn expected_executable_bytes(pool: &ExecutablePool, executables: u64, nodes: u64) -> u64;
         /// All of it in Prometheus's text format; labels are names and values in turn.
         fn executable_prometheus(pool: &ExecutablePool, labels: &[&str]) -> String;
@@ -35,53 +33,41 @@ mod ffi {
             captured: &mut GraphTemplate,
             pool: &ExecutablePool,
             graphs: &[usize],
-            own: bool,
+            pinned: bool,
         ) -> i32;
-        /// The executables (each a cudaGraphExec_t) to launch, until `leave`; the status.
-        fn enter(captured: &GraphTemplate, executables: &mut [usize]) -> i32;
+        /// The executables (each a cudaGraphExec_t) to launch, before `launched`; the status.
+        fn acquire(captured: &GraphTemplate, executables: &mut [usize]) -> i32;
         /// They were launched.
-        fn leave(captured: &GraphTemplate);
-        /// Makes or updates executables ahead of a replay, if there is one to spare; the status.
-        fn wake(captured: &GraphTemplate, awake: &mut bool) -> i32;
-        /// Its executables are never another's from now on.
-        fn keep_executables(captured: &GraphTemplate);
-        /// Notes that it may be launched soon; whether it has executables.
-        fn expect(captured: &GraphTemplate) -> bool;
+        fn launched(captured: &GraphTemplate);
+        /// Instantiates ahead of a replay, if the limits leave room; the status.
+        fn instantiate(captured: &GraphTemplate, instantiated: &mut bool) -> i32;
+        /// Its executables are never evicted from now on.
+        fn pin(captured: &GraphTemplate);
+        /// Hints that it launches soon; whether it has executables.
+        fn touch(captured: &GraphTemplate) -> bool;
         /// Whether it has executables.
-        fn is_awake(captured: &GraphTemplate) -> bool;
-        /// Bytes that its executables take on the device, by what others took.
+        fn is_instantiated(captured: &GraphTemplate) -> bool;
+        /// Estimated bytes of device memory of its executables.
         fn executable_bytes(captured: &GraphTemplate) -> u64;
         /// Nodes of its graphs.
         fn template_nodes(captured: &GraphTemplate) -> u64;
     }
 
-    /// Graphs whose executables can be updated to one another.
-    struct ExecutableClass {
-        id: u64,
-        graphs: u64,
-        awake: u64,
-        executables: u64,
-        nodes: u64,
-        bytes: u64,
-    }
-
-    /// Of a pool of executables: limits, where 0 is none, and counts.
+    /// Limits of a pool of executables (0: none), its contents, and events.
     struct ExecutableStats {
-        most: usize,
-        most_bytes: u64,
+        max_graphs: usize,
+        max_bytes: u64,
         graphs: u64,
-        awake: u64,
+        instantiated: u64,
         executables: u64,
         nodes: u64,
         template_nodes: u64,
         bytes: u64,
-        made: u64,
-        updated: u64,
-        refused: u64,
-        dropped: u64,
-        woken: u64,
-        ready: u64,
-        late: u64,
+        instantiations: u64,
+        ahead: u64,
+        evictions: u64,
+        hits: u64,
+        misses: u64,
     }
 }
 
@@ -91,22 +77,22 @@ struct ExecutablePool(GuardedDrop<Arc<executables::ExecutablePool>>);
 /// What closes a template's pool after a panic, and the template.
 struct GraphTemplate(Option<GuardedDrop<executables::GraphTemplate>>);
 
-fn limits(most: usize, most_bytes: u64) -> Limits {
-    Limits { most: (most > 0).then_some(most), most_bytes: (most_bytes > 0).then_some(most_bytes) }
+fn limits(max_graphs: usize, max_bytes: u64) -> Limits {
+    Limits { graphs: (max_graphs > 0).then_some(max_graphs), bytes: (max_bytes > 0).then_some(max_bytes) }
 }
 
-fn executable_pool(arena: usize, most: usize, most_bytes: u64) -> Result<Box<ExecutablePool>> {
+fn executable_pool(arena: usize, max_graphs: usize, max_bytes: u64) -> Result<Box<ExecutablePool>> {
     let arena = arena_of(arena as vmmgraph_arena_t)?;
     let driver = Arc::clone(arena.device().driver());
-    let pool = executables::ExecutablePool::new(driver, limits(most, most_bytes))?;
+    let pool = executables::ExecutablePool::new(driver, limits(max_graphs, max_bytes))?;
     Ok(Box::new(ExecutablePool(GuardedDrop::new(pool))))
 }
 
-fn set_executable_limits(pool: &ExecutablePool, most: usize, most_bytes: u64) {
+fn set_executable_limits(pool: &ExecutablePool, max_graphs: usize, max_bytes: u64) {
     guarded(
         || pool.0.close(),
         || {
-            pool.0.set_limits(limits(most, most_bytes));
+            pool.0.set_limits(limits(max_graphs, max_bytes));
             Ok(())
         },
     );
@@ -121,40 +107,22 @@ fn executable_stats(pool: &ExecutablePool) -> ffi::ExecutableStats {
             Ok(())
         },
     );
-    let executables::ExecutableStats { graphs, awake, now, template_nodes, bytes, counts } = stats;
+    let executables::ExecutableStats { graphs, instantiated, now, template_nodes, bytes, counts } = stats;
     ffi::ExecutableStats {
-        most: limits.most.unwrap_or(0),
-        most_bytes: limits.most_bytes.unwrap_or(0),
+        max_graphs: limits.graphs.unwrap_or(0),
+        max_bytes: limits.bytes.unwrap_or(0),
         graphs,
-        awake,
+        instantiated,
         executables: now.executables,
         nodes: now.nodes,
         template_nodes,
         bytes,
-        made: counts.made,
-        updated: counts.updated,
-        refused: counts.refused,
-        dropped: counts.dropped,
-        woken: counts.woken,
-        ready: counts.ready,
-        late: counts.late,
+        instantiations: counts.instantiated,
+        ahead: counts.ahead,
+        evictions: counts.evicted,
+        hits: counts.hits,
+        misses: counts.misses,
     }
-}
-
-fn executable_classes(pool: &ExecutablePool) -> Vec<ffi::ExecutableClass> {
-    let mut classes = Vec::new();
-    guarded(
-        || pool.0.close(),
-        || {
-            classes = pool.0.classes();
-            Ok(())
-        },
-    );
-    let class = |class: executables::ExecutableClass| {
-        let executables::ExecutableClass { id, graphs, awake, now, bytes } = class;
-        ffi::ExecutableClass { id, graphs, awake, executables: now.executables, nodes: now.nodes, bytes }
-    };
-    classes.into_iter().map(class).collect()
 }
 
 fn expected_executable_bytes(pool: &ExecutablePool, executables: u64, nodes: u64) -> u64 {
@@ -186,7 +154,7 @@ fn no_template() -> Box<GraphTemplate> {
     Box::new(GraphTemplate(None))
 }
 
-fn add_graphs(captured: &mut GraphTemplate, pool: &ExecutablePool, graphs: &[usize], own: bool) -> i32 {
+fn add_graphs(captured: &mut GraphTemplate, pool: &ExecutablePool, graphs: &[usize], pinned: bool) -> i32 {
     guarded(
         || pool.0.close(),
         || {
@@ -194,7 +162,7 @@ fn add_graphs(captured: &mut GraphTemplate, pool: &ExecutablePool, graphs: &[usi
             let graphs: Vec<Graph> =
                 graphs.iter().map(|graph| unsafe { Graph::from_raw(*graph as u64) }).collect();
             // SAFETY: as above.
-            captured.0 = Some(GuardedDrop::new(unsafe { pool.0.add(&graphs, own) }?));
+            captured.0 = Some(GuardedDrop::new(unsafe { pool.0.add(&graphs, pinned) }?));
             Ok(())
         },
     )
@@ -220,9 +188,9 @@ fn with_template<T>(
     (status, result)
 }
 
-fn enter(captured: &GraphTemplate, executables: &mut [usize]) -> i32 {
+fn acquire(captured: &GraphTemplate, executables: &mut [usize]) -> i32 {
     with_template(captured, |template| {
-        template.enter(|place, executable: Executable| {
+        template.acquire(|place, executable: Executable| {
             if let Some(to) = executables.get_mut(place) {
                 *to = executable.raw() as usize;
             }
@@ -231,32 +199,32 @@ fn enter(captured: &GraphTemplate, executables: &mut [usize]) -> i32 {
     .0
 }
 
-fn leave(captured: &GraphTemplate) {
+fn launched(captured: &GraphTemplate) {
     with_template(captured, |template| {
-        template.leave();
+        template.launched();
         Ok(())
     });
 }
 
-fn wake(captured: &GraphTemplate, awake: &mut bool) -> i32 {
-    let (status, woken) = with_template(captured, |template| template.wake());
-    *awake = woken.unwrap_or(false);
+fn instantiate(captured: &GraphTemplate, instantiated: &mut bool) -> i32 {
+    let (status, has) = with_template(captured, |template| template.instantiate());
+    *instantiated = has.unwrap_or(false);
     status
 }
 
-fn keep_executables(captured: &GraphTemplate) {
+fn pin(captured: &GraphTemplate) {
     with_template(captured, |template| {
-        template.keep();
+        template.pin();
         Ok(())
     });
 }
 
-fn expect(captured: &GraphTemplate) -> bool {
-    with_template(captured, |template| Ok(template.expect())).1.unwrap_or(false)
+fn touch(captured: &GraphTemplate) -> bool {
+    with_template(captured, |template| Ok(template.touch())).1.unwrap_or(false)
 }
 
-fn is_awake(captured: &GraphTemplate) -> bool {
-    with_template(captured, |template| Ok(template.is_awake())).1.unwrap_or(false)
+fn is_instantiated(captured: &GraphTemplate) -> bool {
+    with_template(captured, |template| Ok(template.is_instantiated())).1.unwrap_or(false)
 }
 
 fn executable_bytes(captured: &GraphTemplate) -> u64 {

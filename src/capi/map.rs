@@ -8,25 +8,6 @@ use super::sized::options;
 use super::status::vmmgraph_status_t;
 use super::text::{copy_text, text};
 use crate::ArenaMap;
-use crate::map::MapExecutables;
-
-/// Captured graphs of one topology, between which an executable can be updated.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct vmmgraph_executable_class_t {
-    /// A hash of the topology: the same for the same graphs in any process.
-    pub id: u64,
-    /// Captured graphs of this class; a piecewise one counts once.
-    pub graphs: u64,
-    /// Those that have executables now.
-    pub awake: u64,
-    /// Executables, now.
-    pub executables: u64,
-    /// Their nodes.
-    pub nodes: u64,
-    /// Bytes of device memory that they take, by what the pool's took as they were made.
-    pub bytes: u64,
-}
 
 /// What a map says that the library does not know. Zero everything, then set struct_size and what is known.
 #[repr(C)]
@@ -38,10 +19,6 @@ pub struct vmmgraph_map_options_t {
     pub executables_bytes: u64,
     /// A line for people: which engine, which rank. Copied; may be null.
     pub title: *const c_char,
-    /// What executables take by class (vmmgraph_torch_executable_classes), that which takes most first. Copied; may be null.
-    pub classes: *const vmmgraph_executable_class_t,
-    /// How many.
-    pub class_count: usize,
 }
 
 /// Which space shows which page of the arena, what blocks covered at each one's peak, what dropping one gives back, and who else has
@@ -50,8 +27,7 @@ pub struct vmmgraph_map_options_t {
 /// vmmgraph_last_error_message does; the arena may have changed between two calls.
 ///
 /// # Safety
-/// `options` is null or points to a struct whose struct_size is set, its title is null or a zero-terminated string, and its classes are null or
-/// `class_count` structs; `buffer` is
+/// `options` is null or points to a struct whose struct_size is set, and its title is null or a zero-terminated string; `buffer` is
 /// null or points to `capacity` writable bytes; `needed` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_arena_map_json(
@@ -67,11 +43,6 @@ pub unsafe extern "C" fn vmmgraph_arena_map_json(
         let mut map = arena.map();
         if let Some(given) = given {
             map.executables_bytes = (given.executables_bytes > 0).then_some(given.executables_bytes);
-            if !given.classes.is_null() {
-                // SAFETY: the caller's contract.
-                let classes = unsafe { std::slice::from_raw_parts(given.classes, given.class_count) };
-                map.executables = classes.iter().map(of_class).collect();
-            }
             if !given.title.is_null() {
                 // SAFETY: the caller's contract.
                 map.title = unsafe { text(given.title, "title") }?;
@@ -81,17 +52,6 @@ pub unsafe extern "C" fn vmmgraph_arena_map_json(
         unsafe { copy_text(&map.to_json(), buffer, capacity, needed) };
         Ok(())
     })
-}
-
-fn of_class(class: &vmmgraph_executable_class_t) -> MapExecutables {
-    MapExecutables {
-        class: format!("{:016x}", class.id),
-        graphs: class.graphs,
-        awake: class.awake,
-        executables: class.executables,
-        nodes: class.nodes,
-        bytes: class.bytes,
-    }
 }
 
 /// Spaces that are opened from now on note every block that comes and goes (`on` is not 0), or do not, for the map's view of one

@@ -417,18 +417,13 @@ pub unsafe trait Transfer {
     unsafe fn copy_from_host(&self, to: Address, from: *const u8, len: usize, stream: Stream) -> Result<()>;
 }
 
-/// What matters of a graph for who wants to launch it.
+/// The nodes of a captured graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GraphShape {
-    /// How many nodes it has.
-    pub nodes: u64,
-    /// Graphs that may be updated into one another have the same number: kinds of nodes, the edges between them, and what of a node an update
-    /// leaves as it was. Not all that have it can.
-    pub topology: u64,
-    /// The same for graphs whose kernels are the same functions, between which an update is cheapest.
-    pub functions: u64,
-    /// It has only nodes that an update can handle.
-    pub updatable: bool,
+pub struct GraphNodes {
+    /// Number of nodes; those of child graphs are not counted.
+    pub count: u64,
+    /// Some node allocates or frees memory, or is a child graph or condition, whose own nodes may.
+    pub may_allocate: bool,
 }
 
 /// Graphs, which some platforms have.
@@ -436,25 +431,18 @@ pub struct GraphShape {
 /// # Safety
 /// As [`Memory`].
 pub unsafe trait Graphs {
-    /// Looks at a graph.
+    /// Counts and classifies the nodes of a graph.
     ///
     /// # Safety
     /// The graph exists, and no other thread uses it.
-    unsafe fn graph_shape(&self, graph: Graph) -> Result<GraphShape>;
+    unsafe fn graph_nodes(&self, graph: Graph) -> Result<GraphNodes>;
 
-    /// Makes an executable of a graph; with `frees`, what the graph allocates and leaves is freed at its next launch, as libtorch has it.
-    /// [`Error::OutOfMemory`] only when that is what happened.
+    /// Instantiates a graph as libtorch 2.11 does: nodes keep the priorities of the streams they were captured on, and memory that the graph
+    /// allocates and leaves is freed at its next launch. [`Error::OutOfMemory`] only when that is what happened.
     ///
     /// # Safety
-    /// As [`graph_shape`](Self::graph_shape).
-    unsafe fn instantiate(&self, graph: Graph, frees: bool) -> Result<Executable>;
-
-    /// Makes an executable that of another graph, for the launches to come; those that are under way go on as they were. `false` if the
-    /// platform refuses that for these two; the executable is then no graph's, and can be updated or destroyed.
-    ///
-    /// # Safety
-    /// A live executable of this driver, used by no other thread, and a graph as above.
-    unsafe fn executable_update(&self, executable: Executable, graph: Graph) -> Result<bool>;
+    /// As [`graph_nodes`](Self::graph_nodes).
+    unsafe fn instantiate(&self, graph: Graph) -> Result<Executable>;
 
     /// Destroys an executable, behind its last launch.
     ///

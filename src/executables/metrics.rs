@@ -1,6 +1,6 @@
 //! A pool's numbers for Prometheus.
 
-use super::{ExecutableClass, ExecutablePool, ExecutableStats};
+use super::{ExecutablePool, ExecutableStats};
 use crate::dispatch::exposition::{Exposition, Kind, Metric};
 
 const GRAPHS: Metric = Metric { name: "vmmgraph_executable_graphs", help: "Captured graphs, by state." };
@@ -8,63 +8,44 @@ const EXECUTABLES: Metric = Metric { name: "vmmgraph_executables", help: "Execut
 const NODES: Metric = Metric { name: "vmmgraph_executable_nodes", help: "Nodes of executable graphs." };
 const BYTES: Metric =
     Metric { name: "vmmgraph_executable_bytes", help: "Device memory that executable graphs took." };
-const CLASS_GRAPHS: Metric = Metric {
-    name: "vmmgraph_executable_class_graphs",
-    help: "Captured graphs, by the class that executables are updated in.",
+const CHANGES: Metric = Metric {
+    name: "vmmgraph_executable_changes_total",
+    help: "Captured graphs that were instantiated or evicted.",
 };
-const CLASS_BYTES: Metric = Metric {
-    name: "vmmgraph_executable_class_bytes",
-    help: "Device memory that the executables of a class take now.",
-};
-const CHANGES: Metric =
-    Metric { name: "vmmgraph_executable_changes_total", help: "What became of sets of executables." };
 const REPLAYS: Metric = Metric {
     name: "vmmgraph_executable_replays_total",
     help: "Replays, by whether their executables were ready.",
 };
 
 impl ExecutablePool {
-    /// All numbers in Prometheus's text exposition format, with these labels on every sample; `state`, `what` and `class` are the library's
-    /// own.
+    /// All numbers in Prometheus's text exposition format, with these labels on every sample. The labels `state` and `what` are
+    /// the library's own.
     #[must_use]
     pub fn prometheus(&self, labels: &[(&str, &str)]) -> String {
-        self.stats().prometheus(&self.classes(), labels)
+        self.stats().prometheus(labels)
     }
 }
 
 impl ExecutableStats {
-    fn prometheus(&self, classes: &[ExecutableClass], labels: &[(&str, &str)]) -> String {
-        let mut text = Exposition::new(labels, &["state", "what", "class"]);
-        let asleep = self.graphs.saturating_sub(self.awake);
+    fn prometheus(&self, labels: &[(&str, &str)]) -> String {
+        let mut text = Exposition::new(labels, &["state", "what"]);
+        let evicted = self.graphs.saturating_sub(self.instantiated);
         text.family(&GRAPHS, Kind::Gauge);
-        for (state, graphs) in [("awake", self.awake), ("asleep", asleep)] {
+        for (state, graphs) in [("instantiated", self.instantiated), ("template_only", evicted)] {
             text.sample(&GRAPHS, &[("state", state)], graphs);
         }
         text.single(&EXECUTABLES, Kind::Gauge, self.now.executables);
         text.single(&NODES, Kind::Gauge, self.now.nodes);
         text.single(&BYTES, Kind::Gauge, self.bytes);
-        let names: Vec<_> = classes.iter().map(|class| format!("{:016x}", class.id)).collect();
-        text.family(&CLASS_GRAPHS, Kind::Gauge);
-        for (class, name) in classes.iter().zip(&names) {
-            text.sample(&CLASS_GRAPHS, &[("class", name)], class.graphs);
-        }
-        text.family(&CLASS_BYTES, Kind::Gauge);
-        for (class, name) in classes.iter().zip(&names) {
-            text.sample(&CLASS_BYTES, &[("class", name)], class.bytes);
-        }
         let counts = self.counts;
         text.family(&CHANGES, Kind::Counter);
-        for (what, times) in [
-            ("made", counts.made),
-            ("updated", counts.updated),
-            ("refused", counts.refused),
-            ("dropped", counts.dropped),
-            ("woken", counts.woken),
-        ] {
+        for (what, times) in
+            [("instantiated", counts.instantiated), ("ahead", counts.ahead), ("evicted", counts.evicted)]
+        {
             text.sample(&CHANGES, &[("what", what)], times);
         }
         text.family(&REPLAYS, Kind::Counter);
-        for (what, times) in [("ready", counts.ready), ("late", counts.late)] {
+        for (what, times) in [("hit", counts.hits), ("miss", counts.misses)] {
             text.sample(&REPLAYS, &[("what", what)], times);
         }
         text.finish()
@@ -77,22 +58,19 @@ mod tests {
 
     #[test]
     fn every_number_is_there_under_its_label() {
-        let mut stats = ExecutableStats { graphs: 5, awake: 2, bytes: 7, ..ExecutableStats::default() };
-        stats.counts.late = 3;
-        let class = ExecutableClass { id: 0xab, graphs: 3, bytes: 4, ..ExecutableClass::default() };
-        let text =
-            stats.prometheus(&[class], &[("model", "a\"b"), ("what", "not this"), ("class", "nor this")]);
+        let mut stats =
+            ExecutableStats { graphs: 5, instantiated: 2, bytes: 7, ..ExecutableStats::default() };
+        stats.counts.misses = 3;
+        let text = stats.prometheus(&[("model", "a\"b"), ("what", "not this")]);
         for line in [
-            r#"vmmgraph_executable_graphs{model="a\"b",state="asleep"} 3"#,
+            r#"vmmgraph_executable_graphs{model="a\"b",state="template_only"} 3"#,
             r#"vmmgraph_executable_bytes{model="a\"b"} 7"#,
-            r#"vmmgraph_executable_class_graphs{model="a\"b",class="00000000000000ab"} 3"#,
-            r#"vmmgraph_executable_class_bytes{model="a\"b",class="00000000000000ab"} 4"#,
-            r#"vmmgraph_executable_replays_total{model="a\"b",what="late"} 3"#,
+            r#"vmmgraph_executable_replays_total{model="a\"b",what="miss"} 3"#,
         ] {
             assert!(text.lines().any(|found| found == line), "{text}");
         }
-        assert!(!text.contains("not this") && !text.contains("nor this"));
-        assert_eq!(text.lines().filter(|line| line.starts_with("# TYPE")).count(), 8);
-        assert!(ExecutableStats::default().prometheus(&[], &[]).contains("\nvmmgraph_executables 0\n"));
+        assert!(!text.contains("not this"));
+        assert_eq!(text.lines().filter(|line| line.starts_with("# TYPE")).count(), 6);
+        assert!(ExecutableStats::default().prometheus(&[]).contains("\nvmmgraph_executables 0\n"));
     }
 }

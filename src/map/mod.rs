@@ -163,23 +163,6 @@ pub struct MapHolder {
     pub bytes: u64,
 }
 
-/// What the executables of graphs of one topology take; see [`ExecutableClass`](crate::ExecutableClass), which has the same numbers.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MapExecutables {
-    /// The hash of the topology, as 16 hexadecimal digits.
-    pub class: String,
-    /// Captured graphs.
-    pub graphs: u64,
-    /// Those that have executables.
-    pub awake: u64,
-    /// Executables.
-    pub executables: u64,
-    /// Their nodes.
-    pub nodes: u64,
-    /// Their bytes on the device.
-    pub bytes: u64,
-}
-
 /// An arena as one can see it: pages, the spaces that show them, and who else has memory of the device.
 ///
 /// Sizes are bytes, addresses the device's. In JSON the keys are the field names.
@@ -218,9 +201,6 @@ pub struct ArenaMap {
     pub budget_bytes: Option<u64>,
     /// What executables took of the device, if the caller knows: no page of the pool.
     pub executables_bytes: Option<u64>,
-    /// The same by class, if the caller knows; what the driver keeps of executables that are gone is in none. Not in every map.
-    #[serde(default)]
-    pub executables: Vec<MapExecutables>,
     /// The pages, by class and number.
     pub pages: Vec<MapPage>,
     /// The spaces, in the order they were opened.

@@ -92,9 +92,6 @@ impl ArenaMap {
         }
         if let Some(bytes) = self.executables_bytes {
             write!(f, ", executables {} MiB", Mib(bytes))?;
-            if let [most, ..] = self.executables.as_slice() {
-                write!(f, ", {} of it in the largest class, of {} graphs", Mib(most.bytes), most.graphs)?;
-            }
         }
         writeln!(f)?;
         self.write_drops(f)?;

@@ -45,7 +45,6 @@ pub(crate) fn take(common: &Common, floor_bytes: u64) -> ArenaMap {
         apart_bytes: 0,
         budget_bytes: common.shared.account().stats().most_bytes,
         executables_bytes: None,
-        executables: Vec::new(),
         pages: Vec::new(),
         spaces: Vec::new(),
         curve: Vec::new(),

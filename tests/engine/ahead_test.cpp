@@ -37,19 +37,19 @@ TEST(Ahead, OnOrdinaryTrafficFewStepsWaitForTheirExecutable) {
     if (!has_gpu()) {
         GTEST_SKIP() << "needs a GPU";
     }
-    for (const bool wake_ahead : {true, false}) {
+    for (const bool instantiate_ahead : {true, false}) {
         ExecutorOptions options;
         for (std::uint32_t i = 1; i <= 32; ++i) {
             options.full.push_back(Key::of(4 * i, 0, uniform_decode));
         }
         options.executables = {8, 0};
-        options.wake_ahead = wake_ahead;
+        options.instantiate_ahead = instantiate_ahead;
         Small small(options);
         EXPECT_EQ(small.executor->warm_up(), 32u);
         const auto before = small.executor->executables();
-        EXPECT_EQ(before.awake, 8u);
+        EXPECT_EQ(before.instantiated, 8u);
         const auto text = small.executor->prometheus({{"model", "small"}});
-        EXPECT_NE(text.find("\nvmmgraph_executable_graphs{model=\"small\",state=\"asleep\"} 24\n"), std::string::npos) << text;
+        EXPECT_NE(text.find("\nvmmgraph_executable_graphs{model=\"small\",state=\"template_only\"} 24\n"), std::string::npos) << text;
         std::mt19937 random(17);
         Ran ran;
         int at = 40, wrong = 0;
@@ -62,21 +62,23 @@ TEST(Ahead, OnOrdinaryTrafficFewStepsWaitForTheirExecutable) {
         }
         const auto after = small.executor->executables();
         std::printf(
-            "RESULT executables: 32 graphs, 8 executables, %d steps of a random walk, %s: %llu steps waited for theirs, %llu woken, %d "
+            "RESULT executables: 32 graphs, 8 executables, %d steps of a random walk, %s: %llu steps had to instantiate, %llu were "
+            "instantiated ahead, %d "
             "wrong\n",
-            steps, wake_ahead ? "woken ahead" : "not woken ahead", static_cast<unsigned long long>(after.late - before.late),
-            static_cast<unsigned long long>(after.woken - before.woken), wrong);
+            steps, instantiate_ahead ? "instantiated ahead" : "not instantiated ahead",
+            static_cast<unsigned long long>(after.misses - before.misses), static_cast<unsigned long long>(after.ahead - before.ahead),
+            wrong);
         EXPECT_EQ(wrong, 0);
         EXPECT_LE(after.executables, 9u);
-        if (wake_ahead && steps == 4000) {
-            EXPECT_LE((after.late - before.late) * 20, static_cast<std::uint64_t>(steps));
+        if (instantiate_ahead && steps == 4000) {
+            EXPECT_LE((after.misses - before.misses) * 20, static_cast<std::uint64_t>(steps));
         }
-        // What was said to come is awake soon.
+        // An announced step is a hit.
         small.executor->expect({Key::of(128, 0, uniform_decode), Phase::decode});
         std::this_thread::sleep_for(std::chrono::milliseconds(50));
-        const auto late = small.executor->executables().late;
+        const auto misses = small.executor->executables().misses;
         EXPECT_TRUE(small.run(128, Phase::decode, ran, uniform_decode));
-        EXPECT_EQ(small.executor->executables().late, late);
+        EXPECT_EQ(small.executor->executables().misses, misses);
     }
 }
 

@@ -35,7 +35,6 @@ STRUCTS = {
     "vmmgraph_torch_graph_t": _c.Graph,
     "vmmgraph_torch_captured_t": _c.Captured,
     "vmmgraph_torch_executables_t": _c.Executables,
-    "vmmgraph_executable_class_t": _c.ExecutableClass,
     "vmmgraph_map_options_t": _c.MapOptions,
 }
 
@@ -108,13 +107,9 @@ def test_an_arena_over_the_host_driver(library: _c.Library) -> None:
         library.space_leave(space)
     text = json.loads(library.text("arena_stats_json", arena))
     assert isinstance(text, dict)
-    classes = (_c.ExecutableClass * 2)((0xAB, 3, 2, 58, 1160, 1 << 20), (1, 1, 0, 0, 0, 0))
-    given = _c.MapOptions(title=b"here", classes=ctypes.cast(classes, c_void_p), class_count=2)
+    given = _c.MapOptions(title=b"here", executables_bytes=1 << 20)
     drawn = json.loads(library.text("arena_map_json", arena, byref(given)))
-    assert drawn["executables"][0] == {
-        "class": "00000000000000ab", "graphs": 3, "awake": 2, "executables": 58, "nodes": 1160, "bytes": 1 << 20
-    }  # fmt: skip
-    assert (drawn["title"], len(drawn["executables"])) == ("here", 2)
+    assert (drawn["title"], drawn["executables_bytes"]) == ("here", 1 << 20)
     library.space_destroy(space)
     library.arena_destroy(arena)
     library.device_close(device)

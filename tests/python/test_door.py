@@ -21,8 +21,9 @@ later = pytest.mark.parametrize("door", ["LaterGraph"], indirect=True)
 
 
 def calls(door) -> list[str]:
-    """The names of what was called, but for limits that every arena sets, and looks."""
-    names = [entry[0] for entry in door.log if entry[0] not in ("torch_set_executable_limits", "space_stats")]
+    """The names of calls, without limits that every arena sets, statistics, and the instantiation that follows every seal."""
+    left_out = ("torch_set_executable_limits", "space_stats", "torch_shape_instantiate")
+    names = [entry[0] for entry in door.log if entry[0] not in left_out]
     door.log.clear()
     return names
 
@@ -908,6 +909,38 @@ def test_many_captures_that_leave_much_alive_are_told_of_names_once(door, caplog
         assert not caplog.records
         kept += [capture(door, pool) for _ in range(30)]
     assert [record.message.split(" alive")[0] for record in caplog.records] == ["vmmgraph: 12 captures left 120 MiB"]
+
+
+def instantiated(door) -> int:
+    return sum(entry[0] == "torch_shape_instantiate" for entry in door.log)
+
+
+def test_a_graph_is_instantiated_when_its_shape_is_sealed(door):
+    graph = capture(door, (0, 50))
+    assert instantiated(door) == 1
+    graph.replay()
+    assert instantiated(door) == 1
+    # Out of memory then is no error: the first replay tries again.
+    door.library.answers["torch_shape_instantiate"] = 200
+    capture(door, (0, 50)).replay()
+    with pytest.raises(_c.Error):
+        vmmgraph.instantiate()
+
+
+def test_graphs_are_instantiated_later_where_that_is_asked_for(door, monkeypatch):
+    for given in ({"instantiate": "replay"}, {}):
+        vmmgraph.disable_all()
+        monkeypatch.setenv("VMMGRAPH_INSTANTIATE", "capture" if given else "replay")
+        vmmgraph.enable(**given)
+        door = _door.opened()
+        graph = capture(door, (0, 60))
+        graph.replay()
+        assert instantiated(door) == 0
+        vmmgraph.instantiate()
+        assert instantiated(door) == 1
+        door.log.clear()
+    with pytest.raises(ValueError, match="capture, replay"):
+        vmmgraph.enable(instantiate="never")
 
 
 def test_a_failed_seal_can_be_tried_again(door):

@@ -88,9 +88,9 @@ TEST_F(Failures, AGraphThatCannotBeInstantiatedLeavesEverythingUsable) {
                 ASSERT_EQ(cudaMemsetAsync(nothing, 0, 4096, static_cast<cudaStream_t>(raw())), cudaSuccess);
                 auto graph = scope.end();
                 // Up to torch 2.7 the capture ends with it; from then on it is made when it is first needed, and every time.
-                EXPECT_THROW(static_cast<void>(graph.wake()), vmmgraph::Error);
+                EXPECT_THROW(static_cast<void>(graph.instantiate()), vmmgraph::Error);
                 EXPECT_THROW(static_cast<void>(graph.exec()), vmmgraph::Error);
-                EXPECT_FALSE(graph.awake());
+                EXPECT_FALSE(graph.is_instantiated());
                 graph.replay(raw());
             };
             EXPECT_ANY_THROW(body()) << "route " << static_cast<int>(route) << ", second piece " << second_piece;

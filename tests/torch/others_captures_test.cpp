@@ -62,7 +62,7 @@ TEST_F(OthersCaptures, GoOnBesideOurs) {
         other::expect_untouched("replays on another stream", [&] { replay(another.stream()); });
         other::expect_untouched("an executable ahead of its replay", [&] {
             for (auto& [output, graph] : graphs) {
-                static_cast<void>(graph.wake());
+                static_cast<void>(graph.instantiate());
             }
         });
         other::expect_untouched("what launches it, for good", take, [&] { EXPECT_NE(graphs.back().second.exec(), nullptr); });

@@ -142,7 +142,7 @@ impl<'c> Ready<'c> {
         let mut ready = Self { plug, graphs: ground.driver.graphs(), graph, executable: None };
         if let Some(graphs) = ready.graphs {
             // SAFETY: a graph of this case.
-            ready.executable = Some(unsafe { graphs.instantiate(graph, false) }?);
+            ready.executable = Some(unsafe { graphs.instantiate(graph) }?);
         }
         Ok(ready)
     }
@@ -215,26 +215,39 @@ pub(super) fn executables(subject: &Subject, ground: &Ground) -> Verdict {
     let plug = plug(subject)?;
     let (at, _) = ground.single_pages(2)?;
     let stream = ground.stream()?;
-    let first = Ready::new(ground, plug, fill_graph(subject, ground, at, 0x11, stream)?)?;
     let there = at.plus(ground.granule);
+    let first = Ready::new(ground, plug, fill_graph(subject, ground, at, 0x11, stream)?)?;
     let second = Ready::new(ground, plug, fill_graph(subject, ground, there, 0x22, stream)?)?;
-    // SAFETY: graphs of this case, used by this thread only.
-    let shapes = unsafe { [graphs.graph_shape(first.graph)?, graphs.graph_shape(second.graph)?] };
-    for shape in shapes {
-        ensure(shape.nodes == 1 && shape.updatable, || format!("a graph of one fill is {shape:?}"))?;
+    for graph in [first.graph, second.graph] {
+        // SAFETY: graphs of this case, used by this thread only.
+        let nodes = unsafe { graphs.graph_nodes(graph) }?;
+        ensure(nodes.count == 1 && !nodes.may_allocate, || format!("a graph of one fill is {nodes:?}"))?;
     }
-    ensure(shapes[0].topology == shapes[1].topology, || format!("two graphs of one fill are {shapes:?}"))?;
-    let Some(executable) = first.executable else { return Ok(()) };
-    ground.write(at, &vec![0; 2 * ground.granule as usize])?;
+    let filled = |value: u8| vec![value; ground.granule as usize];
+    ground.write(at, &[filled(0), filled(0)].concat())?;
     first.launch(ground, stream)?;
-    // SAFETY: as above, and no launch is under way.
-    let updated = unsafe { graphs.executable_update(executable, second.graph) }?;
-    ensure(updated, || "a graph of one fill is no update for another".to_owned())?;
-    ground.write(at, &vec![0; 2 * ground.granule as usize])?;
+    ground.expect(
+        at,
+        &[filled(0x11), filled(0)].concat(),
+        "memory after the launch of one of two executables",
+    )?;
+    second.launch(ground, stream)?;
+    ground.expect(
+        at,
+        &[filled(0x11), filled(0x22)].concat(),
+        "memory after the launches of two executables",
+    )?;
+    ground.write(at, &[filled(0), filled(0)].concat())?;
+    // SAFETY: as above; the executable is destroyed once.
+    let again = unsafe { graphs.instantiate(first.graph) }?;
+    // SAFETY: as above.
+    unsafe { graphs.executable_destroy(again) }?;
     first.launch(ground, stream)?;
-    let (zeros, filled) = (vec![0; ground.granule as usize], vec![0x22; ground.granule as usize]);
-    ground.expect(at, &zeros, "what an executable filled before its update")?;
-    ground.expect(there, &filled, "what an executable fills after its update")
+    ground.expect(
+        at,
+        &[filled(0x11), filled(0)].concat(),
+        "memory after another executable of the graph was destroyed",
+    )
 }
 
 /// A graph of a copy on a stream that it forks to and joins again, and that copy.

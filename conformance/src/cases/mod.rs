@@ -65,6 +65,6 @@ cases! {
     "capture-events": captures::events, "events and other streams go on while a stream of the thread is captured";
     "capture-copies": captures::copies, "bytes are read and written while a stream of the thread is captured";
     "replay-after-replace": captures::replay_after_replace, "a graph that does not run works on the page that is at its address when it runs";
-    "graph-executables": captures::executables, "graphs are looked at, made executable, updated and destroyed";
+    "graph-executables": captures::executables, "graphs are counted, instantiated, and destroyed beside one another";
     "graph-copies": captures::graph_copies, "a graph copies from the host late, as its executable was last told, or not at all";
 }

@@ -100,11 +100,7 @@ driver_functions! {
     GraphApi {
         cuGraphGetNodes(sys::CUgraph, *mut sys::CUgraphNode, *mut usize);
         cuGraphNodeGetType(sys::CUgraphNode, *mut c_int);
-        cuGraphGetEdges_v2(sys::CUgraph, *mut sys::CUgraphNode, *mut sys::CUgraphNode, *mut EdgeData, *mut usize);
-        cuGraphKernelNodeGetAttribute(sys::CUgraphNode, c_int, *mut [u64; 8]);
-        cuGraphKernelNodeGetParams_v2(sys::CUgraphNode, *mut sys::CUDA_KERNEL_NODE_PARAMS);
         cuGraphInstantiateWithFlags(*mut sys::CUgraphExec, sys::CUgraph, c_ulonglong);
-        cuGraphExecUpdate_v2(sys::CUgraphExec, sys::CUgraph, *mut UpdateResult);
         cuGraphExecDestroy(sys::CUgraphExec);
         cuStreamGetCaptureInfo_v3(sys::CUstream, *mut c_int, *mut u64, *mut sys::CUgraph, *mut *const sys::CUgraphNode, *mut *const EdgeData, *mut usize);
         cuStreamUpdateCaptureDependencies_v2(sys::CUstream, *mut sys::CUgraphNode, *const EdgeData, usize, c_uint);
@@ -140,12 +136,3 @@ const _: () = assert!(size_of::<AllocationProp>() == size_of::<sys::CUmemAllocat
 
 /// `CUgraphEdgeData`: ports, kind, and what is reserved.
 pub(super) type EdgeData = [u8; 8];
-
-/// `CUgraphExecUpdateResultInfo`, whose first field is an enum that the driver may extend.
-#[repr(C)]
-#[derive(Debug)]
-pub(super) struct UpdateResult {
-    pub(super) result: c_int,
-    pub(super) error_node: sys::CUgraphNode,
-    pub(super) error_from_node: sys::CUgraphNode,
-}

@@ -1,50 +1,25 @@
 //! CUDA's graphs: `cuGraph*`.
 
-use std::collections::HashMap;
 use std::ffi::c_int;
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::mem::MaybeUninit;
 use std::ptr;
 
 use cudarc::driver::sys;
 
-use super::api::{Code, EdgeData, GraphApi, UpdateResult};
+use super::api::{Code, EdgeData, GraphApi};
 use super::{CudaDriver, check};
-use crate::driver::{CopyNode, Event, Executable, Graph, GraphCopy, GraphShape, Graphs, Timeline, Transfer};
+use crate::driver::{CopyNode, Event, Executable, Graph, GraphCopy, GraphNodes, Graphs, Timeline, Transfer};
 use crate::error::{Error, Result};
 use crate::units::Stream;
 
-const ERROR_GRAPH_EXEC_UPDATE_FAILURE: Code = 910;
-/// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`
-const AUTO_FREE_ON_LAUNCH: u64 = 1;
-/// What a kernel's node has besides its parameters, such as the shape of its clusters. An update takes graphs that differ in this and launches
-/// the kernels with what the executable had (H200, driver 580: 10,896 of 12,123 tokens wrong), so graphs share executables only
-/// where all of it is equal. These are those of `CUlaunchAttributeID` that cuda.h (13.0) has for graph nodes, but for hints to the scheduler of
-/// links (16). To ask for others is an error, which takes the driver ten times as long as an answer: for all of 1 to 16 that was a third of a capture.
-/// What only a launch may have, such as programmatic dependencies, a capture turns into data of the edges.
-const ATTRIBUTES: [c_int; 9] = [
-    1, // access policy window
-    2, // cooperative
-    CLUSTER_DIMENSION,
-    5,  // cluster scheduling policy preference
-    8,  // priority
-    9,  // memory synchronisation domain map
-    10, // memory synchronisation domain
-    13, // device-updatable node
-    14, // preferred shared memory carveout
-];
-const CLUSTER_DIMENSION: c_int = 4;
-/// Asked of kernels with clusters only: others have none, and the question is an error.
-const PREFERRED_CLUSTER_DIMENSION: c_int = 11;
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH | CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY`: the flags of torch 2.11.
+const INSTANTIATE_FLAGS: u64 = 1 | 8;
 /// `CU_STREAM_SET_CAPTURE_DEPENDENCIES`
 const SET_DEPENDENCIES: u32 = 1;
 /// `CU_STREAM_CAPTURE_STATUS_ACTIVE`
 const CAPTURE_ACTIVE: c_int = 1;
-/// `CU_GRAPH_NODE_TYPE_KERNEL`
-const NODE_TYPE_KERNEL: c_int = 0;
-/// Kernels, copies, fills, host functions, empty nodes, and waits for and records of events. Not: child graphs, which may hold anything,
-/// semaphores, allocations (of whose graphs there is one executable at a time), batches of memory operations and conditions.
-const UPDATABLE: [c_int; 7] = [NODE_TYPE_KERNEL, 1, 2, 3, 5, 6, 7];
+/// Node types that allocate no memory: kernels, copies, fills, host functions, empty nodes, waits for and records of events, signals of and
+/// waits for semaphores, and batches of memory operations.
+const NEVER_ALLOCATES: [c_int; 10] = [0, 1, 2, 3, 5, 6, 7, 8, 9, 12];
 
 impl CudaDriver {
     fn graph_api() -> Result<&'static GraphApi> {
@@ -99,7 +74,7 @@ fn one_dimensional(copy: GraphCopy) -> sys::CUDA_MEMCPY3D {
 
 // SAFETY: the driver's functions do what the trait says (tests/conformance.rs, on an H200).
 unsafe impl Graphs for CudaDriver {
-    unsafe fn graph_shape(&self, graph: Graph) -> Result<GraphShape> {
+    unsafe fn graph_nodes(&self, graph: Graph) -> Result<GraphNodes> {
         let mut count = 0;
         // SAFETY: the graph exists (precondition of the door); null asks for the count, and the out pointer is good.
         self.graph_call("cuGraphGetNodes", |api| unsafe {
@@ -113,77 +88,26 @@ unsafe impl Graphs for CudaDriver {
             })?;
             nodes.truncate(count);
         }
-        let (mut topology, mut functions) = (DefaultHasher::new(), DefaultHasher::new());
-        let mut updatable = true;
+        let mut may_allocate = false;
         let graphs = Self::graph_api()?;
         for node in &nodes {
             let mut kind = -1;
             // SAFETY: a node of a live graph; the out pointer is good. It touches no context.
             let code = unsafe { (graphs.cuGraphNodeGetType)(*node, &raw mut kind) };
             check(self.api, "cuGraphNodeGetType", code)?;
-            updatable &= UPDATABLE.contains(&kind);
-            kind.hash(&mut topology);
-            if kind == NODE_TYPE_KERNEL {
-                let mut kernel = MaybeUninit::<sys::CUDA_KERNEL_NODE_PARAMS>::zeroed();
-                // SAFETY: as above.
-                let code = unsafe { (graphs.cuGraphKernelNodeGetParams_v2)(*node, kernel.as_mut_ptr()) };
-                check(self.api, "cuGraphKernelNodeGetParams", code)?;
-                // SAFETY: written by the driver; all zeros are allowed before.
-                let kernel = unsafe { kernel.assume_init() };
-                (kernel.func as usize, kernel.kern as usize).hash(&mut functions);
-                // An update refuses kernels of another context, a green one's say (H200, driver 580).
-                (kernel.ctx as usize).hash(&mut topology);
-                let mut ask = |attribute| {
-                    let mut value = [0_u64; 8];
-                    // SAFETY: as above; the union has 64 bytes.
-                    let code =
-                        unsafe { (graphs.cuGraphKernelNodeGetAttribute)(*node, attribute, &raw mut value) };
-                    (code, value).hash(&mut topology);
-                    value
-                };
-                let mut clusters = false;
-                for attribute in ATTRIBUTES {
-                    let value = ask(attribute);
-                    // Three 32-bit numbers, of which kernels without clusters have 0 or 1.
-                    clusters |= attribute == CLUSTER_DIMENSION
-                        && !matches!(value, [0, 0, ..] | [0x1_0000_0001, 1, ..]);
-                }
-                if clusters {
-                    ask(PREFERRED_CLUSTER_DIMENSION);
-                }
-            }
+            may_allocate |= !NEVER_ALLOCATES.contains(&kind);
         }
-        self.hash_edges(graph, &nodes, &mut topology)?;
-        let (topology, functions) = (topology.finish(), functions.finish());
-        Ok(GraphShape { nodes: nodes.len() as u64, topology, functions, updatable })
+        Ok(GraphNodes { count: nodes.len() as u64, may_allocate })
     }
 
-    unsafe fn instantiate(&self, graph: Graph, frees: bool) -> Result<Executable> {
+    unsafe fn instantiate(&self, graph: Graph) -> Result<Executable> {
         let mut made = ptr::null_mut();
-        let flags = if frees { AUTO_FREE_ON_LAUNCH } else { 0 };
         // SAFETY: the graph exists and nobody else uses it (precondition of the door); the out pointer is good.
         self.graph_call("cuGraphInstantiate", |api| unsafe {
-            (api.cuGraphInstantiateWithFlags)(&raw mut made, template(graph), flags)
+            (api.cuGraphInstantiateWithFlags)(&raw mut made, template(graph), INSTANTIATE_FLAGS)
         })
         .map_err(|error| self.out_of_memory(0, error))?;
         Ok(Executable(made as u64))
-    }
-
-    unsafe fn executable_update(&self, executable: Executable, graph: Graph) -> Result<bool> {
-        let mut result =
-            UpdateResult { result: 0, error_node: ptr::null_mut(), error_from_node: ptr::null_mut() };
-        // SAFETY: both exist and nobody else uses them (precondition of the door); the out pointer is good.
-        let updated = self.graph_call("cuGraphExecUpdate", |api| unsafe {
-            (api.cuGraphExecUpdate_v2)(exec(executable), template(graph), &raw mut result)
-        });
-        match updated {
-            Ok(()) => Ok(true),
-            Err(Error::Driver { code: ERROR_GRAPH_EXEC_UPDATE_FAILURE, .. }) => {
-                tracing::debug!(result = result.result, "an executable was not updated");
-                Ok(false)
-            }
-            Err(error) => Err(self.out_of_memory(0, error)),
-        }
     }
 
     unsafe fn executable_destroy(&self, executable: Executable) -> Result<()> {
@@ -297,32 +221,5 @@ impl CudaDriver {
             }
         };
         Ok((status, (0..count).map(of).collect()))
-    }
-
-    /// The edges, by the positions of their nodes and with their data, in the order in which the graph has them.
-    fn hash_edges(&self, graph: Graph, nodes: &[sys::CUgraphNode], into: &mut DefaultHasher) -> Result<()> {
-        let graphs = Self::graph_api()?;
-        let mut count = 0;
-        // SAFETY: the graph exists (precondition of the caller); nulls ask for the count, and the out pointer is good.
-        let code = unsafe {
-            let none = ptr::null_mut();
-            (graphs.cuGraphGetEdges_v2)(template(graph), none, none, ptr::null_mut(), &raw mut count)
-        };
-        check(self.api, "cuGraphGetEdges", code)?;
-        let mut from: Vec<sys::CUgraphNode> = vec![ptr::null_mut(); count];
-        let (mut to, mut data) = (from.clone(), vec![EdgeData::default(); count]);
-        if count > 0 {
-            // SAFETY: as above, with room for so many edges.
-            let code = unsafe {
-                let (from, to, data) = (from.as_mut_ptr(), to.as_mut_ptr(), data.as_mut_ptr());
-                (graphs.cuGraphGetEdges_v2)(template(graph), from, to, data, &raw mut count)
-            };
-            check(self.api, "cuGraphGetEdges", code)?;
-        }
-        let places: HashMap<_, _> = nodes.iter().enumerate().map(|(place, node)| (*node, place)).collect();
-        for ((from, to), data) in from.iter().zip(&to).zip(&data).take(count) {
-            (places.get(from), places.get(to), data).hash(into);
-        }
-        Ok(())
     }
 }

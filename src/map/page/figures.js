@@ -89,11 +89,7 @@ const drawHolders = () => {
   const parts = [{ name: `this arena`, bytes: map.held_bytes, colour: ink.deep, pages: map.pages.length }];
   const kinds = { free: "free in the pool", leaving: "refused by the driver" };
   for (const holder of map.holders) parts.push({ name: holder.name || kinds[holder.kind] || holder.kind, bytes: holder.bytes, colour: ink[colours[holder.kind] || "soft"], pages: holder.pages });
-  if (map.executables_bytes) {
-    const classes = (map.executables || []).map((one) => `${one.graphs} graphs ${bytes(one.bytes)}`);
-    const note = classes.length ? ` (${classes.slice(0, 3).join(", ")}${classes.length > 3 ? ", …" : ""})` : "";
-    parts.push({ name: `executables${note}`, bytes: map.executables_bytes, colour: blend("waste", "card", 0.3) });
-  }
+  if (map.executables_bytes) parts.push({ name: "executables", bytes: map.executables_bytes, colour: blend("waste", "card", 0.3) });
   if (map.device_free_bytes !== null) {
     const known = parts.reduce((sum, part) => sum + part.bytes, 0);
     const rest = map.device_total_bytes - map.device_free_bytes - known;

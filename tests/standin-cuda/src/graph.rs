@@ -235,38 +235,6 @@ pub unsafe extern "C" fn cuGraphNodeGetType(node: *mut c_void, out: *mut c_int) 
     })
 }
 
-/// Writes as many edges as there is room for; with no room, how many there are.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuGraphGetEdges_v2(
-    graph: *mut c_void,
-    from: *mut *mut c_void,
-    to: *mut *mut c_void,
-    data: *mut [u8; 8],
-    count: *mut usize,
-) -> Code {
-    answer(|| {
-        let nodes = table().graphs.get(&(graph as u64)).map(Arc::clone).ok_or(Why::InvalidHandle)?;
-        if count.is_null() {
-            return Err(Why::Invalid);
-        }
-        let edges = nodes.edges();
-        if !from.is_null() && !to.is_null() && !data.is_null() {
-            // SAFETY: not null, and then readable by the caller's contract.
-            let room = unsafe { *count };
-            for (place, (before, behind)) in edges.iter().enumerate().take(room) {
-                // SAFETY: room for so many in all three by the caller's contract.
-                unsafe {
-                    data.add(place).write([0; 8]);
-                    from.add(place).write(node_name(graph, *before));
-                    to.add(place).write(node_name(graph, *behind));
-                }
-            }
-        }
-        // SAFETY: not null, and then writable by the caller's contract.
-        unsafe { give(count, edges.len()) }
-    })
-}
-
 /// Makes an executable that of another graph, if its nodes are of the same kinds with the same edges and its copies as long, which stands for
 /// what CUDA finds different in graphs that look alike.
 #[unsafe(no_mangle)]
@@ -283,16 +251,6 @@ pub unsafe extern "C" fn cuGraphExecUpdate_v2(
         }
         graph::update(exec as u64, graph as u64)
     })
-}
-
-/// Refuses: no node is a kernel here.
-#[unsafe(no_mangle)]
-pub extern "C" fn cuGraphKernelNodeGetAttribute(
-    _node: *mut c_void,
-    _attribute: c_int,
-    _value: *mut c_void,
-) -> Code {
-    code_of(Why::Invalid)
 }
 
 /// Refuses: no node is a kernel here.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use vmmgraph::driver::{
-    Capabilities, CopyNode, DeviceInfo, Driver, Event, Executable, Graph, GraphCopy, GraphShape, Graphs,
+    Capabilities, CopyNode, DeviceInfo, Driver, Event, Executable, Graph, GraphCopy, GraphNodes, Graphs,
     SharedDriver, StreamState, Timeline, Transfer,
 };
 use vmmgraph::{Address, Error, Result, Stream};
@@ -207,13 +207,10 @@ fn refused() -> Error {
 
 // SAFETY: copies are numbers until `copy` does them.
 unsafe impl Graphs for CopyingDriver {
-    unsafe fn graph_shape(&self, _: Graph) -> Result<GraphShape> {
+    unsafe fn graph_nodes(&self, _: Graph) -> Result<GraphNodes> {
         Err(refused())
     }
-    unsafe fn instantiate(&self, _: Graph, _: bool) -> Result<Executable> {
-        Err(refused())
-    }
-    unsafe fn executable_update(&self, _: Executable, _: Graph) -> Result<bool> {
+    unsafe fn instantiate(&self, _: Graph) -> Result<Executable> {
         Err(refused())
     }
     unsafe fn executable_destroy(&self, _: Executable) -> Result<()> {

@@ -86,7 +86,7 @@ private:
 
 class Ours final : public Way {
 public:
-    // By the blocks route graphs that can share one executable do.
+    // By the blocks route each replay of another graph evicts and instantiates.
     explicit Ours(vmmgraph::torch::Route route) {
         options_.route = route;
         if (route == vmmgraph::torch::Route::blocks) {

@@ -79,8 +79,6 @@ pub enum Flaw {
     GraphKeepsPage,
     /// A graph is said to have no nodes.
     GraphUncounted,
-    /// An update of an executable does nothing.
-    UpdateDoesNothing,
     /// A copy of an executable stays as it was captured.
     CopyKept,
     /// A copy of an executable cannot be left out.

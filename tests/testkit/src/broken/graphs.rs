@@ -2,7 +2,7 @@
 
 use vmmgraph::Result;
 use vmmgraph::Stream;
-use vmmgraph::driver::{CopyNode, Event, Executable, Graph, GraphCopy, GraphShape, Graphs};
+use vmmgraph::driver::{CopyNode, Event, Executable, Graph, GraphCopy, GraphNodes, Graphs};
 
 use super::{BrokenDriver, Flaw, refused};
 
@@ -14,23 +14,15 @@ impl BrokenDriver {
 
 // SAFETY: as above.
 unsafe impl Graphs for BrokenDriver {
-    unsafe fn graph_shape(&self, graph: Graph) -> Result<GraphShape> {
+    unsafe fn graph_nodes(&self, graph: Graph) -> Result<GraphNodes> {
         // SAFETY: the caller's promise.
-        let shape = unsafe { self.below()?.graph_shape(graph) }?;
-        Ok(if self.is(Flaw::GraphUncounted) { GraphShape { nodes: 0, ..shape } } else { shape })
+        let nodes = unsafe { self.below()?.graph_nodes(graph) }?;
+        Ok(if self.is(Flaw::GraphUncounted) { GraphNodes { count: 0, ..nodes } } else { nodes })
     }
 
-    unsafe fn instantiate(&self, graph: Graph, frees: bool) -> Result<Executable> {
+    unsafe fn instantiate(&self, graph: Graph) -> Result<Executable> {
         // SAFETY: the caller's promise.
-        unsafe { self.below()?.instantiate(graph, frees) }
-    }
-
-    unsafe fn executable_update(&self, executable: Executable, graph: Graph) -> Result<bool> {
-        if self.is(Flaw::UpdateDoesNothing) {
-            return Ok(true);
-        }
-        // SAFETY: the caller's promise.
-        unsafe { self.below()?.executable_update(executable, graph) }
+        unsafe { self.below()?.instantiate(graph) }
     }
 
     unsafe fn executable_destroy(&self, executable: Executable) -> Result<()> {

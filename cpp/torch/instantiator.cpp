@@ -1,4 +1,4 @@
-#include "waker.hpp"
+#include "instantiator.hpp"
 
 #include <condition_variable>
 #include <cstddef>
@@ -19,16 +19,16 @@ constexpr std::size_t most_waiting = 8;
 
 }  // namespace
 
-struct Waker::Queue {
+struct Instantiator::Queue {
     std::mutex mutex;
     std::condition_variable changed;
     std::deque<std::weak_ptr<Template>> waiting;
     bool over = false;
 };
 
-Waker::Waker() : queue_(std::make_shared<Queue>()) {}
+Instantiator::Instantiator() : queue_(std::make_shared<Queue>()) {}
 
-Waker::~Waker() {
+Instantiator::~Instantiator() {
     {
         const std::lock_guard lock(queue_->mutex);
         queue_->over = true;
@@ -40,7 +40,7 @@ Waker::~Waker() {
     }
 }
 
-void Waker::ask(std::weak_ptr<Template> graph) {
+void Instantiator::ask(std::weak_ptr<Template> graph) {
     {
         const std::lock_guard lock(queue_->mutex);
         queue_->waiting.push_back(std::move(graph));
@@ -54,7 +54,7 @@ void Waker::ask(std::weak_ptr<Template> graph) {
     queue_->changed.notify_one();
 }
 
-void Waker::work(const std::shared_ptr<Queue>& queue) {
+void Instantiator::work(const std::shared_ptr<Queue>& queue) {
     std::unique_lock lock(queue->mutex);
     while (!queue->over) {
         if (queue->waiting.empty()) {
@@ -66,11 +66,11 @@ void Waker::work(const std::shared_ptr<Queue>& queue) {
         lock.unlock();
         try {
             if (const auto graph = next.lock()) {
-                static_cast<void>(graph->wake());
+                static_cast<void>(graph->instantiate());
             }
         } catch (const std::exception& error) {
             // Its replay will say so, if there is one.
-            VLOG(1) << "vmmgraph: not woken ahead: " << error.what();
+            VLOG(1) << "vmmgraph: cannot instantiate ahead: " << error.what();
         }
         lock.lock();
     }
