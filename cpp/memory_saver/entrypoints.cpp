@@ -217,6 +217,16 @@ int tms_watch_streams(void* const* streams, size_t count) {
     });
 }
 
+int tms_include_arenas(const char* tag, int device) {
+    return guarded([&]() -> int {
+        if (tag == nullptr || *tag == '\0' || device < 0) {
+            return fail(invalid_value, "tms_include_arenas: cannot include arenas of tag '%s' on device %d: name a tag and a device",
+                        tag == nullptr ? "" : tag, device);
+        }
+        return Saver::instance().include_arenas(tag_named(tag), device);
+    });
+}
+
 int tms_last_error(const char** message) { return take_last(message); }
 
 }  // extern "C"

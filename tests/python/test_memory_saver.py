@@ -15,26 +15,72 @@ LIBRARY = Path(os.environ.get("VMMGRAPH_MEMORY_SAVER_LIBRARY", ROOT / "build/cma
 
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason=f"SKIPPED: {LIBRARY} is not built")
 
-# Memory of the host driver can be read and written. `torch` is the part that memory_saver asks for, over tms_torch_malloc itself.
+# Memory of the host driver can be read and written. `torch` is the part that memory_saver asks for, over tms_torch_malloc itself: its pools
+# count uses, and cache what is freed, as torch's do.
 PRELUDE = """
-import contextlib, ctypes, os, sys, threading, types
+import collections, contextlib, ctypes, gc, itertools, os, sys, threading, types
 from vmmgraph import memory_saver
 from vmmgraph.memory_saver import MemorySaverError, CuMemAllocator, torch_memory_saver as saver
 MIB = 1 << 20
 log = []
 
+numbers, uses, under_way = itertools.count(1), collections.Counter(), []
+cached, owners = collections.defaultdict(list), {}
+
+def begin(device, pool):
+    assert pool not in under_way, "already recording"
+    assert uses[pool] > 0 or pool not in uses, "a pool that nobody uses any more"
+    uses[pool] += 1
+    under_way.append(pool)
+
+def release(device, pool):
+    uses[pool] -= 1
+    assert uses[pool] >= 0
+
+def empty_cache():
+    for pool in [pool for pool in cached if uses[pool] == 0]:
+        for at, count in cached.pop(pool):
+            c().tms_torch_free(at, count, 0, None)
+
 class MemPool:
     def __init__(self, allocator=None):
-        self.allocator = allocator
+        self.allocator, self.id = allocator, (0, next(numbers))
+        uses[self.id] = 1
         log.append("pool")
-    def snapshot(self):
-        return [{"total_size": MIB}]
+    def __del__(self):
+        release(0, self.id)
+        if uses[self.id] == 0 and under_way:
+            os.abort()
 
 @contextlib.contextmanager
 def use_mem_pool(pool):
     log.append(("in", pool.allocator is not None))
-    yield
+    begin(0, pool.id)
+    try:
+        yield
+    finally:
+        under_way.remove(pool.id)
+        release(0, pool.id)
     log.append("out")
+
+def new(count):
+    "A tensor of torch's: from the cache of the pool that the thread allocates to, else from the pool's allocator."
+    pool = under_way[-1]
+    found = next((block for block in cached[pool] if block[1] == count), None)
+    if found:
+        cached[pool].remove(found)
+        at = found[0]
+    else:
+        at = allocate(count)
+    owners[at] = pool, count
+    return at
+
+def drop(at):
+    pool, count = owners.pop(at)
+    cached[pool].append((at, count))
+
+def snapshot():
+    return [{"total_size": count, "segment_pool_id": pool} for pool, count in owners.values()]
 
 class Allocator:
     def __init__(self, path, malloc, free):
@@ -44,8 +90,12 @@ class Allocator:
 
 torch = types.ModuleType("torch")
 torch.cuda = types.SimpleNamespace(
-    MemPool=MemPool, use_mem_pool=use_mem_pool, current_device=lambda: 0, is_initialized=lambda: False,
+    MemPool=MemPool, use_mem_pool=use_mem_pool, current_device=lambda: 0, is_initialized=lambda: False, empty_cache=empty_cache,
+    is_current_stream_capturing=lambda: False, graph_pool_handle=lambda: (0, next(numbers)), memory_snapshot=snapshot,
     memory=types.SimpleNamespace(CUDAPluggableAllocator=Allocator))
+torch._C = types.SimpleNamespace(
+    _cuda_beginAllocateCurrentThreadToPool=begin, _cuda_endAllocateToPool=lambda device, pool: under_way.remove(pool),
+    _cuda_releasePool=release)
 sys.modules["torch"] = torch
 
 def c():
@@ -245,8 +295,168 @@ def test_what_is_not_offered_or_wrong_is_said() -> None:
             pass
         """
     )
-    child('with raises(RuntimeError, "expandable_segments"): c()', PYTORCH_CUDA_ALLOC_CONF="x:1,expandable_segments:True")
     child('with raises(RuntimeError, "0 entries of LD_PRELOAD"):\n    memory_saver._Saver("preload")')
+
+
+@both
+def test_ordinary_memory_within_a_region_ends_its_pool_there(mode: str) -> None:
+    """A MemPool that ends within a region aborts the process: torch asserts in its destructor that no thread allocates to a pool."""
+    child(
+        """
+        with saver.region("weights", enable_cpu_backup=True):
+            kept = new(MIB)
+            with saver.disable():
+                (pool,) = under_way[1:]
+            assert uses[pool] == 0 and under_way == [owners[kept][0]]
+            assert new(2 * MIB)
+        assert not under_way
+        """,
+        mode,
+    )
+
+
+@both
+def test_memory_asked_for_while_its_region_is_paused_is_there(mode: str) -> None:
+    """Torch's cache has memory that was freed in the region, before the pause or after it, and none of that may come back."""
+    child(
+        """
+        def region():
+            return saver.region("adapters", enable_cpu_backup=True)
+        with region():
+            kept, before, after, other = new(2 * MIB), new(4 * MIB), new(6 * MIB), new(8 * MIB)
+        with saver.region("others"):
+            others = new(MIB)
+        fill(kept, 2 * MIB, 1)
+        drop(before)
+        for cycle in range(3):
+            saver.pause("adapters")
+            if cycle == 0:
+                drop(after)
+            with region():
+                fresh = [new(count * MIB) for count in (2, 4, 6)]
+                for number, at in enumerate(fresh):
+                    fill(at, (2, 4, 6)[number] * MIB, 3 + number)
+            with saver.region("others"):
+                assert owners[others][0] == under_way[-1], "this one is there"
+            saver.resume("adapters")
+            assert holds(kept, 2 * MIB, 1) and all(holds(at, MIB, 3 + number) for number, at in enumerate(fresh))
+            with region():
+                assert owners[fresh[0]][0] == under_way[-1], "memory that is there again serves again"
+            for at in fresh:
+                drop(at)
+        held = sum(count for blocks in cached.values() for _, count in blocks)
+        assert held <= 12 * MIB, "what was freed in a pool of an earlier cycle has gone back"
+        pools = sum(count for count in uses.values())
+        assert pools == 2, "a pool for each region, and none that can be used besides"
+        """,
+        mode,
+    )
+
+
+@both
+def test_a_pause_within_a_region_gives_other_memory_from_then_on(mode: str) -> None:
+    child(
+        """
+        with saver.region("a", enable_cpu_backup=True):
+            first = new(2 * MIB)
+            drop(first)
+            with saver.region("b"):
+                inner = under_way[-1]
+                saver.pause("a")
+                assert under_way[-1] == inner, "the inner one stays the inner one"
+            again = new(2 * MIB)
+            fill(again, 2 * MIB, 7)
+            saver.pause()
+            with saver.disable():
+                ordinary = under_way[-1]
+                saver.pause()
+                assert under_way[-1] == ordinary
+            assert new(2 * MIB) and under_way[-1] not in (inner, ordinary)
+        assert not under_way
+        saver.resume()
+        assert holds(again, 2 * MIB, 7)
+        """,
+        mode,
+    )
+
+
+@both
+@pytest.mark.parametrize("setter", ["torch._C._accelerator_setAllocatorSettings", "torch.cuda.memory._set_allocator_settings"])
+def test_expandable_segments_are_off_within_regions(mode: str, setter: str) -> None:
+    child(
+        f"""
+        settings = []
+        {setter} = settings.append
+        on, off = "max_split_size_mb:64,expandable_segments:True", "max_split_size_mb:64,expandable_segments:False"
+        with saver.region("weights"):
+            assert settings == [off]
+            with saver.region("kv"), contextlib.suppress(KeyError):
+                assert allocate(MIB)
+                raise KeyError
+            assert settings == [off]
+        assert settings == [off, on]
+        with raises(KeyError), saver.region("weights"):
+            raise KeyError
+        assert settings == [off, on] * 2
+        """,
+        mode,
+        PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64,expandable_segments:True",
+    )
+    child(
+        f"""
+        {setter} = lambda text: 1 / 0
+        with saver.region("weights"):
+            assert allocate(MIB)
+        """,
+        mode,
+        PYTORCH_CUDA_ALLOC_CONF="expandable_segments:False",
+    )
+
+
+@both
+def test_a_graph_of_an_arena_is_paused_by_its_tag(mode: str) -> None:
+    """Where `vmmgraph.enable` has put its class in the place of torch's graphs. Here both are stand-ins, and arenas are the host driver's."""
+    child(
+        """
+        from vmmgraph import _arena, _c, _core, _door
+        door = _door._door = _door.Door(_core.any_one())
+        door.executables = 0
+        class Graph:
+            _named = None, ""
+        @contextlib.contextmanager
+        def graph(cuda_graph, pool, stream, capture_error_mode):
+            assert pool is None
+            cuda_graph.arena, _ = cuda_graph._named
+            yield
+        torch.cuda.graph = graph
+        def capture(tag, pool=None):
+            made = Graph()
+            with saver.cuda_graph(made, pool=pool, tag=tag):
+                pass
+            return made
+        def paused(graph):
+            return bool(graph.arena.stats()["paused"])
+        one, other, named = capture("graphs"), capture("others"), capture("graphs", (0, 77))
+        assert len({id(each.arena) for each in (one, other, named)}) == 3
+        assert capture("graphs", (0, 77)).arena is named.arena
+        with raises(_c.Error, "(0, 77)", "'graphs'", "'others'"):
+            capture("others", (0, 77))
+        saver.pause("graphs")
+        assert paused(one) and paused(named) and not paused(other)
+        saver.pause()
+        assert paused(other)
+        saver.resume("others")
+        assert paused(one) and not paused(other)
+        saver.resume()
+        assert not paused(one)
+        class OfMemPools:
+            _mempool = None
+        with raises(RuntimeError, "MemPool route"), saver.cuda_graph(OfMemPools(), tag="graphs"):
+            pass
+        """,
+        mode,
+        VMMGRAPH_CORE_LIBRARY=str(next(LIBRARY.parent.glob("libvmmgraph.so*"))),
+    )
 
 
 def test_a_capture_refuses_a_pause_and_goes_on() -> None:
@@ -272,7 +482,7 @@ def test_a_capture_refuses_a_pause_and_goes_on() -> None:
                 return 0, -1
         torch.cuda.Stream, torch.cuda.device_count = Stream, lambda: 2
         torch.cuda.is_initialized, torch.cuda.is_current_stream_capturing = (lambda: True), (lambda: False)
-        torch._C = types.SimpleNamespace(_cuda_hasPrimaryContext=lambda device: device == 0)
+        torch._C._cuda_hasPrimaryContext = lambda device: device == 0
         assert sorted(memory_saver.torch_streams(0)) == [0x1000 + n for n in range(32)] + [0x2000 + n for n in range(32)]
         assert turn == [7], "torch's turn is where it was"
         with saver.region(enable_cpu_backup=True):
@@ -296,12 +506,12 @@ def test_calls_of_vllm() -> None:
         allocator = CuMemAllocator.get_instance()
         assert allocator is CuMemAllocator.get_instance()
         with allocator.use_memory_pool("weights"):
-            weights = allocate(2 * MIB)
+            weights = new(2 * MIB)
         with allocator.use_memory_pool("kv_cache"):
-            kv = allocate(2 * MIB)
+            kv = new(2 * MIB)
         with allocator.use_memory_pool():
-            default = allocate(MIB)
-        assert allocator.get_current_usage() == 3 * MIB
+            default = new(MIB)
+        assert allocator.get_current_usage() == 5 * MIB
         fill(weights, 2 * MIB, 1); fill(default, MIB, 2)
         with raises(ValueError, "kv_cache"):
             allocator.sleep(("weights", "kv_cache"))
