@@ -64,6 +64,12 @@ def device_of(library: Library, number: int, sharing: str = "none", peers: int =
         return device
 
 
+def open_devices(library: Library) -> list[Device]:
+    """The devices that the library has open here."""
+    with _devices_lock:
+        return [device for device in _devices.values() if device.library is library]
+
+
 def bits(devices: Sequence[int]) -> int:
     """A bit for each of some devices."""
     return sum(1 << device for device in set(devices))
