@@ -3,6 +3,7 @@
 
 #include "captures.hpp"
 #include "errors.hpp"
+#include "forks.hpp"
 #include "runtime.hpp"
 #include "saver.hpp"
 #include "settings.hpp"
@@ -215,6 +216,16 @@ int tms_watch_streams(void* const* streams, size_t count) {
         watch_streams(streams, count);
         return success;
     });
+}
+
+bool tms_is_capturing(void) {
+    bool capturing = false;
+    guarded([&] {
+        const Runtime* const runtime = Runtime::find();
+        capturing = runtime != nullptr && !in_child() && NoneBegins().capturing(*runtime);
+        return static_cast<int>(success);
+    });
+    return capturing;
 }
 
 int tms_include_arenas(const char* tag, int device) {

@@ -157,7 +157,10 @@ class Door:
         return Arena(device, self.budget, expected_bytes=self.expected_bytes, retain=self.retain, tag=tag)
 
     def tagged_arena(self, device: int, pool: Pool | None, tag: str) -> Arena:
-        """The arena of a capture whose memory is to be paused by that tag. Raises `Error` where the pool's arena has another tag or none."""
+        """The arena of a capture whose memory is to be paused by that tag.
+
+        Raises `Error` if the pool's arena has another tag or none.
+        """
         with self.lock:
             arena = self.arena_for(device, pool, None, tag) if pool is not None else self.make(device, tag)
         if arena.tag != tag:

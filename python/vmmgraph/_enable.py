@@ -73,7 +73,8 @@ _CAPTURES = ("torch.cuda.graphs", "torch.accelerator.graphs")
 
 
 def _give_back_too(door: _door.Door, installed: Installed) -> None:
-    """``torch.cuda.empty_cache()`` and ``torch.accelerator.empty_cache()`` also give the driver the pages that no arena uses any more."""
+    """``torch.cuda.empty_cache()`` and ``torch.accelerator.empty_cache()`` also give back the pages
+    that no arena uses."""
     import torch
 
     def over(torchs: Callable[[], None]) -> Callable[[], None]:

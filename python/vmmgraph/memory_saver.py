@@ -53,6 +53,8 @@ CpuBackupBackend = Literal["pinned", "mmap"]
 _FILE = "libvmmgraph_memory_saver.so"
 _DEFAULT_TAG = "default"
 _OUT_OF_MEMORY = 2
+#: From so many cached bytes on, a region's pool is replaced.
+_MUCH_UNUSED = 64 << 20
 _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _EXPANDABLE = re.compile(r"expandable_segments\s*:\s*true", re.IGNORECASE)
 
@@ -139,6 +141,7 @@ class _Library:
             ("tms_torch_free", None, [ctypes.c_void_p, ctypes.c_ssize_t, integer, ctypes.c_void_p]),
             ("tms_watch_streams", integer, [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t]),
             ("tms_include_arenas", integer, [text, integer]),
+            ("tms_is_capturing", flag, []),
             ("tms_last_error", integer, [ctypes.POINTER(text)]),
         ):
             function = getattr(self.c, name)
@@ -184,9 +187,11 @@ class _Settings:
 
 
 class _ExpandableSegments:
-    """Turns torch's expandable segments off while any thread is inside a region, and on again afterwards, as vLLM does around its pool.
+    """Turns torch's expandable segments off while any thread is inside a region, and on again
+    afterwards, as vLLM does around its pool.
 
-    Torch maps expandable segments itself, so they cannot be paused. Segments that exist already stay as they are.
+    Torch maps expandable segments itself, so they cannot be paused. Segments that exist already
+    stay as they are.
     """
 
     def __init__(self) -> None:
@@ -269,20 +274,6 @@ def _begin_allocating_to(device: int, pool: Any) -> None:
     begin(device, pool)
 
 
-def _release_pool(device: int, pool: Any) -> None:
-    """Ends the last use of a pool: its cached memory goes back now, and live tensors stay.
-
-    This is what a MemPool's destructor does, without its assertion that no thread allocates to any pool (torch 2.6 to 2.15), which aborts
-    the process.
-    """
-    import torch
-
-    torch._C._cuda_releasePool(device, pool)
-    # A free within a capture would break it; the next empty_cache() does it then.
-    if not torch.cuda.is_current_stream_capturing():
-        torch.cuda.empty_cache()
-
-
 def _choose_core() -> None:
     """Loads what `vmmgraph.enable` would, which the C functions then find: regions and arenas have one page pool, whichever is used first."""
     from . import _c, _core
@@ -300,27 +291,19 @@ class _Saver:
         self.library = _Library(mode)
         self.c = self.library.c
         self._pools: dict[tuple[Any, ...], Any] = {}
-        #: Keys of pools whose memory is paused: torch may have free parts of it cached.
-        self._paused: set[tuple[Any, ...]] = set()
         self._uses = _PoolUses()
         self._expandable_segments = _ExpandableSegments()
         self._allocator: Any = None
         self._watched: set[int] = set()
-        #: Pools whose memory was paused when more was asked for.
+        #: Pools in which nothing more is allocated; tensors may be alive there.
         self._retired: list[Any] = []
         self._lock = threading.Lock()
 
     def pool(self, key: tuple[Any, ...]) -> Any:
-        """The MemPool of a tag, a policy and a device: a tag belongs to a segment, so tensors of two must not share one.
-
-        While the pool's memory is paused, a new pool takes its place, since torch's cache would hand out parts of paused memory.
-        """
+        """The MemPool of a tag, a policy and a device: a tag belongs to a segment, so tensors of two must not share one."""
         import torch
 
         with self._lock:
-            if key in self._paused:
-                self._paused.discard(key)
-                self._retire(key[-1], self._pools.pop(key))
             if key not in self._pools:
                 if self.library.mode == "preload":
                     self._pools[key] = torch.cuda.MemPool()
@@ -332,33 +315,65 @@ class _Saver:
                     self._pools[key] = torch.cuda.MemPool(self._allocator.allocator())
             return self._pools[key]
 
-    def _retire(self, device: int, pool: Any) -> None:
-        """Nothing more is allocated in the pool. Its tensors stay; memory that they free goes back with the next empty_cache()."""
+    def _empty_cache(self) -> None:
+        """Gives back the cached memory of pools that were released. A free would break a capture, so
+        during one the memory is left to the next call."""
         import torch
 
-        self._retired.append(pool)
+        if not self.c.tms_is_capturing():
+            torch.cuda.empty_cache()
+
+    def _retire(self, key: tuple[Any, ...]) -> None:
+        """Releases a pool: nothing more is allocated in it, its tensors stay, and its cached memory
+        can go back.
+
+        Its destructor would do the same. But it asserts that no thread allocates to any pool (torch
+        2.6 to 2.15), and aborts otherwise.
+        """
+        import torch
+
+        with self._lock:
+            pool = self._pools.pop(key, None)
+            if pool is None:
+                return
+            self._retired.append(pool)
         # Up to torch 2.7 a released pool gives its segments to cudaFree, which knows nothing of this memory.
         if not hasattr(torch.cuda.memory, "MemPoolContext"):
             # Never destroyed: the destructor would release the pool a second time.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
-            _release_pool(device, pool.id)
+            torch._C._cuda_releasePool(key[-1], pool.id)
 
-    def mark_paused(self, tag: str | None) -> None:
-        """Regions of the tag, or of all, give other memory than their pools' from now on: those that this thread is inside, too."""
+    def retire_if_unused(self, key: tuple[Any, ...]) -> None:
+        """After a region: retires its pool if much of it is cached, as when weights are quantized
+        while they are loaded."""
         with self._lock:
-            self._paused |= {key for key in self._pools if tag is None or key[0] == tag}
-            paused = set(self._paused)
+            pool = self._pools.get(key)
+        if pool is None:
+            return
+        unused = sum(segment["total_size"] for segment in pool.snapshot() if segment["active_size"] == 0)
+        if unused >= _MUCH_UNUSED:
+            self._retire(key)
+            self._empty_cache()
+
+    def retire(self, tag: str | None) -> None:
+        """Before a pause of the tag, or of all: freed memory goes back instead of being paused, and
+        torch never hands out parts of it.
+
+        Regions that this thread is inside go on with other pools.
+        """
+        with self._lock:
+            keys = [key for key in self._pools if tag is None or key[0] == tag]
         uses = self._uses.all
-        first = next((place for place, use in enumerate(uses) if use.key in paused), len(uses))
+        first = next((place for place, use in enumerate(uses) if use.key in keys), len(uses))
         # In order, since torch takes the pool that was begun last.
         for use in reversed(uses[first:]):
             use.leave()
+        for key in keys:
+            self._retire(key)
         for use in uses[first:]:
             use.enter()
-
-    def mark_resumed(self, tag: str | None) -> None:
-        with self._lock:
-            self._paused = {key for key in self._paused if tag is not None and key[0] != tag}
+        if self._retired:
+            self._empty_cache()
 
     @contextlib.contextmanager
     def _use(self, use: _PoolUse) -> Iterator[None]:
@@ -373,7 +388,8 @@ class _Saver:
 
     @contextlib.contextmanager
     def ordinary_memory(self) -> Iterator[None]:
-        """What this thread allocates on its current device is memory of cudaMalloc, in a pool that ends afterwards."""
+        """This thread's allocations on its current device are memory of cudaMalloc, in a pool that
+        ends afterwards."""
         import torch
 
         device, pool = torch.cuda.current_device(), torch.cuda.graph_pool_handle()
@@ -384,7 +400,8 @@ class _Saver:
             with self._use(_PoolUse(lambda: _allocating_to(device, pool), None)):
                 yield
         finally:
-            _release_pool(device, pool)
+            torch._C._cuda_releasePool(device, pool)
+            self._empty_cache()
 
     def arena_of(self, graph: Any, pool: Any, tag: str) -> Any:
         """The arena that the graph's capture is to lie in; None: its memory is torch's."""
@@ -469,6 +486,7 @@ class _Saver:
         finally:
             # Again, since a program's first use of the device may have been inside: it may capture before it pauses.
             self.watch_torchs_streams()
+            self.retire_if_unused(key)
 
 
 def torch_streams(device: int) -> list[int]:
@@ -558,9 +576,9 @@ class TorchMemorySaver:
         The graph's addresses stay valid over a pause; a replay while its memory is paused is an error of the GPU. Without backup what the
         capture computed once, such as constants, is lost.
 
-        A graph of `vmmgraph.enable()` is captured into an arena with that tag, in either hook mode: tensors that outlive the capture keep
-        their contents, and a replay while its memory is paused raises. Raises `Error` if `pool` has graphs of another tag, RuntimeError on
-        the MemPool route.
+        A graph of `vmmgraph.enable()` is captured into an arena with that tag, in either hook mode:
+        tensors that outlive the capture keep their contents, and a replay while its memory is paused
+        raises. Raises `Error` if `pool` has graphs of another tag, RuntimeError on the MemPool route.
         """
         import torch
 
@@ -608,11 +626,8 @@ class TorchMemorySaver:
         saver = self._ready()
         saver.watch_torchs_streams()
         saver.seal_arenas(tag or None)
-        try:
-            saver.library.check(f"pause({tag!r})", saver.c.tms_pause(tag.encode() if tag else None))
-        finally:
-            # A failure may have paused a part.
-            saver.mark_paused(tag or None)
+        saver.retire(tag or None)
+        saver.library.check(f"pause({tag!r})", saver.c.tms_pause(tag.encode() if tag else None))
 
     def resume(self, tag: str | None = None) -> None:
         """The memory of `tag`, or all of it, comes back, with its contents where there is a backup. What is there stays.
@@ -621,7 +636,6 @@ class TorchMemorySaver:
         """
         saver = self._ready()
         saver.library.check(f"resume({tag!r})", saver.c.tms_resume(tag.encode() if tag else None))
-        saver.mark_resumed(tag or None)
 
     def get_cpu_backup(self, x: torch.Tensor, zero_copy: bool = False) -> torch.Tensor | None:
         """The contents of a paused tensor, as a tensor of the host's; None while its memory is there.

@@ -350,10 +350,13 @@ TEST_F(Preload, StreamsThatItWasToldOfAreAsked) {
     EXPECT_EQ(tms.tms_watch_streams(streams, 1), 0) << "again";
     const auto broken = fake_broken_captures();
     void* graph = nullptr;
+    EXPECT_FALSE(tms.tms_is_capturing());
     EXPECT_EQ(fake_begin_capture(&told), 0);
+    EXPECT_TRUE(tms.tms_is_capturing());
     EXPECT_EQ(tms.tms_pause(nullptr), 900);
     EXPECT_EQ(fake_broken_captures(), broken);
     EXPECT_EQ(cudaStreamEndCapture(&told, &graph), 0);
+    EXPECT_FALSE(tms.tms_is_capturing());
     EXPECT_EQ(fake_begin_capture(&untold), 0);
     EXPECT_EQ(tms.tms_pause(nullptr), 900);
     EXPECT_GT(fake_broken_captures(), broken) << "of this one nobody knew";

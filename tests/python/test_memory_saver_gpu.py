@@ -226,6 +226,24 @@ def expandable_segments(saver):
 
 
 @case()
+def quantized_as_loaded(saver):
+    """Originals of 128 MiB become weights of 64 MiB, one after the other: only the weights stay, also on the host."""
+    import torch
+
+    before, weights = free(), []
+    for number in range(16):
+        with saver.region("weights", enable_cpu_backup=True):
+            original = torch.full((64 * MIB,), float(number), dtype=torch.bfloat16, device="cuda")
+            weights.append(original.to(torch.int8))
+            del original
+    assert before - free() < 1.2 * GIB
+    saver.pause()
+    assert before - free() < 64 * MIB
+    saver.resume()
+    assert all((weight == number).all() for number, weight in enumerate(weights))
+
+
+@case()
 def allocation_while_paused(saver):
     """Freed parts of paused memory are in torch's cache, and what is new lies elsewhere."""
     import gc
