@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import pathlib
 import re
@@ -478,6 +479,7 @@ class _Saver:
         import torch
 
         self.watch_torchs_streams()
+        _explain_sharing()
         key = (tag, backup, backend, torch.cuda.current_device())
         use = _PoolUse(lambda: torch.cuda.use_mem_pool(self.pool(key)), key)
         try:
@@ -487,6 +489,30 @@ class _Saver:
             # Again, since a program's first use of the device may have been inside: it may capture before it pauses.
             self.watch_torchs_streams()
             self.retire_if_unused(key)
+
+
+def _explain_sharing() -> None:
+    """Makes torch's IPC say which memory can be sent: of a region's memory CUDA says only "invalid argument"."""
+    import torch
+
+    storage = getattr(torch, "UntypedStorage", None)
+    torchs = getattr(storage, "_share_cuda_", None)
+    if torchs is None or hasattr(torchs, "__wrapped__"):
+        return
+
+    @functools.wraps(torchs)
+    def share_cuda(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return torchs(self, *args, **kwargs)
+        except RuntimeError as error:
+            if "invalid argument" not in str(error):
+                raise
+            raise RuntimeError(
+                f"cannot share the memory at {self.data_ptr():#x} with another process: CUDA exports no handle for it, as for memory of "
+                "a region of the memory saver; send a copy that is made outside regions, or inside disable()"
+            ) from error
+
+    storage._share_cuda_ = share_cuda
 
 
 def torch_streams(device: int) -> list[int]:

@@ -353,6 +353,36 @@ def test_memory_asked_for_while_its_region_is_paused_is_there(mode: str) -> None
     )
 
 
+def test_memory_that_cannot_be_sent_says_what_can() -> None:
+    """As torch's storages: the C++ method is in a base class, and CUDA's words are short."""
+    child(
+        """
+        class Base:
+            def _share_cuda_(self):
+                if self.why:
+                    raise RuntimeError(self.why)
+                return "handle"
+            def data_ptr(self):
+                return 0x7000
+        class UntypedStorage(Base):
+            why = None
+        torch.UntypedStorage = UntypedStorage
+        for _ in range(2):
+            with saver.region("weights"):
+                pass
+        storage = UntypedStorage()
+        assert storage._share_cuda_() == "handle"
+        storage.why = "CUDA error: invalid argument"
+        with raises(RuntimeError, "0x7000", "send a copy that is made outside regions, or inside disable()"):
+            storage._share_cuda_()
+        storage.why = "CUDA error: out of memory"
+        with raises(RuntimeError, "out of memory"):
+            storage._share_cuda_()
+        assert UntypedStorage._share_cuda_.__wrapped__ is Base._share_cuda_
+        """
+    )
+
+
 @both
 def test_what_a_region_leaves_cached_goes_back(mode: str) -> None:
     """Weights that are quantized as they are loaded leave the memory of the originals."""
