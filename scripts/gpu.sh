@@ -3,6 +3,8 @@
 #   scripts/gpu.sh build     here: puts the test binaries, the demo, the library and the test data into build/gpu
 #   scripts/gpu.sh run       there: runs every test and prints one table; build/gpu is all it needs
 #   scripts/gpu.sh bench     there: the shoot-out of bench/shootout, about three minutes; more arguments go to it
+#   scripts/gpu.sh reports   there: programs built from public reports under stock torch and under vmmgraph, about fifteen minutes; arguments go
+#                            to run_all.py
 #   scripts/gpu.sh sanitize  there: compute-sanitizer over the tests, at most nineteen minutes; a line for each tool and binary
 #   scripts/gpu.sh poison    there: the libtorch and engine tests with VMMGRAPH_POISON=1, which fills the shared pages before every replay
 set -euo pipefail
@@ -42,6 +44,7 @@ build() {
   cp tests/torch/run.sh "$out/"
   mkdir -p "$out/python"
   cp -r python/vmmgraph "$out/python/vmmgraph"
+  cp -r tests/python/reports "$out/reports"
   cp tests/python/test_gpu.py tests/python/test_around_gpu.py tests/python/test_soak_gpu.py tests/python/test_threads_gpu.py tests/python/test_ops_gpu.py tests/python/test_cli_gpu.py tests/python/test_memory_saver_gpu.py bench/python/vllm_run.py "$out/"
   cmake -S bench/shootout -B build/shootout -G Ninja -DTORCH_ROOT="$torch" \
     -DVMMGRAPH_TORCH_LIB="$PWD/build/torch/libvmmgraph_torch.so" >/dev/null
@@ -167,14 +170,20 @@ bench() {
   LD_LIBRARY_PATH=$PWD/$out "$out/run.sh" "$out/shootout" "$torch" --json "$out/shootout.json" "$@"
 }
 
+reports() {
+  OUT=$out VMMGRAPH_LIBRARY="$PWD/$out/libvmmgraph_torch.so.0.1" PYTHONPATH="$PWD/$out/python" \
+    VMMGRAPH_MEMORY_SAVER_LIBRARY="$PWD/$out/libvmmgraph_memory_saver.so" python3 "$out/reports/run_all.py" "$@"
+}
+
 case ${1:-} in
 build) build ;;
 run) run ;;
 bench) bench "${@:2}" ;;
+reports) reports "${@:2}" ;;
 sanitize) sanitize ;;
 poison) poison ;;
 *)
-  echo "usage: scripts/gpu.sh build|run|bench|sanitize|poison" >&2
+  echo "usage: scripts/gpu.sh build|run|bench|reports|sanitize|poison" >&2
   exit 2
   ;;
 esac

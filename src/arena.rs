@@ -298,6 +298,8 @@ impl SharedVmmAllocator {
 
     fn prepare(&self) -> Result<()> {
         self.usable()?;
+        // Pages that the device is done with serve this capture, before new ones are created for it.
+        self.common.pool().finish_done();
         match self.common.order.mark() {
             // That stream needs no mark to be captured: it is, or never can be. Whoever replays next is told what stands in the way.
             Err(Error::StreamCapturing { .. }) => Ok(()),

@@ -315,3 +315,27 @@ fn a_range_and_a_part_of_it_are_not_torn_down_at_once() {
         assert_eq!(host.leftovers(), [0; 4]);
     }
 }
+
+/// As captures that fail again and again do, whose tensors are freed while the device still works.
+#[test]
+fn a_capture_takes_pages_that_the_device_is_done_with_before_it_creates_new_ones() {
+    let (host, faulty, device) = device();
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let mut held = Vec::new();
+    for _ in 0..6 {
+        let space = arena.open_space().unwrap();
+        let tensors = VmmTorchAllocator::new(&space);
+        let block = tensors.allocate(48 * MIB, A, false).unwrap();
+        held.push(device.stats().physical_bytes);
+        space.seal().unwrap();
+        drop(space);
+        faulty.set_busy(true);
+        tensors.free(block, &[A]).unwrap();
+        drop(tensors);
+        assert!(device.stats().pending > 0, "the device may still use it");
+        faulty.set_busy(false);
+    }
+    assert!(held.iter().all(|bytes| *bytes == held[0]), "each capture left its pages: {held:?}");
+    drop((arena, device));
+    assert_eq!(host.leftovers(), [0; 4]);
+}

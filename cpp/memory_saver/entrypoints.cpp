@@ -3,6 +3,7 @@
 
 #include "captures.hpp"
 #include "errors.hpp"
+#include "forks.hpp"
 #include "runtime.hpp"
 #include "saver.hpp"
 #include "settings.hpp"
@@ -214,6 +215,26 @@ int tms_watch_streams(void* const* streams, size_t count) {
         }
         watch_streams(streams, count);
         return success;
+    });
+}
+
+bool tms_is_capturing(void) {
+    bool capturing = false;
+    guarded([&] {
+        const Runtime* const runtime = Runtime::find();
+        capturing = runtime != nullptr && !in_child() && NoneBegins().capturing(*runtime);
+        return static_cast<int>(success);
+    });
+    return capturing;
+}
+
+int tms_include_arenas(const char* tag, int device) {
+    return guarded([&]() -> int {
+        if (tag == nullptr || *tag == '\0' || device < 0) {
+            return fail(invalid_value, "tms_include_arenas: cannot include arenas of tag '%s' on device %d: name a tag and a device",
+                        tag == nullptr ? "" : tag, device);
+        }
+        return Saver::instance().include_arenas(tag_named(tag), device);
     });
 }
 

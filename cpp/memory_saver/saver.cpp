@@ -219,6 +219,16 @@ int Saver::resume(const char* tag) {
     return first;
 }
 
+int Saver::include_arenas(const std::string* tag, int ordinal) {
+    if (in_child()) {
+        return refuse_in_child();
+    }
+    note_use();
+    // A pause goes by the tags of regions: an empty region stands for the tag.
+    Home* made = nullptr;
+    return blocks_.homes(ordinal, tag).empty() ? make_home(ordinal, tag, &made) : static_cast<int>(success);
+}
+
 std::uint8_t* Saver::backup(const std::uint8_t* at, std::uint64_t bytes) {
     if (in_child()) {
         static_cast<void>(refuse_in_child());

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "blocks.hpp"
 #include "settings.hpp"
@@ -24,6 +25,9 @@ public:
     // Null: all tags.
     int pause(const char* tag);
     int resume(const char* tag);
+
+    // A pause and a resume of the tag include the arenas that have it on the device.
+    int include_arenas(const std::string* tag, int ordinal);
 
     // As tms_get_cpu_backup_pointer; the failure is noted.
     std::uint8_t* backup(const std::uint8_t* at, std::uint64_t bytes);

@@ -109,8 +109,18 @@ public:
         return registry::owner_of(pointer, size) ? pointer : Forwards::getBaseAllocation(pointer, size);
     }
     caching::ShareableHandle shareIpcHandle(void* pointer) override {
-        TORCH_CHECK(!registry::owner_of(pointer), "vmmgraph: memory of a graph capture or a region cannot be shared with another process");
-        return Forwards::shareIpcHandle(pointer);
+        constexpr const char* instead = "; send a copy that is made outside captures and regions, or inside disable()";
+        TORCH_CHECK(!registry::owner_of(pointer), "vmmgraph: cannot share the memory at ", pointer,
+                    " with another process: it belongs to a captured graph or a region", instead);
+        try {
+            return Forwards::shareIpcHandle(pointer);
+        } catch (const c10::Error& error) {
+            // What CUDA says of memory that it did not allocate by cudaMalloc.
+            const std::string why = error.what_without_backtrace();
+            TORCH_CHECK(why.find("invalid argument") == std::string::npos, "vmmgraph: cannot share the memory at ", pointer,
+                        " with another process: CUDA exports no handle for it, as for memory of a region of the memory saver", instead);
+            throw;
+        }
     }
     // No history is kept of blocks.
     std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* pointer) {

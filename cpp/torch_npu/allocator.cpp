@@ -120,7 +120,8 @@ public:
         return owner_of(pointer, size) ? pointer : native_->getBaseAllocation(pointer, size);
     }
     caching::ShareableHandle shareIpcHandle(void* pointer) override {
-        TORCH_CHECK(!owner_of(pointer), "vmmgraph: memory of a graph capture cannot be shared with another process");
+        TORCH_CHECK(!owner_of(pointer), "vmmgraph: cannot share the memory at ", pointer,
+                    " with another process: it belongs to a captured graph; send a copy that is made outside captures");
         return native_->shareIpcHandle(pointer);
     }
     std::shared_ptr<void> getIpcDevPtr(std::string handle) override { return native_->getIpcDevPtr(std::move(handle)); }

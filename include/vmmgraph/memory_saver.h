@@ -94,6 +94,15 @@ VMMGRAPH_API void tms_torch_free(void* ptr, ssize_t bytes, int device, void* str
 // is naming it once. For those who preload nothing. Not one of torch_memory_saver's.
 VMMGRAPH_API int tms_watch_streams(void* const* streams, size_t count);
 
+// Whether a capture is known to be under way, which a pause and a free would refuse to disturb. Not
+// one of torch_memory_saver's.
+VMMGRAPH_API bool tms_is_capturing(void);
+
+// From now on a pause and a resume of the tag, or of all, include the arenas of VmmGraph that were
+// made with this tag on the device. For captured graphs, whose memory is an arena's. Not one of
+// torch_memory_saver's.
+VMMGRAPH_API int tms_include_arenas(const char* tag, int device);
+
 // This thread's last failure since it last asked, and 0 from then on. `message` may be null; the text is valid until the thread's next
 // failure. Not one of torch_memory_saver's.
 VMMGRAPH_API int tms_last_error(const char** message);

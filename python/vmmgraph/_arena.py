@@ -64,6 +64,12 @@ def device_of(library: Library, number: int, sharing: str = "none", peers: int =
         return device
 
 
+def open_devices(library: Library) -> list[Device]:
+    """The devices that the library has open here."""
+    with _devices_lock:
+        return [device for device in _devices.values() if device.library is library]
+
+
 def bits(devices: Sequence[int]) -> int:
     """A bit for each of some devices."""
     return sum(1 << device for device in set(devices))
@@ -85,7 +91,8 @@ class Arena:
     ``own_pages``, but what was made within :func:`vmmgraph.remote` stays where it is, shared) or ``in_place``. ``expected_bytes`` is about
     what the hungriest graph needs, from which the size of a page follows. ``poison`` fills shared pages before every replay, which shows
     graphs that rely on what others left. ``serial`` refuses replays on another stream or thread than the first. ``remote_peers`` are the numbers of other
-    devices that read, in this process, what is made within :func:`vmmgraph.remote`, and exclusive blocks.
+    devices that read, in this process, what is made within :func:`vmmgraph.remote`, and exclusive blocks. ``tag`` is what a pause finds the
+    arena by, such as that of :mod:`vmmgraph.memory_saver`.
 
     Any thread. Memory goes back to the device when the arena, its graphs and their tensors are gone.
     """
@@ -106,6 +113,7 @@ class Arena:
         serial: bool = False,
         remote_peers: Sequence[int] = (),
         label: str = "",
+        tag: str = "",
     ) -> None:
         from . import _door
 
@@ -114,6 +122,8 @@ class Arena:
         door = _door.need()
         self._library: Library = door.library
         self._device = device_of(self._library, door.device_number(device), door.sharing, door.peers)
+        # The library copies the text.
+        tag_text = ctypes.c_char_p(tag.encode()) if tag else None
         flags = _c.FLAGS["poison"] * poison | _c.FLAGS["trace_blocks"] * trace_blocks | _c.FLAGS["serial"] * serial
         self.handle = _c.Handle(self._library.raw["arena_destroy"])
         options = _c.ArenaOptions(
@@ -124,9 +134,11 @@ class Arena:
             budget_bytes=budget,
             expected_bytes=expected_bytes,
             remote_peers=bits(remote_peers),
+            tag=ctypes.cast(tag_text, c_void_p) if tag_text is not None else None,
         )
         self._library.arena_create(self._device.handle, byref(options), byref(self.handle))
         self.label = label
+        self.tag = tag
         #: The token that `torch.cuda.graph(pool=...)` takes for this arena.
         self.pool: tuple[int, int] = door.new_pool()
         #: Its shapes are instantiated at the end of their capture, as torch's own graphs are; else at their first replay.

@@ -154,11 +154,26 @@ class Door:
             # Refused up to torch 2.7, which instantiates each graph itself.
             self.library.raw["torch_set_executable_limits"](arena.handle, self.executables, self.executable_bytes)
 
-    def make(self, device: int) -> Arena:
-        return Arena(device, self.budget, expected_bytes=self.expected_bytes, retain=self.retain)
+    def make(self, device: int, tag: str = "") -> Arena:
+        return Arena(device, self.budget, expected_bytes=self.expected_bytes, retain=self.retain, tag=tag)
 
-    def arena_for(self, device: int, pool: Pool | None, arena: Arena | None) -> Arena:
-        """The arena of a capture, which may be named."""
+    def tagged_arena(self, device: int, pool: Pool | None, tag: str) -> Arena:
+        """The arena of a capture whose memory is to be paused by that tag.
+
+        Raises `Error` if the pool's arena has another tag or none.
+        """
+        with self.lock:
+            arena = self.arena_for(device, pool, None, tag) if pool is not None else self.make(device, tag)
+        if arena.tag != tag:
+            has = f"tag {arena.tag!r}" if arena.tag else "no tag"
+            raise _c.Error(
+                f"cannot capture into pool {pool} under tag {tag!r}: graphs with {has} have that pool; give each tag a pool of its own",
+                _c.WRONG_STATE,
+            )
+        return arena
+
+    def arena_for(self, device: int, pool: Pool | None, arena: Arena | None, tag: str = "") -> Arena:
+        """The arena of a capture, which may be named. One that is made for the pool has the tag."""
         with self.lock:
             if arena is not None:
                 if arena.device != device:
@@ -171,9 +186,9 @@ class Door:
                     if self.share:
                         self.defaults[device] = arena
                 return arena
-            arena = self.pools.arena(device, pool) or self.arenas.get((device, pool))
+            arena = self.pools.arena(device, pool, tag) or self.arenas.get((device, pool))
             if arena is None:
-                arena = self.make(device)
+                arena = self.make(device, tag)
                 # The one that it made for itself is of no use.
                 del self.arenas[device, arena.pool]
                 arena.pool, arena._pool_is_named = pool, True

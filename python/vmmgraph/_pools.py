@@ -180,8 +180,8 @@ class Pools:
             if getattr(module, "__dict__", {}).get("use_mem_pool") is torchs:
                 installed.replace(module, "use_mem_pool", use_mem_pool)
 
-    def arena(self, device: int, pool: Pool) -> Arena | None:
-        """The arena that is in the place of a pool which is about to be captured into; ``None``: it is torch's."""
+    def arena(self, device: int, pool: Pool, tag: str = "") -> Arena | None:
+        """The arena that is in the place of a pool which is about to be captured into, made with the tag; ``None``: it is torch's."""
         mempool = self.plain.get(pool)
         if mempool is None:
             return None
@@ -194,7 +194,7 @@ class Pools:
                     ctypes.pythonapi.Py_IncRef(ctypes.py_object(mempool))
                 elif status != _c.OK:
                     return None
-                arenas[device] = self.door.make(device)
+                arenas[device] = self.door.make(device, tag)
             return arenas[device]
 
     def scope(self, pool: Any, device: Any) -> Scope | None:

@@ -25,11 +25,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import pathlib
+import re
 import sys
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -52,6 +54,10 @@ CpuBackupBackend = Literal["pinned", "mmap"]
 _FILE = "libvmmgraph_memory_saver.so"
 _DEFAULT_TAG = "default"
 _OUT_OF_MEMORY = 2
+#: From so many cached bytes on, a region's pool is replaced.
+_MUCH_UNUSED = 64 << 20
+_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_EXPANDABLE = re.compile(r"expandable_segments\s*:\s*true", re.IGNORECASE)
 
 
 class MemorySaverError(RuntimeError):
@@ -135,6 +141,8 @@ class _Library:
             ("tms_torch_malloc", ctypes.c_void_p, [ctypes.c_ssize_t, integer, ctypes.c_void_p]),
             ("tms_torch_free", None, [ctypes.c_void_p, ctypes.c_ssize_t, integer, ctypes.c_void_p]),
             ("tms_watch_streams", integer, [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t]),
+            ("tms_include_arenas", integer, [text, integer]),
+            ("tms_is_capturing", flag, []),
             ("tms_last_error", integer, [ctypes.POINTER(text)]),
         ):
             function = getattr(self.c, name)
@@ -179,12 +187,92 @@ class _Settings:
         c.tms_set_interesting_region(self.interesting)
 
 
-def _refuse_expandable_segments() -> None:
-    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
-        if "expandable_segments:true" in os.environ.get(name, "").replace(" ", "").lower():
-            raise RuntimeError(
-                f"{name} has expandable_segments:True: torch then maps memory itself, and none of it can step aside"
-            )
+class _ExpandableSegments:
+    """Turns torch's expandable segments off while any thread is inside a region, and on again
+    afterwards, as vLLM does around its pool.
+
+    Torch maps expandable segments itself, so they cannot be paused. Segments that exist already
+    stay as they are.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        # The whole text, since torch up to 2.9 resets every setting that a text does not name.
+        self._on = next((text for name in _SETTINGS if _EXPANDABLE.search(text := os.environ.get(name, ""))), None)
+
+    @staticmethod
+    def _set(text: str) -> None:
+        import torch
+
+        change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+        (change or torch.cuda.memory._set_allocator_settings)(text)
+
+    @contextlib.contextmanager
+    def off(self) -> Iterator[None]:
+        on = self._on
+        if on is None:
+            yield
+            return
+        with self._lock:
+            if self._inside == 0:
+                self._set(_EXPANDABLE.sub("expandable_segments:False", on))
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if self._inside == 0:
+                    self._set(on)
+
+
+class _PoolUse:
+    """One thread's allocations to a pool. `make` gives a new context manager for each entry."""
+
+    def __init__(self, make: Callable[[], contextlib.AbstractContextManager[Any]], key: tuple[Any, ...] | None) -> None:
+        self.make = make
+        #: The region's pool key; None for ordinary memory.
+        self.key = key
+        self._entered: contextlib.AbstractContextManager[Any] | None = None
+
+    def enter(self) -> None:
+        made = self.make()
+        made.__enter__()
+        self._entered = made
+
+    def leave(self) -> None:
+        entered, self._entered = self._entered, None
+        if entered is not None:
+            entered.__exit__(None, None, None)
+
+
+class _PoolUses(threading.local):
+    """The pools that one thread allocates to, the innermost last."""
+
+    def __init__(self) -> None:
+        self.all: list[_PoolUse] = []
+
+
+@contextlib.contextmanager
+def _allocating_to(device: int, pool: Any) -> Iterator[None]:
+    """This thread allocates to torch's pool of that number, for which no MemPool object is needed."""
+    import torch
+
+    _begin_allocating_to(device, pool)
+    try:
+        yield
+    finally:
+        torch._C._cuda_endAllocateToPool(device, pool)
+        torch._C._cuda_releasePool(device, pool)
+
+
+def _begin_allocating_to(device: int, pool: Any) -> None:
+    import torch
+
+    # Of one thread from torch 2.8 on.
+    begin = getattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool", None) or torch._C._cuda_beginAllocateToPool
+    begin(device, pool)
 
 
 def _choose_core() -> None:
@@ -200,13 +288,16 @@ class _Saver:
     """What there is from the first use on."""
 
     def __init__(self, mode: HookMode) -> None:
-        _refuse_expandable_segments()
         _choose_core()
         self.library = _Library(mode)
         self.c = self.library.c
         self._pools: dict[tuple[Any, ...], Any] = {}
+        self._uses = _PoolUses()
+        self._expandable_segments = _ExpandableSegments()
         self._allocator: Any = None
         self._watched: set[int] = set()
+        #: Pools in which nothing more is allocated; tensors may be alive there.
+        self._retired: list[Any] = []
         self._lock = threading.Lock()
 
     def pool(self, key: tuple[Any, ...]) -> Any:
@@ -225,10 +316,132 @@ class _Saver:
                     self._pools[key] = torch.cuda.MemPool(self._allocator.allocator())
             return self._pools[key]
 
-    def segment_bytes(self) -> int:
+    def _empty_cache(self) -> None:
+        """Gives back the cached memory of pools that were released. A free would break a capture, so
+        during one the memory is left to the next call."""
+        import torch
+
+        if not self.c.tms_is_capturing():
+            torch.cuda.empty_cache()
+
+    def _retire(self, key: tuple[Any, ...]) -> None:
+        """Releases a pool: nothing more is allocated in it, its tensors stay, and its cached memory
+        can go back.
+
+        Its destructor would do the same. But it asserts that no thread allocates to any pool (torch
+        2.6 to 2.15), and aborts otherwise.
+        """
+        import torch
+
         with self._lock:
-            pools = list(self._pools.values())
-        return sum(segment["total_size"] for pool in pools for segment in pool.snapshot())
+            pool = self._pools.pop(key, None)
+            if pool is None:
+                return
+            self._retired.append(pool)
+        # Up to torch 2.7 a released pool gives its segments to cudaFree, which knows nothing of this memory.
+        if not hasattr(torch.cuda.memory, "MemPoolContext"):
+            # Never destroyed: the destructor would release the pool a second time.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
+            torch._C._cuda_releasePool(key[-1], pool.id)
+
+    def retire_if_unused(self, key: tuple[Any, ...]) -> None:
+        """After a region: retires its pool if much of it is cached, as when weights are quantized
+        while they are loaded."""
+        with self._lock:
+            pool = self._pools.get(key)
+        if pool is None:
+            return
+        unused = sum(segment["total_size"] for segment in pool.snapshot() if segment["active_size"] == 0)
+        if unused >= _MUCH_UNUSED:
+            self._retire(key)
+            self._empty_cache()
+
+    def retire(self, tag: str | None) -> None:
+        """Before a pause of the tag, or of all: freed memory goes back instead of being paused, and
+        torch never hands out parts of it.
+
+        Regions that this thread is inside go on with other pools.
+        """
+        with self._lock:
+            keys = [key for key in self._pools if tag is None or key[0] == tag]
+        uses = self._uses.all
+        first = next((place for place, use in enumerate(uses) if use.key in keys), len(uses))
+        # In order, since torch takes the pool that was begun last.
+        for use in reversed(uses[first:]):
+            use.leave()
+        for key in keys:
+            self._retire(key)
+        for use in uses[first:]:
+            use.enter()
+        if self._retired:
+            self._empty_cache()
+
+    @contextlib.contextmanager
+    def _use(self, use: _PoolUse) -> Iterator[None]:
+        uses = self._uses.all
+        try:
+            uses.append(use)
+            use.enter()
+            yield
+        finally:
+            uses.remove(use)
+            use.leave()
+
+    @contextlib.contextmanager
+    def ordinary_memory(self) -> Iterator[None]:
+        """This thread's allocations on its current device are memory of cudaMalloc, in a pool that
+        ends afterwards."""
+        import torch
+
+        device, pool = torch.cuda.current_device(), torch.cuda.graph_pool_handle()
+        # One more use, so that the pool lasts where a pause leaves it and enters it again.
+        _begin_allocating_to(device, pool)
+        torch._C._cuda_endAllocateToPool(device, pool)
+        try:
+            with self._use(_PoolUse(lambda: _allocating_to(device, pool), None)):
+                yield
+        finally:
+            torch._C._cuda_releasePool(device, pool)
+            self._empty_cache()
+
+    def arena_of(self, graph: Any, pool: Any, tag: str) -> Any:
+        """The arena that the graph's capture is to lie in; None: its memory is torch's."""
+        import torch
+
+        from . import _door
+
+        door = _door.opened()
+        if _door.local().disabled:
+            return None
+        if hasattr(graph, "_mempool"):
+            raise RuntimeError(
+                "cannot capture a graph under a tag: the MemPool route of vmmgraph.enable() has arenas that are not paused; capture it "
+                "within vmmgraph.disabled()"
+            )
+        if door is None or not hasattr(graph, "_named"):
+            return None
+        device, pool = torch.cuda.current_device(), getattr(pool, "id", pool)
+        named = None if pool is None or not any(pool) else (int(pool[0]), int(pool[1]))
+        arena = door.tagged_arena(device, named, tag)
+        self.library.check("cuda_graph", self.c.tms_include_arenas(tag.encode(), device))
+        return arena
+
+    @staticmethod
+    def seal_arenas(tag: str | None) -> None:
+        """Ends what is open in the arenas with the tag, or any tag: an arena with an open shape is not paused."""
+        from . import _door
+
+        for arena in _door.arenas():
+            if arena.tag and tag in (None, arena.tag):
+                arena.seal()
+
+    def segment_bytes(self) -> int:
+        import torch
+
+        with self._lock:
+            pools = {tuple(pool.id) for pool in (*self._pools.values(), *self._retired)}
+        segments = torch.cuda.memory_snapshot()
+        return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) in pools)
 
     def watch_torchs_streams(self) -> None:
         """Names torch's own streams to the library, which then sees captures on them. They are as many as torch ever makes."""
@@ -266,13 +479,40 @@ class _Saver:
         import torch
 
         self.watch_torchs_streams()
-        pool = self.pool((tag, backup, backend, torch.cuda.current_device()))
+        _explain_sharing()
+        key = (tag, backup, backend, torch.cuda.current_device())
+        use = _PoolUse(lambda: torch.cuda.use_mem_pool(self.pool(key)), key)
         try:
-            with torch.cuda.use_mem_pool(pool), self.settings(tag, backup, backend):
+            with self._expandable_segments.off(), self._use(use), self.settings(tag, backup, backend):
                 yield
         finally:
             # Again, since a program's first use of the device may have been inside: it may capture before it pauses.
             self.watch_torchs_streams()
+            self.retire_if_unused(key)
+
+
+def _explain_sharing() -> None:
+    """Makes torch's IPC say which memory can be sent: of a region's memory CUDA says only "invalid argument"."""
+    import torch
+
+    storage = getattr(torch, "UntypedStorage", None)
+    torchs = getattr(storage, "_share_cuda_", None)
+    if torchs is None or hasattr(torchs, "__wrapped__"):
+        return
+
+    @functools.wraps(torchs)
+    def share_cuda(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return torchs(self, *args, **kwargs)
+        except RuntimeError as error:
+            if "invalid argument" not in str(error):
+                raise
+            raise RuntimeError(
+                f"cannot share the memory at {self.data_ptr():#x} with another process: CUDA exports no handle for it, as for memory of "
+                "a region of the memory saver; send a copy that is made outside regions, or inside disable()"
+            ) from error
+
+    storage._share_cuda_ = share_cuda
 
 
 def torch_streams(device: int) -> list[int]:
@@ -361,11 +601,22 @@ class TorchMemorySaver:
 
         The graph's addresses stay valid over a pause; a replay while its memory is paused is an error of the GPU. Without backup what the
         capture computed once, such as constants, is lost.
+
+        A graph of `vmmgraph.enable()` is captured into an arena with that tag, in either hook mode:
+        tensors that outlive the capture keep their contents, and a replay while its memory is paused
+        raises. Raises `Error` if `pool` has graphs of another tag, RuntimeError on the MemPool route.
         """
         import torch
 
         _check_region(tag, enable_cpu_backup, False, cpu_backup_backend)
         saver = self._ready()
+        arena = saver.arena_of(cuda_graph, pool, tag)
+        if arena is not None:
+            from . import _scopes
+
+            with _scopes.graph(cuda_graph, stream=stream, capture_error_mode=capture_error_mode, arena=arena):
+                yield
+            return
         if self._mode != "preload":
             raise RuntimeError(f"cuda_graph needs hook_mode 'preload', and it is {self._mode!r}")
         with (
@@ -380,21 +631,17 @@ class TorchMemorySaver:
 
         Raises RuntimeError outside a region, and ValueError for anything but True.
         """
-        import torch
-
         if not dispose_mem_pool_after_use:
             raise ValueError("disable(dispose_mem_pool_after_use=False): the pool always goes")
-        c = self._ready().c
-        if not c.tms_get_interesting_region():
+        saver = self._ready()
+        if not saver.c.tms_get_interesting_region():
             raise RuntimeError("disable() outside a region")
         try:
-            c.tms_set_interesting_region(False)
-            pool = torch.cuda.MemPool()
-            with torch.cuda.use_mem_pool(pool):
+            saver.c.tms_set_interesting_region(False)
+            with saver.ordinary_memory():
                 yield
-            del pool
         finally:
-            c.tms_set_interesting_region(True)
+            saver.c.tms_set_interesting_region(True)
 
     def pause(self, tag: str | None = None) -> None:
         """The memory of `tag`, or all of it, steps aside on every device, behind what they do. What is paused stays so.
@@ -404,6 +651,8 @@ class TorchMemorySaver:
         """
         saver = self._ready()
         saver.watch_torchs_streams()
+        saver.seal_arenas(tag or None)
+        saver.retire(tag or None)
         saver.library.check(f"pause({tag!r})", saver.c.tms_pause(tag.encode() if tag else None))
 
     def resume(self, tag: str | None = None) -> None:

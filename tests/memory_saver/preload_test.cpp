@@ -315,6 +315,31 @@ TEST_F(Preload, ACaptureThatBeganHereIsKnownUntilItEnds) {
     EXPECT_EQ(cudaFree(block), 0);
 }
 
+TEST_F(Preload, ArenasOfATagThatIsIncludedArePausedWithIt) {
+    const std::string graphs = tag + " of graphs";
+    vmmgraph::ArenaOptions options;
+    options.tag = graphs;
+    vmmgraph::SharedVmmAllocator arena(devices[1], options);
+    const auto paused = [&] { return arena.stats().paused != 0; };
+    EXPECT_EQ(tms.tms_include_arenas(nullptr, 1), 1);
+    EXPECT_EQ(tms.tms_include_arenas("", 1), 1);
+    EXPECT_EQ(tms.tms_include_arenas(graphs.c_str(), -1), 1);
+    EXPECT_EQ(tms.tms_pause(graphs.c_str()), 0);
+    EXPECT_FALSE(paused()) << "nobody has said that it has arenas";
+    EXPECT_EQ(tms.tms_include_arenas(graphs.c_str(), 1), 0);
+    EXPECT_EQ(tms.tms_include_arenas(graphs.c_str(), 1), 0) << "again";
+    EXPECT_EQ(tms.tms_pause(tag.c_str()), 0);
+    EXPECT_FALSE(paused());
+    EXPECT_EQ(tms.tms_pause(graphs.c_str()), 0);
+    EXPECT_TRUE(paused());
+    EXPECT_EQ(tms.tms_resume(graphs.c_str()), 0);
+    EXPECT_FALSE(paused());
+    EXPECT_EQ(tms.tms_pause(nullptr), 0);
+    EXPECT_TRUE(paused());
+    EXPECT_EQ(tms.tms_resume(nullptr), 0);
+    EXPECT_FALSE(paused());
+}
+
 TEST_F(Preload, StreamsThatItWasToldOfAreAsked) {
     void* const block = allocate(2 * MiB);
     static int told = 0, untold = 0;
@@ -325,10 +350,13 @@ TEST_F(Preload, StreamsThatItWasToldOfAreAsked) {
     EXPECT_EQ(tms.tms_watch_streams(streams, 1), 0) << "again";
     const auto broken = fake_broken_captures();
     void* graph = nullptr;
+    EXPECT_FALSE(tms.tms_is_capturing());
     EXPECT_EQ(fake_begin_capture(&told), 0);
+    EXPECT_TRUE(tms.tms_is_capturing());
     EXPECT_EQ(tms.tms_pause(nullptr), 900);
     EXPECT_EQ(fake_broken_captures(), broken);
     EXPECT_EQ(cudaStreamEndCapture(&told, &graph), 0);
+    EXPECT_FALSE(tms.tms_is_capturing());
     EXPECT_EQ(fake_begin_capture(&untold), 0);
     EXPECT_EQ(tms.tms_pause(nullptr), 900);
     EXPECT_GT(fake_broken_captures(), broken) << "of this one nobody knew";

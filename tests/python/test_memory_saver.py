@@ -15,26 +15,75 @@ LIBRARY = Path(os.environ.get("VMMGRAPH_MEMORY_SAVER_LIBRARY", ROOT / "build/cma
 
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason=f"SKIPPED: {LIBRARY} is not built")
 
-# Memory of the host driver can be read and written. `torch` is the part that memory_saver asks for, over tms_torch_malloc itself.
+# Memory of the host driver can be read and written. `torch` is the part that memory_saver asks for, over tms_torch_malloc itself: its pools
+# count uses, and cache what is freed, as torch's do.
 PRELUDE = """
-import contextlib, ctypes, os, sys, threading, types
+import collections, contextlib, ctypes, gc, itertools, os, sys, threading, types
 from vmmgraph import memory_saver
 from vmmgraph.memory_saver import MemorySaverError, CuMemAllocator, torch_memory_saver as saver
 MIB = 1 << 20
 log = []
 
+numbers, uses, under_way = itertools.count(1), collections.Counter(), []
+cached, owners = collections.defaultdict(list), {}
+
+def begin(device, pool):
+    assert pool not in under_way, "already recording"
+    assert uses[pool] > 0 or pool not in uses, "a pool that nobody uses any more"
+    uses[pool] += 1
+    under_way.append(pool)
+
+def release(device, pool):
+    uses[pool] -= 1
+    assert uses[pool] >= 0
+
+def empty_cache():
+    for pool in [pool for pool in cached if uses[pool] == 0]:
+        for at, count in cached.pop(pool):
+            c().tms_torch_free(at, count, 0, None)
+
 class MemPool:
     def __init__(self, allocator=None):
-        self.allocator = allocator
+        self.allocator, self.id = allocator, (0, next(numbers))
+        uses[self.id] = 1
         log.append("pool")
+    def __del__(self):
+        release(0, self.id)
+        if uses[self.id] == 0 and under_way:
+            os.abort()
     def snapshot(self):
-        return [{"total_size": MIB}]
+        live = [{"total_size": count, "active_size": count} for pool, count in owners.values() if pool == self.id]
+        return live + [{"total_size": count, "active_size": 0} for _, count in cached[self.id]]
 
 @contextlib.contextmanager
 def use_mem_pool(pool):
     log.append(("in", pool.allocator is not None))
-    yield
+    begin(0, pool.id)
+    try:
+        yield
+    finally:
+        under_way.remove(pool.id)
+        release(0, pool.id)
     log.append("out")
+
+def new(count):
+    "A tensor of torch's: from the cache of the pool that the thread allocates to, else from the pool's allocator."
+    pool = under_way[-1]
+    found = next((block for block in cached[pool] if block[1] == count), None)
+    if found:
+        cached[pool].remove(found)
+        at = found[0]
+    else:
+        at = allocate(count)
+    owners[at] = pool, count
+    return at
+
+def drop(at):
+    pool, count = owners.pop(at)
+    cached[pool].append((at, count))
+
+def snapshot():
+    return [{"total_size": count, "segment_pool_id": pool} for pool, count in owners.values()]
 
 class Allocator:
     def __init__(self, path, malloc, free):
@@ -44,8 +93,12 @@ class Allocator:
 
 torch = types.ModuleType("torch")
 torch.cuda = types.SimpleNamespace(
-    MemPool=MemPool, use_mem_pool=use_mem_pool, current_device=lambda: 0, is_initialized=lambda: False,
+    MemPool=MemPool, use_mem_pool=use_mem_pool, current_device=lambda: 0, is_initialized=lambda: False, empty_cache=empty_cache,
+    is_current_stream_capturing=lambda: False, graph_pool_handle=lambda: (0, next(numbers)), memory_snapshot=snapshot,
     memory=types.SimpleNamespace(CUDAPluggableAllocator=Allocator))
+torch._C = types.SimpleNamespace(
+    _cuda_beginAllocateCurrentThreadToPool=begin, _cuda_endAllocateToPool=lambda device, pool: under_way.remove(pool),
+    _cuda_releasePool=release)
 sys.modules["torch"] = torch
 
 def c():
@@ -245,8 +298,237 @@ def test_what_is_not_offered_or_wrong_is_said() -> None:
             pass
         """
     )
-    child('with raises(RuntimeError, "expandable_segments"): c()', PYTORCH_CUDA_ALLOC_CONF="x:1,expandable_segments:True")
     child('with raises(RuntimeError, "0 entries of LD_PRELOAD"):\n    memory_saver._Saver("preload")')
+
+
+@both
+def test_ordinary_memory_within_a_region_ends_its_pool_there(mode: str) -> None:
+    """A MemPool that ends within a region aborts the process: torch asserts in its destructor that no thread allocates to a pool."""
+    child(
+        """
+        with saver.region("weights", enable_cpu_backup=True):
+            kept = new(MIB)
+            with saver.disable():
+                (pool,) = under_way[1:]
+            assert uses[pool] == 0 and under_way == [owners[kept][0]]
+            assert new(2 * MIB)
+        assert not under_way
+        """,
+        mode,
+    )
+
+
+@both
+def test_memory_asked_for_while_its_region_is_paused_is_there(mode: str) -> None:
+    """Torch's cache has memory that was freed in the region, before the pause or after it, and none of that may come back."""
+    child(
+        """
+        def region():
+            return saver.region("adapters", enable_cpu_backup=True)
+        with region():
+            kept, before, after, other = new(2 * MIB), new(4 * MIB), new(6 * MIB), new(8 * MIB)
+        with saver.region("others"):
+            others = new(MIB)
+        fill(kept, 2 * MIB, 1)
+        drop(before)
+        for cycle in range(3):
+            saver.pause("adapters")
+            assert not any(cached.values()), "what was freed went back and is not paused"
+            if cycle == 0:
+                drop(after)
+            with region():
+                fresh = [new(count * MIB) for count in (2, 4, 6)]
+                for number, at in enumerate(fresh):
+                    fill(at, (2, 4, 6)[number] * MIB, 3 + number)
+            with saver.region("others"):
+                assert owners[others][0] == under_way[-1], "this one is not paused"
+            saver.resume("adapters")
+            assert holds(kept, 2 * MIB, 1) and all(holds(at, MIB, 3 + number) for number, at in enumerate(fresh))
+            for at in fresh:
+                drop(at)
+        saver.pause()
+        assert not any(cached.values()) and sum(uses.values()) == 0, "no pool of an earlier cycle can be used"
+        """,
+        mode,
+    )
+
+
+def test_memory_that_cannot_be_sent_says_what_can() -> None:
+    """As torch's storages: the C++ method is in a base class, and CUDA's words are short."""
+    child(
+        """
+        class Base:
+            def _share_cuda_(self):
+                if self.why:
+                    raise RuntimeError(self.why)
+                return "handle"
+            def data_ptr(self):
+                return 0x7000
+        class UntypedStorage(Base):
+            why = None
+        torch.UntypedStorage = UntypedStorage
+        for _ in range(2):
+            with saver.region("weights"):
+                pass
+        storage = UntypedStorage()
+        assert storage._share_cuda_() == "handle"
+        storage.why = "CUDA error: invalid argument"
+        with raises(RuntimeError, "0x7000", "send a copy that is made outside regions, or inside disable()"):
+            storage._share_cuda_()
+        storage.why = "CUDA error: out of memory"
+        with raises(RuntimeError, "out of memory"):
+            storage._share_cuda_()
+        assert UntypedStorage._share_cuda_.__wrapped__ is Base._share_cuda_
+        """
+    )
+
+
+@both
+def test_what_a_region_leaves_cached_goes_back(mode: str) -> None:
+    """Weights that are quantized as they are loaded leave the memory of the originals."""
+    child(
+        """
+        def load(count):
+            with saver.region("weights", enable_cpu_backup=True):
+                original, quantized = new(count), new(MIB)
+                fill(quantized, MIB, 1)
+                pool = under_way[-1]
+                drop(original)
+            return quantized, pool
+        small, first = load(2 * MIB)
+        assert cached[first], "the next region takes little from the cache"
+        large, second = load(64 * MIB)
+        assert second == first and not cached[first]
+        assert holds(small, MIB, 1) and holds(large, MIB, 1)
+        other, third = load(2 * MIB)
+        assert third != first
+        saver.pause(); saver.resume()
+        assert holds(small, MIB, 1) and holds(large, MIB, 1) and holds(other, MIB, 1)
+        """,
+        mode,
+    )
+
+
+@both
+def test_nothing_is_freed_during_a_capture(mode: str) -> None:
+    child(
+        """
+        with saver.region("weights"):
+            drop(new(64 * MIB))
+            saver._ready().c.tms_is_capturing = lambda: True
+        assert any(cached.values()), "the next one does that"
+        saver._ready().c.tms_is_capturing = lambda: False
+        saver.pause()
+        assert not any(cached.values())
+        """,
+        mode,
+    )
+
+
+@both
+def test_a_pause_within_a_region_gives_other_memory_from_then_on(mode: str) -> None:
+    child(
+        """
+        with saver.region("a", enable_cpu_backup=True):
+            first = new(2 * MIB)
+            drop(first)
+            with saver.region("b"):
+                inner = under_way[-1]
+                saver.pause("a")
+                assert under_way[-1] == inner, "the inner one stays the inner one"
+            again = new(2 * MIB)
+            fill(again, 2 * MIB, 7)
+            saver.pause()
+            with saver.disable():
+                ordinary = under_way[-1]
+                saver.pause()
+                assert under_way[-1] == ordinary
+            assert new(2 * MIB) and under_way[-1] not in (inner, ordinary)
+        assert not under_way
+        saver.resume()
+        assert holds(again, 2 * MIB, 7)
+        """,
+        mode,
+    )
+
+
+@both
+@pytest.mark.parametrize("setter", ["torch._C._accelerator_setAllocatorSettings", "torch.cuda.memory._set_allocator_settings"])
+def test_expandable_segments_are_off_within_regions(mode: str, setter: str) -> None:
+    child(
+        f"""
+        settings = []
+        {setter} = settings.append
+        on, off = "max_split_size_mb:64,expandable_segments:True", "max_split_size_mb:64,expandable_segments:False"
+        with saver.region("weights"):
+            assert settings == [off]
+            with saver.region("kv"), contextlib.suppress(KeyError):
+                assert allocate(MIB)
+                raise KeyError
+            assert settings == [off]
+        assert settings == [off, on]
+        with raises(KeyError), saver.region("weights"):
+            raise KeyError
+        assert settings == [off, on] * 2
+        """,
+        mode,
+        PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64,expandable_segments:True",
+    )
+    child(
+        f"""
+        {setter} = lambda text: 1 / 0
+        with saver.region("weights"):
+            assert allocate(MIB)
+        """,
+        mode,
+        PYTORCH_CUDA_ALLOC_CONF="expandable_segments:False",
+    )
+
+
+@both
+def test_a_graph_of_an_arena_is_paused_by_its_tag(mode: str) -> None:
+    """Where `vmmgraph.enable` has put its class in the place of torch's graphs. Here both are stand-ins, and arenas are the host driver's."""
+    child(
+        """
+        from vmmgraph import _arena, _c, _core, _door
+        door = _door._door = _door.Door(_core.any_one())
+        door.executables = 0
+        class Graph:
+            _named = None, ""
+        @contextlib.contextmanager
+        def graph(cuda_graph, pool, stream, capture_error_mode):
+            assert pool is None
+            cuda_graph.arena, _ = cuda_graph._named
+            yield
+        torch.cuda.graph = graph
+        def capture(tag, pool=None):
+            made = Graph()
+            with saver.cuda_graph(made, pool=pool, tag=tag):
+                pass
+            return made
+        def paused(graph):
+            return bool(graph.arena.stats()["paused"])
+        one, other, named = capture("graphs"), capture("others"), capture("graphs", (0, 77))
+        assert len({id(each.arena) for each in (one, other, named)}) == 3
+        assert capture("graphs", (0, 77)).arena is named.arena
+        with raises(_c.Error, "(0, 77)", "'graphs'", "'others'"):
+            capture("others", (0, 77))
+        saver.pause("graphs")
+        assert paused(one) and paused(named) and not paused(other)
+        saver.pause()
+        assert paused(other)
+        saver.resume("others")
+        assert paused(one) and not paused(other)
+        saver.resume()
+        assert not paused(one)
+        class OfMemPools:
+            _mempool = None
+        with raises(RuntimeError, "MemPool route"), saver.cuda_graph(OfMemPools(), tag="graphs"):
+            pass
+        """,
+        mode,
+        VMMGRAPH_CORE_LIBRARY=str(next(LIBRARY.parent.glob("libvmmgraph.so*"))),
+    )
 
 
 def test_a_capture_refuses_a_pause_and_goes_on() -> None:
@@ -272,7 +554,7 @@ def test_a_capture_refuses_a_pause_and_goes_on() -> None:
                 return 0, -1
         torch.cuda.Stream, torch.cuda.device_count = Stream, lambda: 2
         torch.cuda.is_initialized, torch.cuda.is_current_stream_capturing = (lambda: True), (lambda: False)
-        torch._C = types.SimpleNamespace(_cuda_hasPrimaryContext=lambda device: device == 0)
+        torch._C._cuda_hasPrimaryContext = lambda device: device == 0
         assert sorted(memory_saver.torch_streams(0)) == [0x1000 + n for n in range(32)] + [0x2000 + n for n in range(32)]
         assert turn == [7], "torch's turn is where it was"
         with saver.region(enable_cpu_backup=True):
@@ -296,12 +578,12 @@ def test_calls_of_vllm() -> None:
         allocator = CuMemAllocator.get_instance()
         assert allocator is CuMemAllocator.get_instance()
         with allocator.use_memory_pool("weights"):
-            weights = allocate(2 * MIB)
+            weights = new(2 * MIB)
         with allocator.use_memory_pool("kv_cache"):
-            kv = allocate(2 * MIB)
+            kv = new(2 * MIB)
         with allocator.use_memory_pool():
-            default = allocate(MIB)
-        assert allocator.get_current_usage() == 3 * MIB
+            default = new(MIB)
+        assert allocator.get_current_usage() == 5 * MIB
         fill(weights, 2 * MIB, 1); fill(default, MIB, 2)
         with raises(ValueError, "kv_cache"):
             allocator.sleep(("weights", "kv_cache"))

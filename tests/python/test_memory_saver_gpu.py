@@ -195,6 +195,75 @@ def training_engine(saver):
     assert at_first - free() < 200 * MIB
 
 
+@case()
+def disable_inside_a_region(saver):
+    """Memory of disable() is ordinary memory, and its pool ends while the region's is in use."""
+    with saver.region("weights", enable_cpu_backup=True):
+        weights = new(64 * MIB, 1)
+        with saver.disable():
+            kept = new(64 * MIB, 2)
+            start = free()
+            workspace = new(GIB, 3)
+            del workspace
+        assert free() - start > -64 * MIB, "and its pool goes"
+        more = new(64 * MIB, 4)
+    saver.pause()
+    assert (kept == 2).all(), "what is disabled stays"
+    saver.resume()
+    assert (weights == 1).all() and (more == 4).all()
+
+
+@case(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
+def expandable_segments(saver):
+    with saver.region("weights", enable_cpu_backup=True):
+        weights = new(GIB, 1)
+    before = free()
+    saver.pause()
+    assert free() - before > 0.9 * GIB
+    others = new(64 * MIB, 2)
+    saver.resume()
+    assert (weights == 1).all() and (others == 2).all()
+
+
+@case()
+def quantized_as_loaded(saver):
+    """Originals of 128 MiB become weights of 64 MiB, one after the other: only the weights stay, also on the host."""
+    import torch
+
+    before, weights = free(), []
+    for number in range(16):
+        with saver.region("weights", enable_cpu_backup=True):
+            original = torch.full((64 * MIB,), float(number), dtype=torch.bfloat16, device="cuda")
+            weights.append(original.to(torch.int8))
+            del original
+    assert before - free() < 1.2 * GIB
+    saver.pause()
+    assert before - free() < 64 * MIB
+    saver.resume()
+    assert all((weight == number).all() for number, weight in enumerate(weights))
+
+
+@case()
+def allocation_while_paused(saver):
+    """Freed parts of paused memory are in torch's cache, and what is new lies elsewhere."""
+    import gc
+
+    def fresh(size, value):
+        with saver.region("adapters", enable_cpu_backup=True):
+            return new(size, value)
+
+    sizes = (64 * MIB, 3 * MIB, 4096)
+    kept, gone = [fresh(size, 1) for size in sizes], [fresh(size, 2) for size in sizes]
+    for _ in range(3):
+        saver.pause("adapters")
+        gone.clear()
+        gc.collect()
+        gone = [fresh(size, 3) for size in sizes]
+        assert all((each == 3).all() for each in gone)
+        saver.resume("adapters")
+        assert all((each == 3).all() for each in gone) and all((each == 1).all() for each in kept)
+
+
 @case(TMS_INIT_CPU_BACKUP_BACKEND="mmap", TMS_RETAIN_CPU_BACKUP="1")
 def environment(saver):
     assert saver.retain_cpu_backup and saver._ready().c.tms_get_cpu_backup_backend() == b"mmap"

@@ -1,0 +1,185 @@
+"""Common parts of the report programs: the result line, memory readings, GPU times and a watchdog.
+
+Importing this module enables vmmgraph if the environment has ``WAY=ours``; else torch stays stock.
+A program that sets ``PYTORCH_CUDA_ALLOC_CONF`` or another variable that torch reads does so before
+it imports this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import json
+import os
+import statistics
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+WAY = os.environ.get("WAY", "stock")
+OURS = WAY == "ours"
+MIB, GIB = 1 << 20, 1 << 30
+#: Seconds after which the watchdog ends the process with a traceback.
+LIMIT = 80
+START = time.monotonic()
+
+if OURS:
+    import vmmgraph
+
+    vmmgraph.enable(strict=True)
+
+
+def left(limit: float = 45.0) -> float:
+    """Seconds until a program should end its loops."""
+    return limit - (time.monotonic() - START)
+
+
+def free() -> int:
+    """Free bytes of the device, after all its work."""
+    torch.cuda.synchronize()
+    return torch.cuda.mem_get_info()[0]
+
+
+def settle() -> int:
+    """Free bytes after unused memory was given back, as an engine measures."""
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.empty_cache()
+    return free()
+
+
+def rss() -> int:
+    """Resident bytes of this process."""
+    with open("/proc/self/statm") as f:
+        return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def mib(n: float) -> float:
+    return round(n / MIB, 1)
+
+
+def rel(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Relative difference, by the norms."""
+    a, b = a.detach().double(), b.detach().double()
+    return ((a - b).norm() / b.norm().clamp_min(1e-30)).item()
+
+
+def gpu_ms(work: Callable[[], object], times: int = 21) -> float:
+    """Median GPU time of one call on the current stream, in milliseconds, by events around it."""
+    spans = []
+    for _ in range(times):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        work()
+        end.record()
+        torch.cuda.synchronize()
+        spans.append(begin.elapsed_time(end))
+    return round(statistics.median(spans), 4)
+
+
+def back_to_default() -> None:
+    """Makes the default stream current again: torch.cuda.graph leaves its own stream current if its end raises."""
+    torch.cuda.set_stream(torch.cuda.default_stream())
+
+
+def driver() -> Any:
+    """libcuda by ctypes, which torch has loaded."""
+    torch.cuda.init()
+    return ctypes.CDLL("libcuda.so.1")
+
+
+class Awake:
+    """The calls of the memory savers in the stock way: nothing is ever paused."""
+
+    @contextlib.contextmanager
+    def region(self, tag: str = "default", enable_cpu_backup: bool = False) -> Iterator[None]:
+        yield
+
+    def disable(self) -> Any:
+        return contextlib.nullcontext()
+
+    def cuda_graph(self, graph: torch.cuda.CUDAGraph, pool: Any = None, stream: Any = None, tag: str = "default") -> Any:
+        return torch.cuda.graph(graph, pool=pool, stream=stream)
+
+    def pause(self, tag: str | None = None) -> None:
+        pass
+
+    resume = pause
+
+    def use_memory_pool(self, tag: str | None = None) -> Any:
+        return contextlib.nullcontext()
+
+    def sleep(self, offload_tags: Any = None) -> None:
+        pass
+
+    wake_up = sleep
+
+
+def saver() -> Any:
+    """torch_memory_saver's calls, by a pluggable allocator; in the stock way those of `Awake`."""
+    if not OURS:
+        return Awake()
+    from vmmgraph import memory_saver
+
+    memory_saver.torch_memory_saver.hook_mode = "torch"
+    return memory_saver.torch_memory_saver
+
+
+def sleeper() -> Any:
+    """The calls of vLLM's CuMemAllocator; in the stock way those of `Awake`."""
+    if not OURS:
+        return Awake()
+    from vmmgraph import memory_saver
+
+    saver()
+    return memory_saver.CuMemAllocator.get_instance()
+
+
+class Hog:
+    """Device memory of neither torch nor vmmgraph, which fills the device."""
+
+    def __init__(self) -> None:
+        self.cu = driver()
+        self.held: list[int] = []
+        self.cu.cuMemAlloc_v2.argtypes = [ctypes.POINTER(ctypes.c_uint64), ctypes.c_size_t]
+        self.cu.cuMemFree_v2.argtypes = [ctypes.c_uint64]
+
+    def take(self, size: int) -> bool:
+        at = ctypes.c_uint64()
+        if size <= 0 or self.cu.cuMemAlloc_v2(ctypes.byref(at), size) != 0:
+            return False
+        self.held.append(at.value)
+        return True
+
+    def leave(self, rest: int) -> int:
+        """Takes memory until about `rest` bytes are free; the bytes that are."""
+        for step in (8 * GIB, GIB, 128 * MIB, 16 * MIB, 2 * MIB):
+            while torch.cuda.mem_get_info()[0] - step >= rest and self.take(step):
+                pass
+        return torch.cuda.mem_get_info()[0]
+
+    def give_back(self) -> None:
+        while self.held:
+            self.cu.cuMemFree_v2(self.held.pop())
+
+
+def run(name: str, body: Callable[[], dict[str, Any]]) -> None:
+    """Runs a program and prints its line of JSON.
+
+    `body` returns `ok` and `detail`, and where the program measures them `mib` (device memory) and `gpu_ms` (GPU time of its replay).
+    """
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(LIMIT, exit=True)
+    try:
+        out = dict(body())
+    except BaseException as error:  # noqa: BLE001  # Any end of the program is a result.
+        traceback.print_exc()
+        out = {"ok": False, "detail": f"{type(error).__name__}: {str(error)[:700]}"}
+    out["ok"] = bool(out["ok"])
+    line = {"case": name, "way": WAY, **out, "seconds": round(time.monotonic() - START, 1)}
+    print(json.dumps(line, default=str), flush=True)
