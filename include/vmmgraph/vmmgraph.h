@@ -3772,7 +3772,8 @@ VMMGRAPH_API
 vmmgraph_status_t vmmgraph_region_mark_written(vmmgraph_region_t region,
                                                void *block);
 
-// Copies `bytes` bytes of a paused block's backup, from `skip` on, to `into`, without resuming.
+// Copies `bytes` bytes of a paused block's backup, from `skip` on, to `into`, without resuming: all of them, or it is an error and
+// `into` stays as it was.
 //
 // Arguments:
 // `into` is null or points to `bytes` writable bytes.
