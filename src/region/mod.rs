@@ -15,8 +15,8 @@
 //!                                       '── pause again: what failed is tried again
 //! ```
 //!
-//! Pausing and resuming have the region's *turn*: they exclude each other, not `free`, `record_stream` and the statistics. No lock is
-//! held while pages move.
+//! Pausing and resuming have the region's *turn*, an exclusive section: they exclude each other, not `free`, `record_stream` and the
+//! statistics. No lock is held while pages move, and no turn while a resume asks for memory.
 
 use std::fmt;
 use std::sync::Arc;
