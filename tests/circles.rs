@@ -153,7 +153,7 @@ fn a_resume_that_waits_for_memory_keeps_nobody_from_its_region() {
 struct Once(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
 impl Once {
-    fn new(work: impl FnOnce() + Send + 'static) -> Arc<dyn PauseHooks> {
+    fn hooks(work: impl FnOnce() + Send + 'static) -> Arc<dyn PauseHooks> {
         Arc::new(Self(Mutex::new(Some(Box::new(work)))))
     }
 }
@@ -190,7 +190,7 @@ fn a_circle_over_a_region_and_an_arena_is_found() {
         };
         let hooks = {
             let (space, both, count) = (space.clone(), both.clone(), count.clone());
-            Once::new(move || {
+            Once::hooks(move || {
                 both();
                 let replayed = space.replay(A, || ());
                 assert!(matches!(replayed, Ok(()) | Err(Error::WrongState { .. })), "{replayed:?}");
@@ -231,7 +231,7 @@ fn hooks_of_two_threads_that_would_wait_for_each_other_are_both_refused() {
         let hooks = [("a", 1), ("b", 0)].map(|(tag, its): (&str, usize)| {
             let (inside, answered) = (inside.clone(), answered.clone());
             let other = Arc::downgrade(&regions[its]);
-            let hooks = Once::new(move || {
+            let hooks = Once::hooks(move || {
                 inside.fetch_add(1, SeqCst);
                 assert!(soon(|| inside.load(SeqCst) == 2));
                 let paused = other.upgrade().unwrap().pause(Fence::default());
