@@ -16,15 +16,14 @@
 //!
 //! Launches take *turns*: between entering and leaving no other replay of the arena is launched. No lock is held meanwhile, so a
 //! launch may call anything of the library, except that a replay which would wait for itself, in however many steps and over
-//! however many arenas and threads, is an error.
+//! however many arenas, regions and threads, is an error ([`ExclusiveSection`]).
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::pages::{Events, Fence, Mark, NamedStream, Promise};
-use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use crate::sync::{Monitor, Mutex, thread_token};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{ExclusiveSection, Mutex, thread_token};
 use crate::units::Stream;
 
 mod check;
@@ -51,7 +50,7 @@ const MARKING: u64 = u64::MAX - 2;
 #[derive(Debug)]
 pub struct ReplayOrder {
     events: Arc<Events>,
-    turn: Turn,
+    turn: ExclusiveSection,
     /// The stream behind whose last replay there is no mark yet, or [`ELSEWHERE`]; [`MARKED`] if there is one, or no replay. Whoever takes a mark sets this
     /// to [`MARKING`] first and records then; whoever leaves a turn sets it back: so a launch during which a mark was taken is not covered by it.
     on: AtomicU64,
@@ -99,7 +98,7 @@ impl ReplayOrder {
     /// No replay yet, on the device of these events.
     #[must_use]
     pub fn new(events: &Arc<Events>) -> Self {
-        let (turn, last) = (Turn::default(), Mutex::default());
+        let (turn, last) = (ExclusiveSection::default(), Mutex::default());
         let replays = AtomicU64::new(0);
         let (gate, contents) = (AtomicU64::new(OPEN), Mutex::default());
         let (on, entered) = (AtomicU64::new(MARKED), Mutex::default());
@@ -211,7 +210,7 @@ impl ReplayOrder {
         key: impl FnOnce() -> u64,
         prepare: impl FnOnce() -> Result<()>,
     ) -> Result<Entered<'_>> {
-        self.turn.take()?;
+        self.turn.enter().map_err(|_| waits_for_itself())?;
         let mut entered = Entered { order: self, on: MARKED };
         let gate = self.gate.load(Ordering::SeqCst);
         if gate == SHUT {
@@ -248,7 +247,7 @@ impl ReplayOrder {
     /// # Errors
     /// [`Error::WrongState`] if this would wait for itself.
     pub(crate) fn between<T>(&self, work: impl FnOnce() -> T) -> Result<T> {
-        self.turn.take()?;
+        self.turn.enter().map_err(|_| waits_for_itself())?;
         let _given_back = Entered { order: self, on: MARKED };
         Ok(work())
     }
@@ -315,7 +314,9 @@ impl ReplayOrder {
     /// # Errors
     /// As [`replay`](Self::replay).
     pub fn mark(&self) -> Result<()> {
-        self.turn.check()?;
+        if self.turn.is_of(thread_token()) {
+            return Err(waits_for_itself());
+        }
         if self.on.load(Ordering::SeqCst) == MARKED {
             return Ok(());
         }
@@ -377,96 +378,13 @@ impl Drop for Entered<'_> {
                 tracing::warn!(%error, "a replay on a default stream of a thread or context could not be marked; only there it can be");
             }
         }
-        self.order.turn.give();
+        self.order.turn.leave();
     }
 }
 
 /// What `on` says of a stream without a mark.
 fn unmarked(stream: NamedStream) -> u64 {
     if stream.is_everywhere() { stream.stream().raw() } else { ELSEWHERE }
-}
-
-/// Whose launch it is. Fair to nobody; a thread that would wait for itself is told so.
-#[derive(Debug, Default)]
-struct Turn {
-    /// The thread that has it, by token; 0: nobody.
-    thread: Arc<AtomicU64>,
-    waiting: AtomicUsize,
-    gate: Monitor<()>,
-}
-
-/// Which turn each waiting thread waits for, of all arenas: what a circle of waits is found in.
-fn waits() -> &'static Waits {
-    #[cfg(not(feature = "shuttle"))]
-    static WAITS: std::sync::OnceLock<Waits> = std::sync::OnceLock::new();
-    #[cfg(not(feature = "shuttle"))]
-    return WAITS.get_or_init(Waits::default);
-    #[cfg(feature = "shuttle")]
-    {
-        // One for each of its executions.
-        shuttle::lazy_static! { static ref WAITS: Waits = Waits::default(); }
-        &WAITS
-    }
-}
-
-type Waits = Mutex<HashMap<u64, Arc<AtomicU64>>>;
-
-impl Turn {
-    /// That this thread does not have the turn already.
-    fn check(&self) -> Result<()> {
-        if self.is_of(thread_token()) { Err(waits_for_itself()) } else { Ok(()) }
-    }
-
-    fn is_of(&self, thread: u64) -> bool {
-        self.thread.load(Ordering::SeqCst) == thread
-    }
-
-    fn take(&self) -> Result<()> {
-        let me = thread_token();
-        if self.try_take(me) { Ok(()) } else { self.wait_and_take(me) }
-    }
-
-    #[cold]
-    fn wait_and_take(&self, me: u64) -> Result<()> {
-        self.waiting.fetch_add(1, Ordering::SeqCst);
-        let taken = self.gate.wait_for(|()| {
-            if self.try_take(me) {
-                return Some(Ok(()));
-            }
-            self.wait_in_line(me).err().map(Err)
-        });
-        self.waiting.fetch_sub(1, Ordering::SeqCst);
-        waits().lock().remove(&me);
-        taken
-    }
-
-    fn try_take(&self, me: u64) -> bool {
-        self.thread.compare_exchange(0, me, Ordering::SeqCst, Ordering::SeqCst).is_ok()
-    }
-
-    /// Notes that this thread waits for this turn, unless whoever has it waits for this thread in the end. The last thread of a circle
-    /// finds it: all look under one lock, and the turns of waiting threads do not change hands.
-    fn wait_in_line(&self, me: u64) -> Result<()> {
-        let mut waits = waits().lock();
-        let mut whose = self.thread.load(Ordering::SeqCst);
-        for _ in 0..=waits.len() {
-            if whose == me {
-                waits.remove(&me);
-                return Err(waits_for_itself());
-            }
-            let Some(next) = waits.get(&whose) else { break };
-            whose = next.load(Ordering::SeqCst);
-        }
-        waits.insert(me, Arc::clone(&self.thread));
-        Ok(())
-    }
-
-    fn give(&self) {
-        self.thread.store(0, Ordering::SeqCst);
-        if self.waiting.load(Ordering::SeqCst) > 0 {
-            self.gate.change(|()| ());
-        }
-    }
 }
 
 #[cold]

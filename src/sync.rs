@@ -5,6 +5,10 @@ pub(crate) use parking_lot::{Mutex, MutexGuard};
 #[cfg(feature = "shuttle")]
 pub(crate) use shuttle_parking_lot::{Mutex, MutexGuard};
 
+mod section;
+
+pub(crate) use section::ExclusiveSection;
+
 /// A lock of the whole process, which shuttle's executions share: nothing that shuttle interleaves may be done under it.
 pub(crate) use parking_lot::Mutex as ProcessMutex;
 

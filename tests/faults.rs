@@ -27,8 +27,8 @@ use vmmgraph::pages::Fence;
 use vmmgraph::ring::HostRun;
 use vmmgraph::{
     Address, BlockBorrower, Borrower, Committed, Device, DriverChoice, ElasticOptions, Error, HostBuffer,
-    HostOptions, KvLayout, KvOptions, Options, Peers, Pinning, Policy, RegionOptions, Result, RetainPolicy,
-    RingOptions, RingUnit, SharedVmmAllocator, Space, Stream, VacateBlocks, Vacated, Workspace,
+    HostOptions, KvLayout, KvOptions, Options, Peers, Pinning, Policy, Region, RegionOptions, Result,
+    RetainPolicy, RingOptions, RingUnit, SharedVmmAllocator, Space, Stream, VacateBlocks, Vacated, Workspace,
 };
 use vmmgraph_testkit::{FaultyDriver, IdleBorrower, Stamps, stream};
 
@@ -663,6 +663,78 @@ fn insist<T>(run: &mut Run, what: &str, mut step: impl FnMut() -> Result<T>) -> 
     Ok(run.step(what, step).unwrap_or_else(|error| panic!("{what} fails again and again: {error}")))
 }
 
+/// A block of a region: where it is, its bytes, its policy, and the stamp that it holds.
+type Stamped = (Address, u64, Policy, u32);
+
+/// Reads the backup of every block: it is all that the block holds, or refused and nothing is written. With `all`, the region is
+/// paused as a whole, and none of a block with a backup is refused.
+fn read_backups(region: &Region, blocks: &[Stamped], all: bool) {
+    let paused = region.stats().paused;
+    for (block, bytes, policy, stamp) in blocks {
+        let mut into = vec![0xee; *bytes as usize];
+        match region.get_backup(*block, 0, &mut into) {
+            Ok(()) => {
+                assert!(paused && *policy == Policy::Backup, "{policy:?} block {stamp} has a backup");
+                let holds = |at: usize| into[at..at + 4] == stamp.to_ne_bytes();
+                let right = (0..into.len()).step_by(512).chain([into.len() - 4]).all(holds);
+                assert!(right, "the backup of block {stamp} is not what it holds");
+            }
+            Err(Error::WrongState { .. }) => {
+                assert!(!all || *policy != Policy::Backup, "block {stamp} has no backup");
+                assert!(into == vec![0xee; into.len()], "a refused read wrote");
+            }
+            Err(error) => panic!("block {stamp}: {error}"),
+        }
+    }
+}
+
+/// Pauses what has this tag, until that succeeds, and reads the backups of a region that has it after every try.
+fn pause_and_read(run: &mut Run, region: &Region, blocks: &[Stamped]) -> Result<()> {
+    let device = Arc::clone(&run.device);
+    insist(run, "pause", || {
+        let paused = device.pause(&["weights"], Fence::default()).and_then(|report| report.complete());
+        read_backups(region, blocks, paused.is_ok());
+        paused
+    })
+}
+
+/// Resumes it likewise. Where that fails, everything is paused as before.
+fn resume_and_read(run: &mut Run, region: &Region, blocks: &[Stamped]) -> Result<()> {
+    let device = Arc::clone(&run.device);
+    insist(run, "resume", || {
+        let resumed = device.resume(&["weights"], Duration::ZERO);
+        read_backups(region, blocks, resumed.is_err());
+        resumed.map(drop)
+    })
+}
+
+/// Blocks that lie over the seams of pages, which a resume makes fewer of: the host's bytes of one page come from several.
+fn join_places(run: &mut Run) -> Result<()> {
+    let (device, other) = (Arc::clone(&run.device), run.injector.stream());
+    let stamps = Stamps::new(device.driver(), other);
+    let options = RegionOptions { policy: Policy::Backup, read_only: true, ..RegionOptions::default() };
+    let region = insist(run, "region", || device.region("weights", options))?;
+    let mut blocks = Vec::new();
+    let bytes = GRANULARITY / 4 * 3;
+    for number in 1..=22 {
+        let block = insist(run, "allocate", || region.allocate(bytes, other))?;
+        insist(run, "write", || stamps.write(block, bytes, number))?;
+        blocks.push((block, bytes, Policy::Backup, number));
+    }
+    let pages = region.stats().pages;
+    for _ in 0..2 {
+        pause_and_read(run, &region, &blocks)?;
+        resume_and_read(run, &region, &blocks)?;
+    }
+    assert!(region.stats().pages < pages, "nothing was joined");
+    for (block, bytes, _, stamp) in &blocks {
+        let holds = insist(run, "read", || stamps.holds(*block, *bytes, *stamp))?;
+        assert!(holds, "block {stamp} was lost");
+    }
+    drop(region);
+    insist(run, "trim host", || device.host_pool().trim()).map(drop)
+}
+
 /// A region of every policy steps aside and comes back, twice, the second time without a copy where it was said to be clean, and goes
 /// while it is paused. Whatever fails, the contents are there after the next resume that succeeds.
 fn step_aside(run: &mut Run) -> Result<()> {
@@ -681,13 +753,12 @@ fn step_aside(run: &mut Run) -> Result<()> {
         blocks.push((block, bytes * M, policy, number));
     }
     for round in 0..2 {
-        let pause = || device.pause(&["weights"], Fence::default())?.complete();
-        insist(run, "pause", pause)?;
+        pause_and_read(run, &region, &blocks)?;
         if round == 1 {
             insist(run, "free", || region.free(blocks[0].0))?;
             blocks.remove(0);
         }
-        insist(run, "resume", || device.resume(&["weights"], Duration::ZERO))?;
+        resume_and_read(run, &region, &blocks)?;
         for (block, bytes, policy, stamp) in &blocks {
             if matches!(policy, Policy::Backup | Policy::Keep) {
                 let holds = insist(run, "read", || stamps.holds(*block, *bytes, *stamp))?;
@@ -1120,6 +1191,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("close", close),
     ("hopeless", hopeless),
     ("step aside", step_aside),
+    ("join places", join_places),
     ("come back", come_back),
     ("arena aside", arena_aside),
     ("eager", eager),

@@ -9,7 +9,7 @@ mod fuzz;
 
 use std::ffi::{CStr, c_char, c_void};
 use std::mem::{size_of, zeroed};
-use std::ptr::null_mut;
+use std::ptr::{self, null_mut};
 use std::sync::Mutex;
 
 use fuzz::{Input, platforms};
@@ -146,10 +146,64 @@ struct Arena {
     charged: u64,
 }
 
+/// A block of a region, and what it holds if that is known.
+struct Tensor {
+    at: u64,
+    bytes: u64,
+    policy: i32,
+    stamp: Option<u8>,
+}
+
+impl Tensor {
+    fn rounded(&self) -> u64 {
+        self.bytes.next_multiple_of(512)
+    }
+
+    /// Offsets that are written and read.
+    fn probes(&self) -> impl Iterator<Item = u64> {
+        (0..self.bytes).step_by(512).chain([self.bytes - 1])
+    }
+
+    fn write(&mut self, stamp: u8) {
+        self.probes().for_each(|offset| unsafe { ((self.at + offset) as *mut u8).write_volatile(stamp) });
+        self.stamp = Some(stamp);
+    }
+
+    fn holds(&self, stamp: u8) -> bool {
+        self.probes().all(|offset| unsafe { ((self.at + offset) as *const u8).read_volatile() } == stamp)
+    }
+
+    /// Its backup is all that it holds, or refused and nothing is written.
+    fn check_backup(&self, region: vmmgraph_region_t, there: bool) {
+        let mut into = vec![0xee_u8; self.rounded() as usize];
+        let (block, length) = (self.at as *mut c_void, into.len());
+        let status =
+            unsafe { vmmgraph_region_get_backup(region, block, 0, into.as_mut_ptr().cast(), length) };
+        if !there {
+            assert_eq!(status, VMMGRAPH_ERROR_WRONG_STATE);
+            return assert!(into == vec![0xee; length], "a refused read wrote");
+        }
+        assert_eq!(status, VMMGRAPH_OK, "{}", message());
+        if let Some(stamp) = self.stamp {
+            let wrong = self.probes().find(|offset| into[*offset as usize] != stamp);
+            assert_eq!(wrong, None, "of {} bytes of a backup", self.bytes);
+        }
+    }
+}
+
+/// A region: blocks whose pages go and come.
+struct Aside {
+    handle: vmmgraph_region_t,
+    read_only: bool,
+    paused: bool,
+    blocks: Vec<Tensor>,
+}
+
 struct World {
     device: vmmgraph_device_t,
     arenas: Vec<Arena>,
     spaces: Vec<Space>,
+    regions: Vec<Aside>,
     budget: u64,
 }
 
@@ -202,7 +256,7 @@ fn open_device() -> vmmgraph_device_t {
 
 impl World {
     fn new() -> Self {
-        Self { device: open_device(), arenas: Vec::new(), spaces: Vec::new(), budget: 0 }
+        Self { device: open_device(), arenas: Vec::new(), spaces: Vec::new(), regions: Vec::new(), budget: 0 }
     }
 
     /// The device closes and opens: the same one, with its budget, if anything of it is alive.
@@ -211,7 +265,8 @@ impl World {
         assert_eq!(vmmgraph_device_close(self.device), VMMGRAPH_OK);
         self.device = open_device();
         let after = self.device();
-        if self.spaces.is_empty() && self.arenas.iter().all(|arena| arena.handle.is_null()) {
+        let none = self.spaces.is_empty() && self.regions.is_empty();
+        if none && self.arenas.iter().all(|arena| arena.handle.is_null()) {
             self.budget = 0;
             return assert_eq!((after.pages_created, after.physical_bytes), (0, 0));
         }
@@ -252,6 +307,158 @@ impl World {
             }
             other => panic!("status {other}"),
         }
+    }
+
+    fn make_region(&mut self, read_only: bool) -> usize {
+        let mut options = sized!(vmmgraph_region_options_t);
+        options.policy = VMMGRAPH_POLICY_BACKUP;
+        options.flags = if read_only { VMMGRAPH_REGION_READ_ONLY } else { 0 };
+        let mut handle = null_mut();
+        let status = unsafe {
+            vmmgraph_region_create(self.device, c"weights".as_ptr(), &raw const options, &raw mut handle)
+        };
+        assert_eq!(status, VMMGRAPH_OK);
+        self.regions.push(Aside { handle, read_only, paused: false, blocks: Vec::new() });
+        self.regions.len() - 1
+    }
+
+    /// Several blocks of one length, most of which lie over the seams of pages.
+    fn allocate_in_region(&mut self, input: &mut Input) {
+        let region = match input.below(3) {
+            new if new >= self.regions.len() => self.make_region(new == 1),
+            region => region,
+        };
+        let (bytes, count) = (input.pick(&[5000, 3000, 9000, 700, 40 << 10, 300_000]), 1 + input.below(24));
+        let backup = VMMGRAPH_POLICY_BACKUP;
+        let policy = input.pick(&[
+            backup,
+            backup,
+            VMMGRAPH_POLICY_ZERO,
+            VMMGRAPH_POLICY_KEEP,
+            VMMGRAPH_POLICY_DISCARD,
+        ]);
+        for _ in 0..count {
+            let stream = handle_of(0);
+            let mut block = null_mut();
+            let Aside { handle, paused, .. } = self.regions[region];
+            let status = unsafe { vmmgraph_region_allocate(handle, bytes, policy, stream, &raw mut block) };
+            match status {
+                VMMGRAPH_OK => assert!(!paused),
+                VMMGRAPH_ERROR_WRONG_STATE => return assert!(paused),
+                VMMGRAPH_ERROR_OUT_OF_MEMORY | VMMGRAPH_ERROR_OVER_BUDGET => {
+                    let info = last();
+                    return assert!(info.requested > info.available);
+                }
+                other => panic!("status {other}"),
+            }
+            let region = &mut self.regions[region];
+            let mut new = Tensor { at: block as u64, bytes, policy, stamp: None };
+            for other in &region.blocks {
+                assert!(new.at + new.rounded() <= other.at || other.at + other.rounded() <= new.at);
+            }
+            new.write((region.blocks.len() as u8).wrapping_mul(11) ^ 0x5a);
+            region.blocks.push(new);
+        }
+    }
+
+    /// Writes a block, or frees some; or the region goes.
+    fn change_region(&mut self, input: &mut Input) {
+        let (which, how, pick) = (input.below(self.regions.len()), input.below(8), input.byte());
+        let Some(region) = self.regions.get_mut(which) else { return };
+        let Aside { handle, paused, .. } = *region;
+        if how == 0 {
+            assert_eq!(vmmgraph_region_destroy(handle), VMMGRAPH_OK);
+            self.regions.swap_remove(which);
+            return;
+        }
+        if region.blocks.is_empty() {
+            return;
+        }
+        let block = usize::from(pick) % region.blocks.len();
+        let at = region.blocks[block].at as *mut c_void;
+        if how < 4 {
+            let status = vmmgraph_region_mark_written(handle, at);
+            assert_eq!(status, if paused { VMMGRAPH_ERROR_WRONG_STATE } else { VMMGRAPH_OK });
+            if !paused {
+                region.blocks[block].write(pick ^ 0xc3);
+            }
+            return;
+        }
+        for _ in 0..how - 3 {
+            if block < region.blocks.len() {
+                let gone = region.blocks.swap_remove(block);
+                assert_eq!(vmmgraph_region_free(handle, gone.at as *mut c_void), VMMGRAPH_OK);
+                let again = vmmgraph_region_free(handle, gone.at as *mut c_void);
+                assert!([VMMGRAPH_ERROR_DOUBLE_FREE, VMMGRAPH_ERROR_FOREIGN_POINTER].contains(&again));
+            }
+        }
+    }
+
+    fn pause_region(&mut self, which: usize) {
+        let cannot_wait = self.cannot_wait();
+        let Some(region) = self.regions.get_mut(which) else { return };
+        match unsafe { vmmgraph_region_pause(region.handle, ptr::null(), null_mut()) } {
+            VMMGRAPH_OK => region.paused = true,
+            VMMGRAPH_ERROR_STREAM_CAPTURING => assert!(cannot_wait),
+            other => panic!("status {other}: {}", message()),
+        }
+    }
+
+    /// Resumes a region, sometimes while there is no memory.
+    fn resume_region(&mut self, which: usize, short: bool) {
+        let cannot_wait = self.cannot_wait();
+        let Some(region) = self.regions.get_mut(which) else { return };
+        let budget = |bytes| assert_eq!(vmmgraph_device_set_budget(self.device, bytes), VMMGRAPH_OK);
+        budget(if short { 1 } else { self.budget });
+        let status = unsafe { vmmgraph_region_resume(region.handle, 0, null_mut()) };
+        budget(self.budget);
+        match status {
+            VMMGRAPH_OK => {}
+            VMMGRAPH_ERROR_STREAM_CAPTURING => return assert!(cannot_wait),
+            VMMGRAPH_ERROR_OUT_OF_MEMORY | VMMGRAPH_ERROR_OVER_BUDGET => return assert!(region.paused),
+            other => panic!("status {other}: {}", message()),
+        }
+        if !std::mem::take(&mut region.paused) {
+            return;
+        }
+        for block in &mut region.blocks {
+            match block.policy {
+                VMMGRAPH_POLICY_DISCARD => block.stamp = None,
+                VMMGRAPH_POLICY_ZERO => {
+                    assert!(block.holds(0));
+                    block.stamp = Some(0);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Every count and byte of the regions against the model; the bytes of their pages.
+    fn check_regions(&self) -> u64 {
+        let mut resident = 0;
+        for region in &self.regions {
+            let mut stats = sized!(vmmgraph_region_stats_t);
+            assert_eq!(unsafe { vmmgraph_region_stats(region.handle, &raw mut stats) }, VMMGRAPH_OK);
+            let live: u64 = region.blocks.iter().map(Tensor::rounded).sum();
+            assert_eq!(
+                (stats.paused, stats.blocks, stats.live_bytes),
+                (u64::from(region.paused), region.blocks.len() as u64, live)
+            );
+            assert_eq!(stats.charged_bytes, stats.resident_bytes);
+            if !region.paused && !region.read_only {
+                assert_eq!(stats.host_bytes, 0);
+            }
+            resident += stats.resident_bytes;
+            for block in &region.blocks {
+                let backup = block.policy == VMMGRAPH_POLICY_BACKUP;
+                block.check_backup(region.handle, region.paused && backup);
+                if !region.paused || block.policy == VMMGRAPH_POLICY_KEEP {
+                    let right = block.stamp.is_none_or(|stamp| block.holds(stamp));
+                    assert!(right, "a block of {} bytes, policy {}", block.bytes, block.policy);
+                }
+            }
+        }
+        resident
     }
 
     fn make_arena(&mut self, input: &mut Input) {
@@ -497,8 +704,19 @@ impl World {
         // The last bytes of each row are later additions: known inputs mean what they meant.
         let op = match input.byte() {
             byte @ 0..216 => byte % 24,
-            byte => 24 + (byte - 216) % 4,
+            byte @ 216..236 => 24 + (byte - 216) % 4,
+            byte => 28 + (byte - 236) % 5,
         };
+        match op {
+            28..=29 => return self.allocate_in_region(input),
+            30 => return self.change_region(input),
+            31 => return self.pause_region(input.below(self.regions.len())),
+            32 => {
+                let (which, short) = (input.below(self.regions.len()), input.below(3) == 0);
+                return self.resume_region(which, short);
+            }
+            _ => {}
+        }
         if self.spaces.is_empty() && op >= 4 || arenas.is_empty() {
             if arenas.is_empty() {
                 self.make_arena(input);
@@ -617,8 +835,9 @@ impl World {
             assert_eq!((status, count), (VMMGRAPH_OK, live.len()));
             assert!(blocks.iter().map(|block| *block as u64).take(count).eq(live));
         }
+        // Behind the look at the regions, at which pages go that nobody uses any more.
+        let (mut physical, mut retained, mut all) = (self.check_regions(), 0, true);
         let device = self.device();
-        let (mut physical, mut retained, mut all) = (0, 0, true);
         for (index, arena) in self.arenas.iter().enumerate() {
             let spaces: Vec<_> = self.spaces.iter().filter(|space| space.arena == index).collect();
             if arena.handle.is_null() {
@@ -668,6 +887,14 @@ impl World {
         while !self.spaces.is_empty() {
             self.destroy_space(0);
         }
+        // What they leave is free until a trim, or until an arena ends.
+        let trims = !self.regions.is_empty();
+        while let Some(region) = self.regions.pop() {
+            assert_eq!(vmmgraph_region_destroy(region.handle), VMMGRAPH_OK);
+        }
+        if trims {
+            assert_eq!(unsafe { vmmgraph_device_trim(self.device, null_mut()) }, VMMGRAPH_OK);
+        }
         self.settle();
         let left = self.device();
         assert_eq!((left.physical_bytes, left.pages, left.mappings, left.reservations), (0, 0, 0, 0));
@@ -683,6 +910,9 @@ impl Drop for World {
         }
         for arena in &self.arenas {
             vmmgraph_arena_destroy(arena.handle);
+        }
+        for region in &self.regions {
+            vmmgraph_region_destroy(region.handle);
         }
         vmmgraph_device_close(self.device);
     }

@@ -321,13 +321,17 @@ fn the_least_of_a_tenant_is_not_lent_to_others_nor_lost_when_graphs_go() {
     assert_eq!(tenant.stats().charged_bytes, 2 * PAGE);
     bench.device.pool().set_budget(Some(bench.device.stats().physical_bytes + 6 * PAGE));
     bench.device.trim().unwrap();
-    let greedy = bench.cache.commit(8..24);
-    assert!(matches!(greedy, Err(Error::OverBudget { .. })), "{greedy:?}");
+    // A page of each plane, and even one page, is more than there is for others.
+    let memory = ElasticOptions { page_bytes: PAGE, ..ElasticOptions::default() };
+    let page = bench.device.elastic_buffer(PAGE, &memory).unwrap();
+    for greedy in [bench.cache.commit(8..12), page.commit(0..PAGE)] {
+        assert!(matches!(greedy, Err(Error::OverBudget { .. })), "{greedy:?}");
+    }
     let again = graph(&two, 6).0;
     bench.device.pool().set_budget(None);
     bench.cache.release(0..4, &Fence::default()).unwrap();
     assert_eq!((lease.bytes(), one.lent_bytes(), tenant.stats().charged_bytes), (0, 0, 6 * PAGE));
-    drop((lease, again, one, two, own, tenant));
+    drop((lease, again, one, two, own, tenant, page));
     bench.end();
 }
 

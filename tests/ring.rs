@@ -649,3 +649,42 @@ fn a_thread_that_changes_sources_never_shows_half_of_one() {
     });
     assert_eq!((steps.load(Relaxed), model.ring.audit()), (40, Ok(())));
 }
+
+/// A unit's source is several runs, and the copy of one of them fails: the place has bytes of two units then.
+#[test]
+fn a_place_whose_copy_failed_half_way_is_copied_again() {
+    const RUN: u64 = PAGE / 2;
+    const RUNS: u8 = 4;
+    let bytes_of = |unit: usize, run: u8| vec![unit as u8 * 10 + run + 1; RUN as usize];
+    for failing in 1..40 {
+        let host = host();
+        let faulty = FaultyDriver::new(host.clone());
+        let device = Device::with_driver(faulty.clone());
+        let units = [RingUnit::streamed(u64::from(RUNS) * RUN); 6];
+        let ring = device.ring(&units, &RingOptions { slots: 2, ..RingOptions::default() }).unwrap();
+        for unit in 0..units.len() {
+            let run = |run: u8| {
+                let source = device.host_buffer(RUN, Pinning::Preferred).unwrap();
+                source.write(0, &bytes_of(unit, run)).unwrap();
+                HostRun { source, from: 0, to: u64::from(run) * RUN, bytes: RUN }
+            };
+            ring.set_source(unit, &(0..RUNS).map(run).collect::<Vec<_>>()).unwrap();
+        }
+        ring.acquire(0, A).unwrap();
+        // The release fills ahead.
+        faulty.arm(&[failing]);
+        let released = ring.release(0, A);
+        faulty.arm(&[]);
+        if released.is_err() {
+            ring.release(0, A).unwrap();
+        }
+        let driver: SharedDriver = host;
+        for unit in [0, 2, 0, 1, 3, 5] {
+            ring.acquire(unit, A).unwrap();
+            let found = read(&driver, ring.address(unit).unwrap(), units[unit].bytes as usize);
+            let expected: Vec<u8> = (0..RUNS).flat_map(|run| bytes_of(unit, run)).collect();
+            assert!(found == expected, "unit {unit} after call {failing} failed");
+            ring.release(unit, A).unwrap();
+        }
+    }
+}

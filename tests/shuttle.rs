@@ -1,16 +1,17 @@
 //! The locks, under many interleavings: `cargo test --features shuttle --test shuttle`.
 #![cfg(feature = "shuttle")]
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 
 use shuttle::thread;
 use vmmgraph::driver::HostDriver;
-use vmmgraph::pages::Fence;
+use vmmgraph::pages::{Fence, Reclaimer};
 use vmmgraph::ring::HostRun;
 use vmmgraph::{
     BlockBorrower, Borrower, Device, ElasticOptions, Error, HostOptions, KvLayout, KvOptions, Options,
-    Pinning, Policy, RegionOptions, RetainPolicy, RingCaptureOptions, RingGraph, RingOptions, RingUnit,
-    SharedVmmAllocator, SpaceStats, Stream, VacateBlocks, Vacated, VmmTorchAllocator,
+    Pinning, Policy, Region, RegionOptions, RetainPolicy, RingCaptureOptions, RingGraph, RingOptions,
+    RingUnit, SharedVmmAllocator, SpaceStats, Stream, VacateBlocks, Vacated, VmmTorchAllocator,
 };
 use vmmgraph_testkit::{CopyingDriver, FaultyDriver, IdleBorrower, stream};
 
@@ -459,6 +460,56 @@ fn replays_nested_in_opposite_order_never_hang_and_one_at_least_is_launched() {
         drop((a, b, second));
         end(&host, device, first);
     });
+}
+
+#[test]
+fn reclaimers_that_pause_each_others_regions_never_hang() {
+    /// Pauses the region that the asking thread does not resume.
+    struct PausesTheOther(Mutex<HashMap<thread::ThreadId, Arc<Region>>>);
+    impl Reclaimer for PausesTheOther {
+        fn reclaim(&self, _bytes: u64) -> u64 {
+            let other = self.0.lock().unwrap().get(&thread::current().id()).cloned();
+            other.map_or(0, |other| other.pause(Fence::default()).map_or(0, |report| report.bytes))
+        }
+        fn cost(&self) -> u64 {
+            2
+        }
+    }
+    let model = |budget: u64| {
+        let (host, device, arena) = small();
+        let regions = ["a", "b"].map(|tag| device.region(tag, RegionOptions::default()).unwrap());
+        for region in &regions {
+            region.allocate(5 * KIB, stream(1)).unwrap();
+            region.pause(Fence::default()).unwrap().complete().unwrap();
+        }
+        let reclaimer = Arc::new(PausesTheOther(Mutex::default()));
+        let known: Arc<dyn Reclaimer> = reclaimer.clone();
+        device.add_reclaimer(&known);
+        device.set_budget(Some(budget));
+        let wakes = [(0, 1), (1, 0)].map(|(mine, its): (usize, usize)| {
+            let (mine, its) = (Arc::clone(&regions[mine]), Arc::clone(&regions[its]));
+            let reclaimer = Arc::clone(&reclaimer);
+            thread::spawn(move || {
+                reclaimer.0.lock().unwrap().insert(thread::current().id(), its);
+                mine.resume(std::time::Duration::ZERO).map(drop)
+            })
+        });
+        let woken = wakes.map(|wake| wake.join().unwrap());
+        assert!(
+            woken.iter().all(|woken| matches!(woken, Ok(()) | Err(Error::OverBudget { .. }))),
+            "{woken:?}"
+        );
+        assert!(budget == 1 || woken.iter().any(Result::is_ok));
+        device.set_budget(None);
+        device.resume(&[], std::time::Duration::ZERO).unwrap();
+        reclaimer.0.lock().unwrap().clear();
+        drop((regions, known));
+        end(&host, device, arena);
+    };
+    // For one of the two, and for none.
+    for budget in [8 * KIB, 1] {
+        shuttle::check_random(move || model(budget), 300);
+    }
 }
 
 #[test]

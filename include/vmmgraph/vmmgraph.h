@@ -3688,8 +3688,8 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_ready_destroy(vmmgraph_ready_t ready);
 // and may be called again for the same call as long as somebody gave something: eight times at most, and for a resume until its deadline.
 //
 // It is called from whichever thread runs short, by several at once, with no lock of the library's held, also while that thread captures: so it must not
-// synchronize with the device there. It may call every function: shrink a cache, free blocks, destroy spaces and regions; what runs short on its
-// thread meanwhile asks nobody. What it gives back must have come to the library's device: memory of torch's or of cudaMalloc counts where it went
+// synchronize with the device there. It may call every function: shrink a cache, free blocks, destroy spaces and regions, pause other models, also one
+// that another thread is resuming (it is paused while that thread is short of memory); what runs short on its thread meanwhile asks nobody. What it gives back must have come to the library's device: memory of torch's or of cudaMalloc counts where it went
 // back to the driver.
 //
 // Those that cost least are asked first, until one gave enough: 0 are what regions and elastic memory do not use any more, 1 are addresses kept for eager work.
@@ -3751,7 +3751,8 @@ VMMGRAPH_API
 vmmgraph_status_t vmmgraph_region_mark_written(vmmgraph_region_t region,
                                                void *block);
 
-// Copies `bytes` bytes of a paused block's backup, from `skip` on, to `into`, without resuming.
+// Copies `bytes` bytes of a paused block's backup, from `skip` on, to `into`, without resuming: all of them, or it is an error and
+// `into` stays as it was.
 //
 // Arguments:
 // `into` is null or points to `bytes` writable bytes.

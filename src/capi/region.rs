@@ -203,7 +203,8 @@ pub extern "C" fn vmmgraph_region_mark_written(
     })
 }
 
-/// Copies `bytes` bytes of a paused block's backup, from `skip` on, to `into`, without resuming.
+/// Copies `bytes` bytes of a paused block's backup, from `skip` on, to `into`, without resuming: all of them, or it is an error and
+/// `into` stays as it was.
 ///
 /// # Safety
 /// `into` is null or points to `bytes` writable bytes.

@@ -19,6 +19,7 @@ pub(crate) struct Run {
 /// What the host has of a page.
 #[derive(Debug, Default)]
 pub(crate) struct HostCopy {
+    /// By offset; none lies over another.
     pub(crate) runs: Vec<Run>,
     /// Of all runs, where that is wanted.
     pub(crate) sum: u64,
@@ -34,6 +35,14 @@ pub(crate) struct Copied {
 impl HostCopy {
     pub(crate) fn bytes(&self) -> u64 {
         self.runs.iter().map(|run| run.bytes).sum()
+    }
+
+    /// The run that has a byte of the page, and where in it.
+    pub(crate) fn run_at(&self, offset: u64) -> Option<(&Run, u64)> {
+        let behind = self.runs.partition_point(|run| run.offset <= offset);
+        let run = self.runs.get(behind.checked_sub(1)?)?;
+        let from = offset - run.offset;
+        (from < run.bytes).then_some((run, from))
     }
 
     /// Adds what the host has of the bytes behind this page's, which has `page` of them.

@@ -317,8 +317,17 @@ impl HostPool {
     }
 
     /// Copies bytes out of pieces, from `skip` bytes behind their beginning on. Nobody copies to them.
-    pub(crate) fn read(&self, pieces: &[HostPiece], skip: u64, into: &mut [u8]) {
+    ///
+    /// # Errors
+    /// [`Error::InvalidSize`] beyond the end of the last piece; nothing is copied then.
+    pub(crate) fn read(&self, pieces: &[HostPiece], skip: u64, into: &mut [u8]) -> Result<()> {
+        let (bytes, all) = (into.len() as u64, pieces.iter().map(HostPiece::bytes).sum::<u64>());
+        if skip.checked_add(bytes).is_none_or(|end| end > all) {
+            let limit = all.saturating_sub(skip);
+            return Err(Error::InvalidSize { what: "a part of host memory", bytes, limit });
+        }
         super::copier::read(pieces, skip as usize, into);
+        Ok(())
     }
 
     /// A checksum of pieces that nobody copies to.

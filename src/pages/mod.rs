@@ -61,7 +61,7 @@ pub(crate) use absent::{Hold, Standing};
 pub use account::{Account, AccountStats, Limits};
 pub(crate) use branch::{Branch, Part, ToldCopy, tell};
 pub use change::{Calls, Change};
-pub(crate) use copies::{Copied, HostCopy, behind_copies};
+pub(crate) use copies::{Copied, HostCopy, Run, behind_copies};
 pub(crate) use deferred::retry_orphans;
 pub use events::{Events, Look, Mark};
 pub use exports::Extent;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::host_pool::CopyPath;
 use super::{Change, Fence, PageId};
 use crate::error::{Error, Result};
-use crate::sync::{Monitor, Mutex, thread_token};
+use crate::sync::{ExclusiveSection, Mutex, thread_token};
 use crate::units::{Address, Stream};
 
 /// Bytes of a GiB.
@@ -310,31 +310,24 @@ impl HookGuard {
     }
 }
 
-fn moving_itself(what: &'static str) -> Error {
-    let (expected, found) = ("at rest", "being paused or resumed by this thread");
-    Error::WrongState { what, expected, found }
-}
-
-/// Whose turn it is to move the pages of something that can step aside.
+/// The exclusive section of the thread that moves the pages of something that can step aside.
 #[derive(Debug, Default)]
-pub(crate) struct MoveTurn(Monitor<u64>);
+pub(crate) struct MoveTurn(ExclusiveSection);
 
 impl MoveTurn {
     /// Waits until nobody moves the pages of `what`, and keeps others from it until [`give`](Self::give).
     ///
     /// # Errors
-    /// [`Error::WrongState`] if this thread moves them, or if it would wait inside a hook.
+    /// [`Error::WrongState`] if this thread moves them, if the thread that does waits for this one in
+    /// the end, or if it would wait inside a hook.
     pub(crate) fn take(&self, what: &'static str) -> Result<()> {
-        let me = thread_token();
-        self.0.wait_for(|thread| {
-            if *thread == 0 {
-                *thread = me;
-                return Some(Ok(()));
-            }
-            if *thread == me {
-                return Some(Err(moving_itself(what)));
-            }
-            HookGuard::refuse(what).err().map(Err)
+        if self.try_take(what)? {
+            return Ok(());
+        }
+        HookGuard::refuse(what)?;
+        self.0.enter().map_err(|_| {
+            let found = "being paused or resumed by a thread that waits for this one";
+            Error::WrongState { what, expected: "at rest", found }
         })
     }
 
@@ -343,17 +336,11 @@ impl MoveTurn {
     /// # Errors
     /// [`Error::WrongState`] if this thread moves them.
     pub(crate) fn try_take(&self, what: &'static str) -> Result<bool> {
-        let me = thread_token();
-        self.0.wait_for(|thread| {
-            let free = *thread == 0;
-            if *thread == me {
-                return Some(Err(moving_itself(what)));
-            }
-            if free {
-                *thread = me;
-            }
-            Some(Ok(free))
-        })
+        if self.0.is_of(thread_token()) {
+            let (expected, found) = ("at rest", "being paused or resumed by this thread");
+            return Err(Error::WrongState { what, expected, found });
+        }
+        Ok(self.0.try_enter())
     }
 
     /// Waits until nobody moves the pages of `what`.
@@ -367,7 +354,7 @@ impl MoveTurn {
     }
 
     pub(crate) fn give(&self) {
-        self.0.change(|thread| *thread = 0);
+        self.0.leave();
     }
 }
 

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::reclaim::Relief;
 use super::{Change, Fence, HostPool, PagePool, Pausable, ResumeReport, Resuming};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// How long to sleep before memory is asked for again.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -38,22 +39,19 @@ pub(crate) fn resume_into(
 ) -> Result<ResumeReport> {
     let start = Instant::now();
     let _go_on = pool.begin_waits()?;
-    let mut report = ResumeReport::default();
-    // Turns are taken in the order of numbers, so that two threads do not wait for each other.
-    let mut numbered: Vec<_> = all.iter().enumerate().collect();
-    numbered.sort_by_key(|(_, known)| known.id());
-    let mut coming: Vec<(usize, Box<dyn Resuming + '_>)> = Vec::new();
-    // Of what is mapped already, the contents may be on their way.
-    let mut mapped: Vec<(usize, Fence)> = Vec::new();
-    for (index, known) in numbered {
-        match known.resuming()? {
-            Some(resuming) => coming.push((index, resuming)),
-            None => mapped.push((index, known.contents())),
-        }
-    }
-    coming.sort_by_key(|(index, _)| *index);
-    report.regions = coming.len() as u64;
-    let mut change = take_all(pool, &mut coming, deadline)?;
+    let mut patience = Patience { relief: pool.relief(), start, deadline, late: 0 };
+    let (mut coming, mut mapped, mut change) = loop {
+        let (mut coming, mapped) = begin(all)?;
+        let error = match take(pool, &mut coming) {
+            Ok(change) => break (coming, mapped, change),
+            Err(error) => error,
+        };
+        // Before reclaimers are asked this thread leaves all sections: a reclaimer may pause what is
+        // to come back, or wait for a thread that does. Nothing of it has a page by now.
+        drop(coming);
+        patience.wait(error)?;
+    };
+    let mut report = ResumeReport { regions: coming.len() as u64, ..ResumeReport::default() };
     report.waited_micros = start.elapsed().as_micros() as u64;
     let copying = Instant::now();
     let mut restored = restore(&mut coming, &mut change, &mut report);
@@ -97,36 +95,61 @@ fn restore(
     coming.iter_mut().try_for_each(|(_, resuming)| resuming.fill(report))
 }
 
-/// Takes the pages of all, with patience until the deadline.
-fn take_all<'a>(
-    pool: &'a Arc<PagePool>,
-    coming: &mut [(usize, Box<dyn Resuming + '_>)],
+/// What comes back, by its place in the list, and the contents of what is mapped already.
+type Begun<'a> = (Vec<(usize, Box<dyn Resuming + 'a>)>, Vec<(usize, Fence)>);
+
+/// Enters the sections of all, in the order of their numbers, so that two threads do not wait for
+/// each other.
+fn begin<'a>(all: &[&'a dyn Pausable]) -> Result<Begun<'a>> {
+    let mut numbered: Vec<_> = all.iter().enumerate().collect();
+    numbered.sort_by_key(|(_, known)| known.id());
+    let (mut coming, mut mapped) = (Vec::new(), Vec::new());
+    for (index, known) in numbered {
+        match known.resuming()? {
+            Some(resuming) => coming.push((index, resuming)),
+            // The contents may be on their way.
+            None => mapped.push((index, known.contents())),
+        }
+    }
+    coming.sort_by_key(|(index, _)| *index);
+    Ok((coming, mapped))
+}
+
+/// Takes the pages of all or of none.
+fn take<'a>(pool: &'a Arc<PagePool>, coming: &mut [(usize, Box<dyn Resuming + '_>)]) -> Result<Change<'a>> {
+    let mut change = Change::on(pool);
+    change.announce(coming.iter().map(|(_, resuming)| resuming.missing()).sum());
+    coming.iter_mut().try_for_each(|(_, resuming)| resuming.take(&mut change))?;
+    Ok(change)
+}
+
+/// How often and for how long a resume that is short of memory tries again.
+struct Patience<'a> {
+    relief: Relief<'a>,
+    start: Instant,
     deadline: Duration,
-) -> Result<Change<'a>> {
-    let start = Instant::now();
-    let mut late = 0;
-    let mut relief = pool.relief();
-    loop {
-        let mut change = Change::on(pool);
-        change.announce(coming.iter().map(|(_, resuming)| resuming.missing()).sum());
-        let error = match coming.iter_mut().try_for_each(|(_, resuming)| resuming.take(&mut change)) {
-            Ok(()) => return Ok(change),
-            Err(error) => error,
-        };
-        // What was taken goes back before anybody is asked.
-        drop(change);
+    late: u32,
+}
+
+impl Patience<'_> {
+    /// Asks for memory, and returns when the next try is worth it. The caller is in no section.
+    ///
+    /// # Errors
+    /// This error, if it is not worth it any more or no lack of memory.
+    fn wait(&mut self, error: Error) -> Result<()> {
         if !error.is_out_of_memory() {
             return Err(error);
         }
-        let relieved = relief.once(&error);
-        let left = deadline.saturating_sub(start.elapsed());
+        let relieved = self.relief.once(&error);
+        let left = self.deadline.saturating_sub(self.start.elapsed());
         if left.is_zero() {
-            late += 1;
-            if !relieved || late > TRIES {
+            self.late += 1;
+            if !relieved || self.late > TRIES {
                 return Err(error);
             }
         } else if !relieved {
             std::thread::sleep(PAUSE.min(left));
         }
+        Ok(())
     }
 }

@@ -8,6 +8,7 @@ use super::packing::Packing;
 use crate::error::{Error, Result};
 use crate::pages::{
     Events, Fence, HostCopy, HostPool, Look, NamedStream, PageId, PagePool, RangeId, Remains, Reservation,
+    Run,
 };
 use crate::units::Address;
 
@@ -253,6 +254,13 @@ impl Books {
     pub(super) fn pages_under(&self, at: Address, bytes: u64) -> Vec<u64> {
         let first = self.extents.range(..=at.0).next_back().map_or(at.0, |(start, _)| *start);
         self.extents.range(first..at.0 + bytes).map(|(start, _)| *start).collect()
+    }
+
+    /// The run of the host's bytes that has an address, and where in it. A place that was joined has
+    /// a run for each of those that it was made of.
+    pub(super) fn backup_at(&self, at: u64) -> Option<(&Run, u64)> {
+        let (start, extent) = self.extents.range(..=at).next_back()?;
+        extent.copy.as_ref()?.run_at(at - start)
     }
 
     /// What the host has of these pages is not what they hold any more.

@@ -15,8 +15,8 @@
 //!                                       '── pause again: what failed is tried again
 //! ```
 //!
-//! Pausing and resuming have the region's *turn*: they exclude each other, not `free`, `record_stream` and the statistics. No lock is
-//! held while pages move.
+//! Pausing and resuming have the region's *turn*, an exclusive section: they exclude each other, not `free`, `record_stream` and the
+//! statistics. No lock is held while pages move, and no turn while a resume asks for memory.
 
 use std::fmt;
 use std::sync::Arc;
@@ -259,11 +259,11 @@ impl Region {
         Ok(())
     }
 
-    /// Reads host bytes of a paused block, from `skip` on, without resuming.
+    /// Reads host bytes of a paused block, from `skip` on, without resuming: all of `into`, or nothing.
     ///
     /// # Errors
-    /// [`Error::WrongState`] unless the region is paused and the block's bytes are on the host; [`Error::ForeignPointer`] and
-    /// [`Error::DoubleFree`]; [`Error::InvalidSize`] beyond the block's end.
+    /// [`Error::WrongState`] unless the region is paused and all these bytes are on the host;
+    /// [`Error::ForeignPointer`] and [`Error::DoubleFree`]; [`Error::InvalidSize`] beyond the block's end.
     pub fn get_backup(&self, block: Address, skip: u64, into: &mut [u8]) -> Result<()> {
         let mut books = self.books.lock();
         let bytes = books.bytes_at(block)?;
@@ -273,21 +273,23 @@ impl Region {
             let limit = bytes.saturating_sub(skip);
             return Err(Error::InvalidSize { what: "a part of a backup", bytes: length, limit });
         }
-        let (mut at, mut into) = (block.0 + skip, into);
-        for page in books.pages_under(Address(at), length.max(1)) {
-            let none = || {
+        // First all of it is found, so that nothing is written where a part is missing.
+        let (mut at, end) = (block.0 + skip, block.0 + skip + length);
+        let mut parts = Vec::new();
+        while at < end {
+            let (run, from) = books.backup_at(at).ok_or_else(|| {
                 let (expected, found) = ("backed up", "of another policy, or still resident");
                 Error::WrongState { what: "the block", expected, found }
-            };
-            let copy = books.extents.get(&page).and_then(|extent| extent.copy.as_ref()).ok_or_else(none)?;
-            let offset = at - page;
-            let runs = copy.runs.iter();
-            let run = runs.rev().find(|run| run.offset <= offset && offset < run.offset + run.bytes);
-            let run = run.ok_or_else(none)?;
-            let here = (run.offset + run.bytes - offset).min(into.len() as u64);
-            let (now, later) = std::mem::take(&mut into).split_at_mut(here as usize);
-            self.device.host_pool().read(&run.pieces, offset - run.offset, now);
-            (into, at) = (later, at + here);
+            })?;
+            let bytes = (run.bytes - from).min(end - at);
+            parts.push((run, from, bytes));
+            at += bytes;
+        }
+        let mut rest = into;
+        for (run, from, bytes) in parts {
+            let (part, others) = std::mem::take(&mut rest).split_at_mut(bytes as usize);
+            self.device.host_pool().read(&run.pieces, from, part)?;
+            rest = others;
         }
         Ok(())
     }

@@ -83,7 +83,8 @@ impl Device {
     }
 
     /// Resumes what has one of these tags, all of it or none; no tag: everything. Returns when the contents are there. While there
-    /// is no memory it asks again, at least once, until the deadline; the pool's reclaimers are asked as for any allocation, and what only
+    /// is no memory it asks again, at least once, until the deadline, and everything is paused between two tries, so that others may pause, resume or free
+    /// it; the pool's reclaimers are asked as for any allocation, and what only
     /// waits for the device is waited for, two seconds at most each time, also beyond the deadline.
     ///
     /// # Errors

@@ -214,22 +214,13 @@ impl HostBuffer {
     /// [`Error::InvalidSize`] beyond the end; what the driver says of the copies.
     pub fn read(&self, at: u64, into: &mut [u8]) -> Result<()> {
         let piece = self.piece()?;
-        if at.checked_add(into.len() as u64).is_none_or(|end| end > piece.bytes()) {
-            let limit = piece.bytes().saturating_sub(at);
-            return Err(Error::InvalidSize {
-                what: "a part of host memory",
-                bytes: into.len() as u64,
-                limit,
-            });
-        }
         let host = self.device.host_pool();
         loop {
             let mut stores = {
                 // Nobody writes meanwhile.
                 let mut used = self.used.lock();
                 if used.stores.done(self.device.pool().events())? {
-                    host.read(std::slice::from_ref(piece), at, into);
-                    return Ok(());
+                    return host.read(std::slice::from_ref(piece), at, into);
                 }
                 used.stores.clone()
             };

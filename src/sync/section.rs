@@ -1,0 +1,102 @@
+//! Exclusive sections: one thread at a time, for as long as it takes, across callbacks too.
+//!
+//! A lock is held for moments and never across a callback. A section is: of an arena's replays, from
+//! before a launch until its end; of a region or an arena, while its pages move. So threads may wait
+//! for each other in a circle: each is inside one section and waits for that of the next. The thread
+//! that would close such a circle gets [`Circle`] instead, over any number of sections of all kinds.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::atomic::{AtomicU64, AtomicUsize, Ordering};
+use super::{Monitor, Mutex, thread_token};
+
+/// An exclusive section. Waiting threads enter in no particular order.
+#[derive(Debug, Default)]
+pub(crate) struct ExclusiveSection {
+    /// The thread inside, by token; 0: none.
+    thread: Arc<AtomicU64>,
+    waiting: AtomicUsize,
+    left: Monitor<()>,
+}
+
+/// The thread inside the section is the caller, or waits for the caller in the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Circle;
+
+/// For each waiting thread, the thread inside the section that it waits for.
+type Waits = Mutex<HashMap<u64, Arc<AtomicU64>>>;
+
+/// The waiting threads of the process.
+fn waits() -> &'static Waits {
+    #[cfg(not(feature = "shuttle"))]
+    static WAITS: std::sync::OnceLock<Waits> = std::sync::OnceLock::new();
+    #[cfg(not(feature = "shuttle"))]
+    return WAITS.get_or_init(Waits::default);
+    #[cfg(feature = "shuttle")]
+    {
+        // One for each of its executions.
+        shuttle::lazy_static! { static ref WAITS: Waits = Waits::default(); }
+        &WAITS
+    }
+}
+
+impl ExclusiveSection {
+    /// Whether the thread of this token is inside.
+    pub(crate) fn is_of(&self, thread: u64) -> bool {
+        self.thread.load(Ordering::SeqCst) == thread
+    }
+
+    /// Waits until no other thread is inside, and enters until [`leave`](Self::leave).
+    pub(crate) fn enter(&self) -> Result<(), Circle> {
+        let me = thread_token();
+        if self.enter_as(me) { Ok(()) } else { self.wait_and_enter(me) }
+    }
+
+    /// Enters unless a thread is inside; whether it did.
+    pub(crate) fn try_enter(&self) -> bool {
+        self.enter_as(thread_token())
+    }
+
+    /// Lets a waiting thread in.
+    pub(crate) fn leave(&self) {
+        self.thread.store(0, Ordering::SeqCst);
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            self.left.change(|()| ());
+        }
+    }
+
+    fn enter_as(&self, me: u64) -> bool {
+        self.thread.compare_exchange(0, me, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    #[cold]
+    fn wait_and_enter(&self, me: u64) -> Result<(), Circle> {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let entered = self.left.wait_for(|()| {
+            if self.enter_as(me) {
+                return Some(Ok(()));
+            }
+            self.wait_in_line(me).err().map(Err)
+        });
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        waits().lock().remove(&me);
+        entered
+    }
+
+    /// Notes that this thread waits, unless that would close a circle. The last thread of a circle
+    /// finds it: all look under one lock, and a waiting thread leaves no section.
+    fn wait_in_line(&self, me: u64) -> Result<(), Circle> {
+        let mut waits = waits().lock();
+        let mut inside = self.thread.load(Ordering::SeqCst);
+        for _ in 0..=waits.len() {
+            if inside == me {
+                return Err(Circle);
+            }
+            let Some(next) = waits.get(&inside) else { break };
+            inside = next.load(Ordering::SeqCst);
+        }
+        waits.insert(me, Arc::clone(&self.thread));
+        Ok(())
+    }
+}
