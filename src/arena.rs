@@ -343,6 +343,23 @@ impl SharedVmmAllocator {
         released
     }
 
+    /// Replaces large pages of which the arena's graphs use little by small ones, where that saves a thirty-second of their shared pages
+    /// at least; how many bytes fewer the arena holds. For arenas whose page size nobody chose ([`Options::expected_bytes`]): call it
+    /// once when all captures are made. Addresses stay, and graphs over them stay instantiated; what shared pages hold is lost, as it is
+    /// between replays. The large pages are the device's then: [`trim`](Self::trim) gives them to the driver.
+    ///
+    /// Waits for the fence, the arena's replays and what the streams noted for blocks were given; other work that uses the arena's blocks
+    /// the caller puts in the fence. Meanwhile replays and new spaces are [`Error::WrongState`], as while the arena is paused. It needs
+    /// memory for the small pages before the large ones are free. Spaces opened later get large pages again.
+    ///
+    /// # Errors
+    /// Those of [`pause`](Self::pause), and [`Error::WrongState`] if the arena is paused; nothing has changed then. Out of memory or
+    /// budget, or what the driver says: some spaces show small pages, and the call can be repeated.
+    pub fn shrink_to_fit(&self, fence: Fence) -> Result<u64> {
+        self.usable()?;
+        self.common.shrink_to_fit(fence)
+    }
+
     /// Gives the arena's memory back to the driver, all but [exclusive](Self::allocate_exclusive) blocks; its addresses stay, and graphs over them stay instantiated. Bytes of retained
     /// and kept blocks go to the host and come back with [`resume`](Self::resume); what shared pages hold is undefined between replays
     /// and is lost, as is that of blocks which [`RetainPolicy::Share`] and bump spaces leave on such pages. Behind the fence, the

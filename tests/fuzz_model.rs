@@ -9,7 +9,7 @@ mod fuzz;
 
 use std::ffi::{CStr, c_char, c_void};
 use std::mem::{size_of, zeroed};
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 use std::sync::Mutex;
 
 use fuzz::{Input, platforms};
@@ -491,13 +491,28 @@ impl World {
         assert_eq!(self.arena(arena).free_bytes, 0);
     }
 
+    fn shrink(&self, arena: usize) {
+        let (before, mut saved) = (self.arena(arena).charged_bytes, 0);
+        let handle = self.arenas[arena].handle;
+        let status = unsafe { vmmgraph_arena_shrink_to_fit(handle, null(), &raw mut saved) };
+        let mut spaces = self.spaces.iter().filter(|space| space.arena == arena);
+        match status {
+            VMMGRAPH_OK => assert!(self.arena(arena).charged_bytes <= before - saved),
+            VMMGRAPH_ERROR_WRONG_STATE => assert!(spaces.any(|space| !space.sealed)),
+            VMMGRAPH_ERROR_STREAM_CAPTURING => assert!(self.cannot_wait()),
+            VMMGRAPH_ERROR_UNSUPPORTED => assert!(["hip", "mlu"].contains(&platforms::platform().name)),
+            _ => self.lacking(arena, status),
+        }
+    }
+
     fn act(&mut self, input: &mut Input) {
         let arenas: Vec<usize> =
             (0..self.arenas.len()).filter(|arena| !self.arenas[*arena].handle.is_null()).collect();
         // The last bytes of each row are later additions: known inputs mean what they meant.
         let op = match input.byte() {
             byte @ 0..216 => byte % 24,
-            byte => 24 + (byte - 216) % 4,
+            byte @ 216..252 => 24 + (byte - 216) % 4,
+            _ => 28,
         };
         if self.spaces.is_empty() && op >= 4 || arenas.is_empty() {
             if arenas.is_empty() {
@@ -562,6 +577,7 @@ impl World {
                 }
             }
             26 => self.reopen(),
+            28 => self.shrink(arena),
             27 => {
                 let stream = input.below(3) as u64;
                 if let Some(at) = known(self, input) {
