@@ -56,8 +56,8 @@ pub struct Options {
     /// are needed. Rounded up to what the device reserves in; more is reserved when those are used up.
     pub reserve_bytes: u64,
     /// About how many bytes the hungriest graph has live at once, which says how large the large pages are: the largest power of two
-    /// that is at most a forty-eighth of it, but no less than a small page and no more than 32 MiB; 0: not known, 16 MiB or the small
-    /// page's bytes, whichever is larger. Larger pages take fewer driver calls, smaller ones waste less where they end.
+    /// that is at most a forty-eighth of it, but no less than a small page and no more than 16 MiB; 32 MiB from 8 GiB on. 0: not known,
+    /// 16 MiB or the small page's bytes, whichever is larger. Larger pages take fewer driver calls, smaller ones waste less where they end.
     pub expected_bytes: u64,
     /// Replays and eager scopes on another stream or another thread than the first one's are refused ([`Error::WrongState`]) before
     /// anything of them is prepared or recorded, so that the order is that of one thread's program; until
@@ -107,8 +107,10 @@ impl Options {
         let small = or(self.small_page_bytes, granularity.max(2 * MIB));
         let fitting = match self.expected_bytes {
             0 => 16 * MIB,
-            // Forty-eight: tests/trace.rs, where the models come to 1.03 of their floors at most.
-            expected => 1 << (expected / 48).clamp(1, 32 * MIB).ilog2(),
+            // A larger page than without a hint must not cost memory: 32 MiB are half a percent of what one holds from here on.
+            expected if expected >= 8192 * MIB => 32 * MIB,
+            // Forty-eight: tests/trace.rs and tests/packing.rs.
+            expected => 1 << (expected / 48).clamp(1, 16 * MIB).ilog2(),
         };
         let large = or(self.large_page_bytes, small.max(fitting));
         Geometry::new(small, large, granularity)
@@ -341,6 +343,23 @@ impl SharedVmmAllocator {
         let released = pool.trim();
         self.common.shared.forget();
         released
+    }
+
+    /// Replaces large pages of which the arena's graphs use little by small ones, where that saves a thirty-second of their shared pages
+    /// at least; how many bytes fewer the arena holds. For arenas whose page size nobody chose ([`Options::expected_bytes`]): call it
+    /// once when all captures are made. Addresses stay, and graphs over them stay instantiated; what shared pages hold is lost, as it is
+    /// between replays. The large pages are the device's then: [`trim`](Self::trim) gives them to the driver.
+    ///
+    /// Waits for the fence, the arena's replays and what the streams noted for blocks were given; other work that uses the arena's blocks
+    /// the caller puts in the fence. Meanwhile replays and new spaces are [`Error::WrongState`], as while the arena is paused. It needs
+    /// memory for the small pages before the large ones are free. Spaces opened later get large pages again.
+    ///
+    /// # Errors
+    /// Those of [`pause`](Self::pause), and [`Error::WrongState`] if the arena is paused; nothing has changed then. Out of memory or
+    /// budget, or what the driver says: some spaces show small pages, and the call can be repeated.
+    pub fn shrink_to_fit(&self, fence: Fence) -> Result<u64> {
+        self.usable()?;
+        self.common.shrink_to_fit(fence)
     }
 
     /// Gives the arena's memory back to the driver, all but [exclusive](Self::allocate_exclusive) blocks; its addresses stay, and graphs over them stay instantiated. Bytes of retained

@@ -840,6 +840,47 @@ fn arena_aside(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
+/// Large pages of which little is used become small ones; what blocks hold that outlive their captures stays, before and after. Not told to the
+/// second thread, which would be refused.
+fn shrink(run: &mut Run) -> Result<()> {
+    let (device, other) = (Arc::clone(&run.device), run.injector.stream());
+    let stamps = Stamps::new(device.driver(), other);
+    let arena = Arc::new(run.step("create", || SharedVmmAllocator::new(&device, &plain()))?);
+    run.arena = Arc::downgrade(&arena);
+    let (mut spaces, mut blocks) = (Vec::new(), Vec::new());
+    for number in 1..=2 {
+        let space = run.step("open", || arena.open_space())?;
+        let passing = run.step("allocate", || space.allocate(18 * M, other))?;
+        let more = run.step("allocate", || space.allocate(u64::from(number) * 3 * M, other))?;
+        blocks.push((number, run.step("allocate kept", || space.allocate_kept(5000, other))?, 5000));
+        blocks.push((number, run.step("allocate", || space.allocate(4000, other))?, 4000));
+        space.free(passing)?;
+        space.free(more)?;
+        run.step("seal", || space.seal())?;
+        let mine = blocks.iter().filter(|(of, ..)| *of == number);
+        let write = || mine.clone().try_for_each(|(of, at, bytes)| stamps.write(*at, *bytes, *of));
+        run.step("replay", || space.replay(other, write)?)?;
+        spaces.push(space);
+    }
+    let shrinks = device.driver().capabilities().replace_under_graph;
+    if shrinks {
+        run.step("shrink", || arena.shrink_to_fit(Fence::default()))?;
+    }
+    run.step("trim", || arena.trim())?;
+    if shrinks && run.single {
+        // Two large pages before, and what is kept.
+        let held = run.device.stats().physical_bytes;
+        assert!(held <= 32 * M, "{held} bytes");
+    }
+    for (of, at, bytes) in &blocks {
+        assert!(run.step("read", || stamps.holds(*at, *bytes, *of))?, "a block of {of} was lost");
+    }
+    for space in &spaces {
+        run.step("replay", || space.replay(other, || ()))?;
+    }
+    Ok(())
+}
+
 /// Eager work between replays of a graph whose pages it keeps, with results that last, a stream that still reads, kept blocks, a trim and other
 /// addresses after it. Not told to the second thread, whose replays would wait for the scopes.
 fn eager(run: &mut Run) -> Result<()> {
@@ -1194,6 +1235,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("join places", join_places),
     ("come back", come_back),
     ("arena aside", arena_aside),
+    ("shrink", shrink),
     ("eager", eager),
     ("exclusive", exclusive),
     ("remote", remote),

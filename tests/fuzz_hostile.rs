@@ -324,6 +324,9 @@ impl World {
                 self.judge(vmmgraph_arena_destroy(arena), living, &[]);
                 self.arenas.remove(&handle);
             }
+            3 if op > 127 => {
+                self.judge(unsafe { vmmgraph_arena_shrink_to_fit(arena, null(), null_mut()) }, living, &[]);
+            }
             3 => self.judge(unsafe { vmmgraph_arena_trim(arena, null_mut()) }, living, &[]),
             4 if op > 127 => {
                 let bytes = self.size(input);

@@ -9,7 +9,7 @@ mod fuzz;
 
 use std::ffi::{CStr, c_char, c_void};
 use std::mem::{size_of, zeroed};
-use std::ptr::{self, null_mut};
+use std::ptr::{self, null, null_mut};
 use std::sync::Mutex;
 
 use fuzz::{Input, platforms};
@@ -698,6 +698,20 @@ impl World {
         assert_eq!(self.arena(arena).free_bytes, 0);
     }
 
+    fn shrink(&self, arena: usize) {
+        let (before, mut saved) = (self.arena(arena).charged_bytes, 0);
+        let handle = self.arenas[arena].handle;
+        let status = unsafe { vmmgraph_arena_shrink_to_fit(handle, null(), &raw mut saved) };
+        let mut spaces = self.spaces.iter().filter(|space| space.arena == arena);
+        match status {
+            VMMGRAPH_OK => assert!(self.arena(arena).charged_bytes <= before - saved),
+            VMMGRAPH_ERROR_WRONG_STATE => assert!(spaces.any(|space| !space.sealed)),
+            VMMGRAPH_ERROR_STREAM_CAPTURING => assert!(self.cannot_wait()),
+            VMMGRAPH_ERROR_UNSUPPORTED => assert!(["hip", "mlu"].contains(&platforms::platform().name)),
+            _ => self.lacking(arena, status),
+        }
+    }
+
     fn act(&mut self, input: &mut Input) {
         let arenas: Vec<usize> =
             (0..self.arenas.len()).filter(|arena| !self.arenas[*arena].handle.is_null()).collect();
@@ -705,7 +719,8 @@ impl World {
         let op = match input.byte() {
             byte @ 0..216 => byte % 24,
             byte @ 216..236 => 24 + (byte - 216) % 4,
-            byte => 28 + (byte - 236) % 5,
+            byte @ 236..252 => 28 + (byte - 236) % 5,
+            _ => 33,
         };
         match op {
             28..=29 => return self.allocate_in_region(input),
@@ -780,6 +795,7 @@ impl World {
                 }
             }
             26 => self.reopen(),
+            33 => self.shrink(arena),
             27 => {
                 let stream = input.below(3) as u64;
                 if let Some(at) = known(self, input) {

@@ -70,8 +70,8 @@ struct ArenaOptions {
     // they are needed. Rounded up to what the device reserves in; more is reserved when those are used up.
     std::uint64_t reserve_bytes = 0;
     // About how many bytes the hungriest graph has live at once, which says how large the large pages are: the largest power of two
-    // that is at most a forty-eighth of it, but no less than a small page and no more than 32 MiB; 0: not known, 16 MiB or the small
-    // page's bytes, whichever is larger. Larger pages take fewer driver calls, smaller ones waste less where they end.
+    // that is at most a forty-eighth of it, but no less than a small page and no more than 16 MiB; 32 MiB from 8 GiB on. 0: not known,
+    // 16 MiB or the small page's bytes, whichever is larger. Larger pages take fewer driver calls, smaller ones waste less where they end.
     std::uint64_t expected_bytes = 0;
     // Other devices that may read and write the arena's pages, added up: 1 << n for device n, below 64; the arena's own counts for nothing.
     // Every map costs more for each. For programs that use several devices in one process. Throws for a device without peer access.

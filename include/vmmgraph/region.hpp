@@ -240,6 +240,15 @@ inline ResumeReport resume(SharedVmmAllocator& arena, std::chrono::microseconds 
     return report;
 }
 
+// Replaces large pages of which an arena's graphs use little by small ones; how many bytes fewer it holds. For arenas whose page size nobody chose
+// (ArenaOptions::expected_bytes), once when all captures are made. See vmmgraph_arena_shrink_to_fit. Throws as pause() does.
+inline std::uint64_t shrink_to_fit(SharedVmmAllocator& arena, const PauseFence& fence = {}) {
+    const vmmgraph_fence_t given = detail::to_c(fence);
+    std::uint64_t saved = 0;
+    detail::check(vmmgraph_arena_shrink_to_fit(arena.handle(), &given, &saved));
+    return saved;
+}
+
 // The contents of one tag, on their way after resume_async().
 class Ready {
 public:

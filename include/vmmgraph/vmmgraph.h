@@ -641,8 +641,8 @@ typedef struct vmmgraph_arena_options_t {
   // are needed. Rounded up to what the device reserves in.
   uint64_t reserve_bytes;
   // About how many bytes the hungriest graph has live at once, which says how large the large pages are: the largest power of two
-  // that is at most a forty-eighth of it, but no less than a small page and no more than 32 MiB; 0: not known, 16 MiB or the small
-  // page's bytes, whichever is larger.
+  // that is at most a forty-eighth of it, but no less than a small page and no more than 16 MiB; 32 MiB from 8 GiB on. 0: not known,
+  // 16 MiB or the small page's bytes, whichever is larger.
   uint64_t expected_bytes;
   // Other devices of the platform that may read and write the arena's pages, added up: 1 << n for device n, below 64. Every map
   // costs more for each. The arena's own counts for nothing; one without peer access is VMMGRAPH_ERROR_INVALID_ARGUMENT.
@@ -2198,6 +2198,23 @@ VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_resume(vmmgraph_arena_t arena,
                                         uint64_t deadline_micros,
                                         struct vmmgraph_resume_report_t *report);
+
+// Replaces large pages of which the arena's graphs use little by small ones, where that saves a thirty-second of their shared pages at least. For
+// arenas whose page size nobody chose (expected_bytes): call it once when all captures are made. Addresses stay, and graphs over them stay
+// instantiated; what shared pages hold is lost, as it is between replays. Waits as vmmgraph_arena_pause does, and replays and new spaces
+// are VMMGRAPH_ERROR_WRONG_STATE meanwhile. The large pages are the device's then: vmmgraph_arena_trim gives them to the driver. `saved`
+// (may be null) receives how many bytes fewer the arena holds.
+//
+// It needs memory for the small pages before the large ones are free: VMMGRAPH_ERROR_OUT_OF_MEMORY or VMMGRAPH_ERROR_OVER_BUDGET without; some
+// spaces show small pages then, and the call can be repeated. While the arena is paused or has pages on lease, and as vmmgraph_arena_pause says,
+// it is refused, and nothing has changed.
+//
+// Arguments:
+// `fence` as in vmmgraph_device_pause; `saved` is null or writable.
+VMMGRAPH_API
+vmmgraph_status_t vmmgraph_arena_shrink_to_fit(vmmgraph_arena_t arena,
+                                               const struct vmmgraph_fence_t *fence,
+                                               uint64_t *saved);
 
 // Makes a pool of so many blocks, none backed, of which `blocks_a_page` behind one another share pages; `block_bytes` is a block's of all
 // planes: numbers that vmmgraph_kv_cache_stats has.

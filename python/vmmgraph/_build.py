@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from . import _library, _package
-from ._maps import Unfit
+from . import _files, _library, _package
+from ._files import Unfit
 
 #: What CMakeLists.txt asks for.
 CMAKE = (3, 24)
@@ -213,7 +213,7 @@ def _run(command: Sequence[str], log: Path, say: Say, what: str) -> None:
             process.terminate()
             process.wait()
     if status != 0:
-        print("\n".join(tail), file=sys.stderr)
+        _files.say(*tail, file=sys.stderr)
         raise Unfit(f"{what}: {Path(command[0]).name} ended with status {status}")
 
 

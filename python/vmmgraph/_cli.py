@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from . import _c, _library, _maps
-from ._maps import Unfit, mib
-from ._progress import Progress, printable
+from ._files import Unfit, read, reading, say
+from ._maps import mib
+from ._progress import Progress
 
 #: Exit statuses, as of diff(1); and of a process whose reader has gone, as a shell has it.
 OK, DIFFERENT, TROUBLE, NO_READER, STOPPED = 0, 1, 2, 141, 130
@@ -43,11 +44,6 @@ def drawn(library: _c.Library, function: str, text: bytes, name: str) -> str:
         return library.text(function, text)
     except _c.Error as error:
         raise Unfit(f"{name}: {error}") from None
-
-
-def read(path: str) -> bytes:
-    """A file, or what comes from standard input for ``-``."""
-    return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
 
 
 def write(path: str, data: bytes, *sources: str) -> None:
@@ -89,13 +85,13 @@ def report(arguments: argparse.Namespace) -> int:
     path = arguments.map or os.environ.get("VMMGRAPH_MAP") or ("-" if not sys.stdin.isatty() else "")
     if not path:
         raise Unfit("which map? Name a file, or set VMMGRAPH_MAP (vmmgraph.save_map and VMMGRAPH_MAP=map.json at exit write one)")
-    _, text = _maps.load(path, read(path))
-    print(drawn(core(), "map_report", text, path), end="")
+    _, text = _maps.open_map(path)
+    say(*drawn(core(), "map_report", text, path).rstrip("\n").split("\n"))
     return OK
 
 
 def draw(arguments: argparse.Namespace) -> int:
-    _, text = _maps.load(arguments.map, read(arguments.map))
+    _, text = _maps.open_map(arguments.map)
     output = _beside(arguments.output, arguments.map, ".html")
     write(output, drawn(core(), "map_html", text, arguments.map).encode(), arguments.map)
     return OK
@@ -106,16 +102,15 @@ def diff(arguments: argparse.Namespace) -> int:
         raise Unfit("standard input is one map, not two")
     both = []
     for path in (arguments.before, arguments.after):
-        both.append(_maps.load(path, read(path))[0])
-    with _maps.reading(f"{arguments.before} or {arguments.after}", "whole page map"):
+        both.append(_maps.open_map(path)[0])
+    with reading(f"{arguments.before} or {arguments.after}", "whole page map"):
         lines = _maps.diff(*both)
-    for line in lines:
-        print(line)
+    say(*lines)
     return DIFFERENT if lines else OK
 
 
 def export(arguments: argparse.Namespace) -> int:
-    page_map, text = _maps.load(arguments.map, read(arguments.map))
+    page_map, text = _maps.open_map(arguments.map)
     if arguments.perfetto:
         output = _beside(arguments.output, arguments.map, ".perfetto.json")
         write(output, drawn(core(), "map_perfetto", text, arguments.map).encode(), arguments.map)
@@ -126,20 +121,20 @@ def export(arguments: argparse.Namespace) -> int:
         # It looks at every number in the map.
         drawn(core(), "map_report", text, arguments.map)
     output = _beside(arguments.output, arguments.map, ".pickle")
-    with _maps.reading(arguments.map, "whole page map"):
+    with reading(arguments.map, "whole page map"):
         whole, lost = _snapshot.snapshot(page_map)
     write(output, _snapshot.dumps(whole), arguments.map)
     if all(space["events"] is None for space in page_map["spaces"]):
-        print("no events in the map: each shape is shown at its peak (docs/map.md says how to note events)", file=sys.stderr)
+        say("no events in the map: each shape is shown at its peak (docs/map.md says how to note events)", file=sys.stderr)
     if lost:
-        print(f"{mib(lost)} of blocks lie on no page of the map any more, and are left out", file=sys.stderr)
+        say(f"{mib(lost)} of blocks lie on no page of the map any more, and are left out", file=sys.stderr)
     return OK
 
 
 def check(_: argparse.Namespace) -> int:
     import vmmgraph
 
-    print(vmmgraph.check())
+    say(*str(vmmgraph.check()).split("\n"))
     return OK
 
 
@@ -190,18 +185,18 @@ def replay(arguments: argparse.Namespace) -> int:
         page = text if arguments.output.endswith(".json") else drawn(run.library, "map_html", text, arguments.trace).encode()
         write(arguments.output, page, arguments.trace)
     if arguments.json:
-        print(json.dumps({**_replay.as_json(run.cost), "recorded_bytes": trace.recorded_bytes, "source": trace.source}))
+        say(json.dumps({**_replay.as_json(run.cost), "recorded_bytes": trace.recorded_bytes, "source": trace.source}))
     else:
-        print(_table(run.cost, trace))
+        say(*_table(run.cost, trace))
     return OK
 
 
-def _table(cost: Any, trace: Any) -> str:
+def _table(cost: Any, trace: Any) -> list[str]:
     rows = [
         (
             "floor",
             cost.floor_bytes,
-            f"the hungriest capture at its peak, {printable(cost.hungriest)}, and what others left alive",
+            f"the hungriest capture at its peak, {cost.hungriest}, and what others left alive",
         ),
         ("peaks", cost.peaks_bytes, "the peaks of all captures together"),
         ("private", cost.private_bytes, "a pool of its own for each in torch, computed by its allocator's rules"),
@@ -212,9 +207,9 @@ def _table(cost: Any, trace: Any) -> str:
     rows.append(("shared", cost.held_bytes, f"in an arena: {times}; {mib(cost.retained_bytes)} of it are of single captures"))
     if cost.most_held_bytes > cost.held_bytes:
         rows.append(("at most", cost.most_held_bytes, "while the captures were made"))
-    lines = [f"{cost.captures} captures, {cost.allocations} allocations ({printable(trace.source)}), {cost.maps} map calls"]
+    lines = [f"{cost.captures} captures, {cost.allocations} allocations ({trace.source}), {cost.maps} map calls"]
     lines += [f"{name:9} {size / (1 << 20):10.1f} MiB  {what}" for name, size, what in rows]
-    return "\n".join([*lines, *trace.notes])
+    return [*lines, *trace.notes]
 
 
 def _size(text: str) -> int:
@@ -381,8 +376,8 @@ def main(arguments: Sequence[str]) -> int:
         return STOPPED
     except (Unfit, _c.Error, OSError) as error:
         what = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
-        print(f"vmmgraph: {printable(what)}", file=sys.stderr)
+        say(f"vmmgraph: {what}", file=sys.stderr)
         return TROUBLE
     except MemoryError:
-        print("vmmgraph: out of memory", file=sys.stderr)
+        say("vmmgraph: out of memory", file=sys.stderr)
         return TROUBLE

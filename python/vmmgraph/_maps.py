@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
+
+from ._files import PICKLE, Unfit, load, read, reading
 
 FORMAT = 1
 _DATA = re.compile(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', re.DOTALL)
 _MIB = 1 << 20
-
-
-class Unfit(ValueError):
-    """A file that is not what it should be: one line says how."""
-
-
-@contextlib.contextmanager
-def reading(name: str, what: str) -> Iterator[None]:
-    """What goes wrong inside goes wrong because of what is in the file."""
-    try:
-        yield
-    except Unfit:
-        raise
-    except RecursionError:
-        raise Unfit(f"{name} is no {what}: nested too deep") from None
-    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
-        raise Unfit(f"{name} is no {what}: {type(error).__name__} {error}") from None
 
 
 def parse(data: bytes, name: str) -> tuple[dict[str, Any], bytes]:
@@ -37,13 +19,15 @@ def parse(data: bytes, name: str) -> tuple[dict[str, Any], bytes]:
     What is in there is looked at as far as this package needs it; the library looks at the rest.
     """
     with reading(name, "page map"):
+        if data[:1] == PICKLE:
+            raise Unfit(f"{name} is no page map: it is a pickle, and vmmgraph replay reads those of torch")
         text = data.decode("utf-8-sig")
         if text.lstrip()[:1] == "<":
             found = _DATA.search(text)
             if found is None:
                 raise Unfit(f"{name} is a page without a map in it")
             text = found[1]
-        whole = json.loads(text)
+        whole = load(text, name, "page map")
         if not isinstance(whole, dict) or "format" not in whole:
             raise Unfit(f"{name} is no page map: it has no format")
         if whole["format"] != FORMAT:
@@ -176,6 +160,6 @@ def diff(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     return lines
 
 
-def load(path: str, data: bytes | None = None) -> tuple[dict[str, Any], bytes]:
-    """A map from a file. Raises `Unfit`, `OSError`."""
-    return parse(Path(path).read_bytes() if data is None else data, path)
+def open_map(path: str) -> tuple[dict[str, Any], bytes]:
+    """A map from a file, or from standard input for ``-``. Raises `Unfit`, `OSError`."""
+    return parse(read(path), path)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import time
 
+from ._files import printable, say
+
 
 class Progress:
     """A line on stderr that says what is going on, if that is a terminal and it takes long."""
@@ -19,7 +21,8 @@ class Progress:
     def __call__(self, text: str) -> None:
         if self._lines and time.monotonic() >= self._next:
             self._next = time.monotonic() + 10
-            print(f"vmmgraph: {printable(text)}", file=sys.stderr, flush=True)
+            say(f"vmmgraph: {text}", file=sys.stderr)
+            sys.stderr.flush()
         if self._on and time.monotonic() >= self._next:
             self._next = time.monotonic() + 0.1
             sys.stderr.write(f"\r\033[K{printable(text)[:100]}")
@@ -30,8 +33,3 @@ class Progress:
         if self._shown:
             sys.stderr.write("\r\033[K")
             self._shown = False
-
-
-def printable(text: str) -> str:
-    """A text of a file's on one line, with nothing that a terminal obeys."""
-    return "".join(c if c.isprintable() else " " for c in text)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _c
-from ._traces import Trace
+from ._traces import MAX_BYTES, Trace
 
 _MIB = 1 << 20
 _GRANULE = 512
@@ -159,7 +159,7 @@ class Run:
         # A page is a file of its own there.
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit[1], limit[1]))
-        device_bytes = max(_LEAST_DEVICE_BYTES, 4 * (floor + left))
+        device_bytes = min(max(_LEAST_DEVICE_BYTES, 4 * (floor + left)), MAX_BYTES)
         library.device_open(byref(_c.DeviceOptions(driver=2, host_memory_bytes=device_bytes)), byref(self._device))
         library.arena_create(self._device, byref(_c.ArenaOptions(expected_bytes=expected_bytes)), byref(self._arena))
         stays = _left_alive(trace) if kept else set()

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import _maps
-from ._maps import Unfit
+from ._files import Unfit
 
 #: Each class of pages begins at a multiple of this, and a viewer's numbers are exact up to 2^53.
 _CLASS_BYTES = 1 << 44

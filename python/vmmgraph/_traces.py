@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import bisect
-import contextlib
-import io
-import pickle
-import resource
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from ._maps import Unfit, reading
+from ._files import PICKLE, Unfit, load, reading
+
+#: The largest block that the library takes.
+MAX_BYTES = 1 << 46
 
 #: How the events of a graph pool become captures.
 SPLITS = ("auto", "pool", "label", "warm-up")
@@ -39,62 +37,10 @@ class Trace:
     notes: list[str] = field(default_factory=list)
 
 
-class _Plain(pickle.Unpickler):
-    """Lists, dicts, tuples, texts and numbers. A pickle that names anything else, and so could run it, is refused."""
-
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise Unfit(f"names {module}.{name}: only plain lists, dicts, texts and numbers are read, since a pickle can run code")
-
-    def persistent_load(self, pid: Any) -> NoReturn:
-        raise Unfit("has persistent references: only plain lists, dicts, texts and numbers are read")
-
-
-def unpickle(data: bytes, name: str) -> Any:
-    """What is in a pickle of plain containers and scalars; runs nothing of it. Raises `Unfit`."""
-    try:
-        with _little_memory(_MOST_BYTES + _MOST_TIMES * len(data)):
-            return _Plain(io.BytesIO(data)).load()
-    except Unfit as error:
-        raise Unfit(f"{name} is refused: it {error}") from None
-    except MemoryError:
-        raise Unfit(f"{name} is refused: it wants more memory than a snapshot of its size does") from None
-    except _BROKEN as error:
-        raise Unfit(f"{name} is no pickle: {type(error).__name__} {error}") from None
-
-
-#: What an unpickler raises for bytes that are no pickle.
-_BROKEN = (
-    pickle.UnpicklingError,
-    ArithmeticError,
-    AttributeError,
-    EOFError,
-    ImportError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-#: What objects may take while a pickle is read: so much, and so many times its bytes.
-_MOST_BYTES, _MOST_TIMES = 1 << 29, 128
-
-
-@contextlib.contextmanager
-def _little_memory(more: int) -> Iterator[None]:
-    """Inside, the process gets no more than so many bytes: five bytes of a pickle can ask for 64 GiB."""
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    limits = [now + more, *(each for each in before if each != resource.RLIM_INFINITY)]
-    resource.setrlimit(resource.RLIMIT_AS, (min(limits), before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
-
-
 def read(data: bytes, name: str, **options: Any) -> Trace:
     """A trace from the bytes of a file. Raises `Unfit`."""
-    if data[:1] == b"\x80":
-        snapshot = unpickle(data, name)
+    if data[:1] == PICKLE:
+        snapshot = load(data, name, "snapshot of torch's")
         with reading(name, "snapshot of torch's"):
             return from_snapshot(snapshot, name, **options)
     if any(value for key, value in options.items() if key in ("device", "gap_ms") or (key == "split" and value != "auto")):
@@ -119,7 +65,7 @@ def from_text(data: bytes, name: str) -> Trace:
                     first = {}
                 case ["a", block, size] if captures and int(size) > 0 and int(block) not in first:
                     first[int(block)] = blocks
-                    captures[-1].steps.append((blocks, int(size)))
+                    captures[-1].steps.append((blocks, _bytes(int(size))))
                     blocks += 1
                 case ["f", block] if captures:
                     captures[-1].steps.append((first.pop(int(block)), -1))
@@ -253,6 +199,6 @@ def from_snapshot(
 
 
 def _bytes(size: Any) -> int:
-    if not isinstance(size, int) or size < 0:
+    if not isinstance(size, int) or not 0 <= size <= MAX_BYTES:
         raise ValueError(f"an allocation of {size!r} bytes")
     return size

@@ -69,8 +69,8 @@ pub struct vmmgraph_arena_options_t {
     /// are needed. Rounded up to what the device reserves in.
     pub reserve_bytes: u64,
     /// About how many bytes the hungriest graph has live at once, which says how large the large pages are: the largest power of two
-    /// that is at most a forty-eighth of it, but no less than a small page and no more than 32 MiB; 0: not known, 16 MiB or the small
-    /// page's bytes, whichever is larger.
+    /// that is at most a forty-eighth of it, but no less than a small page and no more than 16 MiB; 32 MiB from 8 GiB on. 0: not known,
+    /// 16 MiB or the small page's bytes, whichever is larger.
     pub expected_bytes: u64,
     /// Other devices of the platform that may read and write the arena's pages, added up: 1 << n for device n, below 64. Every map
     /// costs more for each. The arena's own counts for nothing; one without peer access is VMMGRAPH_ERROR_INVALID_ARGUMENT.

@@ -1,4 +1,4 @@
-//! Arenas that step aside, as regions do.
+//! Arenas that are paused, as regions are, and whose pages are made to fit.
 
 use std::time::Duration;
 
@@ -51,6 +51,36 @@ pub unsafe extern "C" fn vmmgraph_arena_resume(
         // SAFETY: the caller's contract.
         let to = unsafe { wanted(report) }?;
         write_resume(to.as_ref(), &arena.resume(Duration::from_micros(deadline_micros))?);
+        Ok(())
+    })
+}
+
+/// Replaces large pages of which the arena's graphs use little by small ones, where that saves a thirty-second of their shared pages at least. For
+/// arenas whose page size nobody chose (expected_bytes): call it once when all captures are made. Addresses stay, and graphs over them stay
+/// instantiated; what shared pages hold is lost, as it is between replays. Waits as vmmgraph_arena_pause does, and replays and new spaces
+/// are VMMGRAPH_ERROR_WRONG_STATE meanwhile. The large pages are the device's then: vmmgraph_arena_trim gives them to the driver. `saved`
+/// (may be null) receives how many bytes fewer the arena holds.
+///
+/// It needs memory for the small pages before the large ones are free: VMMGRAPH_ERROR_OUT_OF_MEMORY or VMMGRAPH_ERROR_OVER_BUDGET without; some
+/// spaces show small pages then, and the call can be repeated. While the arena is paused or has pages on lease, and as vmmgraph_arena_pause says,
+/// it is refused, and nothing has changed.
+///
+/// # Safety
+/// `fence` as in vmmgraph_device_pause; `saved` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmmgraph_arena_shrink_to_fit(
+    arena: vmmgraph_arena_t,
+    fence: *const vmmgraph_fence_t,
+    saved: *mut u64,
+) -> vmmgraph_status_t {
+    with(arena, |arena| {
+        // SAFETY: the caller's contract.
+        let fence = unsafe { fence_of(arena.device(), fence)? };
+        let bytes = arena.shrink_to_fit(fence)?;
+        if !saved.is_null() {
+            // SAFETY: writable by the caller's contract.
+            unsafe { *saved = bytes };
+        }
         Ok(())
     })
 }

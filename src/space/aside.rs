@@ -35,7 +35,7 @@ struct Left {
 }
 
 /// The right to move an arena's pages. Where it ends, the arena is as `back` says.
-struct Turn<'a> {
+pub(super) struct Turn<'a> {
     common: &'a Common,
     back: Stage,
 }
@@ -95,6 +95,20 @@ impl Common {
         );
         pool.check();
         Ok(report)
+    }
+
+    /// Keeps replays and new spaces out as long as what this returns lives, and waits for those who use the pages.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] unless the arena is resident, and those of [`step_aside`](Self::step_aside).
+    pub(super) fn keep_out(&self, fence: Fence) -> Result<Turn<'_>> {
+        let turn = self.begin_pause()?.filter(|turn| turn.back == Stage::Resident);
+        let Some(turn) = turn else {
+            let (expected, found) = (Stage::Resident.name(), Stage::Paused.name());
+            return Err(Error::WrongState { what: "the arena", expected, found });
+        };
+        self.wait_for_users(fence)?;
+        Ok(turn)
     }
 
     /// Takes the turn and keeps replays out; `None`: it is paused, all of it.
@@ -166,7 +180,7 @@ impl Common {
 
     /// Of every space that is there, and of those whose graph is gone and whose blocks are not. Waits for those that are on their way out on other threads,
     /// which wait for nobody.
-    fn cores(&self) -> Vec<Arc<Core>> {
+    pub(super) fn cores(&self) -> Vec<Arc<Core>> {
         loop {
             let spaces: Vec<_> = self.spaces.lock().values().map(Weak::upgrade).collect();
             let retired: Vec<_> = self.retired.lock().values().map(Weak::upgrade).collect();

@@ -51,6 +51,7 @@ mod recency;
 mod refresh;
 mod seal;
 mod sealed;
+mod shrink;
 mod slab;
 mod slabs;
 mod stitch;

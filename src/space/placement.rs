@@ -96,6 +96,14 @@ impl Placement {
         }
     }
 
+    /// Whether any block ever lay on a small page's worth of addresses of a range. True before the seal.
+    pub(crate) fn was_used(&self, range: usize, unit: u64) -> bool {
+        match self {
+            Self::Sealed(sealed) => sealed.was_used(range, unit),
+            _ => true,
+        }
+    }
+
     /// The capture has ended.
     pub(crate) fn seal(&mut self) {
         let nothing = || Sealed::new(Vec::new(), Usage::default(), (0, 0));

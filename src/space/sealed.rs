@@ -11,13 +11,26 @@ pub(crate) struct Sealed {
     peak: Box<[Live]>,
     usage: Usage,
     pages: (usize, usize),
+    /// For each range one bit for each small page's worth of its addresses: whether any block ever lay there.
+    used: Box<[Box<[u64]>]>,
 }
 
 impl Sealed {
     /// The live blocks, what is in use, and how many small and other pages the space shows.
     pub(crate) fn new(mut blocks: Vec<Live>, usage: Usage, pages: (usize, usize)) -> Self {
         blocks.sort_unstable_by_key(|live| live.place);
-        Self { blocks: blocks.into_boxed_slice(), peak: Box::default(), usage, pages }
+        Self { blocks: blocks.into_boxed_slice(), peak: Box::default(), usage, pages, used: Box::default() }
+    }
+
+    /// Keeps where blocks ever lay: for each range one bit for each small page's worth of addresses.
+    pub(crate) fn with_used(self, used: Box<[Box<[u64]>]>) -> Self {
+        Self { used, ..self }
+    }
+
+    /// Whether any block ever lay on a small page's worth of addresses of a range. True where that is not known.
+    pub(crate) fn was_used(&self, range: usize, unit: u64) -> bool {
+        let word = self.used.get(range).and_then(|used| used.get(unit as usize / 64));
+        word.is_none_or(|word| word >> (unit % 64) & 1 == 1)
     }
 
     /// Keeps what was live when the most bytes were.

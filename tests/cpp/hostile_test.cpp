@@ -97,6 +97,7 @@ std::vector<Call> arena_calls(vmmgraph_arena_t arena) {
         {"arena_lift_serial", [=] { return vmmgraph_arena_lift_serial(arena); }},
         {"arena_pause", [=] { return vmmgraph_arena_pause(arena, nullptr, nullptr); }},
         {"arena_resume", [=] { return vmmgraph_arena_resume(arena, 0, nullptr); }},
+        {"arena_shrink_to_fit", [=] { return vmmgraph_arena_shrink_to_fit(arena, nullptr, nullptr); }},
         {"arena_set_budget", [=] { return vmmgraph_arena_set_budget(arena, 0); }},
         {"arena_stats",
          [=] {

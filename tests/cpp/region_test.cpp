@@ -24,6 +24,26 @@ using namespace std::chrono_literals;
 
 Device open_device(int number) { return Device::open(host::device_options(number)); }
 
+TEST(Arenas, PagesAreMadeToFitWhatGraphsUse) {
+    auto arena = host::arena(6);
+    auto space = arena.open_space();
+    void* const block = space.allocate(MiB + (64 << 10));
+    space.free(block);
+    space.seal();
+    ASSERT_EQ(arena.stats().physical_bytes, 2 * MiB);
+    try {
+        EXPECT_EQ(vmmgraph::shrink_to_fit(arena), 2 * MiB - 17 * (64 << 10));
+    } catch (const vmmgraph::Error& error) {
+        // Where it is not known what graphs keep of a page, none is replaced.
+        ASSERT_EQ(error.status(), VMMGRAPH_ERROR_UNSUPPORTED);
+        return;
+    }
+    EXPECT_EQ(vmmgraph::shrink_to_fit(arena), 0u);
+    int launched = 0;
+    space.replay(nullptr, [&] { ++launched; });
+    EXPECT_EQ(launched, 1);
+}
+
 TEST(Regions, StepAsideAndComeBackAtTheSameAddresses) {
     const Device device = open_device(5);
     Region weights(device, "weights", {Policy::backup});

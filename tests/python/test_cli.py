@@ -17,7 +17,7 @@ from ctypes import byref, c_void_p
 from pathlib import Path
 
 import pytest
-from vmmgraph import _c, _cli, _maps, _package, _progress, _replay, _snapshot, _traces
+from vmmgraph import _c, _cli, _files, _maps, _package, _progress, _replay, _snapshot, _traces
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 MIB = 1 << 20
@@ -292,7 +292,7 @@ def test_a_torch_snapshot_has_each_page_once_and_each_block_on_its_page(
     done = vmmgraph("export", "--torch-snapshot", source)
     assert done.returncode == 0 and done.stdout == "" and ("at its peak" in done.stderr) == (events == "none")
     data = out.read_bytes()
-    snapshot, drawn = _traces.unpickle(data, "ours"), json.loads(source.read_text())
+    snapshot, drawn = _files.load(data, "ours", "snapshot"), json.loads(source.read_text())
     assert {opcode.name for opcode, *_ in pickletools.genops(data)} <= VIEWER and data[:2] == b"\x80\x04"
     most, left = look(snapshot)
     assert len(snapshot["segments"]) == len(drawn["pages"])
@@ -345,7 +345,7 @@ def test_blocks_over_two_pages_are_two_and_lie_where_the_page_is(tmp_path: Path)
     assert look(snapshot) == (5120, [1024])
     space["events"][1]["end"] = None
     space["events"][2]["begin"], space["events"][2]["end"] = 1, None
-    with pytest.raises(_maps.Unfit, match="two live blocks"):
+    with pytest.raises(_files.Unfit, match="two live blocks"):
         _snapshot.snapshot(drawn)
 
 
@@ -565,7 +565,7 @@ def test_damaged_pickles_are_refused_or_read() -> None:
             data[chance.randrange(1, len(data))] = chance.randrange(256)
         try:
             _traces.read(bytes(data), "damaged")
-        except _maps.Unfit as error:
+        except _files.Unfit as error:
             assert str(error).startswith("damaged ")
             refusals += 1
     assert refusals > 2000
@@ -643,6 +643,113 @@ def test_broken_traces_and_snapshots_are_one_line_each(tmp_path: Path) -> None:
     assert "--split" in refused_here("replay", DATA / "capture-trace-vision.txt", "--split", "pool")
 
 
+#: Numbers that a file can hold and that no address, size or time is.
+BEYOND = (10**400, -(10**400), 1 << 65, float("inf"), float("nan"))
+
+
+@pytest.mark.parametrize("number", BEYOND)
+def test_numbers_beyond_a_float_are_refused_wherever_they_stand(tmp_path: Path, number: float) -> None:
+    """The size of a segment was added up and divided at the end of `replay`: a traceback."""
+    good = snapshot_of("capture-trace-vision")
+    entry, segment = good["device_traces"][0][0], good["segments"][0]
+    changes: list[tuple[dict, object]] = [(segment, "total_size"), (segment, "address"), (entry, "size"), (entry, "addr")]
+    changes += [(entry, "time_us"), (entry, "user_metadata"), (good, "unknown"), (good, number)]
+    for where, key in changes:
+        before = dict(where)
+        where[key] = number
+        said = refused_here("replay", save(tmp_path / "s.pickle", good), "--gap-ms", 1)
+        assert "is refused: it holds" in said, (key, said)
+        where.clear()
+        where.update(before)
+    wrong = {"format": 1, "pages": [], "spaces": [], "held_bytes": [{"deep": number}]}
+    (tmp_path / "map.json").write_text(json.dumps(wrong))
+    for command in (
+        ["report"],
+        ["map"],
+        ["diff", tmp_path / "map.json"],
+        ["export", "--torch-snapshot"],
+        ["export", "--perfetto"],
+    ):
+        assert "is refused: it holds" in refused_here(*command, tmp_path / "map.json")
+
+
+def test_values_that_contain_themselves_are_read_once(tmp_path: Path) -> None:
+    """A pickle may: the check of its numbers ends all the same."""
+    within: list = [1]
+    within += [within, {"x": within}, (within,)]
+    assert "no snapshot" in refused_here("replay", save(tmp_path / "s.pickle", within))
+    within.append(1 << 70)
+    assert "71 bits" in refused_here("replay", save(tmp_path / "s.pickle", within))
+
+
+def test_a_block_larger_than_the_library_takes_is_refused(tmp_path: Path) -> None:
+    """The C functions take 64 bits: 2^64 + 512 bytes became 512."""
+    trace = tmp_path / "trace"
+    for size in ((1 << 64) + 512, (1 << 46) + 1):
+        trace.write_text(f"shape d 1\na 0 {size}\n")
+        assert ":2:" in refused_here("replay", trace)
+    snapshot = snapshot_of("capture-trace-vision")
+    snapshot["device_traces"][0][0]["size"] = (1 << 46) + 1
+    assert "an allocation of" in refused_here("replay", save(trace, snapshot))
+
+
+def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
+    path = save(tmp_path / "x.pickle", snapshot_of("capture-trace-vision"))
+    for command in (["report"], ["map"], ["diff", path], ["export", "--torch-snapshot"], ["export", "--perfetto"]):
+        assert "is no page map: it is a pickle, and vmmgraph replay reads those" in refused_here(*command, path)
+    path.write_bytes(b'{"format": \xff}')
+    assert refused_here("report", path).endswith("is no page map: byte 11 is no UTF-8 text\n")
+
+
+#: What a terminal obeys: an escape, a C1 control, a change of direction; and what ends a line.
+OBEYED = "\x1b[2J\x9b31m\u202e\r\n\x07"
+
+
+def hostile_map(title: str = "x") -> dict:
+    """A page map whose every text is obeyed by terminals."""
+    sums = dict.fromkeys(("peak_live_bytes", "live_bytes", "kept_bytes", "retained_bytes", "shown_bytes", "mapped_bytes"), 0)
+    space = {
+        "id": 1, "label": f"a{OBEYED}b{title}", "maps": [], "kept_pages": [], "phase": f"p{OBEYED}{title}", "allocations": 1,
+        "alone_bytes": 0, "drop_gives_bytes": 0, **sums,
+    }  # fmt: skip
+    page = {"class": f"class{OBEYED}{title}", "number": 0, "bytes": 512}
+    holder = {"kind": f"kind{OBEYED}", "name": title, "pages": 1, "bytes": 512}
+    return {"format": 1, "pages": [page], "spaces": [space], "holders": [holder]}
+
+
+def test_what_diff_prints_is_nothing_that_a_terminal_obeys(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    one, two = tmp_path / f"one{OBEYED[:4]}.json", tmp_path / "two.json"
+    one.write_text(json.dumps(hostile_map("before")))
+    two.write_text(json.dumps({**hostile_map("after"), "held_bytes": 1}))
+    assert _cli.main(["diff", str(one), str(two)]) == 1
+    printed = capsys.readouterr().out
+    lines = printed.split("\n")
+    assert len(lines) == 8 and all(line.isprintable() for line in lines), printed
+    assert sum("before" in line or "after" in line for line in lines) == 6
+
+
+def test_what_the_streams_encoding_lacks_is_printed_as_an_escape(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    one.write_text(json.dumps(hostile_map("\u00e9")))
+    two.write_text(json.dumps(hostile_map("e")))
+    said = output("diff", one, two, status=1, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert "b\\xe9: peak" in said
+
+
+@with_core
+def test_no_command_prints_what_a_terminal_obeys(maps: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    drawn = page_map(maps, "capture-trace-vision")
+    drawn["title"] = drawn["spaces"][0]["label"] = f"vision{OBEYED}!"
+    (tmp_path / "map.json").write_text(json.dumps(drawn))
+    assert _cli.main(["report", str(tmp_path / "map.json")]) == 0
+    snapshot = snapshot_of("capture-trace-vision", labels=True)
+    for entry in snapshot["device_traces"][0]:
+        entry["user_metadata"] = f"vision{OBEYED}!"
+    assert _cli.main(["replay", str(save(tmp_path / "s.pickle", snapshot))]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("vision") >= 3 and all(line.isprintable() for line in printed.split("\n")), printed
+
+
 @with_core
 def test_maps_with_one_thing_wrong_are_refused_or_read(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
@@ -665,11 +772,11 @@ def test_maps_with_one_thing_wrong_are_refused_or_read(tmp_path: Path) -> None:
         else:
             at[key] = chance.choice(strange)
         try:
-            with _maps.reading("map", "map"):
+            with _files.reading("map", "map"):
                 drawn, _ = _maps.parse(json.dumps(bad).encode(), "map")
                 _maps.diff(good, drawn)
                 _snapshot.dumps(_snapshot.snapshot(drawn)[0])
-        except _maps.Unfit:
+        except _files.Unfit:
             refusals += 1
     assert 300 < refusals < 1500
 
@@ -677,7 +784,7 @@ def test_maps_with_one_thing_wrong_are_refused_or_read(tmp_path: Path) -> None:
 @with_core
 def test_more_than_can_be_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "trace"
-    path.write_text(f"shape d 1\na 0 {1 << 62}\n")
+    path.write_text(f"shape d 1\na 0 {1 << 45}\n")
     assert "trace: " in refused("replay", path)
 
 

@@ -49,7 +49,9 @@ impl Layout {
             let freed: Result<u64, NotLive> = self.free(place);
             debug_assert!(freed.is_ok(), "a parked block was not live");
         }
-        Sealed::new(self.blocks(), self.usage, self.pages()).with_peak(self.at_peak())
+        let used = self.ranges.iter_mut().map(|range| std::mem::take(&mut range.used).into_boxed_slice());
+        let used = used.collect();
+        Sealed::new(self.blocks(), self.usage, self.pages()).with_peak(self.at_peak()).with_used(used)
     }
 
     /// The blocks that were live when the most bytes were.

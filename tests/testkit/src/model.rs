@@ -27,26 +27,30 @@ pub struct Model<'a> {
 
 /// The events of one shape.
 #[derive(Default)]
-struct Recorder {
+pub(crate) struct Recorder {
     events: Vec<Event>,
     next: usize,
 }
 
 impl Recorder {
-    fn allocate(&mut self, bytes: u64) -> usize {
+    pub(crate) fn allocate(&mut self, bytes: u64) -> usize {
         let id = self.next;
         self.next += 1;
         self.events.push(Event::Allocate { id, bytes });
         id
     }
 
-    fn free(&mut self, id: usize) {
+    pub(crate) fn free(&mut self, id: usize) {
         self.events.push(Event::Free { id });
     }
 
-    fn briefly(&mut self, bytes: u64) {
+    pub(crate) fn briefly(&mut self, bytes: u64) {
         let id = self.allocate(bytes);
         self.free(id);
+    }
+
+    pub(crate) fn shape(&mut self, kind: char, tokens: u32) -> Shape {
+        Shape { kind, tokens, events: std::mem::take(&mut self.events) }
     }
 }
 
@@ -112,6 +116,6 @@ impl Model<'_> {
             .iter()
             .for_each(|(projected, attended)| [projected, attended].iter().for_each(|id| r.free(**id)));
         r.free(wide);
-        Shape { kind, tokens, events: std::mem::take(&mut r.events) }
+        r.shape(kind, tokens)
     }
 }

@@ -1,0 +1,145 @@
+"""Reads files that other programs wrote, and prints text that comes from them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import pickle
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+#: The first bytes of a pickle of protocol 2 and later.
+PICKLE = b"\x80"
+
+#: Numbers beyond this are refused: no address, size or time is larger, and Python cannot make a float of every integer.
+_LARGEST_NUMBER = 1 << 64
+
+
+class Unfit(ValueError):
+    """A file that is not what it should be: one line says how."""
+
+
+@contextlib.contextmanager
+def reading(name: str, what: str) -> Iterator[None]:
+    """Turns an error that the content of a file causes inside into `Unfit`."""
+    try:
+        yield
+    except Unfit:
+        raise
+    except RecursionError:
+        raise Unfit(f"{name} is no {what}: nested too deep") from None
+    except UnicodeDecodeError as error:
+        raise Unfit(f"{name} is no {what}: byte {error.start} is no UTF-8 text") from None
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise Unfit(f"{name} is no {what}: {type(error).__name__} {error}") from None
+
+
+def read(path: str) -> bytes:
+    """Returns the bytes of a file, or of standard input for ``-``."""
+    return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+
+
+def load(data: bytes | str, name: str, what: str) -> Any:
+    """Returns the value in a pickle (bytes) or in JSON (text): lists, dicts, tuples, texts and numbers that a float can hold.
+
+    Runs nothing of a pickle. Raises `Unfit`; ``what`` says what the file should be.
+    """
+    with reading(name, what):
+        value = json.loads(data) if isinstance(data, str) else _unpickle(data, name)
+        _check(value, name)
+        return value
+    raise AssertionError
+
+
+class _Plain(pickle.Unpickler):
+    """An unpickler that refuses every pickle which names a class or function, and so could run it."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise Unfit(f"names {module}.{name}: only plain lists, dicts, texts and numbers are read, since a pickle can run code")
+
+    def persistent_load(self, pid: Any) -> NoReturn:
+        raise Unfit("has persistent references: only plain lists, dicts, texts and numbers are read")
+
+
+def _unpickle(data: bytes, name: str) -> Any:
+    try:
+        with _little_memory(_MOST_BYTES + _MOST_TIMES * len(data)):
+            return _Plain(io.BytesIO(data)).load()
+    except Unfit as error:
+        raise Unfit(f"{name} is refused: it {error}") from None
+    except MemoryError:
+        raise Unfit(f"{name} is refused: it wants more memory than a snapshot of its size does") from None
+    except _BROKEN as error:
+        raise Unfit(f"{name} is no pickle: {type(error).__name__} {error}") from None
+
+
+#: What an unpickler raises for bytes that are no pickle.
+_BROKEN = (
+    pickle.UnpicklingError,
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    ImportError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+#: What objects may take while a pickle is read: so much, and so many times its bytes.
+_MOST_BYTES, _MOST_TIMES = 1 << 29, 128
+
+
+@contextlib.contextmanager
+def _little_memory(more: int) -> Iterator[None]:
+    """Inside, the process gets no more than so many bytes: five bytes of a pickle can ask for 64 GiB."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limits = [now + more, *(each for each in before if each != resource.RLIM_INFINITY)]
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _check(value: Any, name: str) -> None:
+    """Refuses numbers that no file of this kind holds. Without recursion: containers may nest deep, and contain themselves."""
+    seen: set[int] = set()
+    todo = [value]
+    while todo:
+        each = todo.pop()
+        kind = type(each)
+        if kind is int:
+            if not -_LARGEST_NUMBER <= each <= _LARGEST_NUMBER:
+                raise Unfit(f"{name} is refused: it holds a number of {each.bit_length()} bits, and 64 is the most")
+        elif kind is float:
+            if not math.isfinite(each):
+                raise Unfit(f"{name} is refused: it holds the number {each}")
+        elif kind in (list, tuple, dict) and id(each) not in seen:
+            seen.add(id(each))
+            if kind is dict:
+                todo.extend(each)
+                todo.extend(each.values())
+            else:
+                todo.extend(each)
+
+
+def printable(text: str) -> str:
+    """Returns a text on one line, without characters that a terminal obeys."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def say(*lines: str, file: TextIO | None = None) -> None:
+    """Prints lines whose text may come from a file: each stays one line, and no terminal obeys it.
+
+    Characters that the stream's encoding lacks are printed as escapes.
+    """
+    stream = sys.stdout if file is None else file
+    encoding = stream.encoding or "utf-8"
+    for line in lines:
+        print(printable(line).encode(encoding, "backslashreplace").decode(encoding), file=stream)
