@@ -17,3 +17,13 @@ fn the_programs_that_are_shown_are_the_compiled_examples() {
         assert!(shown.any(|shown| shown == example), "{program}");
     }
 }
+
+/// The output that the README shows is the one that the example's test compares.
+#[test]
+fn the_output_that_the_readme_shows_is_the_one_that_is_compared() {
+    let read = |file| fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
+    let (readme, examples) = (read("README.md"), read("examples/CMakeLists.txt"));
+    let (_, rest) = readme.split_once("It prints `").unwrap();
+    let (printed, _) = rest.split_once('`').unwrap();
+    assert!(examples.contains(&format!("vmmgraph_example(capture cpp/capture.cpp \"^{printed}.$\")")), "{printed}");
+}
