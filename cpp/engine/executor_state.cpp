@@ -183,8 +183,7 @@ void GraphExecutor::State::make_room(Slot slot) {
 void GraphExecutor::State::run_ahead(const Graph& graph, const Step& current, void* stream) {
     const auto run = [&] {
         for (std::uint32_t i = 0; i < options.eager_runs; ++i) {
-            auto recorder = this->recorder(graph);
-            recorder.step_ = &current;
+            auto recorder = this->recorder(graph, current);
             recorder.call(body);
         }
     };
@@ -206,9 +205,8 @@ void GraphExecutor::State::run_ahead(const Graph& graph, const Step& current, vo
 }
 
 void GraphExecutor::State::record(Graph& graph, const Step& current) {
-    auto recorder = this->recorder(graph);
+    auto recorder = this->recorder(graph, current);
     if (on_cpu()) {
-        recorder.step_ = &current;
         recorder.call(body);
         return;
     }

@@ -62,7 +62,9 @@ struct GraphExecutor::State {
 
     State(std::shared_ptr<SharedVmmAllocator> arena, GraphInputs& inputs, Body body, const ExecutorOptions& options);
 
-    Recorder recorder(const Graph& graph) const { return {graph.mode, graph.bucket, options.ring, inputs.device()}; }
+    Recorder recorder(const Graph& graph, const Step& step) const {
+        return {graph.mode, graph.bucket, step, options.ring, inputs.device()};
+    }
 
     Ran planned() const { return {decision.mode, decision.reason, decision.bucket}; }
 

@@ -214,6 +214,11 @@ void GraphInputs::State::check(const Input& input, const vmmgraph_input_view_t& 
     bool fits = true;
     for (std::int32_t i = 0; i < place.rank; ++i) {
         const auto extent = is_tensor ? tensor.size(i) : std::int64_t{value.shape_[i]};
+        if (extent == 0 && input.shape[static_cast<std::size_t>(i)].kind == VMMGRAPH_EXTENT_ALONG) {
+            // Such as a host vector that the engine filled on the device only: padding would be taken for the step's data.
+            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "input '" + input.name + "': dimension " + std::to_string(i) +
+                                                        " of the value has no elements; do not name the input where all of it is padding");
+        }
         shape[i] = static_cast<std::uint32_t>(std::min<std::int64_t>(extent, std::numeric_limits<std::uint32_t>::max()));
         fits = fits && extent <= place.shape[i];
     }

@@ -42,7 +42,7 @@ UnitScope take_unit(Ring* ring, std::size_t unit, c10::Device device) {
 }
 
 UnitScope Recorder::streamed(std::size_t unit) {
-    if (ring_ != nullptr && mode_ == Mode::piecewise && step_ == nullptr) {
+    if (ring_ != nullptr && mode_ == Mode::piecewise && scope_ != nullptr) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "a piece of a graph streams nothing: units are for the runners, by GraphExecutor::streamed()");
     }
     return take_unit(ring_, unit, device_);
@@ -51,7 +51,7 @@ UnitScope Recorder::streamed(std::size_t unit) {
 void* Recorder::last_kernel() { return scope_ == nullptr ? nullptr : scope_->last_kernel(); }
 
 void Recorder::eager(at::TensorList tensors, Runner runner) {
-    if (step_ != nullptr || mode_ == Mode::full) {
+    if (scope_ == nullptr || mode_ == Mode::full) {
         static const Step recorded;
         runner(mode_ == Mode::full ? recorded : *step_, tensors);
         return;

@@ -84,6 +84,9 @@ public:
     [[nodiscard]] UnitScope streamed(std::size_t unit);
     // As torch::CaptureScope::last_kernel(), for ExecutorOptions::update; null where nothing is captured.
     [[nodiscard]] void* last_kernel();
+    // The step that this graph is recorded for, or whose eager run this is: what the body reads of it on the host is fixed in the graph. In
+    // warm_up() a step of padding, without params.
+    [[nodiscard]] const Step& step() const noexcept { return *step_; }
     // Full or piecewise.
     [[nodiscard]] Mode mode() const noexcept { return mode_; }
     // The shape that is recorded; the inputs' getters are of this bucket.
@@ -91,7 +94,8 @@ public:
 
 private:
     friend class GraphExecutor;
-    Recorder(Mode mode, const Key& bucket, Ring* ring, c10::Device device) : mode_(mode), bucket_(bucket), ring_(ring), device_(device) {}
+    Recorder(Mode mode, const Key& bucket, const Step& step, Ring* ring, c10::Device device)
+        : mode_(mode), bucket_(bucket), step_(&step), ring_(ring), device_(device) {}
     struct Piece {
         Runner runner;
         std::vector<at::Tensor> tensors;
@@ -101,11 +105,11 @@ private:
 
     Mode mode_;
     Key bucket_;
+    const Step* step_;
     Ring* ring_;
     c10::Device device_;
+    // Null where nothing is captured: in an eager run, and on a CPU device, where the body itself is the replay.
     torch::CaptureScope* scope_ = nullptr;
-    // Where nothing is captured: in an eager run, and on a CPU device, where the body itself is the replay.
-    const Step* step_ = nullptr;
     std::vector<Piece> pieces_;
 };
 

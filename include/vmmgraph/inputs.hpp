@@ -112,7 +112,7 @@ inline constexpr std::string_view aux_hidden_states = "aux_hidden_states";
 // is held until its copy has run at least, so the caller may drop it at once. On the host contiguous; on the device with any strides.
 class Value {
 public:
-    // Nothing: the whole input is padding.
+    // Nothing: the whole input is padding, as for an input that a step does not name.
     Value() = default;
     Value(const at::Tensor& tensor) : tensor_(tensor) {}  // NOLINT: an argument list of tensors is the usual case
     template <class T>
@@ -178,7 +178,7 @@ public:
     // Checks a step's values and packs those of the host into staging memory, padded to the bucket along every dimension. An input that is
     // not among them is padding; they are found fastest in the order of the declaration. Host work only: the step before may still run. A
     // second prepare() replaces the first. Throws Error for a name that no input has or that comes twice, for another dtype, device or
-    // rank, for more than the bucket holds, and for no bucket.
+    // rank, for more than the bucket holds, for a value that is empty along an axis of the bucket, and for no bucket.
     void prepare(const Key& bucket, c10::ArrayRef<NamedValue> values);
     // Brings what was prepared to the device, in order on `stream` (a cudaStream_t): one copy for all host inputs (InputsOptions::bring); for inputs on the device
     // one launch for their zeros and one for the data of all that are as wide as their place; one for each other. They must be ready on the

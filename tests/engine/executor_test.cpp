@@ -35,6 +35,36 @@ TEST(Executor, EveryModeRunsAndSaysWhy) {
     EXPECT_NE(small.executor->prometheus().find("\nvmmgraph_dispatch_graphs 2\n"), std::string::npos);
 }
 
+// What only the step knows reaches the body: in a warm-up none, else the one that the graph is recorded for.
+TEST(Executor, TheBodySeesTheStepThatItIsRecordedFor) {
+    GraphInputs inputs({Input::host(names::tokens, at::kLong, {Extent::along(Axis::tokens)}),
+                        Input::output(names::hidden_states, at::kLong, {Extent::along(Axis::tokens)})},
+                       {Key::of(2), Key::of(4)}, {device(), 256});
+    std::vector<std::pair<Key, const void*>> seen;
+    ExecutorOptions options;
+    options.full = {Key::of(2), Key::of(4)};
+    options.eager_runs = 1;
+    options.most_graphs = 1;
+    auto arena = device().is_cuda() ? std::make_shared<SharedVmmAllocator>(0) : nullptr;
+    GraphExecutor executor(
+        arena, inputs,
+        [&](Recorder& recorder) {
+            seen.emplace_back(recorder.step().key, recorder.step().params);
+            inputs.hidden_states().copy_(inputs.tokens());
+        },
+        options);
+    const int params = 7;
+    const std::vector<std::int64_t> tokens{5, 6, 7};
+    executor.run({Key::of(3), Phase::decode, true, &params}, {{names::tokens, tokens}}, [] { FAIL(); }, stream(0));
+    wait();
+    EXPECT_TRUE(at::equal(inputs.hidden_states(3).cpu(), at::tensor({5, 6, 7}, at::kLong)));
+    ASSERT_GE(seen.size(), 2u);
+    for (const auto& [key, of] : seen) {
+        EXPECT_EQ(key, Key::of(3));
+        EXPECT_EQ(of, &params);
+    }
+}
+
 TEST(Executor, EagerStepsLieInTheArenaIfTheyAreToAndTheirResultsLast) {
     auto options = both({1, 2, 4, 8});
     options.most_tokens = 60;

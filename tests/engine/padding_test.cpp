@@ -106,6 +106,25 @@ TEST(Padding, OfPositionsOfImagesAndText) {
     }
 }
 
+// A host vector that the engine filled on the device only is empty: nobody means padding by that.
+TEST(Padding, IsNotWhatAnEmptyValueMeans) {
+    GraphInputs param({Input::host("lengths", at::kInt, {Extent::along(Axis::batch)}), Input::host("pages", at::kInt, {Extent::up_to(8)}),
+                       Input::device("rows", at::kFloat, {Extent::along(Axis::tokens), Extent::fixed(2)})},
+                      {Key::of(4, 4)}, {device(), 256});
+    const std::vector<std::int32_t> lengths{1, 2}, none;
+    const auto said = [&](std::initializer_list<NamedValue> named) {
+        return refusal([&] { param.update(Key::of(4, 4), named, stream()); });
+    };
+    EXPECT_EQ(said({{"lengths", none}}),
+              "vmmgraph: input 'lengths': dimension 0 of the value has no elements; do not name the input where all of it is padding");
+    EXPECT_NE(said({{"lengths", lengths}, {"rows", at::zeros({0, 2}, on_device(at::kFloat))}}).find("input 'rows': dimension 0"),
+              std::string::npos);
+    // A step may need no pages, and a value that is not there is padding.
+    param.update(Key::of(4, 4), {{"lengths", lengths}, {"pages", none}, {"rows", Value()}}, stream());
+    wait();
+    EXPECT_TRUE(at::equal(param.get("lengths").cpu(), at::tensor({1, 2, 0, 0}, at::kInt)));
+}
+
 // Values have names, so steps may bring more or fewer of them, in any order.
 TEST(Padding, IsAllOfAnInputThatIsGone) {
     const auto tokens = Extent::along(Axis::tokens);
