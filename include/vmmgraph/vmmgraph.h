@@ -2800,7 +2800,9 @@ vmmgraph_status_t vmmgraph_lengths_total(vmmgraph_lengths_t lengths,
                                          uint64_t *total);
 
 // Makes sure that the device's host pool holds `bytes` at least, in use or not: mapped, faulted in, and registered where that is
-// granted, so that a pause need not do it.
+// granted, so that a pause need not do it. VMMGRAPH_ERROR_INVALID_SIZE beyond 2^46 bytes;
+// VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY beyond the pool's limit and beyond the memory that the machine, or
+// the control group of the process, has available. A call that fails holds no more than before.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_prepare_backup(vmmgraph_device_t device,
                                                  uint64_t bytes);

@@ -77,7 +77,8 @@ impl HostPool {
             }
             self.grow(bytes)?;
         }
-        Err(Error::OutOfHostMemory { requested: bytes, held: self.stats().held_bytes, limit: 0 })
+        let held = self.stats().held_bytes;
+        Err(Error::OutOfHostMemory { requested: bytes, held, limit: 0, available: None })
     }
 
     /// Gives the copy of a part of a piece to the stream of copies to the device; `done` is behind that, also if it fails half-way.

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use super::copier::Copier;
 use super::host_memory::HostMemory;
+use super::host_room::check_host_room;
 use super::{Events, Fence, HostPiece, Look, PagePool, RangeId};
 use crate::driver::SharedDriver;
 use crate::error::{Error, Result};
 use crate::sync::Mutex;
-use crate::units::{Address, Stream};
+use crate::units::{Address, Stream, checked_bytes};
 
 /// Bytes that are registered with one call: more at a time would keep others of the machine waiting.
 pub(super) const CHUNK: u64 = 1 << 30;
@@ -103,9 +104,11 @@ impl HostPool {
     /// again to register what was refused.
     ///
     /// # Errors
-    /// [`Error::OutOfHostMemory`] beyond the limit, or if the machine has no more. That registration is refused is no error: the
-    /// [stats](Self::stats) say how much is registered.
+    /// [`Error::InvalidSize`] beyond [`MAX_BYTES`](crate::units::MAX_BYTES); [`Error::OutOfHostMemory`]
+    /// beyond the limit, or if the machine has less available, with nothing taken. That registration is
+    /// refused is no error: the [stats](Self::stats) say how much is registered.
     pub fn prepare(&self, bytes: u64) -> Result<()> {
+        checked_bytes("host memory", bytes)?;
         let held = {
             let mut state = self.state.lock();
             state.settle(&self.events);
@@ -154,43 +157,54 @@ impl HostPool {
         }
     }
 
-    /// Maps, faults in and registers `bytes` more.
+    /// Maps, faults in and registers `bytes` more: all of them, or none.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
     pub(super) fn grow(&self, bytes: u64) -> Result<()> {
-        let mut left = bytes.next_multiple_of(GRAIN);
-        while left > 0 {
-            let more = left.min(CHUNK);
+        let more = bytes.next_multiple_of(GRAIN);
+        if more == 0 {
+            return Ok(());
+        }
+        let held = {
+            let mut state = self.state.lock();
+            let held = state.held + state.growing;
+            if let Some(limit) = state.limit
+                && held + more > limit
             {
-                let mut state = self.state.lock();
-                let held = state.held + state.growing;
-                if let Some(limit) = state.limit
-                    && held + more > limit
-                {
-                    return Err(Error::OutOfHostMemory { requested: more, held, limit });
-                }
-                state.growing += more;
+                return Err(Error::OutOfHostMemory { requested: more, held, limit, available: None });
             }
-            let made = usize::try_from(more)
-                .map_err(|_| Error::OutOfHostMemory { requested: more, held: 0, limit: 0 })
-                .and_then(|bytes| HostMemory::new(&self.driver, bytes));
-            let mut made = match made {
-                Ok(made) => made,
-                Err(error) => {
-                    self.state.lock().growing -= more;
-                    return Err(error);
-                }
-            };
+            state.growing += more;
+            held
+        };
+        let made = self.make_chunks(more, held);
+        let mut state = self.state.lock();
+        state.growing -= more;
+        // The chunks that were made before one failed go back to the operating system.
+        for chunk in made? {
+            state.held += chunk.bytes() as u64;
+            state.add(chunk);
+        }
+        Ok(())
+    }
+
+    /// Chunks of `bytes` together, beside `held` that there are. No lock is held.
+    fn make_chunks(&self, bytes: u64, held: u64) -> Result<Vec<HostMemory>> {
+        let (mut chunks, mut left) = (Vec::new(), bytes);
+        while left > 0 {
+            // The rest as well, so that a request that cannot be met ends before it takes memory.
+            check_host_room(left, held + (bytes - left))?;
+            let more = left.min(CHUNK);
+            let mut made = HostMemory::new(&self.driver, more as usize)?;
             if self.driver.capabilities().register_host
                 && let Err(error) = made.register()
             {
                 tracing::warn!(%error, bytes = more, "host memory could not be registered: copies of it are slower");
             }
-            let mut state = self.state.lock();
-            state.growing -= more;
-            state.held += more;
-            state.add(made);
+            chunks.push(made);
             left -= more;
         }
-        Ok(())
+        Ok(chunks)
     }
 
     /// Makes sure that so many bytes are free, for as long as nobody else takes them.
@@ -221,7 +235,8 @@ impl HostPool {
             }
             self.make_room(bytes.next_multiple_of(PIECE))?;
         }
-        Err(Error::OutOfHostMemory { requested: bytes, held: self.state.lock().held, limit: 0 })
+        let held = self.state.lock().held;
+        Err(Error::OutOfHostMemory { requested: bytes, held, limit: 0, available: None })
     }
 
     /// Takes pieces back, to be used again behind a fence.
