@@ -17,6 +17,7 @@
 //!   HostPool                      host memory for contents, and copies of it                     host_pool.rs  host_piece.rs  copier.rs  copies.rs
 //!   Pausable                      what can step aside, found by tag; the way back                pausable.rs  resume.rs
 //!   Fence, Mark                   points in streams' work                                        fence.rs
+//!   Stretches                     free stretches of addresses, by address and by length          stretches.rs
 //!   NamedStream                   a stream, and where its handle means it                        stream.rs
 //!   Capturing                     captures, which forbid to wait for them on some platforms       waits.rs
 //! ```
@@ -52,6 +53,7 @@ mod reservation;
 mod resume;
 mod shared;
 mod stream;
+mod stretches;
 mod survey;
 mod teardown;
 #[cfg(test)]
@@ -82,6 +84,7 @@ pub use reservation::Reservation;
 pub(crate) use resume::{resume, resume_into};
 pub use shared::{SetPeers, SharedSet};
 pub use stream::NamedStream;
+pub(crate) use stretches::Stretches;
 pub(crate) use survey::{Other, PageName, SurveyedPage};
 pub use teardown::Remains;
 pub(crate) use waits::Capturing;
