@@ -54,6 +54,7 @@ mod sealed;
 mod slab;
 mod slabs;
 mod stitch;
+mod users;
 
 pub(crate) use audit::disjoint;
 use bump::Bump;
@@ -72,6 +73,7 @@ pub(crate) use picture::{Picture, Spot};
 use placement::Placement;
 pub(crate) use presence::Presence;
 pub(crate) use recall::{Recall, Recalls};
+use users::Users;
 
 pub use block::Block;
 pub use carry::Carry;
@@ -286,7 +288,7 @@ impl Space {
             live_count: None,
             captured_on: Vec::new(),
             captured_work: Fence::default(),
-            users: Vec::new(),
+            users: Users::default(),
             postponed: None,
             readers: Fence::default(),
             work: Work::default(),
