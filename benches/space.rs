@@ -12,7 +12,7 @@ use criterion::Criterion;
 use vmmgraph::driver::HostDriver;
 use vmmgraph::pages::{Change, Holder};
 use vmmgraph::{Address, Device, HostOptions, Options, SharedVmmAllocator, Space, Stream};
-use vmmgraph_testkit::{MIB, median};
+use vmmgraph_testkit::{MIB, growth, median};
 
 const STREAM: Stream = Stream::LEGACY;
 
@@ -191,6 +191,19 @@ fn among_blocks(rows: &mut Vec<Row>) {
     );
 }
 
+/// What must not grow with the number of leases, holes, noted streams and shapes.
+fn among_others(rows: &mut Vec<Row>) {
+    let micros = Duration::from_micros;
+    let (noted, freed) = growth::noted_stream(10_000);
+    // A lease maps its page: that is the driver's part of it.
+    row(rows, "a lease beside 10,000 leases", micros(20), growth::lease(10_000));
+    row(rows, "a kept block among 10,000 holes", micros(2), growth::kept_block(10_000));
+    row(rows, "a block of a region among 10,000 holes", micros(2), growth::region_block(10_000));
+    row(rows, "a stream noted for a retained block beside 10,000", micros(2), noted);
+    row(rows, "the end of a block with a noted stream, beside 10,000", micros(2), freed);
+    row(rows, "a plan of 16 graphs for 100,000 shapes", Duration::from_secs(2), growth::plan_of(100_000));
+}
+
 /// Host memory of a sealed space with one small output; its bytes.
 fn memory() -> u64 {
     const SPACES: u64 = 1000;
@@ -216,6 +229,7 @@ fn main() {
     criterion.final_summary();
     among_many(&mut rows);
     among_blocks(&mut rows);
+    among_others(&mut rows);
     let bytes = memory();
 
     let mut ok = bytes <= 3 << 10;

@@ -169,8 +169,9 @@ pub enum Error {
     },
     /// No host memory is left for the contents of pages: the pool's limit is reached, or the machine has no more.
     #[error(
-        "out of host memory: {requested} bytes requested, {held} held{}",
-        if *limit == 0 { String::new() } else { format!(", of at most {limit}") }
+        "out of host memory: {requested} bytes requested, {held} held{}{}",
+        if *limit == 0 { String::new() } else { format!(", of at most {limit}") },
+        available.map_or(String::new(), |bytes| format!(", {bytes} available on this machine; request less or free memory"))
     )]
     OutOfHostMemory {
         /// Bytes asked for.
@@ -179,6 +180,8 @@ pub enum Error {
         held: u64,
         /// The most it may hold; 0: only the machine has a limit.
         limit: u64,
+        /// Bytes that the machine has available, if it has fewer than the request.
+        available: Option<u64>,
     },
     /// Host memory is there and could not be registered with the device (pinned), and whoever asked takes no other: copies of it would not run
     /// beside the caller.

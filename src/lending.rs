@@ -9,6 +9,7 @@
 //! A page is on lease as long as it shows at the place where it was lent: that is what the pool's books say (`pages/lent.rs`), so a lease
 //! ends whoever unmapped it, a recall, a decommit of the borrower's own, or the end of his memory.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -170,7 +171,7 @@ fn late(found: &'static str) -> Error {
 
 /// The leases of an arena.
 #[derive(Default)]
-pub(crate) struct Leases(Mutex<Vec<Lease>>);
+pub(crate) struct Leases(Mutex<VecDeque<Lease>>);
 
 impl Leases {
     /// See [`SharedVmmAllocator::lend`](crate::SharedVmmAllocator::lend).
@@ -183,16 +184,8 @@ impl Leases {
             if places.is_empty() {
                 return Err(bytes_of_lease(bytes, "at least one page"));
             }
-            let holder = common.shared.holder();
-            // A trim or a seal on another thread may have some of them by now.
-            let mut pages = common.shared.lendable();
-            let mut wanted = places.len();
-            pages.retain(|page| {
-                let taken = wanted > 0 && change.rely_on(*page, holder) == Some(large);
-                wanted -= usize::from(taken);
-                taken
-            });
-            if wanted > 0 {
+            let pages = common.shared.to_lend(change, places.len());
+            if pages.len() < places.len() {
                 return Err(bytes_of_lease(
                     bytes,
                     "no more than the arena's large pages that are not on lease",
@@ -216,10 +209,15 @@ impl Leases {
         let (common, recalling) = (Arc::clone(common), Mutex::default());
         let lease = Lease(Arc::new(Inner { id, part, to, common, recalling }));
         let mut known = self.0.lock();
-        known.retain(|known| known.bytes() > 0);
+        // Two that are known are looked at for one that comes: those that are over do not gather, and a
+        // lease costs the same among many.
+        for _ in 0..2 {
+            let oldest = known.pop_front().filter(|known| known.bytes() > 0);
+            known.extend(oldest);
+        }
         if lease.bytes() > 0 {
             // Also where the driver would neither map them all nor undo that: they go at a recall.
-            known.push(lease.clone());
+            known.push_back(lease.clone());
         }
         drop(known);
         lent?;
@@ -227,11 +225,13 @@ impl Leases {
         Ok(lease)
     }
 
-    /// Those that are not over.
+    /// Those that are not over, by number.
     pub(crate) fn current(&self) -> Vec<Lease> {
-        let mut leases = self.0.lock();
-        leases.retain(|lease| lease.bytes() > 0);
-        leases.clone()
+        let mut known = self.0.lock();
+        known.retain(|lease| lease.bytes() > 0);
+        let mut leases: Vec<Lease> = known.iter().cloned().collect();
+        leases.sort_unstable_by_key(Lease::id);
+        leases
     }
 
     /// Recalls some; they share the time. All are tried; the first failure.

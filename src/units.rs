@@ -12,6 +12,35 @@ pub const BLOCK_GRANULE: u64 = 512;
 /// Largest block or page anyone may ask for, in bytes: 2^46, half of a 47-bit address space.
 pub const MAX_BYTES: u64 = 1 << 46;
 
+/// Checks a size that a caller gives: from 1 to [`MAX_BYTES`] bytes. Sums of two such sizes, and
+/// either rounded up to the other, do not overflow.
+///
+/// # Errors
+/// [`Error::InvalidSize`].
+pub fn checked_size(what: &'static str, bytes: u64) -> Result<u64> {
+    if bytes == 0 {
+        Err(Error::InvalidSize { what, bytes, limit: MAX_BYTES })
+    } else {
+        checked_bytes(what, bytes)
+    }
+}
+
+/// As [`checked_size`], where 0 is a size too.
+///
+/// # Errors
+/// [`Error::InvalidSize`].
+pub fn checked_bytes(what: &'static str, bytes: u64) -> Result<u64> {
+    if bytes > MAX_BYTES { Err(Error::InvalidSize { what, bytes, limit: MAX_BYTES }) } else { Ok(bytes) }
+}
+
+/// Checks the size of `count` things of `each` bytes, as [`checked_size`] does.
+///
+/// # Errors
+/// [`Error::InvalidSize`], with the highest number for a product that overflows.
+pub fn checked_product(what: &'static str, count: u64, each: u64) -> Result<u64> {
+    checked_size(what, count.saturating_mul(each))
+}
+
 /// Largest small page, in bytes: 16 MiB, so that a length inside a slab fits 16 bits.
 pub const MAX_SMALL_PAGE: u64 = BLOCK_GRANULE << 15;
 
@@ -116,10 +145,7 @@ impl BlockBytes {
     /// # Errors
     /// [`Error::InvalidSize`] for zero and for more than [`MAX_BYTES`].
     pub fn round_up(requested: u64) -> Result<Self> {
-        if requested == 0 || requested > MAX_BYTES {
-            return Err(Error::InvalidSize { what: "block", bytes: requested, limit: MAX_BYTES });
-        }
-        Ok(Self(requested.next_multiple_of(BLOCK_GRANULE)))
+        Ok(Self(checked_size("block", requested)?.next_multiple_of(BLOCK_GRANULE)))
     }
 
     /// The number of bytes.
@@ -238,6 +264,24 @@ impl Stream {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_end_at_2_to_the_46_and_products_do_not_wrap() {
+        let refused = |bytes| Err(Error::InvalidSize { what: "a size", bytes, limit: MAX_BYTES });
+        for bytes in [MAX_BYTES + 1, 1 << 63, u64::MAX] {
+            assert_eq!(
+                (checked_size("a size", bytes), checked_bytes("a size", bytes)),
+                (refused(bytes), refused(bytes))
+            );
+        }
+        assert_eq!((checked_size("a size", 0), checked_bytes("a size", 0)), (refused(0), Ok(0)));
+        assert_eq!((checked_size("a size", 1), checked_size("a size", MAX_BYTES)), (Ok(1), Ok(MAX_BYTES)));
+        assert_eq!(checked_product("a size", 3, 7), Ok(21));
+        for (count, each) in [(2, 1 << 63), (1 << 32, 1 << 32), (u64::MAX, u64::MAX)] {
+            assert_eq!(checked_product("a size", count, each), refused(u64::MAX), "{count} {each}");
+        }
+        assert_eq!(checked_product("a size", 2, MAX_BYTES), refused(2 * MAX_BYTES));
+    }
 
     #[test]
     fn block_sizes_are_whole_granules_within_the_limit() {

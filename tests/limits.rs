@@ -184,6 +184,44 @@ fn addresses_that_the_process_may_have() {
 }
 
 #[test]
+fn host_memory_for_backups() {
+    if !is_child() {
+        return in_a_child("host_memory_for_backups");
+    }
+    let device = Device::with_driver(Arc::new(HostDriver::new(0, HostOptions::default()).unwrap()));
+    let (host, held) = (device.host_pool(), || device.host_pool().stats().held_bytes);
+    for bytes in [u64::MAX, u64::MAX - GIB, 1 << 63, (1 << 46) + 1] {
+        let refused = Err(Error::InvalidSize { what: "host memory", bytes, limit: 1 << 46 });
+        assert_eq!(host.prepare(bytes), refused);
+    }
+    // More than any machine that runs this has.
+    let refused = host.prepare(1 << 46).unwrap_err();
+    let Error::OutOfHostMemory { requested, held: 0, limit: 0, available: Some(left) } = refused else {
+        panic!("{refused:?}")
+    };
+    assert!(requested == 1 << 46 && left < requested && refused.to_string().contains(&left.to_string()));
+    // Memory is registered by the GiB: one fits the limit, both do not, and none is kept.
+    host.prepare(8 * MIB).unwrap();
+    host.set_limit(Some(GIB + 64 * MIB));
+    let refused = host.prepare(GIB + 128 * MIB);
+    assert!(matches!(refused, Err(Error::OutOfHostMemory { held, .. }) if held == 8 * MIB), "{refused:?}");
+    assert_eq!(held(), 8 * MIB);
+    host.set_limit(None);
+    // The operating system gives one and refuses the other.
+    let pages: u64 =
+        std::fs::read_to_string("/proc/self/statm").unwrap().split(' ').next().unwrap().parse().unwrap();
+    let limit = |bytes| setrlimit(Resource::As, Rlimit { current: bytes, maximum: None }).unwrap();
+    limit(Some(pages * 4096 + 1500 * MIB));
+    let refused = host.prepare(2 * GIB);
+    assert!(matches!(refused, Err(Error::OutOfHostMemory { .. })), "{refused:?}");
+    assert_eq!((held(), host.trim()), (8 * MIB, Ok(8 * MIB)));
+    limit(None);
+    host.prepare(16 * MIB).unwrap();
+    assert_eq!(held(), 16 * MIB);
+    println!("service went on");
+}
+
+#[test]
 fn every_address_there_is() {
     if !is_child() {
         return in_a_child("every_address_there_is");

@@ -25,5 +25,8 @@ fn the_output_that_the_readme_shows_is_the_one_that_is_compared() {
     let (readme, examples) = (read("README.md"), read("examples/CMakeLists.txt"));
     let (_, rest) = readme.split_once("It prints `").unwrap();
     let (printed, _) = rest.split_once('`').unwrap();
-    assert!(examples.contains(&format!("vmmgraph_example(capture cpp/capture.cpp \"^{printed}.$\")")), "{printed}");
+    assert!(
+        examples.contains(&format!("vmmgraph_example(capture cpp/capture.cpp \"^{printed}.$\")")),
+        "{printed}"
+    );
 }

@@ -2797,7 +2797,9 @@ vmmgraph_status_t vmmgraph_lengths_total(vmmgraph_lengths_t lengths,
                                          uint64_t *total);
 
 // Makes sure that the device's host pool holds `bytes` at least, in use or not: mapped, faulted in, and registered where that is
-// granted, so that a pause need not do it.
+// granted, so that a pause need not do it. VMMGRAPH_ERROR_INVALID_SIZE beyond 2^46 bytes;
+// VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY beyond the pool's limit and beyond the memory that the machine, or
+// the control group of the process, has available. A call that fails holds no more than before.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_prepare_backup(vmmgraph_device_t device,
                                                  uint64_t bytes);
@@ -3652,7 +3654,8 @@ vmmgraph_status_t vmmgraph_acl_graph_limit(const struct vmmgraph_acl_graph_strea
                                            uint32_t *graphs);
 
 // Chooses the buckets that pad least for steps of these shapes, so many of each, within the limits: exactly along one axis, soundly along
-// several. Writes at most `capacity` of them with what each buys, ascending; there are no more of them than shapes. `result` may be null.
+// several. VMMGRAPH_ERROR_INVALID_ARGUMENT beyond 2^24 shapes times graphs of a variant, beyond 2^14 shapes of one that differ along several axes, and
+// where there are too many variants for so many graphs. Writes at most `capacity` of them with what each buys, ascending; there are no more of them than shapes. `result` may be null.
 //
 // Arguments:
 // `shapes` and `steps` point to `shape_count` items, or that is 0; `options` points to a struct whose struct_size is set, as `streams`

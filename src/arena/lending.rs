@@ -57,7 +57,7 @@ impl SharedVmmAllocator {
     #[must_use]
     pub fn lendable_bytes(&self) -> u64 {
         let shared = &self.common.shared;
-        let pages = shared.lendable().len() as u64 * shared.geometry().large();
+        let pages = shared.lendable() * shared.geometry().large();
         pages.min(self.common.pool().lendable(shared.account(), None))
     }
 

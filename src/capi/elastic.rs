@@ -14,6 +14,7 @@ use super::memory::{
     write_stats,
 };
 use super::pause::{vmmgraph_fence_t, vmmgraph_range_t};
+use super::sized::range;
 use super::status::vmmgraph_status_t;
 use crate::{Device, ElasticBuffer, Pending};
 
@@ -135,11 +136,6 @@ pub struct vmmgraph_shown_t {
 /// Told that elastic memory has come or goes; `shown` is valid during the call. Must not throw. No lock of the library's is held; what
 /// would wait there for pages that another thread moves is VMMGRAPH_ERROR_WRONG_STATE.
 pub type vmmgraph_shown_fn = Option<unsafe extern "C" fn(shown: *const vmmgraph_shown_t, user: *mut c_void)>;
-
-/// A range of `bytes` bytes; one whose end no number can say ends at the highest there is, which is beyond any buffer.
-fn range(offset: u64, bytes: u64) -> Range<u64> {
-    offset..offset.saturating_add(bytes)
-}
 
 /// Reserves `bytes` of addresses, without memory yet. `options` may be null. The buffer keeps the device open.
 ///

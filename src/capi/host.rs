@@ -25,7 +25,9 @@ pub struct vmmgraph_host_stats_t {
 }
 
 /// Makes sure that the device's host pool holds `bytes` at least, in use or not: mapped, faulted in, and registered where that is
-/// granted, so that a pause need not do it.
+/// granted, so that a pause need not do it. VMMGRAPH_ERROR_INVALID_SIZE beyond 2^46 bytes;
+/// VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY beyond the pool's limit and beyond the memory that the machine, or
+/// the control group of the process, has available. A call that fails holds no more than before.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_device_prepare_backup(device: vmmgraph_device_t, bytes: u64) -> vmmgraph_status_t {
     guard(|| Ok(get::<Device, _>(device)?.host_pool().prepare(bytes)?))

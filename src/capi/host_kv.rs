@@ -6,6 +6,7 @@ use super::memory::write_number;
 use super::sized::OutStruct;
 use super::status::vmmgraph_status_t;
 use crate::policy::{HostKv, SloChange, SloControl};
+use crate::units::checked_bytes;
 
 /// Never defined: a vmmgraph_host_kv_t is a key, not an address.
 pub struct vmmgraph_host_kv {
@@ -57,7 +58,7 @@ pub unsafe extern "C" fn vmmgraph_host_kv_create(
     host_kv: *mut vmmgraph_host_kv_t,
 ) -> vmmgraph_status_t {
     // SAFETY: the caller's contract.
-    unsafe { create(host_kv, || Ok(HostKv::new(physical_bytes))) }
+    unsafe { create(host_kv, || Ok(HostKv::new(checked_bytes("host memory for KV", physical_bytes)?))) }
 }
 
 /// Ends a handle, and with it the count.

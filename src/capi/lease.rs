@@ -12,6 +12,7 @@ use super::handle::{get, register, remove};
 use super::kv::{vmmgraph_block_range_t, vmmgraph_kv_cache_t};
 use super::memory::{copy_counted, fence_of, write_number};
 use super::pause::vmmgraph_fence_t;
+use super::sized::range;
 use super::space::vmmgraph_space_t;
 use super::status::vmmgraph_status_t;
 use crate::error::{self, Error};
@@ -173,8 +174,7 @@ pub unsafe extern "C" fn vmmgraph_arena_lend(
         // SAFETY: the caller's contract.
         let lease = unsafe { out(lease, "lease") }?;
         let borrower: Arc<dyn Borrower> = Asked::new(vacate, user, arena.device())?;
-        let range = offset..offset.saturating_add(bytes);
-        *lease = register(Arc::new(arena.lend(&buffer, range, &borrower)?));
+        *lease = register(Arc::new(arena.lend(&buffer, range(offset, bytes), &borrower)?));
         Ok(())
     })
 }

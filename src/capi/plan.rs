@@ -280,7 +280,8 @@ unsafe fn traffic_of(
 }
 
 /// Chooses the buckets that pad least for steps of these shapes, so many of each, within the limits: exactly along one axis, soundly along
-/// several. Writes at most `capacity` of them with what each buys, ascending; there are no more of them than shapes. `result` may be null.
+/// several. VMMGRAPH_ERROR_INVALID_ARGUMENT beyond 2^24 shapes times graphs of a variant, beyond 2^14 shapes of one that differ along several axes, and
+/// where there are too many variants for so many graphs. Writes at most `capacity` of them with what each buys, ascending; there are no more of them than shapes. `result` may be null.
 ///
 /// # Safety
 /// `shapes` and `steps` point to `shape_count` items, or that is 0; `options` points to a struct whose struct_size is set, as `streams`

@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::{ptr, slice};
 
 use super::guard::{Failure, check_items, not_null};
@@ -19,6 +20,12 @@ const WORD: usize = size_of::<usize>();
 /// What C calls a limit: 0 is none.
 pub(super) fn limit(most: u64) -> Option<u64> {
     (most > 0).then_some(most)
+}
+
+/// The `bytes` bytes from `offset` on. If the end does not fit in 64 bits the range ends at the highest
+/// number, which is beyond the end of every object.
+pub(super) fn range(offset: u64, bytes: u64) -> Range<u64> {
+    offset..offset.saturating_add(bytes)
 }
 
 /// The struct_size at the beginning of a struct, if a struct can have it.

@@ -203,8 +203,9 @@ fn describe(status: vmmgraph_status_t, error: &Error) -> vmmgraph_error_info_t {
             (info.requested, info.device) = (requested, device)
         }
         Error::OutOfAddresses { requested, device } => (info.requested, info.device) = (requested, device),
-        Error::OutOfHostMemory { requested, held, limit } => {
-            (info.requested, info.available) = (requested, limit.saturating_sub(held));
+        Error::OutOfHostMemory { requested, held, limit, available } => {
+            let available = available.unwrap_or(limit.saturating_sub(held));
+            (info.requested, info.available) = (requested, available);
         }
         Error::HostNotRegistered { requested, registered, .. } => {
             (info.requested, info.available) = (requested, registered);

@@ -45,6 +45,8 @@ pub struct BucketSet {
     weights: Weights,
     /// All ones along the axes that some bucket uses: the others do not bear on the choice.
     used: [u32; AXES],
+    /// How many buckets use each axis.
+    users: [usize; AXES],
     /// The bits of the variant that count.
     variant_bits: u32,
 }
@@ -64,7 +66,7 @@ impl BucketSet {
     pub fn new(buckets: impl IntoIterator<Item = Key>, weights: Weights) -> Result<Self> {
         let refuse = |what, value, expected| Err(Error::InvalidArgument { what, value, expected });
         let mut entries = Vec::new();
-        let mut used = [0; AXES];
+        let (mut used, mut users) = ([0; AXES], [0; AXES]);
         for key in buckets {
             if key.extents == [0; AXES] {
                 return refuse("a bucket's size", 0, "above zero along some axis");
@@ -72,8 +74,9 @@ impl BucketSet {
             if entries.len() == MAX_BUCKETS {
                 return refuse("the number of buckets", MAX_BUCKETS as i128 + 1, "at most 65536");
             }
-            for (used, extent) in used.iter_mut().zip(key.extents) {
+            for ((used, users), extent) in used.iter_mut().zip(&mut users).zip(key.extents) {
                 *used |= if extent > 0 { u32::MAX } else { 0 };
+                *users += usize::from(extent > 0);
             }
             entries.push(Entry { variant: key.variant, weight: weights.of(&key), key });
         }
@@ -81,7 +84,7 @@ impl BucketSet {
         if let Some(pair) = entries.windows(2).find(|pair| pair[0] == pair[1]) {
             return refuse("a bucket's weight", i128::from(pair[0].weight), "no bucket given twice");
         }
-        Ok(Self { entries, weights, used, variant_bits: u32::MAX })
+        Ok(Self { entries, weights, used, users, variant_bits: u32::MAX })
     }
 
     /// One bucket for each number of tokens, in variant 0.
@@ -125,6 +128,12 @@ impl BucketSet {
             *extent &= used;
         }
         key
+    }
+
+    /// Whether some axis would not bear on the choice any more without this bucket.
+    pub(super) fn is_alone_along_an_axis(&self, number: usize) -> bool {
+        let Some(key) = self.get(number) else { return false };
+        (0..AXES).any(|axis| key.extents[axis] > 0 && self.users[axis] == 1)
     }
 
     /// The number of the bucket that is exactly this shape. Logarithmic.

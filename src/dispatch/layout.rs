@@ -24,7 +24,7 @@
 //! that prepares ahead keeps two.
 
 use crate::error::{Error, Result};
-use crate::units::MAX_BYTES;
+use crate::units::checked_bytes;
 
 use super::bucket::BucketSet;
 use super::input::{Input, MAX_RANK, Role};
@@ -105,7 +105,7 @@ impl InputPlan {
     /// # Errors
     /// [`Error::InvalidArgument`] for an alignment that is none; [`Error::InputMismatch`] for an input that cannot be declared so:
     /// a name twice or empty, no or too many dimensions, a dimension of zero or along an axis that a bucket does not have;
-    /// [`Error::InvalidSize`] if the arena would be beyond [`MAX_BYTES`].
+    /// [`Error::InvalidSize`] if the arena would be beyond [`MAX_BYTES`](crate::units::MAX_BYTES).
     pub fn new(inputs: Vec<Input>, buckets: &BucketSet, alignment: u64) -> Result<Self> {
         if !alignment.is_power_of_two() || !(MIN_ALIGNMENT..=MAX_ALIGNMENT).contains(&alignment) {
             let expected = "a power of two from 256 to 2 MiB";
@@ -135,9 +135,7 @@ impl InputPlan {
             // Each below 2^46, so no sum wraps.
             start = (start + most).next_multiple_of(alignment);
         }
-        if start > MAX_BYTES {
-            return Err(Error::InvalidSize { what: "input arena", bytes: start, limit: MAX_BYTES });
-        }
+        checked_bytes("input arena", start)?;
         for layout in &mut layouts {
             for (view, input) in layout.views.iter_mut().zip(&inputs) {
                 view.offset += regions[input.role as usize].0;
@@ -197,7 +195,7 @@ fn order(inputs: &[Input]) -> Vec<usize> {
             super::Extent::Fixed(extent) | super::Extent::UpTo(extent) => u128::from(extent),
             super::Extent::Along { times, plus, .. } => u128::from(times) + u128::from(plus),
         });
-        fixed.product::<u128>().saturating_mul(input.dtype.size() as u128)
+        fixed.fold(input.dtype.size() as u128, u128::saturating_mul)
     };
     order.sort_by_key(|number| {
         let input = &inputs[*number];
@@ -227,10 +225,8 @@ fn pack(inputs: &[Input], order: &[usize], key: &Key, alignment: u64) -> Result<
         let end = &mut lengths[input.role as usize];
         view.offset = end.next_multiple_of(alignment);
         view.bytes = bytes;
-        if bytes > MAX_BYTES || view.end() > MAX_BYTES {
-            return Err(Error::InvalidSize { what: "input", bytes, limit: MAX_BYTES });
-        }
-        *end = view.end();
+        checked_bytes("input", bytes)?;
+        *end = checked_bytes("input", view.end())?;
     }
     Ok((views, lengths))
 }

@@ -43,6 +43,44 @@ impl Cuts {
         Self { cheapest, last_cut }
     }
 
+    /// As [`new`](Self::new), for costs of which the next item of a run is dearer the longer the run is:
+    /// `cost(a, d) + cost(b, c) >= cost(a, c) + cost(b, d)` for a <= b <= c <= d. Then the last run of more items
+    /// begins no earlier, so each number of runs takes `items` times its logarithm steps.
+    pub(super) fn of_monotone(items: usize, runs: usize, cost: impl Fn(usize, usize) -> u128) -> Self {
+        let mut cheapest = vec![vec![FORBIDDEN; items + 1]; runs + 1];
+        let mut last_cut = vec![vec![0; items + 1]; runs + 1];
+        cheapest[0][0] = 0;
+        for k in 1..=runs.min(items) {
+            let (before, now) = cheapest.split_at_mut(k);
+            let (before, now, cuts) = (&before[k - 1], &mut now[0], &mut last_cut[k]);
+            // Ends whose cuts are to be found, and where those can be.
+            let mut open = vec![(k..items + 1, k - 1..items)];
+            while let Some((ends, within)) = open.pop() {
+                if ends.is_empty() {
+                    continue;
+                }
+                let end = ends.start + ends.len() / 2;
+                let (mut best, mut from) = (FORBIDDEN, within.start);
+                for start in (within.start..within.end.min(end)).rev() {
+                    let run = cost(start, end);
+                    // Longer runs cost no less, so nothing further on can win.
+                    if run >= best {
+                        break;
+                    }
+                    let sum = before[start].saturating_add(run);
+                    if sum < best {
+                        (best, from) = (sum, start);
+                    }
+                }
+                now[end] = best;
+                cuts[end] = from as u32;
+                open.push((ends.start..end, within.start..from + 1));
+                open.push((end + 1..ends.end, from..within.end));
+            }
+        }
+        Self { cheapest, last_cut }
+    }
+
     /// The cost of the first `end` items in exactly `runs` runs; [`FORBIDDEN`] if there is no way.
     pub(super) fn cost(&self, runs: usize, end: usize) -> u128 {
         self.cheapest[runs][end]
@@ -107,5 +145,36 @@ mod tests {
                 }
             }
         }
+
+        #[test]
+        fn monotone_costs_are_cut_alike_in_fewer_steps(
+            steps in prop::collection::vec((0..50_u128, 0..6_u128), 1..40), runs in 0..41_usize,
+        ) {
+            let size = |item: usize| steps[..=item].iter().map(|(gap, _)| gap).sum::<u128>();
+            let cost = |i: usize, j: usize| {
+                steps[i..j].iter().enumerate().map(|(at, (_, count))| (size(j - 1) - size(i + at)) * count).sum()
+            };
+            let all = Cuts::new(steps.len(), runs, |j, row| {
+                for (i, place) in row.iter_mut().enumerate() { *place = cost(i, j); }
+            });
+            let few = Cuts::of_monotone(steps.len(), runs, cost);
+            prop_assert_eq!(few.cheapest, all.cheapest);
+            prop_assert_eq!(few.last_cut, all.last_cut);
+        }
+    }
+
+    #[test]
+    fn steps_grow_by_little_more_than_the_items() {
+        let steps = |items: usize| {
+            let asked = std::cell::Cell::new(0_u64);
+            Cuts::of_monotone(items, 16, |i, j| {
+                asked.set(asked.get() + 1);
+                // Runs up to the next multiple of 7 are dear, so that much is looked at.
+                ((j - i) as u128).pow(2) / 7
+            });
+            asked.get()
+        };
+        let (few, many) = (steps(1_000), steps(10_000));
+        assert!(many < 20 * few, "{few} and {many} steps");
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Along one axis the answer is exact: no other set of buckets within the limits costs less. The best buckets lie on sizes that
 //! occur (lowering one to the largest size it serves only saves), each serves a run of neighbouring sizes, and the cheapest cut into
-//! runs is a dynamic programme in O(shapes^2 x graphs):
+//! runs is a dynamic programme in O(shapes x log shapes x graphs), and in O(shapes^2 x graphs) with several axes:
 //!
 //! ```text
 //!   steps  █       ▂
@@ -27,6 +27,11 @@ use super::partition::{Cuts, FORBIDDEN};
 
 /// Most shapes times graphs of one variant that a plan looks at.
 const MAX_CELLS: usize = 1 << 24;
+
+/// Most shapes of one variant that differ along several axes: each is looked at with each.
+const MAX_SHAPES: usize = 1 << 14;
+/// Most sums that dealing graphs out to variants takes.
+const MAX_SUMS: usize = 1 << 28;
 
 /// What a set of buckets does with given traffic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,10 +83,15 @@ pub struct Plan {
 /// What these buckets do with that traffic.
 #[must_use]
 pub fn evaluate(buckets: &BucketSet, traffic: &Histogram) -> Waste {
+    evaluate_by(buckets, traffic, |shape| buckets.nearest(shape))
+}
+
+/// What they do if `choose` says which of them runs a shape.
+fn evaluate_by(buckets: &BucketSet, traffic: &Histogram, choose: impl Fn(&Key) -> Option<usize>) -> Waste {
     let mut waste = Waste::default();
     for (shape, steps) in traffic.iter() {
         let steps = u128::from(steps);
-        match buckets.nearest(&shape) {
+        match choose(&shape) {
             Some(number) => {
                 waste.graph_steps += steps;
                 waste.padding = waste.padding.saturating_add(steps * padding(buckets, number, &shape));
@@ -117,22 +127,32 @@ impl Group {
             let value = (room as i128 + 1) * (graphs as i128 + 1);
             return Err(Error::InvalidArgument { what: "shapes times graphs", value, expected });
         }
-        let cuts = Cuts::new(room, graphs, |end, row| {
-            let mut bucket = shapes[end - 1].0;
-            let (mut steps, mut served) = (0_u128, 0_u128);
-            for start in (0..end).rev() {
-                let (shape, count) = shapes[start];
-                bucket = bucket.join(&shape);
-                steps += u128::from(count);
-                served = served.saturating_add(u128::from(count) * u128::from(weights.of(&shape)));
-                let weight = weights.of(&bucket);
-                row[start] = if limit.weight.is_none_or(|most| weight > most) {
-                    FORBIDDEN
-                } else {
-                    u128::from(weight).saturating_mul(steps).saturating_sub(served)
-                };
-            }
-        });
+        // Each shape covers those before it: the bucket of a run is its last shape.
+        let nested = shapes[..room].windows(2).all(|pair| pair[1].0.join(&pair[0].0) == pair[1].0);
+        if !nested && room > MAX_SHAPES {
+            let expected = "at most 2^14 of several axes: round the shapes";
+            return Err(Error::InvalidArgument { what: "shapes", value: room as i128, expected });
+        }
+        let cuts = if nested {
+            Self::cuts_of_nested(&shapes, room, graphs, weights)
+        } else {
+            Cuts::new(room, graphs, |end, row| {
+                let mut bucket = shapes[end - 1].0;
+                let (mut steps, mut served) = (0_u128, 0_u128);
+                for start in (0..end).rev() {
+                    let (shape, count) = shapes[start];
+                    bucket = bucket.join(&shape);
+                    steps += u128::from(count);
+                    served = served.saturating_add(u128::from(count) * u128::from(weights.of(&shape)));
+                    let weight = weights.of(&bucket);
+                    row[start] = if limit.weight.is_none_or(|most| weight > most) {
+                        FORBIDDEN
+                    } else {
+                        u128::from(weight).saturating_mul(steps).saturating_sub(served)
+                    };
+                }
+            })
+        };
         let mut eager = vec![0_u128; shapes.len() + 1];
         for (place, (_, count)) in shapes.iter().enumerate().rev() {
             let cost = u128::from(*count).saturating_mul(u128::from(costs.eager_step));
@@ -145,6 +165,20 @@ impl Group {
             ways.extend(ways.last().copied().into_iter().chain(best).min_by_key(|way| (way.0, way.1)));
         }
         Ok(Self { shapes, cuts, ways })
+    }
+
+    /// The cheapest cuts of shapes of which each covers those before it, by sums over all before a shape.
+    fn cuts_of_nested(shapes: &[(Key, u64)], room: usize, graphs: usize, weights: Weights) -> Cuts {
+        let mut sums = vec![(0_u128, 0_u128)];
+        for (shape, count) in &shapes[..room] {
+            let (steps, served) = sums.last().copied().unwrap_or_default();
+            let more = u128::from(*count).saturating_mul(u128::from(weights.of(shape)));
+            sums.push((steps + u128::from(*count), served.saturating_add(more)));
+        }
+        Cuts::of_monotone(room, graphs, |start, end| {
+            let (steps, served) = (sums[end].0 - sums[start].0, sums[end].1 - sums[start].1);
+            u128::from(weights.of(&shapes[end - 1].0)).saturating_mul(steps).saturating_sub(served)
+        })
     }
 
     fn buckets(&self, graphs: usize) -> Vec<Key> {
@@ -182,11 +216,18 @@ pub fn plan(traffic: &Histogram, weights: Weights, budget: &Budget, costs: &Cost
     }
 
     // Deals the graphs out: `curve[k]` is the least cost of the groups so far with k graphs, `dealt[g][k]` group g's share of them.
+    let (mut sums, mut shares) = (0_usize, 0_usize);
     let mut curve = vec![0_u128];
     let mut dealt = Vec::with_capacity(groups.len());
     for group in &groups {
         let most =
             usize::try_from(limit.graphs).unwrap_or(usize::MAX).min(curve.len() + group.ways.len() - 2);
+        sums = sums.saturating_add(curve.len().saturating_mul(group.ways.len()));
+        shares = shares.saturating_add(most + 1);
+        if sums > MAX_SUMS || shares > MAX_CELLS {
+            let (what, expected) = ("graphs times variants", "fewer: limit the graphs, or round the shapes");
+            return Err(Error::InvalidArgument { what, value: shares as i128, expected });
+        }
         let mut next = vec![(FORBIDDEN, 0); most + 1];
         for (before, cost) in curve.iter().enumerate() {
             for (share, way) in group.ways.iter().enumerate().take_while(|(share, _)| before + share <= most)
@@ -227,10 +268,15 @@ fn what_each_buys(buckets: &BucketSet, traffic: &Histogram, costs: &Costs) -> Re
         }
     }
     let mut bought = Vec::with_capacity(buckets.len());
-    for (key, served) in buckets.iter().zip(&served) {
+    for (number, (key, served)) in buckets.iter().zip(&served).enumerate() {
         let waste = evaluate(buckets, served);
-        let others = BucketSet::new(buckets.iter().filter(|other| *other != key), buckets.weights())?;
-        let without = evaluate(&others, served).cost(costs);
+        let without = if buckets.is_alone_along_an_axis(number) {
+            let others = BucketSet::new(buckets.iter().filter(|other| *other != key), buckets.weights())?;
+            evaluate(&others, served)
+        } else {
+            evaluate_by(buckets, served, |shape| buckets.covering(shape).find(|other| *other != number))
+        };
+        let without = without.cost(costs);
         let saves = without.saturating_sub(waste.padding);
         bought.push(PlannedBucket { key, steps: waste.graph_steps, padding: waste.padding, saves });
     }

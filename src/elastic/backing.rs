@@ -13,7 +13,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::pages::{Account, AccountId, Change, Fence, Holder, Limits, Reclaimer, Remains, Reservation};
 use crate::sync::Monitor;
-use crate::units::{Address, MAX_BYTES, Peers, Stream};
+use crate::units::{Address, Peers, Stream, checked_size};
 
 mod borrowed;
 mod moving;
@@ -73,13 +73,7 @@ impl Backing {
         let account = device.account(&format!("elastic buffer {id} {name:?}"), options.account, limits)?;
         let mut change = Change::on(device.pool());
         for bytes in lengths {
-            if *bytes == 0 || *bytes > MAX_BYTES {
-                return Err(Error::InvalidSize {
-                    what: "an elastic buffer",
-                    bytes: *bytes,
-                    limit: MAX_BYTES,
-                });
-            }
+            let bytes = checked_size("an elastic buffer", *bytes)?;
             change.reserve(bytes.next_multiple_of(page), id, Peers::NONE)?;
         }
         let (_, ranges) = change.commit();

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use crate::error::{Error, Result};
+use crate::pages::check_host_room;
+use crate::units::checked_product;
 
 /// Where a page stands among those with room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,8 +78,10 @@ pub struct BlockPool {
 /// So many of one value; too many for the host are an error and not the end of the process.
 fn filled<T: Clone>(value: T, count: usize) -> Result<Vec<T>> {
     let requested = (count as u64).saturating_mul(size_of::<T>() as u64);
+    check_host_room(requested, 0)?;
     let mut all = Vec::new();
-    all.try_reserve_exact(count).map_err(|_| Error::OutOfHostMemory { requested, held: 0, limit: 0 })?;
+    let short = |_| Error::OutOfHostMemory { requested, held: 0, limit: 0, available: None };
+    all.try_reserve_exact(count).map_err(short)?;
     all.resize(count, value);
     Ok(all)
 }
@@ -86,18 +90,17 @@ impl BlockPool {
     /// So many blocks, none backed; `block_bytes` is a block's of all planes.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for zeros, and for more than 2^32 blocks; [`Error::OutOfHostMemory`]: each page takes 32 bytes.
+    /// [`Error::InvalidArgument`] for no blocks and for more than 2^32; [`Error::InvalidSize`] if all of
+    /// them have no bytes, or more than [`MAX_BYTES`](crate::units::MAX_BYTES);
+    /// [`Error::OutOfHostMemory`]: each page takes 32 bytes of the host.
     pub fn new(blocks: u64, blocks_a_page: u64, block_bytes: u64) -> Result<Self> {
         let most = 1 << 32;
-        for (what, value) in [
-            ("the number of blocks", blocks),
-            ("blocks a page", blocks_a_page),
-            ("bytes a block", block_bytes),
-        ] {
-            if value == 0 || (what != "bytes a block" && value > most) {
+        for (what, value) in [("the number of blocks", blocks), ("blocks a page", blocks_a_page)] {
+            if value == 0 || value > most {
                 return Err(Error::InvalidArgument { what, value: value.into(), expected: "from 1 to 2^32" });
             }
         }
+        checked_product("a pool of all its blocks", blocks, block_bytes)?;
         let page = Page { backed: false, used: 0, room: Room::None, idle: false };
         let (pages, words) = (blocks.div_ceil(blocks_a_page) as usize, blocks.div_ceil(64) as usize);
         Ok(Self {

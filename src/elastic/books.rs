@@ -107,6 +107,8 @@ pub(super) struct Books {
     had: Vec<Batch>,
     /// Pages that are there, and their lenders' own work, at addresses of their own: who uses the pages here waits for it, and they go back without.
     lent: Vec<Batch>,
+    /// Pages of others that show here.
+    borrowed: BTreeSet<Place>,
     /// Pages of others that are to go back: as long as they are mapped, nothing is committed there.
     recalled: BTreeSet<Place>,
     pub(super) counts: Counts,
@@ -134,6 +136,7 @@ impl Books {
         let old = match slot {
             Some(slot) => self.slots.insert(place, slot),
             None => {
+                self.borrowed.remove(&place);
                 self.recalled.remove(&place);
                 self.slots.remove(&place)
             }
@@ -188,6 +191,21 @@ impl Books {
     pub(super) fn here(&self, runs: &[Run]) -> Vec<Run> {
         let all = runs.iter().flat_map(|run| self.slots_in(*run));
         runs_of(all.filter(|(_, slot)| *slot == Slot::Here).map(|(place, _)| place))
+    }
+
+    /// Which of these are there and its own. Walks nothing where all that is there is borrowed.
+    pub(super) fn owned(&self, runs: &[Run]) -> Vec<Run> {
+        if self.borrowed.len() == self.slots.len() {
+            return Vec::new();
+        }
+        let all = runs.iter().flat_map(|run| self.slots_in(*run));
+        let own = all.filter(|(place, slot)| *slot == Slot::Here && !self.borrowed.contains(place));
+        runs_of(own.map(|(place, _)| place))
+    }
+
+    /// These pages, which are about to be there, are others'.
+    pub(super) fn borrow(&mut self, places: impl IntoIterator<Item = Place>) {
+        self.borrowed.extend(places);
     }
 
     /// Begins to commit these, of which none is [moving](Self::moving).

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::books::Run;
-use crate::error::{Error, Result};
-use crate::units::MAX_BYTES;
+use crate::error::Result;
+use crate::units::{checked_product, checked_size};
 
 /// How the planes of a cache lie.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,23 +35,14 @@ impl Shape {
     /// # Errors
     /// [`Error::InvalidSize`] for no plane, a plane without bytes, and more than can be addressed.
     pub(super) fn new(layout: KvLayout, planes: &[u64], most: u64) -> Result<Self> {
-        let refuse = |what, bytes| Err(Error::InvalidSize { what, bytes, limit: MAX_BYTES });
         let (mut offsets, mut block) = (Vec::new(), 0_u64);
         for bytes in planes {
-            if *bytes == 0 || *bytes > MAX_BYTES {
-                return refuse("a block of a plane", *bytes);
-            }
             offsets.push(block);
-            // A sum of so many numbers below 2^46 that it wraps is not to be had; what is beyond the limit is refused below.
-            block = block.saturating_add(*bytes);
+            block =
+                checked_size("a block of all planes", block + checked_size("a block of a plane", *bytes)?)?;
         }
-        if block == 0 {
-            return refuse("a cache without planes", 0);
-        }
-        let whole = block.saturating_mul(most);
-        if most == 0 || whole > MAX_BYTES {
-            return refuse("a cache of all its blocks", whole);
-        }
+        checked_size("a cache without planes", block)?;
+        checked_product("a cache of all its blocks", most, block)?;
         Ok(Self { layout, planes: planes.to_vec(), offsets, block, most, page: 1 })
     }
 
@@ -128,6 +119,7 @@ impl Shape {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Error;
 
     #[test]
     fn blocks_of_both_layouts_lie_behind_one_another_and_on_their_pages() {

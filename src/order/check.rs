@@ -70,7 +70,8 @@ impl OrderCheck {
         }
         let bytes = ranks as usize * DIGEST_BYTES;
         let mut all = Vec::new();
-        let short = |_| Error::OutOfHostMemory { requested: bytes as u64, held: 0, limit: 0 };
+        let short =
+            |_| Error::OutOfHostMemory { requested: bytes as u64, held: 0, limit: 0, available: None };
         all.try_reserve_exact(bytes).map_err(short)?;
         all.resize(bytes, 0);
         let (mine, restarts) = {

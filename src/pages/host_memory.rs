@@ -3,7 +3,9 @@
 use std::ffi::c_void;
 use std::fmt;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::driver::SharedDriver;
@@ -30,14 +32,16 @@ pub(super) struct HostMemory {
 
 impl HostMemory {
     /// Maps memory and faults it in. Not registered yet.
+    ///
+    /// # Errors
+    /// [`Error::OutOfHostMemory`], with nothing left mapped.
     pub(super) fn new(driver: &SharedDriver, bytes: usize) -> Result<Self> {
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
         // Where huge pages can lie: what is too much goes back at once.
         let all = bytes + if bytes >= HUGE { HUGE } else { 0 };
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nobody else's memory.
-        let found = unsafe { mmap_anonymous(ptr::null_mut(), all, prot, flags) }
-            .map_err(|_| Error::OutOfHostMemory { requested: bytes as u64, held: 0, limit: 0 })?
-            as usize;
+        let found =
+            unsafe { mmap_anonymous(ptr::null_mut(), all, prot, flags) }.map_err(|_| short(bytes))? as usize;
         let base = if bytes >= HUGE { found.next_multiple_of(HUGE) } else { found };
         for (at, bytes) in [(found, base - found), (base + bytes, found + all - base - bytes)] {
             // SAFETY: a part of the mapping that nobody knows yet. If it stays it is addresses only.
@@ -48,8 +52,13 @@ impl HostMemory {
         // SAFETY: as above. Where the machine has no huge pages to give, small ones do.
         let _ = unsafe { madvise(base as *mut c_void, bytes, Advice::LinuxHugepage) };
         let memory = Self { driver: SharedDriver::clone(driver), base, bytes, registered: false };
-        in_shares(bytes, |start, len| fault_in(base + start, len));
-        Ok(memory)
+        let failed = AtomicBool::new(false);
+        in_shares(bytes, |start, len| {
+            if !fault_in(base + start, len) {
+                failed.store(true, Ordering::Relaxed);
+            }
+        });
+        if failed.into_inner() { Err(short(bytes)) } else { Ok(memory) }
     }
 
     pub(super) fn base(&self) -> usize {
@@ -111,16 +120,24 @@ impl fmt::Debug for HostMemory {
     }
 }
 
-/// Makes the kernel put memory behind a part of a fresh mapping.
-fn fault_in(at: usize, bytes: usize) {
+fn short(bytes: usize) -> Error {
+    Error::OutOfHostMemory { requested: bytes as u64, held: 0, limit: 0, available: None }
+}
+
+/// Makes the kernel put memory behind a part of a fresh mapping; whether it had that much.
+fn fault_in(at: usize, bytes: usize) -> bool {
     // SAFETY: inside a private mapping of ours that nobody knows yet.
-    if unsafe { madvise(at as *mut c_void, bytes, Advice::LinuxPopulateWrite) }.is_ok() {
-        return;
-    }
-    // Older kernels: a write to every frame.
-    for frame in (at..at + bytes).step_by(FRAME) {
-        // SAFETY: as above.
-        unsafe { ptr::write_volatile(frame as *mut u8, 0) };
+    match unsafe { madvise(at as *mut c_void, bytes, Advice::LinuxPopulateWrite) } {
+        Ok(()) => true,
+        // Kernels before 5.14 do not know the advice: a write to every frame.
+        Err(Errno::INVAL) => {
+            for frame in (at..at + bytes).step_by(FRAME) {
+                // SAFETY: as above.
+                unsafe { ptr::write_volatile(frame as *mut u8, 0) };
+            }
+            true
+        }
+        Err(_) => false,
     }
 }
 

@@ -77,7 +77,8 @@ impl HostPool {
             }
             self.grow(bytes)?;
         }
-        Err(Error::OutOfHostMemory { requested: bytes, held: self.stats().held_bytes, limit: 0 })
+        let held = self.stats().held_bytes;
+        Err(Error::OutOfHostMemory { requested: bytes, held, limit: 0, available: None })
     }
 
     /// Gives the copy of a part of a piece to the stream of copies to the device; `done` is behind that, also if it fails half-way.
@@ -133,14 +134,7 @@ impl HostPool {
 impl State {
     /// The smallest stretch that all of it fits in, of such chunks.
     fn take_whole(&mut self, bytes: u64, which: impl Fn(&HostMemory) -> bool) -> Option<HostPiece> {
-        let padded = usize::try_from(bytes.next_multiple_of(PIECE)).ok()?;
-        let fits = self.free.iter().filter(|(_, free)| **free >= padded);
-        let fits = fits.filter(|(at, _)| self.chunk_of(**at).is_some_and(&which));
-        let (at, free) = fits.min_by_key(|(at, free)| (**free, **at)).map(|(at, free)| (*at, *free))?;
-        self.free.remove(&at);
-        if padded < free {
-            self.free.insert(at + padded, free - padded);
-        }
+        let at = self.take_in(bytes.next_multiple_of(PIECE), which)?;
         let registered = self.chunk_of(at).is_some_and(HostMemory::registered);
         Some(HostPiece { at, bytes: bytes as usize, registered })
     }

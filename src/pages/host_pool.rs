@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use super::copier::Copier;
 use super::host_memory::HostMemory;
-use super::{Events, Fence, HostPiece, Look, PagePool, RangeId};
+use super::host_room::check_host_room;
+use super::{Events, Fence, HostPiece, Look, PagePool, RangeId, Stretches};
 use crate::driver::SharedDriver;
 use crate::error::{Error, Result};
 use crate::sync::Mutex;
-use crate::units::{Address, Stream};
+use crate::units::{Address, Stream, checked_bytes};
 
 /// Bytes that are registered with one call: more at a time would keep others of the machine waiting.
 pub(super) const CHUNK: u64 = 1 << 30;
@@ -55,8 +56,8 @@ pub struct HostStats {
 pub(super) struct State {
     /// By base.
     chunks: BTreeMap<usize, HostMemory>,
-    /// Stretches that nobody has: address to bytes. Neighbours in a chunk are one.
-    pub(super) free: BTreeMap<usize, usize>,
+    /// What nobody has; each chunk begins at a wall.
+    free: Stretches,
     /// Given back, and perhaps still copied from or to.
     waiting: Vec<(Fence, Vec<HostPiece>)>,
     held: u64,
@@ -94,7 +95,7 @@ impl HostPool {
         HostStats {
             held_bytes: state.held,
             registered_bytes: registered.map(|chunk| chunk.bytes() as u64).sum(),
-            free_bytes: state.free.values().map(|bytes| *bytes as u64).sum(),
+            free_bytes: state.free.bytes(),
             limit_bytes: state.limit,
         }
     }
@@ -103,9 +104,11 @@ impl HostPool {
     /// again to register what was refused.
     ///
     /// # Errors
-    /// [`Error::OutOfHostMemory`] beyond the limit, or if the machine has no more. That registration is refused is no error: the
-    /// [stats](Self::stats) say how much is registered.
+    /// [`Error::InvalidSize`] beyond [`MAX_BYTES`](crate::units::MAX_BYTES); [`Error::OutOfHostMemory`]
+    /// beyond the limit, or if the machine has less available, with nothing taken. That registration is
+    /// refused is no error: the [stats](Self::stats) say how much is registered.
     pub fn prepare(&self, bytes: u64) -> Result<()> {
+        checked_bytes("host memory", bytes)?;
         let held = {
             let mut state = self.state.lock();
             state.settle(&self.events);
@@ -154,43 +157,54 @@ impl HostPool {
         }
     }
 
-    /// Maps, faults in and registers `bytes` more.
+    /// Maps, faults in and registers `bytes` more: all of them, or none.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
     pub(super) fn grow(&self, bytes: u64) -> Result<()> {
-        let mut left = bytes.next_multiple_of(GRAIN);
-        while left > 0 {
-            let more = left.min(CHUNK);
+        let more = bytes.next_multiple_of(GRAIN);
+        if more == 0 {
+            return Ok(());
+        }
+        let held = {
+            let mut state = self.state.lock();
+            let held = state.held + state.growing;
+            if let Some(limit) = state.limit
+                && held + more > limit
             {
-                let mut state = self.state.lock();
-                let held = state.held + state.growing;
-                if let Some(limit) = state.limit
-                    && held + more > limit
-                {
-                    return Err(Error::OutOfHostMemory { requested: more, held, limit });
-                }
-                state.growing += more;
+                return Err(Error::OutOfHostMemory { requested: more, held, limit, available: None });
             }
-            let made = usize::try_from(more)
-                .map_err(|_| Error::OutOfHostMemory { requested: more, held: 0, limit: 0 })
-                .and_then(|bytes| HostMemory::new(&self.driver, bytes));
-            let mut made = match made {
-                Ok(made) => made,
-                Err(error) => {
-                    self.state.lock().growing -= more;
-                    return Err(error);
-                }
-            };
+            state.growing += more;
+            held
+        };
+        let made = self.make_chunks(more, held);
+        let mut state = self.state.lock();
+        state.growing -= more;
+        // The chunks that were made before one failed go back to the operating system.
+        for chunk in made? {
+            state.held += chunk.bytes() as u64;
+            state.add(chunk);
+        }
+        Ok(())
+    }
+
+    /// Chunks of `bytes` together, beside `held` that there are. No lock is held.
+    fn make_chunks(&self, bytes: u64, held: u64) -> Result<Vec<HostMemory>> {
+        let (mut chunks, mut left) = (Vec::new(), bytes);
+        while left > 0 {
+            // The rest as well, so that a request that cannot be met ends before it takes memory.
+            check_host_room(left, held + (bytes - left))?;
+            let more = left.min(CHUNK);
+            let mut made = HostMemory::new(&self.driver, more as usize)?;
             if self.driver.capabilities().register_host
                 && let Err(error) = made.register()
             {
                 tracing::warn!(%error, bytes = more, "host memory could not be registered: copies of it are slower");
             }
-            let mut state = self.state.lock();
-            state.growing -= more;
-            state.held += more;
-            state.add(made);
+            chunks.push(made);
             left -= more;
         }
-        Ok(())
+        Ok(chunks)
     }
 
     /// Makes sure that so many bytes are free, for as long as nobody else takes them.
@@ -201,7 +215,7 @@ impl HostPool {
         let free = {
             let mut state = self.state.lock();
             state.settle(&self.events);
-            state.free.values().map(|bytes| *bytes as u64).sum()
+            state.free.bytes()
         };
         self.grow(bytes.saturating_sub(free))
     }
@@ -221,7 +235,8 @@ impl HostPool {
             }
             self.make_room(bytes.next_multiple_of(PIECE))?;
         }
-        Err(Error::OutOfHostMemory { requested: bytes, held: self.state.lock().held, limit: 0 })
+        let held = self.state.lock().held;
+        Err(Error::OutOfHostMemory { requested: bytes, held, limit: 0, available: None })
     }
 
     /// Takes pieces back, to be used again behind a fence.
@@ -338,19 +353,22 @@ impl HostPool {
 
 impl State {
     fn add(&mut self, chunk: HostMemory) {
-        self.free.insert(chunk.base(), chunk.bytes());
+        self.free.add_wall(chunk.base() as u64);
+        self.free.add(chunk.base() as u64, chunk.bytes() as u64);
         self.chunks.insert(chunk.base(), chunk);
     }
 
     /// Takes chunks away that nothing is in; they still count as held.
     fn take_unused(&mut self, which: impl Fn(&HostMemory) -> bool) -> Vec<HostMemory> {
-        let unused =
-            self.chunks.values().filter(|chunk| self.free.get(&chunk.base()) == Some(&chunk.bytes()));
+        let is_free = |chunk: &&HostMemory| self.free.covers(chunk.base() as u64, chunk.bytes() as u64);
+        let unused = self.chunks.values().filter(is_free);
         let bases: Vec<_> = unused.filter(|chunk| which(chunk)).map(HostMemory::base).collect();
         let mut taken = Vec::new();
         for base in bases {
-            self.free.remove(&base);
-            taken.extend(self.chunks.remove(&base));
+            let chunk = self.chunks.remove(&base);
+            chunk.iter().for_each(|chunk| self.free.cut(base as u64, chunk.bytes() as u64));
+            self.free.remove_wall(base as u64);
+            taken.extend(chunk);
         }
         taken
     }
@@ -359,24 +377,25 @@ impl State {
         self.chunks.range(..=at).next_back().map(|(_, chunk)| chunk)
     }
 
+    /// The beginning of the smallest stretch that all of it fits in, of such chunks.
+    pub(super) fn take_in(&mut self, bytes: u64, which: impl Fn(&HostMemory) -> bool) -> Option<usize> {
+        let Self { chunks, free, .. } = self;
+        let chunk_of = |at: u64| chunks.range(..=at as usize).next_back();
+        free.take_where(bytes, |at| chunk_of(at).is_some_and(|(_, chunk)| which(chunk))).map(|at| at as usize)
+    }
+
     /// The smallest stretch that all of it fits in, else the longest ones.
     fn take(&mut self, bytes: u64) -> Option<Vec<HostPiece>> {
         let mut left = usize::try_from(bytes).ok()?;
         let mut pieces = Vec::new();
         while left > 0 {
-            let padded = left.next_multiple_of(PIECE as usize);
-            let fitting = self.free.iter().filter(|(_, free)| **free >= padded);
-            let fitting = fitting.min_by_key(|(at, free)| (**free, **at)).map(|(at, free)| (*at, *free));
-            let longest = || self.free.iter().max_by_key(|(_, free)| **free).map(|(at, free)| (*at, *free));
-            let Some((at, free)) = fitting.or_else(longest) else {
+            let padded = (left as u64).next_multiple_of(PIECE);
+            let fitting = self.free.take(padded).map(|at| (at, padded));
+            let Some((at, used)) = fitting.or_else(|| self.free.take_longest()) else {
                 pieces.into_iter().for_each(|piece| self.put(piece));
                 return None;
             };
-            let used = padded.min(free);
-            self.free.remove(&at);
-            if used < free {
-                self.free.insert(at + used, free - used);
-            }
+            let (at, used) = (at as usize, used as usize);
             let registered = self.chunk_of(at).is_some_and(HostMemory::registered);
             let length = left.min(used);
             pieces.push(HostPiece { at, bytes: length, registered });
@@ -386,20 +405,7 @@ impl State {
     }
 
     pub(super) fn put(&mut self, piece: HostPiece) {
-        let (mut at, mut bytes) = (piece.at, piece.bytes.next_multiple_of(PIECE as usize));
-        if let Some((before, free)) = self.free.range(..at).next_back().map(|(a, b)| (*a, *b))
-            && before + free == at
-            && !self.chunks.contains_key(&at)
-        {
-            self.free.remove(&before);
-            (at, bytes) = (before, bytes + free);
-        }
-        if !self.chunks.contains_key(&(at + bytes))
-            && let Some(free) = self.free.remove(&(at + bytes))
-        {
-            bytes += free;
-        }
-        self.free.insert(at, bytes);
+        self.free.add(piece.at as u64, (piece.bytes as u64).next_multiple_of(PIECE));
     }
 
     pub(super) fn settle(&mut self, events: &Arc<Events>) {

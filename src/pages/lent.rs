@@ -2,7 +2,8 @@
 //!
 //! The pool's books say what is on lease: it is noted before a page is mapped there, and goes when it is unmapped, whoever does that.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound;
 
 use super::{Account, AccountId, PageId, PagePool, RangeId};
 use crate::error::{Error, Result};
@@ -27,11 +28,91 @@ impl Lent {
     }
 }
 
-/// What is on lease on a device.
-pub(super) type LentPages = HashMap<PageId, Lent>;
-
 /// Where a page is shown that is lent.
 pub(crate) type LentPlace = (RangeId, u64);
+
+/// What is on lease on a device. Whatever asks about one lease, or about one account, walks nothing else.
+#[derive(Debug, Default)]
+pub(super) struct LentPages {
+    pages: HashMap<PageId, Lent>,
+    leases: HashMap<u64, Leased>,
+    /// Bytes on lease by the account that lends them.
+    lenders: HashMap<AccountId, u64>,
+    candidates: HashMap<AccountId, Candidates>,
+}
+
+/// The pages of one lease.
+#[derive(Debug, Default)]
+struct Leased {
+    bytes: u64,
+    places: BTreeMap<LentPlace, PageId>,
+}
+
+/// Order in which pages are lent: how many spaces show a page, its number from the highest down, the page.
+pub(crate) type Rank = (usize, u32, PageId);
+
+/// The pages that an arena may lend, kept in order while they come and go by leases only.
+#[derive(Debug, Default)]
+struct Candidates {
+    /// Those that are not on lease.
+    ready: BTreeSet<Rank>,
+    ranks: HashMap<PageId, Rank>,
+    /// `State::shared_changes` when they were ranked.
+    ranked_at: u64,
+}
+
+impl LentPages {
+    pub(super) fn get(&self, page: &PageId) -> Option<&Lent> {
+        self.pages.get(page)
+    }
+
+    fn len(&self) -> u64 {
+        self.pages.len() as u64
+    }
+
+    /// Whether a mapping of a page is that of its lease.
+    pub(super) fn is_at(&self, page: PageId, place: LentPlace) -> bool {
+        self.pages.get(&page).is_some_and(|lent| (lent.range, lent.offset) == place)
+    }
+
+    fn insert(&mut self, page: PageId, lent: Lent) {
+        let Lent { lease, range, offset, bytes, from, .. } = lent;
+        self.remove(page);
+        self.pages.insert(page, lent);
+        let leased = self.leases.entry(lease).or_default();
+        leased.bytes += bytes;
+        leased.places.insert((range, offset), page);
+        *self.lenders.entry(from).or_default() += bytes;
+        if let Some(Candidates { ready, ranks, .. }) = self.candidates.get_mut(&from)
+            && let Some(rank) = ranks.get(&page)
+        {
+            ready.remove(rank);
+        }
+    }
+
+    fn remove(&mut self, page: PageId) -> Option<Lent> {
+        let lent = self.pages.remove(&page)?;
+        if let Some(leased) = self.leases.get_mut(&lent.lease) {
+            leased.bytes -= lent.bytes;
+            leased.places.remove(&(lent.range, lent.offset));
+            if leased.places.is_empty() {
+                self.leases.remove(&lent.lease);
+            }
+        }
+        if let Some(bytes) = self.lenders.get_mut(&lent.from) {
+            *bytes -= lent.bytes;
+            if *bytes == 0 {
+                self.lenders.remove(&lent.from);
+            }
+        }
+        if let Some(Candidates { ready, ranks, .. }) = self.candidates.get_mut(&lent.from)
+            && let Some(rank) = ranks.get(&page)
+        {
+            ready.insert(*rank);
+        }
+        Some(lent)
+    }
+}
 
 impl PagePool {
     /// Pages of an account are on lease from now on, each at its place, to somebody with another account. They count for the first one;
@@ -60,24 +141,26 @@ impl PagePool {
             state.accounts.join(to);
             state.lent.insert(*page, Lent { lease, range, offset, bytes: page_bytes, from, to });
         }
-        self.lent.store(state.lent.len() as u64, Ordering::SeqCst);
+        self.lent.store(state.lent.len(), Ordering::SeqCst);
         Ok(())
     }
 
     /// Takes back what was noted of a lease's pages that do not show at their places: they could not be mapped there.
     pub(crate) fn unlend(&self, lease: u64) {
         let state = &mut *self.lock();
-        let ranges = &state.ranges;
-        let shows = |page: &PageId, lent: &Lent| {
-            let there = ranges.get(lent.range).and_then(|range| range.mapped.get(&lent.offset));
+        let shows = |page: &PageId| {
+            let lent = state.lent.get(page);
+            let range = lent.and_then(|lent| Some((state.ranges.get(lent.range)?, lent.offset)));
+            let there = range.and_then(|(range, offset)| range.mapped.get(&offset));
             there.is_some_and(|(there, _)| there == page)
         };
-        let gone = state.lent.extract_if(|page, lent| lent.lease == lease && !shows(page, lent));
-        for (_, lent) in gone {
+        let leased = state.lent.leases.get(&lease).into_iter().flat_map(|leased| &leased.places);
+        let gone: Vec<PageId> = leased.map(|(_, page)| *page).filter(|page| !shows(page)).collect();
+        for lent in gone.into_iter().filter_map(|page| state.lent.remove(page)).collect::<Vec<_>>() {
             state.accounts.lend(lent.from, lent.to, -(lent.bytes as i64));
             state.accounts.leave(lent.to);
         }
-        self.lent.store(state.lent.len() as u64, Ordering::SeqCst);
+        self.lent.store(state.lent.len(), Ordering::SeqCst);
     }
 
     /// How many bytes an account could lend to another one.
@@ -107,10 +190,7 @@ impl PagePool {
     /// Where the pages of a lease show.
     pub(crate) fn lent_places(&self, lease: u64) -> Vec<LentPlace> {
         let state = self.lock();
-        let of = state.lent.values().filter(|lent| lent.lease == lease);
-        let mut places: Vec<_> = of.map(|lent| (lent.range, lent.offset)).collect();
-        places.sort_unstable();
-        places
+        state.lent.leases.get(&lease).map_or(Vec::new(), |leased| leased.places.keys().copied().collect())
     }
 
     /// Bytes on lease, of one lease or of an account's own pages.
@@ -119,19 +199,56 @@ impl PagePool {
             return 0;
         }
         let state = self.lock();
-        let of = |lent: &&Lent| lease.map_or(lent.from == from.id(), |lease| lent.lease == lease);
-        state.lent.values().filter(of).map(|lent| lent.bytes).sum()
+        match lease {
+            Some(lease) => state.lent.leases.get(&lease).map_or(0, |leased| leased.bytes),
+            None => state.lent.lenders.get(&from.id()).copied().unwrap_or(0),
+        }
     }
 
-    /// A page does not show there any more: if it was on lease there, that is over.
-    pub(super) fn unmapped_from(&self, state: &mut super::pool::State, page: PageId, place: LentPlace) {
-        if state.lent.get(&page).is_none_or(|lent| (lent.range, lent.offset) != place) {
-            return;
-        }
-        if let Some(lent) = state.lent.remove(&page) {
-            state.accounts.lend(lent.from, lent.to, -(lent.bytes as i64));
-            state.accounts.leave(lent.to);
-        }
-        self.lent.store(state.lent.len() as u64, Ordering::SeqCst);
+    /// Whether the pages that an account may lend are [ranked](Self::rank_candidates), and no page of an
+    /// arena has come, gone or changed its places since, but by leases.
+    pub(crate) fn is_ranked(&self, from: &Account) -> bool {
+        let state = self.lock();
+        let candidates = state.lent.candidates.get(&from.id());
+        candidates.is_some_and(|known| known.ranked_at == state.shared_changes)
+    }
+
+    /// Ranks the pages that an account may lend, each with its number.
+    pub(crate) fn rank_candidates(&self, from: &Account, pages: &[(u32, PageId)]) {
+        let state = &mut *self.lock();
+        let rank = |(number, page): &(u32, PageId)| (state.shown_by(*page), u32::MAX - number, *page);
+        let ranks: HashMap<PageId, Rank> = pages.iter().map(|named| (named.1, rank(named))).collect();
+        let there = ranks.iter().filter(|(page, _)| state.lent.get(page).is_none());
+        let ready = there.map(|(_, rank)| *rank).collect();
+        let ranked_at = state.shared_changes;
+        state.lent.candidates.insert(from.id(), Candidates { ready, ranks, ranked_at });
+    }
+
+    /// The next page to lend behind `after` in the order of ranks, or the first.
+    pub(crate) fn next_candidate(&self, from: &Account, after: Option<Rank>) -> Option<Rank> {
+        let behind = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let state = self.lock();
+        let candidates = state.lent.candidates.get(&from.id())?;
+        candidates.ready.range((behind, Bound::Unbounded)).next().copied()
+    }
+
+    /// The account lends no more.
+    pub(crate) fn forget_candidates(&self, from: &Account) {
+        self.lock().lent.candidates.remove(&from.id());
+    }
+
+    /// A page does not show there any more: if it was on lease there, that is over. Whether it was.
+    pub(super) fn unmapped_from(
+        &self,
+        state: &mut super::pool::State,
+        page: PageId,
+        place: LentPlace,
+    ) -> bool {
+        let lent = if state.lent.is_at(page, place) { state.lent.remove(page) } else { None };
+        let Some(lent) = lent else { return false };
+        state.accounts.lend(lent.from, lent.to, -(lent.bytes as i64));
+        state.accounts.leave(lent.to);
+        self.lent.store(state.lent.len(), Ordering::SeqCst);
+        true
     }
 }

@@ -68,8 +68,8 @@ impl PagePool {
             if let (Some(found), Some(page)) = (state.ranges.get_mut(range), state.pages.get_mut(*id)) {
                 found.mapped.insert(end, (*id, whole.bytes));
                 page.mappings.insert((range, end));
-                let holder = page.holder;
-                state.count(holder, 0, 0, 1);
+                let (holder, lent) = (page.holder, state.lent.is_at(*id, (range, end)));
+                state.count_mapping(holder, 1, lent);
             }
             state.stats.maps += 1;
             state.stats.mappings += 1;
@@ -173,12 +173,12 @@ impl PagePool {
             {
                 found.mapped.remove(&at);
                 let mut counted = true;
-                self.unmapped_from(state, id, (range, at));
+                let lent = self.unmapped_from(state, id, (range, at));
                 if let Some(page) = state.pages.get_mut(id) {
                     page.mappings.remove(&(range, at));
                     counted = !page.away.remove(&(range, at));
                     let holder = page.holder;
-                    state.count(holder, 0, 0, -i64::from(counted));
+                    state.count_mapping(holder, -i64::from(counted), lent);
                     state.settle(id);
                 }
                 state.stats.unmaps += u64::from(counted);
@@ -200,6 +200,16 @@ impl PagePool {
         entries
             .map(|(offset, (page, bytes))| Mapping { offset: *offset, page: *page, bytes: *bytes })
             .collect()
+    }
+
+    /// Those that a part of it lies on.
+    pub(super) fn mapped_under(&self, range: RangeId, offset: u64, len: u64) -> Vec<Mapping> {
+        let first = {
+            let state = self.lock();
+            let before = state.ranges.get(range).and_then(|range| range.mapped.range(..=offset).next_back());
+            before.map_or(offset, |(at, (_, bytes))| if at + bytes > offset { *at } else { offset })
+        };
+        self.mapped_in(range, first, offset.saturating_add(len) - first)
     }
 
     /// Whether a page is mapped at an offset of a range.

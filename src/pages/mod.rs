@@ -17,6 +17,7 @@
 //!   HostPool                      host memory for contents, and copies of it                     host_pool.rs  host_piece.rs  copier.rs  copies.rs
 //!   Pausable                      what can step aside, found by tag; the way back                pausable.rs  resume.rs
 //!   Fence, Mark                   points in streams' work                                        fence.rs
+//!   Stretches                     free stretches of addresses, by address and by length          stretches.rs
 //!   NamedStream                   a stream, and where its handle means it                        stream.rs
 //!   Capturing                     captures, which forbid to wait for them on some platforms       waits.rs
 //! ```
@@ -40,6 +41,7 @@ mod fence;
 mod host_memory;
 mod host_piece;
 mod host_pool;
+mod host_room;
 mod ledger;
 mod lent;
 mod mappings;
@@ -51,6 +53,7 @@ mod reservation;
 mod resume;
 mod shared;
 mod stream;
+mod stretches;
 mod survey;
 mod teardown;
 #[cfg(test)]
@@ -68,6 +71,7 @@ pub use exports::Extent;
 pub use fence::{Fence, Promise};
 pub use host_piece::HostPiece;
 pub use host_pool::{CopyPath, HostPool, HostStats};
+pub(crate) use host_room::check_host_room;
 pub use ledger::{Holder, Holding};
 pub(crate) use lent::LentPlace;
 pub use mappings::Mapping;
@@ -80,6 +84,7 @@ pub use reservation::Reservation;
 pub(crate) use resume::{resume, resume_into};
 pub use shared::{SetPeers, SharedSet};
 pub use stream::NamedStream;
+pub(crate) use stretches::Stretches;
 pub(crate) use survey::{Other, PageName, SurveyedPage};
 pub use teardown::Remains;
 pub(crate) use waits::Capturing;

@@ -129,6 +129,8 @@ pub(super) struct State {
     pub(super) arriving: SlotMap<ArrivingId, Arriving>,
     /// Pages on lease.
     pub(super) lent: LentPages,
+    /// Counts what changes at pages of arenas, but not what leases do there.
+    pub(super) shared_changes: u64,
     /// Bytes that the driver is being asked for.
     pub(super) creating: u64,
     /// Pages that the driver is being given back, and their bytes.
@@ -193,6 +195,7 @@ impl State {
 
     /// Changes what a holder has.
     pub(super) fn count(&mut self, holder: Holder, pages: i64, bytes: i64, mappings: i64) {
+        self.shared_changes += u64::from(matches!(holder, Holder::Shared { .. }));
         if holder.retains() {
             self.stats.retained_bytes = self.stats.retained_bytes.saturating_add_signed(bytes);
         }
@@ -203,6 +206,22 @@ impl State {
         if *tally == Tally::default() {
             self.tallies.remove(&holder);
         }
+    }
+
+    /// A holder's page is mapped or unmapped; `lent`: at the place where it is on lease.
+    pub(super) fn count_mapping(&mut self, holder: Holder, mappings: i64, lent: bool) {
+        let before = self.shared_changes;
+        self.count(holder, 0, 0, mappings);
+        if lent {
+            self.shared_changes = before;
+        }
+    }
+
+    /// How many tags the ranges have in which a page shows: how many spaces show it.
+    pub(super) fn shown_by(&self, id: PageId) -> usize {
+        let Some(page) = self.pages.get(id) else { return 0 };
+        let ranges = page.mappings.iter().filter_map(|(range, _)| self.ranges.get(*range));
+        ranges.map(|range| range.tag).collect::<BTreeSet<u64>>().len()
     }
 
     /// Takes a page off the books.
@@ -291,6 +310,7 @@ impl PagePool {
             leaving: BTreeMap::new(),
             arriving: SlotMap::with_key(),
             lent: LentPages::default(),
+            shared_changes: 0,
             creating: 0,
             releasing: (0, 0),
             stats: PoolStats::default(),
@@ -459,15 +479,6 @@ impl PagePool {
         let state = self.lock();
         let page = state.pages.get(id)?;
         Some((page.holder, page.mappings.iter().map(|(range, _)| *range).collect()))
-    }
-
-    /// How many tags the ranges have in which a page shows: how many spaces show it.
-    pub(crate) fn shown_by(&self, id: PageId) -> usize {
-        let state = self.lock();
-        let Some(page) = state.pages.get(id) else { return 0 };
-        let tags =
-            page.mappings.iter().filter_map(|(range, _)| state.ranges.get(*range).map(|range| range.tag));
-        tags.collect::<BTreeSet<u64>>().len()
     }
 
     /// Bytes that a holder has, and how many pages.

@@ -54,6 +54,12 @@ impl Reservation {
         self.pool.mapped(self.id)
     }
 
+    /// The mappings that a part of it lies on, by offset.
+    #[must_use]
+    pub fn mapped_under(&self, offset: u64, bytes: u64) -> Vec<Mapping> {
+        self.pool.mapped_under(self.id, offset, bytes)
+    }
+
     /// The first part of `[from, to)` that nothing is mapped at.
     #[must_use]
     pub fn gap(&self, from: u64, to: u64) -> Option<(u64, u64)> {

@@ -262,23 +262,41 @@ impl SharedSet {
         true
     }
 
-    /// Large pages that have a number, are not on lease and may leave, those that the fewest show first.
+    /// How many large pages have a number, are not on lease and may leave.
     #[must_use]
-    pub fn lendable(&self) -> Vec<PageId> {
-        let numbers = &mut *self.numbers.lock();
-        let all: Vec<(u32, PageId)> = numbers
-            .pages
-            .iter()
-            .filter(|(no, page)| {
-                no.class == Class::Large && self.is_ours(**page) && !self.stays(numbers, **page)
-            })
-            .map(|(no, page)| (no.index, *page))
-            .collect();
-        let free = all.into_iter().filter(|(_, page)| self.pool.leases([*page].iter()).is_empty());
-        let mut free: Vec<_> =
-            free.map(|(index, page)| (self.pool.shown_by(page), u32::MAX - index, page)).collect();
-        free.sort_unstable_by_key(|(shown, behind, _)| (*shown, *behind));
-        free.into_iter().map(|(.., page)| page).collect()
+    pub fn lendable(&self) -> u64 {
+        let numbers = self.numbers.lock();
+        let free = |page: PageId| !self.stays(&numbers, page) && self.pool.leases([page].iter()).is_empty();
+        self.large_ones(&numbers).filter(|(_, page)| free(*page)).count() as u64
+    }
+
+    /// Large pages that have a number, and their numbers.
+    fn large_ones(&self, numbers: &Numbers) -> impl Iterator<Item = (u32, PageId)> {
+        let large = numbers.pages.iter().filter(|(no, _)| no.class == Class::Large);
+        large.filter(|(_, page)| self.is_ours(**page)).map(|(no, page)| (no.index, *page))
+    }
+
+    /// Large pages to lend, on which the change relies: those with a number that are not on lease and may
+    /// leave, those that the fewest spaces show first; `wanted` of them, or as many as there are.
+    ///
+    /// The pages are ranked again only if some of an arena came, went or changed their places since the
+    /// last lease, and not for what leases do.
+    pub(crate) fn to_lend(&self, change: &mut Change<'_>, wanted: usize) -> Vec<PageId> {
+        let (numbers, pool) = (self.numbers.lock(), &self.pool);
+        if !pool.is_ranked(&self.account) {
+            pool.rank_candidates(&self.account, &self.large_ones(&numbers).collect::<Vec<_>>());
+        }
+        let (mut taken, mut after) = (Vec::new(), None);
+        while taken.len() < wanted {
+            after = pool.next_candidate(&self.account, after);
+            let Some((.., page)) = after else { break };
+            // A trim or a seal on another thread may have it by now.
+            let may_leave = self.is_ours(page) && !self.stays(&numbers, page);
+            if may_leave && change.rely_on(page, self.holder()) == Some(self.geometry.large()) {
+                taken.push(page);
+            }
+        }
+        taken
     }
 
     /// The numbers of large pages that are on lease.
@@ -331,10 +349,9 @@ impl SharedSet {
     /// Every large page with a number, and its lease; by number.
     fn large(&self) -> Vec<(u32, PageId, Option<u64>)> {
         let numbers = self.numbers.lock();
-        let large =
-            numbers.pages.iter().filter(|(no, page)| no.class == Class::Large && self.is_ours(**page));
         let lease = |page: PageId| self.pool.leases([page].iter()).first().copied();
-        let mut all: Vec<_> = large.map(|(no, page)| (no.index, *page, lease(*page))).collect();
+        let mut all: Vec<_> =
+            self.large_ones(&numbers).map(|(index, page)| (index, page, lease(page))).collect();
         all.sort_unstable();
         all
     }
@@ -523,6 +540,12 @@ impl SharedSet {
             list.retain(|id| there(*id));
             !list.is_empty()
         });
+    }
+}
+
+impl Drop for SharedSet {
+    fn drop(&mut self) {
+        self.pool.forget_candidates(&self.account);
     }
 }
 

@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Policy;
-use super::packing::Packing;
 use crate::error::{Error, Result};
 use crate::pages::{
     Events, Fence, HostCopy, HostPool, Look, NamedStream, PageId, PagePool, RangeId, Remains, Reservation,
-    Run,
+    Run, Stretches,
 };
 use crate::units::Address;
 
@@ -66,8 +65,10 @@ pub(super) struct Books {
     /// By address.
     pub(super) extents: BTreeMap<u64, Extent>,
     pub(super) blocks: BTreeMap<Address, Block>,
-    /// A packing for each policy: what differs in what becomes of it lies on different pages.
-    packings: [Packing; Policy::COUNT],
+    /// Bytes of the blocks.
+    live_bytes: u64,
+    /// Free stretches for each policy: blocks with different policies lie on different pages.
+    packings: [Stretches; Policy::COUNT],
     /// Freed, and perhaps still in use.
     waiting: Vec<(Fence, Address, u64, Policy)>,
     ranges: Vec<Reservation>,
@@ -84,6 +85,7 @@ impl Books {
             generation: 1,
             extents: BTreeMap::new(),
             blocks: BTreeMap::new(),
+            live_bytes: 0,
             packings: Default::default(),
             waiting: Vec::new(),
             ranges: Vec::new(),
@@ -141,6 +143,7 @@ impl Books {
     pub(super) fn place(&mut self, bytes: u64, policy: Policy, stream: NamedStream) -> Option<Address> {
         let at = Address(self.packings[policy.index()].take(bytes)?);
         self.blocks.insert(at, Block { bytes, policy, users: Vec::new() });
+        self.live_bytes += bytes;
         // Whoever asked for it is its first user.
         let _ = self.use_on(at, stream);
         Some(at)
@@ -182,6 +185,7 @@ impl Books {
     pub(super) fn free(&mut self, address: Address, events: &Arc<Events>) -> Result<()> {
         self.live(address)?;
         let Some(block) = self.blocks.remove(&address) else { return Ok(()) };
+        self.live_bytes -= block.bytes;
         let mut fence = self.contents.clone();
         block.users.iter().for_each(|user| fence.add_user(events, *user));
         self.waiting.push((fence, address, block.bytes, block.policy));
@@ -336,8 +340,7 @@ impl Books {
 
     /// Bytes of blocks, and of places that no block has.
     pub(super) fn usage(&self) -> (u64, u64) {
-        let live = self.blocks.values().map(|block| block.bytes).sum();
-        (live, self.packings.iter().map(Packing::bytes).sum())
+        (self.live_bytes, self.packings.iter().map(Stretches::bytes).sum())
     }
 
     /// Bytes of pages that are there.

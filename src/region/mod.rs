@@ -6,7 +6,7 @@
 //!   pause  resume     one region's pages out and in                     pause.rs  resume.rs  turn.rs
 //!   relief            what freed blocks leave, when memory is short     relief.rs
 //!   books             pages' places, blocks, what waits                 books.rs      plain code
-//!   packing  sizes    where a block goes, how long a page is            packing.rs  sizes.rs      plain code
+//!   sizes             how long a page is                                sizes.rs      plain code
 //! ```
 //!
 //! ```text
@@ -33,7 +33,6 @@ use crate::units::{Address, BlockBytes, MAX_BYTES, Peers, Stream};
 
 mod books;
 mod options;
-mod packing;
 mod pause;
 mod relief;
 mod resume;

@@ -10,7 +10,7 @@ use crate::driver::Alias;
 use crate::error::{Error, Result};
 use crate::pages::{Account, Change, Holder, Limits, Reservation};
 use crate::sync::Mutex;
-use crate::units::{MAX_BYTES, Peers};
+use crate::units::{Peers, checked_size};
 
 /// Slots that nobody asked for.
 pub(crate) const SLOTS: usize = 3;
@@ -45,10 +45,7 @@ impl Device {
         let mut end = 0_u64;
         for unit in units {
             offsets.push(end);
-            end = end.saturating_add(unit.bytes.next_multiple_of(page));
-        }
-        if end > MAX_BYTES {
-            return Err(Error::InvalidSize { what: "a ring", bytes: end, limit: MAX_BYTES });
+            end = checked_size("a ring", end + unit.bytes.next_multiple_of(page))?;
         }
         let limits = Limits { most: options.budget_bytes, least: 0 };
         let account = self.account(&format!("ring {id} {:?}", options.name), options.account, limits)?;
@@ -159,9 +156,7 @@ fn page_bytes(device: &Device, units: &[RingUnit], schedule: &Schedule, asked: u
         return Err(Error::InvalidPageSize { what: "ring page", bytes: asked, granularity });
     }
     for RingUnit { bytes, .. } in units {
-        if *bytes == 0 || *bytes > MAX_BYTES {
-            return Err(Error::InvalidSize { what: "a ring's unit", bytes: *bytes, limit: MAX_BYTES });
-        }
+        checked_size("a ring's unit", *bytes)?;
     }
     if asked > 0 {
         return Ok(asked);

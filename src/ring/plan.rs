@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::schedule::{Adjustment, Remainder, Schedule, spread};
 use crate::error::{Error, Result};
-use crate::units::MAX_BYTES;
+use crate::units::{MAX_BYTES, checked_size};
 
 const MIB: f64 = (1_u64 << 20) as f64;
 const GIB: f64 = (1_u64 << 30) as f64;
@@ -110,14 +110,16 @@ pub fn ceiling(demand: &Demand<'_>) -> Result<Ceiling> {
     check(demand)?;
     let resident: Vec<bool> = demand.units.iter().map(|unit| unit.resident).collect();
     let limit = demand.budget_bytes.unwrap_or(u64::MAX);
-    let mut slots = demand.slots;
+    // What was asked for is refused as it is, whatever fewer slots would do.
+    Schedule::new(&resident, demand.slots, demand.remainder)?;
+    let mut slots = demand.slots.min(most_slots(demand, limit));
     let schedule = loop {
         let schedule = Schedule::new(&resident, slots, demand.remainder);
         let bytes = schedule.as_ref().map(|schedule| device_bytes(schedule, demand)).unwrap_or(0);
         match schedule {
             Ok(schedule) if bytes <= limit => break schedule,
-            // Fewer may divide the units, or leave fewer over.
-            _ if slots > 1 && (bytes > limit) => slots -= 1,
+            // Fewer may fit, divide the units, or leave fewer over.
+            _ if slots > 1 => slots -= 1,
             Ok(_) => {
                 return Err(Error::InvalidSize { what: "a ring's slots and resident units", bytes, limit });
             }
@@ -157,9 +159,7 @@ impl Ceiling {
 fn check(demand: &Demand<'_>) -> Result<()> {
     let wrong = |what, value: i128, expected| Err(Error::InvalidArgument { what, value, expected });
     for unit in demand.units {
-        if unit.bytes == 0 || unit.bytes > MAX_BYTES {
-            return Err(Error::InvalidSize { what: "a ring's unit", bytes: unit.bytes, limit: MAX_BYTES });
-        }
+        checked_size("a ring's unit", unit.bytes)?;
     }
     let link = demand.link_gib_per_second;
     if !link.is_finite() || link <= 0.0 {
@@ -171,14 +171,31 @@ fn check(demand: &Demand<'_>) -> Result<()> {
     if demand.tokens == 0 {
         return wrong("the tokens of a step", 0, "at least 1");
     }
-    if demand.page_bytes == 0 || demand.page_bytes > MAX_BYTES {
-        return wrong("the bytes of a page", demand.page_bytes.into(), "between 1 and 2^46");
-    }
+    checked_size("a ring's page", demand.page_bytes)?;
     let sum = demand.units.iter().try_fold(0_u64, |sum, unit| sum.checked_add(paged(unit.bytes, demand)));
     if sum.is_none_or(|sum| sum > MAX_BYTES) {
         return wrong("the bytes of all units", sum.unwrap_or(u64::MAX).into(), "at most 2^46");
     }
     Ok(())
+}
+
+/// More slots than these do not fit the limit. Fewer may not either: a slot is as long as the longest
+/// unit in it, and this counts the shortest units.
+fn most_slots(demand: &Demand<'_>, limit: u64) -> usize {
+    let mut bytes = 0;
+    let mut lengths = Vec::with_capacity(demand.units.len());
+    for unit in demand.units {
+        let length = paged(unit.bytes, demand);
+        if unit.resident { bytes += length } else { lengths.push(length) }
+    }
+    lengths.sort_unstable();
+    let fitting = lengths.iter().take_while(|length| {
+        bytes = bytes.saturating_add(**length);
+        bytes <= limit
+    });
+    let fitting = fitting.count();
+    // All of them fit: as many slots as were asked for hold no more.
+    if fitting == lengths.len() { usize::MAX } else { fitting.max(1) }
 }
 
 fn paged(bytes: u64, demand: &Demand<'_>) -> u64 {
@@ -419,5 +436,19 @@ mod tests {
         let nothing =
             ceiling(&Demand { units: &[RingUnit::resident(1)], compute_seconds: 0.0, ..good }).unwrap();
         assert!(nothing.asked.tokens_per_second.is_infinite());
+    }
+
+    #[test]
+    fn slots_beyond_the_units_cost_nothing_to_count_down() {
+        let units: Vec<RingUnit> = (1..=500).map(|bytes| RingUnit::streamed(bytes << 20)).collect();
+        for remainder in [Remainder::KeepResident, Remainder::Refuse] {
+            // 500 is the longest of them, and a slot of it.
+            let budget_bytes = Some(1500 << 20);
+            let asked =
+                Demand { slots: usize::MAX, remainder, budget_bytes, page_bytes: 1, ..demand(&units) };
+            let found = ceiling(&asked).unwrap();
+            assert!(found.asked.device_bytes <= 1500 << 20);
+            assert_eq!(found.adjustments[0], Adjustment::FewerSlots { asked: usize::MAX, given: 2 });
+        }
     }
 }

@@ -19,6 +19,7 @@ use super::outliving::Course;
 use super::placement::Placement;
 use super::presence::Opened;
 use super::refresh::Stale;
+use super::users::Users;
 use super::{Common, Phase};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -55,7 +56,7 @@ pub(super) struct State {
     /// Behind what those were given until a block went that may [come back](super::exchanged).
     pub(super) captured_work: Fence,
     /// Streams that use a live block since the seal.
-    pub(super) users: Vec<(Address, NamedStream)>,
+    pub(super) users: Users,
     /// What is freed while contents are carried over the seal.
     pub(super) postponed: Option<Postponed>,
     /// Behind what the users of blocks freed since the seal were given, as far as it is not over: the pages may still be others' too,
@@ -313,7 +314,7 @@ impl Core {
         let over = matches!(state.phase, Phase::Sealed | Phase::Retired);
         let note = |state: &mut State| {
             if over {
-                state.users.extend(readers.into_iter().map(|stream| (address, stream)));
+                readers.into_iter().for_each(|stream| state.users.note(address, stream));
             }
         };
         let bytes = match state.range_of(address) {
@@ -366,10 +367,7 @@ impl Core {
             }
             None => state.kept.check(address)?,
         }
-        let user = (address, self.common.pool().events().keep(stream));
-        if !state.users.contains(&user) {
-            state.users.push(user);
-        }
+        state.users.note(address, self.common.pool().events().keep(stream));
         Ok(())
     }
 }

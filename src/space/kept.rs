@@ -1,13 +1,13 @@
 //! Kept blocks: those that the caller says will outlive their capture. They lie packed on common pages of their arena, each on bytes
 //! of its own, at addresses of the arena; so they are aliased by nobody, and need no page of a space.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::layout::Usage;
 use super::{Core, State};
 use crate::error::{Error, Result};
-use crate::pages::{Change, Fence, Holder, Look, PagePool, Remains, Reservation, SharedSet};
+use crate::pages::{Change, Fence, Holder, Look, PagePool, Remains, Reservation, SharedSet, Stretches};
 use crate::sync::Mutex;
 use crate::units::{Address, BlockBytes};
 
@@ -23,8 +23,8 @@ struct Inner {
     ranges: Vec<Reservation>,
     /// Bytes of the last range that were ever mapped.
     end: u64,
-    /// Mapped stretches that nobody has: address to bytes. Neighbours in a range are one.
-    free: BTreeMap<u64, u64>,
+    /// What is mapped and no block has; each range begins at a wall.
+    free: Stretches,
     /// Freed, and perhaps still in use.
     waiting: Vec<(Fence, Vec<(Address, u64)>)>,
 }
@@ -34,17 +34,11 @@ impl Heap {
     pub(crate) fn allocate(&self, shared: &SharedSet, bytes: u64) -> Result<Address> {
         let mut inner = self.0.lock();
         inner.settle(shared.pool());
-        let fits =
-            inner.free.iter().filter(|(_, free)| **free >= bytes).min_by_key(|(at, free)| (**free, **at));
-        let found = fits.map(|(at, free)| (*at, *free));
-        let (at, free) = match found {
-            Some(found) => found,
-            None => inner.grow(shared, bytes)?,
-        };
-        inner.free.remove(&at);
-        if free > bytes {
-            inner.free.insert(at + bytes, free - bytes);
+        if let Some(at) = inner.free.take(bytes) {
+            return Ok(Address(at));
         }
+        let at = inner.grow(shared, bytes)?;
+        inner.free.cut(at, bytes);
         Ok(Address(at))
     }
 
@@ -82,21 +76,13 @@ impl Heap {
 }
 
 impl Inner {
-    /// A mapped stretch of at least `bytes` at the end.
-    fn grow(&mut self, shared: &SharedSet, bytes: u64) -> Result<(u64, u64)> {
+    /// Maps what lacks for a stretch of `bytes` at the end; where it begins.
+    fn grow(&mut self, shared: &SharedSet, bytes: u64) -> Result<u64> {
         let small = shared.geometry().small();
         let mut change = Change::on(shared.pool());
         let last = self.ranges.last();
         // What is free at the end of what is mapped is the block's beginning.
-        let tail = last.and_then(|range| {
-            let end = range.base().0 + self.end;
-            self.free
-                .range(..end)
-                .next_back()
-                .filter(|(at, free)| *at + *free == end)
-                .map(|(at, free)| (*at, *free))
-        });
-        let had = tail.map_or(0, |(_, free)| free);
+        let had = last.map_or(0, |range| self.free.before(range.base().0 + self.end));
         let more = (bytes - had.min(bytes)).next_multiple_of(small);
         let room =
             last.filter(|range| range.bytes() - self.end >= more).map(|range| (range.id(), range.base()));
@@ -106,10 +92,10 @@ impl Inner {
             let page = change.take(more, holder, account)?;
             change.map(range, self.end, &[page])?;
             change.commit();
-            let start = tail.map_or(base.0 + self.end, |(at, _)| at);
+            let end = base.0 + self.end;
             self.end += more;
-            self.free.insert(start, had + more);
-            return Ok((start, had + more));
+            self.free.add(end, more);
+            return Ok(end - had);
         }
         let more = bytes.next_multiple_of(small);
         let range = change.reserve(RANGE.max(more), 0, shared.peers())?;
@@ -119,8 +105,9 @@ impl Inner {
         self.ranges.extend(reserved);
         self.end = more;
         let start = self.ranges.last().map_or(0, |range| range.base().0);
-        self.free.insert(start, more);
-        Ok((start, more))
+        self.free.add_wall(start);
+        self.free.add(start, more);
+        Ok(start)
     }
 
     fn settle(&mut self, pool: &PagePool) {
@@ -132,60 +119,49 @@ impl Inner {
             }
             !over
         });
-        for (at, bytes) in done {
-            self.merge(at.0, bytes);
+        if done.is_empty() {
+            return;
         }
-        // Only now, so that neighbours that came back together are one.
-        let mut empty = Vec::new();
-        for range in &self.ranges {
-            let base = range.base().0;
-            for mapped in range.mapped() {
-                let (from, to) = (base + mapped.offset, base + mapped.offset + mapped.bytes);
-                let around = self.free.range(..=from).next_back();
-                if around.is_some_and(|(at, free)| at + free >= to) {
-                    empty.push((range.id(), mapped.offset, from, to));
+        done.iter().for_each(|(at, bytes)| self.free.add(at.0, *bytes));
+        // Only now, so that neighbours that came back together are one. Only pages that these blocks lay on
+        // can have come empty.
+        let mut empty = BTreeSet::new();
+        for (at, bytes) in &done {
+            let range = self.ranges.iter().find(|range| {
+                let base = range.base().0;
+                (base..base + range.bytes()).contains(&at.0)
+            });
+            let Some(range) = range else { continue };
+            let (base, id) = (range.base().0, range.id());
+            for page in range.mapped_under(at.0 - base, *bytes) {
+                if self.free.covers(base + page.offset, page.bytes) {
+                    empty.insert((base + page.offset, page.bytes, id, page.offset));
                 }
             }
         }
-        for (range, offset, from, to) in empty {
-            let Some((at, free)) = self.free.range(..=from).next_back().map(|(at, free)| (*at, *free)) else {
-                continue;
-            };
-            self.free.remove(&at);
-            if at < from {
-                self.free.insert(at, from - at);
-            }
-            if to < at + free {
-                self.free.insert(to, at + free - to);
-            }
+        for (from, bytes, range, offset) in &empty {
+            self.free.cut(*from, *bytes);
             let mut remains = Remains::default();
-            remains.add_part(range, offset, to - from);
+            remains.add_part(*range, *offset, *bytes);
             pool.finish(Fence::default(), remains);
         }
-        let last = self.ranges.len().saturating_sub(1);
-        let mut number = 0;
-        self.ranges.retain(|range| {
-            number += 1;
-            // New blocks come behind the end of the last range.
-            number > last || !range.mapped().is_empty()
-        });
+        if !empty.is_empty() {
+            self.leave_empty_ranges();
+        }
     }
 
-    fn merge(&mut self, mut at: u64, mut bytes: u64) {
-        let inside = |address: u64| self.ranges.iter().any(|range| range.base().0 == address);
-        if let Some((before, free)) = self.free.range(..at).next_back().map(|(a, b)| (*a, *b))
-            && before + free == at
-            && !inside(at)
-        {
-            self.free.remove(&before);
-            (at, bytes) = (before, free + bytes);
-        }
-        if !inside(at + bytes)
-            && let Some(free) = self.free.remove(&(at + bytes))
-        {
-            bytes += free;
-        }
-        self.free.insert(at, bytes);
+    /// Ranges without pages go, but for the last: new blocks come behind its end.
+    fn leave_empty_ranges(&mut self) {
+        let last = self.ranges.len().saturating_sub(1);
+        let (free, mut number) = (&mut self.free, 0);
+        self.ranges.retain(|range| {
+            number += 1;
+            let stays = number > last || !range.mapped().is_empty();
+            if !stays {
+                free.remove_wall(range.base().0);
+            }
+            stays
+        });
     }
 }
 

@@ -19,14 +19,7 @@ use crate::units::Address;
 impl Core {
     /// Behind the streams noted for a block, which are forgotten.
     pub(super) fn behind_users(&self, state: &mut State, address: Address) -> Fence {
-        let mut fence = Fence::default();
-        state.users.retain(|(of, stream)| {
-            if *of == address {
-                fence.add_kept(self.common.pool().events(), *stream);
-            }
-            *of != address
-        });
-        fence
+        state.users.take(address, self.common.pool().events())
     }
 
     /// Asks whether those who read what was freed are done, which records what could not be before.
@@ -41,7 +34,7 @@ impl Core {
     pub(super) fn users(&self) -> Fence {
         let state = &*self.state.lock();
         let mut fence = state.readers.clone();
-        state.users.iter().for_each(|(_, stream)| fence.add_kept(self.common.pool().events(), *stream));
+        state.users.all().for_each(|stream| fence.add_kept(self.common.pool().events(), *stream));
         state.kept.readers(&mut fence);
         fence
     }
@@ -67,7 +60,8 @@ impl Core {
         let range = &state.ranges[freed.range];
         let mut remains = Remains::default();
         let mut unmapped = 0;
-        for mapped in range.mapped() {
+        let all = if stay.is_empty() { range.mapped_under(from, bytes) } else { range.mapped() };
+        for mapped in all {
             let end = mapped.offset + mapped.bytes;
             let concerned =
                 mapped.offset < to && end > from || stay.iter().any(|tile| tile.holds(mapped.offset));
@@ -164,9 +158,8 @@ impl Core {
 
         let readers = std::mem::take(&mut state.readers);
         let mut fence = behind_replays(common, state.phase, readers);
-        for (_, stream) in state.users.drain(..) {
-            fence.add_kept(common.pool().events(), stream);
-        }
+        let users = std::mem::take(&mut state.users);
+        users.all().for_each(|stream| fence.add_kept(common.pool().events(), *stream));
         let mut remains = Remains::default();
         state.ranges.drain(..).for_each(|range| remains.join(range.leave()));
         common.pool().finish(fence.clone(), remains);

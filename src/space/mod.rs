@@ -55,6 +55,7 @@ mod shrink;
 mod slab;
 mod slabs;
 mod stitch;
+mod users;
 
 pub(crate) use audit::disjoint;
 use bump::Bump;
@@ -73,6 +74,7 @@ pub(crate) use picture::{Picture, Spot};
 use placement::Placement;
 pub(crate) use presence::Presence;
 pub(crate) use recall::{Recall, Recalls};
+use users::Users;
 
 pub use block::Block;
 pub use carry::Carry;
@@ -287,7 +289,7 @@ impl Space {
             live_count: None,
             captured_on: Vec::new(),
             captured_work: Fence::default(),
-            users: Vec::new(),
+            users: Users::default(),
             postponed: None,
             readers: Fence::default(),
             work: Work::default(),

@@ -344,7 +344,9 @@ TEST_F(HostileElastic, NullAndNonsenseOfPoolsAndPolicies) {
     EXPECT_EQ(vmmgraph_block_pool_create(10, 1, 1, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_block_pool_create(0, 1, 1, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(vmmgraph_block_pool_create(10, 0, 1, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    EXPECT_EQ(vmmgraph_block_pool_create(10, 1, 0, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_block_pool_create(10, 1, 0, &made), VMMGRAPH_ERROR_INVALID_SIZE);
+    EXPECT_EQ(vmmgraph_block_pool_create(10, 1, std::uint64_t{1} << 63, &made), VMMGRAPH_ERROR_INVALID_SIZE);
+    EXPECT_EQ(vmmgraph_block_pool_create(1 << 20, 16, std::uint64_t{1} << 44, &made), VMMGRAPH_ERROR_INVALID_SIZE);
     EXPECT_EQ(vmmgraph_block_pool_create(~std::uint64_t{0}, 1, 1, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     std::uint64_t blocks[4] = {0};
     std::int32_t there = 7;

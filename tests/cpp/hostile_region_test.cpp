@@ -141,6 +141,12 @@ TEST_F(HostileRegion, NullAndNonsense) {
     EXPECT_EQ(block, nullptr);
     EXPECT_EQ(vmmgraph_region_stats(region, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_device_host_stats(device, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    const std::uint64_t most = std::uint64_t{1} << 46;
+    for (const std::uint64_t bytes : {~std::uint64_t{0}, ~std::uint64_t{0} - 4096, std::uint64_t{1} << 63, most + 1}) {
+        EXPECT_EQ(vmmgraph_device_prepare_backup(device, bytes), VMMGRAPH_ERROR_INVALID_SIZE) << bytes;
+    }
+    EXPECT_EQ(vmmgraph_device_prepare_backup(device, most), VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY);
+    EXPECT_NE(last_message().find("available on this machine"), std::string::npos) << last_message();
 
     const char* const tags[] = {"weights", nullptr};
     EXPECT_EQ(vmmgraph_device_pause(device, tags, 2, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);

@@ -411,7 +411,14 @@ TEST_F(HostileRing, PlansOfNonsense) {
     }
     auto wrong = demand;
     wrong.page_bytes = huge;
-    EXPECT_EQ(vmmgraph_ring_ceiling(&wrong, nullptr, 0, &found), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_ring_ceiling(&wrong, nullptr, 0, &found), VMMGRAPH_ERROR_INVALID_SIZE);
+    // As many slots as a number holds, and a budget that fewer fit: counted from the units.
+    auto many = demand;
+    many.slots = ~std::size_t{0};
+    many.budget_bytes = 250;
+    ASSERT_EQ(vmmgraph_ring_ceiling(&many, nullptr, 0, &found), VMMGRAPH_OK);
+    EXPECT_EQ(found.slots, 2U);
+    EXPECT_EQ(found.asked.device_bytes, 200U);
     wrong = demand;
     wrong.remainder = 2;
     EXPECT_EQ(vmmgraph_ring_ceiling(&wrong, nullptr, 0, &found), VMMGRAPH_ERROR_INVALID_ARGUMENT);

@@ -78,6 +78,15 @@ fn declarations_without_sense_are_refused() {
             vec![x(&[Extent::Fixed(u32::MAX); 2])],
             "input of 18446744065119617025 bytes: must be between 1 and 70368744177664",
         ),
+        (
+            vec![x(&[
+                Extent::UpTo(u32::MAX),
+                Extent::Fixed(u32::MAX),
+                Extent::Fixed(u32::MAX),
+                Extent::Along { axis: Axis::Tokens, times: u32::MAX, plus: u32::MAX },
+            ])],
+            "input x: a dimension is Along { axis: Tokens, times: 4294967295, plus: 4294967295 }, must be 1 to 2^32 - 1 in bucket [1, 1, 64, 0]",
+        ),
     ] {
         assert_eq!(refusal(&inputs), said);
     }

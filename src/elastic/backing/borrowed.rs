@@ -1,7 +1,7 @@
 //! Pages of another holder that show here too, on lease.
 
 use super::super::Committed;
-use super::super::books::{Place, Run, runs_of};
+use super::super::books::{Place, Run};
 use super::moving::Marks;
 use super::{Backing, WHAT};
 use crate::error::{Error, Result};
@@ -39,6 +39,7 @@ impl Backing {
         }
         let mut change = Change::on(self.device.pool());
         let pages = (lender.choose)(&mut change, &places)?;
+        self.read(|books| books.borrow(absent.iter().flat_map(|run| run.places())));
         let mut rest = pages.as_slice();
         for run in &absent {
             let Some((these, others)) = rest.split_at_checked(run.pages() as usize) else {
@@ -76,13 +77,7 @@ impl Backing {
 
     /// Which of the pages that are there are its own.
     pub(in super::super) fn owned(&self, runs: &[Run]) -> Vec<Run> {
-        runs_of(self.here(runs).into_iter().flat_map(Run::places).filter(|place| self.is_own(*place)))
-    }
-
-    fn is_own(&self, (range, page): Place) -> bool {
-        let pool = self.device.pool();
-        let found = self.ranges.get(range).map(|range| pool.mapped_in(range.id(), page * self.page, 1));
-        found.and_then(|found| Some(pool.holder(found.first()?.page) == Some(self.holder()))).unwrap_or(false)
+        self.read(|books| books.owned(runs))
     }
 
     fn holder(&self) -> Holder {

@@ -104,6 +104,13 @@ fn a_wrong_free_changes_nothing() {
             .iter()
             .all(|(a, b, c)| BlockPool::new(*a, *b, *c).is_err())
     );
+    // Sums of bytes would overflow.
+    for (blocks, each) in [(1, 1 << 63), (2, 1 << 46), (1 << 20, 1 << 44)] {
+        assert!(matches!(BlockPool::new(blocks, 1, each), Err(Error::InvalidSize { .. })), "{blocks} {each}");
+    }
+    let mut most = BlockPool::new(2, 1, 1 << 45).unwrap();
+    most.back(&(0..2));
+    assert_eq!((most.empty_bytes(), most.ask(u64::MAX, 0, |_| true).there), (1 << 46, 1 << 46));
 }
 
 /// Staggered lengths leave holes. With best fit, pages run empty all the same.

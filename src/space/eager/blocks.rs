@@ -122,16 +122,7 @@ impl EagerSpace {
         let state = &mut *self.state.lock();
         let now = state.scope.as_ref().map(|(stream, _)| *stream);
         let events = self.common.pool().events();
-        let noted = |state: &mut State| {
-            let mut fence = Fence::default();
-            state.users.retain(|(of, stream)| {
-                if *of == address {
-                    fence.add_kept(events, *stream);
-                }
-                *of != address
-            });
-            fence
-        };
+        let noted = |state: &mut State| state.users.take(address, events);
         if let Some(bytes) = state.kept.remove(&address) {
             let mut fence = noted(state);
             let own = state.outlived.remove(&address).or(now);
@@ -150,8 +141,7 @@ impl EagerSpace {
                 return Err(Error::DoubleFree { address });
             }
             let before = state.outlived.remove(&address);
-            let noted_any = state.users.iter().any(|(of, _)| *of == address);
-            if !noted_any && now.is_some() && before.is_none_or(|stream| Some(stream) == now) {
+            if !state.users.has(address) && now.is_some() && before.is_none_or(|stream| Some(stream) == now) {
                 // What uses it next is behind all of its work on the stream.
                 state.current.layout.free(place).map_err(|why| why.at(address))?;
             } else {
@@ -212,8 +202,8 @@ impl EagerSpace {
         }
         let now = state.scope.as_ref().map(|(stream, _)| *stream);
         let own = state.outlived.get(&address).copied().or(now);
-        if own != Some(stream) && !state.users.contains(&(address, stream)) {
-            state.users.push((address, stream));
+        if own != Some(stream) {
+            state.users.note(address, stream);
         }
         Ok(())
     }

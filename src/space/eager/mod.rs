@@ -23,6 +23,7 @@ use serde::Serialize;
 
 use super::layout::Layout;
 use super::live_count::LiveCount;
+use super::users::Users;
 use super::{Common, next_space};
 use crate::error::{Error, Result};
 use crate::pages::{AccountId, Events, Fence, Holder, Mark, NamedStream, PageNo, Reclaimer};
@@ -83,7 +84,7 @@ struct State {
     /// Addresses that only live blocks keep.
     old: Vec<Generation>,
     /// Streams that use a live block besides its own.
-    users: Vec<(Address, NamedStream)>,
+    users: Users,
     /// Blocks that were live when a scope ended, and the stream they were made for.
     outlived: HashMap<Address, NamedStream>,
     /// Freed, and perhaps still in use.
@@ -108,7 +109,7 @@ struct State {
 impl State {
     fn users(&self, events: &Arc<Events>) -> Fence {
         let mut fence = Fence::default();
-        let streams = self.users.iter().map(|(_, stream)| stream).chain(self.outlived.values());
+        let streams = self.users.all().chain(self.outlived.values());
         streams.for_each(|stream| fence.add_kept(events, *stream));
         self.waiting.iter().for_each(|waiting| fence.join(waiting.all()));
         self.old.iter().for_each(|old| fence.join(old.readers.clone()));
@@ -123,7 +124,7 @@ impl EagerSpace {
             scope: None,
             current: Generation::new(layout),
             old: Vec::new(),
-            users: Vec::new(),
+            users: Users::default(),
             outlived: HashMap::new(),
             waiting: Vec::new(),
             kept: BTreeMap::new(),

@@ -7,6 +7,7 @@ mod borrower;
 mod broken;
 mod copying;
 mod fault;
+pub mod growth;
 mod late;
 mod model;
 mod passing;

@@ -1,88 +1,119 @@
-//! Where a region's free bytes are: plain code over addresses, no driver.
+//! Free stretches of addresses: plain code, no driver.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Stretches of addresses that no block has. Neighbours are one, but for those on two sides of a wall.
+/// Free stretches of addresses, found by address and by length in logarithmic time. Neighbours are one
+/// stretch, but for those on two sides of a wall.
 #[derive(Debug, Default)]
-pub(super) struct Packing {
+pub(crate) struct Stretches {
     /// Address to bytes.
     free: BTreeMap<u64, u64>,
-    /// Where ranges begin: a block lies in one range.
+    /// The same, as bytes and address.
+    by_bytes: BTreeSet<(u64, u64)>,
+    /// Addresses where ranges begin: nothing lies across one.
     walls: BTreeSet<u64>,
+    /// Free bytes.
+    bytes: u64,
 }
 
-impl Packing {
-    /// The smallest stretch that `bytes` fit in, the first of several; takes its beginning.
-    pub(super) fn take(&mut self, bytes: u64) -> Option<u64> {
-        let fits = self.free.iter().filter(|(_, free)| **free >= bytes);
-        let (at, free) = fits.min_by_key(|(at, free)| (**free, **at)).map(|(at, free)| (*at, *free))?;
-        self.free.remove(&at);
-        if free > bytes {
-            self.free.insert(at + bytes, free - bytes);
-        }
+impl Stretches {
+    fn insert(&mut self, at: u64, bytes: u64) {
+        self.free.insert(at, bytes);
+        self.by_bytes.insert((bytes, at));
+        self.bytes += bytes;
+    }
+
+    fn remove(&mut self, at: u64) -> Option<u64> {
+        let bytes = self.free.remove(&at)?;
+        self.by_bytes.remove(&(bytes, at));
+        self.bytes -= bytes;
+        Some(bytes)
+    }
+
+    /// Takes the beginning of the smallest stretch that `bytes` fit in, the first of several.
+    pub(crate) fn take(&mut self, bytes: u64) -> Option<u64> {
+        self.take_where(bytes, |_| true)
+    }
+
+    /// As [`take`](Self::take), of the stretches whose address `which` accepts. Walks over those that it
+    /// does not.
+    pub(crate) fn take_where(&mut self, bytes: u64, which: impl Fn(u64) -> bool) -> Option<u64> {
+        let mut fits = self.by_bytes.range((bytes, 0)..);
+        let (_, at) = *fits.find(|(_, at)| which(*at))?;
+        self.cut(at, bytes);
         Some(at)
     }
 
+    /// Takes the longest stretch, the last of several; its address and bytes.
+    pub(crate) fn take_longest(&mut self) -> Option<(u64, u64)> {
+        let (bytes, at) = *self.by_bytes.last()?;
+        self.remove(at);
+        Some((at, bytes))
+    }
+
     /// Adds a stretch.
-    pub(super) fn add(&mut self, mut at: u64, mut bytes: u64) {
-        if let Some((before, free)) = self.free.range(..at).next_back().map(|(at, free)| (*at, *free))
+    pub(crate) fn add(&mut self, mut at: u64, mut bytes: u64) {
+        if let Some((before, free)) = self.around(at)
             && before + free == at
             && !self.walls.contains(&at)
         {
-            self.free.remove(&before);
+            self.remove(before);
             (at, bytes) = (before, free + bytes);
         }
         if !self.walls.contains(&(at + bytes))
-            && let Some(free) = self.free.remove(&(at + bytes))
+            && let Some(free) = self.remove(at + bytes)
         {
             bytes += free;
         }
-        self.free.insert(at, bytes);
+        self.insert(at, bytes);
     }
 
     /// Nothing that begins at this address is joined with what is before it.
-    pub(super) fn add_wall(&mut self, at: u64) {
+    pub(crate) fn add_wall(&mut self, at: u64) {
         self.walls.insert(at);
     }
 
-    pub(super) fn remove_wall(&mut self, at: u64) {
+    pub(crate) fn remove_wall(&mut self, at: u64) {
         self.walls.remove(&at);
     }
 
+    /// The last stretch that begins at an address or before it.
+    fn around(&self, at: u64) -> Option<(u64, u64)> {
+        self.free.range(..=at).next_back().map(|(at, free)| (*at, *free))
+    }
+
     /// Bytes of the stretch that ends at an address.
-    pub(super) fn before(&self, end: u64) -> u64 {
+    pub(crate) fn before(&self, end: u64) -> u64 {
         let found = self.free.range(..end).next_back();
         found
             .filter(|(at, free)| *at + *free == end && !self.walls.contains(&end))
             .map_or(0, |(_, free)| *free)
     }
 
-    /// Whether all of it is free.
-    pub(super) fn covers(&self, at: u64, bytes: u64) -> bool {
-        self.free.range(..=at).next_back().is_some_and(|(start, free)| start + free >= at + bytes)
+    /// Whether all of it is free, in one stretch.
+    pub(crate) fn covers(&self, at: u64, bytes: u64) -> bool {
+        self.around(at).is_some_and(|(start, free)| start + free >= at + bytes)
     }
 
-    /// Takes a part of one stretch away.
-    pub(super) fn cut(&mut self, at: u64, bytes: u64) {
-        let Some((start, free)) = self.free.range(..=at).next_back().map(|(at, free)| (*at, *free)) else {
-            return;
-        };
+    /// Takes a part of one stretch away; nothing, where not all of it is free.
+    pub(crate) fn cut(&mut self, at: u64, bytes: u64) {
+        let Some((start, free)) = self.around(at) else { return };
         let (end, free_end) = (at + bytes, start + free);
         if free_end < end {
             return;
         }
-        self.free.remove(&start);
+        self.remove(start);
         if start < at {
-            self.free.insert(start, at - start);
+            self.insert(start, at - start);
         }
         if end < free_end {
-            self.free.insert(end, free_end - end);
+            self.insert(end, free_end - end);
         }
     }
 
     /// Free bytes.
-    pub(super) fn bytes(&self) -> u64 {
-        self.free.values().sum()
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
     }
 }
 
@@ -113,13 +144,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn packing_does_what_a_list_of_bytes_does(
+        fn stretches_do_what_a_list_of_bytes_does(
             steps in prop::collection::vec((0_u8..4, 1_u64..40, 0_usize..64), 1..200)
         ) {
-            let mut packing = Packing::default();
+            let mut free = Stretches::default();
             let (mut bytes, mut walls) = (vec![255_u8; 400], BTreeSet::new());
             for wall in [100, 200] {
-                packing.add_wall(wall);
+                free.add_wall(wall);
                 walls.insert(wall);
             }
             let mut blocks: Vec<(u64, u64)> = Vec::new();
@@ -127,21 +158,21 @@ mod tests {
             for (kind, size, pick) in steps {
                 match kind {
                     0 if grown + size <= 400 && (grown / 100 == (grown + size - 1) / 100) => {
-                        packing.add(grown, size);
+                        free.add(grown, size);
                         bytes[grown as usize..(grown + size) as usize].fill(0);
                         grown += size;
                     }
                     0 => grown = (grown / 100 + 1) * 100,
                     1 if !blocks.is_empty() => {
                         let (at, size) = blocks.swap_remove(pick % blocks.len());
-                        packing.add(at, size);
+                        free.add(at, size);
                         bytes[at as usize..(at + size) as usize].fill(0);
                     }
                     2 => {
                         let stretches = stretches(&bytes, &walls);
                         let best = stretches.iter().filter(|(_, free)| **free >= size);
                         let best = best.min_by_key(|(at, free)| (**free, **at)).map(|(at, _)| *at);
-                        prop_assert_eq!(packing.take(size), best);
+                        prop_assert_eq!(free.take(size), best);
                         if let Some(at) = best {
                             bytes[at as usize..(at + size) as usize].fill(1);
                             blocks.push((at, size));
@@ -152,15 +183,18 @@ mod tests {
                         let inside = bytes.get(at as usize..(at + size) as usize).unwrap_or(&[1]);
                         let crosses = walls.iter().any(|wall| at < *wall && *wall < at + size);
                         let covers = inside.iter().all(|byte| *byte == 0) && !crosses;
-                        prop_assert_eq!(packing.covers(at, size), covers);
+                        prop_assert_eq!(free.covers(at, size), covers);
                         if covers {
-                            packing.cut(at, size);
+                            free.cut(at, size);
                             bytes[at as usize..(at + size) as usize].fill(255);
                         }
                     }
                 }
-                prop_assert_eq!(&packing.free, &stretches(&bytes, &walls));
-                prop_assert_eq!(packing.bytes(), bytes.iter().filter(|byte| **byte == 0).count() as u64);
+                prop_assert_eq!(&free.free, &stretches(&bytes, &walls));
+                let by_bytes = free.free.iter().map(|(at, bytes)| (*bytes, *at)).collect();
+                prop_assert_eq!(&free.by_bytes, &by_bytes);
+                prop_assert_eq!(free.by_bytes.last().map(|(bytes, _)| *bytes), free.free.values().max().copied());
+                prop_assert_eq!(free.bytes(), bytes.iter().filter(|byte| **byte == 0).count() as u64);
             }
         }
     }
