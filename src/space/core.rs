@@ -328,7 +328,8 @@ impl Core {
                     note(state);
                     self.give_back(state, place, address, bytes);
                 }
-                // A block that another stream of the capture uses is parked: it counts until the seal.
+                // A block that another stream of the capture uses is parked: it counts until the seal,
+                // or until `free_parked`.
                 bytes
             }
             None => {
@@ -354,14 +355,36 @@ impl Core {
         state.range_of(address).is_some() || state.kept.contains(address)
     }
 
-    pub(crate) fn record_stream(&self, address: Address, stream: Stream) -> Result<()> {
+    /// Frees a parked block before the seal: what the capture does on the block's own stream from now
+    /// on waits for every use of it.
+    pub(crate) fn free_parked(&self, address: Address) -> Result<()> {
+        self.common.usable()?;
+        let state = &mut *self.state.lock();
+        // The seal frees parked blocks, and contents are carried over a seal only.
+        if state.phase != Phase::Open || state.postponed.is_some() {
+            return Ok(());
+        }
+        let place = state.range_of(address).ok_or(Error::ForeignPointer { address })?;
+        let bytes = state.placement.free_parked(place).map_err(|why| why.at(address))?;
+        if let Some(events) = &mut state.events {
+            events.freed(place);
+        }
+        if let Some(live_count) = &state.live_count {
+            live_count.remove(1, bytes);
+        }
+        Ok(())
+    }
+
+    /// Notes that a stream uses a block. If the block is freed before the seal, it is parked then, and
+    /// `Some` is the stream it was allocated for.
+    pub(crate) fn record_stream(&self, address: Address, stream: Stream) -> Result<Option<Stream>> {
         self.common.usable()?;
         let state = &mut *self.state.lock();
         match state.range_of(address) {
             Some(place) => {
-                state.placement.record_stream(place, stream).map_err(|why| why.at(address))?;
+                let own = state.placement.record_stream(place, stream).map_err(|why| why.at(address))?;
                 if state.phase == Phase::Open {
-                    return Ok(());
+                    return Ok(own);
                 }
             }
             None => state.kept.check(address)?,
@@ -370,7 +393,7 @@ impl Core {
         if !state.users.contains(&user) {
             state.users.push(user);
         }
-        Ok(())
+        Ok(None)
     }
 }
 

@@ -383,7 +383,7 @@ impl Space {
     /// # Errors
     /// As [`free`](Self::free).
     pub fn record_stream(&self, address: Address, stream: Stream) -> Result<()> {
-        self.core.record_stream(address, stream)
+        self.core.record_stream(address, stream).map(drop)
     }
 
     /// Debug builds look whether the device's books balance, and log if they do not.
