@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -197,6 +197,7 @@ impl SharedVmmAllocator {
             spaces: Mutex::default(),
             retired: Mutex::default(),
             coming_back: ComingBack::default(),
+            own_captures: AtomicU64::new(0),
             outliving: Outliving::default(),
             eager: Mutex::default(),
             device: Arc::clone(device),

@@ -232,6 +232,16 @@ impl Device {
         self.pool.release_free(u64::MAX)
     }
 
+    /// Gives the free pages back to the driver if they come to more than `bytes` bytes; their bytes. Blocks
+    /// that were freed while a stream could still read them are looked at again before. Waits for nothing.
+    pub fn give_back_above(&self, bytes: u64) -> u64 {
+        for known in self.pausables().tagged(&[]) {
+            known.give_up(Duration::ZERO);
+        }
+        self.pool.finish_done();
+        if self.pool.stats().free_bytes > bytes { self.pool.release_free(u64::MAX) } else { 0 }
+    }
+
     /// Room for `bytes` of somebody who takes memory from the driver himself and found none; whether it is worth trying again. As
     /// [`give_back`](Self::give_back), and where the device is short of it still, the reclaimers are asked, with what is missing. The caller holds no lock.
     pub fn make_room(&self, bytes: u64, limit: Duration) -> bool {

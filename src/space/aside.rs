@@ -367,6 +367,13 @@ impl Pausable for Common {
         self.order.mark_on(stream)
     }
 
+    fn give_up(&self, _limit: Duration) -> u64 {
+        // The pages that this frees are counted with the device's free ones.
+        self.exchange_back();
+        self.shared.settle_returning();
+        0
+    }
+
     fn resuming(&self) -> Result<Option<Box<dyn Resuming + '_>>> {
         if self.usable().is_err() {
             return Ok(None);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::block::{Origin, Origins};
 use super::carry::Postponed;
 use super::events::Events;
-use super::exchanged::Exchanged;
+use super::exchanged::{Captures, Exchanged};
 use super::kept::KeptBlocks;
 use super::lane::Lane;
 use super::layout::{NotLive, Place, Usage};
@@ -44,6 +44,8 @@ pub(super) struct State {
     /// How many captures of the device had begun at the seal, if all others were over then: as long as no other begins, only its own graph can read
     /// its blocks.
     pub(super) alone_since: Option<u64>,
+    /// The captures that had begun at the seal.
+    pub(super) captures_at_seal: Option<Captures>,
     /// Where the seal exchanged pages, until the first launch; nothing where launches are not known.
     pub(super) exchanged: Vec<Exchanged>,
     /// How far its capture has come, if its short blocks may be kept as those of others were.

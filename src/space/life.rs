@@ -3,6 +3,7 @@
 //! | who goes | what goes | behind |
 //! |---|---|---|
 //! | a retained block, its graph was not launched yet and no capture began since | its pages: [those from before the seal](super::exchanged) come back | the streams noted for it |
+//! | the same, and captures began since | the same pages as [passed blocks](super::exchanged) of earlier graphs, else as below | the streams noted for it, the arena's replays |
 //! | a retained block, its graph lives | its pages become shared ones, and where other captures began since the seal those of later spaces only; they stay mapped, as the graph writes there | the streams noted for it |
 //! | the graph | all mappings but those under live blocks | the arena's replays |
 //! | a block, its graph is gone | the mappings that only it needs | the streams noted for it, the arena's replays |
@@ -60,17 +61,15 @@ impl Core {
         // Graphs that were captured while it was alive may read it wherever they run: what passes in others is not to lie there.
         let since = if self.is_alone(state) { 0 } else { spaces_from_now_on() };
         let (from, to) = (freed.offset, freed.offset + bytes);
-        let stay = if since > 0 { state.stay_exchanged(freed.range, from, to) } else { Vec::new() };
-        if !stay.is_empty() {
-            fence.join(self.who_had_what_went(state));
+        if since > 0 {
+            state.pass(freed.range, from, to);
         }
         let range = &state.ranges[freed.range];
         let mut remains = Remains::default();
         let mut unmapped = 0;
         for mapped in range.mapped() {
             let end = mapped.offset + mapped.bytes;
-            let concerned =
-                mapped.offset < to && end > from || stay.iter().any(|tile| tile.holds(mapped.offset));
+            let concerned = mapped.offset < to && end > from;
             if !concerned || state.placement.covered(freed.range, mapped.offset, end) {
                 continue;
             }

@@ -109,6 +109,8 @@ pub(crate) struct Common {
     /// What is left of spaces whose graph is gone while somebody has a block of theirs, by number.
     pub(crate) retired: Mutex<ByNumber<Weak<Core>>>,
     pub(crate) coming_back: ComingBack,
+    /// Captures that began for its spaces.
+    pub(crate) own_captures: AtomicU64,
     pub(crate) outliving: Outliving,
     /// The addresses of its eager work.
     pub(crate) eager: Mutex<Weak<EagerSpace>>,
@@ -267,7 +269,10 @@ impl Space {
         common.exchange_back();
         let opened = Some(common.presence.open()?);
         // A bump space may be opened long before its capture, or behind the last one: there its first block begins it.
-        let capture = matches!(placement, Placement::Stitched(_)).then(|| common.pool().capture());
+        let capture = matches!(placement, Placement::Stitched(_)).then(|| {
+            common.own_captures.fetch_add(1, Ordering::SeqCst);
+            common.pool().capture()
+        });
         let id = next_space();
         // Before its first page is asked for.
         let seen = AtomicU64::new(common.shared.version());
@@ -280,6 +285,7 @@ impl Space {
             kept: KeptBlocks::default(),
             holes: Vec::new(),
             alone_since: None,
+            captures_at_seal: None,
             exchanged: Vec::new(),
             course: None,
             told: std::collections::HashSet::new(),
