@@ -62,7 +62,7 @@ void offer_idle_pages() {
 
 void give_back_idle_pages() noexcept {
     // More than what captures of small graphs leave behind each time.
-    constexpr std::uint64_t few = 64 << 20;
+    constexpr std::uint64_t few = 16 << 20;
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess) {
         static_cast<void>(cudaGetLastError());

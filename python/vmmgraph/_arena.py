@@ -327,8 +327,7 @@ class Shape:
         self.sealed = False
         #: Somebody has seen its graphs and may launch them himself: no replay of ours would seal it.
         self.by_hand = False
-        #: What its seal said (``vmmgraph_seal_report_t``).
-        self.report: dict[str, int] = {}
+        self._sealed_as: _c.SealReport | None = None
         self.library.torch_shape_open(arena.handle, byref(self.handle))
         self.space = c_void_p()
         self.library.torch_shape_space(self.handle, byref(self.space))
@@ -353,7 +352,12 @@ class Shape:
         self.sealed = True
         # An engine's context, which keeps a step's tensors.
         self.key = None
-        self.report = report.as_dict()
+        self._sealed_as = report
+
+    @property
+    def report(self) -> dict[str, int]:
+        """What its seal said (``vmmgraph_seal_report_t``); empty before."""
+        return self._sealed_as.as_dict() if self._sealed_as is not None else {}
 
     def retained(self) -> int:
         """Bytes of pages that are its own."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import _c, _core
-from ._arena import Arena, Shape, sharing_asked
+from ._arena import Arena, Device, Shape, sharing_asked
 from ._pools import Eager, Pools, Scope
 
 log = logging.getLogger("vmmgraph")
@@ -109,6 +109,9 @@ class Door:
         self.arenas: weakref.WeakValueDictionary[tuple[int, Pool], Arena] = weakref.WeakValueDictionary()
         self.all_arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
         self.graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: Devices that stay open between captures while `enable` is on: a graph without a pool has an arena of its own, which opened the
+        #: device and closed it again.
+        self.devices: set[Device] = set()
         self.defaults: dict[int, Arena] = {}
         #: In the place of an arena's pool for captures that are torch's own.
         self.shadows: dict[tuple[int, Pool], Pool] = {}
@@ -154,7 +157,9 @@ class Door:
             self.library.raw["torch_set_executable_limits"](arena.handle, self.executables, self.executable_bytes)
 
     def make(self, device: int) -> Arena:
-        return Arena(device, self.budget, expected_bytes=self.expected_bytes, retain=self.retain)
+        arena = Arena(device, self.budget, expected_bytes=self.expected_bytes, retain=self.retain)
+        self.devices.add(arena._device)
+        return arena
 
     def arena_for(self, device: int, pool: Pool | None, arena: Arena | None) -> Arena:
         """The arena of a capture, which may be named."""
@@ -251,6 +256,7 @@ class Door:
                 graph._forget()
                 graph._reset_torchs()
         self.defaults.clear()
+        self.devices.clear()
 
 
 _door: Door | None = None

@@ -122,6 +122,7 @@ def enable(
         _installed = put_in_place(graph_class(door, base), base)
         door.pools.install(_installed)
         _installed.undo.append(_trees.keep_out())
+        _installed.undo.append(door.devices.clear)
         # Last: it is refused while a capture is under way.
         _installed.undo.insert(0, door.library.torch_uninstall)
         atexit.register(_at_exit)
