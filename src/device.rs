@@ -197,6 +197,9 @@ impl Device {
     /// # Errors
     /// What the driver refuses again.
     pub fn trim(&self) -> Result<u64> {
+        for known in self.pausables().tagged(&[]) {
+            known.give_up(Duration::ZERO);
+        }
         self.pool.trim()
     }
 
@@ -235,9 +238,7 @@ impl Device {
     /// Gives the free pages back to the driver if they come to more than `bytes` bytes; their bytes. Blocks
     /// that were freed while a stream could still read them are looked at again before. Waits for nothing.
     pub fn give_back_above(&self, bytes: u64) -> u64 {
-        for known in self.pausables().tagged(&[]) {
-            known.give_up(Duration::ZERO);
-        }
+        self.pausables().tagged(&[]).iter().for_each(|known| known.look_again());
         self.pool.finish_done();
         if self.pool.stats().free_bytes > bytes { self.pool.release_free(u64::MAX) } else { 0 }
     }

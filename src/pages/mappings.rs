@@ -209,6 +209,13 @@ impl PagePool {
         found.is_some_and(|(there, _)| *there == page)
     }
 
+    /// A range is another's from now on, by its tag; whether it is one for these peers.
+    pub(crate) fn hand_range(&self, range: RangeId, peers: Peers, tag: u64) -> bool {
+        let mut state = self.lock();
+        let found = state.ranges.get_mut(range).filter(|range| range.peers == peers && !range.held);
+        found.map(|range| range.tag = tag).is_some()
+    }
+
     /// Whether a holder's page of so many bytes shows in no range whose tag is this one or a higher one,
     /// and nobody else relies on it: no change under way, no lease, no other process.
     pub(super) fn is_unseen(&self, page: PageId, (holder, bytes): (Holder, u64), tag: u64) -> bool {

@@ -73,6 +73,7 @@ impl Common {
         // What nobody needs any more need not be copied.
         self.shared.settle_returning();
         self.heap.settle(pool);
+        self.spare_ranges.clear(pool);
         let hold = pool.hold(self.number());
         let all: Vec<Standing> =
             pool.standing(self.number()).into_iter().filter(|page| page.present).collect();
@@ -367,10 +368,15 @@ impl Pausable for Common {
         self.order.mark_on(stream)
     }
 
-    fn give_up(&self, _limit: Duration) -> u64 {
-        // The pages that this frees are counted with the device's free ones.
+    fn look_again(&self) {
         self.exchange_back();
         self.shared.settle_returning();
+    }
+
+    fn give_up(&self, _limit: Duration) -> u64 {
+        self.look_again();
+        self.spare_ranges.clear(self.pool());
+        // The pages are counted with the device's free ones.
         0
     }
 

@@ -106,6 +106,8 @@ pub(crate) struct Core {
     pub(super) sealed: AtomicBool,
     /// Whether it has been launched, as far as is known. Never taken back once it is sealed.
     pub(super) launched: AtomicBool,
+    /// Whether its ranges may be those of later captures when it is gone.
+    pub(super) recycles: AtomicBool,
     /// The version of the shared set at which all it shows was the arena's.
     pub(super) seen: AtomicU64,
 }
@@ -409,6 +411,9 @@ impl Common {
     /// The rest, out of the way of what succeeds at once.
     #[cold]
     fn relieved_of<T>(&self, mut error: Error, work: &mut dyn FnMut() -> Result<T>) -> Result<T> {
+        if error.is_out_of_memory() {
+            self.spare_ranges.clear(self.pool());
+        }
         let mut relief = self.pool().relief();
         while relief.helps(&error) {
             match work() {

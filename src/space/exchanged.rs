@@ -66,6 +66,7 @@ impl Core {
     /// See [`VmmTorchAllocator::launch_by_replay_only`](crate::VmmTorchAllocator::launch_by_replay_only).
     pub(crate) fn launch_by_replay_only(&self, only: bool) {
         if only {
+            self.recycles.store(true, Ordering::Relaxed);
             // What is sealed has noted nothing that could come back.
             self.launched.store(false, Ordering::Release);
         } else {

@@ -104,6 +104,15 @@ impl Core {
         state.exchanged = Vec::new();
         state.opened = None;
         state.capture = None;
+        if self.recycles.load(Ordering::Relaxed) && state.usage().blocks == 0 {
+            // Only kept blocks are left, which lie elsewhere.
+            let reserved: u64 = state.ranges.iter().map(Reservation::bytes).sum();
+            self.common.totals.reserved.fetch_sub(reserved, Ordering::Relaxed);
+            let mapped = state.work.mapped_bytes;
+            let remains = Self::leave_ranges(&self.common, state, &fence, true);
+            state.note_mapped(&self.common, mapped, 0);
+            self.common.pool().finish(fence.clone(), remains);
+        }
         let mut remains = Remains::default();
         let mut unmapped = 0;
         for (number, range) in state.ranges.iter().enumerate() {
@@ -166,8 +175,9 @@ impl Core {
         for (_, stream) in state.users.drain(..) {
             fence.add_kept(common.pool().events(), stream);
         }
-        let mut remains = Remains::default();
-        state.ranges.drain(..).for_each(|range| remains.join(range.leave()));
+        let whole = matches!(state.phase, Phase::Open | Phase::Sealed) && state.usage().blocks == 0;
+        let keep = whole && self.recycles.load(Ordering::Relaxed);
+        let remains = Self::leave_ranges(common, state, &fence, keep);
         common.pool().finish(fence.clone(), remains);
         let kept = state.kept.take(true, &mut fence);
         common.heap.free_all(common.pool(), kept, &fence);

@@ -53,6 +53,7 @@ mod seal;
 mod sealed;
 mod slab;
 mod slabs;
+mod spare_ranges;
 mod stitch;
 
 pub(crate) use audit::disjoint;
@@ -72,6 +73,8 @@ pub(crate) use picture::{Picture, Spot};
 use placement::Placement;
 pub(crate) use presence::Presence;
 pub(crate) use recall::{Recall, Recalls};
+
+pub(crate) use spare_ranges::SpareRanges;
 
 pub use block::Block;
 pub use carry::Carry;
@@ -109,6 +112,7 @@ pub(crate) struct Common {
     /// What is left of spaces whose graph is gone while somebody has a block of theirs, by number.
     pub(crate) retired: Mutex<ByNumber<Weak<Core>>>,
     pub(crate) coming_back: ComingBack,
+    pub(crate) spare_ranges: SpareRanges,
     /// Captures that began for its spaces.
     pub(crate) own_captures: AtomicU64,
     pub(crate) outliving: Outliving,
@@ -141,6 +145,7 @@ impl Drop for Common {
             .presence
             .with(|aside| (std::mem::take(&mut aside.copies), std::mem::take(&mut aside.contents)));
         self.device.host_pool().give_copies(copies.into_values(), &contents);
+        self.spare_ranges.clear(self.pool());
         self.heap.end(self.pool());
         self.exclusives.end(self.pool(), self.order.fence());
         self.pool().finish_done();
@@ -309,6 +314,7 @@ impl Space {
             state: Mutex::new(state),
             sealed: AtomicBool::new(false),
             launched: AtomicBool::new(true),
+            recycles: AtomicBool::new(false),
             seen,
         };
         let space = Arc::new(Self { core: Arc::new(core) });

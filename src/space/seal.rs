@@ -101,6 +101,8 @@ impl Space {
     pub fn seal_with(&self, policy: RetainPolicy) -> Result<SealReport> {
         // Whoever seals says that the capture is over: memory may be waited for again, also by the seal itself.
         drop(self.core.state.lock().capture.take());
+        // What this capture did not begin in: pages that only this space shows may change hands.
+        self.core.common.spare_ranges.clear(self.core.common.pool());
         let report = self.core.relieved(|| self.core.seal(policy));
         // Blocks that this capture freed of other spaces: the events behind their streams can be recorded now.
         self.core.common.exchange_back();
