@@ -337,3 +337,18 @@ fn a_block_that_graphs_captured_elsewhere_may_read_keeps_its_pages() {
     (0..2).for_each(|_| pairs.iter().for_each(|pair| world.replay_pair(pair)));
     world.end_all(pairs);
 }
+
+/// As `torch.cuda.empty_cache()` does: the own pages of passed blocks go, a few idle pages stay.
+#[test]
+fn idle_pages_go_if_they_are_more_than_a_few() {
+    let mut world = World::new();
+    world.captures = true;
+    let pairs: Vec<Pair> = [8, 8, 8].into_iter().map(|side| world.pair(side, 2)).collect();
+    let device = &world.bench.device;
+    let idle = |device: &vmmgraph::Device| device.stats().free_bytes;
+    assert_eq!(device.give_back_above(64 * MIB), 0);
+    let free = idle(device);
+    assert!(free > 4 * MIB, "{free}");
+    assert_eq!((device.give_back_above(4 * MIB), idle(device)), (free, 0));
+    world.end_all(pairs);
+}

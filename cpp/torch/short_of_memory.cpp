@@ -69,7 +69,7 @@ void give_back_idle_pages() noexcept {
         return;
     }
     for (int device = 0; device < count; ++device) {
-        bridge::give_back_above(device, few);
+        static_cast<void>(bridge::give_back_above(device, few));
     }
 }
 
