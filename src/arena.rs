@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::pages::{
 };
 use crate::space::{
     ComingBack, Common, EagerBlocks, EagerScope, EagerSpace, EagerStats, Exclusives, Heap, LiveCounts,
-    Outliving, Phase, Presence, Recall, Recalls, RetainPolicy, Space, Totals, disjoint,
+    Outliving, Phase, Presence, Recall, Recalls, RetainPolicy, Space, SpareRanges, Totals, disjoint,
 };
 use crate::stats::{ArenaStats, Snapshot};
 use crate::sync::Mutex;
@@ -199,6 +199,8 @@ impl SharedVmmAllocator {
             spaces: Mutex::default(),
             retired: Mutex::default(),
             coming_back: ComingBack::default(),
+            spare_ranges: SpareRanges::default(),
+            own_captures: AtomicU64::new(0),
             outliving: Outliving::default(),
             eager: Mutex::default(),
             device: Arc::clone(device),
@@ -340,6 +342,7 @@ impl SharedVmmAllocator {
         self.common.order.fence().block(pool.events(), Duration::MAX)?;
         self.common.heap.settle(pool);
         self.common.exchange_back();
+        self.common.spare_ranges.clear(pool);
         let released = pool.trim();
         self.common.shared.forget();
         released

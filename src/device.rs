@@ -197,6 +197,9 @@ impl Device {
     /// # Errors
     /// What the driver refuses again.
     pub fn trim(&self) -> Result<u64> {
+        for known in self.pausables().tagged(&[]) {
+            known.give_up(Duration::ZERO);
+        }
         self.pool.trim()
     }
 
@@ -230,6 +233,14 @@ impl Device {
             self.pool.finish_waiting(limit);
         }
         self.pool.release_free(u64::MAX)
+    }
+
+    /// Gives the free pages back to the driver if they come to more than `bytes` bytes; their bytes. Blocks
+    /// that were freed while a stream could still read them are looked at again before. Waits for nothing.
+    pub fn give_back_above(&self, bytes: u64) -> u64 {
+        self.pausables().tagged(&[]).iter().for_each(|known| known.look_again());
+        self.pool.finish_done();
+        if self.pool.stats().free_bytes > bytes { self.pool.release_free(u64::MAX) } else { 0 }
     }
 
     /// Room for `bytes` of somebody who takes memory from the driver himself and found none; whether it is worth trying again. As

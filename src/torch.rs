@@ -119,12 +119,24 @@ impl VmmTorchAllocator {
         self.core.contains(address)
     }
 
-    /// See [`Space::record_stream`].
+    /// See [`Space::record_stream`]. Returns the stream that the block was allocated for if the block
+    /// stays busy until the seal once it is freed, or until [`free_parked`](Self::free_parked).
     ///
     /// # Errors
     /// Those of [`Space::record_stream`].
-    pub fn record_stream(&self, address: Address, stream: Stream) -> Result<()> {
+    pub fn record_stream(&self, address: Address, stream: Stream) -> Result<Option<Stream>> {
         self.core.record_stream(address, stream)
+    }
+
+    /// Frees the bytes of a block that was [freed](Self::free) while another stream of the capture used
+    /// it. The caller has seen in the captured graph that all work captured on the block's own stream
+    /// from now on depends on every use of the block. No effect after the seal.
+    ///
+    /// # Errors
+    /// [`Error::ForeignPointer`](crate::Error::ForeignPointer); [`Error::DoubleFree`](crate::Error::DoubleFree)
+    /// for a block that is not waiting.
+    pub fn free_parked(&self, address: Address) -> Result<()> {
+        self.core.free_parked(address)
     }
 }
 

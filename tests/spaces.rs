@@ -110,6 +110,33 @@ fn blocks_of_two_streams_never_share_a_page_in_one_space() {
     assert_eq!(space.seal().unwrap().retained.len(), 1);
 }
 
+/// The caller has seen in the captured graph that the block's stream waits for the other one.
+#[test]
+fn a_parked_block_is_used_again_once_its_streams_are_joined() {
+    let (_, device) = device(HostOptions::default());
+    let arena = arena(&device);
+    let space = arena.open_space().unwrap();
+    let blocks = VmmTorchAllocator::new(&space);
+    let block = blocks.allocate(3 * MIB, B, false).unwrap();
+    assert_eq!(blocks.record_stream(block, B), Ok(None));
+    assert_eq!(blocks.record_stream(block, A), Ok(Some(B)));
+    assert_eq!(blocks.free_parked(block), Err(Error::DoubleFree { address: block }), "it is alive");
+    blocks.free(block, &[]).unwrap();
+    let beside = blocks.allocate(3 * MIB, B, false).unwrap();
+    assert_ne!(beside, block);
+    assert_eq!(space.stats().blocks, 2);
+    blocks.free_parked(block).unwrap();
+    assert_eq!(blocks.free_parked(block), Err(Error::DoubleFree { address: block }));
+    assert_eq!((space.stats().blocks, arena.stats().blocks), (1, 1));
+    assert_eq!(blocks.allocate(3 * MIB, B, false), Ok(block));
+    assert_eq!(blocks.record_stream(block, A), Ok(Some(B)));
+    blocks.free(block, &[]).unwrap();
+    assert_eq!(space.seal().unwrap().retained.len(), 1);
+    // The seal has freed it.
+    assert_eq!(blocks.free_parked(block), Ok(()));
+    assert_eq!(arena.audit(), Ok(()));
+}
+
 #[test]
 fn what_is_not_a_block_is_refused_and_changes_nothing() {
     let (_, device) = device(HostOptions::default());

@@ -132,6 +132,18 @@ public:
         }
     }
 
+    // With all pools (up to torch 2.7 there is no choice), the idle pages of the library too.
+    void emptyCache() {
+        Forwards::emptyCache();
+        give_back_idle_pages();
+    }
+    void emptyCache(Pool pool) {
+        Forwards::emptyCache(pool);
+        if (pool == Pool(0, 0)) {
+            give_back_idle_pages();
+        }
+    }
+
     // The device's arenas as well: torch asks once for each pair, before its first copy between them.
     void enablePeerAccess(Device device, Device to) override {
         Forwards::enablePeerAccess(device, to);

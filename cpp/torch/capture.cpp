@@ -264,6 +264,7 @@ struct CaptureScope::State {
             captured->ring = ends->capture_end(stream.stream());
         }
         captured->graph->end(stream.stream());
+        captured->memory->capture_ended();
     }
 
     // Looks at what was captured, before it is instantiated.
@@ -337,6 +338,11 @@ struct CaptureScope::State {
         }
         if (!ended) {
             end_by_hand(stream.stream());
+        }
+        try {
+            captured->memory->capture_ended();
+        } catch (...) {
+            // Out of host memory: the seal frees those blocks.
         }
         try {
             graph->reset();

@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
+#include <vector>
 
 #include "block_owner.hpp"
+#include "parked.hpp"
 #include "rust/cxx.h"
 #include "vmmgraph/src/bridge/blocks.rs.h"
 #include <vmmgraph/vmmgraph.hpp>
@@ -27,6 +29,7 @@ public:
     // A block. Null when the arena is out of memory, addresses, budget or descriptors, and for more bytes than there can be;
     // throws Error for everything else.
     void* allocate(std::size_t bytes, void* stream, bridge::BlockKind kind) {
+        free_parked(parked_.joined(static_cast<cudaStream_t>(stream)));
         std::size_t block = 0;
         const auto status = bridge::allocate(*allocator_, bytes, reinterpret_cast<std::size_t>(stream), kind, block);
         if (is_out_of_memory(status)) {
@@ -46,8 +49,18 @@ public:
 
     // What the streams may still read matters if the capture is over.
     vmmgraph_status_t release(void* block, c10::DeviceIndex device) noexcept override {
-        return bridge::release(*allocator_, reinterpret_cast<std::size_t>(block), reinterpret_cast<std::size_t>(current_stream(device)));
+        const auto status =
+            bridge::release(*allocator_, reinterpret_cast<std::size_t>(block), reinterpret_cast<std::size_t>(current_stream(device)));
+        try {
+            parked_.freed(block);
+        } catch (const std::exception&) {
+            // Out of host memory: the block is busy until the seal.
+        }
+        return status;
     }
+
+    // A capture of it has ended, or was abandoned: blocks that other streams used in it can be used again by the next piece.
+    void capture_ended() { free_parked(parked_.end()); }
 
     // Whether the address lies in the space, in a live block or not.
     [[nodiscard]] bool contains(const void* address) const { return bridge::contains(*allocator_, reinterpret_cast<std::size_t>(address)); }
@@ -83,11 +96,23 @@ public:
     }
 
     void record_stream(void* block, void* stream) override {
-        detail::check(bridge::record_stream(*allocator_, reinterpret_cast<std::size_t>(block), reinterpret_cast<std::size_t>(stream)));
+        std::size_t own = 0;
+        detail::check(bridge::record_stream(*allocator_, reinterpret_cast<std::size_t>(block), reinterpret_cast<std::size_t>(stream), own));
+        if (own != 0) {
+            parked_.note(block, reinterpret_cast<cudaStream_t>(own), static_cast<cudaStream_t>(stream));
+        }
     }
 
 private:
+    // The seal frees what is refused here.
+    void free_parked(const std::vector<void*>& blocks) const {
+        for (void* const block : blocks) {
+            static_cast<void>(bridge::free_parked(*allocator_, reinterpret_cast<std::size_t>(block)));
+        }
+    }
+
     rust::Box<bridge::VmmTorchAllocator> allocator_;
+    ParkedBlocks parked_;
     std::atomic<bool> has_remote_{false};
 };
 

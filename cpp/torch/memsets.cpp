@@ -13,19 +13,6 @@
 namespace vmmgraph::torch {
 namespace {
 
-// The neighbours of a node, by cudaGraphNodeGetDependencies or ...GetDependentNodes; nothing if an edge carries data. From CUDA 13 on
-// these have a place for that data.
-template <class Get>
-std::optional<Nodes> neighbours(Get get, cudaGraphNode_t node) {
-    return nodes_from([&](cudaGraphNode_t* to, std::size_t* count) {
-        if constexpr (std::is_invocable_v<Get, cudaGraphNode_t, cudaGraphNode_t*, std::nullptr_t, std::size_t*>) {
-            return get(node, to, nullptr, count);
-        } else {
-            return get(node, to, count);
-        }
-    });
-}
-
 template <class Add>
 cudaError_t add_edges(Add add, cudaGraph_t graph, const Nodes& from, const Nodes& to) {
     if constexpr (std::is_invocable_v<Add, cudaGraph_t, const cudaGraphNode_t*, const cudaGraphNode_t*, std::nullptr_t, std::size_t>) {
@@ -83,7 +70,7 @@ bool replace(cudaGraph_t graph, cudaGraphNode_t memset, const c10::cuda::CUDAStr
     if (cudaGraphMemsetNodeGetParams(memset, &params) != cudaSuccess) {
         return false;
     }
-    const auto before = neighbours(&cudaGraphNodeGetDependencies, memset);
+    const auto before = dependencies_of(memset);
     const auto behind = neighbours(&cudaGraphNodeGetDependentNodes, memset);
     const auto fill = fill_of(params, stream.device());
     if (!before || !behind || !fill) {

@@ -191,6 +191,7 @@ ForeignPiece Shape::end(const ForeignGraph& graph) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "no capture into this shape is under way");
     }
     registry::forget_capture(memory_.get());
+    memory_->capture_ended();
     const auto under_way = std::move(under_way_);
     if (lasts(under_way->stream)) {
         captured_on_.insert(under_way->stream.stream());
@@ -228,6 +229,7 @@ void Shape::abandon(const compat::PoolId& pool) noexcept {
     }
     const auto under_way = std::move(under_way_);
     try {
+        memory_->capture_ended();
         const DisableScope torchs_own;
         end_by_hand(under_way->stream.stream());
         const bool unended = abandon_one(device_, pool, memory_.get());

@@ -60,6 +60,19 @@ void offer_idle_pages() {
     });
 }
 
+void give_back_idle_pages() noexcept {
+    // More than what captures of small graphs leave behind each time.
+    constexpr std::uint64_t few = 16 << 20;
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess) {
+        static_cast<void>(cudaGetLastError());
+        return;
+    }
+    for (int device = 0; device < count; ++device) {
+        static_cast<void>(bridge::give_back_above(device, few));
+    }
+}
+
 bool make_room(c10::DeviceIndex device, std::size_t bytes) noexcept {
     // What torch asks the driver for: a segment of 20 MiB for what is shorter (c10/core/AllocatorConfig.h), else up to 2 MiB more than the tensor's.
     constexpr std::uint64_t step = 2 << 20;

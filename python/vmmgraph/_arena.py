@@ -64,12 +64,6 @@ def device_of(library: Library, number: int, sharing: str = "none", peers: int =
         return device
 
 
-def open_devices(library: Library) -> list[Device]:
-    """The devices that the library has open here."""
-    with _devices_lock:
-        return [device for device in _devices.values() if device.library is library]
-
-
 def bits(devices: Sequence[int]) -> int:
     """A bit for each of some devices."""
     return sum(1 << device for device in set(devices))
@@ -318,8 +312,7 @@ class Shape:
         self.sealed = False
         #: Somebody has seen its graphs and may launch them himself: no replay of ours would seal it.
         self.by_hand = False
-        #: What its seal said (``vmmgraph_seal_report_t``).
-        self.report: dict[str, int] = {}
+        self._sealed_as: _c.SealReport | None = None
         self.library.torch_shape_open(arena.handle, byref(self.handle))
         self.space = c_void_p()
         self.library.torch_shape_space(self.handle, byref(self.space))
@@ -344,10 +337,15 @@ class Shape:
         self.sealed = True
         # An engine's context, which keeps a step's tensors.
         self.key = None
-        self.report = report.as_dict()
+        self._sealed_as = report
         if self.arena.instantiates and not self.by_hand:
             # Out of memory now is no error: the first replay tries again, and evicts.
             self.library.raw["torch_shape_instantiate"](self.handle, None)
+
+    @property
+    def report(self) -> dict[str, int]:
+        """What its seal said (``vmmgraph_seal_report_t``); empty before."""
+        return self._sealed_as.as_dict() if self._sealed_as is not None else {}
 
     def instantiate(self) -> bool:
         """Instantiates its graphs ahead of their first replay. Returns whether they have executables: the limits may leave no room."""

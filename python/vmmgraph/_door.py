@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import _c, _core
-from ._arena import Arena, Shape, sharing_asked
+from ._arena import Arena, Device, Shape, sharing_asked
 from ._pools import Eager, Pools, Scope
 
 log = logging.getLogger("vmmgraph")
@@ -109,6 +109,9 @@ class Door:
         self.arenas: weakref.WeakValueDictionary[tuple[int, Pool], Arena] = weakref.WeakValueDictionary()
         self.all_arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
         self.graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: Devices that stay open between captures while `enable` is on: a graph without a pool has an arena of its own, which opened the
+        #: device and closed it again.
+        self.devices: set[Device] = set()
         self.defaults: dict[int, Arena] = {}
         #: In the place of an arena's pool for captures that are torch's own.
         self.shadows: dict[tuple[int, Pool], Pool] = {}
@@ -155,7 +158,9 @@ class Door:
             self.library.raw["torch_set_executable_limits"](arena.handle, self.executables, self.executable_bytes)
 
     def make(self, device: int, tag: str = "") -> Arena:
-        return Arena(device, self.budget, expected_bytes=self.expected_bytes, retain=self.retain, tag=tag)
+        arena = Arena(device, self.budget, expected_bytes=self.expected_bytes, retain=self.retain, tag=tag)
+        self.devices.add(arena._device)
+        return arena
 
     def tagged_arena(self, device: int, pool: Pool | None, tag: str) -> Arena:
         """The arena of a capture whose memory is to be paused by that tag.
@@ -267,6 +272,7 @@ class Door:
                 graph._forget()
                 graph._reset_torchs()
         self.defaults.clear()
+        self.devices.clear()
 
 
 _door: Door | None = None

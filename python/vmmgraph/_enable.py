@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import logging
 import os
 import sys
@@ -12,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import _c, _door
-from ._arena import bits, open_devices, sharing_asked
+from ._arena import bits, sharing_asked
 from ._door import EXPECTED_BYTES, INSTANTIATE
 from ._graph import graph_class
 
@@ -70,36 +69,6 @@ def put_in_place(cls: type, base: type) -> Installed:
 
 def _limit(name: str, given: int | None) -> int:
     return int(os.environ.get(name) or 0) if given is None else given
-
-
-#: Where a capture begins, which empties torch's cache first and then takes the free pages itself.
-_CAPTURES = ("torch.cuda.graphs", "torch.accelerator.graphs")
-
-
-def _give_back_too(door: _door.Door, installed: Installed) -> None:
-    """``torch.cuda.empty_cache()`` and ``torch.accelerator.empty_cache()`` also give back the pages
-    that no arena uses."""
-    import torch
-
-    def over(torchs: Callable[[], None]) -> Callable[[], None]:
-        @functools.wraps(torchs)
-        def empty_cache() -> None:
-            torchs()
-            if sys._getframe(1).f_globals.get("__name__") not in _CAPTURES:
-                for device in open_devices(door.library):
-                    door.library.raw["device_trim"](device.handle, None)
-
-        return empty_cache
-
-    for owner in (torch.cuda, getattr(torch, "accelerator", None)):
-        torchs = getattr(owner, "empty_cache", None)
-        if torchs is None:
-            continue
-        ours = over(torchs)
-        for module in list(sys.modules.values()):
-            # Where it was imported by name, too.
-            if getattr(module, "__dict__", {}).get("empty_cache") is torchs:
-                installed.replace(module, "empty_cache", ours)
 
 
 def enable(
@@ -163,8 +132,8 @@ def enable(
         base = torch.cuda.CUDAGraph
         _installed = put_in_place(graph_class(door, base), base)
         door.pools.install(_installed)
-        _give_back_too(door, _installed)
         _installed.undo.append(_trees.keep_out())
+        _installed.undo.append(door.devices.clear)
         # Last: it is refused while a capture is under way.
         _installed.undo.insert(0, door.library.torch_uninstall)
         atexit.register(_at_exit)

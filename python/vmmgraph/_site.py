@@ -19,6 +19,12 @@ def _machinery(file: str) -> bool:
     return file == contextlib.__file__ or file.startswith("<frozen ") or any(file.startswith(f"{folder}/") for folder in folders)
 
 
+@functools.cache
+def _shown(file: str) -> str:
+    """The parts of a path that are shown."""
+    return "/".join([part for part in Path(file).parts if part != "/"][-PARTS:])
+
+
 def call_site() -> str:
     """Such as ``engine/capture.py:120``; empty where nobody but torch and this package is on the stack. Takes no longer than the walk up
     to there: no source is read."""
@@ -26,7 +32,6 @@ def call_site() -> str:
     while frame is not None:
         file = frame.f_code.co_filename
         if not _machinery(file):
-            shown = [part for part in Path(file).parts if part != "/"][-PARTS:]
-            return f"{'/'.join(shown)}:{frame.f_lineno}"
+            return f"{_shown(file)}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return ""

@@ -64,8 +64,11 @@ mod ffi {
         fn carried(carry: &Carry) -> Vec<CarriedBlock>;
         /// Whether the address lies in the space, in a live block or not.
         fn contains(allocator: &VmmTorchAllocator, address: usize) -> bool;
-        /// Notes that a second stream uses a block; the status.
-        fn record_stream(allocator: &VmmTorchAllocator, block: usize, stream: usize) -> i32;
+        /// Notes that a second stream uses a block; the status. `own` is the stream it was allocated
+        /// for if it is parked when it is freed, else 0.
+        fn record_stream(allocator: &VmmTorchAllocator, block: usize, stream: usize, own: &mut usize) -> i32;
+        /// Frees a parked block, on whose uses its own stream's next work depends; the status.
+        fn free_parked(allocator: &VmmTorchAllocator, block: usize) -> i32;
     }
 
     /// What a block of a capture is for.
@@ -180,11 +183,19 @@ fn contains(allocator: &VmmTorchAllocator, address: usize) -> bool {
     contains
 }
 
-fn record_stream(allocator: &VmmTorchAllocator, block: usize, stream: usize) -> i32 {
+fn record_stream(allocator: &VmmTorchAllocator, block: usize, stream: usize, own: &mut usize) -> i32 {
     guarded(
         || allocator.0.close_arena(),
-        || allocator.0.record_stream(Address(block as u64), stream_of(stream as *mut _)),
+        || {
+            let noted = allocator.0.record_stream(Address(block as u64), stream_of(stream as *mut _))?;
+            *own = noted.map_or(0, |own| own.raw() as usize);
+            Ok(())
+        },
     )
+}
+
+fn free_parked(allocator: &VmmTorchAllocator, block: usize) -> i32 {
+    guarded(|| allocator.0.close_arena(), || allocator.0.free_parked(Address(block as u64)))
 }
 
 /// Its last owner may be an entry of torch's table, so its end is a call too.

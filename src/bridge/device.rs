@@ -20,6 +20,8 @@ mod ffi {
         fn streaming_rings(device: i32) -> u64;
         /// Gives back what nobody uses of a CUDA device, if it is open; bytes. Waits for nothing.
         fn give_back(device: i32) -> u64;
+        /// As `give_back`, if the free pages come to more than so many bytes.
+        fn give_back_above(device: i32, bytes: u64) -> u64;
         /// Gives back what nobody uses of a CUDA device, if it is open, and asks reclaimers for what is missing of so many bytes; whether it is worth
         /// trying again. Waits for the device no longer than so many milliseconds, and as long for what they gave.
         fn make_room(device: i32, bytes: u64, milliseconds: u64) -> bool;
@@ -47,6 +49,10 @@ fn streaming_rings(device: i32) -> u64 {
 
 fn give_back(device: i32) -> u64 {
     of_device(DriverChoice::CUDA, device, |device| device.give_back(Duration::ZERO))
+}
+
+fn give_back_above(device: i32, bytes: u64) -> u64 {
+    of_device(DriverChoice::CUDA, device, |device| device.give_back_above(bytes))
 }
 
 fn make_room(device: i32, bytes: u64, milliseconds: u64) -> bool {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{PageId, PagePool, RangeId};
+use super::{Holder, PageId, PagePool, RangeId};
 use crate::driver::Whole;
 use crate::error::{Error, Result};
 use crate::units::{Address, Peers, Stream};
@@ -217,6 +217,27 @@ impl PagePool {
         let state = self.lock();
         let found = state.ranges.get(range).and_then(|range| range.mapped.get(&offset));
         found.is_some_and(|(there, _)| *there == page)
+    }
+
+    /// A range is another's from now on, by its tag; whether it is one for these peers.
+    pub(crate) fn hand_range(&self, range: RangeId, peers: Peers, tag: u64) -> bool {
+        let mut state = self.lock();
+        let found = state.ranges.get_mut(range).filter(|range| range.peers == peers && !range.held);
+        found.map(|range| range.tag = tag).is_some()
+    }
+
+    /// Whether a holder's page of so many bytes shows in no range whose tag is this one or a higher one,
+    /// and nobody else relies on it: no change under way, no lease, no other process.
+    pub(super) fn is_unseen(&self, page: PageId, (holder, bytes): (Holder, u64), tag: u64) -> bool {
+        let state = self.lock();
+        let Some(found) = state.pages.get(page) else { return false };
+        (found.holder, found.bytes, found.pins, found.exported) == (holder, bytes, 0, 0)
+            && found.handle.is_some()
+            && state.lent.get(&page).is_none()
+            && found
+                .mappings
+                .iter()
+                .all(|(range, _)| state.ranges.get(*range).is_some_and(|range| range.tag < tag))
     }
 
     /// The first part of `[from, to)` of a range that nothing is mapped at.

@@ -167,6 +167,11 @@ pub trait Pausable: Send + Sync + fmt::Debug {
         Ok(())
     }
 
+    /// Looks again at memory that was freed while a stream could still use it. Waits for nothing.
+    fn look_again(&self) {
+        // Nothing, for what keeps nothing so.
+    }
+
     /// Gives up what it has and nobody uses, after waiting for streams no longer than `limit`; its bytes.
     fn give_up(&self, limit: Duration) -> u64 {
         // Nothing, for what keeps nothing so.

@@ -288,6 +288,11 @@ pub struct PagePool {
 }
 
 impl PagePool {
+    /// How many spaces show a page.
+    pub(crate) fn shown_by(&self, page: PageId) -> usize {
+        self.lock().shown_by(page)
+    }
+
     /// A pool without pages on the driver's device.
     #[must_use]
     pub fn new(driver: SharedDriver) -> Arc<Self> {

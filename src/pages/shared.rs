@@ -56,16 +56,17 @@ struct Numbers {
     marks: VecDeque<(u64, Mark)>,
     /// Pages that stay where they show: somebody else has taken hold of them.
     fixed: HashSet<PageId>,
-    /// Pages that blocks were on which graphs captured meanwhile may read, though they were freed: for spaces from this number on, and for no
-    /// eager work, as long as the graph that writes there lives, whose page it was.
-    since: HashMap<PageId, (u64, Holder)>,
+    /// Pages of freed blocks that graphs captured before the free may read. Each entry names the space
+    /// that writes them and the lowest number of a space that may use the page for something else. While
+    /// an entry is there, eager work does not use the page.
+    since: HashMap<PageId, Vec<(u64, Holder)>>,
     /// How many pieces of eager work, at whose end pages may leave their numbers, are under way or wait for their turn.
     eager: u32,
 }
 
 /// Whether a space may show a page.
-fn is_for(since: &HashMap<PageId, (u64, Holder)>, page: PageId, space: u64) -> bool {
-    since.get(&page).is_none_or(|(from, _)| space >= *from)
+fn is_for(since: &HashMap<PageId, Vec<(u64, Holder)>>, page: PageId, space: u64) -> bool {
+    since.get(&page).is_none_or(|writers| writers.iter().all(|(from, _)| space >= *from))
 }
 
 impl SharedSet {
@@ -265,9 +266,23 @@ impl SharedSet {
     /// How many large pages have a number, are not on lease and may leave.
     #[must_use]
     pub fn lendable(&self) -> u64 {
+        self.free_large_ones().len() as u64
+    }
+
+    /// Those pages, the ones that the fewest spaces show first.
+    #[must_use]
+    pub(crate) fn free_large_pages(&self) -> Vec<PageId> {
+        let free = self.free_large_ones().into_iter();
+        let mut ranked: Vec<_> =
+            free.map(|(number, page)| (self.pool.shown_by(page), u32::MAX - number, page)).collect();
+        ranked.sort_unstable();
+        ranked.into_iter().map(|(.., page)| page).collect()
+    }
+
+    fn free_large_ones(&self) -> Vec<(u32, PageId)> {
         let numbers = self.numbers.lock();
         let free = |page: PageId| !self.stays(&numbers, page) && self.pool.leases([page].iter()).is_empty();
-        self.large_ones(&numbers).filter(|(_, page)| free(*page)).count() as u64
+        self.large_ones(&numbers).filter(|(_, page)| free(*page)).collect()
     }
 
     /// Large pages that have a number, and their numbers.
@@ -480,14 +495,55 @@ impl SharedSet {
         self.settle(&mut numbers);
     }
 
+    /// Whether a space may show a shared page.
+    #[must_use]
+    pub fn is_for(&self, page: PageId, space: u64) -> bool {
+        is_for(&self.numbers.lock().since, page, space)
+    }
+
+    /// Takes up to `count` pages of `bytes` bytes for what a space writes and only graphs read that were
+    /// captured since: pages that hold such contents of earlier graphs already, and that no space shows
+    /// from this one on. `writer` is the space's holder, `until` the lowest number of a space that may
+    /// use them for something else.
+    ///
+    /// In the order of capture nobody else writes there between the space's graph and the last reader.
+    pub fn take_passed(
+        &self,
+        (bytes, count): (u64, usize),
+        (space, writer): (u64, Holder),
+        until: u64,
+    ) -> Vec<PageId> {
+        let numbers = &mut *self.numbers.lock();
+        self.settle(numbers);
+        let Numbers { since, fixed, .. } = numbers;
+        let fits = |page: PageId, writers: &[(u64, Holder)]| {
+            writers.iter().all(|(from, _)| space >= *from)
+                && !fixed.contains(&page)
+                && self.pool.is_unseen(page, (self.holder(), bytes), space)
+        };
+        let mut taken: Vec<PageId> =
+            since.iter().filter(|(page, writers)| fits(**page, writers)).map(|(page, _)| *page).collect();
+        taken.sort_unstable();
+        taken.truncate(count);
+        for page in &taken {
+            since.entry(*page).or_default().push((until, writer));
+        }
+        taken
+    }
+
     /// A graph is gone, whose pages these were: nobody reads any more what it wrote there.
     pub fn gone(&self, from: Holder) {
         let numbers = &mut *self.numbers.lock();
         let returning = numbers.returning.iter_mut().filter(|(_, _, of, _)| *of == from);
         returning.for_each(|(.., since)| *since = 0);
-        let before = numbers.since.len();
-        numbers.since.retain(|_, (_, of)| *of != from);
-        if numbers.since.len() < before {
+        let mut changed = false;
+        numbers.since.retain(|_, writers| {
+            let before = writers.len();
+            writers.retain(|(_, of)| *of != from);
+            changed |= writers.len() < before;
+            !writers.is_empty()
+        });
+        if changed {
             // Eager work that shows others instead is to look.
             self.version.fetch_add(1, Ordering::SeqCst);
         }
@@ -512,7 +568,7 @@ impl SharedSet {
                 pages.retain(|_, listed| listed != page);
                 spare.entry(bytes).or_default().push(*page);
                 if *space > 0 {
-                    since.insert(*page, (*space, *from));
+                    since.insert(*page, vec![(*space, *from)]);
                 }
             }
             false

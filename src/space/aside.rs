@@ -73,6 +73,7 @@ impl Common {
         // What nobody needs any more need not be copied.
         self.shared.settle_returning();
         self.heap.settle(pool);
+        self.spare_ranges.clear(pool);
         let hold = pool.hold(self.number());
         let all: Vec<Standing> =
             pool.standing(self.number()).into_iter().filter(|page| page.present).collect();
@@ -379,6 +380,18 @@ impl Pausable for Common {
 
     fn mark_on(&self, stream: Stream) -> Result<()> {
         self.order.mark_on(stream)
+    }
+
+    fn look_again(&self) {
+        self.exchange_back();
+        self.shared.settle_returning();
+    }
+
+    fn give_up(&self, _limit: Duration) -> u64 {
+        self.look_again();
+        self.spare_ranges.clear(self.pool());
+        // The pages are counted with the device's free ones.
+        0
     }
 
     fn resuming(&self) -> Result<Option<Box<dyn Resuming + '_>>> {

@@ -151,6 +151,8 @@ mod tests {
             spaces: Mutex::default(),
             retired: Mutex::default(),
             coming_back: ComingBack::default(),
+            spare_ranges: crate::space::SpareRanges::default(),
+            own_captures: std::sync::atomic::AtomicU64::new(0),
             outliving: crate::space::Outliving::default(),
             eager: Mutex::default(),
             recalls: Default::default(),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::block::{Origin, Origins};
 use super::carry::Postponed;
 use super::events::Events;
-use super::exchanged::Exchanged;
+use super::exchanged::{Captures, Exchanged};
 use super::kept::KeptBlocks;
 use super::lane::Lane;
 use super::layout::{NotLive, Place, Usage};
@@ -45,6 +45,8 @@ pub(super) struct State {
     /// How many captures of the device had begun at the seal, if all others were over then: as long as no other begins, only its own graph can read
     /// its blocks.
     pub(super) alone_since: Option<u64>,
+    /// The captures that had begun at the seal.
+    pub(super) captures_at_seal: Option<Captures>,
     /// Where the seal exchanged pages, until the first launch; nothing where launches are not known.
     pub(super) exchanged: Vec<Exchanged>,
     /// How far its capture has come, if its short blocks may be kept as those of others were.
@@ -105,6 +107,8 @@ pub(crate) struct Core {
     pub(super) sealed: AtomicBool,
     /// Whether it has been launched, as far as is known. Never taken back once it is sealed.
     pub(super) launched: AtomicBool,
+    /// Whether its ranges may be those of later captures when it is gone.
+    pub(super) recycles: AtomicBool,
     /// The version of the shared set at which all it shows was the arena's.
     pub(super) seen: AtomicU64,
 }
@@ -329,7 +333,8 @@ impl Core {
                     note(state);
                     self.give_back(state, place, address, bytes);
                 }
-                // A block that another stream of the capture uses is parked: it counts until the seal.
+                // A block that another stream of the capture uses is parked: it counts until the seal,
+                // or until `free_parked`.
                 bytes
             }
             None => {
@@ -355,20 +360,42 @@ impl Core {
         state.range_of(address).is_some() || state.kept.contains(address)
     }
 
-    pub(crate) fn record_stream(&self, address: Address, stream: Stream) -> Result<()> {
+    /// Frees a parked block before the seal: what the capture does on the block's own stream from now
+    /// on waits for every use of it.
+    pub(crate) fn free_parked(&self, address: Address) -> Result<()> {
+        self.common.usable()?;
+        let state = &mut *self.state.lock();
+        // The seal frees parked blocks, and contents are carried over a seal only.
+        if state.phase != Phase::Open || state.postponed.is_some() {
+            return Ok(());
+        }
+        let place = state.range_of(address).ok_or(Error::ForeignPointer { address })?;
+        let bytes = state.placement.free_parked(place).map_err(|why| why.at(address))?;
+        if let Some(events) = &mut state.events {
+            events.freed(place);
+        }
+        if let Some(live_count) = &state.live_count {
+            live_count.remove(1, bytes);
+        }
+        Ok(())
+    }
+
+    /// Notes that a stream uses a block. If the block is freed before the seal, it is parked then, and
+    /// `Some` is the stream it was allocated for.
+    pub(crate) fn record_stream(&self, address: Address, stream: Stream) -> Result<Option<Stream>> {
         self.common.usable()?;
         let state = &mut *self.state.lock();
         match state.range_of(address) {
             Some(place) => {
-                state.placement.record_stream(place, stream).map_err(|why| why.at(address))?;
+                let own = state.placement.record_stream(place, stream).map_err(|why| why.at(address))?;
                 if state.phase == Phase::Open {
-                    return Ok(());
+                    return Ok(own);
                 }
             }
             None => state.kept.check(address)?,
         }
         state.users.note(address, self.common.pool().events().keep(stream));
-        Ok(())
+        Ok(None)
     }
 }
 
@@ -382,6 +409,9 @@ impl Common {
     /// The rest, out of the way of what succeeds at once.
     #[cold]
     fn relieved_of<T>(&self, mut error: Error, work: &mut dyn FnMut() -> Result<T>) -> Result<T> {
+        if error.is_out_of_memory() {
+            self.spare_ranges.clear(self.pool());
+        }
         let mut relief = self.pool().relief();
         while relief.helps(&error) {
             match work() {

@@ -236,6 +236,19 @@ impl Layout {
         if !self.parked.is_empty() && self.parked.contains(&place) {
             return Err(NotLive::FreedBefore);
         }
+        self.free_found(found, place)
+    }
+
+    /// Frees a parked block at once: the work captured on its own stream from now on waits for every
+    /// use of it. Returns its bytes.
+    pub(crate) fn free_parked(&mut self, place: Place) -> Result<u64, NotLive> {
+        if !self.parked.remove(&place) {
+            return Err(NotLive::FreedBefore);
+        }
+        self.free_found(self.locate(place)?, place)
+    }
+
+    fn free_found(&mut self, found: Found, place: Place) -> Result<u64, NotLive> {
         let (bytes, serial) = self.live(found)?;
         match found {
             Found::Slab(slot) => {
@@ -257,25 +270,27 @@ impl Layout {
         Ok(bytes)
     }
 
-    /// Notes that `stream` uses the block too. Without effect if that is its own stream.
-    pub(crate) fn record_stream(&mut self, place: Place, stream: Stream) -> Result<(), NotLive> {
+    /// Notes that `stream` uses the block too. Without effect if that is its own stream; returns that
+    /// one otherwise.
+    pub(crate) fn record_stream(&mut self, place: Place, stream: Stream) -> Result<Option<Stream>, NotLive> {
         let own = match self.locate(place)? {
             Found::Slab(slot) => {
                 self.slabs.block(slot)?;
-                Some(self.slabs.lane(slot.slab).stream)
+                self.slabs.lane(slot.slab).stream
             }
             Found::Page { tile, page, start } => {
                 self.block(tile, page, start)?;
-                Some(self.pages.lane(page).stream)
+                self.pages.lane(page).stream
             }
         };
         if self.parked.contains(&place) {
             return Err(NotLive::FreedBefore);
         }
-        if own != Some(stream) {
-            self.crossing.insert(place);
+        if own == stream {
+            return Ok(None);
         }
-        Ok(())
+        self.crossing.insert(place);
+        Ok(Some(own))
     }
 
     /// One more block is live; its number.

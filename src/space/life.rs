@@ -3,6 +3,7 @@
 //! | who goes | what goes | behind |
 //! |---|---|---|
 //! | a retained block, its graph was not launched yet and no capture began since | its pages: [those from before the seal](super::exchanged) come back | the streams noted for it |
+//! | the same, and captures began since | the same pages as [passed blocks](super::exchanged) of earlier graphs, else as below | the streams noted for it, the arena's replays |
 //! | a retained block, its graph lives | its pages become shared ones, and where other captures began since the seal those of later spaces only; they stay mapped, as the graph writes there | the streams noted for it |
 //! | the graph | all mappings but those under live blocks | the arena's replays |
 //! | a block, its graph is gone | the mappings that only it needs | the streams noted for it, the arena's replays |
@@ -53,19 +54,15 @@ impl Core {
         // Graphs that were captured while it was alive may read it wherever they run: what passes in others is not to lie there.
         let since = if self.is_alone(state) { 0 } else { spaces_from_now_on() };
         let (from, to) = (freed.offset, freed.offset + bytes);
-        let stay = if since > 0 { state.stay_exchanged(freed.range, from, to) } else { Vec::new() };
-        if !stay.is_empty() {
-            fence.join(self.who_had_what_went(state));
+        if since > 0 {
+            state.pass(freed.range, from, to);
         }
         let range = &state.ranges[freed.range];
         let mut remains = Remains::default();
         let mut unmapped = 0;
-        let all = if stay.is_empty() { range.mapped_under(from, bytes) } else { range.mapped() };
-        for mapped in all {
+        for mapped in range.mapped_under(from, bytes) {
             let end = mapped.offset + mapped.bytes;
-            let concerned =
-                mapped.offset < to && end > from || stay.iter().any(|tile| tile.holds(mapped.offset));
-            if !concerned || state.placement.covered(freed.range, mapped.offset, end) {
+            if state.placement.covered(freed.range, mapped.offset, end) {
                 continue;
             }
             if retired {
@@ -99,6 +96,15 @@ impl Core {
         state.exchanged = Vec::new();
         state.opened = None;
         state.capture = None;
+        if self.recycles.load(Ordering::Relaxed) && state.usage().blocks == 0 {
+            // Only kept blocks are left, which lie elsewhere.
+            let reserved: u64 = state.ranges.iter().map(Reservation::bytes).sum();
+            self.common.totals.reserved.fetch_sub(reserved, Ordering::Relaxed);
+            let mapped = state.work.mapped_bytes;
+            let remains = Self::leave_ranges(&self.common, state, &fence, true);
+            state.note_mapped(&self.common, mapped, 0);
+            self.common.pool().finish(fence.clone(), remains);
+        }
         let mut remains = Remains::default();
         let mut unmapped = 0;
         for (number, range) in state.ranges.iter().enumerate() {
@@ -160,8 +166,9 @@ impl Core {
         let mut fence = behind_replays(common, state.phase, readers);
         let users = std::mem::take(&mut state.users);
         users.all().for_each(|stream| fence.add_kept(common.pool().events(), *stream));
-        let mut remains = Remains::default();
-        state.ranges.drain(..).for_each(|range| remains.join(range.leave()));
+        let whole = matches!(state.phase, Phase::Open | Phase::Sealed) && state.usage().blocks == 0;
+        let keep = whole && self.recycles.load(Ordering::Relaxed);
+        let remains = Self::leave_ranges(common, state, &fence, keep);
         common.pool().finish(fence.clone(), remains);
         let kept = state.kept.take(true, &mut fence);
         common.heap.free_all(common.pool(), kept, &fence);

@@ -54,6 +54,7 @@ mod sealed;
 mod shrink;
 mod slab;
 mod slabs;
+mod spare_ranges;
 mod stitch;
 mod users;
 
@@ -75,6 +76,8 @@ use placement::Placement;
 pub(crate) use presence::Presence;
 pub(crate) use recall::{Recall, Recalls};
 use users::Users;
+
+pub(crate) use spare_ranges::SpareRanges;
 
 pub use block::Block;
 pub use carry::Carry;
@@ -112,6 +115,9 @@ pub(crate) struct Common {
     /// What is left of spaces whose graph is gone while somebody has a block of theirs, by number.
     pub(crate) retired: Mutex<ByNumber<Weak<Core>>>,
     pub(crate) coming_back: ComingBack,
+    pub(crate) spare_ranges: SpareRanges,
+    /// Captures that began for its spaces.
+    pub(crate) own_captures: AtomicU64,
     pub(crate) outliving: Outliving,
     /// The addresses of its eager work.
     pub(crate) eager: Mutex<Weak<EagerSpace>>,
@@ -142,6 +148,7 @@ impl Drop for Common {
             .presence
             .with(|aside| (std::mem::take(&mut aside.copies), std::mem::take(&mut aside.contents)));
         self.device.host_pool().give_copies(copies.into_values(), &contents);
+        self.spare_ranges.clear(self.pool());
         self.heap.end(self.pool());
         self.exclusives.end(self.pool(), self.order.fence());
         self.pool().finish_done();
@@ -270,7 +277,10 @@ impl Space {
         common.exchange_back();
         let opened = Some(common.presence.open()?);
         // A bump space may be opened long before its capture, or behind the last one: there its first block begins it.
-        let capture = matches!(placement, Placement::Stitched(_)).then(|| common.pool().capture());
+        let capture = matches!(placement, Placement::Stitched(_)).then(|| {
+            common.own_captures.fetch_add(1, Ordering::SeqCst);
+            common.pool().capture()
+        });
         let id = next_space();
         // Before its first page is asked for.
         let seen = AtomicU64::new(common.shared.version());
@@ -283,6 +293,7 @@ impl Space {
             kept: KeptBlocks::default(),
             holes: Vec::new(),
             alone_since: None,
+            captures_at_seal: None,
             exchanged: Vec::new(),
             course: None,
             told: std::collections::HashSet::new(),
@@ -306,6 +317,7 @@ impl Space {
             state: Mutex::new(state),
             sealed: AtomicBool::new(false),
             launched: AtomicBool::new(true),
+            recycles: AtomicBool::new(false),
             seen,
         };
         let space = Arc::new(Self { core: Arc::new(core) });
@@ -386,7 +398,7 @@ impl Space {
     /// # Errors
     /// As [`free`](Self::free).
     pub fn record_stream(&self, address: Address, stream: Stream) -> Result<()> {
-        self.core.record_stream(address, stream)
+        self.core.record_stream(address, stream).map(drop)
     }
 
     /// Debug builds look whether the device's books balance, and log if they do not.

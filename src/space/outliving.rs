@@ -13,16 +13,30 @@ use crate::units::Address;
 /// So many points that an arena knows of; then it begins anew.
 const MOST: usize = 1 << 16;
 
-/// The points of an arena's captures at which there came blocks that outlived them, and whether all did: where one did not, or went before its first
-/// launch and the next capture, a program looks at each and lets go of it, and what was kept would be lost to its graph.
+/// What became of the blocks at a point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    /// All outlived their captures.
+    Outlived,
+    /// One was freed when graphs captured since could read it, as what a forward pass saves: the pages of
+    /// such blocks are [shared](super::exchanged), and bytes of the kept heap are not.
+    Passed,
+    /// One did not outlive its capture, or went before its first launch and the next capture: a program
+    /// looks at each and lets go of it, and what was kept would be lost to its graph.
+    Excluded,
+}
+
+/// The points of an arena's captures at which there came blocks that outlived them.
 #[derive(Debug, Default)]
-pub(crate) struct Outliving(Mutex<HashMap<u64, bool>>);
+pub(crate) struct Outliving(Mutex<HashMap<u64, Fate>>);
 
 /// How far one capture has come, and the points at which its live blocks came.
 #[derive(Debug, Default)]
 pub(super) struct Course {
     point: u64,
     blocks: HashMap<Address, u64>,
+    /// Bytes of the blocks that were kept because of their points.
+    kept: u64,
 }
 
 impl Course {
@@ -49,7 +63,7 @@ impl Outliving {
             all.clear();
         }
         for point in points {
-            all.entry(point).or_insert(true);
+            all.entry(point).or_insert(Fate::Outlived);
         }
     }
 
@@ -57,12 +71,27 @@ impl Outliving {
     fn exclude(&self, point: u64, was_alive: bool) {
         let mut all = self.0.lock();
         if was_alive || all.contains_key(&point) {
-            all.insert(point, false);
+            all.insert(point, Fate::Excluded);
         }
     }
 
-    fn has(&self, point: u64) -> bool {
-        self.0.lock().get(&point).is_some_and(|all| *all)
+    /// At this point a block was freed when other graphs could read it.
+    fn pass(&self, point: u64) {
+        if let Some(fate) = self.0.lock().get_mut(&point)
+            && *fate == Fate::Outlived
+        {
+            *fate = Fate::Passed;
+        }
+    }
+
+    /// The longest block that is kept at a point, with small pages of so many bytes. A longer one takes a
+    /// page anyway; of passed ones only those are kept that are not worth the maps.
+    fn longest(&self, point: u64, small: u64) -> u64 {
+        match self.0.lock().get(&point) {
+            Some(Fate::Outlived) => small / 2,
+            Some(Fate::Passed) => small / 32,
+            Some(Fate::Excluded) | None => 0,
+        }
     }
 }
 
@@ -74,10 +103,16 @@ impl Core {
 
     /// One more block of an open space: where its capture is now, and whether it is to be a kept one.
     pub(super) fn keeps_as_before(&self, state: &mut State, bytes: u64) -> Option<(u64, bool)> {
-        let point = state.course.as_mut()?.go(0);
-        // A longer one takes a page anyway.
-        let short = bytes <= self.common.shared.geometry().small() / 2;
-        Some((point, short && self.common.outliving.has(point)))
+        let course = state.course.as_mut()?;
+        let point = course.go(0);
+        let small = self.common.shared.geometry().small();
+        // A capture that leaves more than a page of short blocks fills pages with them anyway.
+        let kept = course.kept + bytes;
+        let keeps = kept <= small && bytes <= self.common.outliving.longest(point, small);
+        if keeps {
+            course.kept = kept;
+        }
+        Some((point, keeps))
     }
 
     /// A block goes: if that is before its space's first launch and the next capture, those at this point are expected nothing of from then on.
@@ -85,9 +120,10 @@ impl Core {
         let Some(course) = &mut state.course else { return };
         let over = state.phase != super::Phase::Open;
         let point = if over { course.blocks.remove(&address) } else { course.freed(address) };
-        if let Some(point) = point
-            && !(over && (self.launched.load(std::sync::atomic::Ordering::Acquire) || !self.is_alone(state)))
-        {
+        let Some(point) = point else { return };
+        if over && !self.is_alone(state) {
+            self.common.outliving.pass(point);
+        } else if !(over && self.launched.load(std::sync::atomic::Ordering::Acquire)) {
             self.common.outliving.exclude(point, over);
         }
     }

@@ -78,13 +78,22 @@ impl Placement {
         }
     }
 
-    /// Notes that a second stream uses the block at a place.
-    pub(crate) fn record_stream(&mut self, place: Place, stream: Stream) -> Result<(), NotLive> {
+    /// Notes that a stream uses the block at a place; before the seal of a stitched space, returns the
+    /// block's own stream if that is another one.
+    pub(crate) fn record_stream(&mut self, place: Place, stream: Stream) -> Result<Option<Stream>, NotLive> {
         match self {
             Self::Stitched(Some(layout)) => layout.record_stream(place, stream),
             Self::Stitched(None) => Err(NotLive::Foreign),
-            Self::Bump(bump) => bump.check(place),
-            Self::Sealed(sealed) => sealed.check(place),
+            Self::Bump(bump) => bump.check(place).map(|()| None),
+            Self::Sealed(sealed) => sealed.check(place).map(|()| None),
+        }
+    }
+
+    /// See [`Layout::free_parked`]. The seal frees all parked blocks.
+    pub(crate) fn free_parked(&mut self, place: Place) -> Result<u64, NotLive> {
+        match self {
+            Self::Stitched(Some(layout)) => layout.free_parked(place),
+            _ => Err(NotLive::FreedBefore),
         }
     }
 

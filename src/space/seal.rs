@@ -101,7 +101,12 @@ impl Space {
     pub fn seal_with(&self, policy: RetainPolicy) -> Result<SealReport> {
         // Whoever seals says that the capture is over: memory may be waited for again, also by the seal itself.
         drop(self.core.state.lock().capture.take());
+        // What this capture did not begin in: pages that only this space shows may change hands.
+        self.core.common.spare_ranges.clear(self.core.common.pool());
         let report = self.core.relieved(|| self.core.seal(policy));
+        // Blocks that this capture freed of other spaces: the events behind their streams can be recorded now.
+        self.core.common.exchange_back();
+        self.core.common.shared.settle_returning();
         self.core.common.pool().check();
         if let Ok(report) = &report {
             tracing::debug!(
@@ -151,6 +156,7 @@ impl Core {
         state.end_placement();
         state.phase = Phase::Sealed;
         state.alone_since = self.common.pool().captures_if_over();
+        state.captures_at_seal = Some(self.common.captures());
         self.sealed.store(true, Ordering::Release);
         state.opened = None;
         state.told = HashSet::new();

@@ -61,7 +61,7 @@ impl Common {
         if small == large {
             return HashSet::new();
         }
-        let mut candidates = self.shared.lendable();
+        let mut candidates = self.shared.free_large_pages();
         let known: HashSet<PageId> = candidates.iter().copied().collect();
         let uses: Vec<Use> = cores.iter().filter_map(|core| core.uses(&known)).collect();
         // Others that show a page, such as eager work, keep it.

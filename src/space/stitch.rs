@@ -2,6 +2,7 @@
 
 use super::lane::Lane;
 use super::layout::{Layout, Place};
+use super::spare_ranges::Spare;
 use super::{Common, Placement, State};
 use crate::error::{Error, Result};
 use crate::pages::Change;
@@ -25,17 +26,35 @@ impl State {
         let mut change = Change::on(common.pool());
         change.announce(growth.pages.iter().map(|no| common.shared.page_bytes(no.class)).sum());
         let known = self.ranges.get(growth.range).map(|range| range.id());
+        let mut spare = None;
         let mapped = (|| {
-            let peers = if lane.remote { common.shared.remote_peers() } else { common.shared.peers() };
-            let range = known.map_or_else(|| change.reserve(growth.range_bytes, space, peers), Ok)?;
             let pages = self.pages_of(common, (space, seen), &mut change, &growth.pages)?;
-            change.map(range, growth.offset, &pages)
+            let peers = if lane.remote { common.shared.remote_peers() } else { common.shared.peers() };
+            let range = match known {
+                Some(range) => range,
+                None => {
+                    let asked = (growth.range_bytes, peers);
+                    spare = common.spare_ranges.take(common.pool(), asked, &pages, space);
+                    if let Some(spare) = &spare {
+                        return spare.cut(&mut change, pages.len());
+                    }
+                    change.reserve(growth.range_bytes, space, peers)?
+                }
+            };
+            change.map(range, growth.offset, &pages).map(|()| 0)
         })();
-        if let Err(error) = mapped {
-            self.undo(change);
-            return Err(error);
-        }
-        let (done, reserved) = change.commit();
+        let shown = match mapped {
+            Ok(shown) => shown,
+            Err(error) => {
+                self.undo(change);
+                spare.into_iter().for_each(|spare| common.drop_spare(spare));
+                return Err(error);
+            }
+        };
+        let (done, mut reserved) = change.commit();
+        // What a spare range shows is mapped already.
+        self.note_mapped(common, 0, shown);
+        reserved.extend(spare.map(Spare::into_range));
         self.adopt(common, done, reserved);
         growth.pages.iter().for_each(|no| self.layout_hash.page(*no));
         match &mut self.placement {

@@ -51,6 +51,19 @@ def test_the_class_is_a_subclass_in_every_place(door):
     assert cuda.CUDAGraph is cuda.graphs.CUDAGraph is door.base
 
 
+def test_the_device_stays_open_between_captures_without_a_pool(door):
+    for _ in range(3):
+        graph = capture(door)
+        del graph
+        gc.collect()
+    names = [entry[0] for entry in door.log]
+    assert (names.count("arena_create"), names.count("arena_destroy")) == (3, 3)
+    assert (names.count("device_open"), names.count("device_close")) == (1, 0)
+    vmmgraph.disable_all()
+    gc.collect()
+    assert [entry[0] for entry in door.log].count("device_close") == 1
+
+
 def test_a_name_that_was_imported_before_is_replaced_too(monkeypatch, door):
     vmmgraph.disable_all()
     engine = types.ModuleType("some_engine")
@@ -161,7 +174,7 @@ def test_an_arena_goes_with_its_last_graph_and_gives_its_pages_back(door):
     assert "arena_destroy" not in calls(door)
     del second
     gc.collect()
-    assert calls(door)[-3:] == ["arena_destroy", "device_trim", "device_close"]
+    assert calls(door)[-2:] == ["arena_destroy", "device_trim"]
 
 
 def test_a_graph_that_was_never_replayed_leaves_nothing_open(door):
@@ -170,7 +183,7 @@ def test_a_graph_that_was_never_replayed_leaves_nothing_open(door):
     try:
         del graph
         # By counting alone: an engine that measures does not wait for the collector.
-        assert calls(door)[-4:] == ["torch_shape_close", "arena_destroy", "device_trim", "device_close"]
+        assert calls(door)[-3:] == ["torch_shape_close", "arena_destroy", "device_trim"]
     finally:
         gc.enable()
 
@@ -863,7 +876,7 @@ def test_a_hook_that_fails_at_the_end_leaves_a_graph_that_goes(door):
     assert calls(door)[-1] == "torch_shape_seal_unwritten"
     del graph
     gc.collect()
-    assert calls(door)[-4:] == ["torch_shape_close", "arena_destroy", "device_trim", "device_close"]
+    assert calls(door)[-3:] == ["torch_shape_close", "arena_destroy", "device_trim"]
 
 
 @later
@@ -1076,29 +1089,3 @@ def test_no_library_is_one_line_or_an_error(monkeypatch, caplog):
     assert chosen.route == "none"
     assert len(caplog.records) == 1
     assert "/nowhere/at/all.so" in caplog.records[0].message
-
-
-def _cell(value):
-    return (lambda: value).__closure__
-
-
-def test_empty_cache_gives_back_what_no_arena_uses_but_not_as_a_capture_begins(monkeypatch, door):
-    """After captures that failed, 324 MiB of freed pages stayed on the device's list, and an engine that measured found them gone."""
-    vmmgraph.disable_all()
-    cuda, calls_of_torch = door.torch.cuda, []
-    monkeypatch.setattr(cuda, "empty_cache", lambda: calls_of_torch.append("empty_cache"), raising=False)
-    torchs = cuda.empty_cache
-    vmmgraph.enable()
-    graph = capture(door)
-    calls(door)
-    cuda.empty_cache()
-    assert (calls_of_torch, calls(door)) == (["empty_cache"], ["device_trim"])
-    torch = door.torch
-    begins = types.FunctionType(
-        (lambda: torch.cuda.empty_cache()).__code__, {"__name__": "torch.cuda.graphs"}, closure=_cell(torch)
-    )
-    begins()
-    assert (calls_of_torch, calls(door)) == (["empty_cache"] * 2, [])
-    del graph
-    vmmgraph.disable_all()
-    assert cuda.empty_cache is torchs

@@ -77,6 +77,48 @@ TEST_F(Torch, ForkedStreamsShareNothing) {
     EXPECT_EQ(wrong, 0);
 }
 
+// Tensors that a second stream reads, noted with record_stream, are used again in the same capture once the streams are joined.
+TEST_F(Torch, RecordedTensorsAreUsedAgainOnceTheirStreamsAreJoined) {
+    SharedVmmAllocator arena;
+    constexpr int steps = 24;
+    const auto side = c10::cuda::getStreamFromPool();
+    const auto x = at::arange(4 << 20, at::TensorOptions().device(at::kCUDA).dtype(at::kFloat)) % 17;
+    auto total = at::zeros_like(x);
+    cudaDeviceSynchronize();
+    const auto wait = [](cudaStream_t waits, cudaStream_t other) {
+        cudaEvent_t event = nullptr;
+        cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+        cudaEventRecord(event, other);
+        cudaStreamWaitEvent(waits, event, 0);
+        cudaEventDestroy(event);
+    };
+    auto graph = capture(arena, raw(), [&] {
+        for (int step = 0; step < steps; ++step) {
+            auto t = x * (step + 1);
+            wait(side.stream(), stream_->stream());
+            at::Tensor u;
+            {
+                const c10::cuda::CUDAStreamGuard guard(side);
+                u = t + 1;
+                t.record_stream(side);
+            }
+            t = at::Tensor();
+            wait(stream_->stream(), side.stream());
+            total.add_(u);
+            u.record_stream(*stream_);
+        }
+    });
+    EXPECT_LE(arena.stats().physical_bytes, 6 * x.nbytes());
+    const auto expected = x * (steps * (steps + 1) / 2) + steps;
+    for (int round = 0; round < 2; ++round) {
+        total.zero_();
+        cudaDeviceSynchronize();
+        graph.replay(raw());
+        cudaDeviceSynchronize();
+        EXPECT_TRUE(at::allclose(total, expected));
+    }
+}
+
 // A reader on another stream, noted with record_stream after the capture, is not overtaken by the next capture that could use the memory.
 // VMMGRAPH_READER_PRODUCTS says how long it reads (80 products; with fewer, it is not judged whether that was long enough).
 TEST_F(Torch, ATensorReadOnAnotherStreamIsWaitedForWhenItAndItsGraphGo) {

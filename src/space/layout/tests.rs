@@ -64,9 +64,21 @@ impl Mapped {
 
 #[derive(Clone, Debug)]
 enum Op {
-    Allocate { bytes: u64, stream: u64 },
-    Free { which: usize },
-    Record { which: usize, stream: u64 },
+    Allocate {
+        bytes: u64,
+        stream: u64,
+    },
+    Free {
+        which: usize,
+    },
+    Record {
+        which: usize,
+        stream: u64,
+    },
+    /// The uses of a parked block are joined into its own stream.
+    Join {
+        which: usize,
+    },
 }
 
 fn ops(streams: u64) -> impl Strategy<Value = Vec<Op>> {
@@ -81,6 +93,7 @@ fn ops(streams: u64) -> impl Strategy<Value = Vec<Op>> {
         6 => (size, 0..streams).prop_map(|(bytes, stream)| Op::Allocate { bytes, stream }),
         5 => any::<usize>().prop_map(|which| Op::Free { which }),
         1 => (any::<usize>(), 0..streams).prop_map(|(which, stream)| Op::Record { which, stream }),
+        1 => any::<usize>().prop_map(|which| Op::Join { which }),
     ];
     proptest::collection::vec(op, 1..200)
 }
@@ -96,8 +109,9 @@ struct Block {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Two blocks whose lifetimes meet never share a byte of a page; a page never serves two streams; a block that two
-    /// streams use never gives its bytes back; and what the seal keeps is exactly what is live.
+    /// Two blocks whose lifetimes meet never share a byte of a page; a page never serves two streams; a
+    /// block that two streams use gives its bytes back once its uses are joined and not before; and what
+    /// the seal keeps is exactly what is live.
     #[test]
     fn no_two_live_blocks_share_memory(
         per_large in prop_oneof![Just(1u64), Just(4), Just(8)],
@@ -146,8 +160,19 @@ proptest! {
                     let index = which % live.len();
                     let block = &mut live[index];
                     let stream = stream % streams;
-                    prop_assert!(space.layout.record_stream(block.place, Stream::numbered(stream)).is_ok());
+                    let own = (stream != block.stream).then_some(Stream::numbered(block.stream));
+                    prop_assert_eq!(space.layout.record_stream(block.place, Stream::numbered(stream)), Ok(own));
                     block.crossing |= stream != block.stream;
+                }
+                Op::Join { which } => {
+                    if let Some(block) = live.first() {
+                        prop_assert_eq!(space.layout.free_parked(block.place), Err(NotLive::FreedBefore));
+                    }
+                    if !parked.is_empty() {
+                        let block = parked.swap_remove(which % parked.len());
+                        prop_assert_eq!(space.layout.free_parked(block.place), Ok(block.bytes));
+                        prop_assert_eq!(space.layout.free(block.place), Err(NotLive::FreedBefore));
+                    }
                 }
                 _ => {}
             }
