@@ -457,6 +457,26 @@ fn a_block_that_is_freed_is_no_page_that_was_written() {
     }
 }
 
+/// What it compares are the sums of pages as they were: they are not joined.
+#[test]
+fn a_region_that_verifies_finds_no_page_written_where_none_was() {
+    let bench = bench_of(HostOptions { granularity: 4096, ..HostOptions::default() });
+    let (read_only, verify_clean) = (true, true);
+    let options =
+        RegionOptions { policy: Policy::Backup, read_only, verify_clean, ..RegionOptions::default() };
+    let region = bench.device.region("weights", options).unwrap();
+    let blocks = [0; 100].map(|_| region.allocate(5000, A).unwrap());
+    blocks.iter().for_each(|at| write(*at, 5000, 6));
+    let first = region.pause(Fence::default()).unwrap();
+    for _ in 0..2 {
+        region.resume(NOW).unwrap();
+        let again = region.pause(Fence::default()).unwrap();
+        assert_eq!((again.clean_bytes, again.stale_pages), (first.copied_bytes, 0));
+    }
+    drop(region);
+    bench.end();
+}
+
 #[test]
 fn a_pause_in_part_that_is_refused_when_it_is_repeated_stays_one() {
     let bench = bench();
@@ -688,6 +708,24 @@ fn hooks_hear_of_their_tag_with_a_generation_and_without_locks() {
     bench.device.pause(&["weights"], Fence::default()).unwrap();
     assert_eq!(all.seen.lock().unwrap().len(), 9);
     drop((weights, kv));
+    bench.end();
+}
+
+#[test]
+fn memory_that_stays_is_announced_to_nobody() {
+    let bench = bench();
+    let region = bench.region("kv", Policy::Keep);
+    region.allocate(2 * MIB, A).unwrap();
+    let all = Arc::new(Witness::default());
+    let hooks: Arc<dyn PauseHooks> = all.clone();
+    bench.device.add_pause_hooks("", &hooks);
+    for regions in [1, 0] {
+        let paused = region.pause(Fence::default()).unwrap();
+        assert_eq!((paused.regions, paused.pages), (regions, 0));
+    }
+    assert_eq!((region.resume(NOW).unwrap().regions, region.stats().generation), (1, 1));
+    assert!(all.seen.lock().unwrap().is_empty());
+    drop(region);
     bench.end();
 }
 
