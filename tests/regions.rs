@@ -368,7 +368,12 @@ fn statistics_give_up_the_pages_of_blocks_that_the_device_is_done_with() {
     region.free(block).unwrap();
     assert!(region.stats().resident_bytes >= 3 * MIB, "the device may still use them");
     bench.faulty.set_busy(false);
+    let reserved = region.stats().reserved_bytes;
     assert_eq!(region.stats().resident_bytes, 0);
+    // The addresses that the next pages get stay.
+    let stats = bench.device.stats();
+    assert_eq!((stats.reserved_bytes, region.stats().reserved_bytes), (reserved, reserved));
+    assert!(reserved > 0);
     bench.device.trim().unwrap();
     assert_eq!(bench.device.stats().physical_bytes, 0);
     drop(region);
@@ -388,6 +393,221 @@ fn a_pause_waits_for_its_fence() {
         bench.faulty.set_busy(false);
         assert_eq!(pause.join().unwrap().bytes, 4 * MIB);
     });
+    drop(region);
+    bench.end();
+}
+
+#[test]
+fn a_region_that_goes_leaves_its_pages_to_work_under_way() {
+    let bench = bench();
+    let region = bench.region("weights", Policy::Discard);
+    region.allocate(4 * MIB, A).unwrap();
+    bench.faulty.set_busy(true);
+    drop(region);
+    bench.device.give_back(NOW);
+    assert_eq!(bench.device.stats().physical_bytes, 4 * MIB, "the device may still use them");
+    bench.faulty.set_busy(false);
+    bench.end();
+}
+
+#[test]
+fn a_freed_place_is_used_again_and_a_block_takes_no_more_pages_than_it_lacks() {
+    let bench = bench();
+    let region = bench.region("weights", Policy::Discard);
+    let blocks = [0; 2].map(|_| region.allocate(3 * MIB, A).unwrap());
+    assert_eq!(region.stats().resident_bytes, 6 * MIB);
+    bench.faulty.set_busy(true);
+    region.free(blocks[0]).unwrap();
+    bench.faulty.set_busy(false);
+    // The allocation itself looks whether the device is done with it.
+    assert_eq!(region.allocate(MIB, A), Ok(blocks[0]));
+    drop(region);
+    bench.end();
+}
+
+/// The sum of a page goes over its live bytes: those that are freed are not bytes that were written.
+#[test]
+fn a_block_that_is_freed_is_no_page_that_was_written() {
+    // The first of three blocks, or a short one between two: what is near is copied together, freed or not.
+    for (freed, while_paused) in [(0, false), (0, true), (1, false), (1, true)] {
+        let bench = bench();
+        let options = RegionOptions {
+            policy: Policy::Backup,
+            read_only: true,
+            verify_clean: true,
+            ..RegionOptions::default()
+        };
+        let region = bench.device.region("weights", options).unwrap();
+        let sizes = [MIB / 2, MIB / 32, MIB / 2];
+        let blocks = sizes.map(|bytes| region.allocate(bytes, A).unwrap());
+        blocks.iter().zip(sizes).for_each(|(at, bytes)| write(*at, bytes, 1));
+        region.pause(Fence::default()).unwrap().complete().unwrap();
+        if while_paused {
+            region.free(blocks[freed]).unwrap();
+        }
+        region.resume(NOW).unwrap();
+        assert!(holds(blocks[2], MIB / 2, 1));
+        if !while_paused {
+            // Nobody says so of a block that goes.
+            write(blocks[freed], sizes[freed], 2);
+            region.free(blocks[freed]).unwrap();
+        }
+        let second = region.pause(Fence::default()).unwrap();
+        assert_eq!((second.complete(), second.stale_pages), (Ok(()), 0), "{freed}, {while_paused}");
+        region.resume(NOW).unwrap();
+        assert!(holds(blocks[2], MIB / 2, 1));
+        drop(region);
+        bench.end();
+    }
+}
+
+/// What it compares are the sums of pages as they were: they are not joined.
+#[test]
+fn a_region_that_verifies_finds_no_page_written_where_none_was() {
+    let bench = bench_of(HostOptions { granularity: 4096, ..HostOptions::default() });
+    let (read_only, verify_clean) = (true, true);
+    let options =
+        RegionOptions { policy: Policy::Backup, read_only, verify_clean, ..RegionOptions::default() };
+    let region = bench.device.region("weights", options).unwrap();
+    let blocks = [0; 100].map(|_| region.allocate(5000, A).unwrap());
+    blocks.iter().for_each(|at| write(*at, 5000, 6));
+    let first = region.pause(Fence::default()).unwrap();
+    for _ in 0..2 {
+        region.resume(NOW).unwrap();
+        let again = region.pause(Fence::default()).unwrap();
+        assert_eq!((again.clean_bytes, again.stale_pages), (first.copied_bytes, 0));
+    }
+    drop(region);
+    bench.end();
+}
+
+#[test]
+fn a_pause_in_part_that_is_refused_when_it_is_repeated_stays_one() {
+    let bench = bench();
+    let captured = stream(0x40);
+    let region = bench.region("weights", Policy::Backup);
+    let blocks = [0; 2].map(|_| region.allocate(16 * MIB, A).unwrap());
+    blocks.iter().for_each(|at| write(*at, 16 * MIB, 3));
+    bench.device.host_pool().set_limit(Some(16 * MIB));
+    assert_eq!(region.pause(Fence::default()).unwrap().left_bytes, 16 * MIB);
+    bench.faulty.set_capturing(captured, true);
+    let mut fence = Fence::default();
+    fence.add(bench.device.pool().events(), captured);
+    assert!(matches!(region.pause(fence), Err(Error::StreamCapturing { .. })));
+    assert!(region.stats().paused, "half of its pages are gone");
+    bench.faulty.set_capturing(captured, false);
+    region.resume(NOW).unwrap();
+    assert!(blocks.iter().all(|at| holds(*at, 16 * MIB, 3)));
+    drop(region);
+    bench.end();
+}
+
+/// A reader of a freed block counts though no block is left that could name its stream.
+#[test]
+fn a_pause_waits_for_the_readers_of_freed_blocks() {
+    let bench = bench();
+    let region = bench.region("weights", Policy::Discard);
+    let block = region.allocate(4 * MIB, A).unwrap();
+    bench.faulty.set_busy(true);
+    region.free(block).unwrap();
+    thread::scope(|scope| {
+        let pause = scope.spawn(|| region.pause(Fence::default()).unwrap());
+        thread::sleep(Duration::from_millis(30));
+        assert!(!pause.is_finished());
+        bench.faulty.set_busy(false);
+        pause.join().unwrap();
+    });
+    assert_eq!(region.stats().resident_bytes, 0);
+    drop(region);
+    bench.end();
+}
+
+/// What cannot be asked whether it is over is not.
+#[test]
+fn a_driver_that_cannot_be_asked_is_taken_for_busy() {
+    const SIDE: Stream = stream(0x31);
+    let bench = bench();
+    let region = bench.region("weights", Policy::Backup);
+    let blocks = [0; 2].map(|_| region.allocate(MIB, A).unwrap());
+    bench.faulty.set_busy(true);
+    bench.faulty.refuse("event_query", true);
+    region.free(blocks[0]).unwrap();
+    let free = region.stats().free_bytes;
+    assert!(region.allocate(2 * MIB, A).is_ok() && free == 0, "its bytes are in use for all that is known");
+    bench.faulty.refuse("event_query", false);
+    bench.faulty.set_busy(false);
+    assert_eq!(region.stats().free_bytes, MIB);
+    // A new block where contents arrive waits for them on its stream, or is refused.
+    region.pause(Fence::default()).unwrap().complete().unwrap();
+    bench.faulty.set_busy(true);
+    let (_, ready) = bench.device.resume_async(&[], NOW).unwrap();
+    bench.faulty.refuse("event_query", true);
+    let waits = bench.faulty.count("event_wait");
+    let refused = region.allocate(MIB, SIDE).is_err();
+    assert_eq!(region.stats().blocks, 2 + u64::from(!refused), "a refused block is not there");
+    assert!(refused || bench.faulty.count("event_wait") > waits, "it is not behind the contents");
+    bench.faulty.refuse("event_query", false);
+    bench.faulty.set_busy(false);
+    drop((region, ready));
+    bench.end();
+}
+
+/// Blocks that are freed while their pages move are taken back when that is over.
+#[test]
+fn blocks_are_freed_while_pages_move() {
+    for while_resuming in [false, true] {
+        let bench = bench();
+        let region = bench.region("weights", Policy::Backup);
+        let blocks = [0; 4].map(|_| region.allocate(8 * MIB, A).unwrap());
+        blocks.iter().for_each(|at| write(*at, 8 * MIB, 3));
+        // At the first call that moves a page, on the thread that moves it or on any other.
+        let (moves, freed) = (if while_resuming { "map" } else { "unmap" }, AtomicU64::new(0));
+        let (weak, gone) = (Arc::downgrade(&region), [blocks[0], blocks[2]]);
+        let hook = move |name: &str| {
+            if name == moves && freed.fetch_add(1, Relaxed) == 0 {
+                let region = weak.upgrade().unwrap();
+                gone.iter().for_each(|at| region.free(*at).unwrap());
+                assert_eq!(region.stats().blocks, 2);
+            }
+        };
+        if while_resuming {
+            region.pause(Fence::default()).unwrap().complete().unwrap();
+        }
+        bench.faulty.set_hook(Some(Arc::new(hook)));
+        if while_resuming {
+            region.resume(NOW).unwrap();
+        } else {
+            region.pause(Fence::default()).unwrap().complete().unwrap();
+        }
+        bench.faulty.set_hook(None);
+        region.resume(NOW).unwrap();
+        assert_eq!(bench.device.pool().audit_idle(), Ok(()));
+        assert_eq!((region.stats().blocks, region.stats().resident_bytes), (2, 16 * MIB));
+        assert!(holds(blocks[1], 8 * MIB, 3) && holds(blocks[3], 8 * MIB, 3));
+        drop(region);
+        bench.end();
+    }
+}
+
+/// The system may give a second range of addresses right beside the first: a page lies in one of them.
+#[test]
+fn places_of_two_ranges_are_not_joined() {
+    const GIB: u64 = 1 << 30;
+    let bench = bench_of(HostOptions { memory_bytes: 64 << 30, ..HostOptions::default() });
+    let region = bench.region("kv", Policy::Discard);
+    // Each range begins with a short page and ends with one, whichever of them is in front.
+    for _ in 0..2 {
+        for bytes in [GIB / 4, 15 * GIB + GIB / 4, GIB / 2] {
+            region.allocate(bytes, A).unwrap();
+        }
+    }
+    assert_eq!(region.stats().reserved_bytes, 32 * GIB);
+    for _ in 0..2 {
+        region.pause(Fence::default()).unwrap().complete().unwrap();
+        region.resume(NOW).unwrap();
+        // In each range 0.25, 15 times 1, and 0.25 + 0.5 GiB, which would be one with the first of the other range.
+        assert_eq!(region.stats().pages, 34);
+    }
     drop(region);
     bench.end();
 }
@@ -494,6 +714,24 @@ fn hooks_hear_of_their_tag_with_a_generation_and_without_locks() {
     bench.device.pause(&["weights"], Fence::default()).unwrap();
     assert_eq!(all.seen.lock().unwrap().len(), 9);
     drop((weights, kv));
+    bench.end();
+}
+
+#[test]
+fn memory_that_stays_is_announced_to_nobody() {
+    let bench = bench();
+    let region = bench.region("kv", Policy::Keep);
+    region.allocate(2 * MIB, A).unwrap();
+    let all = Arc::new(Witness::default());
+    let hooks: Arc<dyn PauseHooks> = all.clone();
+    bench.device.add_pause_hooks("", &hooks);
+    for regions in [1, 0] {
+        let paused = region.pause(Fence::default()).unwrap();
+        assert_eq!((paused.regions, paused.pages), (regions, 0));
+    }
+    assert_eq!((region.resume(NOW).unwrap().regions, region.stats().generation), (1, 1));
+    assert!(all.seen.lock().unwrap().is_empty());
+    drop(region);
     bench.end();
 }
 

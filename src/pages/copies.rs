@@ -37,6 +37,11 @@ impl HostCopy {
         self.runs.iter().map(|run| run.bytes).sum()
     }
 
+    /// Whether it is of these bytes of the page, and of no others.
+    pub(crate) fn is_of(&self, runs: &[(u64, u64)]) -> bool {
+        self.runs.iter().map(|run| (run.offset, run.bytes)).eq(runs.iter().copied())
+    }
+
     /// The run that has a byte of the page, and where in it.
     pub(crate) fn run_at(&self, offset: u64) -> Option<(&Run, u64)> {
         let behind = self.runs.partition_point(|run| run.offset <= offset);

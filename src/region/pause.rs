@@ -89,9 +89,12 @@ impl Region {
         let there = books.extents.iter().filter(|(_, extent)| extent.page.is_some());
         let going = there.filter(|(_, extent)| extent.policy != Policy::Keep);
         let plan = going.map(|(at, extent)| {
-            let clean = extent.copy.as_ref().map(|copy| (copy.bytes(), copy.sum));
-            let copies = extent.policy == Policy::Backup && (clean.is_none() || self.options.verify_clean);
+            let known = extent.copy.as_ref();
+            let copies = extent.policy == Policy::Backup && (known.is_none() || self.options.verify_clean);
             let runs = if copies { books.runs(*at, extent.bytes) } else { Vec::new() };
+            // Sums of other bytes say nothing: blocks may have been freed while the region was paused.
+            let clean = known.filter(|copy| !copies || copy.is_of(&runs));
+            let clean = clean.map(|copy| (copy.bytes(), copy.sum));
             let (range, offset, bytes) = (extent.range, extent.offset, extent.bytes);
             Leaving { at: *at, range, offset, bytes, runs, clean }
         });

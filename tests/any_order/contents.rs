@@ -205,6 +205,28 @@ fn a_new_block_of_a_region_is_behind_what_comes_back_to_its_place() {
     }
 }
 
+/// A pause takes away what comes back just now: it copies what came, and not what was there before.
+#[test]
+fn a_pause_of_a_region_is_behind_the_contents_that_come_back() {
+    for seed in seeds(20) {
+        let (world, arena) = world(seed);
+        let options = RegionOptions { policy: Policy::Backup, page_bytes: PAGE, ..RegionOptions::default() };
+        let region = world.device.region("weights", options).unwrap();
+        let mut blocks = [0; 3].map(|_| Block::new(region.allocate(PAGE, STREAMS[0]).unwrap(), PAGE));
+        blocks.iter_mut().for_each(|block| world.use_on(block, STREAMS[0], Some(7)));
+        region.pause(Fence::default()).unwrap().complete().unwrap();
+        let (_, ready) = world.device.resume_async(&[], NOW).unwrap();
+        region.pause(Fence::default()).unwrap().complete().unwrap();
+        region.resume(NOW).unwrap();
+        for block in &mut blocks {
+            block.mark = None;
+            world.use_on(block, STREAMS[1], None);
+        }
+        world.is_right(seed);
+        drop((arena, region, ready));
+    }
+}
+
 /// The same of a block that is kept, on bytes of one that went while its arena was paused.
 #[test]
 fn a_new_kept_block_is_behind_what_comes_back_to_its_place() {
