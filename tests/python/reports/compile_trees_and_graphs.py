@@ -54,10 +54,11 @@ def body() -> dict[str, Any]:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             y = by_hand(x)
-        made.append((graph, y, want))
+        # The graph reads its input for as long as it is replayed.
+        made.append((graph, x, y, want))
 
     def replay_all(when: str) -> None:
-        for graph, y, want in made:
+        for graph, _, y, want in made:
             y.zero_()
             graph.replay()
             torch.cuda.synchronize()

@@ -168,6 +168,13 @@ class Hog:
             self.cu.cuMemFree_v2(self.held.pop())
 
 
+def graph_pages() -> int:
+    """Bytes of the pages that arenas hold."""
+    import vmmgraph
+
+    return sum(arena.stats()["physical_bytes"] for arena in vmmgraph.arenas())
+
+
 def run(name: str, body: Callable[[], dict[str, Any]]) -> None:
     """Runs a program and prints its line of JSON.
 
