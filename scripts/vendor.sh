@@ -18,7 +18,7 @@ git archive HEAD | tar -x -C "$work/$name"
 (
   cd "$work/$name"
   mkdir -p .cargo
-  cargo vendor --locked --quiet third_party/crates > .cargo/config.toml
+  cargo vendor --locked third_party/crates > .cargo/config.toml
 )
 python3 scripts/notices.py --features bridge > "$work/$name/THIRD_PARTY_NOTICES.txt"
 # The same bytes for the same commit.

@@ -1,8 +1,11 @@
 #include "attention_runner.h"
 
+#include <utility>
 #include <vmmgraph/engine.hpp>
 
+#include "core/framework/config/execution_config.h"
 #include "cuda_ops_api.h"
+#include "global_capture_instance.h"
 
 namespace xllm::kernel::cuda {
 
@@ -49,6 +52,31 @@ void batch_prefill_with_optional_piecewise_capture(
                         rows(tensors[3]),
                         no_lse);
         });
+    return;
+  }
+  // xLLM's own executor.
+  auto& capture = ::xllm::runtime::cuda::GlobalCaptureInstance::get_instance();
+  if (::xllm::ExecutionConfig::get_instance().enable_graph() &&
+      ::xllm::ExecutionConfig::get_instance()
+          .enable_prefill_piecewise_graph() &&
+      capture.is_capturing()) {
+    AttentionRunner runner;
+    runner.run_capture(uri,
+                       plan_info,
+                       float_workspace_buffer,
+                       int_workspace_buffer,
+                       page_locked_int_workspace_buffer,
+                       query,
+                       key,
+                       value,
+                       q_cu_seq_lens,
+                       kv_cu_seq_lens,
+                       window_left,
+                       sm_scale,
+                       output,
+                       output_lse,
+                       static_cast<uint32_t>(query.size(0)));
+    capture.register_attention_runner(std::move(runner));
     return;
   }
   batch_prefill(uri,

@@ -73,6 +73,7 @@ struct ExecutionConfig {
     static ExecutionConfig instance;
     return instance;
   }
+  XLLM_STAND_IN_PROPERTY(bool, enable_graph, true)
   XLLM_STAND_IN_PROPERTY(bool, enable_graph_mode_decode_no_padding, false)
   XLLM_STAND_IN_PROPERTY(bool, enable_prefill_piecewise_graph, false)
   XLLM_STAND_IN_PROPERTY(std::int32_t, max_tokens_for_graph_mode, 2048)
@@ -339,6 +340,37 @@ struct ExecutorImplFactory {
             return std::make_unique<class_type>(model, args, device, options); \
           });                                                                  \
   }
+
+// Its own captures of prefills in pieces, of which there are none here.
+namespace kernel::cuda {
+struct AttentionRunner {
+  void run_capture(const std::string&,
+                   ffi::Array<std::int64_t>,
+                   torch::Tensor,
+                   torch::Tensor,
+                   torch::Tensor,
+                   torch::Tensor,
+                   torch::Tensor,
+                   torch::Tensor,
+                   torch::Tensor,
+                   torch::Tensor,
+                   std::int64_t,
+                   double,
+                   torch::Tensor,
+                   std::optional<torch::Tensor>&,
+                   std::uint32_t) {}
+};
+}  // namespace kernel::cuda
+namespace runtime::cuda {
+struct GlobalCaptureInstance {
+  static GlobalCaptureInstance& get_instance() {
+    static GlobalCaptureInstance instance;
+    return instance;
+  }
+  [[nodiscard]] bool is_capturing() const { return false; }
+  void register_attention_runner(kernel::cuda::AttentionRunner&&) {}
+};
+}  // namespace runtime::cuda
 
 // The part of its executor that makes pools.
 namespace runtime::cuda {
