@@ -23,7 +23,8 @@ fn the_programs_that_are_shown_are_the_compiled_examples() {
 fn the_code_for_xllm_is_the_compiled_one() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let page = fs::read_to_string(root.join("docs/xllm.md")).unwrap();
-    let shown: Vec<&str> = page.split("```cpp\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    let shown: Vec<&str> =
+        page.split("```cpp\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
     let compiled: Vec<String> = fs::read_dir(root.join("examples/xllm"))
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -43,5 +44,8 @@ fn the_output_that_the_readme_shows_is_the_one_that_is_compared() {
     let (readme, examples) = (read("README.md"), read("examples/CMakeLists.txt"));
     let (_, rest) = readme.split_once("It prints `").unwrap();
     let (printed, _) = rest.split_once('`').unwrap();
-    assert!(examples.contains(&format!("vmmgraph_example(capture cpp/capture.cpp \"^{printed}.$\")")), "{printed}");
+    assert!(
+        examples.contains(&format!("vmmgraph_example(capture cpp/capture.cpp \"^{printed}.$\")")),
+        "{printed}"
+    );
 }
