@@ -33,12 +33,12 @@ build() {
   torch=$(echo "$PWD"/.venv/lib/python3*/site-packages/torch)
   cmake -S . -B build/torch -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TORCH=ON -DVMMGRAPH_TORCH_ROOT="$torch" \
     -DVMMGRAPH_TESTS=ON -DVMMGRAPH_EXAMPLES=OFF -DCMAKE_CXX_FLAGS_RELEASE="-O3 -DNDEBUG" -DCMAKE_UNITY_BUILD=OFF >/dev/null
-  cmake --build build/torch --target vmmgraph_torch vmmgraph_torch_keeps_no_graphs torch_test trust_test executables_test regions_test elastic_test eager_test serving_test rings_test share_test ranks_test differential_test engine_test \
+  cmake --build build/torch --target vmmgraph_torch vmmgraph_torch_keeps_no_graphs torch_test trust_test executables_test regions_test elastic_test eager_test serving_test rings_test share_test ranks_test differential_test engine_test xllm_shape_test \
     sleep_example all_reduce_example offload_example
   strip -o "$out/libvmmgraph_torch.so.0.1" build/torch/libvmmgraph_torch.so.0.1.0
   mkdir "$out/keeps_no_graphs"
   strip -o "$out/keeps_no_graphs/libvmmgraph_torch.so.0.1" build/torch/tests/torch/keeps_no_graphs/libvmmgraph_torch.so.0.1
-  for program in torch/{torch,trust,executables,regions,elastic,eager,serving,rings,share,ranks}_test torch/differential/differential_test engine/{engine_test,sleep_example,all_reduce_example,offload_example}; do
+  for program in torch/{torch,trust,executables,regions,elastic,eager,serving,rings,share,ranks}_test torch/differential/differential_test engine/{engine_test,xllm_shape_test,sleep_example,all_reduce_example,offload_example}; do
     strip -o "$out/$(basename "$program")" "build/torch/tests/$program"
   done
   cp tests/torch/run.sh "$out/"
@@ -85,6 +85,7 @@ run() {
   libtorch "a decoder on two ranks" ranks_test
   libtorch "as torch's own captures" differential_test
   libtorch "persistent inputs and executor" engine_test
+  libtorch "steps in the shape of xLLM" xllm_shape_test
   keeps_no_graphs "captures, as up to torch 2.7" torch_test
   keeps_no_graphs "executables, as up to torch 2.7" executables_test
   keeps_no_graphs "rings, as up to torch 2.7" rings_test

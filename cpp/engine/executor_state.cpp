@@ -109,7 +109,7 @@ void GraphExecutor::State::impose(const Step& current, const Decision& agreed) {
 void GraphExecutor::State::pack(c10::ArrayRef<NamedValue> values) {
     if (decision.mode != Mode::eager) {
         try {
-            inputs.prepare(decision.bucket, values);
+            inputs.prepare(decision.bucket, step->key, values);
         } catch (...) {
             give_up();
             throw;
@@ -206,6 +206,7 @@ void GraphExecutor::State::run_ahead(const Graph& graph, const Step& current, vo
 
 void GraphExecutor::State::record(Graph& graph, const Step& current) {
     auto recorder = this->recorder(graph, current);
+    recorder.recording_ = true;
     if (on_cpu()) {
         recorder.call(body);
         return;

@@ -9,6 +9,7 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <c10/util/StringUtil.h>
 
 #include "../torch/on_device.hpp"
 #include "inputs_state.hpp"
@@ -66,7 +67,9 @@ GraphInputs::~GraphInputs() {
     }
 }
 
-void GraphInputs::prepare(const Key& bucket, c10::ArrayRef<NamedValue> values) {
+void GraphInputs::prepare(const Key& bucket, c10::ArrayRef<NamedValue> values) { prepare(bucket, bucket, values); }
+
+void GraphInputs::prepare(const Key& bucket, const Key& step, c10::ArrayRef<NamedValue> values) {
     static const Value nothing;
     auto& state = *state_;
     auto& prepared = state.prepared;
@@ -82,7 +85,7 @@ void GraphInputs::prepare(const Key& bucket, c10::ArrayRef<NamedValue> values) {
         const auto& declared = state.inputs[given.number];
         const auto& value = state.values[i] != nullptr ? *state.values[i] : nothing;
         auto& shape = prepared.shapes[given.number];
-        state.check(declared, layout.places[given.number], value, shape);
+        state.check(declared, layout.places[given.number], step, value, shape);
         if (state.on_device(declared, value)) {
             prepared.writes.push_back(state.write_of(layout, given.number, value));
         } else {
@@ -129,17 +132,26 @@ std::size_t GraphInputs::find(std::string_view name) const {
             return i;
         }
     }
+    const auto& late = state_->late;
+    const auto found = std::find_if(late.begin(), late.end(), [&](const LateOutput& output) { return output.name == name; });
+    if (found != late.end()) {
+        return inputs.size() + static_cast<std::size_t>(found - late.begin());
+    }
     refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "no input or output is called '" + std::string(name) + "'");
 }
 
 bool GraphInputs::has(std::string_view name) const noexcept {
-    return std::any_of(state_->inputs.begin(), state_->inputs.end(), [&](const Input& input) { return input.name == name; });
+    const auto same = [&](const auto& one) { return one.name == name; };
+    return std::any_of(state_->inputs.begin(), state_->inputs.end(), same) || std::any_of(state_->late.begin(), state_->late.end(), same);
 }
 
 const std::vector<Input>& GraphInputs::inputs() const noexcept { return state_->inputs; }
 
 const at::Tensor& GraphInputs::get(std::size_t input, std::int64_t rows) const {
     const auto& layout = state_->layouts[state_->current];
+    if (const auto late = input - layout.tensors.size(); input >= layout.tensors.size() && late < state_->late.size()) {
+        return state_->rows_of(state_->late[late], rows);
+    }
     if (input >= layout.tensors.size()) {
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
                "there are " + std::to_string(layout.tensors.size()) + " inputs and outputs, no number " + std::to_string(input));
@@ -147,10 +159,10 @@ const at::Tensor& GraphInputs::get(std::size_t input, std::int64_t rows) const {
     const auto& whole = layout.tensors[input];
     const auto along = state_->rows_along[input];
     const auto most = whole.size(along);
-    if (rows == 0 || rows == most) {
+    if (rows < 0 || rows == most) {
         return whole;
     }
-    if (rows < 0 || rows > most) {
+    if (rows > most) {
         mismatch(state_->inputs[input], "the number of rows asked for", std::to_string(rows),
                  "at most " + std::to_string(most) + " in this bucket");
     }
@@ -162,9 +174,37 @@ const at::Tensor& GraphInputs::get(std::size_t input, std::int64_t rows) const {
     return slice;
 }
 
+void GraphInputs::set(std::size_t output, const at::Tensor& value) {
+    auto& state = *state_;
+    const auto late = output - state.inputs.size();
+    const bool is_late = output >= state.inputs.size() && late < state.late.size();
+    if (!is_late && output < state.inputs.size() && state.inputs[output].role != Role::output) {
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot set input '" + state.inputs[output].name + "': only outputs are set by a body");
+    }
+    if (!value.defined() || value.dim() == 0) {
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot set an output: the value has no rows");
+    }
+    if (is_late && !state.late[late].whole.defined()) {
+        state.late[late].whole = state.memory_like(value);
+    }
+    const auto along = is_late ? 0 : state.rows_along[output];
+    const auto& place = get(output, along < value.dim() ? value.size(along) : all_rows);
+    if (place.sizes() != value.sizes()) {
+        const auto& name = is_late ? state.late[late].name : state.inputs[output].name;
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "cannot set output '" + name + "': the value is " + c10::str(value.sizes()) + ", must be " + c10::str(place.sizes()));
+    }
+    place.copy_(value, true);
+}
+
+bool GraphInputs::is_set(std::string_view name) const {
+    const auto number = find(name);
+    return number < state_->inputs.size() || state_->late[number - state_->inputs.size()].whole.defined();
+}
+
 at::Tensor GraphInputs::actual(std::size_t input) const {
     auto tensor = get(input);
-    if (state_->inputs[input].role == Role::output) {
+    if (input >= state_->inputs.size() || state_->inputs[input].role == Role::output) {
         return tensor;
     }
     for (std::int64_t i = 0; i < tensor.dim(); ++i) {

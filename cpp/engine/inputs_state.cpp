@@ -6,7 +6,9 @@
 #include <optional>
 
 #include <ATen/core/TensorBody.h>
+#include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include "../torch/on_device.hpp"
@@ -51,8 +53,50 @@ void mismatch(const Input& input, const std::string& what, const std::string& fo
     refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "input '" + input.name + "': " + what + " is " + found + ", must be " + expected);
 }
 
+namespace {
+
+// Outputs declared by their names alone, taken out of the others.
+std::vector<LateOutput> take_late(std::vector<Input>& inputs) {
+    std::vector<LateOutput> late;
+    for (auto input = inputs.begin(); input != inputs.end();) {
+        if (input->role != Role::output || !input->shape.empty()) {
+            ++input;
+            continue;
+        }
+        const auto same = [&](const auto& other) { return other.name == input->name; };
+        if (std::count_if(inputs.begin(), inputs.end(), same) > 1 || std::any_of(late.begin(), late.end(), same)) {
+            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "an output is called '" + input->name + "', as another input or output is");
+        }
+        late.push_back(LateOutput{input->name, {}});
+        input = inputs.erase(input);
+    }
+    return late;
+}
+
+// Throws Error for padding with zeros that nobody chose, where zeros are often wrong.
+void require_chosen_padding(const std::vector<Input>& inputs) {
+    for (const auto& input : inputs) {
+        const bool cumulative = std::any_of(input.shape.begin(), input.shape.end(), [](const Extent& extent) { return extent.plus > 0; });
+        if (input.role == Role::output || input.pad.chosen || !(cumulative || input.name == names::new_cache_slots)) {
+            continue;
+        }
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot pad input '" + input.name + "' with zeros that the engine did not choose: " +
+                                                    (cumulative ? "cumulative lengths would fall; declare Pad::repeat_last()"
+                                                                : "slot 0 may belong to a sequence; declare Pad::value(-1) if the kernels "
+                                                                  "skip negative slots, or Pad::zero() if slot 0 is nobody's"));
+    }
+}
+
+}  // namespace
+
 GraphInputs::State::State(std::vector<Input> declared, const std::vector<Key>& buckets, c10::Device on, std::uint32_t alignment)
-    : inputs(std::move(declared)), device(on), plan(make_plan(inputs, buckets, alignment)), info(plan.info()), last(on) {
+    : inputs(std::move(declared)),
+      late(take_late(inputs)),
+      device(on),
+      plan(make_plan(inputs, buckets, alignment)),
+      info(plan.info()),
+      last(on) {
+    require_chosen_padding(inputs);
     for (const auto& bucket : buckets) {
         auto& layout = layouts.emplace_back(Layout{bucket, {}, {}, {}});
         for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -163,7 +207,7 @@ void GraphInputs::State::make_views(Layout& layout) const {
                               .view(inputs[i].dtype)
                               .view(sizes));
     }
-    layout.slices.resize(inputs.size());
+    layout.slices.resize(inputs.size(), {GraphInputs::all_rows, {}});
     layout.tensors = std::move(tensors);
 }
 
@@ -189,11 +233,16 @@ void GraphInputs::State::assign(c10::ArrayRef<NamedValue> named) {
     }
 }
 
-void GraphInputs::State::check(const Input& input, const vmmgraph_input_view_t& place, const Value& value, Shape& shape) const {
+void GraphInputs::State::check(const Input& input, const vmmgraph_input_view_t& place, const Key& step, const Value& value,
+                               Shape& shape) const {
     const auto& tensor = value.tensor_;
     const bool is_tensor = value.rank_ < 0;
     shape = {};
     if (is_tensor && !tensor.defined()) {
+        if (value.is_tensor_) {
+            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+                   "input '" + input.name + "': the tensor is undefined; do not name the input where all of it is padding");
+        }
         return;
     }
     if (!is_tensor && input.role == Role::device_input) {
@@ -214,7 +263,8 @@ void GraphInputs::State::check(const Input& input, const vmmgraph_input_view_t& 
     bool fits = true;
     for (std::int32_t i = 0; i < place.rank; ++i) {
         const auto extent = is_tensor ? tensor.size(i) : std::int64_t{value.shape_[i]};
-        if (extent == 0 && input.shape[static_cast<std::size_t>(i)].kind == VMMGRAPH_EXTENT_ALONG) {
+        const auto& declared = input.shape[static_cast<std::size_t>(i)];
+        if (extent == 0 && declared.kind == VMMGRAPH_EXTENT_ALONG && step[declared.axis] > 0) {
             // Such as a host vector that the engine filled on the device only: padding would be taken for the step's data.
             refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "input '" + input.name + "': dimension " + std::to_string(i) +
                                                         " of the value has no elements; do not name the input where all of it is padding");
@@ -228,6 +278,39 @@ void GraphInputs::State::check(const Input& input, const vmmgraph_input_view_t& 
     if (is_tensor && !on_device(input, value) && !tensor.is_contiguous()) {
         mismatch(input, "the tensor", "not contiguous", "contiguous on the host");
     }
+}
+
+const at::Tensor& GraphInputs::State::rows_of(const LateOutput& output, std::int64_t rows) const {
+    if (!output.whole.defined()) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot read output '" + output.name + "': no body has set it yet");
+    }
+    const std::int64_t most = layouts[current].key[Axis::tokens];
+    if (rows > most) {
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "output '" + output.name + "': the number of rows asked for is " + std::to_string(rows) +
+                                                    ", must be at most " + std::to_string(most) + " in this bucket");
+    }
+    const auto wanted = rows < 0 ? most : rows;
+    auto& [last, slice] = output.slice;
+    if (last != wanted) {
+        slice = output.whole.narrow(0, 0, wanted);
+        last = wanted;
+    }
+    return slice;
+}
+
+at::Tensor GraphInputs::State::memory_like(const at::Tensor& value) const {
+    auto sizes = value.sizes().vec();
+    sizes.front() = 0;
+    for (const auto& layout : layouts) {
+        sizes.front() = std::max<std::int64_t>(sizes.front(), layout.key[Axis::tokens]);
+    }
+    if (!device.is_cuda()) {
+        return at::empty(sizes, value.options());
+    }
+    // The current stream may be under capture, or in an EagerScope, and these bytes outlive both: they are those of a stream that is neither.
+    const torch::Relaxed relaxed;
+    const c10::cuda::CUDAStreamGuard beside(c10::cuda::getStreamFromPool(false, device.index()));
+    return at::empty(sizes, value.options());
 }
 
 bool GraphInputs::State::on_device(const Input& input, const Value& value) const {

@@ -47,8 +47,20 @@ struct Held {
     std::vector<at::Tensor> values;
 };
 
+// An output declared by its name alone: its rows lie along the tokens.
+struct LateOutput {
+    std::string name;
+    // As long as the largest bucket; undefined before the first value.
+    at::Tensor whole;
+    // The last slice that was asked for.
+    mutable std::pair<std::int64_t, at::Tensor> slice{GraphInputs::all_rows, {}};
+};
+
 struct GraphInputs::State {
+    // All but those in `late`.
     std::vector<Input> inputs;
+    // Numbered behind them.
+    std::vector<LateOutput> late;
     c10::Device device;
     dispatch::InputPlan plan;
     vmmgraph_input_plan_info_t info{};
@@ -99,6 +111,11 @@ struct GraphInputs::State {
     // Finishes those that were left, where that is possible now.
     static void finish_left() noexcept;
 
+    // Rows of an output declared by its name alone, in the current bucket.
+    const at::Tensor& rows_of(const LateOutput& output, std::int64_t rows) const;
+    // Memory for such an output, that the value's graph does not own.
+    at::Tensor memory_like(const at::Tensor& value) const;
+
     // The number of a bucket's layout, with its views made; throws Error if there is no such bucket.
     std::size_t layout_of(const Key& bucket);
     void make_views(Layout& layout) const;
@@ -106,8 +123,8 @@ struct GraphInputs::State {
     // Finds each given input's value, null where the step has none. Throws Error for a name that no input has, and for one twice.
     void assign(c10::ArrayRef<NamedValue> named);
 
-    // Throws Error unless the value fits; writes its shape.
-    void check(const Input& input, const vmmgraph_input_view_t& place, const Value& value, Shape& shape) const;
+    // Throws Error unless the value fits a step of that shape; writes the value's own.
+    void check(const Input& input, const vmmgraph_input_view_t& place, const Key& step, const Value& value, Shape& shape) const;
 
     // Whether the value goes to its place on the device, and not into staging memory.
     bool on_device(const Input& input, const Value& value) const;

@@ -9,7 +9,7 @@
 namespace vmmgraph::engine {
 namespace {
 
-thread_local Recorder* recording = nullptr;
+thread_local Recorder* of_this_thread = nullptr;
 
 // The same memory, owned by nobody: the space keeps the address as long as its graph.
 at::Tensor alias(const at::Tensor& tensor) {
@@ -22,14 +22,14 @@ at::Tensor alias(const at::Tensor& tensor) {
 
 }  // namespace
 
-Recorder* Recorder::current() noexcept { return recording; }
+Recorder* Recorder::current() noexcept { return of_this_thread; }
 
 void Recorder::call(const std::function<void(Recorder&)>& body) {
     struct Back {
         Recorder* before;
-        ~Back() { recording = before; }
+        ~Back() { of_this_thread = before; }
     };
-    const Back back{std::exchange(recording, this)};
+    const Back back{std::exchange(of_this_thread, this)};
     body(*this);
 }
 

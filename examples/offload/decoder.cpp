@@ -283,7 +283,8 @@ Decoder::Output Decoder::step(std::int64_t token) {
     const std::vector<std::int64_t> tokens{token};
     const std::vector<std::int64_t> now{cold_tokens_, hot_tokens_};
     executor_->run(
-        {Key::of(1)}, {{names::tokens, tokens}, {lengths, now}}, [&] { throw std::runtime_error(executor_->last_failure()); }, stream);
+        {Key::of(1), Phase::decode}, {{names::tokens, tokens}, {lengths, now}},
+        [&] { throw std::runtime_error(executor_->last_failure()); }, stream);
     ++hot_tokens_;
     const auto& shape = contents_.shape;
     const auto of_unit =

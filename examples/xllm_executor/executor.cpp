@@ -23,7 +23,7 @@ std::vector<Input> declare(const ModelArgs& args, std::uint32_t most_sequences) 
         Input::host(names::tokens, at::kInt, {tokens}),
         Input::host(names::positions, at::kInt, positions),
         // Slot 0 and block 0 are nobody's.
-        Input::host(names::new_cache_slots, at::kInt, {tokens}),
+        Input::host(names::new_cache_slots, at::kInt, {tokens}, Pad::zero()),
         Input::host(names::block_tables, at::kInt, {batch, Extent::fixed(blocks)}),
         // Cumulative: a sequence that is not there has no token.
         Input::host(names::q_seq_lens, at::kInt, {one_more}, Pad::repeat_last()),
@@ -114,6 +114,10 @@ std::vector<NamedValue> CudaGraphExecutorImpl::values_of(const at::Tensor& token
     const auto& on_device = params.attention.device;
     // Called for every step: a list in braces would copy each tensor once more.
     std::vector<NamedValue> values;
+    if (tokens.size(0) == 0) {
+        // A rank without tokens of its own: all is padding.
+        return values;
+    }
     values.reserve(11);
     const auto add = [&](std::string_view name, Value value) { values.push_back({name, std::move(value)}); };
     add(names::tokens, tokens);
@@ -161,9 +165,8 @@ ModelOutput CudaGraphExecutorImpl::run(const at::Tensor& tokens, const at::Tenso
         step_of(tokens, params), values_of(tokens, positions, params),
         [&] { output.hidden_states = eager(tokens, positions, kv_caches, params); }, stream);
     if (output.ran.mode != Mode::eager) {
-        // A rank without tokens of its own has none; 0 rows would be all of them.
-        const auto n = tokens.size(0);
-        output.hidden_states = n > 0 ? inputs_->hidden_states(n) : inputs_->hidden_states().narrow(0, 0, 0);
+        // A rank without tokens of its own has none.
+        output.hidden_states = inputs_->hidden_states(tokens.size(0));
     }
     return output;
 }

@@ -45,7 +45,8 @@ using vmmgraph::UnitScope;
 struct Step {
     // What graph it needs. More than its values have where ranks pad to the largest of them: the rest is padding.
     Key key;
-    Phase phase = Phase::decode;
+    // What the sequences are doing. A step that does not say is never taken for a decode: no full graph runs it by default.
+    Phase phase = Phase::mixed;
     // Whether the engine could put it into a graph at all (sequence lengths, features, sampling).
     bool capturable = true;
     // The engine's own, for eager work between pieces; must live until the step was launched.
@@ -87,6 +88,8 @@ public:
     // The step that this graph is recorded for, or whose eager run this is: what the body reads of it on the host is fixed in the graph. In
     // warm_up() a step of padding, without params.
     [[nodiscard]] const Step& step() const noexcept { return *step_; }
+    // Whether this call of the body is the recording; false in an eager run before it (ExecutorOptions::eager_runs). On a CPU every replay is one.
+    [[nodiscard]] bool recording() const noexcept { return recording_; }
     // Full or piecewise.
     [[nodiscard]] Mode mode() const noexcept { return mode_; }
     // The shape that is recorded; the inputs' getters are of this bucket.
@@ -110,6 +113,7 @@ private:
     c10::Device device_;
     // Null where nothing is captured: in an eager run, and on a CPU device, where the body itself is the replay.
     torch::CaptureScope* scope_ = nullptr;
+    bool recording_ = false;
     std::vector<Piece> pieces_;
 };
 
@@ -133,6 +137,10 @@ enum class Work : std::int32_t {
 // How an executor decides (all of dispatch.hpp's options but their order: 0 is no limit), captures and evicts. Its buckets are
 // buckets of the inputs; for a new graph beyond most_graphs the least recently used one goes.
 struct ExecutorOptions : dispatch::DispatcherOptions {
+    // Unlike a dispatcher alone, a decode that no full graph can run is eager by default: attention between the pieces of a piecewise graph
+    // is often that of a prefill. An engine whose piecewise graphs run decodes too adds Mode::piecewise here as the second mode.
+    ExecutorOptions() { modes[static_cast<std::size_t>(Phase::decode)] = {Mode::full, Mode::eager}; }
+
     // Most bytes of physical memory of the arena, at any time: set as its budget. Where a capture needs more, graphs go, the least
     // recently used first, and it is tried again. The end of a capture may need some pages more than what it comes to.
     std::uint64_t most_bytes = 0;

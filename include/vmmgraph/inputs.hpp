@@ -66,11 +66,13 @@ enum class Role : std::int32_t {
 struct Pad {
     std::int32_t rule = VMMGRAPH_PAD_ZERO;
     c10::Scalar element = 0;
+    // Whether the engine chose the rule. Zeros that nobody chose are refused where they are often wrong: GraphInputs().
+    bool chosen = false;
 
-    [[nodiscard]] static Pad zero() { return {}; }
+    [[nodiscard]] static Pad zero() { return {VMMGRAPH_PAD_ZERO, 0, true}; }
     // The nearest element that the step has; 0 if it has none.
-    [[nodiscard]] static Pad repeat_last() { return {VMMGRAPH_PAD_REPEAT_LAST, 0}; }
-    [[nodiscard]] static Pad value(c10::Scalar element) { return {VMMGRAPH_PAD_VALUE, element}; }
+    [[nodiscard]] static Pad repeat_last() { return {VMMGRAPH_PAD_REPEAT_LAST, 0, true}; }
+    [[nodiscard]] static Pad value(c10::Scalar element) { return {VMMGRAPH_PAD_VALUE, element, true}; }
 };
 
 // An input or output, declared once. Its largest shape is the one in the largest bucket.
@@ -89,6 +91,11 @@ struct Input {
     }
     [[nodiscard]] static Input output(std::string_view name, c10::ScalarType dtype, std::vector<Extent> shape) {
         return {std::string(name), dtype, std::move(shape), Role::output, {}};
+    }
+    // An output whose dtype and width only the first step shows: its rows lie along the tokens, and all else is as in the first tensor that
+    // GraphInputs::set() gets for it. Its memory is made then, beside the arena.
+    [[nodiscard]] static Input output(std::string_view name) {
+        return {std::string(name), c10::ScalarType::Undefined, {}, Role::output, {}};
     }
 };
 
@@ -114,7 +121,8 @@ class Value {
 public:
     // Nothing: the whole input is padding, as for an input that a step does not name.
     Value() = default;
-    Value(const at::Tensor& tensor) : tensor_(tensor) {}  // NOLINT: an argument list of tensors is the usual case
+    // An undefined tensor is refused: an engine that named the input meant to give it something.
+    Value(const at::Tensor& tensor) : tensor_(tensor), is_tensor_(true) {}  // NOLINT: an argument list of tensors is the usual case
     template <class T>
     Value(const std::vector<T>& elements)  // NOLINT
         : data_(elements.data()),
@@ -131,6 +139,7 @@ public:
 private:
     friend class GraphInputs;
     at::Tensor tensor_;
+    bool is_tensor_ = false;
     const void* data_ = nullptr;
     c10::ScalarType dtype_ = c10::ScalarType::Undefined;
     // -1: a tensor, or nothing.
@@ -166,7 +175,11 @@ struct InputsOptions {
 // own sizes, so a view belongs to its bucket: the getters' is the one of the last commit() or select().
 class VMMGRAPH_API GraphInputs {
 public:
-    // Throws Error for a declaration that cannot be (a name twice, an axis that a bucket lacks, ...), and what torch throws for memory.
+    static constexpr std::int64_t all_rows = -1;
+
+    // Throws Error for a declaration that cannot be (a name twice, an axis that a bucket lacks, ...), and what torch throws for memory. Throws
+    // Error too for `new_cache_slots`, and for an input with an element more than there are sequences, such as cumulative lengths, whose
+    // declaration chooses no padding: slot 0 may be a sequence's, and lengths that fall are none.
     GraphInputs(std::vector<Input> inputs, const std::vector<Key>& buckets, const InputsOptions& options = {});
     GraphInputs(const GraphInputs&) = delete;
     GraphInputs& operator=(const GraphInputs&) = delete;
@@ -178,7 +191,7 @@ public:
     // Checks a step's values and packs those of the host into staging memory, padded to the bucket along every dimension. An input that is
     // not among them is padding; they are found fastest in the order of the declaration. Host work only: the step before may still run. A
     // second prepare() replaces the first. Throws Error for a name that no input has or that comes twice, for another dtype, device or
-    // rank, for more than the bucket holds, for a value that is empty along an axis of the bucket, and for no bucket.
+    // rank, for more than the bucket holds, for a value that is empty along an axis on which the step has some (the bucket, if no executor knows the step), for an undefined tensor, and for no bucket.
     void prepare(const Key& bucket, c10::ArrayRef<NamedValue> values);
     // Brings what was prepared to the device, in order on `stream` (a cudaStream_t): one copy for all host inputs (InputsOptions::bring); for inputs on the device
     // one launch for their zeros and one for the data of all that are as wide as their place; one for each other. They must be ready on the
@@ -198,16 +211,23 @@ public:
     // The bucket of the getters.
     [[nodiscard]] const Key& bucket() const;
 
-    // The number of an input or output, by name; throws Error if there is none.
+    // The number of an input or output, by name; throws Error if there is none. Outputs declared by their names alone come last.
     [[nodiscard]] std::size_t find(std::string_view name) const;
     [[nodiscard]] bool has(std::string_view name) const noexcept;
+    // Outputs declared by their names alone left out.
     [[nodiscard]] const std::vector<Input>& inputs() const noexcept;
 
-    // The leading `rows` of an input or output in the getters' bucket, 0: all. Rows lie along the first dimension that is not fixed: of
-    // positions [3, tokens] they are columns. No memory is allocated, and where `rows` are those of the last call no tensor is made.
-    // Throws Error for more rows than there are.
-    [[nodiscard]] const at::Tensor& get(std::size_t input, std::int64_t rows = 0) const;
-    [[nodiscard]] const at::Tensor& get(std::string_view name, std::int64_t rows = 0) const { return get(find(name), rows); }
+    // The leading `rows` of an input or output in the getters' bucket; negative: all. Rows lie along the first dimension that is not fixed:
+    // of positions [3, tokens] they are columns. No memory is allocated, and where `rows` are those of the last call no tensor is made.
+    // Throws Error for more rows than there are, and for an output of which nothing is known before the first set().
+    [[nodiscard]] const at::Tensor& get(std::size_t input, std::int64_t rows = all_rows) const;
+    [[nodiscard]] const at::Tensor& get(std::string_view name, std::int64_t rows = all_rows) const { return get(find(name), rows); }
+    // Copies a body's result into the leading rows of an output, on torch's current stream. Throws Error for an input, and for another shape
+    // than the output's.
+    void set(std::size_t output, const at::Tensor& value);
+    void set(std::string_view name, const at::Tensor& value) { set(find(name), value); }
+    // Whether an output declared by its name alone has memory, that is, whether a body has set it; true for every other.
+    [[nodiscard]] bool is_set(std::string_view name) const;
     // An input as large as the last step gave it.
     [[nodiscard]] at::Tensor actual(std::size_t input) const;
     [[nodiscard]] at::Tensor actual(std::string_view name) const { return actual(find(name)); }
@@ -217,20 +237,24 @@ public:
     [[nodiscard]] at::Tensor host(std::size_t input) const;
     [[nodiscard]] at::Tensor host(std::string_view name) const { return host(find(name)); }
 
-    [[nodiscard]] const at::Tensor& tokens(std::int64_t n = 0) const { return get(names::tokens, n); }
-    [[nodiscard]] const at::Tensor& positions(std::int64_t n = 0) const { return get(names::positions, n); }
-    [[nodiscard]] const at::Tensor& new_cache_slots(std::int64_t n = 0) const { return get(names::new_cache_slots, n); }
-    [[nodiscard]] const at::Tensor& block_tables(std::int64_t b = 0) const { return get(names::block_tables, b); }
+    [[nodiscard]] const at::Tensor& tokens(std::int64_t n = all_rows) const { return get(names::tokens, n); }
+    [[nodiscard]] const at::Tensor& positions(std::int64_t n = all_rows) const { return get(names::positions, n); }
+    [[nodiscard]] const at::Tensor& new_cache_slots(std::int64_t n = all_rows) const { return get(names::new_cache_slots, n); }
+    [[nodiscard]] const at::Tensor& block_tables(std::int64_t b = all_rows) const { return get(names::block_tables, b); }
     // Where they are cumulative, they have a row more than there are sequences, and so has what is asked for.
-    [[nodiscard]] const at::Tensor& q_seq_lens(std::int64_t n = 0) const { return get(names::q_seq_lens, n); }
-    [[nodiscard]] const at::Tensor& kv_seq_lens(std::int64_t n = 0) const { return get(names::kv_seq_lens, n); }
+    [[nodiscard]] const at::Tensor& q_seq_lens(std::int64_t n = all_rows) const { return get(names::q_seq_lens, n); }
+    [[nodiscard]] const at::Tensor& kv_seq_lens(std::int64_t n = all_rows) const { return get(names::kv_seq_lens, n); }
     // Of so many sequences: one row more.
-    [[nodiscard]] const at::Tensor& paged_kv_indptr(std::int64_t b = 0) const { return get(names::paged_kv_indptr, b > 0 ? b + 1 : 0); }
-    [[nodiscard]] const at::Tensor& paged_kv_indices(std::int64_t n = 0) const { return get(names::paged_kv_indices, n); }
-    [[nodiscard]] const at::Tensor& paged_kv_last_page_len(std::int64_t b = 0) const { return get(names::paged_kv_last_page_len, b); }
-    [[nodiscard]] const at::Tensor& embeddings(std::int64_t n = 0) const { return get(names::embeddings, n); }
-    [[nodiscard]] const at::Tensor& hidden_states(std::int64_t n = 0) const { return get(names::hidden_states, n); }
-    [[nodiscard]] const at::Tensor& aux_hidden_states(std::int64_t n = 0) const { return get(names::aux_hidden_states, n); }
+    [[nodiscard]] const at::Tensor& paged_kv_indptr(std::int64_t b = all_rows) const {
+        return get(names::paged_kv_indptr, b < 0 ? b : b + 1);
+    }
+    [[nodiscard]] const at::Tensor& paged_kv_indices(std::int64_t n = all_rows) const { return get(names::paged_kv_indices, n); }
+    [[nodiscard]] const at::Tensor& paged_kv_last_page_len(std::int64_t b = all_rows) const {
+        return get(names::paged_kv_last_page_len, b);
+    }
+    [[nodiscard]] const at::Tensor& embeddings(std::int64_t n = all_rows) const { return get(names::embeddings, n); }
+    [[nodiscard]] const at::Tensor& hidden_states(std::int64_t n = all_rows) const { return get(names::hidden_states, n); }
+    [[nodiscard]] const at::Tensor& aux_hidden_states(std::int64_t n = all_rows) const { return get(names::aux_hidden_states, n); }
 
     // Bytes of the device arena, of each of the two staging buffers, and host-to-device copies so far.
     [[nodiscard]] std::size_t arena_bytes() const noexcept;
@@ -244,6 +268,8 @@ public:
 private:
     // Makes the stream current once for a whole step.
     friend class GraphExecutor;
+    // For a step that is smaller than its bucket.
+    void prepare(const Key& bucket, const Key& step, c10::ArrayRef<NamedValue> values);
     struct State;
     std::unique_ptr<State> state_;
 };

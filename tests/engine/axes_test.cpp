@@ -164,6 +164,7 @@ std::vector<Key> grid(std::uint32_t variant, const std::vector<std::array<std::u
 
 ExecutorOptions on_a_grid() {
     ExecutorOptions options;
+    options.modes[static_cast<std::size_t>(Phase::decode)] = {Mode::full, Mode::piecewise};
     options.full = grid(uniform_decode, {{1, 1}, {2, 2}, {4, 4}, {8, 8}}, {16, 128}, {1});
     const auto adapted = grid(uniform_decode | lora, {{1, 1}, {4, 4}, {8, 8}}, {16, 128}, {1, 4});
     options.full.insert(options.full.end(), adapted.begin(), adapted.end());

@@ -35,6 +35,50 @@ TEST(Executor, EveryModeRunsAndSaysWhy) {
     EXPECT_NE(small.executor->prometheus().find("\nvmmgraph_dispatch_graphs 2\n"), std::string::npos);
 }
 
+// A piecewise graph may have the attention of prefills between its pieces: a decode does not go there because its own graph cannot be had.
+TEST(Executor, ADecodeWithoutAFullGraphIsEagerUnlessTheEngineSaysMore) {
+    const ExecutorOptions nothing_said;
+    auto options = both({1, 4});
+    options.modes = nothing_said.modes;
+    Small small(options);
+    small.trouble = [](Recorder& recorder) {
+        if (recorder.mode() == Mode::full) {
+            throw std::runtime_error("no full graph today");
+        }
+    };
+    Ran ran;
+    EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode)) << small.executor->last_failure();
+    EXPECT_EQ(ran.mode, Mode::eager);
+    EXPECT_EQ(ran.reason, Reason::capture_failed);
+    EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode) && ran.reason == Reason::capture_failed) << "nor the next one";
+    EXPECT_TRUE(small.run(9, Phase::decode, ran, uniform_decode) && ran.reason == Reason::too_large);
+    EXPECT_TRUE(small.run(9, Phase::prefill, ran, 0, 1.5F) && ran.mode == Mode::piecewise);
+    EXPECT_EQ(small.eager_steps, 3);
+}
+
+// A step that does not say what its sequences do is not taken for a decode.
+TEST(Executor, AStepWithoutAPhaseIsNoDecode) {
+    Small small(both({4}));
+    Step step;
+    step.key = Key::of(3, 0, uniform_decode);
+    const auto ran = small.executor->run(step, {{names::tokens, at::zeros({3}, at::kLong)}}, [] {}, stream());
+    wait();
+    EXPECT_EQ(ran.mode, Mode::piecewise);
+}
+
+// The body knows whether its kernels are recorded or run, such as those that move a state on.
+TEST(Executor, TheBodyKnowsWhetherItIsRecorded) {
+    auto options = both({4});
+    options.eager_runs = 2;
+    Small small(options);
+    std::vector<bool> recorded;
+    small.trouble = [&](Recorder& recorder) { recorded.push_back(recorder.recording()); };
+    Ran ran;
+    EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode));
+    ASSERT_GE(recorded.size(), 3u);
+    EXPECT_EQ(std::vector<bool>(recorded.begin(), recorded.begin() + 3), (std::vector<bool>{false, false, true}));
+}
+
 // What only the step knows reaches the body: in a warm-up none, else the one that the graph is recorded for.
 TEST(Executor, TheBodySeesTheStepThatItIsRecordedFor) {
     GraphInputs inputs({Input::host(names::tokens, at::kLong, {Extent::along(Axis::tokens)}),
@@ -45,7 +89,7 @@ TEST(Executor, TheBodySeesTheStepThatItIsRecordedFor) {
     options.full = {Key::of(2), Key::of(4)};
     options.eager_runs = 1;
     options.most_graphs = 1;
-    auto arena = device().is_cuda() ? std::make_shared<SharedVmmAllocator>(0) : nullptr;
+    auto arena = device().is_cuda() ? std::make_shared<vmmgraph::SharedVmmAllocator>(0) : nullptr;
     GraphExecutor executor(
         arena, inputs,
         [&](Recorder& recorder) {

@@ -114,7 +114,7 @@ TEST(Hooks, AGuardIsHeldAsLongAsTheWork) {
     EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode));
     EXPECT_EQ(diary.read(), std::string("read shared") + (has_gpu() ? "" : " shared"));
     small.trouble = [&](Recorder&) { throw std::runtime_error("planted"); };
-    small.executor->run({Key::of(2, 0, uniform_decode)}, {}, look, stream());
+    small.executor->run({Key::of(2, 0, uniform_decode), Phase::decode}, {}, look, stream());
     EXPECT_EQ(diary.read(), "write alone free") << "an eager step has no guard, also behind a failed capture";
     EXPECT_TRUE(small.run(61, Phase::mixed, ran, 7));
     EXPECT_EQ(diary.read(), "");

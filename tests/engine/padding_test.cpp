@@ -119,10 +119,62 @@ TEST(Padding, IsNotWhatAnEmptyValueMeans) {
               "vmmgraph: input 'lengths': dimension 0 of the value has no elements; do not name the input where all of it is padding");
     EXPECT_NE(said({{"lengths", lengths}, {"rows", at::zeros({0, 2}, on_device(at::kFloat))}}).find("input 'rows': dimension 0"),
               std::string::npos);
+    EXPECT_EQ(said({{"lengths", at::Tensor()}}),
+              "vmmgraph: input 'lengths': the tensor is undefined; do not name the input where all of it is padding");
     // A step may need no pages, and a value that is not there is padding.
     param.update(Key::of(4, 4), {{"lengths", lengths}, {"pages", none}, {"rows", Value()}}, stream());
     wait();
     EXPECT_TRUE(at::equal(param.get("lengths").cpu(), at::tensor({1, 2, 0, 0}, at::kInt)));
+}
+
+// Slots and cumulative lengths are padded as the engine says, and not with zeros because it said nothing.
+TEST(Padding, OfSlotsAndOfCumulativeLengthsIsChosen) {
+    const auto declared = [](Input input) { return refusal([&] { GraphInputs({input}, {Key::of(4, 4)}, {device(), 256}); }); };
+    const auto slots = [](Pad pad) { return Input::host(names::new_cache_slots, at::kInt, {Extent::along(Axis::tokens)}, pad); };
+    const auto lengths = [](Pad pad) { return Input::device("lengths", at::kInt, {Extent::along(Axis::batch, 1, 1)}, pad); };
+    EXPECT_NE(declared(slots({})).find("slot 0 may belong to a sequence"), std::string::npos);
+    EXPECT_NE(declared(lengths({})).find("Pad::repeat_last()"), std::string::npos);
+    EXPECT_EQ(declared(slots(Pad::zero())) + declared(slots(Pad::value(-1))) + declared(lengths(Pad::repeat_last())), "");
+}
+
+// No rows are none: a rank without tokens of its own does not get another rank's padding.
+TEST(Padding, IsNotInTheRowsOfAStepWithoutAny) {
+    GraphInputs param({Input::output(names::hidden_states, at::kFloat, {Extent::along(Axis::tokens), Extent::fixed(3)})}, {Key::of(4)},
+                      {device(), 256});
+    EXPECT_EQ(param.hidden_states(0).sizes(), (at::IntArrayRef{0, 3}));
+    EXPECT_EQ(param.hidden_states().sizes(), (at::IntArrayRef{4, 3}));
+    EXPECT_EQ(param.hidden_states(4).sizes(), (at::IntArrayRef{4, 3}));
+}
+
+// An output that an engine knows by its name alone is as wide as the first body made it.
+TEST(Padding, OutputsMayTakeTheirWidthFromTheFirstStep) {
+    GraphInputs param({Input::output(names::aux_hidden_states), Input::host(names::tokens, at::kInt, {Extent::along(Axis::tokens)}),
+                       Input::output(names::hidden_states, at::kFloat, {Extent::along(Axis::tokens), Extent::fixed(3)})},
+                      {Key::of(4), Key::of(8)}, {device(), 256});
+    EXPECT_TRUE(param.has(names::aux_hidden_states) && !param.is_set(names::aux_hidden_states) && param.is_set(names::tokens));
+    EXPECT_NE(refusal([&] { static_cast<void>(param.aux_hidden_states()); }, VMMGRAPH_ERROR_WRONG_STATE).find("no body has set it"),
+              std::string::npos);
+    param.select(Key::of(4));
+    const OnStream on;
+    const auto made = at::arange(24, on_device(at::kDouble)).view({4, 3, 2});
+    param.set(names::aux_hidden_states, made);
+    const auto* const address = param.aux_hidden_states().const_data_ptr();
+    EXPECT_TRUE(at::equal(param.aux_hidden_states(3), made.narrow(0, 0, 3)));
+    param.select(Key::of(8));
+    const auto more = at::arange(48, on_device(at::kDouble)).view({8, 3, 2});
+    param.set(names::aux_hidden_states, more);
+    EXPECT_TRUE(at::equal(param.aux_hidden_states(), more));
+    EXPECT_EQ(param.aux_hidden_states(8).const_data_ptr(), address) << "graphs have its address";
+    EXPECT_NE(refusal([&] { param.set(names::aux_hidden_states, made.narrow(2, 0, 1)); }).find("must be [4, 3, 2]"), std::string::npos);
+    EXPECT_NE(refusal([&] { static_cast<void>(param.aux_hidden_states(9)); }).find("at most 8"), std::string::npos);
+    param.set(names::hidden_states, at::ones({8, 3}, on_device(at::kFloat)));
+    EXPECT_EQ(param.hidden_states().sum().item<double>(), 24);
+    EXPECT_NE(refusal([&] { param.set(names::tokens, at::zeros({8}, on_device(at::kInt))); }).find("only outputs"), std::string::npos);
+    EXPECT_NE(refusal([] {
+                  GraphInputs({Input::output("a"), Input::host("a", at::kInt, {Extent::along(Axis::tokens)})}, {Key::of(4)},
+                              {device(), 256});
+              }).find("called 'a'"),
+              std::string::npos);
 }
 
 // Values have names, so steps may bring more or fewer of them, in any order.

@@ -19,6 +19,8 @@ inline ExecutorOptions both(const std::vector<std::uint32_t>& full) {
         options.full.push_back(Key::of(size, 0, uniform_decode));
     }
     options.piecewise = {Key::of(16), Key::of(64)};
+    // The body is the same for both kinds of graphs.
+    options.modes[static_cast<std::size_t>(Phase::decode)] = {Mode::full, Mode::piecewise};
     return options;
 }
 

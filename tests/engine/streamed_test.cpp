@@ -286,7 +286,7 @@ TEST(Streamed, ABodyThatLeavesAUnitOutIsNoGraph) {
             }
         },
         options);
-    const auto step = [&] { static_cast<void>(executor.run({bucket}, {}, [] {}, stream())); };
+    const auto step = [&] { static_cast<void>(executor.run({bucket, Phase::decode}, {}, [] {}, stream())); };
     if (has_gpu()) {
         EXPECT_NE(refusal(step, VMMGRAPH_ERROR_WRONG_STATE), "");
     } else {
@@ -327,7 +327,7 @@ TEST(Streamed, WhatCannotStreamIsRefusedInWords) {
             model.inputs->hidden_states().zero_();
         },
         options);
-    static_cast<void>(without.run({options.full.front()}, {}, [] {}, stream()));
+    static_cast<void>(without.run({options.full.front(), Phase::decode}, {}, [] {}, stream()));
     EXPECT_NE(within.find("ExecutorOptions::ring"), std::string::npos);
     EXPECT_NE(refusal([&] { static_cast<void>(without.streamed(0)); }, VMMGRAPH_ERROR_WRONG_STATE), "");
     wait();
