@@ -3,6 +3,8 @@
 //! Every failure is one of these values, up to the very edge: the library never aborts, exits or lets a panic cross into C. A
 //! failed call has changed nothing that its documentation does not name.
 
+use std::borrow::Cow;
+
 use crate::units::Address;
 
 /// `Result` with this crate's [`Error`].
@@ -96,15 +98,11 @@ pub enum Error {
         /// The address given.
         address: Address,
     },
-    /// The object is not in the state the call needs.
-    #[error("{what} is {found}: it must be {expected}")]
+    /// The object is not in the state that the call needs.
+    #[error("{sentence}")]
     WrongState {
-        /// The object.
-        what: &'static str,
-        /// The state it needs.
-        expected: &'static str,
-        /// The state it has.
-        found: &'static str,
+        /// A sentence: *cannot do something: reason; remedy*.
+        sentence: Cow<'static, str>,
     },
     /// The device has no memory left for a page.
     #[error(
@@ -348,6 +346,12 @@ fn wanted_by(space: &Option<String>) -> String {
 }
 
 impl Error {
+    /// [`WrongState`](Self::WrongState) with its sentence: *cannot do something: reason; remedy*.
+    #[must_use]
+    pub fn wrong_state(sentence: impl Into<Cow<'static, str>>) -> Self {
+        Self::WrongState { sentence: sentence.into() }
+    }
+
     /// Says for which space memory was short.
     pub(crate) fn of_space(mut self, label: Option<&str>) -> Self {
         if let Self::OutOfMemory { space, .. } | Self::OverBudget { space, .. } = &mut self {

@@ -24,9 +24,12 @@ pub struct CaptureGate {
     state: Monitor<State>,
 }
 
-fn wrong(expected: &'static str, found: &'static str) -> Error {
-    Error::WrongState { what: "the capture gate", expected, found }
+fn wrong(sentence: &'static str) -> Error {
+    Error::wrong_state(sentence)
 }
+
+const ENTERED: &str =
+    "cannot enter the capture gate: this thread captures or replays already; leave it first";
 
 impl CaptureGate {
     /// Waits until nobody captures or replays, and keeps everybody else out until [`end_capture`](Self::end_capture) on this thread.
@@ -38,10 +41,10 @@ impl CaptureGate {
         let mut queued = false;
         self.state.wait_for(|state| {
             if state.capturing == Some(me) {
-                return Some(Err(wrong("left by this thread", "capturing on it")));
+                return Some(Err(wrong(ENTERED)));
             }
             if state.replaying.contains_key(&me) {
-                return Some(Err(wrong("left by this thread", "replaying on it")));
+                return Some(Err(wrong(ENTERED)));
             }
             if state.capturing.is_some() || !state.replaying.is_empty() {
                 state.waiting += usize::from(!queued);
@@ -64,7 +67,9 @@ impl CaptureGate {
                 state.capturing = None;
                 Ok(())
             }
-            _ => Err(wrong("capturing on this thread", "not")),
+            _ => Err(wrong(
+                "cannot leave the capture gate: this thread does not capture; begin a capture first",
+            )),
         })
     }
 
@@ -77,7 +82,7 @@ impl CaptureGate {
         let me = thread_token();
         self.state.wait_for(|state| {
             if state.capturing == Some(me) {
-                return Some(Err(wrong("left by this thread", "capturing on it")));
+                return Some(Err(wrong(ENTERED)));
             }
             let nested = state.replaying.contains_key(&me);
             if !nested && (state.capturing.is_some() || state.waiting > 0) {
@@ -95,7 +100,9 @@ impl CaptureGate {
     pub fn end_replay(&self) -> Result<()> {
         self.state.change(|state| {
             let me = thread_token();
-            let entered = state.replaying.get_mut(&me).ok_or(wrong("replaying on this thread", "not"))?;
+            let entered = state.replaying.get_mut(&me).ok_or(wrong(
+                "cannot leave the capture gate: this thread does not replay; begin a replay first",
+            ))?;
             *entered -= 1;
             if *entered == 0 {
                 state.replaying.remove(&me);

@@ -165,8 +165,10 @@ impl Lease {
     }
 }
 
-fn late(found: &'static str) -> Error {
-    Error::WrongState { what: "a lease", expected: "given back by the deadline", found }
+fn late(reason: &'static str) -> Error {
+    Error::wrong_state(format!(
+        "cannot recall the lease by the deadline: its pages are {reason}; try again with a later deadline"
+    ))
 }
 
 /// The leases of an arena.

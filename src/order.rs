@@ -129,8 +129,11 @@ impl ReplayOrder {
     }
 
     fn check(&self) -> Result<&OrderCheck> {
-        let (expected, found) = ("on: Options::check_order, VMMGRAPH_CHECK_ORDER=1", "off");
-        self.check.as_ref().ok_or(Error::WrongState { what: "the check of the order", expected, found })
+        self.check.as_ref().ok_or_else(|| {
+            Error::wrong_state(
+                "cannot compare replays: the arena does not note them; make it with check_order or VMMGRAPH_CHECK_ORDER=1",
+            )
+        })
     }
 
     /// Compares what was launched with the other ranks; with a key, as if a replay of it was launched now. Says what came of it, on all
@@ -195,8 +198,9 @@ impl ReplayOrder {
     pub(crate) fn leave_of(&self, thread: u64) -> Result<()> {
         let on =
             if self.turn.is_of(thread) { self.entered.lock().take() } else { None }.ok_or_else(|| {
-                let expected = "entered on this thread before";
-                Error::WrongState { what: "a replay", expected, found: "left" }
+                Error::wrong_state(
+                    "cannot leave a replay: this thread is in none; enter one on this thread first",
+                )
             })?;
         drop(Entered { order: self, on });
         Ok(())
@@ -389,13 +393,15 @@ fn unmarked(stream: NamedStream) -> u64 {
 
 #[cold]
 fn paused() -> Error {
-    Error::WrongState { what: "the arena", expected: "resident", found: "paused" }
+    Error::wrong_state("cannot launch in the arena: it is paused; resume it first")
 }
 
 #[cold]
 fn waits_for_itself() -> Error {
-    let expected = "returned before this thread, or one that waits for it, uses its arena's order again";
-    Error::WrongState { what: "a replay", expected, found: "inside launch" }
+    Error::wrong_state(
+        "cannot launch, mark or open in the arena here: a launch of it on this thread, or on one that waits for this thread, is under \
+         way; do it when that launch has returned",
+    )
 }
 
 #[cfg(test)]

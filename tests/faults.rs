@@ -979,7 +979,7 @@ fn exclusive(run: &mut Run) -> Result<()> {
 fn space_is_shut(space: &Space, stream: Stream) -> bool {
     let mut launched = false;
     let refused = space.replay(stream, || launched = true);
-    matches!(refused, Err(Error::WrongState { found: "paused", .. })) && !launched
+    matches!(refused, Err(Error::WrongState { sentence }) if sentence.contains("paused")) && !launched
 }
 
 /// Another device comes to an arena that lists it, and to one that does not.

@@ -133,7 +133,7 @@ fn a_launch_that_uses_the_order_of_its_own_arena_is_refused_and_does_not_hang() 
     let (outer, inner) = (sealed(&arena), sealed(&arena));
     let mut dropped = Some(sealed(&arena));
     let refused = |result: Result<(), Error>| {
-        assert!(matches!(result, Err(Error::WrongState { what: "a replay", .. })))
+        assert!(matches!(result, Err(Error::WrongState { sentence }) if sentence.contains("under way")))
     };
     let block = outer
         .replay(A, || {
@@ -161,9 +161,13 @@ fn an_open_space_cannot_be_replayed_and_a_sealed_one_cannot_grow() {
     let (_, arena) = logged();
     let space = arena.open_space().unwrap();
     let refused = space.replay(A, || panic!("launched"));
-    assert!(matches!(refused, Err(Error::WrongState { expected: "sealed", found: "open", .. })));
+    assert!(
+        matches!(refused, Err(Error::WrongState { sentence }) if sentence.contains("it is open; the call needs one that is sealed"))
+    );
     space.seal().unwrap();
-    assert!(matches!(space.allocate(1, A), Err(Error::WrongState { expected: "open", found: "sealed", .. })));
+    assert!(
+        matches!(space.allocate(1, A), Err(Error::WrongState { sentence }) if sentence.contains("it is sealed"))
+    );
     assert!(matches!(space.seal(), Err(Error::WrongState { .. })));
 }
 
@@ -347,8 +351,10 @@ fn serial() -> Options {
 }
 
 fn elsewhere(result: Result<(), Error>) {
-    let expected = "on the stream and thread of its first one";
-    assert!(matches!(result, Err(Error::WrongState { expected: e, .. }) if e == expected), "{result:?}");
+    assert!(
+        matches!(&result, Err(Error::WrongState { sentence }) if sentence.contains("serial")),
+        "{result:?}"
+    );
 }
 
 #[test]
@@ -398,7 +404,10 @@ fn a_serial_arena_moves_when_it_is_lifted_and_not_before_a_launch_ends() {
     space.replay(B, || assert!(driver.take_log().iter().any(|call| call.starts_with("event_wait")))).unwrap();
     elsewhere(space.replay(A, || panic!("launched")));
     let inside = space.replay(B, || arena.lift_serial()).unwrap();
-    assert!(matches!(inside, Err(Error::WrongState { what: "a replay", .. })), "{inside:?}");
+    assert!(
+        matches!(&inside, Err(Error::WrongState { sentence }) if sentence.contains("under way")),
+        "{inside:?}"
+    );
     // Another thread waits for the launch.
     space.enter(B).unwrap();
     std::thread::scope(|scope| {

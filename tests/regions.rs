@@ -150,8 +150,12 @@ fn pausing_twice_and_resuming_what_is_there_do_nothing() {
     assert_eq!(region.pause(Fence::default()).unwrap().regions, 1);
     let again = region.pause(Fence::default()).unwrap();
     assert_eq!((again.regions, again.bytes, again.calls), (0, 0, 0));
-    assert!(matches!(region.allocate(512, A), Err(Error::WrongState { found: "paused", .. })));
-    assert!(matches!(region.before(A), Err(Error::WrongState { found: "paused", .. })));
+    assert!(
+        matches!(region.allocate(512, A), Err(Error::WrongState { sentence }) if sentence.contains("it is paused"))
+    );
+    assert!(
+        matches!(region.before(A), Err(Error::WrongState { sentence }) if sentence.contains("it is paused"))
+    );
     assert_eq!(region.resume(NOW).unwrap().regions, 1);
     assert_eq!(region.before(A), Ok(()));
     assert_eq!(region.resume(NOW).unwrap().regions, 0);
@@ -911,10 +915,14 @@ fn what_is_wrong_is_an_error_with_its_numbers() {
         assert!(matches!(region.mark_written(Some(foreign)), Err(Error::ForeignPointer { .. })));
     }
     let mut bytes = [0; 16];
-    assert!(matches!(region.get_backup(at, 0, &mut bytes), Err(Error::WrongState { found: "resident", .. })));
+    assert!(
+        matches!(region.get_backup(at, 0, &mut bytes), Err(Error::WrongState { sentence }) if sentence.contains("it is resident"))
+    );
     region.pause(Fence::default()).unwrap();
     assert!(matches!(region.get_backup(at, 500, &mut bytes), Err(Error::InvalidSize { limit: 12, .. })));
-    assert!(matches!(region.get_backup(at, 0, &mut bytes), Err(Error::WrongState { what: "the block", .. })));
+    assert!(
+        matches!(region.get_backup(at, 0, &mut bytes), Err(Error::WrongState { sentence }) if sentence.contains("the block"))
+    );
     assert!(matches!(region.mark_written(None), Err(Error::WrongState { .. })));
     drop(region);
     bench.end();

@@ -131,7 +131,10 @@ fn it_lies_on_one_page_or_on_whole_ones_and_beside_its_like_only() {
 
     let bump = bench.arena.open_bump_space().unwrap();
     let refused = bump.allocate_remote(MIB, A);
-    assert!(matches!(refused, Err(Error::WrongState { found: "a bump space", .. })), "{refused:?}");
+    assert!(
+        matches!(refused, Err(Error::WrongState { ref sentence }) if sentence.contains("bump space")),
+        "{refused:?}"
+    );
     drop(bump);
     bench.end();
 }
@@ -260,7 +263,10 @@ fn a_seal_while_eager_work_may_take_its_page_is_refused_and_can_be_repeated() {
     let scope = bench.arena.eager_scope(B).unwrap();
     for policy in [RetainPolicy::Retain, RetainPolicy::Share] {
         let refused = space.seal_with(policy);
-        assert!(matches!(refused, Err(Error::WrongState { what: "the arena", .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(Error::WrongState { ref sentence }) if sentence.contains("the arena")),
+            "{refused:?}"
+        );
     }
     drop(scope);
     space.seal().unwrap();

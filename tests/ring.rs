@@ -378,13 +378,13 @@ fn what_is_wrong_is_said_and_the_ring_goes_on() {
     none(ring.set_source(8, &[]));
     none(ring.address(8).map(drop));
     let state = |result: Result<(), Error>, wanted: &str| match result {
-        Err(Error::WrongState { found, .. }) => assert_eq!(found, wanted),
+        Err(Error::WrongState { sentence }) => assert!(sentence.contains(wanted), "{sentence}"),
         other => panic!("{other:?}"),
     };
     state(ring.release(0, A), "not acquired");
     ring.acquire(0, A).unwrap();
     state(ring.acquire(0, B), "acquired");
-    state(ring.acquire(2, A), "read as another unit");
+    state(ring.acquire(2, A), "another unit of its slot");
     state(ring.release(2, A), "not acquired");
     assert_eq!(ring.stats().acquired, 1);
     ring.release(0, A).unwrap();
@@ -414,8 +414,8 @@ fn what_is_wrong_is_said_and_the_ring_goes_on() {
         .device
         .ring(&[RingUnit::streamed(PAGE); 4], &RingOptions { slots: 2, ..RingOptions::default() })
         .unwrap();
-    state(fresh.acquire(0, A), "without a source");
-    state(fresh.prime().map(drop), "without a source");
+    state(fresh.acquire(0, A), "has no source");
+    state(fresh.prime().map(drop), "has no source");
     fresh.set_source(0, &whole(buffer, 10)).unwrap();
     fresh.acquire(0, A).unwrap();
     fresh.release(0, A).unwrap();

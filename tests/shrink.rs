@@ -75,7 +75,10 @@ fn every_graph_has_its_own_contents_before_and_after() {
         replay_all(&trace, &captured, &stamps, 2);
         arena.pause(Fence::default()).unwrap().complete().unwrap();
         let refused = arena.shrink_to_fit(Fence::default());
-        assert!(matches!(refused, Err(Error::WrongState { found: "paused", .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(Error::WrongState { ref sentence }) if sentence.contains("paused")),
+            "{refused:?}"
+        );
         arena.resume(Duration::from_secs(10)).unwrap();
         replay_all(&trace, &captured, &stamps, 3);
         let scope = arena.eager_scope(STREAM).unwrap();
@@ -117,7 +120,10 @@ fn it_is_refused_while_somebody_needs_the_pages_as_they_are() {
     let space = arena.open_space().unwrap();
     let block = space.allocate(18 * MIB, STREAM).unwrap();
     let refused = arena.shrink_to_fit(Fence::default());
-    assert!(matches!(refused, Err(Error::WrongState { found: "with one", .. })), "{refused:?}");
+    assert!(
+        matches!(refused, Err(Error::WrongState { ref sentence }) if sentence.contains("are open")),
+        "{refused:?}"
+    );
     space.free(block).unwrap();
     space.seal().unwrap();
     let options = ElasticOptions { page_bytes: 16 * MIB, ..ElasticOptions::default() };
@@ -125,7 +131,10 @@ fn it_is_refused_while_somebody_needs_the_pages_as_they_are() {
     let borrower: Arc<dyn Borrower> = Arc::new(IdleBorrower);
     let lease = arena.lend(&buffer, 0..16 * MIB, &borrower).unwrap();
     let refused = arena.shrink_to_fit(Fence::default());
-    assert!(matches!(refused, Err(Error::WrongState { found: "with some", .. })), "{refused:?}");
+    assert!(
+        matches!(refused, Err(Error::WrongState { ref sentence }) if sentence.contains("on lease")),
+        "{refused:?}"
+    );
     lease.recall(Duration::from_secs(10)).unwrap();
     // Nothing is half done by a refusal.
     space.replay(STREAM, || ()).unwrap();

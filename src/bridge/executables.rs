@@ -180,8 +180,8 @@ fn with_template<T>(
         }
     };
     let status = guarded(close, || {
-        let state = |found| Error::WrongState { what: "the template", expected: "one with graphs", found };
-        let template = captured.0.as_ref().ok_or_else(|| state("empty"))?;
+        let sentence = "cannot use the captured graphs: none were added; add them first";
+        let template = captured.0.as_ref().ok_or_else(|| Error::wrong_state(sentence))?;
         result = Some(call(template)?);
         Ok(())
     });

@@ -37,6 +37,7 @@ pub(super) fn usable() -> Result<()> {
     if !FORKED.load(Ordering::Relaxed) {
         return Ok(());
     }
-    let (expected, found) = ("used by the process that opened the device", "in a child made by fork");
-    Err(Error::WrongState { what: "the library", expected, found })
+    Err(Error::wrong_state(
+        "cannot use the library in this process: it is a child made by fork of one that opened a device; fork before opening a device",
+    ))
 }

@@ -126,8 +126,9 @@ impl Asked {
         // C may not have ended it: it has no function for that.
         drop(remove::<Vacating, _>(handle));
         if refused {
-            let (expected, found) = ("given back by the deadline", "needed by its borrower");
-            return Err(Error::WrongState { what: "a lease", expected, found });
+            return Err(Error::wrong_state(
+                "cannot recall the lease: its borrower refused; try again when the borrower needs the pages no more",
+            ));
         }
         let said = std::mem::take(&mut *vacating.said.lock());
         Ok(said)

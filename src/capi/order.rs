@@ -173,8 +173,9 @@ unsafe fn reported(
         if unsafe { gather(mine.as_ptr().cast(), mine.len(), all.as_mut_ptr().cast(), user) } == 0 {
             return Ok(());
         }
-        let (expected, found) = ("complete on every rank", "given up by the engine");
-        Err(Error::WrongState { what: "the gather of what ranks launched", expected, found })
+        Err(Error::wrong_state(
+            "cannot compare the order of ranks: the gather callback gave up; compare again when all ranks take part",
+        ))
     });
     let mut said = vmmgraph_order_report_t {
         struct_size: size_of::<vmmgraph_order_report_t>(),

@@ -121,7 +121,8 @@ impl Device {
         let owner = self.pausables.tagged(&[]).into_iter().find(|owner| owner.id() == arena);
         // First, so that whoever would move it sees the pin or is seen.
         pool.pin_export(page, arena, times)?;
-        let gone = Error::WrongState { what: "the arena", expected: "there", found: "gone" };
+        let gone =
+            Error::wrong_state("cannot export the page: its arena is gone; export it while the arena lives");
         let stays = owner.ok_or(gone).and_then(|owner: Arc<dyn Pausable>| owner.stay(page));
         if stays.is_err() {
             pool.unpin_export(page, times)?;

@@ -139,8 +139,11 @@ impl Slots {
         if found == State::Absent && self.claim(slot, State::Warming).is_ok() {
             return Ok(());
         }
-        let found = if found == State::Absent { "absent, with no graph more allowed" } else { found.name() };
-        Err(Error::WrongState { what: "the slot", expected: "absent", found })
+        Err(Error::wrong_state(if found == State::Absent {
+            "cannot begin a capture: as many graphs exist as the options allow; evict one first".to_owned()
+        } else {
+            format!("cannot begin a capture: its slot is {}; only an absent one is captured", found.name())
+        }))
     }
 
     /// Ends a capture; the weight of the step that it was for, if it was for one.
@@ -192,7 +195,10 @@ impl Slots {
         let state = &self.place(slot)?.state;
         // Release: what the caller stored before is there for who finds the slot ready.
         let changed = state.compare_exchange(from as u8, to as u8, Ordering::AcqRel, Ordering::Acquire);
-        let wrong = |found| Error::WrongState { what: "the slot", expected, found: State::of(found).name() };
+        let wrong = |found| {
+            let found = State::of(found).name();
+            Error::wrong_state(format!("cannot change the slot: it is {found}; it must be {expected}"))
+        };
         changed.map(drop).map_err(wrong)
     }
 }

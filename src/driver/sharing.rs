@@ -106,6 +106,7 @@ pub unsafe trait Sharing {
 }
 
 pub(super) fn no_fabric() -> Error {
-    let expected = "one whose trial of the fabric went well";
-    Error::WrongState { what: "the device", expected, found: "without handles of the fabric" }
+    Error::wrong_state(
+        "cannot share pages by fabric handles: the device was not opened for them or its trial failed; open it with sharing by fabric",
+    )
 }

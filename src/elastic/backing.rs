@@ -28,8 +28,6 @@ const LONGEST: u64 = 16 << 20;
 /// How many pages a range has at least, if nobody says how long they are and the granularity allows it.
 const PAGES: u64 = 64;
 /// What is refused.
-const WHAT: &str = "a part of elastic memory";
-
 /// Why a commit failed, with everything as it was.
 pub(super) struct Refused {
     pub(super) error: Error,
@@ -164,8 +162,9 @@ impl Backing {
         }
         self.settle();
         self.when_at_rest(runs, begin)?.ok_or_else(|| {
-            let (expected, found) = ("given back to its lender", "being recalled");
-            Error::WrongState { what: WHAT, expected, found }
+            Error::wrong_state(
+                "cannot commit that part of elastic memory: pages lent there are being recalled; try again when the recall is over",
+            )
         })
     }
 

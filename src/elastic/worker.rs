@@ -139,10 +139,9 @@ impl Drop for Unmarked {
 
 /// Refuses to wait inside an observer or a hook: whoever is waited for may wait for that.
 pub(super) fn refuse_waiting() -> Result<()> {
-    const WHAT: &str = "the elastic memory";
-    HookGuard::refuse(WHAT).map_err(|_| {
-        let (expected, found) =
-            ("at rest, or the call not made from an observer", "being committed or decommitted");
-        Error::WrongState { what: WHAT, expected, found }
+    HookGuard::refuse("elastic memory").map_err(|_| {
+        Error::wrong_state(
+            "cannot wait for elastic memory here: this thread is in an observer or a hook that the commit may wait for; call it outside",
+        )
     })
 }

@@ -80,11 +80,9 @@ impl ExecutablePool {
     /// [`Error::WrongState`] on a platform without graphs.
     pub fn new(driver: SharedDriver, limits: Limits) -> Result<Arc<Self>> {
         if driver.graphs().is_none() {
-            return Err(Error::WrongState {
-                what: "the device",
-                expected: "one with graphs",
-                found: "without",
-            });
+            return Err(Error::wrong_state(
+                "cannot make a pool of executables: the platform of this device has no graphs; use a CUDA device",
+            ));
         }
         let pool = Self { driver, state: Monitor::default(), closed: AtomicBool::new(false) };
         pool.set_limits(limits);
@@ -157,11 +155,12 @@ impl ExecutablePool {
     }
 
     fn door(&self) -> Result<&dyn Graphs> {
-        let state = |found| Error::WrongState { what: "the pool of executables", expected: "open", found };
         if self.closed.load(Ordering::Relaxed) {
-            return Err(state("closed after an internal error"));
+            let sentence = "cannot use the pool of executables: an internal error closed it; make a pool and capture again";
+            return Err(Error::wrong_state(sentence));
         }
-        self.driver.graphs().ok_or_else(|| state("of a device without graphs"))
+        let sentence = "cannot use the pool of executables: its device has no graphs; use a CUDA device";
+        self.driver.graphs().ok_or_else(|| Error::wrong_state(sentence))
     }
 
     fn read<R>(&self, read: impl FnOnce(&Policy) -> R) -> R {

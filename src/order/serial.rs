@@ -16,11 +16,10 @@ impl Serial {
     /// That a replay may be here.
     pub(super) fn check(&self, stream: NamedStream) -> Result<()> {
         match *self.0.lock() {
-            Some(first) if first != (stream, thread_token()) => {
-                let (what, expected) =
-                    ("a replay of a serial arena", "on the stream and thread of its first one");
-                Err(Error::WrongState { what, expected, found: "elsewhere" })
-            }
+            Some(first) if first != (stream, thread_token()) => Err(Error::wrong_state(
+                "cannot replay here: the arena is serial and its first replay was on another stream or thread; replay there, or call \
+                     lift_serial first",
+            )),
             _ => Ok(()),
         }
     }

@@ -109,7 +109,7 @@ impl PagePool {
             return Err(Error::Lent { leases });
         }
         if page.handle.is_none() || !page.away.is_empty() {
-            return Err(Error::WrongState { what: "the arena", expected: "resident", found: "paused" });
+            return Err(Error::wrong_state("cannot export the page: its arena is paused; resume it first"));
         }
         let before = page.exported;
         page.exported = before.checked_add(times).ok_or_else(too_many)?;
@@ -160,8 +160,8 @@ impl PagePool {
     /// # Errors
     /// [`Error::WrongState`] if the device was opened without.
     pub(super) fn sharing(&self) -> Result<&dyn Sharing> {
-        let (expected, found) = ("opened with its pages to be shared", "opened without");
-        self.driver().sharing().ok_or(Error::WrongState { what: "the device", expected, found })
+        let sentence = "cannot share pages: the device was opened without sharing; open it with sharing by descriptors or fabric";
+        self.driver().sharing().ok_or_else(|| Error::wrong_state(sentence))
     }
 
     /// A descriptor of a page that is pinned.

@@ -310,8 +310,9 @@ impl HookGuard {
         if INSIDE.with(Cell::get) == 0 {
             return Ok(());
         }
-        let expected = "at rest, or the call not made from a hook";
-        Err(Error::WrongState { what, expected, found: "being paused or resumed" })
+        Err(Error::wrong_state(format!(
+            "cannot wait for {what} here: this thread is in a hook of a pause or resume that may wait for it; call it outside"
+        )))
     }
 }
 
@@ -331,8 +332,9 @@ impl MoveTurn {
         }
         HookGuard::refuse(what)?;
         self.0.enter().map_err(|_| {
-            let found = "being paused or resumed by a thread that waits for this one";
-            Error::WrongState { what, expected: "at rest", found }
+            Error::wrong_state(format!(
+                "cannot pause or resume {what}: a thread that waits for this one is doing so; let that thread finish first"
+            ))
         })
     }
 
@@ -342,8 +344,9 @@ impl MoveTurn {
     /// [`Error::WrongState`] if this thread moves them.
     pub(crate) fn try_take(&self, what: &'static str) -> Result<bool> {
         if self.0.is_of(thread_token()) {
-            let (expected, found) = ("at rest", "being paused or resumed by this thread");
-            return Err(Error::WrongState { what, expected, found });
+            return Err(Error::wrong_state(format!(
+                "cannot pause or resume {what}: this thread is doing so already; do it when that call has returned"
+            )));
         }
         Ok(self.0.try_enter())
     }

@@ -386,8 +386,9 @@ impl SharedSet {
         }
         let numbers = &mut *self.numbers.lock();
         if numbers.eager > 0 || pages.iter().any(|page| !self.is_ours(*page)) {
-            let (expected, found) = ("without eager work on its pages", "with some");
-            return Err(Error::WrongState { what: "the arena", expected, found });
+            return Err(Error::wrong_state(
+                "cannot pin pages of the arena: eager work uses them; end the eager scope first",
+            ));
         }
         numbers.fixed.extend(pages);
         // Eager work that shows one is to look.
@@ -402,8 +403,9 @@ impl SharedSet {
     pub fn stay(&self) -> Result<()> {
         let numbers = self.numbers.lock();
         if numbers.eager > 0 {
-            let (expected, found) = ("without eager work under way", "with some");
-            return Err(Error::WrongState { what: "the arena", expected, found });
+            return Err(Error::wrong_state(
+                "cannot pin a page of the arena: an eager scope is active; end it first",
+            ));
         }
         // Eager work that shows it is to look.
         self.version.fetch_add(1, Ordering::SeqCst);

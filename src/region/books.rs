@@ -98,7 +98,8 @@ impl Books {
         if self.phase == expected {
             return Ok(());
         }
-        Err(Error::WrongState { what: "the region", expected: expected.name(), found: self.phase.name() })
+        let (found, expected) = (self.phase.name(), expected.name());
+        Err(Error::wrong_state(format!("cannot use the region: it is {found}; the call needs it {expected}")))
     }
 
     /// Bytes of pages with a policy, there or not.

@@ -277,8 +277,9 @@ impl Region {
         let mut parts = Vec::new();
         while at < end {
             let (run, from) = books.backup_at(at).ok_or_else(|| {
-                let (expected, found) = ("backed up", "of another policy, or still resident");
-                Error::WrongState { what: "the block", expected, found }
+                Error::wrong_state(
+                    "cannot read the backup of the block: it has none; its policy must be backup and its region paused",
+                )
             })?;
             let bytes = (run.bytes - from).min(end - at);
             parts.push((run, from, bytes));

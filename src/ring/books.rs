@@ -110,8 +110,7 @@ pub(super) struct Books {
 
 /// A unit that was not told what it is copied from.
 pub(super) fn no_source() -> Error {
-    let (expected, found) = ("told what it is copied from", "without a source");
-    Error::WrongState { what: "a ring's unit", expected, found }
+    Error::wrong_state("cannot fill the unit: it has no source; call set_source first")
 }
 
 impl Books {
@@ -144,8 +143,9 @@ impl Books {
         if self.launching.is_none() {
             return Ok(());
         }
-        let (expected, found) = ("between launches of captured steps", "being launched");
-        Err(Error::WrongState { what: "a ring", expected, found })
+        Err(Error::wrong_state(
+            "cannot use the ring: a captured step of it is being launched; wait until that launch is left",
+        ))
     }
 
     pub(super) fn acquired(&self) -> u64 {

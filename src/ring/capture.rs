@@ -63,8 +63,9 @@ impl Ring {
     /// those of [`Device::host_buffer`](crate::Device::host_buffer); what the driver says.
     pub fn capture_begin(&self, stream: Stream, options: &RingCaptureOptions) -> Result<()> {
         if self.device.pool().events().ready(stream)? {
-            let (expected, found) = ("captured", "not captured");
-            return Err(Error::WrongState { what: "the stream of a ring's capture", expected, found });
+            return Err(Error::wrong_state(
+                "cannot begin the capture of a ring: its stream is not being captured; begin the stream's capture first",
+            ));
         }
         if options.most_runs > MOST_RUNS {
             let (what, value) = ("the most runs of a unit", options.most_runs as i128);
@@ -72,7 +73,9 @@ impl Ring {
         }
         let mut books = self.books.lock();
         if books.capturing.is_some() {
-            return Err(Error::WrongState { what: "a ring's capture", expected: "over", found: "under way" });
+            return Err(Error::wrong_state(
+                "cannot begin the capture of a ring: another one is under way; end or abandon that one first",
+            ));
         }
         let nothing = match &books.nothing {
             Some(nothing) => Arc::clone(nothing),
@@ -122,7 +125,9 @@ impl Ring {
     pub fn capture_end(self: &Arc<Self>, stream: Stream) -> Result<RingGraph> {
         let mut books = self.books.lock();
         let Some(mut capturing) = books.capturing.take() else {
-            return Err(Error::WrongState { what: "a ring's capture", expected: "under way", found: "none" });
+            return Err(Error::wrong_state(
+                "cannot end the capture of a ring: none is under way; begin one first",
+            ));
         };
         let result = self.end(&mut capturing, &books.sources, stream);
         let StepCapture { branch, nodes, turns, .. } = capturing;
@@ -134,20 +139,20 @@ impl Ring {
     }
 
     fn end(&self, capturing: &mut StepCapture, sources: &Sources, stream: Stream) -> Result<()> {
-        let wrong = |found| {
-            let expected =
-                "one in which every unit that streams is acquired and released, in the order of use";
-            Err(Error::WrongState { what: "a ring's capture", expected, found })
+        let wrong = |reason| {
+            Err(Error::wrong_state(format!(
+                "cannot end the capture of a ring: {reason}; acquire and release every streamed unit once, in the order of use"
+            )))
         };
         if capturing.broken {
-            return wrong("one in which a call failed");
+            return wrong("a call of it failed");
         }
         let streamed = self.schedule.streamed().len();
         if capturing.next < streamed {
-            return wrong("one in which units were not acquired");
+            return wrong("some units were not acquired");
         }
         if capturing.released < streamed {
-            return wrong("one in which a unit was not released");
+            return wrong("a unit was not released");
         }
         self.capture_copies(capturing, sources)?;
         if !capturing.turns.is_empty() {
@@ -177,8 +182,9 @@ impl Ring {
             if turn >= capturing.turns.start {
                 let slot = turn % ring.schedule.slots();
                 if capturing.nodes.len() <= turn - capturing.turns.start {
-                    let (expected, found) = ("released", "read as another unit");
-                    return Err(Error::WrongState { what: "a ring's slot", expected, found });
+                    return Err(Error::wrong_state(
+                        "cannot acquire the unit: another unit of its slot is not released; release that one first",
+                    ));
                 }
                 capturing.branch.join(copied(slot), stream)?;
             }
@@ -192,9 +198,9 @@ impl Ring {
         self.captured(stream, |ring, capturing, sources| {
             let Some(turn) = ring.schedule.turn_of(unit) else { return ring.resident(sources, unit) };
             if turn != capturing.released || turn >= capturing.next {
-                let (expected, found) =
-                    ("acquired, and the first that is", "not acquired, or behind another that is");
-                return Err(Error::WrongState { what: "a ring's unit in a capture", expected, found });
+                return Err(Error::wrong_state(
+                    "cannot release the unit: it is not the first one that is acquired; release units in the order of use",
+                ));
             }
             capturing.branch.mark(released(turn % ring.schedule.slots()), stream)?;
             capturing.released += 1;

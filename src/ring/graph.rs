@@ -94,9 +94,8 @@ impl Launches {
 
     /// That one is being given.
     fn given(&self) -> Result<()> {
-        let (expected, found) = ("entered", "not entered");
-        let entered = self.0.lock().giving;
-        if entered { Ok(()) } else { Err(Error::WrongState { what: "a ring's graph", expected, found }) }
+        let sentence = "cannot leave the launch of a ring's graph: it was not entered; enter it first";
+        if self.0.lock().giving { Ok(()) } else { Err(Error::wrong_state(sentence)) }
     }
 
     fn begin(&self) -> Result<()> {
@@ -115,8 +114,9 @@ impl Launches {
 }
 
 fn under_way() -> Error {
-    let (expected, found) = ("given or not begun", "being given");
-    Error::WrongState { what: "a launch of a ring's graph", expected, found }
+    Error::wrong_state(
+        "cannot use host memory or a graph of the ring: a launch that reads it is being made; wait until that launch is left",
+    )
 }
 
 impl RingGraph {
@@ -190,11 +190,9 @@ impl RingGraph {
     ) -> Result<Launching> {
         books.between_launches()?;
         if books.acquired() > 0 {
-            return Err(Error::WrongState {
-                what: "a ring's units",
-                expected: "released",
-                found: "acquired",
-            });
+            return Err(Error::wrong_state(
+                "cannot launch the ring's graph: eager work holds a unit; release it first",
+            ));
         }
         let ring = &self.ring;
         let events = ring.device.pool().events();

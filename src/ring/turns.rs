@@ -65,8 +65,11 @@ impl Ring {
         let books = &mut *guard;
         books.between_launches()?;
         if let Some(user) = books.place(number)?.user {
-            let found = if user.unit == unit { "acquired" } else { "read as another unit" };
-            return Err(Error::WrongState { what: "a ring's slot", expected: "released", found });
+            return Err(Error::wrong_state(if user.unit == unit {
+                "cannot acquire the unit: it is acquired already; release it first"
+            } else {
+                "cannot acquire the unit: another unit of its slot is acquired; release that one first"
+            }));
         }
         let late = self.fill(books, unit)?;
         if let Some(turn) = self.schedule.turn_of(unit) {
@@ -97,8 +100,7 @@ impl Ring {
         let books = &mut *guard;
         let place = books.place(number)?;
         if place.user.is_none_or(|user| user.unit != unit) {
-            let (expected, found) = ("acquired", "not acquired");
-            return Err(Error::WrongState { what: "a ring's unit", expected, found });
+            return Err(Error::wrong_state("cannot release the unit: it is not acquired; acquire it first"));
         }
         let mark = events.record(stream)?;
         place.readers.add_mark(mark);

@@ -105,8 +105,7 @@ impl Common {
     pub(super) fn keep_out(&self, fence: Fence) -> Result<Turn<'_>> {
         let turn = self.begin_pause()?.filter(|turn| turn.back == Stage::Resident);
         let Some(turn) = turn else {
-            let (expected, found) = (Stage::Resident.name(), Stage::Paused.name());
-            return Err(Error::WrongState { what: "the arena", expected, found });
+            return Err(Error::wrong_state("cannot shrink the arena: it is paused; resume it first"));
         };
         self.wait_for_users(fence)?;
         Ok(turn)
@@ -134,15 +133,20 @@ impl Common {
         let exported = self.pool().exported_of(self.number());
         let was = self.presence.with(|aside| {
             if aside.stage == Stage::Resident && lent {
-                let (expected, found) = ("without pages on lease", "with some");
-                return Err(Error::WrongState { what: "the arena", expected, found });
+                return Err(Error::wrong_state(format!(
+                    "cannot pause arena {}: pages of it are on lease; recall the leases first",
+                    self.number()
+                )));
             }
             if aside.stage == Stage::Resident && !exported.is_empty() {
                 return Err(Error::Exported { pages: exported });
             }
             if aside.stage == Stage::Resident && aside.open > 0 {
-                let (expected, found) = ("without a space that is being captured", "with one");
-                return Err(Error::WrongState { what: "the arena", expected, found });
+                return Err(Error::wrong_state(format!(
+                    "cannot pause arena {}: {} spaces of it are open; seal or drop them first",
+                    self.number(),
+                    aside.open
+                )));
             }
             let was = aside.stage;
             aside.stage = Stage::Pausing;

@@ -23,8 +23,9 @@ impl Carry {
     pub(crate) fn begin(core: &Arc<Core>, policy: RetainPolicy) -> Result<Self> {
         let state = &mut *core.state.lock();
         if state.postponed.is_some() {
-            let (expected, found) = ("carried over a seal by one", "by another one already");
-            return Err(Error::WrongState { what: "a space's contents", expected, found });
+            return Err(Error::wrong_state(
+                "cannot seal with contents preserved: another call is sealing this space; wait for that one",
+            ));
         }
         state.postponed = Some(Vec::new());
         Ok(Self { core: Arc::clone(core), blocks: state.exchanged(policy) })

@@ -202,8 +202,9 @@ impl Core {
             };
             state.require(Phase::Open)?;
             if lane.remote && !matches!(state.placement, Placement::Stitched(_)) {
-                let (expected, found) = ("one whose blocks have places of their own", "a bump space");
-                return Err(Error::WrongState { what: "the space", expected, found });
+                return Err(Error::wrong_state(
+                    "cannot allocate a remote block: its space is a bump space; use open_space",
+                ));
             }
             let address = if kind == Kind::Kept {
                 self.keep(&mut state, bytes)?
@@ -441,7 +442,10 @@ impl State {
         if self.phase == expected {
             return Ok(());
         }
-        Err(Error::WrongState { what: "the space", expected: expected.name(), found: self.phase.name() })
+        let (found, expected) = (self.phase.name(), expected.name());
+        Err(Error::wrong_state(format!(
+            "cannot use the space: it is {found}; the call needs one that is {expected}"
+        )))
     }
 
     pub(super) fn address(&self, place: Place) -> Address {

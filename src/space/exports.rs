@@ -31,8 +31,9 @@ impl Core {
         }
         let mut state = self.state.lock();
         if state.phase == Phase::Broken {
-            let (expected, found) = ("open or sealed", state.phase.name());
-            return Err(Error::WrongState { what: "the space", expected, found });
+            return Err(Error::wrong_state(
+                "cannot export the range: the driver broke its space earlier; drop the space and capture again",
+            ));
         }
         let last = Address(base.0.saturating_add(bytes - 1));
         let kept = state.kept.live().any(|(at, len, _)| at <= base && last.0 < at.0 + len);
@@ -43,8 +44,9 @@ impl Core {
         let ours = [common.shared.holder(), self.own(), Holder::Kept { arena: common.shared.arena() }];
         for extent in &extents {
             if !common.pool().holder(extent.page).is_some_and(|holder| ours.contains(&holder)) {
-                let (expected, found) = ("brought up to date by a replay", "behind eager work");
-                return Err(Error::WrongState { what: "the space", expected, found });
+                return Err(Error::wrong_state(
+                    "cannot export the range: eager work has replaced pages of its space; replay its graph first",
+                ));
             }
         }
         if state.phase == Phase::Open && matches!(state.placement, Placement::Stitched(_)) {

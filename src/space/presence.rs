@@ -60,7 +60,7 @@ impl Aside {
             return Ok(());
         }
         let found = self.stage.name();
-        Err(Error::WrongState { what: "the arena", expected: Stage::Resident.name(), found })
+        Err(Error::wrong_state(format!("cannot use the arena: it is {found}; resume it first")))
     }
 }
 

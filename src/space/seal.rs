@@ -324,8 +324,9 @@ impl Exchange<'_> {
             return Ok(true);
         }
         if self.policy == RetainPolicy::InPlace {
-            let (expected, found) = ("shown there only", "shown elsewhere too");
-            return Err(Error::WrongState { what: "the page under a retained block", expected, found });
+            return Err(Error::wrong_state(
+                "cannot seal in place: another space shows a page under a retained block; seal with another policy, or keep the block",
+            ));
         }
         let instead =
             "a block that outlives its capture is to be a kept one, or on pages that only its space shows";

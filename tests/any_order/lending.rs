@@ -63,7 +63,7 @@ impl Borrower for Shared {
     fn vacate(&self, asked: &Vacate) -> vmmgraph::Result<Fence> {
         let mut engine = self.0.lock().unwrap();
         if engine.random.below(8) == 0 {
-            return Err(Error::WrongState { what: "the engine", expected: "idle", found: "busy" });
+            return Err(Error::wrong_state("cannot vacate: the engine is busy; ask again"));
         }
         let own = |page: &u64| asked.instead.iter().any(|range| range.contains(&(page * PAGE)));
         let pages = asked.range.start / PAGE..asked.range.end / PAGE;

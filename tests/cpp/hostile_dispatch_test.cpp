@@ -114,7 +114,7 @@ TEST_F(HostileDispatch, AStepIsCapturedThenReplayedThenEvicted) {
     EXPECT_EQ(decision.slot, slot);
     EXPECT_EQ(decision.capture, 0);
     EXPECT_EQ(vmmgraph_dispatcher_report(dispatcher, slot, VMMGRAPH_GRAPH_FORGIVEN), VMMGRAPH_ERROR_WRONG_STATE);
-    EXPECT_EQ(last_message(), "the slot is ready: it must be failed");
+    EXPECT_EQ(last_message(), "cannot change the slot: it is ready; it must be failed");
     EXPECT_EQ(vmmgraph_dispatcher_report(dispatcher, slot, VMMGRAPH_GRAPH_EVICTED), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_dispatcher_report(dispatcher, slot, VMMGRAPH_GRAPH_BEGIN), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_dispatcher_report(dispatcher, slot, VMMGRAPH_GRAPH_FAILED), VMMGRAPH_OK);

@@ -2,8 +2,8 @@
 
 use super::super::Committed;
 use super::super::books::{Place, Run};
+use super::Backing;
 use super::moving::Marks;
-use super::{Backing, WHAT};
 use crate::error::{Error, Result};
 use crate::pages::{Change, Fence, Holder, LentPlace, PageId, Reservation};
 
@@ -21,7 +21,11 @@ impl Backing {
     /// Shows a lender's pages wherever nothing is of these; all or none. What is there is to be at rest, and may be its own pages only.
     /// `whole`: nothing may be there.
     pub(in super::super) fn borrow(&self, runs: &[Run], whole: bool, lender: Lender<'_>) -> Result<()> {
-        let there = |found| Error::WrongState { what: WHAT, expected: "without memory", found };
+        let there = |reason| {
+            Error::wrong_state(format!(
+                "cannot lend pages to that part of elastic memory: pages there are {reason}; decommit or recall them first"
+            ))
+        };
         self.settle();
         let plan = self.when_at_rest(runs, |books| {
             if books.is_recalled(runs) {

@@ -22,8 +22,10 @@ impl KvCache {
                 return Err(self.beyond_limit(&books, blocks.end));
             }
             if !books.backed.within(blocks).is_empty() {
-                let (expected, found) = ("without memory", "backed");
-                return Err(Error::WrongState { what: "blocks to be lent pages for", expected, found });
+                return Err(Error::wrong_state(format!(
+                    "cannot lend pages to blocks {}..{}: some have memory already; decommit them first",
+                    blocks.start, blocks.end
+                )));
             }
         }
         self.backing.borrow(&self.shape.pages(blocks), false, lender)?;

@@ -53,9 +53,9 @@ impl EagerSpace {
     fn grow(&self, state: &mut State, bytes: BlockBytes) -> Result<Place> {
         self.common.refuse_hopeless(bytes)?;
         if state.broken {
-            let (expected, found) =
-                ("whole", "broken by a driver that did not undo; a later scope begins anew");
-            return Err(Error::WrongState { what: "the arena's eager memory", expected, found });
+            return Err(Error::wrong_state(
+                "cannot allocate eager memory: the driver did not undo an earlier failure; end this scope and begin another",
+            ));
         }
         let (shared, made) = (&self.common.shared, &mut state.current);
         let growth = made.layout.plan(bytes, Lane::local(ANY));

@@ -395,9 +395,9 @@ impl EagerEnd {
     /// under way as before.
     pub fn end(&self) -> Result<()> {
         if !self.space.common.pool().events().can_name(self.stream) {
-            let (expected, found) =
-                ("ended on the thread and in the context whose default stream it is on", "ended elsewhere");
-            return Err(Error::WrongState { what: "an eager scope", expected, found });
+            return Err(Error::wrong_state(
+                "cannot end the eager scope here: it is on the default stream of another thread or context; end it there",
+            ));
         }
         if self.space.end(self.number) { self.space.common.order.leave_of(self.thread) } else { Ok(()) }
     }
@@ -438,8 +438,10 @@ impl EagerSpace {
         let place = || {
             let state = &mut *self.state.lock();
             if state.scope.as_ref().is_none_or(|(on, _)| on.stream() != stream) {
-                let (expected, found) = ("under way on this stream", "not");
-                return Err(Error::WrongState { what: "an eager scope", expected, found });
+                return Err(Error::wrong_state(format!(
+                    "cannot allocate eager memory: no eager scope is active on stream {:#x}; begin one there",
+                    stream.raw()
+                )));
             }
             let address = if kept {
                 self.common.refuse_hopeless(bytes)?;

@@ -30,8 +30,7 @@ struct Nobody;
 
 impl BlockBorrower for Nobody {
     fn vacate(&self, _: &VacateBlocks) -> Result<Vacated> {
-        let (expected, found) = ("vacated before", "asked");
-        Err(Error::WrongState { what: "the simulated engine", expected, found })
+        Err(Error::wrong_state("cannot vacate: the simulated engine was asked; it vacates before"))
     }
 }
 
