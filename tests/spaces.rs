@@ -624,7 +624,7 @@ fn a_seal_in_place_exchanges_no_page() {
     let (second, block) = open();
     let refused = second.seal_with(RetainPolicy::InPlace);
     assert!(
-        matches!(refused, Err(Error::WrongState { sentence }) if sentence.contains("cannot seal in place")),
+        matches!(refused, Err(Error::WrongState { ref sentence }) if sentence.contains("cannot seal in place")),
         "{refused:?}"
     );
     assert_eq!(second.phase(), Phase::Open);
