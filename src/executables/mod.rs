@@ -81,7 +81,7 @@ impl ExecutablePool {
     pub fn new(driver: SharedDriver, limits: Limits) -> Result<Arc<Self>> {
         if driver.graphs().is_none() {
             return Err(Error::wrong_state(
-                "cannot make a pool of executables: the platform of this device has no graphs; use a CUDA device",
+                "cannot make a pool of executables: the platform of this device has no graphs; use a device of a platform that has them",
             ));
         }
         let pool = Self { driver, state: Monitor::default(), closed: AtomicBool::new(false) };
@@ -159,7 +159,7 @@ impl ExecutablePool {
             let sentence = "cannot use the pool of executables: an internal error closed it; make a pool and capture again";
             return Err(Error::wrong_state(sentence));
         }
-        let sentence = "cannot use the pool of executables: its device has no graphs; use a CUDA device";
+        let sentence = "cannot use the pool of executables: its device has no graphs; use a device of a platform that has them";
         self.driver.graphs().ok_or_else(|| Error::wrong_state(sentence))
     }
 
