@@ -1,5 +1,6 @@
 // What differs, which of it is known, and the table.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <set>
@@ -63,6 +64,20 @@ std::string complaint(const Scenario& scenario, const Outcome& measure) {
 }
 
 std::string shortened(const std::string& text, std::size_t most) { return text.size() <= most ? text : text.substr(0, most - 3) + "..."; }
+
+// MiB in each way, with a star where it is more than the measure's by over 5 % and 2 MiB, which is a page; empty: nobody said.
+std::string memory(const Program& program, const std::map<std::string, Outcome>& ways) {
+    constexpr double MiB = 1 << 20;
+    const auto measure = static_cast<double>(ways.at(program.ways.front()).memory) / MiB;
+    std::string text;
+    bool said = false;
+    for (const auto& way : program.ways) {
+        const auto held = static_cast<double>(ways.at(way).memory) / MiB;
+        said |= held != 0;
+        text += (text.empty() ? "" : "/") + std::to_string(std::lround(held)) + (held > measure * 1.05 + 2 ? "*" : "");
+    }
+    return said ? text : "";
+}
 
 // The last lines.
 std::string tail(const std::string& text, int lines) {
@@ -141,13 +156,13 @@ std::vector<Known> stale(const Program& program, const Outcomes& outcomes, const
 }
 
 int print(const Program& program, const Outcomes& outcomes, const std::vector<Verdict>& verdicts) {
-    int wrong = 0, known = 0, skipped = 0;
+    int wrong = 0, known = 0, skipped = 0, more = 0;
     double slowest = 0;
     std::printf("%-58s", "scenario");
     for (const auto& way : program.ways) {
         std::printf(" %-8s", way.c_str());
     }
-    std::printf(" first difference\n");
+    std::printf(" %-20s first difference\n", "MiB");
     for (const auto& verdict : verdicts) {
         std::printf("%-58s", verdict.scenario.c_str());
         const bool passed_over = !verdict.skipped.empty();
@@ -168,7 +183,9 @@ int print(const Program& program, const Outcomes& outcomes, const std::vector<Ve
                 first_is_known = !differs;
             }
         }
-        std::printf(" %s\n", first.c_str());
+        const auto held = memory(program, outcomes.at(verdict.scenario));
+        more += held.find('*') != std::string::npos;
+        std::printf(" %-20s %s\n", held.c_str(), first.c_str());
     }
     for (const auto& verdict : verdicts) {
         for (const auto& way : verdict.differences) {
@@ -204,7 +221,8 @@ int print(const Program& program, const Outcomes& outcomes, const std::vector<Ve
         }
     }
     std::printf("\nslowest: %s, %.1f s\n", slow.c_str(), slowest);
-    std::printf("RESULT differential: %zu scenarios, %d differences, %d known, %d skipped\n", verdicts.size(), wrong, known, skipped);
+    std::printf("RESULT differential: %zu scenarios, %d differences, %d known, %d skipped, %d with more memory\n", verdicts.size(), wrong,
+                known, skipped, more);
     std::fflush(stdout);
     return wrong;
 }

@@ -2,6 +2,7 @@
 // noted in the first way, the measure. So a crash, a hang or a sticky error is a result and not the end of the run. Knows no torch.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -23,6 +24,8 @@ public:
     void skip(const std::string& why);
     // Runs it and notes the kind and text of what it throws, or "nothing thrown". Whether it threw.
     bool attempt(const std::string& key, const std::function<void()>& body);
+    // The most bytes of the device that the scenario took. Shown and not compared.
+    void memory(std::uint64_t bytes);
     // The last line: without it the process died.
     void end();
 
@@ -56,6 +59,8 @@ struct Outcome {
     std::string skipped;
     // What it printed.
     std::string output;
+    // The most bytes of the device that it took, if it said.
+    std::uint64_t memory = 0;
     double seconds = 0;
 };
 

@@ -31,6 +31,9 @@ void run(const std::string& scenario, const std::string& way, Report& report) {
     report.note("begin", "line one\nline two\twith a tab and a \\n");
     if (scenario == "differs") {
         report.note("value", third ? "2" : "1");
+        report.memory((third ? 45u : 40u) << 20);
+    } else if (scenario == "holds_more") {
+        report.memory((third ? 44u : 40u) << 20);
     } else if (scenario == "lacks") {
         if (!third) {
             report.note("value", "1");
@@ -90,8 +93,8 @@ void run(const std::string& scenario, const std::string& way, Report& report) {
 Program program() {
     Program program{{"first", "second", "third"}, {}, {}, run};
     for (const auto* const name :
-         {"agrees", "differs", "lacks", "adds", "repeats", "crashes", "aborts", "hangs", "exits", "exits_quietly", "throws", "is_wrong",
-          "measure_dies", "partly_known", "known_if_sound", "known_if_sound_but_is_not", "sound", "skips"}) {
+         {"agrees", "differs", "lacks", "adds", "repeats", "holds_more", "crashes", "aborts", "hangs", "exits", "exits_quietly", "throws",
+          "is_wrong", "measure_dies", "partly_known", "known_if_sound", "known_if_sound_but_is_not", "sound", "skips"}) {
         program.scenarios.push_back({name});
     }
     program.scenarios.push_back({"ends_badly", true, true});
@@ -200,7 +203,10 @@ TEST_F(Harness, TheLastLineCounts) {
     const auto text = testing::internal::GetCapturedStdout();
     // Two measures and what differs from them in both ways, ten of the third way's, one that is stale.
     EXPECT_EQ(wrong, 2 + 4 + 11 + 1);
-    EXPECT_NE(text.find("RESULT differential: 19 scenarios, 18 differences, 4 known, 1 skipped\n"), std::string::npos) << text;
+    EXPECT_NE(text.find("RESULT differential: 20 scenarios, 18 differences, 4 known, 1 skipped, 1 with more memory\n"), std::string::npos)
+        << text;
+    EXPECT_NE(text.find(" 40/40/45* "), std::string::npos) << text;
+    EXPECT_NE(text.find(" 40/40/44 "), std::string::npos) << text;
     EXPECT_NE(text.find("a last word"), std::string::npos);
     EXPECT_NE(text.find("one device here"), std::string::npos);
 }

@@ -45,6 +45,7 @@ void run_one(const Entry& entry, const std::string& name, Report& report) {
         at::cuda::clearCublasWorkspaces();
         c10::cuda::CUDACachingAllocator::emptyCache();
         start = before();
+        c10::cuda::CUDACachingAllocator::resetPeakStats(0);
     }
     at::manual_seed(1);
     if (!entry.early) {
@@ -56,6 +57,7 @@ void run_one(const Entry& entry, const std::string& name, Report& report) {
         report.note(Report::uncaught, describe_exception());
     }
     if (run.on_gpu()) {
+        note_memory(run);
         probe(run, start);
     }
 }

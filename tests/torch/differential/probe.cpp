@@ -53,6 +53,11 @@ Before before() {
     return {stats.allocated_bytes[0].current, stats.reserved_bytes[0].current};
 }
 
+void note_memory(Run& run) {
+    const auto torch = caching::getDeviceStats(0).reserved_bytes[0].peak;
+    run.report.memory(static_cast<std::uint64_t>(torch) + run.way.mapped());
+}
+
 void probe(Run& run, const Before& start) {
     run.note("after: CUDA", cudaGetErrorName(cudaDeviceSynchronize()));
     run.note("after: the last error", cudaGetErrorName(cudaGetLastError()));

@@ -70,6 +70,11 @@ void Report::skip(const std::string& why) {
     write('s', why, "");
 }
 
+void Report::memory(std::uint64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    write('m', std::to_string(bytes), "");
+}
+
 void Report::end() {
     const std::lock_guard lock(mutex_);
     write('e', "", "");
@@ -143,6 +148,8 @@ Outcome read_notes(const std::string& text) {
         const auto key = plain(line.substr(1, tab - 1));
         if (line[0] == 's') {
             outcome.skipped = key;
+        } else if (line[0] == 'm') {
+            outcome.memory = std::strtoull(key.c_str(), nullptr, 10);
         } else if (line[0] == 'e') {
             outcome.end = "ok";
         } else {

@@ -52,7 +52,9 @@ public:
     // `generators` are those that the body draws from, beside torch's default one.
     virtual std::unique_ptr<Capture> begin(const Stream& stream, const std::vector<at::Generator>& generators) = 0;
     GraphPtr capture(const Stream& stream, const Body& body, const std::vector<at::Generator>& generators = {});
-    // Bytes of an arena that are left after a trim.
+    // Bytes of physical memory of an arena.
+    virtual std::size_t mapped() { return 0; }
+    // The same, after a trim.
     virtual std::size_t held() { return 0; }
 };
 
@@ -136,6 +138,8 @@ struct Before {
     std::int64_t reserved = 0;
 };
 Before before();
+// Physical bytes: torch's at most since resetPeakStats(), and the arena's now.
+void note_memory(Run& run);
 void probe(Run& run, const Before& start);
 
 // A number from the environment.

@@ -106,9 +106,10 @@ public:
         }
         return std::make_unique<OurCapture>(arena_, stream, options);
     }
+    std::size_t mapped() override { return arena_.mapped_size(); }
     std::size_t held() override {
         arena_.trim();
-        return arena_.mapped_size();
+        return mapped();
     }
 
 private:
