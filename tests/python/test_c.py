@@ -103,7 +103,7 @@ def test_an_arena_over_the_host_driver(library: _c.Library) -> None:
     with pytest.raises(_c.Error):
         library.space_enter(space, None)
     library.space_leave(space)
-    with pytest.raises(_c.Error, match="left"):
+    with pytest.raises(_c.Error, match="cannot leave"):
         library.space_leave(space)
     text = json.loads(library.text("arena_stats_json", arena))
     assert isinstance(text, dict)
