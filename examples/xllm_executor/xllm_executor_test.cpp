@@ -112,7 +112,7 @@ Options options_of(bool graph) {
     Options options;
     options.enable_graph = graph;
     options.max_seqs_per_batch = has_gpu() ? 64 : 12;
-    // Fewer than an engine would have, so that graphs lend theirs all the time.
+    // Fewer than an engine would have, so that graphs are evicted all the time.
     options.graph.executables = {2, 0};
     return options;
 }
@@ -151,8 +151,8 @@ TEST(XllmExecutor, DecodesTokenForTokenAsEager) {
     EXPECT_EQ(executor.unplanned(), 0u);
     EXPECT_EQ(outcome.by_mode[VMMGRAPH_MODE_EAGER], 0u);
     if (has_gpu() && !engine_tests::shortened()) {
-        EXPECT_EQ(executor.executables().instantiated, there);
-        EXPECT_EQ(executor.executables().evictions, 0u);
+        EXPECT_LE(executor.executables().instantiated, 2u);
+        EXPECT_GT(executor.executables().evictions, 10u);
     }
     EXPECT_EQ(executor.stats().captures, there);
     EXPECT_EQ(graphs.arena ? graphs.arena->mapped_size() : 0, arena_bytes) << "memory is flat after the largest shape";
