@@ -89,9 +89,11 @@ public:
         });
     }
 
-    // The capture has ended, which joins all its streams: its parked blocks, which are parked no more.
+    // The capture has ended, which joins all its streams: its parked blocks, which are parked no more. Streams that were noted are
+    // forgotten: they may be destroyed from now on, and CUDA ends the process that asks for the capture of such a stream.
     std::vector<void*> end() {
         const std::lock_guard lock(mutex_);
+        noted_.clear();
         auto all = take([](const Parked&) { return true; });
         reached_.clear();
         return all;
@@ -150,6 +152,7 @@ private:
     std::mutex mutex_;
     // Whether a stream was ever noted: captures on one stream pay one load.
     std::atomic<bool> any_{false};
+    // By block, since the capture before ended.
     std::unordered_map<void*, Noted> noted_;
     // Of the capture with this id.
     std::vector<Parked> parked_;

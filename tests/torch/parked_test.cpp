@@ -25,6 +25,8 @@ struct Graph {
     std::uintptr_t nodes = 0;
     unsigned long long capture = 1;
     std::size_t looks = 0;
+    // How often for a stream's capture.
+    std::size_t asked = 0;
 
     void work(cudaStream_t on) {
         auto* const next = node(++nodes);
@@ -44,6 +46,7 @@ struct Graph {
 Graph* graph = nullptr;
 
 std::optional<CaptureFront> front(cudaStream_t of) {
+    ++graph->asked;
     const auto found = graph->fronts.find(of);
     return found == graph->fronts.end() ? std::nullopt : std::optional(found->second);
 }
@@ -136,6 +139,16 @@ TEST_F(Parked, TheEndOfTheCaptureJoinsAllAndTheNextOneKnowsNothingOfItsNodes) {
     blocks.freed(block(3));
     graph_.wait(main, side);
     EXPECT_EQ(blocks.joined(main), Blocks{block(3)});
+    EXPECT_EQ(blocks.end(), Blocks{});
+}
+
+// What outlives its capture may go after the streams that used it, of which nothing may be asked then.
+TEST_F(Parked, StreamsOfAnEndedCaptureAreNotAsked) {
+    use(block(1));
+    EXPECT_EQ(blocks.end(), Blocks{});
+    const auto asked = graph->asked;
+    blocks.freed(block(1));
+    EXPECT_EQ(graph->asked, asked);
     EXPECT_EQ(blocks.end(), Blocks{});
 }
 

@@ -50,7 +50,7 @@ def body() -> dict[str, Any]:
     made = [capture(number, number % 3 != 2, number % 2 == 0) for number in range(18)]
     pick, wrong, marks = random.Random(9), 0, []
     for turn in range(1200):
-        graph, _, z, want = made[pick.randrange(len(made))]
+        graph, x, z, want = made[pick.randrange(len(made))]
         graph.replay()
         if turn % 6 == 0:
             torch.cuda.synchronize()
@@ -64,7 +64,7 @@ def body() -> dict[str, Any]:
     torch.cuda.synchronize()
     wrong += not bool((again[2] == again[3]).all())
     made.clear()
-    del graph, z, again
+    del graph, x, z, again
     kit.settle()
     cu.cuDeviceGraphMemTrim(0)
     left_over = start - kit.settle()
