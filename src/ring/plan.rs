@@ -194,8 +194,8 @@ fn most_slots(demand: &Demand<'_>, limit: u64) -> usize {
         bytes <= limit
     });
     let fitting = fitting.count();
-    // All of them fit: as many slots as were asked for hold no more.
-    if fitting == lengths.len() { usize::MAX } else { fitting.max(1) }
+    // All of them fit: as many slots as were asked for hold no more. Where none streams the resident units alone may be too much.
+    if fitting == lengths.len() && bytes <= limit { usize::MAX } else { fitting.max(1) }
 }
 
 fn paged(bytes: u64, demand: &Demand<'_>) -> u64 {
@@ -327,6 +327,13 @@ mod tests {
             compute_seconds: 5.4e-3,
             tokens: 1,
         }
+    }
+
+    #[test]
+    fn resident_units_over_the_budget_are_refused_at_once_however_many_slots_are_asked_for() {
+        let units = [RingUnit { resident: true, ..RingUnit::streamed(LAYER) }; 6];
+        let found = ceiling(&Demand { slots: usize::MAX, budget_bytes: Some(LAYER), ..demand(&units) });
+        assert!(matches!(found, Err(Error::InvalidSize { .. })), "{found:?}");
     }
 
     #[test]
