@@ -4,6 +4,8 @@
 /// (docs/performance.md).
 const EXECUTABLE: u64 = 128 << 10;
 const NODE: u64 = 3 << 10;
+/// Instantiations that are measured.
+const MEASURES: u32 = 32;
 
 /// The size of a set of executables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,20 +31,32 @@ pub(super) struct Ledger {
     /// Expected bytes of what there is, and the most of that.
     expected: u64,
     most_expected: u64,
-    /// Bytes by which the device had less when executables were made.
+    /// Bytes by which the device had less when executables were made: the first ones measured, later ones estimated from those.
     measured: u64,
+    measures: u32,
     pub(super) now: Size,
 }
 
 impl Ledger {
-    /// Something was made, and the device had so many bytes less afterwards.
-    pub(super) fn made(&mut self, size: Size, bytes: u64) {
+    /// Whether the next instantiation is worth measuring: asking the device twice costs more host time than instantiating a small graph.
+    pub(super) fn wants_measure(&self) -> bool {
+        self.measures < MEASURES
+    }
+
+    /// Executables were instantiated. `bytes`: by how much the device had less afterwards, where that was measured.
+    pub(super) fn made(&mut self, size: Size, bytes: Option<u64>) {
         self.now.executables += size.executables;
         self.now.nodes += size.nodes;
         self.expected += size.expected();
-        self.most_expected = self.most_expected.max(self.expected);
-        // What other threads allocate in the same moment is measured too: no executable takes several times the estimate.
-        self.measured += bytes.min(4 * size.expected());
+        let grown = self.expected.saturating_sub(self.most_expected);
+        self.measured += match bytes {
+            // What other threads allocate in the same moment is measured too: no executable takes several times the estimate.
+            Some(bytes) => bytes.min(4 * size.expected()),
+            // The driver has memory of destroyed executables for the rest.
+            None => self.scaled(grown),
+        };
+        self.most_expected += grown;
+        self.measures += u32::from(bytes.is_some());
     }
 
     pub(super) fn dropped(&mut self, size: Size) {
@@ -84,13 +98,25 @@ mod tests {
     fn destroyed_executables_leave_room_for_as_many() {
         let mut ledger = Ledger::default();
         assert_eq!(ledger.bytes_after(DECODER, Size::default()), DECODER.expected());
-        ledger.made(DECODER, 500_000);
+        ledger.made(DECODER, Some(500_000));
         assert_eq!((ledger.bytes(), ledger.share(DECODER)), (500_000, 500_000));
         assert_eq!(ledger.bytes_after(DECODER, Size::default()), 1_000_000);
         assert_eq!(ledger.bytes_after(DECODER, DECODER), 500_000);
         ledger.dropped(DECODER);
         assert_eq!(ledger.bytes_after(DECODER, Size::default()), 500_000);
-        ledger.made(DECODER, 0);
+        ledger.made(DECODER, Some(0));
         assert_eq!(ledger.bytes(), 500_000);
+    }
+
+    #[test]
+    fn executables_that_were_not_measured_are_estimated_from_those_that_were() {
+        let mut ledger = Ledger::default();
+        (0..MEASURES).for_each(|_| ledger.made(DECODER, Some(1000)));
+        assert!(!ledger.wants_measure());
+        ledger.made(DECODER, None);
+        assert_eq!(ledger.bytes(), 1000 * u64::from(MEASURES + 1));
+        ledger.dropped(DECODER);
+        ledger.made(DECODER, None);
+        assert_eq!(ledger.bytes(), 1000 * u64::from(MEASURES + 1), "memory of a destroyed one serves again");
     }
 }

@@ -65,8 +65,9 @@ pub struct ExecutableStats {
     pub now: Size,
     /// Nodes of all graphs; each takes about a KiB of host memory.
     pub template_nodes: u64,
-    /// Bytes of device memory that executables took. The driver keeps the memory of destroyed executables for later ones. Measured as the
-    /// free memory of the device before and after each instantiation, so it includes what other threads took or gave meanwhile.
+    /// Bytes of device memory that executables took. The driver keeps the memory of destroyed executables for later ones. The free memory
+    /// of the device before and after each of the first 32 instantiations, which includes what other threads took or gave meanwhile; later
+    /// ones are estimated from those.
     pub bytes: u64,
     /// Events.
     pub counts: Counts,
@@ -322,10 +323,13 @@ impl GraphTemplate {
         }
     }
 
-    /// New executables, and by how many bytes the device has less since.
-    fn try_instantiate(&self) -> Result<(Vec<Executable>, u64)> {
+    /// New executables, and by how many bytes the device has less since, where that is measured.
+    fn try_instantiate(&self) -> Result<(Vec<Executable>, Option<u64>)> {
         let door = self.pool.door()?;
-        let before = self.pool.driver.free_bytes()?;
+        let measure = self.pool.read(|policy| policy.ledger.wants_measure());
+        // A figure for the statistics: no reason to fail.
+        let free = || measure.then(|| self.pool.driver.free_bytes().ok()).flatten();
+        let before = free();
         let mut made = Vec::with_capacity(self.graphs.len());
         for graph in &self.graphs {
             // SAFETY: the graph is live (contract of `add`).
@@ -337,9 +341,7 @@ impl GraphTemplate {
                 }
             }
         }
-        // A figure for the statistics: no reason to fail.
-        let after = self.pool.driver.free_bytes().unwrap_or(before);
-        Ok((made, before.saturating_sub(after)))
+        Ok((made, before.zip(free()).map(|(before, after)| before.saturating_sub(after))))
     }
 }
 

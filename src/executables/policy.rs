@@ -179,8 +179,8 @@ impl Policy {
         }
     }
 
-    /// The graph was instantiated, which left the device with so many bytes less.
-    pub(super) fn made(&mut self, key: GraphKey, why: Why, bytes: u64) {
+    /// The graph was instantiated, which left the device with so many bytes less, where that was measured.
+    pub(super) fn made(&mut self, key: GraphKey, why: Why, bytes: Option<u64>) {
         let Some(graph) = self.graphs.get_mut(key) else { return };
         self.counts.instantiated += 1;
         graph.state = match why {

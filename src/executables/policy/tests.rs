@@ -22,7 +22,7 @@ fn acquire(policy: &mut Policy, graph: GraphKey, why: Why) -> Option<bool> {
             assert!(evicted.iter().all(|graph| !policy.has_executables(*graph)));
             // The driver keeps the memory of destroyed executables for later ones.
             let grows = policy.ledger.now.executables * 1000 >= policy.ledger.bytes();
-            policy.made(graph, why, if grows { 1000 } else { 0 });
+            policy.made(graph, why, Some(if grows { 1000 } else { 0 }));
             Some(true)
         }
     }
@@ -107,7 +107,7 @@ fn one_large_graph_evicts_as_many_small_ones_as_its_bytes_need() {
     assert_eq!(policy.ledger.now.executables, 4);
     let large = policy.add(Size { executables: 3, nodes: 900 }, false);
     assert!(matches!(policy.acquire(large, Why::Replay), Step::Instantiate(evicted) if evicted.len() == 3));
-    policy.made(large, Why::Replay, 0);
+    policy.made(large, Why::Replay, Some(0));
     policy.launched(large);
     assert!(policy.has_executables(small[9]) && !policy.has_executables(small[8]));
     let huge = policy.add(Size { executables: 30, nodes: 9000 }, false);
