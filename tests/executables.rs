@@ -25,6 +25,11 @@ fn executables() -> u64 {
     unsafe { control::<unsafe extern "C" fn() -> u64>(b"standin_executables\0")() }
 }
 
+fn overlapping_calls() -> u64 {
+    // SAFETY: as above.
+    unsafe { control::<unsafe extern "C" fn() -> u64>(b"standin_overlapping_executable_calls\0")() }
+}
+
 fn calls() -> u64 {
     // SAFETY: as above.
     unsafe { control::<unsafe extern "C" fn() -> u64>(b"standin_calls\0")() }
@@ -312,6 +317,7 @@ fn any_thread_may_replay_instantiate_and_drop() {
     });
     drop(of_threads);
     assert_eq!(executables(), 0);
+    assert_eq!(overlapping_calls(), 0, "two threads instantiated or destroyed executables at once");
 }
 
 /// Replays, instantiates ahead, and changes limits; how many steps were errors.

@@ -9,6 +9,7 @@ use super::api::{Code, EdgeData, GraphApi};
 use super::{CudaDriver, check};
 use crate::driver::{CopyNode, Event, Executable, Graph, GraphCopy, GraphNodes, Graphs, Timeline, Transfer};
 use crate::error::{Error, Result};
+use crate::sync::ProcessMutex;
 use crate::units::Stream;
 
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH | CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY`: the flags of torch 2.11.
@@ -20,6 +21,11 @@ const CAPTURE_ACTIVE: c_int = 1;
 /// Node types that allocate no memory: kernels, copies, fills, host functions, empty nodes, waits for and records of events, signals of and
 /// waits for semaphores, and batches of memory operations.
 const NEVER_ALLOCATES: [c_int; 10] = [0, 1, 2, 3, 5, 6, 7, 8, 9, 12];
+
+/// Held during `cuGraphInstantiate` and `cuGraphExecDestroy`: concurrent calls crash, even for different
+/// graphs (driver 580.159.04, H200, 2026-11-28, `bench/cuda/executables_race.cu`). No other lock is taken
+/// under it.
+static EXECUTABLES: ProcessMutex<()> = ProcessMutex::new(());
 
 impl CudaDriver {
     fn graph_api() -> Result<&'static GraphApi> {
@@ -104,6 +110,7 @@ unsafe impl Graphs for CudaDriver {
         let mut made = ptr::null_mut();
         // SAFETY: the graph exists and nobody else uses it (precondition of the door); the out pointer is good.
         self.graph_call("cuGraphInstantiate", |api| unsafe {
+            let _alone = EXECUTABLES.lock();
             (api.cuGraphInstantiateWithFlags)(&raw mut made, template(graph), INSTANTIATE_FLAGS)
         })
         .map_err(|error| self.out_of_memory(0, error))?;
@@ -113,7 +120,10 @@ unsafe impl Graphs for CudaDriver {
     unsafe fn executable_destroy(&self, executable: Executable) -> Result<()> {
         let graphs = Self::graph_api()?;
         // SAFETY: an executable of ours, destroyed once (precondition of the door).
-        self.give_back("cuGraphExecDestroy", |_| unsafe { (graphs.cuGraphExecDestroy)(exec(executable)) })
+        self.give_back("cuGraphExecDestroy", |_| unsafe {
+            let _alone = EXECUTABLES.lock();
+            (graphs.cuGraphExecDestroy)(exec(executable))
+        })
     }
 
     unsafe fn capture_copy(&self, copy: GraphCopy, on: Stream) -> Result<CopyNode> {

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::ffi::{c_int, c_uchar, c_uint, c_void};
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use standin::capture::{Node, table};
@@ -17,6 +18,37 @@ use crate::state::{current, target};
 /// The legacy stream, on which calls without a stream work.
 const LEGACY: *mut c_void = std::ptr::null_mut();
 
+/// Calls under way which instantiate or destroy an executable.
+static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+static OVERLAPS: AtomicU64 = AtomicU64::new(0);
+
+/// One call which instantiates or destroys an executable. Counts overlapping calls, which crash the real
+/// driver (`bench/cuda/executables_race.cu`).
+struct Alone;
+
+impl Alone {
+    fn enter() -> Self {
+        if UNDER_WAY.fetch_add(1, Ordering::SeqCst) > 0 {
+            OVERLAPS.fetch_add(1, Ordering::SeqCst);
+        }
+        // Gives a second thread time to enter.
+        std::thread::yield_now();
+        Self
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        UNDER_WAY.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Returns the number of calls which began while another call instantiated or destroyed an executable.
+#[unsafe(no_mangle)]
+pub extern "C" fn standin_overlapping_executable_calls() -> u64 {
+    OVERLAPS.load(Ordering::SeqCst)
+}
+
 /// Makes a graph executable; its memsets must be over mapped addresses by then (measured).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
@@ -26,6 +58,7 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
 ) -> Code {
     answer(|| {
         counted(Call::cuGraphInstantiateWithFlags)?;
+        let _alone = Alone::enter();
         current()?;
         table().permit()?;
         if out.is_null() {
@@ -264,6 +297,7 @@ pub extern "C" fn cuGraphKernelNodeGetParams_v2(_node: *mut c_void, _params: *mu
 pub extern "C" fn cuGraphExecDestroy(exec: *mut c_void) -> Code {
     answer(|| {
         counted(Call::cuGraphExecDestroy)?;
+        let _alone = Alone::enter();
         devices()?;
         table().execs.remove(&(exec as u64)).map(drop).ok_or(Why::InvalidHandle)
     })
