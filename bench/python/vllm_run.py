@@ -32,7 +32,7 @@ MODES = {
     "default": {"mode": 3, "cudagraph_mode": "FULL_AND_PIECEWISE"},
 }
 #: Entry points of vLLM's general plugins, which every process of it loads: the package's, and what measures here.
-PLUGINS = {"vmmgraph": "vmmgraph._plugins:vllm", "vllm_run_measure": "vllm_run:measure"}
+PLUGINS = {"vmmgraph": "vmmgraph.plugins.vllm:enable", "vllm_run_measure": "vllm_run:measure"}
 THEN = ("evict", "recapture", "sleep")
 MIB = 1 << 20
 

@@ -213,6 +213,73 @@ class Executables(Struct):
     )
 
 
+class ElasticOptions(Struct):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("name", c_char_p),
+        ("page_bytes", c_uint64),
+        ("budget_bytes", c_uint64),
+        ("least_bytes", c_uint64),
+        ("account", c_void_p),
+    ]
+
+
+class Committed(Struct):
+    _fields_ = _fields("bytes", "pages", "created", "revived")
+
+
+class ElasticStats(Struct):
+    _fields_ = _fields(
+        "id",
+        "page_bytes",
+        "reserved_bytes",
+        "committed_bytes",
+        "peak_committed_bytes",
+        "coming_bytes",
+        "leaving_bytes",
+        "commits",
+        "refused",
+        "decommits",
+        "pages_mapped",
+        "pages_created",
+        "pages_revived",
+        "pages_unmapped",
+        "charged_bytes",
+        "budget_bytes",
+    )
+
+
+class Fence(Struct):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("streams", POINTER(c_void_p)),
+        ("stream_count", c_size_t),
+        ("events", POINTER(c_void_p)),
+        ("event_count", c_size_t),
+    ]
+
+
+class DeviceStats(Struct):
+    _fields_ = _fields(
+        "physical_bytes",
+        "peak_physical_bytes",
+        "retained_bytes",
+        "free_bytes",
+        "budget_bytes",
+        "pages",
+        "pages_created",
+        "pages_released",
+        "mappings",
+        "maps",
+        "unmaps",
+        "reserved_bytes",
+        "reservations",
+        "pending",
+        "pages_reused",
+        "exported_bytes",
+    )
+
+
 class MapOptions(Struct):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -290,6 +357,14 @@ _LATER: dict[str, tuple[Any, ...]] = {
     "vmmgraph_torch_eager_leave_of": (c_void_p,),
     "vmmgraph_torch_eager_end": (c_void_p,),
     "vmmgraph_torch_pool_empty": (c_int32, c_uint64, c_uint64),
+    "vmmgraph_device_stats": (c_void_p, POINTER(DeviceStats)),
+    "vmmgraph_elastic_buffer_create": (c_void_p, c_uint64, POINTER(ElasticOptions), POINTER(c_void_p)),
+    "vmmgraph_elastic_buffer_destroy": (c_void_p,),
+    "vmmgraph_elastic_buffer_base": (c_void_p, POINTER(c_void_p)),
+    "vmmgraph_elastic_buffer_commit": (c_void_p, c_uint64, c_uint64, POINTER(Committed)),
+    "vmmgraph_elastic_buffer_decommit": (c_void_p, c_uint64, c_uint64, POINTER(Fence), POINTER(c_uint64)),
+    "vmmgraph_elastic_buffer_settle": (c_void_p, POINTER(c_uint64)),
+    "vmmgraph_elastic_buffer_stats": (c_void_p, POINTER(ElasticStats)),
     "vmmgraph_space_set_label": (c_void_p, c_char_p),
     "vmmgraph_space_set_site": (c_void_p, c_char_p),
     "vmmgraph_space_allocate": (c_void_p, c_uint64, c_void_p, POINTER(c_void_p)),

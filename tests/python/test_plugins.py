@@ -9,13 +9,14 @@ import types
 from pathlib import Path
 
 import pytest
-from vmmgraph import _plugins, _trees
+from vmmgraph import _trees
+from vmmgraph.plugins import _common, sglang, vllm
 
 POINTS = """[vllm.general_plugins]
-vmmgraph = vmmgraph._plugins:vllm
+vmmgraph = vmmgraph.plugins.vllm:enable
 
 [sglang.srt.plugins]
-vmmgraph = vmmgraph._plugins:sglang
+vmmgraph = vmmgraph.plugins.sglang:enable
 """
 
 CHILD = """
@@ -73,20 +74,20 @@ def test_with_the_variable_and_no_library_it_says_so_in_one_line(site: Path) -> 
 
 
 def test_vllm_names_a_shape_by_its_forward_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _plugins.vllm_shape() is None
+    assert vllm.shape() is None
     module = types.ModuleType("vllm.forward_context")
     monkeypatch.setitem(sys.modules, "vllm.forward_context", module)
-    assert _plugins.vllm_shape() is None
+    assert vllm.shape() is None
     module._forward_context = None
-    assert _plugins.vllm_shape() is None
+    assert vllm.shape() is None
     mode = types.SimpleNamespace(name="PIECEWISE")
     descriptor = types.SimpleNamespace(num_tokens=512, uniform=True, has_lora=False)
     module._forward_context = types.SimpleNamespace(batch_descriptor=descriptor, cudagraph_runtime_mode=mode)
-    key, label = _plugins.vllm_shape()
+    key, label = vllm.shape()
     assert key is module._forward_context
     assert label == "piecewise 512 uniform"
     module._forward_context = types.SimpleNamespace(batch_descriptor=None)
-    assert _plugins.vllm_shape() is None
+    assert vllm.shape() is None
 
 
 def test_custom_all_reduce_is_off() -> None:
@@ -97,9 +98,9 @@ def test_custom_all_reduce_is_off() -> None:
             raise AssertionError("it opens memory")
 
     module.CustomAllreduce = CustomAllreduce
-    _plugins._without_custom_all_reduce(module)
+    _common.without_custom_all_reduce(module)
     assert module.CustomAllreduce(None, device=None).disabled
-    _plugins._without_custom_all_reduce(types.ModuleType("another"))
+    _common.without_custom_all_reduce(types.ModuleType("another"))
 
 
 def test_vllm_sleeps_by_regions_where_there_is_their_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,10 +110,10 @@ def test_vllm_sleeps_by_regions_where_there_is_their_library(tmp_path: Path, mon
     monkeypatch.setenv("VMMGRAPH_MEMORY_SAVER_LIBRARY", str(tmp_path / "none.so"))
     own = type("CuMemAllocator", (), {})
     module = types.SimpleNamespace(CuMemAllocator=own)
-    _plugins._sleep_by_regions(module)
+    vllm.sleep_by_regions(module)
     assert module.CuMemAllocator is own, "without the library vLLM's own stays"
     (tmp_path / "none.so").touch()
-    _plugins._sleep_by_regions(module)
+    vllm.sleep_by_regions(module)
     assert module.CuMemAllocator is memory_saver.CuMemAllocator
     assert memory_saver.torch_memory_saver.hook_mode == "torch", "nothing is preloaded"
 
@@ -122,7 +123,7 @@ def test_the_plugin_changes_vllms_sleep_only_when_asked(door, asked: str, monkey
     monkeypatch.setenv("VMMGRAPH", "1")
     monkeypatch.setenv("VMMGRAPH_SLEEP", asked)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    _plugins.vllm()
+    vllm.enable()
     waits = {finder.name for finder in sys.meta_path if isinstance(finder, _trees.WhenImported)}
     assert ("vllm.device_allocator.cumem" in waits) == bool(asked)
     assert "vllm.distributed.device_communicators.custom_all_reduce" in waits
@@ -145,7 +146,7 @@ def test_sglangs_captures_of_one_size_are_pieces_of_one_shape(door) -> None:
 
     Backend.__module__ = module.__name__
     module.Backend = Backend
-    _plugins._name_sglangs(module)
+    sglang.name_shapes(module)
     first = module.Backend().capture_one(8, times=3)
     second = module.Backend().capture_one(size=4)
     assert {graph.label for graph in first} == {"8"}
@@ -159,8 +160,8 @@ def test_sglang_carves_and_borrows_nothing(door, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("SGLANG_ENABLE_GRAPH_POOL_BORROW", "1")
     monkeypatch.setenv("SGLANG_ENABLE_GRAPH_POOL_PRECARVE", "1")
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    _plugins.sglang()
-    _plugins.sglang()
+    sglang.enable()
+    sglang.enable()
     assert os.environ["SGLANG_ENABLE_GRAPH_POOL_BORROW"] == os.environ["SGLANG_ENABLE_GRAPH_POOL_PRECARVE"] == "0"
     assert sum(getattr(finder, "name", "").startswith("sglang.") for finder in sys.meta_path) == 4
 

@@ -166,8 +166,8 @@ from vmmgraph import memory_saver, _package
 from vmmgraph.memory_saver import torch_memory_saver as saver
 assert "torch" not in sys.modules
 groups = {point.group: point.value for point in metadata.distribution("vmmgraph").entry_points}
-assert groups == {"console_scripts": "vmmgraph.__main__:main", "vllm.general_plugins": "vmmgraph._plugins:vllm",
-                  "sglang.srt.plugins": "vmmgraph._plugins:sglang"}, groups
+assert groups == {"console_scripts": "vmmgraph.__main__:main", "vllm.general_plugins": "vmmgraph.plugins.vllm:enable",
+                  "sglang.srt.plugins": "vmmgraph.plugins.sglang:enable"}, groups
 assert (_package.cmake_dir() / "VmmGraphConfig.cmake").exists() and (_package.include_dir() / "vmmgraph/vmmgraph.hpp").exists()
 core = ctypes.CDLL(str(pathlib.Path(memory_saver.__file__).parent / "_lib/libvmmgraph.so"))
 core.vmmgraph_version.restype = ctypes.c_char_p

@@ -1,0 +1,59 @@
+"""vLLM's plugin: names the shapes of its captures, and changes what does not work over arenas.
+
+Environment: ``VMMGRAPH=1`` enables it, ``VMMGRAPH_SLEEP=1`` puts its sleep mode over regions, ``VMMGRAPH_KV=1`` sizes its KV cache after the
+captures (`vllm_kv`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import ModuleType
+
+from ._common import enable_for, is_set, log, wanted, without_custom_all_reduce
+
+
+def shape() -> tuple[object, str] | None:
+    """The shape that vLLM runs on this thread: its forward context, in which all pieces of the shape are captured."""
+    module = sys.modules.get("vllm.forward_context")
+    context = getattr(module, "_forward_context", None)
+    descriptor = getattr(context, "batch_descriptor", None)
+    if descriptor is None:
+        return None
+    mode = getattr(getattr(context, "cudagraph_runtime_mode", None), "name", "")
+    tokens = getattr(descriptor, "num_tokens", None)
+    more = [name for name in ("uniform", "uniform_decode", "has_lora") if getattr(descriptor, name, False) is True]
+    label = " ".join(str(part) for part in (mode.lower(), descriptor if tokens is None else tokens, *more) if str(part))
+    return context, label
+
+
+def sleep_by_regions(module: ModuleType) -> None:
+    """Puts `vmmgraph.memory_saver`'s allocator in the place of the one that vLLM's sleep mode uses."""
+    from .. import memory_saver
+
+    if not os.path.exists(memory_saver.library_path()):
+        log.warning("vmmgraph: vLLM sleeps by its own allocator: %s does not exist", memory_saver.library_path())
+        return
+    if not memory_saver._preloaded():
+        memory_saver.torch_memory_saver.hook_mode = "torch"
+    module.CuMemAllocator = memory_saver.CuMemAllocator  # type: ignore[attr-defined]
+    log.info("vmmgraph: vLLM sleeps by regions")
+
+
+def enable() -> None:
+    """Enables VmmGraph in a process of vLLM's. May be called any number of times."""
+    if not wanted():
+        return
+    door = enable_for("vLLM")
+    if door is None or shape in door.namers:
+        return
+    door.namers.append(shape)
+    from .._trees import when_imported
+
+    when_imported("vllm.distributed.device_communicators.custom_all_reduce", without_custom_all_reduce)
+    if is_set("VMMGRAPH_SLEEP"):
+        when_imported("vllm.device_allocator.cumem", sleep_by_regions)
+    if is_set("VMMGRAPH_KV"):
+        from . import vllm_kv
+
+        vllm_kv.install(when_imported)
