@@ -11,6 +11,10 @@ this writes the metadata that an installation has. Needs a GPU and vllm; says SK
 drops all but the first (torch itself cannot capture into a pool whose graphs are all gone), `sleep` puts the engine to sleep and wakes it by tags (vLLM's own allocator, or regions with VMMGRAPH_SLEEP=1).
 
 With --compare it runs itself for every mode, with and without, and prints the table and what is wrong.
+
+--kv measures the size of the KV cache: vLLM's defaults (no memory flag, no length), and with VMMGRAPH=1 also VMMGRAPH_KV=1. Further RESULT lines: tokens that
+the KV cache has room for, seconds from the start of the process to the first token, and free memory at the end. --size 8b takes
+MODEL's config.json with the shape of Qwen3-8B. --then fill serves prompts that come to more than the KV cache holds.
 """
 
 from __future__ import annotations
@@ -33,8 +37,21 @@ MODES = {
 }
 #: Entry points of vLLM's general plugins, which every process of it loads: the package's, and what measures here.
 PLUGINS = {"vmmgraph": "vmmgraph.plugins.vllm:enable", "vllm_run_measure": "vllm_run:measure"}
-THEN = ("evict", "recapture", "sleep")
+THEN = ("evict", "recapture", "sleep", "fill")
+#: Qwen3-8B.
+SIZES = {
+    "8b": {
+        "hidden_size": 4096,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 12288,
+        "tie_word_embeddings": False,
+    }
+}
 MIB = 1 << 20
+#: When this process began, if nobody says when its caller started it.
+began = time.time()
 
 
 def install_entry_points() -> None:
@@ -118,6 +135,68 @@ def time_a_token(llm, sequences: int, rounds: int = 7, tokens: int = 128) -> flo
 
     seconds(4)
     return statistics.median(1e3 * (seconds(tokens + 4) - seconds(4)) / tokens for _ in range(rounds))
+
+
+def model_of_size(model: str, size: str) -> str:
+    """A folder whose config.json is the model's with another shape."""
+    import json
+
+    config = json.loads((Path(model) / "config.json").read_text())
+    folder = Path(tempfile.gettempdir()) / f"vllm_run_{size}"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**config, **SIZES[size]}))
+    return str(folder)
+
+
+def use_last_block(worker, blocks: int) -> str:
+    """Writes and reads the last block of every KV tensor; what is wrong, else nothing."""
+    import torch
+
+    for number, tensor in enumerate(worker.model_runner.kv_caches):
+        block = tensor[blocks - 1]
+        before = block.clone()
+        if before.float().abs().sum().item() != 0:
+            return f"the last block of KV tensor {number} is not zero"
+        block.fill_(1)
+        torch.cuda.synchronize()
+        if block.float().sum().item() != block.numel():
+            return f"the last block of KV tensor {number} does not keep what is written"
+        block.copy_(before)
+    return ""
+
+
+def fill(llm, tokens: int, each: int) -> list[str]:
+    """Serves prompts of `each` tokens that come to 1.1 times the KV cache; seconds, and free memory meanwhile."""
+    from vllm import SamplingParams
+
+    pick = random.Random(3)
+    count = int(1.1 * tokens / each) + 1
+    prompts = [{"prompt_token_ids": [pick.randrange(10, 150000) for _ in range(each)]} for _ in range(count)]
+    sampling = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True, detokenize=False)
+    start = time.perf_counter()
+    outputs = llm.generate(prompts, sampling, use_tqdm=False)
+    seconds = time.perf_counter() - start
+    done = sum(len(output.outputs[0].token_ids) == 64 for output in outputs)
+    free, held, peak = llm.collective_rpc(torch_memory)[0]
+    return [
+        f"{done} of {count} prompts of {each} tokens in {seconds:.1f} s",
+        f"free {free / MIB:.0f} MiB, torch holds {held / MIB:.0f}, at most {peak / MIB:.0f}",
+    ]
+
+
+def torch_memory(worker) -> tuple[int, int, int]:
+    import torch
+
+    torch.cuda.synchronize()
+    return torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()
+
+
+def ledger(worker) -> list[str]:
+    """The ledgers of the process, as vmmgraph.report() has them."""
+    import sys
+
+    module = sys.modules.get("vmmgraph._ledger")
+    return [] if module is None else [line for one in module.ledgers() for line in one.table().splitlines()]
 
 
 def look(worker) -> dict:
@@ -210,20 +289,34 @@ def run(arguments: argparse.Namespace) -> None:
     measure()
 
     then = [name for name in arguments.then.split(",") if name]
+    memory = {} if arguments.kv else {"max_model_len": 4096, "kv_cache_memory_bytes": 16 << 30}
+    if arguments.utilization:
+        memory["gpu_memory_utilization"] = arguments.utilization
     llm = LLM(
-        model=arguments.model,
+        model=model_of_size(arguments.model, arguments.size) if arguments.size else arguments.model,
         load_format="dummy",
         skip_tokenizer_init=True,
         seed=0,
-        max_model_len=4096,
         attention_config={"backend": "TRITON_ATTN"},
-        kv_cache_memory_bytes=16 << 30,
         enable_prefix_caching=False,
+        **memory,
         tensor_parallel_size=arguments.ranks,
         disable_custom_all_reduce=arguments.no_custom_all_reduce,
         enable_sleep_mode="sleep" in then,
         compilation_config=MODES[arguments.mode],
     )
+    mode = arguments.mode
+    wrong = ""
+    llm.generate(
+        {"prompt_token_ids": list(range(10, 42))}, SamplingParams(temperature=0.0, max_tokens=1, detokenize=False), use_tqdm=False
+    )
+    first_token = time.time() - float(os.environ.get("VLLM_RUN_STARTED") or began)
+    if arguments.kv:
+        cache = llm.llm_engine.vllm_config.cache_config
+        print(f"RESULT {mode} kv_tokens {cache.kv_cache_size_tokens}")
+        print(f"RESULT {mode} kv_blocks {cache.num_gpu_blocks}")
+        print(f"RESULT {mode} first_token_s {first_token:.2f}")
+        wrong = next((said for said in llm.collective_rpc(use_last_block, args=(cache.num_gpu_blocks,)) if said), "")
     pick = random.Random(11)
     prompts = [
         {"prompt_token_ids": [pick.randrange(10, 150000) for _ in range(pick.randrange(4, 512))]}
@@ -241,7 +334,7 @@ def run(arguments: argparse.Namespace) -> None:
         return seconds, hashlib.sha256(repr(tokens).encode()).hexdigest()[:16], sum(map(len, tokens))
 
     seconds, hashes, counts = zip(*(serve() for _ in range(arguments.rounds)), strict=True)
-    count, mode = counts[0], arguments.mode
+    count = counts[0]
     seen = llm.collective_rpc(look)
     print(f"RESULT {mode} tokens {count} hash {hashes[0]} again {' '.join(sorted(set(hashes[1:])))}")
     print(f"RESULT {mode} capture_mib {sum(seen[0]['taken']) / MIB:.1f}")
@@ -249,9 +342,8 @@ def run(arguments: argparse.Namespace) -> None:
     print(f"RESULT {mode} rounds {' '.join(f'{count / one:.0f}' for one in seconds)}")
     print(f"RESULT {mode} tokens_per_second {count / statistics.median(seconds[1:]):.0f}")
     for sequences in (1, 8, 64):
-        print(f"RESULT {mode} ms_a_token_{sequences} {time_a_token(llm, sequences):.4f}")
-    print(f"RESULT {mode} free_after_mib {seen[0]['free'] / MIB:.0f}")
-    wrong = ""
+        print(f"RESULT {mode} ms_a_token_{sequences} {time_a_token(llm, sequences, arguments.timed):.4f}")
+    print(f"RESULT {mode} free_after_mib {llm.collective_rpc(free_bytes)[0] / MIB:.0f}")
     for rank, one in enumerate(seen):
         if bool(os.environ.get("VMMGRAPH")) != one["on"]:
             wrong = f"VMMGRAPH is {os.environ.get('VMMGRAPH')!r}, and rank {rank} has it {'on' if one['on'] else 'off'}"
@@ -265,6 +357,8 @@ def run(arguments: argparse.Namespace) -> None:
     for name in then:
         if name == "sleep":
             said = sleep_and_wake(llm)
+        elif name == "fill":
+            said = fill(llm, llm.llm_engine.vllm_config.cache_config.kv_cache_size_tokens, 12000 if arguments.kv else 3000)
         else:
             free = llm.collective_rpc(drop_and_capture, args=(2 if name == "evict" else 1,))[0]
             said = [f"{(free[1] - free[0]) / MIB:+.0f} MiB free without, {(free[2] - free[1]) / MIB:+.0f} with"]
@@ -274,6 +368,10 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"RESULT {mode} then_{name} hash {now}:", "; ".join(said))
         if now not in hashes:
             wrong = f"after {name} the tokens are others"
+    if arguments.kv:
+        for rank, lines in enumerate(llm.collective_rpc(ledger)):
+            for line in lines:
+                print(f"LEDGER {rank} {line}")
     if wrong:
         sys.exit(f"WRONG  {wrong}")
 
@@ -287,10 +385,18 @@ def compare(arguments: argparse.Namespace) -> int:
             command = [sys.executable, __file__, arguments.model, "--mode", mode, "--requests", str(arguments.requests)]
             command += ["--rounds", str(arguments.rounds), "--ranks", str(arguments.ranks), "--then", arguments.then]
             command += ["--no-custom-all-reduce"] * arguments.no_custom_all_reduce
+            command += ["--kv"] * arguments.kv + ["--timed", str(arguments.timed)]
+            command += ["--size", arguments.size] if arguments.size else []
+            command += ["--utilization", str(arguments.utilization)] if arguments.utilization else []
             start = time.monotonic()
             child = subprocess.run(
                 command,
-                env={**os.environ, "VMMGRAPH": on},
+                env={
+                    **os.environ,
+                    "VMMGRAPH": on,
+                    "VMMGRAPH_KV": on if arguments.kv else "",
+                    "VLLM_RUN_STARTED": str(time.time()),
+                },
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -299,7 +405,10 @@ def compare(arguments: argparse.Namespace) -> int:
             lines = [
                 line
                 for line in child.stdout.splitlines()
-                if line.startswith("RESULT") or "vmmgraph" in line or "Graph capturing" in line
+                if line.startswith(("RESULT", "LEDGER"))
+                or "vmmgraph" in line
+                or "Graph capturing" in line
+                or "KV cache size" in line
             ]
             took = f"{time.monotonic() - start:.0f} s"
             print(f"--- {mode}, VMMGRAPH={on or 'off'}: exit {child.returncode}, {took}", *lines, sep="\n", flush=True)
@@ -320,6 +429,16 @@ def compare(arguments: argparse.Namespace) -> int:
             + ", ".join(f"{name} {ratio:.4f}" for name, ratio in ratios.items()),
             flush=True,
         )
+        if arguments.kv:
+            tokens = {on: median("kv_tokens", on) for on in ("", "1")}
+            # The first start compiles for all.
+            start = {on: min(float(one["first_token_s"].split()[-1]) for one in seen[on]) for on in ("", "1")}
+            print(
+                f"       {mode}: KV tokens {tokens['']:,.0f} -> {tokens['1']:,.0f}, {tokens['1'] / tokens['']:.4f} x; "
+                f"first token after {start['']:.1f} -> {start['1']:.1f} s (the quickest of {arguments.turns}); "
+                f"free at the end {median('free_after_mib', ''):.0f} -> {median('free_after_mib', '1'):.0f} MiB",
+                flush=True,
+            )
     return 1 if wrong else 0
 
 
@@ -337,6 +456,10 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=2, help="with --compare, how often each way runs")
     parser.add_argument("--compare", action="store_true", help="run every mode with and without")
     parser.add_argument("--modes", default="full,piecewise,default", help="which, with --compare")
+    parser.add_argument("--kv", action="store_true", help="vLLM's defaults of memory, and the size of its KV cache")
+    parser.add_argument("--size", choices=SIZES, help="the shape of another model")
+    parser.add_argument("--utilization", type=float, help="vLLM's gpu_memory_utilization")
+    parser.add_argument("--timed", type=int, default=7, help="rounds of each time a token")
     arguments = parser.parse_args()
     # A process that asked the driver could not fork its workers any more.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"

@@ -87,7 +87,10 @@ def _line(arena: Arena) -> str:
 
 
 def report() -> str:
-    """What graphs hold, for a log: a line for each arena, and the page map's table where the library has one."""
+    """What graphs hold, for a log: a line for each arena, the page map's table where the library has one, and the ledger of each device that
+    has one (`VMMGRAPH_KV=1` under vLLM)."""
+    from . import _ledger
+
     chosen = status()
     lines = [repr(chosen) if chosen is not None else "<vmmgraph: not enabled>"]
     door = _door.opened()
@@ -95,6 +98,7 @@ def report() -> str:
         lines.append(_line(arena))
         if door is not None and door.library.has("arena_map_json") and door.library.has("map_report"):
             lines.append(door.library.text("map_report", arena.map_json().encode()).rstrip())
+    lines += [ledger.table() for ledger in _ledger.ledgers()]
     return "\n".join(lines)
 
 
