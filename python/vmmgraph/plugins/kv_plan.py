@@ -118,6 +118,11 @@ def kv_bytes(free: int, has: int, reserve: Reserve, ceiling: int | None, own: in
     return max(0, has + room)
 
 
+def first_blocks(wanted: int, most: int, block_bytes: int, free: int) -> int:
+    """The blocks that have memory before the captures: those that warm-up uses, and no more than a quarter of what is free; two at least."""
+    return max(1, min(most, max(2, min(wanted, free // 4 // max(1, block_bytes)))))
+
+
 def agreed(blocks: Sequence[int]) -> int:
     """The blocks that every rank has room for."""
     return min(blocks, default=0)

@@ -1,4 +1,4 @@
-"""vLLM's KV cache behind its captures (``VMMGRAPH_KV=1``), for the first model runner of vLLM 0.24.
+"""vLLM's KV cache behind its captures (``VMMGRAPH_KV=1``), for both model runners of vLLM 0.24.
 
 vLLM sizes the cache before it captures, from a profile and an estimate, and 8 % of the device stay unused. Here the KV tensors lie at addresses
 for the most blocks that may ever fit, and have memory for the few blocks that warm-up and captures use. When all graphs are captured, the
@@ -8,7 +8,7 @@ scheduler is made after that, with the blocks that every rank has room for.
     EngineCore._initialize_kv_caches      vLLM's own, over tensors for the most blocks; then `Worker.vmmgraph_kv_fit` on all ranks, the
                                           least of the answers, `Worker.vmmgraph_kv_commit` on all ranks
     Worker.determine_available_memory     the profile run, without the graphs that vLLM captures only to estimate their memory
-    GPUModelRunner._allocate_kv_cache_tensors    the tensors, over an `ElasticBuffer`
+    GPUModelRunner._allocate_kv_cache_tensors    the tensors, over an `ElasticBuffer`; in the second runner `attn_utils._allocate_kv_cache`
 
 ``kv_cache_memory_bytes`` and ``num_gpu_blocks_override`` win: with one of them vLLM allocates as ever.
 """
@@ -40,6 +40,8 @@ def install(when_imported: Callable[[str, Callable[[ModuleType], None]], Any]) -
     when_imported("vllm.v1.engine.core", patch_engine)
     when_imported("vllm.v1.worker.gpu_worker", patch_worker)
     when_imported("vllm.v1.worker.gpu_model_runner", patch_runner)
+    when_imported("vllm.v1.worker.gpu.model_runner", patch_captures)
+    when_imported("vllm.v1.worker.gpu.attn_utils", patch_second_allocation)
 
 
 def known_release() -> bool:
@@ -63,11 +65,9 @@ def declined(config: Any) -> str:
         return "kv_cache_memory_bytes is set"
     if cache.num_gpu_blocks_override is not None:
         return "num_gpu_blocks_override is set"
-    if getattr(config, "use_v2_model_runner", False):
-        return "the second model runner is not supported yet"
     if config.kv_transfer_config is not None or getattr(cache, "kv_offloading_size", None) is not None:
         return "a KV connector registers the whole cache before it has memory"
-    if getattr(config.model_config, "enable_sleep_mode", False):
+    if any(getattr(config.model_config, name, False) for name in ("enable_sleep_mode", "enable_cumem_allocator")):
         return "sleep mode pauses torch's memory"
     return ""
 
@@ -181,13 +181,16 @@ def dropped(logger: str, *beginnings: str) -> Iterator[None]:
 class WorkerKv:
     """The KV cache of one worker: its memory, and what was measured on the way."""
 
-    def __init__(self, device: int, others: int | None) -> None:
+    def __init__(self, device: int, others: int | None, sequences: int = 1, largest_graph: int = 0) -> None:
         self.device = device
+        #: Sequences of the largest step, and tokens of the largest graph.
+        self.sequences, self.largest_graph = sequences, largest_graph
         #: Bytes in use before this process had a context; ``None``: unknown.
         self.others = others
         self.phases = _ledger.Phases(device)
-        #: The most that torch's tensors came to in the profile run, and the most that torch held in it and in the rehearsed step; 0: not run.
-        self.profile_allocated = self.profile_held = self.step_held = 0
+        #: The most that torch's tensors came to in the profile run, and the most that torch held in it, from then to the end of warm-up, and
+        #: in the rehearsed step; 0: not run.
+        self.profile_allocated = self.profile_held = self.warm_held = self.step_held = 0
         self.layout: kv_plan.Layout | None = None
         self.buffer: ElasticBuffer | None = None
         self.tensors: list[Any] = []
@@ -199,9 +202,15 @@ class WorkerKv:
         if device != self.device:
             # One of several engines: `others` is that of another device.
             self.device, self.phases, self.others = device, _ledger.Phases(device), None
+        self.open()
         if self.others:
             self.phases.add("other processes, when this one began", self.others)
         self.phases.mark("CUDA's context")
+
+    def warm_blocks(self, groups: int) -> int:
+        """Blocks that warm-up and captures may use: the null block and, of each group, two for each sequence, as the second runner's warm-up
+        takes; and as many as vLLM's own profile of the first runner's graphs has."""
+        return max(1 + 2 * groups * self.sequences, self.largest_graph)
 
     def open(self) -> Any:
         """The library's device, which stays open from here on."""
@@ -211,16 +220,18 @@ class WorkerKv:
         return self.phases.library_device
 
     def peaks(self) -> tuple[int, int]:
-        """The most that torch's tensors came to since the last reset, and the most that torch held for them."""
+        """The most that torch's tensors came to since the last call, and the most that torch held for them."""
         import torch
 
+        torch.cuda.synchronize(self.device)
         stats = torch.cuda.memory_stats(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
         return int(stats.get("allocated_bytes.all.peak", 0)), int(stats.get("reserved_bytes.all.peak", 0))
 
     def peak(self) -> int:
         """The most that torch is to hold in an eager step. Compilers run within the profile run, and torch holds more then; so of that run only
         the tensors count where the step was rehearsed."""
-        return max(self.step_held, self.profile_allocated) if self.step_held else self.profile_held
+        return max(self.step_held or self.profile_held, self.warm_held, self.profile_allocated)
 
     def make(self, block_bytes: list[int], most: int, first: int) -> list[Any]:
         """Reserves addresses for ``most`` blocks, backs the ``first`` ones, and returns an int8 tensor for each size of block."""
@@ -314,6 +325,7 @@ def patch_worker(module: ModuleType) -> None:
     if not known_release():
         return
     worker = module.Worker
+    from_config = worker.initialize_from_config
     init_device, load_model, determine = worker.init_device, worker.load_model, worker.determine_available_memory
     init_distributed = module.init_worker_distributed_environment
 
@@ -350,6 +362,19 @@ def patch_worker(module: ModuleType) -> None:
             kv.phases.mark("kernels and library handles of loading")
         return result
 
+    @functools.wraps(from_config)
+    def initialize_from_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kv = kv_of(self)
+        if kv is None:
+            return from_config(self, *args, **kwargs)
+        kv.sequences = self.scheduler_config.max_num_seqs
+        kv.largest_graph = self.vllm_config.compilation_config.max_cudagraph_capture_size or 0
+        _initializing.append(kv)
+        try:
+            return from_config(self, *args, **kwargs)
+        finally:
+            _initializing.pop()
+
     @functools.wraps(determine)
     def determined(self: Any, *args: Any, **kwargs: Any) -> int:
         kv = kv_of(self)
@@ -358,6 +383,7 @@ def patch_worker(module: ModuleType) -> None:
     #: The worker whose communicators come next.
     starting: list[WorkerKv] = []
     module.init_worker_distributed_environment = initialize_distributed
+    worker.initialize_from_config = initialize_from_config
     worker.init_device, worker.load_model, worker.determine_available_memory = initialize_device, loaded, determined
     worker.vmmgraph_kv_fit, worker.vmmgraph_kv_commit, worker.vmmgraph_kv_ledger = fit, commit, ledger
 
@@ -365,9 +391,10 @@ def patch_worker(module: ModuleType) -> None:
 def bytes_of_weights(runner: Any) -> int:
     """Bytes of the model's parameters and buffers on the device, each storage once."""
     models = [runner.get_model()]
-    drafter = getattr(getattr(runner, "drafter", None), "model", None)
-    if drafter is not None:
-        models.append(drafter)
+    for name in ("drafter", "speculator"):
+        drafter = getattr(getattr(runner, name, None), "model", None)
+        if drafter is not None:
+            models.append(drafter)
     storages = {}
     for model in models:
         for tensor in [*model.parameters(), *model.buffers()]:
@@ -404,7 +431,8 @@ def fit(self: Any) -> dict[str, Any] | None:
     if kv is None or kv.layout is None:
         return None
     kv.phases.mark("kernels and library handles of warm-up")
-    rehearse(self.model_runner, kv)
+    kv.warm_held = kv.peaks()[1]
+    rehearse(self.model_runner, kv, bool(self.use_v2_model_runner))
     torch.cuda.synchronize(kv.device)
     gc.collect()
     torch.cuda.empty_cache()
@@ -423,13 +451,13 @@ def fit(self: Any) -> dict[str, Any] | None:
         "blocks": kv.layout.blocks_within(room),
         "block_bytes": sum(kv.layout.block_bytes),
         "said": f"{free / MIB:.0f} MiB are free behind the captures, {limit}; {reserve.total() / MIB:.0f} MiB stay free: {reserve}; torch holds {held / MIB:.0f} MiB, at most {kv.step_held / MIB:.0f} in the "
-        f"largest step and {kv.profile_held / MIB:.0f} ({kv.profile_allocated / MIB:.0f} of tensors) in the profile run",
+        f"largest step, {kv.warm_held / MIB:.0f} in warm-up and {kv.profile_held / MIB:.0f} ({kv.profile_allocated / MIB:.0f} of tensors) in the profile run",
     }
 
 
-def rehearse(runner: Any, kv: WorkerKv) -> None:
+def rehearse(runner: Any, kv: WorkerKv, second: bool) -> None:
     """Runs the largest eager step once with attention and sampling, as vLLM's profile run does without attention: what its kernels need is
-    taken then, and torch's peak is measured. Block tables are empty, so that it reads block 0 and writes none."""
+    taken then, and torch's peak is measured. It writes no block and reads those that warm-up used. ``second``: of the second model runner."""
     import torch
     from vllm.config import CUDAGraphMode
     from vllm.distributed.parallel_state import get_pp_group
@@ -443,16 +471,18 @@ def rehearse(runner: Any, kv: WorkerKv) -> None:
         return
     torch.cuda.synchronize(kv.device)
     torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(kv.device)
-    hidden, last = runner._dummy_run(
-        tokens, cudagraph_runtime_mode=CUDAGraphMode.NONE, force_attention=True, skip_eplb=True, profile_seq_lens=longest
-    )
+    kv.peaks()
+    if second:
+        hidden, last = runner._dummy_run(tokens, skip_eplb=True)
+    else:
+        hidden, last = runner._dummy_run(
+            tokens, cudagraph_runtime_mode=CUDAGraphMode.NONE, force_attention=True, skip_eplb=True, profile_seq_lens=longest
+        )
     if get_pp_group().is_last_rank:
         if runner.is_pooling_model:
             runner._dummy_pooler_run(hidden)
         else:
             runner._dummy_sampler_run(last)
-    torch.cuda.synchronize(kv.device)
     kv.step_held = kv.peaks()[1]
 
 
@@ -461,8 +491,8 @@ def commit(self: Any, blocks: int) -> int:
     kv = kv_of(self)
     assert kv is not None
     got = kv.commit(blocks)
-    # Its own in every process.
-    self.cache_config.num_gpu_blocks = got
+    # Every process has these of its own.
+    self.cache_config.num_gpu_blocks = self.model_runner.kv_cache_config.num_blocks = got
     return got
 
 
@@ -475,20 +505,52 @@ def ledger(self: Any) -> str:
     return kv.ledger().table()
 
 
-# The runner.
+# The runners.
+
+#: The KV cache of the worker that is initializing it on this thread; the second runner's allocation is a function that knows no worker.
+_initializing: list[WorkerKv] = []
 
 
 def patch_runner(module: ModuleType) -> None:
-    """Allocates the KV tensors over elastic memory, and names what captures take."""
+    """Allocates the first runner's KV tensors over elastic memory."""
     if not known_release():
         return
     runner = module.GPUModelRunner
-    allocate, capture = runner._allocate_kv_cache_tensors, runner.capture_model
+    allocate = runner._allocate_kv_cache_tensors
 
     @functools.wraps(allocate)
     def allocated(self: Any, kv_cache_config: Any) -> dict[str, Any]:
         kv = kv_of(self)
-        return allocate(self, kv_cache_config) if kv is None else elastic_tensors(self, kv, kv_cache_config)
+        if kv is None:
+            return allocate(self, kv_cache_config)
+        check_layout(self)
+        return elastic_tensors(kv, kv_cache_config, set(self.runner_only_attn_layers))
+
+    runner._allocate_kv_cache_tensors = allocated
+    patch_captures(module)
+
+
+def patch_second_allocation(module: ModuleType) -> None:
+    """Allocates the second runner's KV tensors over elastic memory. It only takes backends whose blocks are outermost."""
+    if not known_release():
+        return
+    allocate = module._allocate_kv_cache
+
+    @functools.wraps(allocate)
+    def allocated(kv_cache_config: Any, shared_layers: Any, device: Any) -> dict[str, Any]:
+        if not _initializing:
+            return allocate(kv_cache_config, shared_layers, device)
+        return elastic_tensors(_initializing[-1], kv_cache_config, set(shared_layers))
+
+    module._allocate_kv_cache = allocated
+
+
+def patch_captures(module: ModuleType) -> None:
+    """Names what captures take that is neither torch's nor an arena's."""
+    if not known_release():
+        return
+    runner = module.GPUModelRunner
+    capture = runner.capture_model
 
     @functools.wraps(capture)
     def captured(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -500,29 +562,27 @@ def patch_runner(module: ModuleType) -> None:
             kv.phases.mark("graphs' executables, and kernels of captures")
         return result
 
-    runner._allocate_kv_cache_tensors, runner.capture_model = allocated, captured
+    runner.capture_model = captured
 
 
-def elastic_tensors(runner: Any, kv: WorkerKv, kv_cache_config: Any) -> dict[str, Any]:
-    """The raw KV tensors by layer, as vLLM's `_allocate_kv_cache_tensors` makes them, at addresses for all blocks of the configuration."""
-    check_layout(runner)
+def elastic_tensors(kv: WorkerKv, kv_cache_config: Any, without: set[str]) -> dict[str, Any]:
+    """The raw KV tensors by layer, as vLLM allocates them, at addresses for all blocks of the configuration.
+
+    Layers of ``without`` have no tensor. ``kv_cache_config`` is the runner's own: until the cache is committed, its ``num_blocks`` says how
+    many blocks have memory, which the warm-up of the second runner keeps to.
+    """
     most = kv_cache_config.num_blocks
     sizes, numbers = tensor_sizes(kv_cache_config)
-    # As many as vLLM's own profile of its graphs has.
-    first = min(most, max(2, runner.compilation_config.max_cudagraph_capture_size or 1))
-    tensors = kv.make(sizes, most, first)
-    raw = {name: tensors[number] for name, number in numbers.items()}
-    expected = {
-        name
-        for group in kv_cache_config.kv_cache_groups
-        for name in group.layer_names
-        if name not in runner.runner_only_attn_layers
-    }
-    if expected != set(raw):
+    expected = {name for group in kv_cache_config.kv_cache_groups for name in group.layer_names} - without
+    if expected != set(numbers) - without:
         raise RuntimeError(
-            f"cannot lay out the KV cache: {len(expected)} layers need tensors and {len(raw)} have one; unset VMMGRAPH_KV and report this"
+            f"cannot lay out the KV cache: {len(expected)} layers need tensors and {len(numbers)} have one; unset VMMGRAPH_KV and report this"
         )
-    return raw
+    free, _ = _ledger.driver_memory(kv.device)
+    first = kv_plan.first_blocks(kv.warm_blocks(len(kv_cache_config.kv_cache_groups)), most, sum(sizes), free)
+    tensors = kv.make(sizes, most, first)
+    kv_cache_config.num_blocks = first
+    return {name: tensors[number] for name, number in numbers.items()}
 
 
 def tensor_sizes(kv_cache_config: Any) -> tuple[list[int], dict[str, int]]:
