@@ -1,22 +1,24 @@
-//! The order of an arena's replays.
+//! Replay order of an arena: prevents replays of its graphs from overlapping.
 //!
-//! Graphs of one arena write to the same pages, so no two of them may run at the same time (CUDA programming guide, "virtual
-//! aliasing": writes through one address of a page are coherent with another address only once the writing operation has
-//! completed). The order remembers where the last replay was launched:
+//! Graphs of one arena write to the same pages, so no two may run at the same time (CUDA
+//! programming guide, "virtual aliasing": writes through one address of a page are coherent with
+//! another address only once the writing operation has completed). The order tracks the stream of
+//! the last replay:
 //!
 //! ```text
-//!   nowhere ── enter(s) ──> on s ── enter(s): in order by itself, no driver call but the question whether s is captured
-//!                            |  ^── enter(t): a mark behind s, t waits for it, on t
-//!                            v
-//!                          marked ── enter(any): it waits for the mark, since a handle may have come back for another stream
+//!   unused ── enter(s) ──> on s ── enter(s): stream order suffices; only the capture check
+//!                           |  ^── enter(t): marks s, t waits for the mark, then on t
+//!                           v
+//!                         marked ── enter(any): waits for the mark, as a handle may be reused
 //! ```
 //!
-//! The default stream of a thread can be marked by that thread only, and one of a green context where that is current: replays there are marked
-//! at once.
+//! A thread's default stream can only be marked on its thread, and a green context's only while the
+//! context is current. Replays on either are marked at once.
 //!
-//! Launches take *turns*: between entering and leaving no other replay of the arena is launched. No lock is held meanwhile, so a
-//! launch may call anything of the library, except that a replay which would wait for itself, in however many steps and over
-//! however many arenas, regions and threads, is an error ([`ExclusiveSection`]).
+//! Launches hold an exclusive section: between enter and leave no other replay of the arena is
+//! launched. No lock is held, so a launch may call any function of the library. A replay which
+//! would wait for itself, through any number of arenas, regions and threads, is an error
+//! ([`ExclusiveSection`]).
 
 use std::sync::Arc;
 
@@ -36,66 +38,69 @@ pub use compare::Agreement;
 pub(crate) use history::DIGEST_BYTES;
 use serial::Serial;
 
-/// What an eager scope is known by where ranks compare their replays.
+/// Key of eager scopes in comparisons of ranks.
 pub(crate) const EAGER_KEY: u64 = u64::from_le_bytes(*b"eager   ");
 
-/// What `on` says when everything is marked: no stream has that handle.
+/// Value of `on` when everything is marked. No stream has this handle.
 const MARKED: u64 = u64::MAX;
-/// What `on` says of a stream whose handle means it on some thread or in some context only.
+/// Value of `on` for a stream whose handle is valid in one thread or context only.
 const ELSEWHERE: u64 = u64::MAX - 1;
-/// What `on` says while somebody who has `last` records a mark.
+/// Value of `on` while a thread holding `last` records a mark.
 const MARKING: u64 = u64::MAX - 2;
 
-/// Keeps the replays of one arena from overlapping.
+/// Orders the replays of one arena.
 #[derive(Debug)]
 pub struct ReplayOrder {
     events: Arc<Events>,
     turn: ExclusiveSection,
-    /// The stream behind whose last replay there is no mark yet, or [`ELSEWHERE`]; [`MARKED`] if there is one, or no replay. Whoever takes a mark sets this
-    /// to [`MARKING`] first and records then; whoever leaves a turn sets it back: so a launch during which a mark was taken is not covered by it.
+    /// Stream of the last replay while unmarked, or [`ELSEWHERE`]; [`MARKED`] if marked or without
+    /// replay. A marking thread sets [`MARKING`] before it records, and a launch sets the stream
+    /// again when leaving: so a mark recorded during a launch never counts for this launch.
     on: AtomicU64,
     last: Mutex<Last>,
-    /// What stands before every replay; written by whoever shut it.
+    /// Condition before every replay; written by pause and resume.
     gate: AtomicU64,
-    /// Behind what a resume copies, where the gate says so.
+    /// Fence of the contents being restored; used while the gate is [`BEHIND`].
     contents: Mutex<Fence>,
-    /// Launches so far; written by whoever has the turn.
+    /// Launches so far; written inside the exclusive section.
     replays: AtomicU64,
-    /// What [`on`](Self::on) will say behind the turn that [stayed](Entered::stay), until [`leave`](Self::leave).
+    /// Value of [`on`](Self::on) after a launch which [stayed](Entered::stay), until
+    /// [`leave`](Self::leave).
     entered: Mutex<Option<u64>>,
-    /// In a serial order.
+    /// Some in a serial order.
     serial: Option<Serial>,
-    /// Where ranks compare what they launched.
+    /// Some if ranks compare their launches.
     check: Option<OrderCheck>,
 }
 
-/// Nothing.
+/// No condition.
 const OPEN: u64 = 0;
-/// The first replay waits for contents that are still copied.
+/// The first replay waits for pending restores.
 const BEHIND: u64 = 1;
-/// The arena is paused: none is launched.
+/// The arena is paused: launches are refused.
 const SHUT: u64 = 2;
 
 #[derive(Debug, Default)]
 struct Last {
-    /// Behind everything replayed before what `on` says.
+    /// After all replays before the stream in `on`.
     mark: Option<Mark>,
-    /// Where the last replay was launched.
+    /// Stream of the last replay.
     stream: NamedStream,
-    /// What fences wait for that were asked for when the stream was captured, each for itself: one that a fence kept is not behind what was replayed since.
+    /// Deferred events of fences requested while the stream was captured, one per fence: an event
+    /// recorded for one fence is not after later replays.
     promises: Vec<Promise>,
 }
 
-/// The turn of one launch; ends with this.
+/// Exclusive section of one launch; dropping ends the section.
 #[derive(Debug)]
 pub(crate) struct Entered<'a> {
     order: &'a ReplayOrder,
-    /// What [`ReplayOrder::on`] says behind it; [`MARKED`]: it launches nothing.
+    /// Value of [`ReplayOrder::on`] after the launch; [`MARKED`] if nothing is launched.
     on: u64,
 }
 
 impl ReplayOrder {
-    /// No replay yet, on the device of these events.
+    /// Creates an order without replays, on the device of `events`.
     #[must_use]
     pub fn new(events: &Arc<Events>) -> Self {
         let (turn, last) = (ExclusiveSection::default(), Mutex::default());
@@ -116,14 +121,14 @@ impl ReplayOrder {
         }
     }
 
-    /// As [`new`](Self::new), but replays on another stream or thread than the first one's are refused, until that is
-    /// [lifted](Self::lift_serial).
+    /// Like [`new`](Self::new), but replays must stay on the stream and thread of the first one,
+    /// until [`lift_serial`](Self::lift_serial).
     #[must_use]
     pub fn serial(events: &Arc<Events>) -> Self {
         Self { serial: Some(Serial::default()), ..Self::new(events) }
     }
 
-    /// Replays are noted from now on, to be [compared](Self::compare) with other ranks'.
+    /// Enables recording of replay keys for [`compare`](Self::compare).
     pub(crate) fn checked(self) -> Self {
         Self { check: Some(OrderCheck::new()), ..self }
     }
@@ -136,8 +141,9 @@ impl ReplayOrder {
         })
     }
 
-    /// Compares what was launched with the other ranks; with a key, as if a replay of it was launched now. Says what came of it, on all
-    /// ranks the same; a difference in what somebody launched refuses all replays until a [restart](Self::restart).
+    /// Compares the launches of all ranks; with `next`, as if a replay of this key had been
+    /// launched. The result is equal on all ranks. A difference in launched replays refuses all
+    /// replays until [`restart`](Self::restart).
     pub(crate) fn compare(
         &self,
         seat: (u32, u32),
@@ -147,15 +153,16 @@ impl ReplayOrder {
         self.check()?.compare(seat, next, gather)
     }
 
-    /// What was launched so far is not compared any more.
+    /// Clears the recorded launches.
     pub(crate) fn restart(&self) -> Result<()> {
         self.check().map(OrderCheck::restart)
     }
 
-    /// The next replay of a [serial](Self::serial) order says anew where all others have to be. Waits for a launch of another thread.
+    /// Unbinds a [serial](Self::serial) order: the next replay binds the order to its stream and
+    /// thread. Waits for a launch of another thread.
     ///
     /// # Errors
-    /// [`Error::WrongState`] if this would wait for itself.
+    /// [`Error::WrongState`] if the call would wait for itself.
     pub fn lift_serial(&self) -> Result<()> {
         self.between(|| {
             if let Some(serial) = &self.serial {
@@ -164,34 +171,38 @@ impl ReplayOrder {
         })
     }
 
-    /// How many replays were launched; inside a launch, which one that is.
+    /// Returns the number of launched replays; inside a launch, the number of the current one.
     #[must_use]
     pub fn replays(&self) -> u64 {
         self.replays.load(Ordering::Relaxed)
     }
 
-    /// Calls `launch` with everything replayed so far ordered before what it gives to `stream`.
+    /// Calls `launch` after ordering its work on `stream` after all replays so far.
     ///
-    /// No lock is held while it runs. If it fails, the stream counts as used all the same.
+    /// No lock is held during `launch`. If `launch` fails, the stream still counts as used.
     ///
     /// # Errors
-    /// What the driver says; [`Error::StreamCapturing`] if `stream` is being captured, or using it would break a capture, or if that
-    /// is so of the stream of the last replay, which was not [marked](Self::mark) before; [`Error::WrongState`] if this would wait for
-    /// itself, while the arena is paused, or in a [serial](Self::serial) order for another stream or thread. `launch` has not been called then, and no capture was touched.
+    /// Driver errors. [`Error::StreamCapturing`] if `stream` is under capture or its use would
+    /// break a capture; the same for the stream of the last replay, unless [marked](Self::mark).
+    /// [`Error::WrongState`] if the call would wait for itself or the arena is paused; in a
+    /// [serial](Self::serial) order also on another stream or thread. After an error, `launch` was
+    /// not called and no capture was touched.
     pub fn replay<T>(&self, stream: Stream, launch: impl FnOnce() -> T) -> Result<T> {
         let _entered = self.begin(stream, || 0, || Ok(()))?;
         Ok(launch())
     }
 
-    /// Ends what this thread [began](Self::begin) and that [stayed](Entered::stay): its work has been given to the stream, or failed to be.
+    /// Ends this thread's replay which [began](Self::begin) and [stayed](Entered::stay), after its
+    /// work was submitted or failed.
     ///
     /// # Errors
-    /// [`Error::WrongState`] if nothing of this thread stayed.
+    /// [`Error::WrongState`] if no replay of this thread stayed.
     pub(crate) fn leave(&self) -> Result<()> {
         self.leave_of(thread_token())
     }
 
-    /// As [`leave`](Self::leave), for the thread of this token, on any; but for a replay on that thread's default stream.
+    /// Like [`leave`](Self::leave) for the thread with this token, callable on any thread. Not for
+    /// a replay on the default stream of the token's thread.
     ///
     /// # Errors
     /// As [`leave`](Self::leave).
@@ -206,8 +217,9 @@ impl ReplayOrder {
         Ok(())
     }
 
-    /// As [`replay`](Self::replay), up to the launch, which lasts as long as what this returns. `prepare` is called first, between two
-    /// replays; what it refuses is not launched. `key` is what ranks know the replay by, asked for if they compare.
+    /// Like [`replay`](Self::replay) up to the launch, which lasts as long as the result. `prepare`
+    /// runs first, between two replays; its error refuses the launch. `key` identifies the replay
+    /// and is called only if ranks compare.
     pub(crate) fn begin(
         &self,
         stream: Stream,
@@ -221,7 +233,7 @@ impl ReplayOrder {
             return Err(paused());
         }
         let named = self.events.name(stream);
-        // Before anything is prepared, waited for or recorded: elsewhere, that would be one more difference between ranks.
+        // Before any preparation, wait or record: each would add a difference between ranks.
         if let Some(serial) = &self.serial {
             serial.check(named)?;
         }
@@ -232,7 +244,7 @@ impl ReplayOrder {
         self.order(named)?;
         if gate == BEHIND {
             self.contents.lock().before(&self.events, stream)?;
-            // All later ones are in order behind this one, whatever becomes of its launch.
+            // All later replays are ordered after this one, even if its launch fails.
             self.gate.store(OPEN, Ordering::SeqCst);
         }
         if let Some(serial) = &self.serial {
@@ -246,28 +258,29 @@ impl ReplayOrder {
         Ok(entered)
     }
 
-    /// Does something between two replays.
+    /// Runs `work` between two replays.
     ///
     /// # Errors
-    /// [`Error::WrongState`] if this would wait for itself.
+    /// [`Error::WrongState`] if the call would wait for itself.
     pub(crate) fn between<T>(&self, work: impl FnOnce() -> T) -> Result<T> {
         self.turn.enter().map_err(|_| waits_for_itself())?;
         let _given_back = Entered { order: self, on: MARKED };
         Ok(work())
     }
 
-    /// From now on every replay is refused. [Between](Self::between) two replays.
+    /// Refuses all replays from now on. Call [between](Self::between) two replays.
     pub(crate) fn shut(&self) {
         self.gate.store(SHUT, Ordering::SeqCst);
     }
 
-    /// Replays are launched again, behind a fence.
+    /// Permits replays again, after a fence.
     pub(crate) fn reopen(&self, contents: Fence) {
         *self.contents.lock() = contents;
         self.gate.store(BEHIND, Ordering::SeqCst);
     }
 
-    /// Orders everything so far before the end of `stream`. The caller has the turn.
+    /// Orders all replays so far before later work of `stream`. The caller holds the exclusive
+    /// section.
     fn order(&self, stream: NamedStream) -> Result<()> {
         let handle = stream.stream();
         if !self.events.ready(handle)? {
@@ -278,7 +291,8 @@ impl ReplayOrder {
         }
         let mut last = self.last.lock();
         if let Some(mark) = self.mark_last(&mut last)? {
-            // A thread's own default stream is still that stream; any other name may have come back for another one.
+            // A thread's own default stream keeps its identity; any other handle may now denote a
+            // new stream.
             if !stream.is_never_anothers() || last.stream != stream {
                 mark.before(handle)?;
             }
@@ -288,14 +302,14 @@ impl ReplayOrder {
         Ok(())
     }
 
-    /// Puts a mark behind everything replayed so far, unless there is one.
+    /// Records a mark after all replays so far, unless one exists.
     fn mark_last(&self, last: &mut Last) -> Result<Option<Mark>> {
         if self.on.load(Ordering::SeqCst) == MARKED {
             return Ok(last.mark.clone());
         }
         let on = self.on.swap(MARKING, Ordering::SeqCst);
         let now = |on| {
-            // Unless a turn was left meanwhile.
+            // Unless a launch was left in the meantime.
             let _ = self.on.compare_exchange(MARKING, on, Ordering::SeqCst, Ordering::SeqCst);
         };
         match self.events.record_named(last.stream) {
@@ -311,9 +325,10 @@ impl ReplayOrder {
         }
     }
 
-    /// Puts a mark behind everything replayed so far, so that the stream of the last replay is not needed any more: call it before
-    /// that stream is captured or destroyed. Costs nothing if no replay came since the last mark. A replay that another thread is
-    /// launching meanwhile may or may not be behind it, and stays in order either way.
+    /// Records a mark after all replays so far: the stream of the last replay is then no longer
+    /// needed. Call before this stream is captured or destroyed. Free if no replay followed the
+    /// last mark. A concurrent launch on another thread may or may not be covered, and stays in
+    /// order either way.
     ///
     /// # Errors
     /// As [`replay`](Self::replay).
@@ -327,19 +342,19 @@ impl ReplayOrder {
         self.mark_last(&mut self.last.lock()).map(drop)
     }
 
-    /// As [`mark`](Self::mark), if the last replay was on this stream.
+    /// Like [`mark`](Self::mark), if the last replay was on this stream.
     pub(crate) fn mark_on(&self, stream: Stream) -> Result<()> {
         let mut on = self.on.load(Ordering::SeqCst);
         if on == MARKING {
-            // It may be on this stream, and its record is still to come.
+            // The stream being marked may be this one, with its record still to come.
             let _recorded = self.last.lock();
             on = self.on.load(Ordering::SeqCst);
         }
         if on == stream.raw() { self.mark() } else { Ok(()) }
     }
 
-    /// What is behind everything replayed so far, and behind the contents that a resume still copies: a fence that this object is not needed
-    /// for. Does not block.
+    /// Returns a fence after all replays so far and after pending restores. The fence does not need
+    /// this object. Does not block.
     #[must_use]
     pub fn fence(&self) -> Fence {
         let mut fence = Fence::default();
@@ -350,7 +365,8 @@ impl ReplayOrder {
         match self.mark_last(&mut last) {
             Ok(mark) => mark.into_iter().for_each(|mark| fence.add_mark(mark)),
             Err(_) => {
-                // The next mark of this order is behind it too, so that the stream may go then.
+                // The next mark of this order also records the deferred event, so the stream may
+                // then be destroyed.
                 let promise = Promise::default();
                 fence.add_promise(last.stream, &promise);
                 last.promises.retain(Promise::is_open);
@@ -362,7 +378,7 @@ impl ReplayOrder {
 }
 
 impl Entered<'_> {
-    /// It lasts until [`ReplayOrder::leave`].
+    /// Keeps the launch open until [`ReplayOrder::leave`].
     pub(crate) fn stay(self) {
         *self.order.entered.lock() = Some(self.on);
         std::mem::forget(self);
@@ -372,7 +388,7 @@ impl Entered<'_> {
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
         if self.on != MARKED {
-            // Where a mark was taken meanwhile, which may not be behind the launch.
+            // A mark recorded in the meantime may not cover the launch.
             if self.order.on.load(Ordering::SeqCst) != self.on {
                 self.order.on.store(self.on, Ordering::SeqCst);
             }
@@ -386,7 +402,7 @@ impl Drop for Entered<'_> {
     }
 }
 
-/// What `on` says of a stream without a mark.
+/// Value of `on` for an unmarked stream.
 fn unmarked(stream: NamedStream) -> u64 {
     if stream.is_everywhere() { stream.stream().raw() } else { ELSEWHERE }
 }

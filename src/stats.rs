@@ -1,4 +1,4 @@
-//! Snapshots of what is held, as plain data and as JSON text.
+//! Snapshots of memory use, as plain data and as JSON.
 
 use std::fmt;
 
@@ -7,78 +7,81 @@ use serde::Serialize;
 use crate::pages::{AccountStats, Holder, Holding, PoolStats};
 use crate::space::SpaceStats;
 
-/// What one arena holds. Every number is kept as it changes, so that asking costs the same with any number of spaces.
+/// Statistics of one arena. All numbers are maintained incrementally: the cost of a query is
+/// independent of the number of spaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ArenaStats {
-    /// The arena's number, unique in the process.
+    /// Number of the arena, unique in the process.
     pub id: u64,
     /// Bytes of physical memory: shared, retained, kept and exclusive pages.
     pub physical_bytes: u64,
-    /// Bytes of shared pages. What no space maps is not the arena's any more, but free on the device.
+    /// Bytes of shared pages. A page without a mapping in any space returns to the device's free
+    /// pages.
     pub shared_bytes: u64,
     /// Shared pages.
     pub shared_pages: u64,
-    /// Bytes of pages that belong to single spaces.
+    /// Bytes of pages owned by single spaces.
     pub retained_bytes: u64,
-    /// Bytes of pages for kept blocks.
+    /// Bytes of pages for persistent (kept) blocks.
     pub kept_bytes: u64,
-    /// Bytes of exclusive blocks, which are no blocks of a space.
+    /// Bytes of private (exclusive) blocks, which belong to no space.
     pub exclusive_bytes: u64,
-    /// Of the shared bytes, those that are on lease.
+    /// Bytes on lease, part of shared_bytes.
     pub lent_bytes: u64,
-    /// What counts toward the arena's budget, and the budget.
+    /// Bytes charged to the arena's budget, and the budget.
     pub account: AccountStats,
-    /// Bytes of addresses reserved by its spaces.
+    /// Bytes of addresses reserved by the arena's spaces.
     pub reserved_bytes: u64,
-    /// Bytes of addresses with a page behind them; a page that shows n times counts n times.
+    /// Bytes of mapped addresses; a page with n mappings counts n times.
     pub mapped_bytes: u64,
-    /// Bytes of live blocks, rounded up to 512 each.
+    /// Bytes of live blocks, each rounded up to 512.
     pub live_bytes: u64,
     /// Live blocks.
     pub blocks: u64,
-    /// The most bytes that any one space has needed: live at once, or handed out in a bump space.
+    /// Maximum bytes of any one space: live at once, or handed out in a bump space.
     pub high_water_bytes: u64,
-    /// Spaces that are there.
+    /// Number of spaces.
     pub spaces: u64,
-    /// Replays that were launched.
+    /// Launched replays.
     pub replays: u64,
-    /// Whether it is paused: then it holds no bytes but those of exclusive blocks and those that could not go.
+    /// Whether the arena is paused. A paused arena has only exclusive blocks and pages which could
+    /// not be freed.
     pub paused: bool,
 }
 
-/// An arena and the device under it.
+/// An arena and its device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Snapshot {
-    /// The platform's name.
+    /// Platform name.
     pub driver: &'static str,
-    /// The device's number.
+    /// Device number.
     pub device: i32,
-    /// The device's name.
+    /// Device name.
     pub device_name: String,
-    /// The device's page pool, which other arenas may draw from too.
+    /// The device's page pool, shared with other arenas.
     pub pool: PoolStats,
-    /// Who holds the pool's pages, all arenas and spaces of the device.
+    /// Owners of the pool's pages, over all arenas and spaces of the device.
     pub holders: Vec<Holding>,
     /// The arena.
     pub arena: ArenaStats,
-    /// Its spaces, in the order they were opened.
+    /// Spaces of the arena, in the order of opening.
     pub spaces: Vec<SpaceStats>,
 }
 
 impl Snapshot {
-    /// The snapshot as one JSON object, its keys the field names above.
+    /// Returns the snapshot as one JSON object; keys are field names.
     #[must_use]
     pub fn to_json(&self) -> String {
         to_json(self)
     }
 }
 
-/// A value of plain structs of numbers and strings, which always has a JSON form.
+/// Serializes plain structs of numbers and strings, which cannot fail.
 pub(crate) fn to_json(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
-/// Who holds what, a line each, for people.
+/// Prints one line per owner.
 impl fmt::Display for Snapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (pool, arena) = (&self.pool, &self.arena);

@@ -1,4 +1,4 @@
-//! What torch's allocator calls come down to: blocks of one space.
+//! Block allocator of one space for torch.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,17 +8,18 @@ use crate::space::{Carry, Core, Kind, RetainPolicy, Space};
 use crate::units::{Address, Stream};
 use crate::workspace::Workspace;
 
-/// The memory of one capture, as torch asks for it: tensor by tensor (blocks route) or segment by segment (MemPool route).
+/// Memory of one capture for torch, by tensor (blocks route) or by segment (MemPool route).
 ///
-/// Holds the blocks of its space and not the graph: a tensor or a pool that outlives the graph keeps what is under it and nothing
-/// else, and can still give it back, from any thread, at any later time. No call but [`allocate`](Self::allocate) waits for anything.
+/// Holds the blocks of its space, not the graph. A tensor or pool which outlives the graph keeps
+/// only its own memory, and can free the memory at any later time on any thread. Only
+/// [`allocate`](Self::allocate) may wait.
 #[derive(Clone)]
 pub struct VmmTorchAllocator {
     core: Arc<Core>,
 }
 
 impl VmmTorchAllocator {
-    /// For the space of one capture.
+    /// Creates the allocator of the space of one capture.
     #[must_use]
     pub fn new(space: &Space) -> Self {
         Self { core: Arc::clone(space.core()) }
@@ -27,7 +28,7 @@ impl VmmTorchAllocator {
     /// See [`Space::allocate`], and [`Space::allocate_kept`] if `kept`.
     ///
     /// # Errors
-    /// Those of [`Space::allocate`]; out of memory is to become a null pointer, of which torch makes its own error.
+    /// As [`Space::allocate`]. The caller returns a null pointer to torch when out of memory.
     pub fn allocate(&self, bytes: u64, stream: Stream, kept: bool) -> Result<Address> {
         self.core.allocate(bytes, stream, if kept { Kind::Kept } else { Kind::Local })
     }
@@ -35,80 +36,87 @@ impl VmmTorchAllocator {
     /// See [`Space::allocate_remote`].
     ///
     /// # Errors
-    /// Those of [`Space::allocate_remote`].
+    /// As [`Space::allocate_remote`].
     pub fn allocate_remote(&self, bytes: u64, stream: Stream) -> Result<Address> {
         self.core.allocate(bytes, stream, Kind::Remote)
     }
 
-    /// Whether other processes can be given the pages under its blocks: a library that meets them in a capture may do so by itself.
+    /// Returns whether the pages of its blocks can be exported. Libraries which see the blocks in a
+    /// capture may then export them on their own.
     #[must_use]
     pub fn is_shareable(&self) -> bool {
         self.core.is_shareable()
     }
 
-    /// Closes the arena after a bug was caught: every later call but destruction fails.
+    /// Closes the arena after an internal error: later calls fail, except destruction.
     #[cfg(feature = "bridge")]
     pub(crate) fn close_arena(&self) {
         self.core.close_arena();
     }
 
-    /// See [`Space::free`]. If the capture is over, the block's bytes are nobody else's, and mapped, until the streams in `readers` have
-    /// passed, beside those that were noted for it: a program may drop a tensor right after work that reads it.
+    /// See [`Space::free`]. After the capture, the block's bytes stay mapped and unused until the
+    /// streams in `readers` and all recorded streams are done: a program may drop a tensor right
+    /// after submitting work on the tensor.
     ///
     /// # Errors
-    /// Those of [`Space::free`].
+    /// As [`Space::free`].
     pub fn free(&self, address: Address, readers: &[Stream]) -> Result<()> {
         self.core.free(address, readers)
     }
 
-    /// With `only`, promises that what is captured into the space is launched by [`Space::replay`] and [`Space::enter`] only, and by nobody before this
-    /// is said. Until the first launch, and until the device's next capture begins, whose graph may read it, a retained block that goes then leaves everything as if
-    /// it had gone before the seal: behind the streams noted for it, the pages that were there come back. Without `only` that ends: anybody may launch it from now on.
+    /// With `only`, declares that the space's graphs are launched only through [`Space::replay`]
+    /// and [`Space::enter`], and never before this call. A live-out (retained) block may then be
+    /// freed as if before the seal: after its recorded streams, the original pages are mapped
+    /// again. This ends at the first launch, at the device's next capture (its graph may read the
+    /// block), and with `only` false.
     pub fn launch_by_replay_only(&self, only: bool) {
         self.core.launch_by_replay_only(only);
     }
 
-    /// Makes short blocks kept ones, from the beginning of the space on, where blocks at the same point of the arena's earlier captures outlived those: all
-    /// that came and went before was the same there, whatever the sizes. So outputs of a model that is captured for many batches lie packed. What an
-    /// arena holds, and the [layout hash](crate::SealReport::layout_hash), then depend on the order of captures. Where one goes before its first
-    /// launch and the next capture none is kept from then on.
+    /// Makes short blocks persistent (kept) where blocks at the same trace point of the arena's
+    /// earlier captures were live-out. Two points are equal if all earlier allocations and frees
+    /// match, whatever the sizes. The outputs of a model captured for many batch sizes are then
+    /// packed. Arena size and [layout hash](crate::SealReport::layout_hash) then depend on the
+    /// order of captures. A point is excluded for good if its block is freed before the first
+    /// launch and the next capture.
     pub fn keep_as_before(&self) {
         self.core.keep_as_before();
     }
 
-    /// Says of a stream that was captured into the space, and that lasts as long as its blocks, that a program may use those there without
-    /// [noting](Self::record_stream) it: nothing [comes back](Self::launch_by_replay_only) before what it was given until a block went is done.
+    /// Declares a stream of the capture which outlives the blocks and may use them without
+    /// [`record_stream`](Self::record_stream). [Restores](Self::launch_by_replay_only) of a freed
+    /// block wait for the work submitted to the stream before the free.
     pub fn captured_on(&self, stream: Stream) {
         self.core.captured_on(stream);
     }
 
-    /// Before a seal by a policy, around which the caller carries over what was written since the capture: until what this returns is dropped, also
-    /// a block that any thread frees stays where it is.
+    /// Prepares a seal around which the caller preserves contents written since the capture. Until
+    /// the result is dropped, blocks freed by any thread stay in place.
     ///
     /// # Errors
-    /// [`Error::WrongState`](crate::Error::WrongState) while another one is there.
+    /// [`Error::WrongState`](crate::Error::WrongState) while another one exists.
     pub fn carry(&self, policy: RetainPolicy) -> Result<Carry> {
         Carry::begin(&self.core, policy)
     }
 
-    /// A workspace on the arena's device, for what is captured into the space.
+    /// Creates a workspace on the arena's device for this space's graphs.
     ///
     /// # Errors
-    /// Those of [`Workspace::new`].
+    /// As [`Workspace::new`].
     pub fn workspace(&self, bytes: u64) -> Result<Workspace> {
         Workspace::new(self.core.device(), bytes)
     }
 
-    /// Before a replay of a space that was captured with the workspace and nothing else was, within its [turn](Space::enter): see
-    /// [`Workspace::use_on`].
+    /// Prepares a workspace for a replay of the only space captured with the workspace, within the
+    /// replay's [exclusive section](Space::enter). See [`Workspace::use_on`].
     ///
     /// # Errors
-    /// Those of [`Workspace::use_on`].
+    /// As [`Workspace::use_on`].
     pub fn use_workspace(&self, workspace: &Workspace, stream: Option<Stream>) -> Result<bool> {
         workspace.use_on(stream, || self.core.replays())
     }
 
-    /// The workspace goes behind the arena's replays so far, at the earliest.
+    /// Delays the end of the workspace until after the arena's replays so far.
     pub fn leave_workspace(&self, workspace: &Workspace) {
         workspace.leave(self.core.replays());
     }
@@ -119,22 +127,22 @@ impl VmmTorchAllocator {
         self.core.contains(address)
     }
 
-    /// See [`Space::record_stream`]. Returns the stream that the block was allocated for if the block
-    /// stays busy until the seal once it is freed, or until [`free_parked`](Self::free_parked).
+    /// See [`Space::record_stream`]. Returns the block's allocation stream if the block, once
+    /// freed, stays parked until the seal or until [`free_parked`](Self::free_parked).
     ///
     /// # Errors
-    /// Those of [`Space::record_stream`].
+    /// As [`Space::record_stream`].
     pub fn record_stream(&self, address: Address, stream: Stream) -> Result<Option<Stream>> {
         self.core.record_stream(address, stream)
     }
 
-    /// Frees the bytes of a block that was [freed](Self::free) while another stream of the capture used
-    /// it. The caller has seen in the captured graph that all work captured on the block's own stream
-    /// from now on depends on every use of the block. No effect after the seal.
+    /// Frees the bytes of a parked block: [freed](Self::free) while another stream of the capture
+    /// used the block. The caller must have verified in the captured graph that later work on the
+    /// block's own stream depends on every use of the block. No effect after the seal.
     ///
     /// # Errors
-    /// [`Error::ForeignPointer`](crate::Error::ForeignPointer); [`Error::DoubleFree`](crate::Error::DoubleFree)
-    /// for a block that is not waiting.
+    /// [`Error::ForeignPointer`](crate::Error::ForeignPointer);
+    /// [`Error::DoubleFree`](crate::Error::DoubleFree) for a block which is not parked.
     pub fn free_parked(&self, address: Address) -> Result<()> {
         self.core.free_parked(address)
     }

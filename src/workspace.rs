@@ -1,9 +1,10 @@
-//! Workspaces: what kernels of captured graphs use in passing, such as cuBLAS's partial sums. A graph has its address baked in, so whoever captures
-//! gets addresses of his own; which page is behind them is a matter of who runs at the same time.
+//! Workspaces: transient memory of kernels in captured graphs, such as cuBLAS's partial sums.
+//! Graphs contain the address, so each capture gets its own addresses; the page behind them depends
+//! on the streams in use.
 //!
-//! Those whose users one stream has in order show one page, as graphs that are captured without any common pool mostly are: N of them cost one. A
-//! workspace is used on the stream that its page's other users are on, or gets another page before; one that goes from stream to stream gets a page
-//! of its own. So nobody ever waits for another's work.
+//! Workspaces used in order on one stream share one page: N such workspaces cost one page. A
+//! workspace is used on the stream of its page's other users, or first moves to another page. A
+//! workspace which changes streams gets a private page. So no work ever waits for unrelated work.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,41 +18,39 @@ use crate::pages::{Account, Change, Fence, Holder, Limits, PageId, PagePool, Ran
 use crate::sync::{Mutex, ProcessMutex};
 use crate::units::{Address, MAX_BYTES, Peers, Stream};
 
-/// A page and those who show it.
+/// A page and the workspaces mapped to the page.
 struct Group {
     id: u64,
     pool: Weak<PagePool>,
     bytes: u64,
     page: PageId,
-    /// What its page counts toward.
     _account: Account,
-    /// The stream that has all their work in order; `None`: none of them has been used.
+    /// Stream which orders all work on the page; `None`: not used yet.
     stream: Mutex<Option<Stream>>,
-    /// Whether one that was used has left: its work may not be over.
+    /// Whether a used workspace left: its work may not be complete.
     left: AtomicBool,
 }
 
-/// One that takes one more.
+/// A group open to more workspaces.
 struct Open {
     pool: Weak<PagePool>,
     bytes: u64,
     group: Weak<Group>,
 }
 
-/// All of them, in the order of age.
+/// All open groups, oldest first.
 static OPEN: ProcessMutex<Vec<Open>> = ProcessMutex::new(Vec::new());
 
-/// How often a workspace joins those of another stream, which is to wait for its last use and to map a page, before it has one of its own.
+/// Maximum moves to groups of other streams, each with a wait and a map, before a private page.
 const MOST_MOVES: u32 = 3;
 
-/// How a workspace is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
-    /// Not yet.
+    /// Not used yet.
     Never,
-    /// On one stream only.
+    /// Used on one stream only.
     On(Stream),
-    /// On whatever stream: its page is its own.
+    /// Used on any stream: the page is private.
     Alone,
 }
 
@@ -59,29 +58,31 @@ struct Place {
     group: Option<Arc<Group>>,
     used: Use,
     moves: u32,
-    /// A change could not be undone: nothing is mapped.
+    /// No page is mapped, after a transaction whose undo failed.
     hole: bool,
-    /// Behind what it may go.
+    /// Fence before the addresses are freed.
     behind: Fence,
 }
 
-/// Addresses for what kernels use in passing; contents are nobody's from one use to the next. Thread-safe.
+/// Addresses for transient memory; contents are undefined between uses. Thread-safe.
 ///
-/// Dropping it blocks nobody: see [`leave`](Self::leave).
+/// Dropping does not block: see [`leave`](Self::leave).
 pub struct Workspace {
     device: Arc<Device>,
-    /// `None`: it is going.
+    /// `None` while being dropped.
     range: Option<Reservation>,
     bytes: u64,
     place: Mutex<Place>,
 }
 
 impl Workspace {
-    /// A workspace of so many bytes at least, on the page of others of that size or a new one, which counts toward the device's budget.
+    /// Creates a workspace of at least `bytes` bytes. Uses the page of other workspaces of the same
+    /// size, or a new page, charged to the device's budget.
     ///
     /// # Errors
-    /// [`Error::InvalidSize`]; [`Error::InvalidArgument`] on a platform where a page shows once; [`Error::OutOfMemory`], [`Error::OverBudget`] or
-    /// [`Error::OutOfAddresses`], with nothing changed; what the driver says.
+    /// [`Error::InvalidSize`]; [`Error::InvalidArgument`] on a platform without aliased mappings;
+    /// [`Error::OutOfMemory`], [`Error::OverBudget`] or [`Error::OutOfAddresses`], with nothing
+    /// changed; driver errors.
     pub fn new(device: &Arc<Device>, bytes: u64) -> Result<Self> {
         let capabilities = device.driver().capabilities();
         if capabilities.alias == Alias::None {
@@ -115,27 +116,30 @@ impl Workspace {
         Ok(Self { device: Arc::clone(device), range: Some(range), bytes, place: Mutex::new(place) })
     }
 
-    /// The first address, which never changes.
+    /// Returns the first address, which never changes.
     #[must_use]
     pub fn address(&self) -> Address {
         self.range.as_ref().map_or(Address(0), Reservation::base)
     }
 
-    /// Bytes, in whole pages of the driver's smallest size.
+    /// Returns the bytes, a multiple of the driver's smallest page size.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Before work that uses it is given to a stream, which is there as long as the process lives; `None`: any stream, by whomever, from now on, which a
-    /// default stream of a thread or of another context than the primary one counts as. Work that it was used for before is ordered before that work,
-    /// and `used` is behind all of it: that is waited for where the page changes. The caller sees to it that nothing is given or captured with it
-    /// meanwhile. Asks nobody for memory. Whether it need not be asked again on any stream.
+    /// Call before submitting work which uses the workspace to `stream`, which must exist as long
+    /// as the process. `None`, like a default stream of a thread or of a non-primary context: any
+    /// stream, by any caller, from now on. The caller orders earlier work of the workspace before
+    /// this work; `used` returns a fence after the earlier work, and the call waits for the fence
+    /// if the page changes. No work with the workspace may be submitted or captured during the
+    /// call. Never calls reclaimers. Returns whether further calls are unnecessary on any stream.
     ///
     /// # Errors
-    /// As [`new`](Self::new), and those of [`Fence::block`]. Then the work must not be given, and it can be tried again.
+    /// As [`new`](Self::new) and [`Fence::block`]. Then do not submit the work; the call can be
+    /// repeated.
     pub fn use_on(&self, stream: Option<Stream>, used: impl FnOnce() -> Fence) -> Result<bool> {
-        // Others' handles may come back for other streams.
+        // Handles of other streams may be reused for new streams.
         let stream = stream.filter(|stream| self.device.pool().events().name(*stream).is_everywhere());
         let mut place = self.place.lock();
         let stays = match (place.used, stream) {
@@ -162,7 +166,7 @@ impl Workspace {
         Ok(place.used == Use::Alone)
     }
 
-    /// Another page: that of a group which is used on the stream, or a new one.
+    /// Moves to the page of a group used on the stream, or to a new page.
     fn change_page(&self, place: &mut Place, on: Option<Stream>) -> Result<()> {
         let Some(range) = &self.range else { return Ok(()) };
         let mut change = Change::on(self.device.pool());
@@ -189,14 +193,15 @@ impl Workspace {
             open(&group);
         }
         place.hole = false;
-        // What it was used for on the other one is over.
+        // Uses of the previous page are complete.
         place.group = Some(group);
         place.used = on.map_or(Use::Alone, Use::On);
         Ok(())
     }
 
-    /// Makes it one whose page never changes, for users of any number and streams that something else has in order, if nobody else has shown its page.
-    /// Whether it is; not while another thread waits for its last use. Waits for nothing.
+    /// Makes the page private and permanent, for any number of users ordered by other means, if no
+    /// other workspace has used the page. Returns whether the page is private; false while another
+    /// thread waits for the last use. Does not wait.
     pub fn keep(&self) -> bool {
         let Some(mut place) = self.place.try_lock() else { return false };
         if !place.hole && place.group.as_ref().is_some_and(Group::is_only) {
@@ -205,22 +210,24 @@ impl Workspace {
         place.used == Use::Alone
     }
 
-    /// Its addresses go, and others get its page, behind this and what was said before.
+    /// Delays the freeing of the addresses, and the reuse of the page, until after `behind` and all
+    /// earlier fences.
     pub fn leave(&self, behind: Fence) {
         let mut place = self.place.lock();
         place.behind.join(behind);
-        // What is over need not be remembered.
+        // Completed parts need not be stored.
         drop(place.behind.done(self.device.pool().events()));
     }
 }
 
 impl Group {
-    /// Whether its users are on this stream, from now on if there are none yet.
+    /// Returns whether the group is used on this stream; binds an unused group to the stream.
     fn is_used_on(&self, stream: Stream) -> bool {
         *self.stream.lock().get_or_insert(stream) == stream
     }
 
-    /// Whether one alone has ever used its page and shows it; then no other will.
+    /// Returns whether only one workspace ever used the page, and closes the group to other
+    /// workspaces.
     fn is_only(group: &Arc<Self>) -> bool {
         let mut open = OPEN.lock();
         let only = Arc::strong_count(group) == 1 && !group.left.load(Ordering::SeqCst);
@@ -235,7 +242,7 @@ impl Group {
     }
 }
 
-/// Others may join.
+/// Opens the group to other workspaces.
 fn open(group: &Arc<Group>) {
     let mut open = OPEN.lock();
     open.retain(|known| known.group.strong_count() > 0);
@@ -244,7 +251,7 @@ fn open(group: &Arc<Group>) {
     }
 }
 
-/// Maps the page of the first open group that suits, or a new one, at the beginning of a range.
+/// Maps the page of the first suitable open group, or a new page, at the start of a range.
 fn show(
     device: &Arc<Device>,
     change: &mut Change<'_>,
@@ -254,7 +261,7 @@ fn show(
 ) -> Result<Arc<Group>> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let pool = Arc::downgrade(device.pool());
-    // Whoever is looked at has one user more meanwhile: none of another device, where somebody may ask whether he is alone.
+    // Upgrading adds a reference, which `is_only` counts: only groups of this device are upgraded.
     let known: Vec<Arc<Group>> = OPEN
         .lock()
         .iter()
@@ -262,7 +269,7 @@ fn show(
         .filter_map(|known| known.group.upgrade())
         .collect();
     for group in known {
-        // One whose last user is going has lost its page.
+        // A group whose last workspace is being dropped has no page.
         if suits(&group) && change.rely_on(group.page, group.holder()).is_some() {
             change.map(range, 0, &[group.page])?;
             return Ok(group);

@@ -1,4 +1,4 @@
-// Which graphs are likely to run next.
+// Prediction of the graphs likely to run next.
 #pragma once
 
 #include <vector>
@@ -7,13 +7,15 @@
 
 namespace vmmgraph::engine {
 
-// Beside the graph of a step those that steps moved on to from there, and its neighbours by size: batches grow and shrink.
+// Predicts the graph after the current one: its last successor, or a neighbour by size, since
+// batches grow and shrink.
 class Ahead {
 public:
-    // Notes the graph of a step. What may be next, the likeliest first; empty while the same graph runs again and again.
+    // Records the graph of a step. Returns likely successors, the likeliest first; empty while the
+    // same graph repeats.
     const std::vector<dispatch::Slot>& after(dispatch::Slot slot);
 
-    // All graphs that there can be, in ascending order of size within a mode and variant.
+    // A possible graph. The constructor takes all, by ascending size within a mode and variant.
     struct Place {
         dispatch::Slot slot;
         dispatch::Mode mode;

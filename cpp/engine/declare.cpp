@@ -51,7 +51,7 @@ std::int32_t to_c(c10::ScalarType dtype) {
 }
 
 std::uint64_t bits_of(const c10::Scalar& element, c10::ScalarType dtype) {
-    // What does not fit the dtype throws c10::Error, with the value in its message.
+    // An element outside the dtype's range throws c10::Error, with the value in its message.
     switch (dtype) {
         case c10::ScalarType::Bool:
             return element.toBool() ? 1 : 0;

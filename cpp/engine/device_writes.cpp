@@ -11,13 +11,14 @@
 namespace vmmgraph::engine {
 namespace {
 
-// Bytes somewhere on the device.
+// A range of device bytes.
 struct Bytes {
     void* start;
     std::int64_t length;
 };
 
-// The widest integer that everything is a multiple of: torch takes many tensors in one launch only if they are of one dtype.
+// Returns the widest integer type which divides all addresses and lengths, since torch batches only
+// tensors of one dtype.
 c10::ScalarType widest(const std::vector<Bytes>& all) {
     std::uintptr_t bits = 0;
     for (const auto& bytes : all) {
@@ -37,10 +38,10 @@ std::vector<at::Tensor> view(const std::vector<Bytes>& all, c10::ScalarType dtyp
     return tensors;
 }
 
-// Whether there is an element at all.
+// Returns true if the value has an element.
 bool has_data(const DeviceWrite& write) { return write.value.defined() && write.value.numel() > 0; }
 
-// Whether the value is the beginning of its place, byte for byte.
+// Returns true if the value is the beginning of its place, byte for byte.
 bool leads(const DeviceWrite& write) { return write.value.is_contiguous() && write.value.sizes().slice(1) == write.place.sizes().slice(1); }
 
 at::Tensor corner(const DeviceWrite& write) {
@@ -51,7 +52,8 @@ at::Tensor corner(const DeviceWrite& write) {
     return corner;
 }
 
-// Repeats what is last along each dimension, the innermost first, so that every element comes from the nearest one of the corner.
+// Repeats the last elements along each dimension, innermost first, so every element comes from the
+// nearest one of the corner.
 void repeat_last(const DeviceWrite& write) {
     for (auto along = write.place.dim() - 1; along >= 0; --along) {
         auto reached = write.place;
@@ -79,7 +81,7 @@ void write(const std::vector<DeviceWrite>& writes) {
     for (const auto& one : writes) {
         const auto whole = static_cast<std::int64_t>(one.place.nbytes());
         auto* const start = static_cast<char*>(one.place.mutable_data_ptr());
-        // Up to where no padding is.
+        // Leading bytes without padding.
         std::int64_t kept = 0;
         if (has_data(one) && leads(one)) {
             kept = static_cast<std::int64_t>(one.value.nbytes());
@@ -99,7 +101,7 @@ void write(const std::vector<DeviceWrite>& writes) {
             zeros.push_back({start + kept, whole - kept});
         }
     }
-    // Padding first: data that is narrower than its place goes over it.
+    // Padding first: data narrower than its place overwrites the padding.
     const auto device = writes.front().place.device();
     if (!zeros.empty()) {
         at::_foreach_zero_(view(zeros, widest(zeros), device));
@@ -131,7 +133,7 @@ void copy_by_kernel(void* to, const void* from, std::size_t bytes, c10::Device d
     const std::vector<Bytes> all{{to, length}, {const_cast<void*>(from), length}};
     const auto tensors = view(all, widest(all), device);
     auto into = tensors[0];
-    // Torch's own copy of what is contiguous and of one dtype is a copy of the runtime's.
+    // Not a copy: torch copies contiguous tensors of one dtype by a copy of the runtime.
     at::bitwise_or_out(into, tensors[1], 0);
 }
 

@@ -1,4 +1,4 @@
-// A step's inputs that are on the device already, to their places.
+// Writes of a step's device inputs to their places.
 #pragma once
 
 #include <cstddef>
@@ -9,20 +9,20 @@
 namespace vmmgraph::engine {
 
 struct DeviceWrite {
-    // The input in its bucket, or as many of its rows as the step has where the rest is not padded; contiguous.
+    // The input in its bucket, contiguous; only the step's rows if the rest is not padded.
     at::Tensor place;
-    // What goes into its corner, with any strides and no dimension longer; undefined: nothing.
+    // Data for the corner, with any strides and no longer dimension; undefined: none.
     at::Tensor value;
-    // What goes into the rest.
+    // Padding of the rest.
     Pad pad;
 };
 
-// On torch's current stream: one launch for all zeros, one for the data of all values that are as wide as their place and lie in one piece,
-// one for each other value, and one for each dimension of other padding.
+// Writes on torch's current stream: one launch for all zeros, one for all contiguous values as wide
+// as their place, one per other value, and one per dimension of other padding.
 void write(const std::vector<DeviceWrite>& writes);
 
-// The same bytes somewhere else, by one kernel on torch's current stream: not by one of the device's copy engines, which take what they are given in
-// order. Both addresses are the device's, of its own memory or of pinned memory of the host.
+// Copies bytes by a kernel on torch's current stream, not by a copy engine, whose copies run in
+// order. Both addresses are device addresses, of device memory or pinned host memory.
 void copy_by_kernel(void* to, const void* from, std::size_t bytes, c10::Device device);
 
 }  // namespace vmmgraph::engine

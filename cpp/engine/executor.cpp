@@ -91,7 +91,7 @@ GraphExecutor::~GraphExecutor() = default;
 std::size_t GraphExecutor::warm_up() {
     auto& state = *state_;
     state.give_up();
-    // The engine may destroy the stream of the captures now, or capture there itself.
+    // Afterwards the engine may destroy the capture stream, or capture on the stream.
     const MarkWhenLeft marks(state.on_cpu() ? nullptr : &state.inputs.state_->last);
     for (const auto slot : state.order) {
         const auto& graph = state.graphs[slot];
@@ -106,7 +106,7 @@ std::size_t GraphExecutor::warm_up() {
         auto* const stream = state.options.capture_stream;
         std::shared_ptr<void> held;
         try {
-            // Padding only; on a CPU the body runs on it.
+            // Only padding; on a CPU the body runs on the padding.
             std::optional<torch::OnStream> current;
             if (!state.on_cpu()) {
                 current.emplace(state.inputs.device(), stream);
@@ -120,7 +120,7 @@ std::size_t GraphExecutor::warm_up() {
         }
         state.capture(slot, padding, stream, false, state.options.on_failure == OnFailure::throws);
     }
-    // The smallest first: decoding is what waits for nobody.
+    // Smallest first: decodes are the most sensitive to latency.
     for (auto slot = state.order.rbegin(); slot != state.order.rend(); ++slot) {
         auto& graph = state.graphs[*slot];
         try {
@@ -227,7 +227,8 @@ Ran GraphExecutor::launch(const std::function<void()>& eager, void* stream) {
     }
     const auto slot = state.decision.slot;
     auto& graph = state.graphs[slot];
-    // The next step may find another stream under the handle of one that does not last.
+    // A stream which may be destroyed is marked now: at the next step its handle may name a new
+    // stream.
     const MarkWhenLeft marks(current && !torch::lasts(current->stream()) ? &state.inputs.state_->last : nullptr);
     std::shared_ptr<void> held;
     try {
@@ -242,7 +243,7 @@ Ran GraphExecutor::launch(const std::function<void()>& eager, void* stream) {
     const bool ahead = state.decision.capture && !capture;
     state.give_up();
     if (ahead) {
-        // Another rank captures.
+        // A different rank captures.
         state.run_ahead(graph, step, stream);
     } else if (capture) {
         const bool there = state.capture(slot, step, stream, true, throws);

@@ -20,15 +20,15 @@ namespace {
 
 Dispatcher make_dispatcher(const ExecutorOptions& options) {
     dispatch::DispatcherOptions given = options;
-    // Where the dispatcher would refuse another graph, the executor evicts one.
+    // The executor evicts a graph where the dispatcher would refuse a new one.
     given.most_graphs = 0;
     return Dispatcher(given);
 }
 
-// Why a capture failed.
+// Reason of a failed capture.
 struct Failure {
     std::string why;
-    // For want of memory, and of memory that torch could give back.
+    // Out of memory, and of memory which torch could give back.
     bool no_room = false;
     bool of_device = false;
 };
@@ -56,7 +56,7 @@ void empty_cache(bool on_cpu) {
             c10::cuda::CUDACachingAllocator::emptyCache();
         }
     } catch (const c10::Error&) {
-        // Some releases refuse while another thread captures. Then graphs have to go.
+        // Some torch releases refuse while another thread captures. Graphs are evicted then.
     }
 }
 
@@ -149,7 +149,7 @@ std::size_t GraphExecutor::State::there() const {
 void GraphExecutor::State::forget(Slot slot) {
     auto& graph = graphs[slot];
     graph.there = false;
-    // In the order in which members go.
+    // In the order of the members' destruction.
     graph.captured.reset();
     graph.pieces.clear();
     dispatcher.evicted(slot);
@@ -170,7 +170,7 @@ bool GraphExecutor::State::evict(Slot kept) {
 void GraphExecutor::State::make_room(Slot slot) {
     while (full() && evict(slot)) {
     }
-    // A capture that finds no room costs as much as one that does, so the first try had better succeed.
+    // A failed capture costs as much as a successful one, so make room before the first try.
     const auto short_of_bytes = [&] { return arena->stats().charged_bytes + graphs[slot].own_bytes > options.most_bytes; };
     if (!arena || options.most_bytes == 0 || !short_of_bytes()) {
         return;
@@ -191,7 +191,7 @@ void GraphExecutor::State::run_ahead(const Graph& graph, const Step& current, vo
         run();
         return;
     }
-    // Where the capture will be: libraries keep what they set up for each stream.
+    // On the capture stream: libraries keep state for each stream.
     const torch::OnStream capturing(inputs.device(), options.capture_stream);
     refuse_captured(options.capture_stream);
     streams.behind(stream, options.capture_stream);
@@ -214,7 +214,7 @@ void GraphExecutor::State::record(Graph& graph, const Step& current) {
     const c10::cuda::CUDAGuard device(inputs.device());
     const auto kept_before = arena->stats().kept_bytes;
     auto capture = options.capture;
-    // A step of a ring is captured in one piece; the runners of several take their units eagerly.
+    // A ring's step is captured in one piece; the runners of several pieces take units eagerly.
     capture.ring = graph.mode == Mode::full ? options.ring : nullptr;
     if (capture.label.empty()) {
         capture.label = (graph.mode == Mode::piecewise ? "piecewise " : "full ") + text_of(graph.bucket);
@@ -247,7 +247,7 @@ bool GraphExecutor::State::capture(Slot slot, const Step& current, void* stream,
             }
             record(graph, current);
             if (may_evict && graph.captured) {
-                // For the replay that follows: what cannot be instantiated is a failed capture too.
+                // For the following replay: a failed instantiation is a failed capture too.
                 static_cast<void>(graph.captured->instantiate());
             }
             graph.there = true;
@@ -260,7 +260,7 @@ bool GraphExecutor::State::capture(Slot slot, const Step& current, void* stream,
         graph.captured.reset();
         graph.pieces.clear();
         if (failure.no_room && failure.of_device && !std::exchange(cache_emptied, true)) {
-            // What torch has cached is nobody's, and a graph is somebody's.
+            // Empty torch's cache, which has no users, before evicting a graph.
             empty_cache(on_cpu());
             continue;
         }
@@ -308,7 +308,7 @@ void GraphExecutor::State::update(Graph& graph, const Step& current, void* strea
     try {
         options.update(graph.bucket, current, captured);
     } catch (...) {
-        // What it gave to its stream may still change the graph.
+        // Work already on the update stream may still change the graph.
         streams.behind(options.update_stream, stream);
         throw;
     }
@@ -325,7 +325,7 @@ void GraphExecutor::State::replay(Slot slot, const Step& current, void* stream) 
         record(graph, current);
         return;
     }
-    // Also of a replay that a runner ended: some of its pieces may run.
+    // Also after a replay which a runner ended: some of its pieces may run.
     const auto mark = [&] {
         if (graph.replayed) {
             graph.replayed->note(stream);

@@ -1,4 +1,4 @@
-// What a GraphExecutor holds, and how one graph comes, runs and goes.
+// State of a GraphExecutor, and the capture, replay and eviction of one graph.
 #pragma once
 
 #include <cstdint>
@@ -18,24 +18,25 @@ namespace vmmgraph::engine {
 using dispatch::Dispatcher;
 using dispatch::Slot;
 
-// A unit of a ring, with torch's current stream of the device; throws Error without a ring.
+// Acquires a ring's unit on torch's current stream of the device; throws Error without a ring.
 [[nodiscard]] UnitScope take_unit(Ring* ring, std::size_t unit, c10::Device device);
 
 struct GraphExecutor::State {
-    // One for each bucket of each mode.
+    // One per bucket and mode.
     struct Graph {
         Mode mode = Mode::eager;
         Key bucket;
         bool there = false;
         bool failed = false;
-        // Bytes of pages of its own when it was there last, and by how much the pages for kept blocks grew: what the next capture is
-        // going to need.
+        // Bytes of its own pages, and growth of the persistent (kept) pages, at its last capture:
+        // the estimate for its next capture.
         std::uint64_t own_bytes = 0;
-        // Before the graph, so that they go behind it: a runner may own memory that the graph uses.
+        // Declared before the graph, so destroyed after the graph: a runner may own memory which
+        // the graph uses.
         std::vector<Recorder::Piece> pieces;
-        // Nothing on a CPU device.
+        // Empty on a CPU.
         std::optional<torch::CapturedGraph> captured;
-        // Its last replay, for updates on a stream of their own.
+        // Its last replay, for updates on a separate stream.
         std::unique_ptr<StreamOrder> replayed;
     };
 
@@ -52,10 +53,11 @@ struct GraphExecutor::State {
     StreamOrder streams;
     std::optional<Ahead> ahead;
 
-    // The step from decide() to launch().
+    // The step between decide() and launch().
     std::optional<Step> step;
     Decision decision{};
-    // Whether its slot is ours to report on, whether its values are prepared, and whether the decision is another's.
+    // Whether the executor must report on the slot, whether the values are prepared, and whether
+    // other ranks made the decision.
     bool claimed = false;
     bool prepared = false;
     bool imposed = false;
@@ -70,50 +72,53 @@ struct GraphExecutor::State {
 
     bool on_cpu() const { return inputs.device().is_cpu(); }
 
-    // Runs what no graph does, with `stream` as torch's current one: a step's own work, or that before a capture (null).
+    // Runs eager work with `stream` as torch's current stream: a step's own, or the runs before a
+    // capture (`step` is null).
     void run_eagerly(const std::function<void()>& eager, void* stream, const Step* step) const;
 
     std::size_t there() const;
-    // Whether there are as many graphs as may be.
+    // Returns true at the limit of graphs.
     bool full() const { return options.most_graphs > 0 && there() >= options.most_graphs; }
 
-    // Decides, and takes the slot of a graph to capture.
+    // Decides, and claims the slot of a graph to capture.
     void decide(const Step& current);
-    // Takes another's decision in the place of what was decided.
+    // Replaces the decision by an agreed one.
     void impose(const Step& current, const Decision& agreed);
-    // Checks and packs the values of what was decided; on failure it is given up.
+    // Checks and packs the step's values; gives the decision up on failure.
     void pack(c10::ArrayRef<NamedValue> values);
-    // Gives back what decide() took.
+    // Gives up the step's decision and the claimed slot.
     void give_up();
 
-    // What the engine's guard returns.
+    // Calls the engine's guard.
     std::shared_ptr<void> enter(Work work) const { return options.guard ? options.guard(work) : nullptr; }
-    // The copy of inputs, and the engine's hook behind it; `stream` is torch's current one.
+    // Copies the inputs and calls before_launch; `stream` is torch's current stream.
     void commit(const Graph& graph, const Step& current, void* stream);
 
-    // Destroys a graph; its memory goes behind the arena's replays.
+    // Destroys a graph; its memory is freed after the arena's replays.
     void forget(Slot slot);
 
-    // Drops the least recently used graph but `kept`, and gives its pages back; false if there is none.
+    // Evicts the least recently used graph except `kept`, and frees its pages. Returns false if
+    // none.
     bool evict(Slot kept);
 
-    // Drops graphs until another one of this slot is likely to fit.
+    // Evicts graphs until another one of this slot is likely to fit.
     void make_room(Slot slot);
 
-    // The eager runs of a body before its capture, behind what `stream` has and before what it gets.
+    // Runs a body eagerly before its capture, ordered between earlier and later work of `stream`.
     void run_ahead(const Graph& graph, const Step& current, void* stream);
 
-    // Captures; on a CPU it runs the body.
+    // Captures a graph; on a CPU, runs the body.
     void record(Graph& graph, const Step& current);
 
-    // Captures the graph of a slot that the dispatcher holds for it; whether it is there then. A failure is said, and thrown if so wished.
-    // Where no other graph may go for it, one that lacks memory is left for a step that needs it.
+    // Captures the graph of a slot claimed from the dispatcher. Returns true on success. A failure
+    // is logged, and thrown if `throws`. Without `may_evict`, a graph which lacks memory is left to
+    // a later step.
     bool capture(Slot slot, const Step& current, void* stream, bool may_evict, bool throws);
 
     void replay(Slot slot, const Step& current, void* stream);
-    // The engine's hook before it, on its stream.
+    // Calls the engine's update before the replay, on its stream.
     void update(Graph& graph, const Step& current, void* stream);
-    // Sees to the executables of the graphs that may be next after that of a slot.
+    // Instantiates the graphs which may follow a slot's graph.
     void look_ahead(Slot slot);
 };
 

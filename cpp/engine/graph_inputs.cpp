@@ -33,7 +33,7 @@ GraphInputs::GraphInputs(std::vector<Input> inputs, const std::vector<Key>& buck
     void* current = nullptr;
     if (device.is_cuda()) {
         guard.emplace(device);
-        // Memory is made here, and other threads may capture.
+        // Allocates memory while other threads may capture.
         relaxed.emplace();
         current = c10::cuda::getCurrentCUDAStream(device.index()).stream();
         refuse_captured(current);
@@ -43,14 +43,14 @@ GraphInputs::GraphInputs(std::vector<Input> inputs, const std::vector<Key>& buck
     auto& state = *state_;
     const std::int64_t alignment = options.alignment == 0 ? 512 : options.alignment;
     const auto bytes = static_cast<std::int64_t>(state.info.arena_bytes);
-    // Zeros, so that what nobody has written yet is finite.
+    // Zeros, so memory never written is finite.
     const auto whole = at::zeros({bytes + alignment}, at::TensorOptions().dtype(at::kByte).device(state.device));
     const auto start = reinterpret_cast<std::uintptr_t>(whole.const_data_ptr()) % static_cast<std::uintptr_t>(alignment);
     state.arena = whole.narrow(0, (alignment - static_cast<std::int64_t>(start)) % alignment, bytes);
     state.bring = options.bring;
     state.staging = std::make_unique<Staging>(state.device, state.info.staging_bytes);
     if (device.is_cuda()) {
-        // The first commit may come on another stream than the zeros.
+        // The first commit may use another stream than the zeros.
         C10_CUDA_CHECK(cudaStreamSynchronize(static_cast<cudaStream_t>(current)));
     }
     state.make_views(state.layouts.front());
@@ -61,7 +61,7 @@ GraphInputs::~GraphInputs() {
         return;
     }
     State::finish_left();
-    // The arena goes back to torch, which knows nothing of the stream that used it.
+    // The arena's memory returns to torch, which does not know the commits' stream.
     if (!state_->finish()) {
         State::leave(std::move(state_));
     }
@@ -106,7 +106,7 @@ void GraphInputs::commit(void* stream) {
     auto& state = *state_;
     std::optional<torch::OnStream> current;
     if (state.device.is_cuda()) {
-        // First, since the default stream is that of the current device.
+        // First, since the default stream is the current device's.
         current.emplace(state.device, stream);
     }
     state.commit(stream);

@@ -55,7 +55,7 @@ void mismatch(const Input& input, const std::string& what, const std::string& fo
 
 namespace {
 
-// Outputs declared by their names alone, taken out of the others.
+// Removes and returns the outputs declared by name alone.
 std::vector<LateOutput> take_late(std::vector<Input>& inputs) {
     std::vector<LateOutput> late;
     for (auto input = inputs.begin(); input != inputs.end();) {
@@ -73,7 +73,7 @@ std::vector<LateOutput> take_late(std::vector<Input>& inputs) {
     return late;
 }
 
-// Throws Error for padding with zeros that nobody chose, where zeros are often wrong.
+// Throws Error for default padding with zeros where zeros are often wrong.
 void require_chosen_padding(const std::vector<Input>& inputs) {
     for (const auto& input : inputs) {
         const bool cumulative = std::any_of(input.shape.begin(), input.shape.end(), [](const Extent& extent) { return extent.plus > 0; });
@@ -134,12 +134,12 @@ bool GraphInputs::State::finish() noexcept {
     } catch (const Error&) {
         return false;
     } catch (...) {
-        // The driver is gone, and nothing runs any more.
+        // The driver is gone, and no work runs.
     }
     return true;
 }
 
-// Never destroyed: torch may be gone before.
+// Never destroyed: torch may be destroyed before.
 struct GraphInputs::State::Left {
     std::mutex mutex;
     std::vector<std::unique_ptr<State>> all;
@@ -152,7 +152,7 @@ struct GraphInputs::State::Left {
 
 void GraphInputs::State::leave(std::unique_ptr<State> unfinished) noexcept {
     if (!unfinished->last.may_be_named_later()) {
-        // Nobody will ever know when its memory is nobody's.
+        // The end of its use can never be known: leaked.
         static_cast<void>(unfinished.release());
         return;
     }
@@ -161,7 +161,7 @@ void GraphInputs::State::leave(std::unique_ptr<State> unfinished) noexcept {
     try {
         left.all.push_back(nullptr);
     } catch (...) {
-        // Without memory to remember it, it stays.
+        // No memory to track the state: leaked.
         static_cast<void>(unfinished.release());
         return;
     }
@@ -213,7 +213,7 @@ void GraphInputs::State::make_views(Layout& layout) const {
 
 void GraphInputs::State::assign(c10::ArrayRef<NamedValue> named) {
     values.assign(given.size(), nullptr);
-    // In the order of the declaration each is found at once.
+    // Names in declaration order are found at the first try.
     std::size_t next = 0;
     for (const auto& [name, value] : named) {
         std::size_t tried = 0;
@@ -265,7 +265,8 @@ void GraphInputs::State::check(const Input& input, const vmmgraph_input_view_t& 
         const auto extent = is_tensor ? tensor.size(i) : std::int64_t{value.shape_[i]};
         const auto& declared = input.shape[static_cast<std::size_t>(i)];
         if (extent == 0 && declared.kind == VMMGRAPH_EXTENT_ALONG && step[declared.axis] > 0) {
-            // Such as a host vector that the engine filled on the device only: padding would be taken for the step's data.
+            // For example, a host vector which the engine filled only on the device: padding would
+            // be taken for the step's data.
             refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "input '" + input.name + "': dimension " + std::to_string(i) +
                                                         " of the value has no elements; do not name the input where all of it is padding");
         }
@@ -307,7 +308,8 @@ at::Tensor GraphInputs::State::memory_like(const at::Tensor& value) const {
     if (!device.is_cuda()) {
         return at::empty(sizes, value.options());
     }
-    // The current stream may be under capture, or in an EagerScope, and these bytes outlive both: they are those of a stream that is neither.
+    // The current stream may be under capture or in an EagerScope, and this memory outlives both:
+    // use an unrelated stream.
     const torch::Relaxed relaxed;
     const c10::cuda::CUDAStreamGuard beside(c10::cuda::getStreamFromPool(false, device.index()));
     return at::empty(sizes, value.options());
@@ -338,7 +340,7 @@ DeviceWrite GraphInputs::State::write_of(const Layout& layout, std::size_t input
 }
 
 bool GraphInputs::State::by_kernel() const {
-    // Without a GPU the rings are those of the host driver.
+    // Without a GPU, the rings are the host driver's.
     return bring == Bring::kernel || (bring == Bring::automatic && bridge::streaming_rings(device.is_cuda() ? device.index() : -1) > 0);
 }
 
@@ -377,7 +379,7 @@ void GraphInputs::State::hold(std::vector<DeviceWrite>& writes, void* stream) {
             }
             const auto status = cudaEventQuery(one.read);
             if (status == cudaErrorNotReady) {
-                // To the runtime an error, which the next one who looks would take for theirs.
+                // Clears the runtime's last error, which the next caller would take for its own.
                 static_cast<void>(cudaGetLastError());
             } else {
                 C10_CUDA_CHECK(status);

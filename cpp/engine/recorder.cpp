@@ -11,7 +11,7 @@ namespace {
 
 thread_local Recorder* of_this_thread = nullptr;
 
-// The same memory, owned by nobody: the space keeps the address as long as its graph.
+// Returns a non-owning alias: the space keeps the address as long as its graph.
 at::Tensor alias(const at::Tensor& tensor) {
     return at::for_blob(tensor.mutable_data_ptr(), tensor.sizes())
         .strides(tensor.strides())

@@ -21,7 +21,7 @@ Staging::Staging(c10::Device device, std::size_t bytes) : device_(device) {
                 buffer.on_device = buffer.memory;
                 continue;
             }
-            // No bytes at all would be a null pointer.
+            // Zero bytes would give a null pointer.
             C10_CUDA_CHECK(cudaHostAlloc(reinterpret_cast<void**>(&buffer.memory), bytes + 1, cudaHostAllocDefault));
             C10_CUDA_CHECK(cudaHostGetDevicePointer(&buffer.on_device, buffer.memory, 0));
             cudaEvent_t sent = nullptr;
@@ -47,7 +47,7 @@ void Staging::release() noexcept {
             delete[] buffer.memory;
             continue;
         }
-        // In a driver that is gone, all of it fails and nothing is left to lose.
+        // After the driver is gone, all calls fail without harm.
         if (buffer.sent != nullptr) {
             const auto sent = static_cast<cudaEvent_t>(buffer.sent);
             C10_CUDA_IGNORE_ERROR(buffer.under_way ? cudaEventSynchronize(sent) : cudaSuccess);

@@ -1,4 +1,4 @@
-// Two pinned buffers that travel to the device in turn.
+// Two pinned staging buffers, copied to the device alternately.
 #pragma once
 
 #include <array>
@@ -8,27 +8,27 @@
 
 namespace vmmgraph::engine {
 
-// While the copy from one buffer is under way the other can be written. Without a CUDA device: plain memory, and copies that are done
-// when they return.
+// Double buffer: one buffer can be written while the other is copied. Without a CUDA device: plain
+// memory and synchronous copies.
 class Staging {
 public:
-    // On a thread that is Relaxed (on_device.hpp), since other threads may capture.
+    // The thread must be Relaxed (on_device.hpp), since other threads may capture.
     Staging(c10::Device device, std::size_t bytes);
     Staging(const Staging&) = delete;
     Staging& operator=(const Staging&) = delete;
-    // Waits for the copies under way.
+    // Waits for running copies.
     ~Staging();
 
-    // The buffer to write, when its last copy is done.
+    // Returns the buffer to write, after its last copy.
     std::byte* write();
-    // Copies its first `bytes` to `to`, in order on `stream`, and turns to the other buffer. On failure it is the same one still. By a kernel: on
-    // torch's current stream, which is that one.
+    // Copies the buffer's first `bytes` to `to`, in order on `stream`, and switches buffers, unless
+    // the call fails. With `by_kernel`, `stream` must be torch's current stream.
     void send(void* to, std::size_t bytes, void* stream, bool by_kernel);
 
 private:
     struct Buffer {
         std::byte* memory = nullptr;
-        // The same memory as the device sees it.
+        // Device address of the memory.
         void* on_device = nullptr;
         // A cudaEvent_t.
         void* sent = nullptr;

@@ -38,21 +38,23 @@ void StreamOrder::mark() {
     if (!noted_) {
         return;
     }
-    // A hook of the engine's may have left another one.
+    // A hook of the engine may have changed the current device.
     const torch::OnDevice current(device_);
-    // Another thread's default stream cannot be named; the legacy one waits for it.
+    // Another thread's per-thread default stream cannot be named; the legacy stream waits for its
+    // work.
     const bool anothers = *noted_ == cudaStreamPerThread && noted_by_ != std::this_thread::get_id();
     auto* const stream = anothers ? cudaStreamLegacy : *noted_;
     if (stream == nullptr || stream == cudaStreamLegacy) {
-        // Beside a capture on a stream that waits for it, a record there would break that.
+        // A record here would break captures on streams which wait for the legacy stream.
         refuse_captured(stream);
     }
     if (event_ == nullptr) {
         C10_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
     }
     C10_CUDA_CHECK(cudaEventRecord(event_, stream));
-    // Of a stream under capture the event is one of the capture's, which breaks when somebody asks for it, and which whoever waits for it becomes
-    // part of; recorded it does nothing, and it serves to be recorded again. Asked behind that, since another thread may begin a capture at any time.
+    // Under capture, the record only makes the event part of the capture, and the event can be
+    // recorded again. A later query would break the capture, and a waiter would join the capture.
+    // Checked after the record, since another thread may begin a capture at any time.
     refuse_captured(stream);
     noted_.reset();
     marked_ = true;
@@ -62,7 +64,7 @@ void StreamOrder::try_mark() noexcept {
     try {
         mark();
     } catch (...) {
-        // It is only noted still.
+        // The stream stays noted, without a mark.
     }
 }
 
@@ -82,7 +84,7 @@ void StreamOrder::wait() {
     mark();
     if (marked_) {
         const torch::OnDevice current(device_);
-        // In the mode of a thread that has set none, it would break every capture of other threads.
+        // In a thread's default capture mode, the wait would break the captures of other threads.
         const torch::Relaxed relaxed;
         C10_CUDA_CHECK(cudaEventSynchronize(event_));
     }

@@ -1,4 +1,4 @@
-// Work that others have to come behind, on whatever stream it was given.
+// Ordering of work after earlier work on any stream.
 #pragma once
 
 #include <optional>
@@ -9,13 +9,16 @@
 
 namespace vmmgraph::engine {
 
-// Throws Error if a stream of the current device cannot be given anything without a capture noticing: it is under capture, or it is the legacy
-// default stream and one that waits for it is. Touches no capture.
+// Throws Error if a capture would notice work on this stream of the current device: the stream is
+// under capture, or is the legacy default stream while a stream which waits for the legacy stream
+// is. Disturbs no capture.
 void refuse_captured(void* stream);
 
-// Where some work was given last, and what runs behind that. Its streams are of one device, whichever is current.
+// Records the stream of some work, and orders later work after this work. All streams are on one
+// device, which need not be the current one.
 //
-// A stream that is only noted must exist, and while it is captured nothing can come behind it; what is marked is an event, and names no stream.
+// A noted stream must exist, and allows no later order while under capture. Marked work is an event
+// and names no stream.
 class StreamOrder {
 public:
     explicit StreamOrder(c10::Device device) noexcept : device_(device) {}
@@ -23,22 +26,26 @@ public:
     StreamOrder& operator=(const StreamOrder&) = delete;
     ~StreamOrder();
 
-    // It was given to `stream`, behind what was given before. `lasts`: that one is there as long as the process.
+    // Notes work on `stream`, after earlier noted work. `lasts`: the stream exists as long as the
+    // process.
     void note(void* stream, bool lasts = false) noexcept;
-    // Whether the noted stream, if any, will be there whenever somebody asks: CUDA ends the process where a destroyed one is named.
+    // Returns true if the noted stream, if any, may be named at any time: CUDA ends the process if
+    // a destroyed stream is named.
     [[nodiscard]] bool may_be_named_later() const noexcept { return !noted_ || noted_lasts_; }
-    // Puts a mark behind all that the noted stream has, if there is none. Throws Error while that is captured, with the capture as it was.
+    // Marks all work of the noted stream, unless already marked. Throws Error while the stream is
+    // under capture, which stays intact.
     void mark();
-    // As mark(), and whoever comes behind it finds out where that cannot be.
+    // As mark(), without errors: a later caller finds the failure.
     void try_mark() noexcept;
-    // What `stream` gets from now on runs behind it; the caller has seen that this is not captured. Throws Error as mark().
+    // Makes later work of `stream`, which must not be under capture, run after the noted work.
+    // Throws Error as mark().
     void before(void* stream);
     // note() and before().
     void behind(void* first, void* second) {
         note(first);
         before(second);
     }
-    // Blocks until it is over; throws Error as mark().
+    // Blocks until the work is done. Throws Error as mark().
     void wait();
 
 private:
@@ -46,13 +53,13 @@ private:
     // Without a mark yet.
     std::optional<cudaStream_t> noted_;
     bool noted_lasts_ = false;
-    // Who noted it: each thread has a default stream of its own, by one handle.
+    // The noting thread: each thread's default stream has the same handle.
     std::thread::id noted_by_;
     bool marked_ = false;
     cudaEvent_t event_ = nullptr;
 };
 
-// Marks when it goes, whatever was thrown; null: nothing.
+// Marks at destruction, also after an exception; null: no effect.
 class MarkWhenLeft {
 public:
     explicit MarkWhenLeft(StreamOrder* order) noexcept : order_(order) {}

@@ -1,4 +1,4 @@
-// What the C++17 headers have in common: failures, owners of handles, what is logged. Conventions as in vmmgraph.hpp.
+// Common parts of the C++17 headers: errors, handle owners, logging. Conventions: vmmgraph.hpp.
 
 #ifndef VMMGRAPH_BASE_HPP
 #define VMMGRAPH_BASE_HPP
@@ -23,39 +23,40 @@
 
 namespace vmmgraph {
 
-// The numbers behind a failure: status, driver_result, device, requested, available.
+// Numbers of a failure: status, driver_result, device, requested, available.
 using ErrorInfo = vmmgraph_error_info_t;
 
-// A call failed. `what()` is the library's message, with the value and the limit in it.
+// A failed call. `what()` is the library's message, with the value and the limit.
 class VMMGRAPH_API Error : public std::runtime_error {
 public:
-    // Callers only catch errors; the library's wrappers make them.
+    // Constructed by the library's wrappers; callers only catch errors.
     Error(const std::string& message, const ErrorInfo& info) : std::runtime_error(message), info_(info) {}
 
     // One of the VMMGRAPH_ERROR numbers.
     [[nodiscard]] vmmgraph_status_t status() const noexcept { return info_.status; }
-    // The numbers behind it; what does not apply is 0, the device -1.
+    // The failure's numbers; fields without meaning are 0, the device -1.
     [[nodiscard]] const ErrorInfo& info() const noexcept { return info_; }
 
 private:
     ErrorInfo info_;
 };
 
-// Memory, budget, addresses or file descriptors ran out (statuses 200 to 203). Everything is as it was and stays usable.
+// Memory, budget, addresses or file descriptors ran out (statuses 200 to 203). Nothing has changed,
+// and all objects stay usable.
 class VMMGRAPH_API OutOfMemory : public Error {
 public:
     using Error::Error;
 };
-// How much is logged.
+// Detail of the log.
 enum class LogLevel : std::int32_t {
     off = VMMGRAPH_LOG_OFF,
-    // A failure that could not be undone.
+    // A failure which could not be undone.
     error = VMMGRAPH_LOG_ERROR,
-    // A failure that was undone, or memory that could not be given back.
+    // A failure which was undone, or memory the driver refused to take back.
     warn = VMMGRAPH_LOG_WARN,
-    // Devices and arenas come and go.
+    // Devices and arenas are created and destroyed.
     info = VMMGRAPH_LOG_INFO,
-    // Captures, and what they used.
+    // Captures and their memory.
     debug = VMMGRAPH_LOG_DEBUG,
     trace = VMMGRAPH_LOG_TRACE,
 };
@@ -69,7 +70,8 @@ template <class Struct>
     return value;
 }
 
-// Text from a function that copies into (buffer, capacity, needed). It may grow between two calls.
+// Returns the text of a function which copies into (buffer, capacity, needed), with retries while
+// the text grows.
 template <class Read>
 [[nodiscard]] std::string read_text(Read&& read) {
     std::string text(255, '\0');
@@ -92,7 +94,7 @@ template <class Read>
             static_cast<void>(vmmgraph_last_error_message(buffer, capacity, needed));
         });
     } else {
-        // The thread is ending and keeps no details any more.
+        // The thread is ending and no longer keeps details.
         info = sized<ErrorInfo>();
         info.status = status;
         info.device = -1;
@@ -110,7 +112,7 @@ inline void check(vmmgraph_status_t status) {
     }
 }
 
-// The library that was loaded may be another than the one whose header this was compiled with.
+// Throws if the loaded library's ABI version differs from the compiled header's.
 inline void require_abi() {
     const std::uint32_t loaded = vmmgraph_abi_version();
     if (loaded == VMMGRAPH_ABI_VERSION) {
@@ -134,7 +136,7 @@ public:
     explicit Owned(Handle handle) noexcept : handle_(handle) {}
     Owned(Owned&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
     Owned& operator=(Owned&& other) noexcept {
-        // In this order, moving to itself changes nothing.
+        // This order makes self-move a no-op.
         const Handle taken = std::exchange(other.handle_, nullptr);
         const Owned old(std::exchange(handle_, taken));
         return *this;
@@ -143,7 +145,8 @@ public:
     Owned& operator=(const Owned&) = delete;
     ~Owned() {
         if (handle_ != nullptr) {
-            // Nobody is left to tell; the library logs what it cannot give back and keeps it for the next trim.
+            // A destructor cannot report: the library logs refused memory and retries at the next
+            // trim.
             static_cast<void>(Destroy(handle_));
         }
     }
@@ -156,13 +159,14 @@ private:
 
 }  // namespace detail
 
-// The version of the library that is loaded, as "major.minor.patch". Static; never fails.
+// Version of the loaded library, "major.minor.patch". Static; never fails.
 [[nodiscard]] inline std::string_view version() noexcept { return vmmgraph_version(); }
 
-// Sends the library's log lines up to `max_level` to `sink` from now on; an empty function: to nobody. The sink may be called from
-// any thread, several at once, with no lock of the library's held: it may call all of it. What it throws is dropped, and what it
-// causes is not logged. Lines come before the call that causes them returns (vmmgraph_log_fn). The sink is destroyed when it was
-// replaced and nobody is inside it any more.
+// Sends the library's log lines up to `max_level` to `sink`; an empty function stops the log. The
+// sink may be called on any thread, concurrently, with no lock of the library held, and may call
+// every function. Exceptions are dropped, and lines caused by the sink are not logged. Lines arrive
+// before the causing call returns (vmmgraph_log_fn). A replaced sink is destroyed after its last
+// call.
 inline void set_log_sink(std::function<void(LogLevel, std::string_view)> sink, LogLevel max_level = LogLevel::info) {
     using Sink = std::function<void(LogLevel, std::string_view)>;
     if (!sink) {
@@ -173,12 +177,11 @@ inline void set_log_sink(std::function<void(LogLevel, std::string_view)> sink, L
         try {
             (*static_cast<Sink*>(user))(static_cast<LogLevel>(level), std::string_view(text, length));
         } catch (...) {
-            // Logging fails for nobody.
+            // Logging never fails a call.
         }
     };
     const vmmgraph_drop_fn drop = [](void* user) noexcept { delete static_cast<Sink*>(user); };
     auto owned = std::make_unique<Sink>(std::move(sink));
-    // The library owns it from here on.
     detail::check(vmmgraph_set_log_sink(write, owned.release(), drop, static_cast<std::int32_t>(max_level)));
 }
 

@@ -1,13 +1,18 @@
-// Which blocks of a KV cache to use, so that whole pages come free, for C++17. Bookkeeping without memory: the cache of elastic.hpp has that.
-// Header-only over vmmgraph.h; conventions as in vmmgraph.hpp. When to commit ahead, and who may begin: policies.hpp.
+// Block pool of a KV cache for C++17: chooses blocks so that whole pages become empty. Holds no
+// memory; the memory is the cache's (elastic.hpp). Header-only over vmmgraph.h. Conventions:
+// vmmgraph.hpp. Early commits and admission: policies.hpp.
 //
 //   vmmgraph::BlockPool pool(cache);
 //   vmmgraph::PreCommit ahead({low, high}, 2, 100);
-//   ...                                                           // before each step:
+//   ...                                               // before each step:
 //   const auto [action, count] = ahead.step(step, pool.stats().available, coming, granted);
-//   if (action == vmmgraph::Ahead::commit) { ... pool.shortfall(available + count) ... cache.commit_async(range) ... pool.back(range) ... }
-//   if (action == vmmgraph::Ahead::give_back) { ... pool.surplus(high) ... pool.unback(range); cache.release(range, {{stream}}) ... }
-//   const auto blocks = pool.allocate(3);                         // none: a miss, and no error
+//   if (action == vmmgraph::Ahead::commit) {
+//       ... pool.shortfall(available + count) ... cache.commit_async(range) ... pool.back(range)
+//   }
+//   if (action == vmmgraph::Ahead::give_back) {
+//       ... pool.surplus(high) ... pool.unback(range); cache.release(range, {{stream}}) ...
+//   }
+//   const auto blocks = pool.allocate(3);             // none: a miss, not an error
 
 #ifndef VMMGRAPH_BLOCKS_HPP
 #define VMMGRAPH_BLOCKS_HPP
@@ -24,16 +29,18 @@
 
 namespace vmmgraph {
 
-// What a block pool has.
+// Statistics of a block pool.
 using BlockPoolStats = vmmgraph_block_pool_stats_t;
-// What an engine is asked to vacate; valid while it is asked.
+// Pages for an engine to vacate; valid during the callback.
 using EvictionRequest = vmmgraph_ask_t;
 
-// The blocks of a cache: which are used, and which to use next. Blocks that share pages are one page here; it is backed or not, as the
-// caller commits and releases it. New blocks go to the page with the least room that has enough, so that other pages run empty.
+// The blocks of a cache: tracks use and chooses the next blocks. Blocks with common pages count as
+// one page, which is backed or not, as reported by the caller. New blocks go to the fullest page
+// with enough room, so other pages become empty.
 class BlockPool {
 public:
-    // So many blocks, none backed, of which `blocks_a_page` behind one another share pages; `block_bytes` is a block's of all planes.
+    // Creates a pool of unbacked blocks, of which `blocks_a_page` consecutive ones share pages.
+    // `block_bytes` counts all planes.
     BlockPool(std::uint64_t blocks, std::uint64_t blocks_a_page, std::uint64_t block_bytes) {
         detail::require_abi();
         vmmgraph_block_pool_t handle = nullptr;
@@ -41,63 +48,66 @@ public:
         handle_ = detail::Owned<vmmgraph_block_pool_t, vmmgraph_block_pool_destroy>(handle);
     }
 
-    // Of the blocks of a cache.
+    // Creates a pool for the blocks of a cache.
     explicit BlockPool(const KvCache& cache) : BlockPool(cache.stats()) {}
 
-    // The pages that these blocks cover have memory now.
+    // Reports memory under the pages of these blocks.
     void back(BlockRange blocks) { detail::check(vmmgraph_block_pool_back(handle(), blocks.first, blocks.end)); }
 
-    // The pages that these blocks cover, and on which none is used, have no memory any more: to be said before it goes. How many reserved
-    // blocks that costs; what is surplus() costs none.
+    // Reports the loss of memory under the unused pages of these blocks, before the release.
+    // Returns the number of lost reserved blocks; a range of surplus() costs none.
     std::uint64_t unback(BlockRange blocks) {
         std::uint64_t lost = 0;
         detail::check(vmmgraph_block_pool_unback(handle(), blocks.first, blocks.end, &lost));
         return lost;
     }
 
-    // Hands out so many blocks, or none.
+    // Hands out `count` blocks, or none.
     [[nodiscard]] std::optional<std::vector<std::uint64_t>> allocate(std::size_t count) {
         return take(count, vmmgraph_block_pool_allocate);
     }
 
-    // Sets so many blocks aside for allocate_reserved(); whether there were.
+    // Reserves `count` blocks for allocate_reserved(); returns false if too few are available.
     [[nodiscard]] bool reserve(std::uint64_t count) {
         std::int32_t there = 0;
         detail::check(vmmgraph_block_pool_reserve(handle(), count, &there));
         return there != 0;
     }
 
-    // Gives up so many reserved blocks, or as many as there are.
+    // Releases up to `count` reserved blocks.
     void unreserve(std::uint64_t count) { detail::check(vmmgraph_block_pool_unreserve(handle(), count)); }
 
-    // Hands out so many of the reserved blocks, or none.
+    // Hands out `count` reserved blocks, or none.
     [[nodiscard]] std::optional<std::vector<std::uint64_t>> allocate_reserved(std::size_t count) {
         return take(count, vmmgraph_block_pool_allocate_reserved);
     }
 
-    // Blocks are not used any more; how many pages came empty by that. Throws for one that is not in use or is named twice, with nothing
-    // changed.
+    // Frees blocks and returns the number of emptied pages. Throws, with nothing changed, for a
+    // block not in use or named twice.
     std::uint64_t free(const std::vector<std::uint64_t>& blocks) {
         std::uint64_t emptied = 0;
         detail::check(vmmgraph_block_pool_free(handle(), blocks.data(), blocks.size(), &emptied));
         return emptied;
     }
 
-    // Only blocks below `blocks` are handed out from now on; how many reserved ones that costs. Used ones stay used.
+    // Hands out only blocks below `blocks` from now on; used ones stay used. Returns the number of
+    // lost reserved blocks.
     std::uint64_t set_limit(std::uint64_t blocks) {
         std::uint64_t lost = 0;
         detail::check(vmmgraph_block_pool_set_limit(handle(), blocks, &lost));
         return lost;
     }
 
-    // The blocks of a range that are in use, in order: those beyond a new limit are what KvCache::shrink_to() is to leave.
+    // Returns the used blocks of a range, in order. Beyond a new limit: the `busy` blocks of
+    // KvCache::shrink_to().
     [[nodiscard]] std::vector<BlockRange> used(BlockRange blocks) const {
         return detail::read_items<BlockRange>([&](BlockRange* ranges, std::size_t capacity, std::size_t* count) {
             return vmmgraph_block_pool_used(handle(), blocks.first, blocks.end, ranges, capacity, count);
         });
     }
 
-    // What is to be backed so that `count` blocks are available, in whole pages, the lowest first; none: the limit leaves too few.
+    // Returns the ranges to back for `count` available blocks, in whole pages, lowest first; none
+    // if the limit leaves too few.
     [[nodiscard]] std::optional<std::vector<BlockRange>> shortfall(std::uint64_t count) const {
         std::int32_t there = 0;
         auto ranges = detail::read_items<BlockRange>([&](BlockRange* into, std::size_t capacity, std::size_t* number) {
@@ -106,17 +116,17 @@ public:
         return there != 0 ? std::optional(std::move(ranges)) : std::nullopt;
     }
 
-    // Backed pages on which nothing is used: those beyond the limit, and the highest others as long as `keep` blocks and the reserved ones
-    // are free without them. In whole pages, in order.
+    // Returns backed pages without used blocks, in order: those beyond the limit, and the highest
+    // others, while `keep` blocks and the reserved ones stay free.
     [[nodiscard]] std::vector<BlockRange> surplus(std::uint64_t keep) const {
         return detail::read_items<BlockRange>([&](BlockRange* ranges, std::size_t capacity, std::size_t* count) {
             return vmmgraph_block_pool_surplus(handle(), keep, ranges, capacity, count);
         });
     }
 
-    // Asks the engine to vacate pages so that `bytes` bytes can be given back until `by`, in units of its own: pages all of whose used blocks
-    // are `evictable` (empty: all are). `evict` is called once, unless no page is to be had or needed, and frees what it can of what it
-    // still has there. Returns the bytes that are empty afterwards. Both are called without a lock; what they throw is thrown on.
+    // Asks the engine to vacate pages whose used blocks are all `evictable` (empty: all are), to
+    // free `bytes` bytes by `by` (the engine's units). `evict` runs at most once. Returns the empty
+    // bytes. Both run without a lock; their exceptions propagate. See vmmgraph_block_pool_ask().
     std::uint64_t ask(std::uint64_t bytes, std::uint64_t by, const std::function<bool(std::uint64_t)>& evictable,
                       const std::function<void(const EvictionRequest&)>& evict) {
         std::uint64_t empty = 0;
@@ -125,8 +135,8 @@ public:
         return empty;
     }
 
-    // The same, of the pages only that these blocks lie on: what a recall of a lease (lease.hpp) wants back. What can be given back afterwards
-    // says unused_of().
+    // As ask(), only for the pages of these blocks: for a lease's recall (lease.hpp). unused_of()
+    // then returns the releasable pages.
     void ask_of(const std::vector<BlockRange>& among, std::uint64_t bytes, const std::function<bool(std::uint64_t)>& evictable,
                 const std::function<void(const EvictionRequest&)>& evict) {
         ask_by(evictable, evict, [&](auto may, auto vacate, void* user) {
@@ -134,21 +144,19 @@ public:
         });
     }
 
-    // The pages on which no block is used, of those that these blocks lie on, as ranges of blocks.
+    // Returns the pages of these blocks without a used block, as ranges of blocks.
     [[nodiscard]] std::vector<BlockRange> unused_of(const std::vector<BlockRange>& among) const {
         return detail::read_items<BlockRange>([&](BlockRange* ranges, std::size_t capacity, std::size_t* count) {
             return vmmgraph_block_pool_unused(handle(), among.data(), among.size(), ranges, capacity, count);
         });
     }
 
-    // What it has now.
     [[nodiscard]] BlockPoolStats stats() const {
         auto stats = detail::sized<BlockPoolStats>();
         detail::check(vmmgraph_block_pool_stats(handle(), &stats));
         return stats;
     }
 
-    // The C handle, still owned by this object; null if moved from.
     [[nodiscard]] vmmgraph_block_pool_t handle() const noexcept { return handle_.get(); }
 
 private:
@@ -165,7 +173,7 @@ private:
         detail::check(status);
     }
 
-    // Functions of the engine's, behind C and Rust: nothing may be thrown through those.
+    // Adapters for the engine's functions: exceptions must not unwind through C and Rust.
     struct Asking {
         const std::function<bool(std::uint64_t)>& evictable;
         const std::function<void(const EvictionRequest&)>& evict;

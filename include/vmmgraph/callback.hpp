@@ -1,4 +1,4 @@
-// Functions of C++ objects that C calls until the object is gone, and a little longer.
+// Callback registry: C++ functions called from C, which stay valid during calls in progress.
 #ifndef VMMGRAPH_CALLBACK_HPP
 #define VMMGRAPH_CALLBACK_HPP
 
@@ -12,8 +12,9 @@
 
 namespace vmmgraph::detail {
 
-// Holds `Functions` under a key, which is C's `user`. C may still be about to call while another thread ends the object, or be inside a function
-// that ends its own: the key is not known any more then, or the functions live until it returns.
+// Holds `Functions` under a key, passed to C as `user`. C may call while another thread, or the
+// function itself, destroys the owner. Then the key is already unknown, or the functions live until
+// their call returns.
 template <class Functions>
 class Callbacks {
 public:
@@ -26,7 +27,7 @@ public:
     }
     Callbacks(Callbacks&& other) noexcept : key_(std::exchange(other.key_, 0)) {}
     Callbacks& operator=(Callbacks&& other) noexcept {
-        // What this had goes with `other`.
+        // The previous functions of this object are destroyed with `other`.
         std::swap(key_, other.key_);
         return *this;
     }
@@ -42,10 +43,10 @@ public:
         }
     }
 
-    // What C is given, and gives back.
+    // The key, as C's `user` argument.
     [[nodiscard]] void* user() const noexcept { return reinterpret_cast<void*>(key_); }
 
-    // The functions of a key; null: their object is gone.
+    // Returns the functions of a key; null after the owner is destroyed.
     [[nodiscard]] static std::shared_ptr<Functions> of(void* user) {
         auto& all = table();
         const std::lock_guard lock(all.mutex);
@@ -59,7 +60,7 @@ private:
         std::uintptr_t last = 0;
         std::unordered_map<std::uintptr_t, std::shared_ptr<Functions>> held;
     };
-    // Never destroyed: objects of static storage may outlive it.
+    // Never destroyed: objects with static storage duration may outlive the table.
     static Table& table() {
         static auto* const made = new Table;
         return *made;

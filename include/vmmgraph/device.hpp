@@ -1,4 +1,4 @@
-// A device for C++17: its driver and its page pool. Conventions as in vmmgraph.hpp.
+// A device for C++17: its driver and its page pool. Conventions: vmmgraph.hpp.
 
 #ifndef VMMGRAPH_DEVICE_HPP
 #define VMMGRAPH_DEVICE_HPP
@@ -14,63 +14,67 @@
 
 namespace vmmgraph {
 
-// What does not change about a device: driver, granularity, total bytes, name.
+// Constant properties of a device: driver, granularity, total bytes, name.
 using DeviceInfo = vmmgraph_device_info_t;
 // Exact counts of a device's page pool.
 using DeviceStats = vmmgraph_device_stats_t;
 
-// Which driver a device is opened with.
+// Driver of a device. Device::open() throws an Error naming the missing part of a driver.
 enum class DriverChoice : std::int32_t {
-    // By the environment variable VMMGRAPH_DRIVER (cuda, hip, ascend, mlu or host) if set; else the first of these with a usable device.
+    // VMMGRAPH_DRIVER (cuda, hip, ascend, mlu or host) if set; else the first with a usable device.
     automatic = VMMGRAPH_DRIVER_AUTO,
-    // CUDA, or an Error that says what is missing.
+    // CUDA.
     cuda = VMMGRAPH_DRIVER_CUDA,
-    // This machine's memory; addresses are ordinary pointers of this process.
+    // Host memory; addresses are ordinary pointers of this process.
     host = VMMGRAPH_DRIVER_HOST,
-    // HIP on AMD GPUs, or an Error that says what is missing. Never run on a device.
+    // HIP on AMD GPUs. Never run on a device.
     hip = VMMGRAPH_DRIVER_HIP,
-    // Ascend NPUs, or an Error that says what is missing. Never run on a device.
+    // Ascend NPUs. Never run on a device.
     ascend = VMMGRAPH_DRIVER_ASCEND,
-    // Cambricon MLUs, or an Error that says what is missing. Never run on a device.
+    // Cambricon MLUs. Never run on a device.
     mlu = VMMGRAPH_DRIVER_MLU,
 };
 
-// What other processes can be given a device's pages by.
+// Means by which other processes import a device's pages.
 enum class Sharing : std::int32_t {
-    // By nothing: pages stay in this process.
+    // None: pages stay in this process.
     none = VMMGRAPH_SHARING_NONE,
-    // By POSIX file descriptors, one a page. Not on HIP, Ascend and MLU.
+    // POSIX file descriptors, one per page. Not on HIP, Ascend and MLU.
     fd = VMMGRAPH_SHARING_FD,
-    // By those, and by handles of the fabric, which reach other hosts, where the device makes one when it is opened: DeviceInfo says so.
+    // File descriptors, plus fabric handles for other hosts if the device supports fabric.
+    // DeviceInfo reports the granted mode.
     fabric = VMMGRAPH_SHARING_FABRIC,
 };
 
-// How to open a device. 0 is the default of every number.
+// Options of a device; 0 is the default of every number.
 struct DeviceOptions {
     DriverChoice driver = DriverChoice::automatic;
-    // The device's number with that driver.
+    // The device's number with this driver.
     int device = 0;
-    // Bytes of physical memory the device's page pool may hold; 0: no limit.
+    // Limit of the page pool's physical memory in bytes; 0: no limit.
     std::uint64_t budget_bytes = 0;
     // Host driver: mapping granularity in bytes, a power of two; 0: 2 MiB.
     std::uint64_t host_granularity_bytes = 0;
     // Host driver: bytes of the device; 0: this machine's memory.
     std::uint64_t host_memory_bytes = 0;
-    // Of all its pages, for good. Opening throws where it cannot be, and if the device is open without it. With none it is fd all the same where that can be
-    // and NCCL_GRAPH_REGISTER=0 is in the environment, which promises that NCCL takes no hold of captured buffers: DeviceInfo says so.
+    // Sharing mode of all pages, fixed at the first open. Opening throws if the mode is
+    // unavailable, or if the device is already open without the mode. NCCL_GRAPH_REGISTER=0 turns
+    // `none` into `fd` where possible: see vmmgraph_device_options_t.
     Sharing sharing = Sharing::none;
-    // Whether network cards may read and write its pages, which makes every map dearer. Throws as sharing does.
+    // Lets network cards access the pages, which makes every mapping more expensive. Throws as
+    // `sharing`.
     bool rdma = false;
-    // Other devices that may read and write all its pages, added up: 1 << n for device n, below 64; at once if the device is open. Every map costs more for
-    // each. Throws for one without peer access.
+    // Other devices with access to all pages: 1 << n for device n, below 64, added up. Granted at
+    // once if the device is open. Every mapping costs more per peer. Throws for a device without
+    // peer access.
     std::uint64_t peers = 0;
 };
 
-// A device: its driver and its page pool. Opening one again gives another handle to the same pool; the device closes when its
-// handles and arenas are gone.
+// A device: its driver and its page pool. Opening a device again returns another handle to the same
+// pool. The device closes after its last handle and arena.
 class Device {
 public:
-    // Opens a device. Throws if the driver lacks it, or if it is open with another host geometry.
+    // Opens a device. Throws if the driver lacks the device or another host geometry is open.
     [[nodiscard]] static Device open(const DeviceOptions& options = {}) {
         detail::require_abi();
         auto given = detail::sized<vmmgraph_device_options_t>();
@@ -87,41 +91,40 @@ public:
         return Device(handle);
     }
 
-    // What does not change about the device.
     [[nodiscard]] DeviceInfo info() const {
         auto info = detail::sized<DeviceInfo>();
         detail::check(vmmgraph_device_info(handle(), &info));
         return info;
     }
 
-    // The counts of the page pool as they are now; every arena of the device draws from it.
+    // Returns the current counts of the page pool, shared by all arenas of the device.
     [[nodiscard]] DeviceStats stats() const {
         auto stats = detail::sized<DeviceStats>();
         detail::check(vmmgraph_device_stats(handle(), &stats));
         return stats;
     }
 
-    // Limits the bytes of physical memory the page pool may hold; 0: no limit. Nothing is taken away.
+    // Limits the page pool's physical memory in bytes; 0: no limit. Nothing is taken away.
     void set_budget(std::uint64_t bytes) { detail::check(vmmgraph_device_set_budget(handle(), bytes)); }
 
-    // Gives the device's free pages back to the driver, after waiting for what the device still uses of spaces and blocks that are gone;
-    // their bytes. Tries again what the driver refused to take back earlier.
+    // Waits for pending unmaps, then returns the device's free pages to the driver. Retries pages
+    // refused earlier. Returns the released bytes.
     std::size_t trim() {
         std::uint64_t released = 0;
         detail::check(vmmgraph_device_trim(handle(), &released));
         return static_cast<std::size_t>(released);
     }
 
-    // Before a stream is captured or destroyed, by whomever: arenas whose last replay was there are marked behind it, so that other threads may
-    // replay in them meanwhile. Throws the first error, after all were tried.
+    // Marks every arena with its last replay on `stream`, so other threads may replay meanwhile.
+    // Call before the stream is captured or destroyed. Tries all arenas, then throws the first
+    // error.
     void mark(void* stream) { detail::check(vmmgraph_device_mark(handle(), stream)); }
 
-    // A capture begins on this device for which no space was opened, by whomever: its graph may read blocks of spaces that are sealed already.
-    // What is freed from now on is there for it as for the graphs of spaces captured meanwhile. Where the blocks route into libtorch is
-    // installed, captures through libtorch say so by themselves, torch's own too.
+    // Reports a capture without a space, whose graph may read blocks of sealed spaces: blocks freed
+    // from now on stay valid for the graph. Captures through libtorch report themselves if the
+    // blocks route is installed.
     void note_capture() { detail::check(vmmgraph_device_note_capture(handle())); }
 
-    // The C handle, still owned by this object; null if moved from.
     [[nodiscard]] vmmgraph_device_t handle() const noexcept { return handle_.get(); }
 
 private:
@@ -130,39 +133,41 @@ private:
     detail::Owned<vmmgraph_device_t, vmmgraph_device_close> handle_;
 };
 
-// What an account may and is sure to have, in bytes.
+// Limits of an account, in bytes.
 struct AccountLimits {
-    // The most that may count toward it; 0: no limit but those above.
+    // Maximum charge; 0: only the limits of the accounts above.
     std::uint64_t budget_bytes = 0;
-    // What it is sure to get: counts toward those above whether it is used or not. Guaranteed only below one that has a budget.
+    // Guaranteed bytes, charged to the accounts above even if unused. Guaranteed only below an
+    // account with a budget.
     std::uint64_t least_bytes = 0;
 };
 
 using AccountStats = vmmgraph_account_stats_t;
 
-// A budget in the device's tree, for a tenant or a model: what the arenas, regions, elastic memory and rings hold that were made with its handle in
-// their options counts toward it and toward those above it. They keep it, with its limits, when this is gone. It keeps the device open.
+// An account: a budget in the device's tree, for a tenant or a model. Arenas, regions, elastic
+// memory and rings made with its handle are charged to this account and to those above, also after
+// the handle is gone. The account keeps the device open.
 class Account {
 public:
-    // Below the device. `label` names it in messages; others may have the same. Throws OutOfMemory if there is no room for its least.
+    // Creates an account below the device's. `label` appears in messages and need not be unique.
+    // Throws OutOfMemory if the guaranteed bytes do not fit.
     Account(const Device& device, const std::string& label, const AccountLimits& limits = {}) : Account(device, label, nullptr, limits) {}
-    // Below another account of the device.
+    // Creates an account below another account of the device.
     Account(const Device& device, const std::string& label, const Account& above, const AccountLimits& limits = {})
         : Account(device, label, above.live(), limits) {}
 
-    // Nothing is taken away: with less than is held, every page that is missing is refused until enough is given back.
+    // Nothing is taken away: over the limit, new pages are refused until enough memory is given
+    // back.
     void set_limits(const AccountLimits& limits) {
         detail::check(vmmgraph_account_set_limits(handle(), limits.budget_bytes, limits.least_bytes));
     }
 
-    // What counts toward it now.
     [[nodiscard]] AccountStats stats() const {
         auto stats = detail::sized<AccountStats>();
         detail::check(vmmgraph_account_stats(handle(), &stats));
         return stats;
     }
 
-    // The C handle, still owned by this object; null if moved from.
     [[nodiscard]] vmmgraph_account_t handle() const noexcept { return handle_.get(); }
 
 private:
@@ -176,7 +181,7 @@ private:
         handle_ = detail::Owned<vmmgraph_account_t, vmmgraph_account_destroy>(handle);
     }
 
-    // The handle; throws for one that was moved from, as null would be the device's account.
+    // Returns the handle. Throws if moved from, since null would mean the device's account.
     [[nodiscard]] vmmgraph_account_t live() const {
         static_cast<void>(stats());
         return handle();
@@ -185,19 +190,19 @@ private:
     detail::Owned<vmmgraph_account_t, vmmgraph_account_destroy> handle_;
 };
 
-// A function that is asked for memory when a device or its budget is short, before a call fails, as long as this lives; not where the budget of an
-// account below it, an arena's or a buffer's, is, since only memory of that would help. With an account: also where that is short, or one above it. It is told how many bytes are missing and returns how many it gave back; what it throws counts
-// as 0. It is called from whichever thread runs short, by several at once, with no lock of the library's held, also while that thread captures (so it
-// must not synchronize there), and may call everything. Those that cost least are asked first: 0 is what the library's regions and elastic memory do
-// not use any more, 1 what is kept for eager work.
+// A reclaim function, asked for memory before a call fails because the device or its budget is
+// short. Receives the missing bytes and returns the bytes given back; an exception counts as 0.
+// Runs on the thread in need, concurrently, with no lock of the library held, also during a
+// capture: do not synchronize with the device there. May call every function. Lower costs are asked
+// first. See vmmgraph_device_add_reclaimer().
 class Reclaimer {
 public:
     using Function = std::function<std::uint64_t(std::uint64_t bytes)>;
 
-    // Throws if the device's handle is gone. A null function gives nothing.
+    // Throws if the device's handle is gone. A null function gives back nothing.
     Reclaimer(const Device& device, Function reclaim, std::uint64_t cost)
         : Reclaimer(vmmgraph_device_add_reclaimer, device.handle(), std::move(reclaim), cost) {}
-    // For memory that counts toward an account.
+    // Also asked if this account or one above is short. See vmmgraph_account_add_reclaimer().
     Reclaimer(const Account& account, Function reclaim, std::uint64_t cost)
         : Reclaimer(vmmgraph_account_add_reclaimer, account.handle(), std::move(reclaim), cost) {}
 
@@ -214,7 +219,7 @@ private:
             const auto function = detail::Callbacks<Function>::of(user);
             return function && *function ? (*function)(bytes) : 0;
         } catch (...) {
-            // C and Rust are in between: nothing may be thrown through them.
+            // Exceptions must not unwind through C and Rust.
             return 0;
         }
     }
@@ -223,8 +228,9 @@ private:
     detail::Owned<vmmgraph_reclaimer_t, vmmgraph_reclaimer_destroy> handle_;
 };
 
-// Keeps replays of a device out while it lives, for engines that want none while they capture; nothing of the library needs it. Take
-// both locks by this class and ReplayLock on one thread, and end them there. Throws if this thread is in either already.
+// Excludes replays of a device while alive, for engines which want none during captures; the
+// library does not need the lock. CaptureLock and ReplayLock are bound to their thread. Throws if
+// this thread has either.
 class CaptureLock {
 public:
     explicit CaptureLock(const Device& device) : device_(device.handle()) { detail::check(vmmgraph_device_begin_capture(device_)); }
@@ -236,8 +242,8 @@ private:
     vmmgraph_device_t device_;
 };
 
-// Keeps captures of a device out while it lives. Any number of threads may have one, each any number of times. Throws if this thread
-// has the CaptureLock.
+// Excludes captures of a device while alive. Any number of threads may have one, each any number of
+// times. Throws if this thread has the CaptureLock.
 class ReplayLock {
 public:
     explicit ReplayLock(const Device& device) : device_(device.handle()) { detail::check(vmmgraph_device_begin_replay(device_)); }

@@ -1,9 +1,10 @@
-// VmmGraph's policy for C++17, without torch and without a driver: which graph runs a step, and where inputs lie. Header-only over
-// vmmgraph.h; conventions as in vmmgraph.hpp. engine.hpp builds on it.
+// Dispatch policy for C++17, without torch or a driver: chooses the graph for each step and lays
+// out inputs. Header-only over vmmgraph.h. Conventions: vmmgraph.hpp. engine.hpp builds on this
+// header.
 //
 //   using namespace vmmgraph::dispatch;
 //   DispatcherOptions options;
-//   options.full = plan.keys();                                              // or a list; see plan.hpp
+//   options.full = plan.keys();                              // or a list; see plan.hpp
 //   Dispatcher dispatcher(options);
 //   Decision decision = dispatcher.dispatch(Key::of(13, 13, uniform_decode), Phase::decode);
 //   if (decision.capture) { capture(decision.bucket); dispatcher.captured(decision.slot); }
@@ -23,80 +24,79 @@
 
 namespace vmmgraph::dispatch {
 
-// How a step runs.
+// Way to run a step.
 enum class Mode : std::int32_t {
     eager = VMMGRAPH_MODE_EAGER,
     // Graphs with eager work between them.
     piecewise = VMMGRAPH_MODE_PIECEWISE,
-    // One graph.
     full = VMMGRAPH_MODE_FULL,
 };
 
-// What the sequences of a step are doing.
+// Work of a step's sequences.
 enum class Phase : std::int32_t { decode = VMMGRAPH_PHASE_DECODE, prefill = VMMGRAPH_PHASE_PREFILL, mixed = VMMGRAPH_PHASE_MIXED };
 
-// Why a step runs the way it does.
+// Reason for the mode of a step.
 enum class Reason : std::int32_t {
-    // By a graph of exactly this shape, by one of a larger shape, or by one that was captured for it.
+    // A graph runs the step: of exactly this shape, of a larger shape, or captured for this step.
     hit = VMMGRAPH_REASON_HIT,
     padded = VMMGRAPH_REASON_PADDED,
     captured = VMMGRAPH_REASON_CAPTURED,
-    // By a larger graph than its own, which is not there and may not be captured now.
+    // A larger graph stands in for the step's own, which is missing and may not be captured now.
     stand_in = VMMGRAPH_REASON_STAND_IN,
-    // Eagerly: as the modes say, by the threshold, since no bucket covers it, since the engine says that it cannot be in a graph.
+    // Eager: by the modes, above the token threshold, without a bucket, or not capturable.
     mode_eager = VMMGRAPH_REASON_MODE_EAGER,
     above_threshold = VMMGRAPH_REASON_ABOVE_THRESHOLD,
     too_large = VMMGRAPH_REASON_TOO_LARGE,
     not_capturable = VMMGRAPH_REASON_NOT_CAPTURABLE,
-    // Eagerly, though a graph could run it: it is not there and may not be captured now, it is being captured, there is no room, or
-    // capturing it failed.
+    // Eager despite a bucket: the graph is missing and may not be captured now, is being captured,
+    // has no room, or failed to capture.
     not_captured = VMMGRAPH_REASON_NOT_CAPTURED,
     being_captured = VMMGRAPH_REASON_BEING_CAPTURED,
     budget = VMMGRAPH_REASON_BUDGET,
     capture_failed = VMMGRAPH_REASON_CAPTURE_FAILED,
 };
 
-// The number of a graph: one for each bucket of each mode, from 0.
+// Number of a graph, from 0: one per bucket and mode.
 using Slot = std::uint32_t;
 inline constexpr Slot no_slot = std::numeric_limits<Slot>::max();
 
-// What to do with a step, and why.
+// Decision for a step, with its reason.
 struct Decision {
     Mode mode = Mode::eager;
     Reason reason = Reason::mode_eager;
-    // Capture the graph and report captured(), failed() or abandoned(); else replay it, or run eagerly.
+    // Capture the graph and report captured(), failed() or abandoned(). Else replay or run eagerly.
     bool capture = false;
     Slot slot = no_slot;
     // The shape to pad to; zeros for an eager step.
     Key bucket;
 };
 
-// How a dispatcher decides. 0 is no limit.
+// Options of a dispatcher; 0 is no limit.
 struct DispatcherOptions {
-    // Buckets of full and of piecewise graphs, in any order.
+    // Buckets of full and piecewise graphs, in any order.
     std::vector<Key> full;
     std::vector<Key> piecewise;
     Weights weights{};
-    // Bits of a step's variant that do not count for piecewise graphs.
+    // Bits of a step's variant which piecewise graphs ignore.
     std::uint32_t piecewise_ignores = uniform_decode;
-    // The modes that each phase tries, first and second; by default full for decode, and piecewise for what has a prefill in it and
-    // where there is no full graph.
+    // First and second mode of each phase. Default: full for decode; piecewise for steps with a
+    // prefill and where no full graph exists.
     std::array<std::array<Mode, 2>, 3> modes{
         {{Mode::full, Mode::piecewise}, {Mode::piecewise, Mode::eager}, {Mode::piecewise, Mode::eager}}};
-    // Steps of more tokens run eagerly.
+    // Steps with more tokens run eagerly.
     std::uint32_t most_tokens = 0;
-    // Most graphs that are there or being captured at once.
+    // Maximum number of graphs, captures in progress included.
     std::uint32_t most_graphs = 0;
-    // Whether a graph that is not there is left to a capture ahead of traffic.
+    // Leaves missing graphs to captures ahead of traffic.
     bool ahead_only = false;
-    // A graph that is not there and may not be captured may be stood in for by one that weighs at most so many times as much; 1: by none
-    // heavier.
+    // For a missing graph which may not be captured, a graph of at most `stand_in` times its weight
+    // runs the step; 1: no heavier graph.
     std::uint32_t stand_in = 2;
 };
 
 using DispatcherStats = vmmgraph_dispatcher_stats_t;
 
-// Decides for every step which graph runs it and counts why. It holds no graph. Thread-safe, and without locks.
+// Chooses the graph of each step and counts the reasons. Holds no graph. Thread-safe and lock-free.
 class Dispatcher {
 public:
     explicit Dispatcher(const DispatcherOptions& options) {
@@ -126,15 +126,15 @@ public:
         handle_ = Handle(handle);
     }
 
-    // Decides for one step and counts the decision, one to capture when it is reported. `capturable`: whether the engine could put the step
-    // into a graph at all.
+    // Decides for one step. Counts the decision; a decision to capture counts when reported.
+    // `capturable`: whether a graph could hold the step.
     [[nodiscard]] Decision dispatch(const Key& step, Phase phase, bool capturable = true) {
         const auto key = detail::to_c(step);
         auto decision = detail::sized<vmmgraph_decision_t>();
         detail::check(vmmgraph_dispatch(handle_.get(), &key, static_cast<std::int32_t>(phase), capturable ? 1 : 0, &decision));
         return from_c(decision);
     }
-    // Every graph to capture ahead of traffic, largest first in each mode.
+    // Returns every graph to capture ahead of traffic, largest first in each mode.
     [[nodiscard]] std::vector<Decision> slots() const {
         std::vector<Decision> slots;
         for (std::size_t index = 0;; ++index) {
@@ -148,22 +148,24 @@ public:
         }
     }
 
-    // A capture ahead of traffic begins; as after a decision to capture, the slot is the caller's until one of the next three.
+    // Begins a capture ahead of traffic. As after a decision to capture, the slot is the caller's
+    // until one of the next three calls.
     void begin(Slot slot) { report(slot, VMMGRAPH_GRAPH_BEGIN); }
-    // The graph is there.
+    // The graph exists.
     void captured(Slot slot) { report(slot, VMMGRAPH_GRAPH_CAPTURED); }
     // The capture failed: its step runs eagerly, and the bucket has no graph until forgive().
     void failed(Slot slot) { report(slot, VMMGRAPH_GRAPH_FAILED); }
-    // The capture did not come about: all is as before it.
+    // The capture did not happen: restores the earlier state.
     void abandoned(Slot slot) { report(slot, VMMGRAPH_GRAPH_ABANDONED); }
-    // The graph was dropped; it may be captured again.
+    // The graph was destroyed and may be captured again.
     void evicted(Slot slot) { report(slot, VMMGRAPH_GRAPH_EVICTED); }
-    // A failed bucket may be tried again.
+    // Lets a failed bucket be captured again.
     void forgive(Slot slot) { report(slot, VMMGRAPH_GRAPH_FORGIVEN); }
-    // A step runs by this graph, or with no_slot eagerly, because others decided so: counted beside what was decided for it here.
+    // Counts a step run by this graph (no_slot: eagerly) as decided by other ranks, beside the
+    // decision made here.
     void imposed(Slot slot) { report(slot, VMMGRAPH_GRAPH_IMPOSED); }
 
-    // The graph to drop first when room is needed, never `kept`; no_slot if there is none.
+    // Returns the graph to destroy first for room, never `kept`; no_slot if none.
     [[nodiscard]] Slot least_recently_used(Slot kept = no_slot) const {
         Slot slot = no_slot;
         detail::check(vmmgraph_dispatcher_least_recently_used(handle_.get(), kept, &slot));
@@ -175,13 +177,13 @@ public:
         detail::check(vmmgraph_dispatcher_stats(handle_.get(), &stats));
         return stats;
     }
-    // Steps that ran in that mode for that reason.
+    // Returns the number of steps with this mode and reason.
     [[nodiscard]] std::uint64_t steps(Mode mode, Reason reason) const {
         std::uint64_t steps = 0;
         detail::check(vmmgraph_dispatcher_steps(handle_.get(), static_cast<std::int32_t>(mode), static_cast<std::int32_t>(reason), &steps));
         return steps;
     }
-    // All counters in Prometheus's text format, with these labels on every sample.
+    // Returns all counters in Prometheus's text format, with these labels on every sample.
     [[nodiscard]] std::string prometheus(const std::vector<std::pair<std::string, std::string>>& labels = {}) const {
         std::vector<const char*> texts;
         for (const auto& [name, value] : labels) {
@@ -207,12 +209,12 @@ private:
     Handle handle_;
 };
 
-// Where the inputs and outputs of graphs lie in one device arena and one staging buffer, for every bucket. Immutable and thread-safe.
-// Structs are those of vmmgraph.h, which documents their fields.
+// Offsets of graph inputs and outputs in one device arena and one staging buffer, for every bucket.
+// Immutable and thread-safe. vmmgraph.h documents the structs.
 class InputPlan {
 public:
     InputPlan() = default;
-    // `alignment` of every input, in bytes: a power of two from 256 to 2 MiB; 0: 512.
+    // `alignment` of every input in bytes, a power of two from 256 to 2 MiB; 0: 512.
     InputPlan(const std::vector<vmmgraph_input_t>& inputs, const std::vector<Key>& buckets, std::uint64_t alignment = 0) {
         vmmgraph::detail::require_abi();
         const auto keys = detail::to_c(buckets);
@@ -226,15 +228,16 @@ public:
         detail::check(vmmgraph_input_plan_info(handle_.get(), &info));
         return info;
     }
-    // Where an input, by its number in the order of declaration, lies in a bucket.
+    // Returns the place of an input, by declaration number, in a bucket.
     [[nodiscard]] vmmgraph_input_view_t view(const Key& bucket, std::size_t input) const {
         const auto key = detail::to_c(bucket);
         auto view = detail::sized<vmmgraph_input_view_t>();
         detail::check(vmmgraph_input_plan_view(handle_.get(), &key, input, &view));
         return view;
     }
-    // Writes the host inputs of a step into staging memory, padded to the bucket; the byte behind the last of them, which the copy must
-    // reach. They come in the order of declaration, each once. All are checked first: if it throws, staging memory is as it was.
+    // Writes a step's host inputs to staging memory, padded to the bucket. Inputs come in
+    // declaration order, each once. Returns the end of the last input, up to which the copy must
+    // reach. All inputs are checked first: on an exception staging memory is unchanged.
     std::uint64_t pack(const Key& bucket, const std::vector<vmmgraph_step_input_t>& inputs, void* staging,
                        std::size_t staging_bytes) const {
         const auto key = detail::to_c(bucket);

@@ -1,13 +1,16 @@
-// VmmGraph's elastic memory for C++17: addresses for the most it may ever be, pages for what is used, so that captured graphs stay valid
-// while memory comes and goes. Header-only over vmmgraph.h; conventions as in vmmgraph.hpp. Which blocks to use: blocks.hpp.
+// Elastic memory for C++17: reserved addresses for the maximum size, and pages for the used part,
+// so captured graphs stay valid while memory grows and shrinks. Header-only over vmmgraph.h.
+// Conventions: vmmgraph.hpp. Choice of blocks: blocks.hpp.
 //
-//   vmmgraph::KvCache cache(device, {std::vector<std::uint64_t>(72, 32 << 10), 100'000});   // 36 layers' keys and values: addresses only
-//   cache.grow_to(2'000);                                   // or grow_async(), ahead of need, on a thread of the library
+//   // keys and values of 36 layers: addresses only
+//   vmmgraph::KvCache cache(device, {std::vector<std::uint64_t>(72, 32 << 10), 100'000});
+//   cache.grow_to(2'000);                     // or grow_async(), ahead of need
 //   launch(cache.plane(0).address, cache.plane(0).stride_bytes);
-//   cache.shrink_to(1'000, {{1'500, 1'502}}, {{stream}});   // these two stay until they are released; the rest goes behind the stream
+//   // two blocks stay until released; the rest is unmapped after the stream's work
+//   cache.shrink_to(1'000, {{1'500, 1'502}}, {{stream}});
 //
-// What is not committed has no memory: a device that uses it faults. Before the last owner of a buffer or a cache goes, everything is
-// decommitted behind a fence, or the device is done with it.
+// Uncommitted parts have no memory: device access faults. Before a buffer or cache is destroyed,
+// decommit everything with a fence, or finish all device work.
 
 #ifndef VMMGRAPH_ELASTIC_HPP
 #define VMMGRAPH_ELASTIC_HPP
@@ -23,38 +26,39 @@
 
 namespace vmmgraph {
 
-// What a commit did.
+// Result of a commit.
 using Committed = vmmgraph_committed_t;
-// What elastic memory holds.
+// Statistics of elastic memory.
 using ElasticStats = vmmgraph_elastic_stats_t;
-// Elastic memory that has come or goes; valid while an observer runs.
+// Elastic memory just mapped or about to be unmapped; valid during an observer call.
 using Shown = vmmgraph_shown_t;
-// What a KV cache has.
+// Statistics of a KV cache.
 using KvStats = vmmgraph_kv_stats_t;
-// Where a plane of a KV cache lies.
+// Address and strides of a KV cache plane.
 using KvPlace = vmmgraph_kv_plane_t;
-// Blocks from `first` to below `end`.
+// Blocks from `first` up to, excluding, `end`.
 using BlockRange = vmmgraph_block_range_t;
-// Device addresses.
+// A range of device addresses.
 using AddressRange = vmmgraph_range_t;
 
-// How to make elastic memory. 0 is the default of every number.
+// Options of elastic memory; 0 is the default of every number.
 struct ElasticOptions {
-    // Its name in messages.
+    // Name in messages.
     std::string name;
-    // Bytes of every page, a multiple of the device's granularity; 0: about a sixty-fourth of the longest range of addresses, 16 MiB at most.
+    // Bytes of every page, a multiple of the device's granularity; 0: chosen from the reserved
+    // range. See vmmgraph_elastic_options_t.
     std::uint64_t page_bytes = 0;
-    // The most bytes of physical memory it may hold; 0: no limit but the device's.
+    // Limit of physical memory in bytes; 0: only the device's limit.
     std::uint64_t budget_bytes = 0;
-    // Bytes that it is sure to get, out of the device's budget.
+    // Guaranteed bytes, out of the device's budget.
     std::uint64_t least_bytes = 0;
-    // The account that its own is below: Account::handle() of the same device; null: the device's.
+    // Parent account, Account::handle() of the same device; null: the device's account.
     vmmgraph_account_t account = nullptr;
 };
 
 namespace detail {
 
-// Options as C wants them; they live as long as what they were made of.
+// Converts options to C; the result points into `options`.
 [[nodiscard]] inline vmmgraph_elastic_options_t to_c(const ElasticOptions& options) noexcept {
     auto given = sized<vmmgraph_elastic_options_t>();
     given.name = options.name.c_str();
@@ -65,7 +69,8 @@ namespace detail {
     return given;
 }
 
-// Items of a function that writes (items, capacity, count). There may be more at the second call.
+// Returns the items of a function which writes (items, capacity, count), with retries while the
+// number grows.
 template <class Item, class Read>
 [[nodiscard]] std::vector<Item> read_items(Read&& read) {
     std::vector<Item> items(16);
@@ -82,36 +87,35 @@ template <class Item, class Read>
 
 }  // namespace detail
 
-// A commit under way on a thread of the library. Destroying it does not stop that.
+// An asynchronous commit on a thread of the library. Destruction does not stop the commit.
 class Pending {
 public:
     explicit Pending(vmmgraph_pending_t handle) noexcept : handle_(handle) {}
 
-    // Whether it is over.
+    // Returns true if the commit is over.
     [[nodiscard]] bool done() const {
         std::int32_t over = 0;
         detail::check(vmmgraph_pending_done(handle(), &over));
         return over != 0;
     }
 
-    // Blocks until it is over, for the driver's calls and never for work of the device; throws what the commit would have. May be called again.
+    // Blocks for driver calls only, never for device work. Throws the commit's error. Repeatable.
     Committed wait() const {
         auto done = detail::sized<Committed>();
         detail::check(vmmgraph_pending_wait(handle(), &done));
         return done;
     }
 
-    // The C handle, still owned by this object; null if moved from.
     [[nodiscard]] vmmgraph_pending_t handle() const noexcept { return handle_.get(); }
 
 private:
     detail::Owned<vmmgraph_pending_t, vmmgraph_pending_destroy> handle_;
 };
 
-// Addresses for the most that something may ever be, and pages for what is used of it.
+// Elastic buffer: reserved addresses for the maximum size, and pages for the used part.
 class ElasticBuffer {
 public:
-    // `bytes` of addresses, without memory yet. Throws for a page size that the device cannot map. The buffer keeps the device open.
+    // Reserves `bytes` of addresses, without memory. The buffer keeps the device open.
     ElasticBuffer(const Device& device, std::uint64_t bytes, const ElasticOptions& options = {}) {
         detail::require_abi();
         const vmmgraph_elastic_options_t given = detail::to_c(options);
@@ -120,31 +124,32 @@ public:
         handle_ = detail::Owned<vmmgraph_elastic_buffer_t, vmmgraph_elastic_buffer_destroy>(handle);
     }
 
-    // The first address, which never changes.
+    // Returns the first address, which never changes.
     [[nodiscard]] void* base() const {
         void* base = nullptr;
         detail::check(vmmgraph_elastic_buffer_base(handle(), &base));
         return base;
     }
 
-    // Makes `bytes` bytes from `offset` on usable: maps those of their pages, rounded outward, that are not there; all of them or none. Their
-    // contents are anything, but pages that a decommit has not let go yet keep theirs: see before(). Throws OutOfMemory, with everything as
-    // it was.
+    // Maps the missing pages of `bytes` bytes from `offset`, rounded outward. Contents are
+    // undefined, except in recommitted pages: see before(). Throws OutOfMemory with nothing
+    // changed. See vmmgraph_elastic_buffer_commit().
     Committed commit(std::uint64_t offset, std::uint64_t bytes) {
         auto done = detail::sized<Committed>();
         detail::check(vmmgraph_elastic_buffer_commit(handle(), offset, bytes, &done));
         return done;
     }
 
-    // The same, on a thread of the library. Nobody is asked to give memory up for it.
+    // As commit(), on a thread of the library, without asking reclaimers for memory.
     [[nodiscard]] Pending commit_async(std::uint64_t offset, std::uint64_t bytes) {
         vmmgraph_pending_t pending = nullptr;
         detail::check(vmmgraph_elastic_buffer_commit_async(handle(), offset, bytes, &pending));
         return Pending(pending);
     }
 
-    // Gives back the pages of `bytes` bytes from `offset` on, rounded inward, behind the fence; nobody waits for the device. Returns the
-    // bytes of what was there. The fence's events may go when the call has returned.
+    // Unmaps the pages of `bytes` bytes from `offset`, rounded inward, after the fence, without
+    // blocking. Returns the committed bytes of the range. The fence's events are needed only during
+    // the call.
     std::uint64_t decommit(std::uint64_t offset, std::uint64_t bytes, const PauseFence& fence = {}) {
         const vmmgraph_fence_t given = detail::to_c(fence);
         std::uint64_t gone = 0;
@@ -152,75 +157,73 @@ public:
         return gone;
     }
 
-    // Unmaps what was decommitted and is no longer in use; its bytes. Does not wait.
+    // Reaps pending unmaps whose fence is over, without waiting. Returns their bytes.
     std::uint64_t settle() {
         std::uint64_t gone = 0;
         detail::check(vmmgraph_elastic_buffer_settle(handle(), &gone));
         return gone;
     }
 
-    // Makes later work of a stream wait for what may still use pages that were committed again before they went.
+    // Makes later work of `stream` wait for earlier users of recommitted pages.
     void before(void* stream) const { detail::check(vmmgraph_elastic_buffer_before(handle(), stream)); }
 
-    // Limits the bytes of physical memory it may hold; 0: no limit but the device's. Nothing is taken away.
+    // Limits physical memory in bytes; 0: only the device's limit. Nothing is taken away.
     void set_budget(std::uint64_t bytes) { detail::check(vmmgraph_elastic_buffer_set_budget(handle(), bytes)); }
 
-    // The parts that are committed, in order, in whole pages.
+    // Returns the committed ranges in order, in whole pages.
     [[nodiscard]] std::vector<AddressRange> committed() const {
         return detail::read_items<AddressRange>([&](AddressRange* ranges, std::size_t capacity, std::size_t* count) {
             return vmmgraph_elastic_buffer_committed(handle(), ranges, capacity, count);
         });
     }
 
-    // What it holds now.
     [[nodiscard]] ElasticStats stats() const {
         auto stats = detail::sized<ElasticStats>();
         detail::check(vmmgraph_elastic_buffer_stats(handle(), &stats));
         return stats;
     }
 
-    // The C handle, still owned by this object; null if moved from.
     [[nodiscard]] vmmgraph_elastic_buffer_t handle() const noexcept { return handle_.get(); }
 
 private:
     detail::Owned<vmmgraph_elastic_buffer_t, vmmgraph_elastic_buffer_destroy> handle_;
 };
 
-// How the planes of a KV cache lie.
+// Address layout of the planes of a KV cache.
 enum class KvLayout : std::int32_t {
-    // Each plane has addresses of its own, its blocks behind one another.
+    // A range of addresses per plane, with consecutive blocks.
     by_plane = VMMGRAPH_KV_BY_PLANE,
-    // One range of addresses, block after block, in each the planes behind one another: a range of blocks takes the fewest mappings.
+    // One range of blocks, each with consecutive planes. Takes the fewest mappings.
     by_block = VMMGRAPH_KV_BY_BLOCK,
 };
 
-// What became of a limit that was set from outside.
+// Effect of an external limit.
 enum class LimitChange : std::int32_t {
-    // It holds, and no block beyond it has memory.
+    // In force; no block beyond the limit has memory.
     applied = VMMGRAPH_LIMIT_APPLIED,
-    // It holds for all that is granted from now on; blocks beyond it have memory until they are released.
+    // In force for new grants; blocks beyond the limit keep memory until released.
     deferred = VMMGRAPH_LIMIT_DEFERRED,
-    // A later revision is known: ignored.
+    // Ignored: a later revision is known.
     stale = VMMGRAPH_LIMIT_STALE,
-    // This revision said something else before: ignored.
+    // Ignored: this revision had another value before.
     conflict = VMMGRAPH_LIMIT_CONFLICT,
 };
 
-// How to make a KV cache.
+// Options of a KV cache.
 struct KvOptions {
-    // Bytes of a block in each plane: a layer's keys, a layer's values. Any number of planes, each of any bytes.
+    // Bytes of a block in each plane (a layer's keys, a layer's values); any number of planes.
     std::vector<std::uint64_t> planes;
-    // The most blocks it may ever have: addresses for them are reserved.
+    // Maximum number of blocks, for which addresses are reserved.
     std::uint64_t blocks_most = 0;
     KvLayout layout = KvLayout::by_plane;
     ElasticOptions memory = {};
 };
 
-// Planes of blocks over elastic memory. All planes of a block have memory, or none. Addresses never change, so graphs captured over them
-// stay valid however it grows and shrinks.
+// KV cache: planes of blocks over elastic memory. A block has memory in all planes or in none.
+// Addresses never change, so captured graphs stay valid.
 class KvCache {
 public:
-    // Without memory yet. Throws for no plane, no block, and more than can be addressed. The cache keeps the device open.
+    // Reserves addresses, without memory. The cache keeps the device open.
     KvCache(const Device& device, const KvOptions& options) {
         detail::require_abi();
         const vmmgraph_elastic_options_t memory = detail::to_c(options.memory);
@@ -235,42 +238,41 @@ public:
         handle_ = detail::Owned<vmmgraph_kv_cache_t, vmmgraph_kv_cache_destroy>(handle);
     }
 
-    // Where a plane lies, backed or not.
+    // Returns the place of a plane, backed or not.
     [[nodiscard]] KvPlace plane(std::size_t plane) const {
         auto place = detail::sized<KvPlace>();
         detail::check(vmmgraph_kv_cache_plane(handle(), plane, &place));
         return place;
     }
 
-    // Backs the blocks below `blocks` in all planes, or in none. What is backed stays as it is; fewer than it has: nothing is taken away.
-    // Throws OutOfMemory, also beyond the limit, with everything as it was.
+    // Backs the blocks below `blocks` in all planes, or in none; never shrinks. Throws OutOfMemory,
+    // also beyond the limit, with nothing changed.
     Committed grow_to(std::uint64_t blocks) {
         auto done = detail::sized<Committed>();
         detail::check(vmmgraph_kv_cache_grow_to(handle(), blocks, &done));
         return done;
     }
 
-    // The same, on a thread of the library. Nobody is asked to give memory up for it. Its order with other calls is that of its beginning
-    // there; but what a shrink_to() took away meanwhile it does not bring back.
+    // As grow_to(), on a thread of the library. See vmmgraph_kv_cache_commit_async().
     [[nodiscard]] Pending grow_async(std::uint64_t blocks) { return commit_async({0, blocks}); }
 
-    // Backs a range of blocks, as grow_to. Contents of what comes are anything, but blocks that were released and had not gone yet keep
-    // theirs: see before().
+    // Backs a range of blocks, as grow_to(). Contents are undefined, except in recommitted blocks:
+    // see before().
     Committed commit(BlockRange blocks) {
         auto done = detail::sized<Committed>();
         detail::check(vmmgraph_kv_cache_commit(handle(), blocks.first, blocks.end, &done));
         return done;
     }
 
-    // The same, on a thread of the library.
+    // As commit(), on a thread of the library.
     [[nodiscard]] Pending commit_async(BlockRange blocks) {
         vmmgraph_pending_t pending = nullptr;
         detail::check(vmmgraph_kv_cache_commit_async(handle(), blocks.first, blocks.end, &pending));
         return Pending(pending);
     }
 
-    // Lets the cache be used with so many blocks at most, from now on. Blocks beyond that which are not `busy` go behind the fence; the busy
-    // ones keep their memory until release(). How many those are.
+    // Limits use to the blocks below `blocks`; blocks beyond are unmapped after the fence. `busy`
+    // ones keep memory until release(). Returns their number.
     std::uint64_t shrink_to(std::uint64_t blocks, const std::vector<BlockRange>& busy = {}, const PauseFence& fence = {}) {
         const vmmgraph_fence_t given = detail::to_c(fence);
         std::uint64_t left = 0;
@@ -278,71 +280,70 @@ public:
         return left;
     }
 
-    // Blocks are not used any more: their pages go behind the fence once no other block on them is backed. Does not wait.
+    // Unmaps the blocks' pages after the fence, except pages of other backed blocks. Does not wait.
     void release(BlockRange blocks, const PauseFence& fence = {}) {
         const vmmgraph_fence_t given = detail::to_c(fence);
         detail::check(vmmgraph_kv_cache_release(handle(), blocks.first, blocks.end, &given));
     }
 
-    // Sets the most blocks from outside: nothing beyond is granted from now on. Revisions grow; one that is not the latest is ignored.
+    // Sets an external limit of blocks for later grants. Revisions increase; an older one is
+    // ignored.
     LimitChange set_limit(std::uint64_t blocks, std::uint64_t revision) {
         std::int32_t change = 0;
         detail::check(vmmgraph_kv_cache_set_limit(handle(), blocks, revision, &change));
         return static_cast<LimitChange>(change);
     }
 
-    // Blocks that have memory, in order.
+    // Returns the blocks with memory, in order.
     [[nodiscard]] std::vector<BlockRange> backed() const {
         return detail::read_items<BlockRange>([&](BlockRange* ranges, std::size_t capacity, std::size_t* count) {
             return vmmgraph_kv_cache_backed(handle(), ranges, capacity, count);
         });
     }
 
-    // Blocks that have memory beyond what the cache may be used with: they are to be released.
+    // Returns the blocks with memory beyond the usable ones, for release().
     [[nodiscard]] std::vector<BlockRange> beyond() const {
         return detail::read_items<BlockRange>([&](BlockRange* ranges, std::size_t capacity, std::size_t* count) {
             return vmmgraph_kv_cache_beyond(handle(), ranges, capacity, count);
         });
     }
 
-    // Unmaps what was released and is no longer in use; its bytes. Does not wait.
+    // Reaps pending unmaps whose fence is over, without waiting. Returns their bytes.
     std::uint64_t settle() {
         std::uint64_t gone = 0;
         detail::check(vmmgraph_kv_cache_settle(handle(), &gone));
         return gone;
     }
 
-    // Makes later work of a stream wait for what may still use blocks that were backed again before they went.
+    // Makes later work of `stream` wait for earlier users of recommitted blocks.
     void before(void* stream) const { detail::check(vmmgraph_kv_cache_before(handle(), stream)); }
 
-    // Limits the bytes of physical memory it may hold; 0: no limit but the device's. Nothing is taken away.
+    // Limits physical memory in bytes; 0: only the device's limit. Nothing is taken away.
     void set_budget(std::uint64_t bytes) { detail::check(vmmgraph_kv_cache_set_budget(handle(), bytes)); }
 
-    // What it has now.
     [[nodiscard]] KvStats stats() const {
         auto stats = detail::sized<KvStats>();
         detail::check(vmmgraph_kv_cache_stats(handle(), &stats));
         return stats;
     }
 
-    // What its memory holds now.
+    // Returns the current statistics of the cache's memory.
     [[nodiscard]] ElasticStats memory() const {
         auto stats = detail::sized<ElasticStats>();
         detail::check(vmmgraph_kv_cache_memory(handle(), &stats));
         return stats;
     }
 
-    // The C handle, still owned by this object; null if moved from.
     [[nodiscard]] vmmgraph_kv_cache_t handle() const noexcept { return handle_.get(); }
 
 private:
     detail::Owned<vmmgraph_kv_cache_t, vmmgraph_kv_cache_destroy> handle_;
 };
 
-// While it lives, its functions are called when memory of a buffer or a cache comes, before the commit returns, and before it is unmapped.
-// For registrations that hold pages. They may be called from any thread, with no lock of the library held; what they throw is lost, and
-// what would wait there for pages that another thread moves throws. It may end at any time, also within one of them; one that is under way on
-// another thread then is not waited for.
+// Observer of a buffer or cache, for registrations which hold pages. `after_map` runs before the
+// commit returns, `before_unmap` before the unmap; on any thread, with no lock of the library held.
+// Exceptions are lost. Calls which would wait for another thread's pages throw. The observer may be
+// destroyed at any time, also inside a call; calls on other threads are not waited for.
 class ElasticObserver {
 public:
     using Function = std::function<void(const Shown&)>;
@@ -376,7 +377,7 @@ private:
                 ((*functions).*Which)(*shown);
             }
         } catch (...) {
-            // C and Rust are in between: nothing may be thrown through them.
+            // Exceptions must not unwind through C and Rust.
         }
     }
 

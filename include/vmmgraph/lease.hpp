@@ -1,10 +1,13 @@
-// VmmGraph's leases for C++17: pages that only some graphs of an arena need, used by elastic memory while those graphs are not replayed.
-// Header-only over vmmgraph.h; conventions as in vmmgraph.hpp.
+// Leases for C++17: elastic memory uses pages of idle graphs of an arena. Header-only over
+// vmmgraph.h. Conventions: vmmgraph.hpp.
 //
-//   vmmgraph::Borrower engine([&](const vmmgraph::Vacate& asked) { return give_up(asked.blocks, asked.bytes); });
-//   vmmgraph::Lease lease = vmmgraph::lend(arena, cache, {1'000, 2'000}, engine);   // blocks of a KV cache, on pages of the prefill graphs
+//   vmmgraph::Borrower engine(
+//       [&](const vmmgraph::Vacate& asked) { return give_up(asked.blocks, asked.bytes); });
+//   // blocks of a KV cache, on pages of the prefill graphs
+//   vmmgraph::Lease lease = vmmgraph::lend(arena, cache, {1'000, 2'000}, engine);
 //   lease.before(stream);
-//   vmmgraph::set_recall(arena, std::chrono::milliseconds(15));                     // a prefill recalls them itself; else it throws
+//   // a prefill recalls its pages, instead of throwing
+//   vmmgraph::set_recall(arena, std::chrono::milliseconds(15));
 
 #ifndef VMMGRAPH_LEASE_HPP
 #define VMMGRAPH_LEASE_HPP
@@ -22,40 +25,41 @@
 
 namespace vmmgraph {
 
-// What a borrower is asked for: which of these, so many bytes, by then.
+// Request to a borrower: which blocks, how many bytes, how much time.
 struct Vacate {
     // The lease's number.
     std::uint64_t lease = 0;
-    // Of a cache: its blocks with memory that lie on the lease's pages. Of a buffer: bytes from its base, one range, all of which are to go.
+    // Cache: the blocks with memory on leased pages. Buffer: one range of bytes from its base, all
+    // to be given up.
     std::vector<BlockRange> blocks;
-    // What else has memory there and is not on lease.
+    // Other memory of the borrower, not on lease.
     std::vector<BlockRange> instead;
-    // Bytes of pages that are wanted. BlockPool::ask_of finds the pages that cost least.
+    // Requested bytes of pages. BlockPool::ask_of finds the cheapest pages.
     std::uint64_t bytes = 0;
-    // How much time is left.
     std::chrono::microseconds left{0};
 };
 
-// What a borrower gave up.
+// A borrower's answer.
 struct Vacated {
-    // Of a cache: blocks that it does not use any more. Of a buffer: nothing, since all of the range is.
+    // Cache: blocks no longer used. Buffer: empty, since the whole range is given up.
     std::vector<BlockRange> blocks;
-    // Behind this, no work of the device uses them. Its events may go when the borrower has been asked.
+    // After this fence, no device work uses the blocks. Its events are needed only until the
+    // request is answered.
     PauseFence fence;
 };
 
-// Who uses pages on lease. It stays until its leases are over and no recall of them is under way.
+// User of leased pages. Must outlive its leases and all recalls in progress.
 class Borrower {
 public:
-    // Stops using what it is asked for and says what it gave up; nothing: it needs it all, and the recall fails, as it does if this throws.
-    // Called on whichever thread recalls, with no lock of the library's held.
+    // Stops using the requested memory and returns the blocks given up. Without a value, or on an
+    // exception, the recall fails. Runs on the recalling thread, with no lock of the library held.
     using Function = std::function<std::optional<Vacated>(const Vacate&)>;
 
     explicit Borrower(Function vacate) : vacate_(std::move(vacate)) {}
     Borrower(const Borrower&) = delete;
     Borrower& operator=(const Borrower&) = delete;
 
-    // What C calls, with a borrower as `user`.
+    // The C callback; `user` is a Borrower.
     static std::int32_t call(const vmmgraph_vacate_t* asked, vmmgraph_vacating_t vacating, void* user) noexcept {
         try {
             Vacate told;
@@ -75,7 +79,7 @@ public:
             detail::check(vmmgraph_vacating_behind(vacating, &fence));
             return 0;
         } catch (...) {
-            // C and Rust are in between: nothing may be thrown through them.
+            // Exceptions must not unwind through C and Rust.
             return 1;
         }
     }
@@ -84,43 +88,45 @@ private:
     Function vacate_;
 };
 
-// Pages of an arena that show in elastic memory as well. Destroying it changes nothing: they are on lease until the borrower has them no more.
+// A lease: pages of an arena which are mapped in elastic memory too. Destruction does not end the
+// lease; see vmmgraph_lease_destroy().
 class Lease {
 public:
     explicit Lease(vmmgraph_lease_t handle) noexcept : handle_(handle) {}
 
-    // Its number, unique in the process.
+    // Returns the lease's number, unique in the process.
     [[nodiscard]] std::uint64_t number() const {
         std::uint64_t number = 0;
         detail::check(vmmgraph_lease_bytes(handle(), &number, nullptr));
         return number;
     }
 
-    // Bytes that are still on lease; 0: it is over.
+    // Returns the bytes still on lease; 0: the lease is over.
     [[nodiscard]] std::uint64_t bytes() const {
         std::uint64_t bytes = 0;
         detail::check(vmmgraph_lease_bytes(handle(), nullptr, &bytes));
         return bytes;
     }
 
-    // Makes later work of a stream, the borrower's first on these pages, wait for the graphs that used them before.
+    // Makes later work of `stream`, the borrower's first on these pages, wait for earlier graphs.
     void before(void* stream) const { detail::check(vmmgraph_lease_before(handle(), stream)); }
 
-    // Has `bytes` bytes of pages given back, or all if 0, until the deadline. Throws WrongState if the borrower gave up too little or its fence
-    // is not over by then; the pages it gave up come all the same when somebody looks again.
+    // Recalls `bytes` bytes of pages (0: all) by the deadline. Throws Error
+    // (VMMGRAPH_ERROR_WRONG_STATE) if the borrower gave up too little or its fence is not over;
+    // pages given up return to the arena later. See vmmgraph_lease_recall().
     void recall(std::chrono::microseconds deadline, std::uint64_t bytes = 0) {
         detail::check(vmmgraph_lease_recall(handle(), bytes, static_cast<std::uint64_t>(deadline.count())));
     }
 
-    // The C handle, still owned by this object; null if moved from.
     [[nodiscard]] vmmgraph_lease_t handle() const noexcept { return handle_.get(); }
 
 private:
     detail::Owned<vmmgraph_lease_t, vmmgraph_lease_destroy> handle_;
 };
 
-// Lends pages of an arena to `bytes` bytes of a buffer from `offset` on, whole pages where nothing is committed. Graphs that show one are not
-// replayed until a recall. Throws what it was refused for, with nothing changed.
+// Lends pages of an arena to `bytes` uncommitted bytes of a buffer from `offset`; graphs over these
+// pages cannot be replayed before a recall. On an exception nothing has changed. See
+// vmmgraph_arena_lend().
 [[nodiscard]] inline Lease lend(const SharedVmmAllocator& arena, const ElasticBuffer& buffer, std::uint64_t offset, std::uint64_t bytes,
                                 Borrower& borrower) {
     vmmgraph_lease_t lease = nullptr;
@@ -128,19 +134,20 @@ private:
     return Lease(lease);
 }
 
-// The same, to blocks of a cache of which none has memory.
+// Lends pages of an arena to blocks of a cache without memory.
 [[nodiscard]] inline Lease lend(const SharedVmmAllocator& arena, const KvCache& cache, BlockRange blocks, Borrower& borrower) {
     vmmgraph_lease_t lease = nullptr;
     detail::check(vmmgraph_arena_lend_blocks(arena.handle(), cache.handle(), blocks.first, blocks.end, Borrower::call, &borrower, &lease));
     return Lease(lease);
 }
 
-// Replays, eager work and captures that need pages on lease recall them from now on and wait so long at most; 0, as at first: they throw.
+// Lets replays, eager work and captures recall the leases they need, waiting at most `wait`; 0, the
+// default: they throw.
 inline void set_recall(const SharedVmmAllocator& arena, std::chrono::microseconds wait) {
     detail::check(vmmgraph_arena_set_recall(arena.handle(), static_cast<std::uint64_t>(wait.count())));
 }
 
-// Recalls every lease in the way of a space's replay, or all of the arena's.
+// Recalls all leases which block a space's replay, or all of the arena's.
 inline void recall(const SharedVmmAllocator& arena, const Space& space, std::chrono::microseconds deadline) {
     detail::check(vmmgraph_arena_recall(arena.handle(), space.handle(), static_cast<std::uint64_t>(deadline.count())));
 }
@@ -148,7 +155,7 @@ inline void recall(const SharedVmmAllocator& arena, std::chrono::microseconds de
     detail::check(vmmgraph_arena_recall(arena.handle(), nullptr, static_cast<std::uint64_t>(deadline.count())));
 }
 
-// Bytes that an arena could lend now to somebody who shares none of its accounts, and bytes that it has lent.
+// Returns the bytes lendable now to a borrower outside the arena's accounts, and the bytes lent.
 [[nodiscard]] inline std::pair<std::uint64_t, std::uint64_t> lendable(const SharedVmmAllocator& arena) {
     std::uint64_t lendable = 0;
     std::uint64_t lent = 0;
@@ -156,7 +163,7 @@ inline void recall(const SharedVmmAllocator& arena, std::chrono::microseconds de
     return {lendable, lent};
 }
 
-// The leases on pages that a space shows.
+// Returns the numbers of the leases on a space's pages.
 [[nodiscard]] inline std::vector<std::uint64_t> leases(const Space& space) {
     return detail::read_items<std::uint64_t>([&](std::uint64_t* leases, std::size_t capacity, std::size_t* count) {
         return vmmgraph_space_leases(space.handle(), leases, capacity, count);

@@ -1,11 +1,16 @@
-// VmmGraph's check that ranks replay alike, for C++17. Header-only over vmmgraph.h; conventions as in vmmgraph.hpp.
+// Replay order check for C++17: compares the replays of several ranks. Header-only over vmmgraph.h.
+// Conventions: vmmgraph.hpp.
 //
 //   vmmgraph::Options options;
-//   options.check_order = true;                                       // each replay is noted
+//   options.check_order = true;                                 // records each replay
 //   ...
-//   const auto gather = [&](const void* mine, std::size_t bytes, void* all) { group.all_gather(mine, bytes, all); };
-//   vmmgraph::agree_on(arena, step_hash, {rank, ranks}, gather);       // throws on all ranks before anything is launched
-//   vmmgraph::compare_order(arena, {rank, ranks}, gather);             // or every 100 steps: throws and names the first replay that differs
+//   const auto gather = [&](const void* mine, std::size_t bytes, void* all) {
+//       group.all_gather(mine, bytes, all);
+//   };
+//   // throws on all ranks before anything is launched
+//   vmmgraph::agree_on(arena, step_hash, {rank, ranks}, gather);
+//   // or every 100 steps: throws and names the first differing replay
+//   vmmgraph::compare_order(arena, {rank, ranks}, gather);
 
 #ifndef VMMGRAPH_ORDER_HPP
 #define VMMGRAPH_ORDER_HPP
@@ -22,23 +27,23 @@
 
 namespace vmmgraph {
 
-// What came of comparing the replays of several ranks.
+// Result of a comparison between ranks.
 using OrderReport = vmmgraph_order_report_t;
 
-// Who compares.
+// This rank in the comparison.
 struct RankOf {
     // This rank's number, below `ranks`.
     std::uint32_t rank = 0;
-    // How many there are, 4096 at most.
+    // Number of ranks, at most 4096.
     std::uint32_t ranks = 1;
 };
 
-// Ranks differ in what they replayed, or are about to.
+// Ranks replayed different graphs, or are about to.
 class VMMGRAPH_API RanksDiffer : public Error {
 public:
     RanksDiffer(const Error& error, const OrderReport& report) : Error(error), report_(report) {}
 
-    // Where, and in what.
+    // The first difference: replay, ranks and keys.
     [[nodiscard]] const OrderReport& report() const noexcept { return report_; }
 
 private:
@@ -47,8 +52,9 @@ private:
 
 namespace detail {
 
-// Gives `use` a C function and its argument that call `gather(mine, bytes, all)`, and a report to fill. What `gather` throws waits until
-// `use` is done, since nothing may unwind through the library.
+// Passes `use` a C function and its argument, which call `gather(mine, bytes, all)`, and a report
+// to fill. Rethrows an exception of `gather` after `use`, since nothing may unwind through the
+// library.
 template <class Gather, class Use>
 OrderReport with_gather(Gather& gather, Use&& use) {
     static_assert(std::is_invocable_v<Gather&, const void*, std::size_t, void*>, "gather is called with (mine, bytes, all)");
@@ -84,11 +90,11 @@ OrderReport with_gather(Gather& gather, Use&& use) {
 
 }  // namespace detail
 
-// Compares with the other ranks what was launched so far in an arena with check_order, by the engine's all-gather: `gather(mine, bytes, all)`
-// writes the `bytes` bytes of each rank to `all`, in the order of their numbers. Any time, on any thread; all ranks call it. A rank that is
-// merely behind is no difference: how far they agree is in what it returns. Throws RanksDiffer, on every rank with the first replay that is
-// not the same; from then on replays and eager scopes of the arena throw (VMMGRAPH_ERROR_RANKS_DIFFER), rather than wait for each other for
-// ever, until restart_order(). What `gather` throws arrives at the caller.
+// Compares the launched replays of all ranks, in an arena with check_order. `gather(mine, bytes,
+// all)` is an all-gather: writes the `bytes` bytes of each rank to `all`, in rank order. All ranks
+// must call, at any time and on any thread. A rank merely behind is no difference. Throws
+// RanksDiffer on every rank; then replays and eager scopes throw VMMGRAPH_ERROR_RANKS_DIFFER until
+// restart_order(). Exceptions of `gather` propagate. See vmmgraph_arena_compare_order().
 template <class Gather>
 OrderReport compare_order(const SharedVmmAllocator& arena, RankOf who, Gather&& gather) {
     return detail::with_gather(gather, [&](vmmgraph_gather_fn trampoline, void* call, OrderReport* report) {
@@ -96,9 +102,9 @@ OrderReport compare_order(const SharedVmmAllocator& arena, RankOf who, Gather&& 
     });
 }
 
-// As compare_order(), before a launch, or before anything else that all ranks must do alike: also `next` must be the same, and no rank may be
-// behind. Any number: a hash of a step's mode and bucket, the layout_hash of what was just captured. Where nobody has launched what differs
-// (launched is 0 in the report), nothing is refused afterwards: the ranks may decide anew.
+// As compare_order(), before a launch or another common action: `next` must be equal too, and no
+// rank may be behind. If no rank launched a differing replay (`launched` is 0), nothing is refused
+// afterwards. See vmmgraph_arena_agree_on().
 template <class Gather>
 OrderReport agree_on(const SharedVmmAllocator& arena, std::uint64_t next, RankOf who, Gather&& gather) {
     return detail::with_gather(gather, [&](vmmgraph_gather_fn trampoline, void* call, OrderReport* report) {
@@ -106,7 +112,8 @@ OrderReport agree_on(const SharedVmmAllocator& arena, std::uint64_t next, RankOf
     });
 }
 
-// Forgets what was launched and what differed: the check counts from 1 again. For all ranks at one point of their programs.
+// Clears the recorded replays and differences; counting restarts at 1. Call on all ranks at the
+// same point of the program.
 inline void restart_order(const SharedVmmAllocator& arena) { detail::check(vmmgraph_arena_restart_order(arena.handle())); }
 
 }  // namespace vmmgraph

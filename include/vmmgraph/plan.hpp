@@ -1,10 +1,11 @@
-// VmmGraph's plans for C++17, without torch and without a driver: shapes of steps, and which buckets are worth having for given traffic.
-// Header-only over vmmgraph.h; conventions as in vmmgraph.hpp. dispatch.hpp builds on it.
+// Bucket plans for C++17, without torch or a driver: chooses the buckets worth capturing for given
+// traffic. Header-only over vmmgraph.h. Conventions: vmmgraph.hpp. dispatch.hpp builds on this
+// header.
 //
 //   using namespace vmmgraph::dispatch;
 //   PlanOptions limits;
 //   limits.most_graphs = 32;
-//   const Plan plan = make_plan(traffic, limits);                            // plan.buckets says what each of them buys
+//   const Plan plan = make_plan(traffic, limits);        // plan.buckets: the savings of each
 
 #ifndef VMMGRAPH_PLAN_HPP
 #define VMMGRAPH_PLAN_HPP
@@ -21,12 +22,13 @@
 
 namespace vmmgraph::dispatch {
 
-// A size of a step that padding may raise.
+// A step size which padding may raise.
 enum class Axis : std::int32_t { tokens = 0, batch = 1, pages = 2, other = 3 };
 
-// A shape: of a step, or of the graph that runs it (a bucket). An extent of 0: the axis plays no part.
+// Shape of a step, or of the graph which runs the step (a bucket). An extent of 0: the axis plays
+// no part.
 struct Key {
-    // What but size makes graphs differ; compared for equality.
+    // Differences other than size; compared for equality.
     std::uint32_t variant = 0;
     // By Axis.
     std::array<std::uint32_t, 4> extents{};
@@ -39,13 +41,13 @@ struct Key {
     friend bool operator!=(const Key& a, const Key& b) { return !(a == b); }
 };
 
-// Key::variant of steps in which every sequence has the same number of tokens.
+// Key::variant of steps with equal token counts in all sequences.
 inline constexpr std::uint32_t uniform_decode = 1;
 
-// By Axis: what one more along it costs. All 0: a token costs 1 and nothing else counts.
+// Cost of one more unit, by Axis. All 0: only tokens count, each 1.
 using Weights = std::array<std::uint16_t, 4>;
 
-// Steps of real traffic: shapes, and how often each came.
+// Histogram of step shapes.
 using Traffic = std::vector<std::pair<Key, std::uint64_t>>;
 
 namespace detail {
@@ -84,7 +86,7 @@ struct Shapes {
 
 }  // namespace detail
 
-// A list of sizes that engines use: VMMGRAPH_SIZES_XLLM or _VLLM, up to `max`.
+// Returns a list of sizes as used by engines: VMMGRAPH_SIZES_XLLM or _VLLM, up to `max`.
 [[nodiscard]] inline std::vector<std::uint32_t> bucket_sizes(std::int32_t list, std::uint32_t max) {
     std::vector<std::uint32_t> sizes;
     std::size_t count = 0;
@@ -94,7 +96,8 @@ struct Shapes {
     return sizes;
 }
 
-// Streams and layers of an Ascend deployment, for the ACL graphs that fit by vLLM-Ascend's formula; vmmgraph.h documents the fields.
+// Streams and layers of an Ascend deployment, for vLLM-Ascend's limit of ACL graphs. Fields: see
+// vmmgraph_acl_graph_streams_t.
 struct AclGraphStreams {
     std::uint32_t layers = 0;
     std::uint32_t data_parallel = 1;
@@ -120,7 +123,7 @@ struct AclGraphStreams {
         given.context_groups = context_groups;
         return given;
     }
-    // The most graphs that fit; 0 if none does.
+    // Returns the maximum number of graphs; 0 if none fits.
     [[nodiscard]] std::uint32_t most_graphs() const {
         const auto given = to_c();
         std::uint32_t graphs = 0;
@@ -129,38 +132,38 @@ struct AclGraphStreams {
     }
 };
 
-// What graphs may take and cost; 0 is no limit and no cost. A limit in bytes needs its cost.
+// Limits and costs of graphs; 0 is no limit and no cost. A limit in bytes needs its cost.
 struct PlanOptions {
     Weights weights{};
     std::uint32_t most_graphs = 0;
     std::optional<AclGraphStreams> streams;
-    // Bytes that graphs add by themselves: all of them, and one (executable graph, retained blocks).
+    // Graphs' own bytes: limit of all, and cost of one (executable graph, retained blocks).
     std::uint64_t most_graph_bytes = 0;
     std::uint64_t graph_bytes = 0;
-    // Bytes of shared pages: most, of the smallest graph, and for each unit of a bucket's weight.
+    // Bytes of shared pages: limit, smallest graph, and per unit of a bucket's weight.
     std::uint64_t most_pool_bytes = 0;
     std::uint64_t pool_base_bytes = 0;
     std::uint64_t pool_unit_bytes = 0;
-    // What an eager step costs in the unit of padding; 0: more than any padding.
+    // Cost of an eager step in units of padding; 0: more than any padding.
     std::uint64_t eager_step = 0;
 };
 
-// What a set of buckets does with given traffic.
+// Effect of a set of buckets on given traffic.
 struct Waste {
-    // Weight of what graphs compute and nobody asked for.
+    // Weight of the padding computed by graphs.
     std::uint64_t padding = 0;
-    // Steps that graphs run, and steps that no bucket covers.
+    // Steps run by graphs, and steps without a bucket.
     std::uint64_t graph_steps = 0;
     std::uint64_t eager_steps = 0;
 };
 
-// A bucket of a plan and what it buys.
+// A bucket of a plan and its savings.
 struct PlannedBucket {
     Key key;
-    // Steps that it runs, and the weight of the padding in those.
+    // Steps run by the bucket, and the weight of their padding.
     std::uint64_t steps = 0;
     std::uint64_t padding = 0;
-    // What those steps would cost more without it, in the unit of padding.
+    // Extra cost of these steps without the bucket, in units of padding.
     std::uint64_t saves = 0;
 };
 
@@ -169,12 +172,12 @@ struct Plan {
     // Ascending.
     std::vector<PlannedBucket> buckets;
     Waste waste;
-    // What the best choice of at most k graphs costs, for k from 0 to as many as were worth having.
+    // Cost of the best choice of at most k graphs, for k from 0 to the useful number.
     std::vector<std::uint64_t> curve;
-    // The most graphs that the options allow (UINT32_MAX: any number) and which says so, a VMMGRAPH_LIMITED_BY.
+    // Maximum number of graphs (UINT32_MAX: any), and the limiting option, a VMMGRAPH_LIMITED_BY.
     std::uint32_t most_graphs = std::numeric_limits<std::uint32_t>::max();
     std::int32_t limited_by = VMMGRAPH_LIMITED_BY_NOTHING;
-    // Weight of the heaviest bucket that the pool has room for; UINT64_MAX: any; 0: none.
+    // Weight of the heaviest bucket which fits the pool; UINT64_MAX: any; 0: none.
     std::uint64_t heaviest = std::numeric_limits<std::uint64_t>::max();
 
     [[nodiscard]] std::vector<Key> keys() const {
@@ -186,7 +189,8 @@ struct Plan {
     }
 };
 
-// Chooses the buckets that pad least for this traffic within the limits: exactly along one axis, soundly along several.
+// Chooses the buckets with the least padding for this traffic: optimal along one axis, sound along
+// several.
 [[nodiscard]] inline Plan make_plan(const Traffic& traffic, const PlanOptions& options = {}) {
     vmmgraph::detail::require_abi();
     auto given = detail::sized<vmmgraph_plan_options_t>();
@@ -223,7 +227,7 @@ struct Plan {
     return plan;
 }
 
-// What these buckets do with that traffic: an engine's own list, to compare with a plan.
+// Returns the effect of given buckets on this traffic, to compare an engine's list with a plan.
 [[nodiscard]] inline Waste evaluate(const std::vector<Key>& buckets, const Traffic& traffic, const Weights& weights = {}) {
     const auto keys = detail::to_c(buckets);
     const detail::Shapes shapes(traffic);

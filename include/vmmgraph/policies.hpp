@@ -1,14 +1,16 @@
-// Who gets memory, and when, for C++17: decisions over pages, blocks and steps, without memory, a clock or a thread. An engine's scheduler
-// asks them, and acts by BlockPool (blocks.hpp), KvCache (elastic.hpp) and leases (lease.hpp). Header-only over vmmgraph.h; conventions as in
-// vmmgraph.hpp. All are thread-safe. docs/elastic.md shows what they do for traffic; examples/cpp/schedule.cpp is a scheduler of them.
+// Memory policies for C++17: decisions over pages, blocks and steps, without memory, a clock or a
+// thread. An engine's scheduler asks a policy and acts through BlockPool (blocks.hpp), KvCache
+// (elastic.hpp) and leases (lease.hpp). Header-only over vmmgraph.h. Conventions: vmmgraph.hpp.
+// Thread-safe. docs/elastic.md shows their effect on traffic; examples/cpp/schedule.cpp is a
+// scheduler built from these policies.
 //
-//   PreCommit     commit ahead of need between two watermarks, give back late
-//   Standing      how much of what steps used stays, though none uses it now
-//   Grants        a step's KV memory and activations: both or neither
-//   admission_peak, Lengths     whether one more sequence will fit until it ends
-//   in_turn       whose turn it is, so that most are in time
-//   prefill_waits, to_host      whether prompts wait for those that decode, and for room
-//   HostKv, SloControl          KV of prompts that wait in host memory, and how much of it there may be
+//   PreCommit                  commit early between two watermarks, give back late
+//   Standing                   memory kept mapped between steps
+//   Grants                     a step's KV memory and activations: both or neither
+//   admission_peak, Lengths    whether one more sequence fits until its end
+//   in_turn                    deadline order with the most work in time
+//   prefill_waits, to_host     whether prompts wait for decodes, and for room
+//   HostKv, SloControl         KV of waiting prompts in host memory, and its size
 
 #ifndef VMMGRAPH_POLICIES_HPP
 #define VMMGRAPH_POLICIES_HPP
@@ -22,26 +24,27 @@
 
 namespace vmmgraph {
 
-// What to do before a step.
+// Action before a step.
 enum class Ahead : std::int32_t {
     nothing = VMMGRAPH_AHEAD_NOTHING,
-    // Commit so many more blocks.
+    // Commit more blocks.
     commit = VMMGRAPH_AHEAD_COMMIT,
-    // Give the memory of so many free blocks back.
+    // Give back the memory of free blocks.
     give_back = VMMGRAPH_AHEAD_GIVE_BACK,
 };
 
-// How many free blocks there are to be: with fewer than `low` more are committed, as many as make `high`; what is beyond is given back.
+// Watermarks of free blocks: below `low`, blocks are committed up to `high`; blocks beyond `high`
+// are given back.
 struct Watermarks {
     std::uint64_t low = 0;
     std::uint64_t high = 0;
 };
 
-// When to commit ahead of need, and when to give back. It has no clock and no thread.
+// Decides when to commit blocks ahead of need and when to give blocks back.
 class PreCommit {
 public:
-    // Demand that was seen lately is added to both marks for `lead` steps, which is how long a commit may take; there must be too much for
-    // `residence` steps before some goes.
+    // Recent demand raises both marks for `lead` steps, the duration of a commit. Surplus must last
+    // for `residence` steps before blocks are given back.
     PreCommit(Watermarks marks, std::uint64_t lead, std::uint64_t residence) {
         detail::require_abi();
         vmmgraph_pre_commit_t handle = nullptr;
@@ -49,8 +52,9 @@ public:
         handle_ = detail::Owned<vmmgraph_pre_commit_t, vmmgraph_pre_commit_destroy>(handle);
     }
 
-    // Before step number `step`, which never falls: `free` blocks are backed and unused, `coming` are being committed, and `granted` were
-    // handed out since the last call. What to do, for how many blocks.
+    // Decides before step number `step`, which never decreases: `free` blocks are backed and
+    // unused, `coming` are being committed, `granted` were handed out since the last call. Returns
+    // the action and its number of blocks.
     [[nodiscard]] std::pair<Ahead, std::uint64_t> step(std::uint64_t step, std::uint64_t free, std::uint64_t coming,
                                                        std::uint64_t granted) {
         std::int32_t action = 0;
@@ -59,18 +63,18 @@ public:
         return {static_cast<Ahead>(action), blocks};
     }
 
-    // The C handle, still owned by this object; null if moved from.
     [[nodiscard]] vmmgraph_pre_commit_t handle() const noexcept { return handle_.get(); }
 
 private:
     detail::Owned<vmmgraph_pre_commit_t, vmmgraph_pre_commit_destroy> handle_;
 };
 
-// How much of memory that comes and goes with steps is to stay mapped between them: the most that one of the last steps used. Amounts are in any
-// unit.
+// Decides how much memory stays mapped between steps: the maximum used by one of the last steps.
+// Amounts have any unit.
 class Standing {
 public:
-    // `residence`: for how many steps it stays. What is less than one in `gap` parts too much stays too; throws for 0.
+    // A step's use counts for `residence` steps. A surplus below 1/`gap` also stays; throws for a
+    // gap of 0.
     Standing(std::uint64_t residence, std::uint64_t gap) {
         detail::require_abi();
         vmmgraph_standing_t handle = nullptr;
@@ -78,56 +82,56 @@ public:
         handle_ = detail::Owned<vmmgraph_standing_t, vmmgraph_standing_destroy>(handle);
     }
 
-    // Step number `step`, which never falls, uses so much.
+    // Records the amount used by step number `step`, which never decreases.
     void used(std::uint64_t step, std::uint64_t amount) { detail::check(vmmgraph_standing_used(handle(), step, amount)); }
 
-    // How much is to stay at a step.
+    // Returns the amount to keep at a step.
     [[nodiscard]] std::uint64_t wanted(std::uint64_t step) {
         std::uint64_t amount = 0;
         detail::check(vmmgraph_standing_at(handle(), step, 0, &amount, nullptr));
         return amount;
     }
 
-    // How much of `held` may be given back at a step; 0: nothing.
+    // Returns the part of `held` to give back at a step; 0: nothing.
     [[nodiscard]] std::uint64_t too_much(std::uint64_t step, std::uint64_t held) {
         std::uint64_t amount = 0;
         detail::check(vmmgraph_standing_at(handle(), step, held, nullptr, &amount));
         return amount;
     }
 
-    // The C handle, still owned by this object; null if moved from.
     [[nodiscard]] vmmgraph_standing_t handle() const noexcept { return handle_.get(); }
 
 private:
     detail::Owned<vmmgraph_standing_t, vmmgraph_standing_destroy> handle_;
 };
 
-// What became of an ask.
+// Answer to a request for pages.
 enum class Grant : std::int32_t {
-    // Both are the step's now.
+    // Granted in full.
     granted = VMMGRAPH_GRANT_GRANTED,
-    // Neither; it keeps its place, and is to ask again when something came back.
+    // Nothing granted. The step keeps its place and should ask again after pages are returned.
     not_now = VMMGRAPH_GRANT_NOT_NOW,
-    // There are not so many pages, and it waits no more.
+    // More pages than exist; the step no longer waits.
     never = VMMGRAPH_GRANT_NEVER,
 };
 
-// What a step needs beside what it holds, in pages.
+// Additional pages needed by a step.
 struct Need {
-    // For KV: held until its sequences end.
+    // KV pages, held until its sequences end.
     std::uint64_t kv = 0;
-    // For activations: held until the step ends.
+    // Activation pages, held until the step ends.
     std::uint64_t activations = 0;
 };
 
-// What was granted.
+// Statistics of grants.
 using GrantsStats = vmmgraph_grants_stats_t;
 
-// One number of pages for the KV memory and the activations of all steps under way. A step gets both or neither, so steps never hold what each
-// other wait for. Who has to wait is overtaken by a bounded number of others, those that fit beside it left out.
+// Grants one pool of pages to the KV memory and activations of all steps in progress. A step gets
+// both or neither, so steps never deadlock on each other. A waiting step is overtaken by a bounded
+// number of steps which leave too few pages for the waiting step.
 class Grants {
 public:
-    // `pages` in all; who waits is overtaken `overtakes` times at most.
+    // Creates a pool of `pages`; a waiting step is overtaken at most `overtakes` times.
     Grants(std::uint64_t pages, std::uint64_t overtakes) {
         detail::require_abi();
         vmmgraph_grants_t handle = nullptr;
@@ -135,48 +139,51 @@ public:
         handle_ = detail::Owned<vmmgraph_grants_t, vmmgraph_grants_destroy>(handle);
     }
 
-    // So many pages in all from now on. What was granted beyond them stays granted until it is given back.
+    // Changes the total. Pages granted beyond the total stay granted until given back.
     void set_pages(std::uint64_t pages) { detail::check(vmmgraph_grants_set_pages(handle(), pages)); }
 
-    // Step `who`, a number of the caller's, asks. One that waits may ask for something else than before.
+    // Asks for pages for step `who`, a number chosen by the caller. A waiting step may change its
+    // request.
     [[nodiscard]] Grant ask(std::uint64_t who, Need need) {
         std::int32_t answer = 0;
         detail::check(vmmgraph_grants_ask(handle(), who, need.kv, need.activations, &answer));
         return static_cast<Grant>(answer);
     }
 
-    // Takes so many KV pages for a step under way that cannot go on without, past everybody who waits; whether there were.
+    // Takes KV pages for a running step which cannot continue without, ahead of all waiting steps.
+    // Returns false if too few are free.
     [[nodiscard]] bool extend(std::uint64_t kv) {
         std::int32_t there = 0;
         detail::check(vmmgraph_grants_extend(handle(), kv, &there));
         return there != 0;
     }
 
-    // Who waited does so no more.
+    // Removes a waiting step.
     void forget(std::uint64_t who) { detail::check(vmmgraph_grants_forget(handle(), who)); }
 
-    // What came back: the activations of a step that ended, the KV pages of sequences that did; at most what was granted.
+    // Gives back pages, at most those granted: activations of an ended step, KV pages of ended
+    // sequences.
     void give(Need back) { detail::check(vmmgraph_grants_give(handle(), back.kv, back.activations)); }
 
-    // What is granted now.
     [[nodiscard]] GrantsStats stats() const {
         auto stats = detail::sized<GrantsStats>();
         detail::check(vmmgraph_grants_stats(handle(), &stats));
         return stats;
     }
 
-    // The C handle, still owned by this object; null if moved from.
     [[nodiscard]] vmmgraph_grants_t handle() const noexcept { return handle_.get(); }
 
 private:
     detail::Owned<vmmgraph_grants_t, vmmgraph_grants_destroy> handle_;
 };
 
-// A sequence that grows by a token a step: tokens that it holds memory for, and those still to come, known or predicted.
+// A sequence growing by a token per step: tokens with memory now, and tokens to come (known or
+// predicted).
 using Growing = vmmgraph_growing_t;
 
-// The most blocks of `block_tokens` tokens that these sequences will ever hold together, at most one too many for each. One more may begin if,
-// among these, they stay within what there is: then those that run are not preempted for those that came later. Throws for blocks of no tokens.
+// Returns the peak number of blocks of `block_tokens` tokens held together by these sequences, at
+// most one too many for each. Admit a new sequence if the peak with the new one fits: running
+// sequences then need no preemption. Throws for blocks of 0 tokens.
 [[nodiscard]] inline std::uint64_t admission_peak(std::uint64_t block_tokens, const std::vector<Growing>& sequences) {
     detail::require_abi();
     std::uint64_t blocks = 0;
@@ -184,11 +191,12 @@ using Growing = vmmgraph_growing_t;
     return blocks;
 }
 
-// Predicts how many tokens a sequence will have generated when it ends, by the last ones that ended and became longer than it is already.
+// Predicts the final length of a sequence from recently ended, longer ones.
 class Lengths {
 public:
-    // Remembers `window` of them, says what `per_mille` of 1000 do not exceed, and `first` more tokens where none was as long. Throws for an
-    // empty window, and above 1000.
+    // Remembers the last `window` ended sequences and predicts their `per_mille` quantile (of
+    // 1000), or `first` more tokens if none was as long. Throws for an empty window and for more
+    // than 1000.
     Lengths(std::size_t window, std::uint64_t per_mille, std::uint64_t first) {
         detail::require_abi();
         vmmgraph_lengths_t handle = nullptr;
@@ -196,35 +204,34 @@ public:
         handle_ = detail::Owned<vmmgraph_lengths_t, vmmgraph_lengths_destroy>(handle);
     }
 
-    // A sequence ended with so many tokens generated.
+    // Records the generated tokens of an ended sequence.
     void ended(std::uint64_t tokens) { detail::check(vmmgraph_lengths_ended(handle(), tokens)); }
 
-    // How many one that has so many already will have.
+    // Returns the predicted final number of tokens for a sequence with `generated` tokens.
     [[nodiscard]] std::uint64_t total(std::uint64_t generated) const {
         std::uint64_t tokens = 0;
         detail::check(vmmgraph_lengths_total(handle(), generated, &tokens));
         return tokens;
     }
 
-    // The C handle, still owned by this object; null if moved from.
     [[nodiscard]] vmmgraph_lengths_t handle() const noexcept { return handle_.get(); }
 
 private:
     detail::Owned<vmmgraph_lengths_t, vmmgraph_lengths_destroy> handle_;
 };
 
-// What waits for its turn: when it is to be over, how long it takes, and when it is first, in time or not. In any unit.
+// A waiting item: deadline, duration, and the time after which the item goes first. Any unit.
 using Due = vmmgraph_due_t;
 
-// Positions of what waits, in the order in which most are over in time if they are served one after the other.
+// Positions of waiting items in deadline order: the most items finish in time, one by one.
 struct Turns {
     std::vector<std::size_t> order;
-    // How many of them, the first, are what has run out of patience or will be in time.
+    // Number of leading items which are out of patience or will be in time.
     std::size_t timely = 0;
 };
 
-// First what has run out of patience, oldest first; then what will be in time from `now` on, by when it is due; then the rest, by patience. Where
-// not all can be in time, the longest are left for later.
+// Orders items from `now`: first those out of patience, oldest first; then those which will be in
+// time, by deadline; then the rest, by patience. If not all can be in time, the longest come later.
 [[nodiscard]] inline Turns in_turn(std::uint64_t now, const std::vector<Due>& all) {
     detail::require_abi();
     Turns turns{std::vector<std::size_t>(all.size()), 0};
@@ -232,14 +239,15 @@ struct Turns {
     return turns;
 }
 
-// A prompt that waits to begin: when it came, when its first token is due, how long that takes, and when it begins whoever is late by that. In any
-// unit.
+// A waiting prompt: arrival, deadline of the first token, prefill duration, and the time after
+// which the prompt begins regardless of others. Any unit.
 using Prompt = vmmgraph_prompt_t;
 
-// A sequence that decodes: when it had its first token, how many it has, and how long each may take on average.
+// A decoding sequence: time of the first token, tokens so far, and allowed average time per token.
 using Decoding = vmmgraph_decoding_t;
 
-// Whether a prompt's KV memory is rather to go to the host than to be waited for: half of the time for which it may wait is over.
+// Returns true if a prompt's KV memory should go to the host: half of its possible waiting time is
+// over.
 [[nodiscard]] inline bool to_host(std::uint64_t now, const Prompt& prompt) {
     detail::require_abi();
     std::int32_t goes = 0;
@@ -247,8 +255,9 @@ using Decoding = vmmgraph_decoding_t;
     return goes != 0;
 }
 
-// Whether a prefill of these prompts that takes so long is to wait for another step of those that decode: behind it more than three in ten of
-// them would be late, and none of the prompts has a tenth or less of its time to wait left, or no patience.
+// Returns true if a prefill of duration `takes` should wait for another decode step: otherwise more
+// than 3 in 10 decoding sequences would be late, and no prompt is urgent (patience over, or at most
+// 1/10 of its waiting time left).
 [[nodiscard]] inline bool prefill_waits(std::uint64_t now, std::uint64_t takes, const std::vector<Prompt>& prompts,
                                         const std::vector<Decoding>& decoding) {
     detail::require_abi();
@@ -257,14 +266,14 @@ using Decoding = vmmgraph_decoding_t;
     return waits != 0;
 }
 
-// What KV on the host takes.
+// Statistics of KV on the host.
 using HostKvStats = vmmgraph_host_kv_stats_t;
 
-// How much host memory the KV of waiting sequences may have, and has: a prompt whose KV memory has no room on the device yet is prefilled all the
-// same, its KV goes to the host, and comes back when there is room. It counts; the bytes are the caller's.
+// Accounting of host memory for the KV of waiting sequences: a prompt without room on the device is
+// prefilled anyway, and its KV waits on the host. Counts only; the caller owns the memory.
 class HostKv {
 public:
-    // So many bytes, all of them to be used.
+    // Creates an account of `physical_bytes`, initially all usable.
     explicit HostKv(std::uint64_t physical_bytes) {
         detail::require_abi();
         vmmgraph_host_kv_t handle = nullptr;
@@ -272,30 +281,30 @@ public:
         handle_ = detail::Owned<vmmgraph_host_kv_t, vmmgraph_host_kv_destroy>(handle);
     }
 
-    // It is used for so many bytes at most: the physical ones at most. What is there beyond stays until it is taken.
+    // Limits use to `bytes`, at most the physical size. KV beyond stays until taken.
     void set_logical(std::uint64_t bytes) { detail::check(vmmgraph_host_kv_set_logical(handle(), bytes)); }
 
-    // Room for a sequence's bytes that is not there yet; whether there was.
+    // Takes room for a sequence's bytes. Returns false if there is too little, or if the sequence
+    // is already present.
     [[nodiscard]] bool put(std::uint64_t sequence, std::uint64_t bytes) { return add(vmmgraph_host_kv_put, sequence, bytes); }
 
-    // The same within the physical size only: for one that would lose its KV memory otherwise.
+    // As put(), limited by the physical size only: for a sequence which would lose its KV memory.
     [[nodiscard]] bool rescue(std::uint64_t sequence, std::uint64_t bytes) { return add(vmmgraph_host_kv_rescue, sequence, bytes); }
 
-    // A sequence's bytes are on the device again, or nobody's; how many. Throws for one that is not there.
+    // Removes a sequence, restored or dropped, and returns its bytes. Throws for an unknown
+    // sequence.
     std::uint64_t take(std::uint64_t sequence) {
         std::uint64_t bytes = 0;
         detail::check(vmmgraph_host_kv_take(handle(), sequence, &bytes));
         return bytes;
     }
 
-    // What is there now.
     [[nodiscard]] HostKvStats stats() const {
         auto stats = detail::sized<HostKvStats>();
         detail::check(vmmgraph_host_kv_stats(handle(), &stats));
         return stats;
     }
 
-    // The C handle, still owned by this object; null if moved from.
     [[nodiscard]] vmmgraph_host_kv_t handle() const noexcept { return handle_.get(); }
 
 private:
@@ -309,20 +318,22 @@ private:
     detail::Owned<vmmgraph_host_kv_t, vmmgraph_host_kv_destroy> handle_;
 };
 
-// What an iteration led to.
+// Effect of an iteration.
 enum class SloChange : std::int32_t {
     keep = VMMGRAPH_SLO_KEEP,
-    // Twice as much: first tokens were late.
+    // Doubled: first tokens were late.
     raised = VMMGRAPH_SLO_RAISED,
-    // Half as much: later tokens were late.
+    // Halved: later tokens were late.
     lowered = VMMGRAPH_SLO_LOWERED,
 };
 
-// A size, for HostKv::set_logical(), that doubles when first tokens were late in three of the last five iterations, halves when later tokens
-// were, and stays when both were. As eLLM does with the logical size of its buffer.
+// Size control for HostKv::set_logical(), as eLLM controls its logical buffer. The size doubles if
+// first tokens were late in 3 of the last 5 iterations, halves if later tokens were, and stays if
+// both were.
 class SloControl {
 public:
-    // Between `least` and `most`, beginning at `value`. Throws for a least of 0, from which nothing grows, and for a value out of these bounds.
+    // Starts at `value`, between `least` and `most`. Throws if `least` is 0 or `value` is out of
+    // bounds.
     SloControl(std::uint64_t least, std::uint64_t value, std::uint64_t most) {
         detail::require_abi();
         vmmgraph_slo_control_t handle = nullptr;
@@ -330,7 +341,8 @@ public:
         handle_ = detail::Owned<vmmgraph_slo_control_t, vmmgraph_slo_control_destroy>(handle);
     }
 
-    // An iteration is over: whether a first token was late in it (TTFT), or another one (TPOT). What changed, and the size from now on.
+    // Records an iteration: whether a first token (TTFT) or another token (TPOT) was late. Returns
+    // the change and the new size.
     std::pair<SloChange, std::uint64_t> step(bool first_late, bool other_late) {
         std::int32_t change = 0;
         std::uint64_t value = 0;
@@ -338,7 +350,6 @@ public:
         return {static_cast<SloChange>(change), value};
     }
 
-    // The C handle, still owned by this object; null if moved from.
     [[nodiscard]] vmmgraph_slo_control_t handle() const noexcept { return handle_.get(); }
 
 private:

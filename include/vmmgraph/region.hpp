@@ -1,10 +1,12 @@
-// VmmGraph's regions for C++17: memory that steps aside and comes back at the same addresses, so that captured graphs stay valid.
-// Header-only over vmmgraph.h; conventions as in vmmgraph.hpp.
+// Regions for C++17: memory which can be paused and resumed at the same addresses, so captured
+// graphs stay valid. Header-only over vmmgraph.h. Conventions: vmmgraph.hpp.
 //
 //   vmmgraph::Region weights(device, "weights", {vmmgraph::Policy::backup});
 //   void* block = weights.allocate(bytes, stream);
-//   vmmgraph::pause(device, {"weights", "kv"}, {{stream}});              // behind the stream's work; the memory is others' now
-//   vmmgraph::resume(device, {"weights", "kv"}, std::chrono::seconds(5));  // all of it or none
+//   // after the stream's work; other owners may use the memory then
+//   vmmgraph::pause(device, {"weights", "kv"}, {{stream}});
+//   // all or nothing
+//   vmmgraph::resume(device, {"weights", "kv"}, std::chrono::seconds(5));
 
 #ifndef VMMGRAPH_REGION_HPP
 #define VMMGRAPH_REGION_HPP
@@ -22,58 +24,60 @@
 
 namespace vmmgraph {
 
-// What a pause did.
+// Result of a pause.
 using PauseReport = vmmgraph_pause_report_t;
-// What a resume did.
+// Result of a resume.
 using ResumeReport = vmmgraph_resume_report_t;
-// What a region holds.
+// Statistics of a region.
 using RegionStats = vmmgraph_region_stats_t;
-// What the host pool of a device holds.
+// Statistics of a device's host pool.
 using HostStats = vmmgraph_host_stats_t;
-// Memory that goes or has come; valid while a hook runs.
+// Memory about to be unmapped or just mapped again; valid during a hook.
 using Moved = vmmgraph_moved_t;
 
-// What becomes of memory when it steps aside.
+// Policy for the contents of paused memory.
 enum class Policy : std::int32_t {
-    // For a block: as its region. For a region: discard.
+    // Block: the region's policy. Region: discard.
     inherit = VMMGRAPH_POLICY_DEFAULT,
-    // The contents are lost: what comes back holds anything.
+    // Contents are lost; resumed memory is undefined.
     discard = VMMGRAPH_POLICY_DISCARD,
-    // What comes back is zero.
+    // Resumed memory is zero.
     zero = VMMGRAPH_POLICY_ZERO,
-    // The contents go to host memory and come back.
+    // Contents are copied to host memory and restored.
     backup = VMMGRAPH_POLICY_BACKUP,
-    // The memory stays.
+    // The memory is not paused.
     keep = VMMGRAPH_POLICY_KEEP,
 };
 
-// How to make a region. 0 is the default of every number.
+// Options of a region; 0 is the default of every number.
 struct RegionOptions {
-    // What becomes of its blocks, but for those that say otherwise.
+    // Default policy of its blocks.
     Policy policy = Policy::inherit;
-    // The most bytes of physical memory it may hold; 0: no limit but the device's.
+    // Limit of physical memory in bytes; 0: only the device's limit.
     std::uint64_t budget_bytes = 0;
-    // Bytes of every page, a multiple of the device's granularity, for regions whose pages others shall borrow; 0: as fits, up to 1 GiB.
+    // Bytes of every page, a multiple of the device's granularity, for regions which lend pages; 0:
+    // as fits, up to 1 GiB.
     std::uint64_t page_bytes = 0;
-    // Its blocks are written once, before the first pause: later pauses copy nothing but what mark_written() names.
+    // Blocks are written once, before the first pause: later pauses copy only blocks reported by
+    // mark_written().
     bool read_only = false;
-    // For finding bugs: a pause copies all the same, and compares with what the host has.
+    // Debugging aid: a pause copies anyway, and compares with the host's contents.
     bool verify_clean = false;
-    // The account that its own is below: Account::handle() of the same device; null: the device's.
+    // Parent account, Account::handle() of the same device; null: the device's account.
     vmmgraph_account_t account = nullptr;
 };
 
-// What must be over before memory steps aside.
+// Work to finish before memory is paused.
 struct PauseFence {
-    // Everything given to these so far; null is the default stream.
+    // All work given to these streams so far; null is the default stream.
     std::vector<void*> streams;
-    // Events (CUevent or cudaEvent_t) that were recorded and stay until the call returns.
+    // Recorded events (CUevent or cudaEvent_t), needed until the call returns.
     std::vector<void*> events;
 };
 
 namespace detail {
 
-// A fence as C wants it; lives as long as what it was made of.
+// Converts a fence to C; the result points into `fence`.
 [[nodiscard]] inline vmmgraph_fence_t to_c(const PauseFence& fence) noexcept {
     auto given = sized<vmmgraph_fence_t>();
     given.streams = fence.streams.data();
@@ -98,7 +102,8 @@ namespace detail {
 
 }  // namespace detail
 
-// A pause could not take everything away: report() says what it did. What failed stays as it was; the next pause tries it again.
+// A pause went on past failures; see report(). Failed parts are unchanged, and the next pause
+// retries.
 class VMMGRAPH_API PauseIncomplete : public Error {
 public:
     PauseIncomplete(const Error& error, const PauseReport& report) : Error(error), report_(report) {}
@@ -111,7 +116,7 @@ private:
 
 namespace detail {
 
-// Runs a pause that writes `report`, and tells a refused one from one that went on past failures.
+// Runs a pause which fills `report`; tells a refused pause from one with failures.
 template <class Pause>
 [[nodiscard]] PauseReport pause_with(Pause&& run) {
     auto report = sized<PauseReport>();
@@ -131,11 +136,11 @@ template <class Pause>
 
 }  // namespace detail
 
-// Memory with a tag that can step aside: blocks at fixed addresses, whose pages go and come. Destroying it ends its blocks, paused or
-// not, behind what was given to their streams.
+// A region: blocks at fixed addresses, whose memory is paused and resumed by tag. Destruction ends
+// all blocks, paused or not, after the work given to their streams.
 class Region {
 public:
-    // Throws for a page size that the device cannot map. The region keeps the device open.
+    // Throws for page sizes the device cannot map. The region keeps the device open.
     Region(const Device& device, const std::string& tag, const RegionOptions& options = {}) {
         detail::require_abi();
         auto given = detail::sized<vmmgraph_region_options_t>();
@@ -149,32 +154,33 @@ public:
         handle_ = detail::Owned<vmmgraph_region_t, vmmgraph_region_destroy>(handle);
     }
 
-    // Allocates a block, used on `stream` first; the stream exists until the block is freed. Throws while the region is paused. Where contents of blocks
-    // that are gone still come back (resume_async()), the stream's later work waits for them, or the call if the stream is being captured.
+    // Allocates a block, first used on `stream`, which must exist until the free. Throws while
+    // paused. See vmmgraph_region_allocate().
     [[nodiscard]] void* allocate(std::size_t bytes, void* stream = nullptr, Policy policy = Policy::inherit) {
         void* block = nullptr;
         detail::check(vmmgraph_region_allocate(handle(), bytes, static_cast<std::int32_t>(policy), stream, &block));
         return block;
     }
 
-    // Frees a block, also while the region is paused. Its bytes are another's behind what its streams were given.
+    // Frees a block, paused or not. Its bytes are reused after the work given to its streams.
     void free(void* block) { detail::check(vmmgraph_region_free(handle(), block)); }
 
-    // Notes that a stream uses a block: a free and a pause wait for what it was given by then.
+    // Records a user stream: the free and each pause wait for its work by then.
     void record_stream(void* block, void* stream) { detail::check(vmmgraph_region_record_stream(handle(), block, stream)); }
 
-    // Says that a block was written since its backup, or (null) that all were. For regions that are read_only.
+    // Reports a write since the backup to a block, or to all (null). For read_only regions.
     void mark_written(void* block = nullptr) { detail::check(vmmgraph_region_mark_written(handle(), block)); }
 
-    // Copies `bytes` bytes of a paused block's backup, from `skip` on, without resuming.
+    // Copies `bytes` bytes of a paused block's backup, from `skip` on, without a resume.
     void get_backup(void* block, std::size_t skip, void* into, std::size_t bytes) const {
         detail::check(vmmgraph_region_get_backup(handle(), block, skip, into, bytes));
     }
 
-    // Makes later work of a stream wait for contents that resume_async() still copies. Throws unless the region is resident.
+    // Makes later work of `stream` wait for restored contents. Throws unless the region is
+    // resident.
     void before(void* stream) const { detail::check(vmmgraph_region_before(handle(), stream)); }
 
-    // Limits the bytes of physical memory it may hold; 0: no limit but the device's. Nothing is taken away.
+    // Limits physical memory in bytes; 0: only the device's limit. Nothing is taken away.
     void set_budget(std::uint64_t bytes) { detail::check(vmmgraph_region_set_budget(handle(), bytes)); }
 
     // As vmmgraph::pause, for this region.
@@ -190,23 +196,21 @@ public:
         return report;
     }
 
-    // What it holds now.
     [[nodiscard]] RegionStats stats() const {
         auto stats = detail::sized<RegionStats>();
         detail::check(vmmgraph_region_stats(handle(), &stats));
         return stats;
     }
 
-    // The C handle, still owned by this object; null if moved from.
     [[nodiscard]] vmmgraph_region_t handle() const noexcept { return handle_.get(); }
 
 private:
     detail::Owned<vmmgraph_region_t, vmmgraph_region_destroy> handle_;
 };
 
-// Pauses the regions and arenas with one of these tags; none: all. Waits for the fence and for what was given to the streams noted for
-// their blocks; then pages go as their policy says, and an arena's as below. Throws PauseIncomplete if something failed, after the rest; Error if it was refused, as
-// in a capture. What is paused already stays so.
+// Pauses the regions and arenas with one of these tags (none: all) after the fence and the blocks'
+// recorded streams. Throws PauseIncomplete after partial failures, Error if refused. See
+// vmmgraph_device_pause().
 inline PauseReport pause(const Device& device, const std::vector<std::string>& tags = {}, const PauseFence& fence = {}) {
     const auto names = detail::to_c(tags);
     const vmmgraph_fence_t given = detail::to_c(fence);
@@ -214,9 +218,9 @@ inline PauseReport pause(const Device& device, const std::vector<std::string>& t
         [&](PauseReport* report) { return vmmgraph_device_pause(device.handle(), names.data(), names.size(), &given, report); });
 }
 
-// Resumes the regions and arenas with one of these tags, all or none; no tag: all. Returns when the contents are there. While there is no memory it
-// asks again until the deadline. Throws OutOfMemory then: everything is paused as before, the host has the contents, and the call can be
-// repeated.
+// Resumes the regions and arenas with one of these tags (none: all), all or nothing, with contents.
+// Throws OutOfMemory after the deadline, with everything still paused. See
+// vmmgraph_device_resume().
 inline ResumeReport resume(const Device& device, const std::vector<std::string>& tags = {}, std::chrono::microseconds deadline = {}) {
     const auto names = detail::to_c(tags);
     auto report = detail::sized<ResumeReport>();
@@ -224,24 +228,25 @@ inline ResumeReport resume(const Device& device, const std::vector<std::string>&
     return report;
 }
 
-// Gives all of an arena's memory back to the driver; addresses stay, and graphs over them stay instantiated. Bytes of retained and kept
-// blocks go to the host and come back with resume(); what lies on shared pages is lost, as it is between replays. Waits for the fence,
-// the arena's replays and what was given to the streams noted for blocks. Until then replays and new spaces throw; blocks may be freed,
-// spaces and the arena destroyed. Throws as above, and while a space is open.
+// Returns an arena's memory, except private (exclusive) blocks, to the driver; graphs stay
+// instantiated. Retained and persistent (kept) blocks are backed up; contents of shared pages are
+// lost. Waits for the fence, the arena's replays and recorded streams. Throws as above, and while a
+// space is open. Replays and new spaces throw until resume(). See vmmgraph_arena_pause().
 inline PauseReport pause(SharedVmmAllocator& arena, const PauseFence& fence = {}) {
     const vmmgraph_fence_t given = detail::to_c(fence);
     return detail::pause_with([&](PauseReport* report) { return vmmgraph_arena_pause(arena.handle(), &given, report); });
 }
 
-// Brings an arena's memory back, to the same addresses; throws as above, and can be repeated then.
+// Resumes an arena at the same addresses. Throws as above; repeatable.
 inline ResumeReport resume(SharedVmmAllocator& arena, std::chrono::microseconds deadline = {}) {
     auto report = detail::sized<ResumeReport>();
     detail::check(vmmgraph_arena_resume(arena.handle(), detail::to_c(deadline), &report));
     return report;
 }
 
-// Replaces large pages of which an arena's graphs use little by small ones; how many bytes fewer it holds. For arenas whose page size nobody chose
-// (ArenaOptions::expected_bytes), once when all captures are made. See vmmgraph_arena_shrink_to_fit. Throws as pause() does.
+// Replaces large, mostly unused pages of an arena by small ones and returns the saved bytes; for
+// arenas without a chosen page size, after all captures. Throws as pause(). See
+// vmmgraph_arena_shrink_to_fit().
 inline std::uint64_t shrink_to_fit(SharedVmmAllocator& arena, const PauseFence& fence = {}) {
     const vmmgraph_fence_t given = detail::to_c(fence);
     std::uint64_t saved = 0;
@@ -249,18 +254,19 @@ inline std::uint64_t shrink_to_fit(SharedVmmAllocator& arena, const PauseFence& 
     return saved;
 }
 
-// The contents of one tag, on their way after resume_async().
+// Pending restore of one tag's contents, after resume_async().
 class Ready {
 public:
-    // Whether they are there.
+    // Returns true if the contents are restored.
     [[nodiscard]] bool done() const {
         std::int32_t done = 0;
         detail::check(vmmgraph_ready_done(ready_.get(), &done));
         return done != 0;
     }
-    // Makes later work of a stream (a cudaStream_t) wait for them. Does not block. Throws for a stream under capture.
+    // Makes later work of `stream` (a cudaStream_t) wait for the contents. Throws for a stream
+    // under capture.
     void before(void* stream) const { detail::check(vmmgraph_ready_before(ready_.get(), stream)); }
-    // Blocks until they are there.
+    // Blocks until the contents are restored.
     void wait() const { detail::check(vmmgraph_ready_wait(ready_.get())); }
 
 private:
@@ -269,14 +275,13 @@ private:
     detail::Owned<vmmgraph_ready_t, vmmgraph_ready_destroy> ready_;
 };
 
-// What resume_async() did, and the contents of each tag, in the order of the tags.
+// Report of resume_async(), and the pending restore of each tag, in tag order.
 struct Resumed {
     ResumeReport report;
     std::vector<Ready> ready;
 };
 
-// As resume(), but returns as soon as everything is mapped. The contents are copied in the order of the tags; a stream that needs some
-// waits for them by Ready::before or Region::before.
+// As resume(), but returns once all is mapped. Streams wait by Ready::before or Region::before.
 inline Resumed resume_async(const Device& device, const std::vector<std::string>& tags = {}, std::chrono::microseconds deadline = {}) {
     const auto names = detail::to_c(tags);
     std::vector<vmmgraph_ready_t> handles(tags.size());
@@ -290,33 +295,34 @@ inline Resumed resume_async(const Device& device, const std::vector<std::string>
     return resumed;
 }
 
-// Makes sure that the device's host pool holds `bytes` at least, so that a pause need not map and register memory.
+// Makes the device's host pool hold at least `bytes`, to speed up a pause.
 inline void prepare_backup(const Device& device, std::uint64_t bytes) {
     detail::check(vmmgraph_device_prepare_backup(device.handle(), bytes));
 }
 
-// Limits the bytes that the device's host pool may hold; 0: no limit. Nothing is taken away.
+// Limits the device's host pool in bytes; 0: no limit. Nothing is taken away.
 inline void set_host_budget(const Device& device, std::uint64_t bytes) {
     detail::check(vmmgraph_device_set_host_budget(device.handle(), bytes));
 }
 
-// Gives back to the operating system what no contents are in; its bytes.
+// Returns unused host memory to the operating system; returns its bytes.
 inline std::size_t trim_host(const Device& device) {
     std::uint64_t released = 0;
     detail::check(vmmgraph_device_trim_host(device.handle(), &released));
     return static_cast<std::size_t>(released);
 }
 
-// What the device's host pool holds now.
+// Returns the current statistics of the device's host pool.
 [[nodiscard]] inline HostStats host_stats(const Device& device) {
     auto stats = detail::sized<HostStats>();
     detail::check(vmmgraph_device_host_stats(device.handle(), &stats));
     return stats;
 }
 
-// While it lives, its functions are called when memory with a tag goes and comes; an empty tag: all memory. For registrations that hold
-// pages. The functions may be called from any thread that pauses or resumes, with no lock of the library held; what they throw is lost.
-// It may end at any time, also within one of them; one that is under way on another thread then is not waited for.
+// Hooks before the unmap and after the map of memory with a tag (empty: all), for registrations
+// which hold pages. Run on the pausing or resuming thread, with no lock of the library held;
+// exceptions are lost. May be destroyed at any time, also inside a hook; hooks on other threads are
+// not waited for.
 class PauseHooks {
 public:
     using Function = std::function<void(const Moved&)>;
@@ -342,7 +348,7 @@ private:
                 ((*functions).*Which)(*moved);
             }
         } catch (...) {
-            // C and Rust are in between: nothing may be thrown through them.
+            // Exceptions must not unwind through C and Rust.
         }
     }
 

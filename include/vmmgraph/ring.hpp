@@ -1,14 +1,17 @@
-// VmmGraph's rings for C++17: units, mostly layers, that stream from the host through a few slots, each at addresses of its own, so that no
-// kernel sees a rotation. Header-only over vmmgraph.h; conventions as in vmmgraph.hpp.
+// Rings for C++17: units, mostly layers, streamed from the host through a few slots. Each unit
+// keeps its own addresses, so kernels see no rotation. Header-only over vmmgraph.h. Conventions:
+// vmmgraph.hpp.
 //
-//   vmmgraph::Ring ring(device, std::vector<vmmgraph::RingUnit>(36, {layer_bytes}));   // 36 layers over three slots
-//   vmmgraph::HostBuffer weights(device, layer_bytes);                                 // pinned, or an Error
+//   // 36 layers over three slots
+//   vmmgraph::Ring ring(device, std::vector<vmmgraph::RingUnit>(36, {layer_bytes}));
+//   vmmgraph::HostBuffer weights(device, layer_bytes);     // pinned, or an Error
 //   weights.write(0, from, layer_bytes);
 //   ring.set_source(layer, weights);
 //   {
-//       vmmgraph::UnitScope unit(ring, layer, stream);          // the stream's work is behind the copy; the next layers are copied ahead
+//       // the stream waits for the copy; the next layers are copied ahead
+//       vmmgraph::UnitScope unit(ring, layer, stream);
 //       kernel<<<grid, block, 0, stream>>>(unit.address());
-//   }                                                           // the slot is another layer's, behind the kernel
+//   }                                                      // slot reused after the kernel
 
 #ifndef VMMGRAPH_RING_HPP
 #define VMMGRAPH_RING_HPP
@@ -25,108 +28,109 @@
 
 namespace vmmgraph {
 
-// What a ring holds, and what it did since it was made.
+// Statistics of a ring.
 using RingStats = vmmgraph_ring_stats_t;
-// Where a unit's contents are: its place, and its turn among those that stream (RingSchedule::resident: it stays on the device).
+// A unit's slot, and its position among the streamed units (RingSchedule::resident: stays on the
+// device).
 using RingPlace = vmmgraph_ring_place_t;
-// What a step comes to with so many units resident.
+// Cost of a step with a given number of resident units.
 using Residency = vmmgraph_ring_residency_t;
 
-// A piece of what a step reads, mostly a layer.
+// A part of a step's data, mostly a layer.
 struct RingUnit {
     std::uint64_t bytes = 0;
-    // It is to stay on the device: it is copied once, and again when its source changes.
+    // Stays on the device; copied once, and again when its source changes.
     bool resident = false;
 };
 
-// What to do with units that the slots do not divide.
+// Handling of streamed units which the slots do not divide.
 enum class Remainder : std::int32_t {
-    // As many as are too many stay resident, spread evenly.
+    // The surplus stays resident, evenly spread.
     keep_resident = VMMGRAPH_REMAINDER_KEEP_RESIDENT,
-    // It is an Error.
+    // An Error.
     refuse = VMMGRAPH_REMAINDER_REFUSE,
 };
 
-// Whether memory that could not be registered with the device will do.
+// Whether unregistered host memory is acceptable.
 enum class Pinning : std::int32_t {
-    // No: it is an Error. Never falls back silently.
+    // No: an Error, never a silent fallback.
     required = VMMGRAPH_PINNING_REQUIRED,
-    // Yes: copies go over small registered buffers then, and the caller waits for each.
+    // Yes: copies go through small registered buffers, and the caller waits for each.
     preferred = VMMGRAPH_PINNING_PREFERRED,
 };
 
-// How to make a ring. 0 is the default of every number.
+// Options of a ring; 0 is the default of every number.
 struct RingOptions {
     // For messages.
     std::string name;
-    // Slots that the streamed units share; 0: three.
+    // Slots shared by the streamed units; 0: three.
     std::size_t slots = 0;
     Remainder remainder = Remainder::keep_resident;
-    // Bytes of every page, a multiple of the device's granularity; 0: the longest unit, if all places together are no longer then; else about an
-    // eighth of it, 16 MiB at most.
+    // Bytes of every page, a multiple of the device's granularity; 0: chosen from the longest unit.
+    // See vmmgraph_ring_options_t.
     std::uint64_t page_bytes = 0;
-    // The most bytes of physical memory it may hold; 0: no limit but the device's.
+    // Limit of physical memory in bytes; 0: only the device's limit.
     std::uint64_t budget_bytes = 0;
-    // Nothing is copied ahead for the next step, since its sources will be others.
+    // Copies nothing ahead for the next step, whose sources will differ.
     bool within_step = false;
-    // GiB a second that the link brings from pinned host memory, as measured: what ring_ceiling_text() says is logged then (set_log_sink, at the
-    // level info) before anything is built, without the budget; 0: it is not known.
+    // Measured speed of the link from pinned host memory, in GiB per second; 0: unknown. If known,
+    // ring_ceiling_text() is logged at level info before the ring is built.
     double link_gib_per_second = 0;
-    // Seconds that a step takes with everything resident, and its tokens, all sequences together (0: one); only beside the link's speed.
+    // Seconds of a step with everything resident, and its tokens (0: one). Only with a known link.
     double compute_seconds = 0;
     std::uint64_t tokens = 0;
-    // The account that its own is below: Account::handle() of the same device; null: the device's.
+    // Parent account, Account::handle() of the same device; null: the device's account.
     vmmgraph_account_t account = nullptr;
 };
 
-// Which units stream, and through which slots.
+// Assignment of streamed units to slots.
 struct RingSchedule {
-    // The turn of a unit that is resident.
+    // Position of a resident unit.
     static constexpr std::uint64_t resident = std::numeric_limits<std::uint64_t>::max();
 
     // By unit.
     std::vector<RingPlace> places;
     std::size_t streamed = 0;
-    // Slots that they share; 0: nothing streams.
+    // Slots shared by the streamed units; 0: nothing streams.
     std::size_t slots = 0;
-    // Units that were to stream and are resident all the same.
+    // Resident units which were meant to stream.
     std::size_t kept_resident = 0;
 };
 
-// What a step has to do and what there is for it. 0 is the default of every number but the link's.
+// Demand of a step and available resources; 0 is the default of every number but the link's.
 struct RingDemand {
-    // In the order of use.
+    // In order of use.
     std::vector<RingUnit> units;
-    // Slots that are wanted; 0: three.
+    // Requested slots; 0: three.
     std::size_t slots = 0;
     Remainder remainder = Remainder::keep_resident;
-    // Bytes of a page: places are as long as whole ones; 0: no matter.
+    // Bytes of a page, to which slots are rounded up; 0: no rounding.
     std::uint64_t page_bytes = 0;
-    // The most bytes of the device that slots and resident units may take; 0: no limit.
+    // Limit of device bytes for slots and resident units; 0: no limit.
     std::uint64_t budget_bytes = 0;
-    // Tokens of a step, all sequences together; 0: one.
+    // Tokens of a step over all sequences; 0: one.
     std::uint64_t tokens = 0;
-    // GiB a second that the link brings from pinned host memory; measure it.
+    // Measured speed of the link from pinned host memory, in GiB per second.
     double link_gib_per_second = 0;
-    // Seconds that a step takes with everything resident.
+    // Seconds of a step with everything resident.
     double compute_seconds = 0;
 };
 
-// The best that can be had. No arrangement of copies is faster; how near a ring comes is to be measured.
+// Upper bound of a ring's performance: no arrangement of copies is faster.
 struct RingCeiling {
-    // With the units that stream as asked, or as near to that as slots and budget allow.
+    // With the requested streamed units, as far as slots and budget allow.
     Residency asked{};
-    // What more residency would buy, from the next more up to all, as far as the budget holds it.
+    // With more resident units, as far as the budget allows.
     std::vector<Residency> more;
-    // Seconds of the copies alone and of the work alone.
+    // Seconds of the copies alone, and of the compute alone.
     double link_seconds = 0;
     double compute_seconds = 0;
-    // Bytes of the device if everything were resident.
+    // Device bytes with everything resident.
     std::uint64_t all_resident_bytes = 0;
     std::size_t streamed = 0;
-    // Slots that they share: fewer than asked for where the budget holds no more; 0: nothing streams.
+    // Slots shared by the streamed units; 0: nothing streams.
     std::size_t slots = 0;
-    // Units that were to stream and are resident all the same.
+    // Resident units which were meant to stream.
     std::size_t kept_resident = 0;
 };
 
@@ -141,7 +145,7 @@ namespace detail {
     return given;
 }
 
-// The demand as C wants it; lives as long as `units`.
+// Converts a demand to C; the result points into `units`.
 [[nodiscard]] inline vmmgraph_ring_demand_t to_c(const RingDemand& demand, const std::vector<vmmgraph_ring_unit_t>& units) noexcept {
     auto given = sized<vmmgraph_ring_demand_t>();
     given.units = units.data();
@@ -163,8 +167,8 @@ namespace detail {
 
 }  // namespace detail
 
-// Which of these units would stream, and through which slots (0: three): arithmetic, without a device. Throws for no units, and with
-// Remainder::refuse if the slots do not divide them.
+// Computes the assignment of units to slots (0: three), without a device. Throws without units, and
+// with Remainder::refuse if the slots do not divide the streamed ones.
 [[nodiscard]] inline RingSchedule ring_schedule(const std::vector<RingUnit>& units, std::size_t slots = 0,
                                                 Remainder remainder = Remainder::keep_resident) {
     detail::require_abi();
@@ -176,13 +180,12 @@ namespace detail {
     return detail::from_c(result, std::move(places));
 }
 
-// The best that a ring can do for such a step, before anything is built: arithmetic, without a device. Throws for what is no step, and if
-// the budget does not hold one slot and what is to be resident.
+// Computes a ring's upper bound for a step, without a device. See vmmgraph_ring_ceiling().
 [[nodiscard]] inline RingCeiling ring_ceiling(const RingDemand& demand) {
     detail::require_abi();
     const auto units = detail::to_c(demand.units);
     const auto given = detail::to_c(demand, units);
-    // A row for each unit at most.
+    // At most one row per unit.
     std::vector<Residency> more(units.size());
     auto found = detail::sized<vmmgraph_ring_ceiling_t>();
     detail::check(vmmgraph_ring_ceiling(&given, more.data(), more.size(), &found));
@@ -197,7 +200,7 @@ namespace detail {
             static_cast<std::size_t>(found.kept_resident)};
 }
 
-// The same in words, a line each: what bounds a step, everything that is otherwise than asked, and what residency would buy.
+// Describes ring_ceiling() in words. See vmmgraph_ring_ceiling_text().
 [[nodiscard]] inline std::string ring_ceiling_text(const RingDemand& demand) {
     detail::require_abi();
     const auto units = detail::to_c(demand.units);
@@ -207,17 +210,19 @@ namespace detail {
     });
 }
 
-// Host memory that units are copied from, in one piece at one address. Rings keep what they have as a source, so this may go first.
+// Contiguous host memory, the source of ring units. Rings keep their sources alive.
 class HostBuffer {
 public:
-    // At most 1 GiB, of the device's host pool. Throws VMMGRAPH_ERROR_HOST_NOT_REGISTERED if it cannot be pinned and has to be.
+    // Takes at most 1 GiB from the device's host pool. Throws VMMGRAPH_ERROR_HOST_NOT_REGISTERED if
+    // required pinning fails.
     explicit HostBuffer(const Device& device, std::uint64_t bytes, Pinning pinning = Pinning::required) {
         vmmgraph_host_buffer_t handle = nullptr;
         detail::check(vmmgraph_host_buffer_create(device.handle(), bytes, static_cast<std::int32_t>(pinning), &handle));
         handle_ = detail::Owned<vmmgraph_host_buffer_t, vmmgraph_host_buffer_destroy>(handle);
     }
 
-    // Where it begins in this process. Who writes there waits first (wait()), lets no ring copy meanwhile, and says so afterwards (changed()).
+    // Returns the address. Before direct writes, call wait() and let no ring copy; afterwards, call
+    // changed().
     [[nodiscard]] void* data() const {
         void* base = nullptr;
         detail::check(vmmgraph_host_buffer_info(handle(), &base, nullptr, nullptr));
@@ -230,86 +235,89 @@ public:
         return bytes;
     }
 
-    // Whether it is registered with the device.
+    // Returns true if registered with the device.
     [[nodiscard]] bool registered() const {
         std::int32_t registered = 0;
         detail::check(vmmgraph_host_buffer_info(handle(), nullptr, nullptr, &registered));
         return registered != 0;
     }
 
-    // Writes `bytes` bytes from `at` on, when the copies from it and to it that were given are over. Rings copy it again before the next use.
+    // Writes at `at`, after all pending copies. Rings copy again before the next use.
     void write(std::uint64_t at, const void* from, std::size_t bytes) {
         detail::check(vmmgraph_host_buffer_write(handle(), at, from, bytes));
     }
 
-    // Copies `bytes` mapped bytes of the device to `at`: behind what `stream` was given so far and what reads the buffer by now, beside whatever comes later, by the
-    // engine of the other direction. Does not block. Rings copy it again before the next use, behind this. Who writes those bytes of the device again
-    // does so on a stream that waits (before()). Throws VMMGRAPH_ERROR_HOST_NOT_REGISTERED, and VMMGRAPH_ERROR_WRONG_STATE while a captured step that reads it is launched.
+    // Copies mapped device bytes to `at`, after the stream's work so far and current readers of the
+    // buffer, without blocking. Work which overwrites the source must wait by before(). Throws if
+    // not registered, and while a captured step which reads the buffer is launched. See
+    // vmmgraph_host_buffer_store().
     void store(std::uint64_t at, const void* from, std::uint64_t bytes, void* stream) {
         detail::check(vmmgraph_host_buffer_store(handle(), at, from, bytes, stream));
     }
 
-    // Makes later work of a stream wait for the stores that were given.
+    // Makes later work of `stream` wait for earlier stores.
     void before(void* stream) const { detail::check(vmmgraph_host_buffer_before(handle(), stream)); }
 
-    // Reads `bytes` bytes from `at` on, when the copies to it that were given are over.
+    // Reads from `at`, after all pending copies to the buffer.
     void read(std::uint64_t at, void* into, std::size_t bytes) const {
         detail::check(vmmgraph_host_buffer_read(handle(), at, into, bytes));
     }
 
-    // Says that the contents were changed otherwise than by write().
+    // Reports a change of contents other than by write().
     void changed() { detail::check(vmmgraph_host_buffer_changed(handle())); }
 
-    // Blocks until the copies from it and to it that were given are over.
+    // Blocks until all pending copies from and to the buffer are done.
     void wait() const { detail::check(vmmgraph_host_buffer_wait(handle())); }
 
-    // The C handle, still owned by this object; null if moved from.
     [[nodiscard]] vmmgraph_host_buffer_t handle() const noexcept { return handle_.get(); }
 
 private:
     detail::Owned<vmmgraph_host_buffer_t, vmmgraph_host_buffer_destroy> handle_;
 };
 
-// Bytes of host memory that go to a place in a unit.
+// A run of host bytes for a unit.
 struct HostRun {
     std::reference_wrapper<const HostBuffer> source;
-    // From its beginning, and from the unit's.
+    // Offsets in the source and in the unit.
     std::uint64_t from = 0;
     std::uint64_t to = 0;
-    // 0: nothing is to be copied.
+    // 0: nothing to copy.
     std::uint64_t bytes = 0;
 };
 
-// How a step is captured.
+// Options of a captured step.
 struct RingCaptureOptions {
-    // Units of the next step that are copied at this one's end; 0: one, or none in a ring that copies nothing ahead of a step
-    // (RingOptions::within_step). One keeps the link busy between two steps; the end of a step waits for more.
+    // Units of the next step copied at the end of this one. 0: one, or none with
+    // RingOptions::within_step. One keeps the link busy between steps; the step's end waits for
+    // more.
     std::size_t tail = 0;
-    // The most runs that the source of a unit will have: each is a node, which costs the host a microsecond a launch while it copies; 0: as
-    // many as the sources have now.
+    // Maximum runs of a unit's source, each a graph node; 0: as many as now. A node costs the host
+    // about a microsecond per launch.
     std::size_t most_runs = 0;
 };
 
-// A step of a ring that was captured into a graph. It keeps what it needs of the ring, and stays as long as the graph may be launched.
-// vmmgraph::torch::CapturedGraph does by itself what is here.
+// A captured step of a ring; must live while the graph may be launched. Keeps its part of the ring
+// alive. vmmgraph::torch::CapturedGraph manages its own.
 class RingGraph {
 public:
-    // Takes over a C handle.
+    // Takes ownership of a C handle.
     explicit RingGraph(vmmgraph_ring_graph_t handle) noexcept : handle_(handle) {}
 
-    // How many copies the graph has, those that have nothing to copy included.
+    // Returns the number of copies in the graph, empty ones included.
     [[nodiscard]] std::uint64_t copies() const {
         std::uint64_t copies = 0;
         detail::check(vmmgraph_ring_graph_copies(handle_.get(), &copies));
         return copies;
     }
 
-    // The executable that was launched last is gone, or was updated otherwise: the next one is told everything, also where it has the same handle.
+    // Call after the executable was destroyed or updated elsewhere: the next launch updates all
+    // nodes.
     void forget_executable() { detail::check(vmmgraph_ring_graph_forget_executable(handle_.get())); }
 
-    // Brings what the graph expects, tells its executable (a CUgraphExec of the graph, which nobody else uses meanwhile) what has changed in the
-    // sources, calls `launch`, which gives it to `stream`, and notes what it left. What `launch` throws passes, and counts as not launched. Throws
-    // VMMGRAPH_ERROR_WRONG_STATE beside another launch of the ring and while a unit is acquired; nothing was launched then.
+    // Updates `executable` (a CUgraphExec of the graph, used by no other thread) for changed
+    // sources, and calls `launch` to launch it on `stream`. Exceptions of `launch` propagate and
+    // mean "not launched". Throws during another launch of the ring and while a unit is acquired.
+    // See vmmgraph_ring_graph_enter().
     template <class Launch>
     void launch(void* executable, void* stream, Launch&& launch) {
         detail::check(vmmgraph_ring_graph_enter(handle_.get(), executable, stream));
@@ -322,19 +330,18 @@ public:
         detail::check(vmmgraph_ring_graph_leave(handle_.get(), stream, 1));
     }
 
-    // The C handle, still owned by this object; null if moved from.
     [[nodiscard]] vmmgraph_ring_graph_t handle() const noexcept { return handle_.get(); }
 
 private:
     detail::Owned<vmmgraph_ring_graph_t, vmmgraph_ring_graph_destroy> handle_;
 };
 
-// Units that are read in one order, again and again, and are not all on the device. One step is under way at a time. Destroying it, in use
-// or not, waits for nobody: addresses and pages go behind the copies and the readers there are.
+// A ring: units read in a fixed, repeated order, not all of which fit the device. One step is in
+// progress at a time. Destruction does not wait; memory is unmapped after pending copies and
+// readers.
 class Ring {
 public:
-    // Addresses for each unit, pages for the slots and for the resident ones; nothing is copied yet. Throws what it was refused for, with nothing
-    // changed.
+    // Reserves addresses and takes pages; copies nothing. On an exception nothing has changed.
     Ring(const Device& device, const std::vector<RingUnit>& units, const RingOptions& options = {}) {
         const auto given = detail::to_c(units);
         auto made = detail::sized<vmmgraph_ring_options_t>();
@@ -353,14 +360,15 @@ public:
         handle_ = detail::Owned<vmmgraph_ring_t, vmmgraph_ring_destroy>(handle);
     }
 
-    // The first address of a unit. It never changes, resident or streamed; its bytes are there from its acquire to its release.
+    // Returns a unit's first address, which never changes. Contents are valid from acquire to
+    // release.
     [[nodiscard]] void* address(std::size_t unit) const {
         void* address = nullptr;
         detail::check(vmmgraph_ring_address(handle(), unit, &address));
         return address;
     }
 
-    // Which units stream, and through which slots.
+    // Returns the assignment of units to slots.
     [[nodiscard]] RingSchedule schedule() const {
         auto result = detail::sized<vmmgraph_ring_schedule_t>();
         detail::check(vmmgraph_ring_places(handle(), nullptr, 0, &result));
@@ -369,8 +377,8 @@ public:
         return detail::from_c(result, std::move(places));
     }
 
-    // Says what a unit is copied from, from its next acquire on; no runs: it needs no copy, and finds whatever its slot holds. What reads the unit
-    // now goes on with what it has. Throws if a run leaves the unit or its source or lies on another's bytes; the source is as before then.
+    // Sets a unit's source from its next acquire on; no runs: no copy, arbitrary contents. Current
+    // readers keep the old contents. See vmmgraph_ring_set_source().
     void set_source(std::size_t unit, const std::vector<HostRun>& runs) {
         std::vector<vmmgraph_host_run_t> given;
         given.reserve(runs.size());
@@ -380,25 +388,28 @@ public:
         detail::check(vmmgraph_ring_set_source(handle(), unit, given.data(), given.size()));
     }
 
-    // The same, with all of a buffer, from the unit's beginning on.
+    // Sets a whole buffer as the source, from the unit's beginning.
     void set_source(std::size_t unit, const HostBuffer& source) { set_source(unit, {HostRun{source, 0, 0, source.bytes()}}); }
 
-    // Makes later work of a stream find a unit's bytes, until release(); the units behind it are copied ahead. Does not block, unless a source is
-    // not registered. Throws VMMGRAPH_ERROR_WRONG_STATE while its slot is in use; the call can be repeated then. UnitScope does both.
+    // Makes later work of `stream` find the unit's bytes until release(), and copies the next units
+    // ahead. Throws VMMGRAPH_ERROR_WRONG_STATE while its slot is in use; repeatable. UnitScope does
+    // both. See vmmgraph_ring_acquire().
     void acquire(std::size_t unit, void* stream) { detail::check(vmmgraph_ring_acquire(handle(), unit, stream)); }
 
-    // What a stream was given so far is the last that reads the unit: its slot is filled again behind that.
+    // Ends the unit's use after the stream's work so far; its slot is refilled afterwards.
     void release(std::size_t unit, void* stream) { detail::check(vmmgraph_ring_release(handle(), unit, stream)); }
 
-    // Copies the resident units and the first ones that stream, where they are not there: before the first step. Returns how many.
+    // Copies resident and first streamed units into place, before the first step. Returns their
+    // number.
     std::uint64_t prime() {
         std::uint64_t filled = 0;
         detail::check(vmmgraph_ring_prime(handle(), &filled));
         return filled;
     }
 
-    // A step is being captured on `stream`, which is under capture, from here on: acquire() and release() with a stream under capture are part of
-    // it, and no bytes move. Every unit that streams is acquired once, in the order of use, and released in that order. One capture at a time.
+    // Begins the capture of a step on `stream`, which is under capture. Acquire and release each
+    // streamed unit once, in order of use; no bytes move. One capture at a time. See
+    // vmmgraph_ring_capture_begin().
     void capture_begin(void* stream, const RingCaptureOptions& options = {}) {
         auto given = detail::sized<vmmgraph_ring_capture_options_t>();
         given.tail = options.tail;
@@ -406,18 +417,18 @@ public:
         detail::check(vmmgraph_ring_capture_begin(handle(), stream, &given));
     }
 
-    // The end of the step, before that of the stream's capture. Throws VMMGRAPH_ERROR_WRONG_STATE if units were not acquired or not released, or if a
-    // call of the capture failed; it is given up then.
+    // Ends the step, before the end of the stream's capture. Throws VMMGRAPH_ERROR_WRONG_STATE for
+    // units not acquired or released; the capture is then abandoned.
     [[nodiscard]] RingGraph capture_end(void* stream) {
         vmmgraph_ring_graph_t graph = nullptr;
         detail::check(vmmgraph_ring_capture_end(handle(), stream, &graph));
         return RingGraph(graph);
     }
 
-    // Gives a capture up: the graph, if there is one, is not to be launched. Nothing if none is under way.
+    // Abandons the capture, if any; its graph must not be launched.
     void capture_abandon() noexcept { static_cast<void>(vmmgraph_ring_capture_abandon(handle())); }
 
-    // A step ends before its end: every unit is released behind all that its stream was given, and is copied again at its next use.
+    // Ends a step early: releases every unit after its stream's work; the next use copies again.
     void abort() { detail::check(vmmgraph_ring_abort(handle())); }
 
     [[nodiscard]] RingStats stats() const {
@@ -426,15 +437,14 @@ public:
         return stats;
     }
 
-    // The C handle, still owned by this object; null if moved from.
     [[nodiscard]] vmmgraph_ring_t handle() const noexcept { return handle_.get(); }
 
 private:
     detail::Owned<vmmgraph_ring_t, vmmgraph_ring_destroy> handle_;
 };
 
-// A unit from its acquire to its release, which comes behind all that its stream was given when this is destroyed, by an exception too. If it
-// cannot be released then, the ring is aborted. Ends before the next acquire behind an abort().
+// A unit from acquire to release, which follows the stream's work at destruction. A failed release
+// aborts the ring. Must end before the next acquire after an abort().
 class UnitScope {
 public:
     UnitScope(Ring& ring, std::size_t unit, void* stream)
@@ -448,19 +458,18 @@ public:
             return;
         }
         const vmmgraph_status_t status = vmmgraph_ring_release(ring_, unit_, stream_);
-        // Of a unit that an abort released there is nothing left to say.
+        // After an abort the unit is already released.
         if (status != VMMGRAPH_OK && status != VMMGRAPH_ERROR_WRONG_STATE) {
             static_cast<void>(vmmgraph_ring_abort(ring_));
         }
     }
 
-    // Releases it now. Throws if that fails; it is still acquired then, and the end tries again.
+    // Releases the unit now. On an exception the unit stays acquired, and the destructor retries.
     void release() {
         detail::check(vmmgraph_ring_release(ring_, unit_, stream_));
         ring_ = nullptr;
     }
 
-    // The unit's first address.
     [[nodiscard]] void* address() const noexcept { return address_; }
 
 private:

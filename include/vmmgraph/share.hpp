@@ -1,13 +1,14 @@
-// VmmGraph's pages for other processes, for C++17: what is behind a range, a page exported and pinned, another process's range mapped. Header-only over
-// vmmgraph.h; conventions as in vmmgraph.hpp.
+// Page sharing for C++17: exports pages of an arena and maps pages of another process. Header-only
+// over vmmgraph.h. Conventions: vmmgraph.hpp.
 //
-//   options.sharing = vmmgraph::Sharing::fd;                                         // when the device is opened
+//   options.sharing = vmmgraph::Sharing::fd;                       // when the device is opened
 //   for (const vmmgraph::PageExtent& part : vmmgraph::export_range(space, block, bytes))
-//       exported.try_emplace(part.page, device, part.page);                          // once a page, however many graphs show it
-//   vmmgraph::send_descriptors(socket, {exported.at(page).descriptor()}, &page_bytes, sizeof page_bytes);
+//       exported.try_emplace(part.page, device, part.page);        // once per page
+//   const auto& one = exported.at(page);
+//   vmmgraph::send_descriptors(socket, {one.descriptor()}, &page_bytes, sizeof page_bytes);
 //
-//   vmmgraph::PeerPage page(device, descriptor, page_bytes);                         // in the other process
-//   vmmgraph::PeerMap range(device, {{&page, offset, bytes}});                       // range.address(): memory of both
+//   vmmgraph::PeerPage page(device, descriptor, page_bytes);       // in the other process
+//   vmmgraph::PeerMap range(device, {{&page, offset, bytes}});     // range.address(): shared
 
 #ifndef VMMGRAPH_SHARE_HPP
 #define VMMGRAPH_SHARE_HPP
@@ -23,7 +24,8 @@
 
 namespace vmmgraph {
 
-// A part of a page and where it shows: page, offset, bytes, address, page_bytes. Pages are numbers that no other page of the device has or had.
+// A part of a page and its address: page, offset, bytes, address, page_bytes. Page numbers are
+// never reused on a device.
 using PageExtent = vmmgraph_page_extent_t;
 
 namespace detail {
@@ -42,13 +44,14 @@ template <class Handle, class Export>
 
 }  // namespace detail
 
-// The pages behind a range of the space's addresses, such as a block's, in order. Asks nothing of the driver and pins nothing. A seal may exchange pages
-// under retained blocks: ask again after it. Throws for addresses that are not the space's, and for a range that has not pages all over.
+// Returns the pages under a range of the space's addresses, in order. Pins nothing. A seal may
+// replace pages under retained blocks, so ask again afterwards. See vmmgraph_space_export().
 [[nodiscard]] inline std::vector<PageExtent> export_range(const Space& space, void* base, std::size_t bytes) {
     return detail::extents_of(vmmgraph_space_export, space.handle(), base, bytes);
 }
 
-// The page behind an exclusive block of the arena, or behind a part of one: one extent, the same for as long as the block lives. Throws for all else.
+// Returns the page under (a part of) a private (exclusive) block: one extent, constant for its
+// life.
 [[nodiscard]] inline std::vector<PageExtent> export_range(const SharedVmmAllocator& arena, void* base, std::size_t bytes) {
     return detail::extents_of(vmmgraph_arena_export, arena.handle(), base, bytes);
 }
@@ -60,7 +63,7 @@ public:
     explicit Descriptor(int descriptor) noexcept : descriptor_(descriptor) {}
     Descriptor(Descriptor&& other) noexcept : descriptor_(other.release()) {}
     Descriptor& operator=(Descriptor&& other) noexcept {
-        // In this order, moving to itself changes nothing.
+        // This order makes self-move a no-op.
         const int taken = other.release();
         const Descriptor old(std::exchange(descriptor_, taken));
         return *this;
@@ -73,20 +76,20 @@ public:
         }
     }
 
-    // Still owned by this object; -1 if there is none.
+    // Still owned by this object; -1 if none.
     [[nodiscard]] int get() const noexcept { return descriptor_; }
-    // The caller's from now on.
+    // Releases ownership to the caller.
     [[nodiscard]] int release() noexcept { return std::exchange(descriptor_, -1); }
 
 private:
     int descriptor_ = -1;
 };
 
-// A page of an arena that other processes have: while it lives the page is not given back, lent, paused, or exchanged for another. Ends when every
-// process that has the page has closed it. The device outlives it.
+// An exported page of an arena, pinned while alive: not freed, lent, paused or replaced. Destroy
+// after all importing processes have closed the page. The device must outlive the object.
 class ExportedPage {
 public:
-    // Throws if the device was opened without sharing, and for what is no page of an arena as export_range names it.
+    // Throws if the device was opened without sharing, and for pages not named by export_range.
     ExportedPage(const Device& device, std::uint64_t page) : device_(device.handle()), page_(page) {
         int descriptor = -1;
         detail::check(vmmgraph_device_export_page(device_, page_, &descriptor));
@@ -94,14 +97,13 @@ public:
     }
     ExportedPage(const ExportedPage&) = delete;
     ExportedPage& operator=(const ExportedPage&) = delete;
-    // Nobody is left to tell: only a device that was closed before refuses.
+    // Errors are ignored: only a device closed before refuses.
     ~ExportedPage() { static_cast<void>(vmmgraph_device_page_exported(device_, page_, -1)); }
 
-    // Its number.
     [[nodiscard]] std::uint64_t page() const noexcept { return page_; }
-    // What other processes import it by, still owned by this object; -1 once it is closed.
+    // Descriptor for importing processes, still owned by this object; -1 once closed.
     [[nodiscard]] int descriptor() const noexcept { return descriptor_.get(); }
-    // Closes the descriptor, which is not needed when it was sent. The page stays pinned.
+    // Closes the descriptor, for use after sending. The page stays pinned.
     void close_descriptor() noexcept { descriptor_ = Descriptor(); }
 
 private:
@@ -110,52 +112,55 @@ private:
     Descriptor descriptor_;
 };
 
-// By what another process imports a page over the fabric: plain bytes.
+// Fabric handle of a page: plain bytes to send.
 using FabricHandle = vmmgraph_fabric_handle_t;
 
-// A page of an arena for processes of other hosts too, on a device that was granted Sharing::fabric, pinned as an ExportedPage is: what it returns is good
-// until as many pins as there are such calls are taken away with vmmgraph_device_page_exported(device.handle(), page, -1).
+// Exports a page to processes of other hosts, on a device with Sharing::fabric. Each call pins the
+// page once more; vmmgraph_device_page_exported(device.handle(), page, -1) removes a pin.
 [[nodiscard]] inline FabricHandle export_fabric(const Device& device, std::uint64_t page) {
     FabricHandle handle{};
     detail::check(vmmgraph_device_export_fabric(device.handle(), page, &handle));
     return handle;
 }
 
-// A page of another process, imported once, however many ranges show it. Its memory stays as long as this or a range of it does, whatever its owner does.
+// A page of another process. The memory lives as long as this object or a range, whatever its owner
+// does.
 class PeerPage {
 public:
-    // `bytes` is what its owner's PageExtent calls page_bytes. The descriptor is not needed afterwards. Throws for what is no page.
+    // `bytes` is the owner's PageExtent::page_bytes. The descriptor is not needed afterwards.
+    // Throws for any other descriptor.
     PeerPage(const Device& device, int descriptor, std::uint64_t bytes) {
         vmmgraph_peer_page_t handle = nullptr;
         detail::check(vmmgraph_device_import(device.handle(), descriptor, bytes, &handle));
         handle_ = detail::Owned<vmmgraph_peer_page_t, vmmgraph_peer_page_close>(handle);
     }
 
-    // As above, by a handle of the fabric, on a device that was granted Sharing::fabric.
+    // As above, from a fabric handle, on a device with Sharing::fabric.
     PeerPage(const Device& device, const FabricHandle& fabric, std::uint64_t bytes) {
         vmmgraph_peer_page_t handle = nullptr;
         detail::check(vmmgraph_device_import_fabric(device.handle(), &fabric, bytes, &handle));
         handle_ = detail::Owned<vmmgraph_peer_page_t, vmmgraph_peer_page_close>(handle);
     }
 
-    // The C handle, still owned by this object; null if moved from.
     [[nodiscard]] vmmgraph_peer_page_t handle() const noexcept { return handle_.get(); }
 
 private:
     detail::Owned<vmmgraph_peer_page_t, vmmgraph_peer_page_close> handle_;
 };
 
-// A part of another process's page, as its owner's PageExtent says it.
+// A part of another process's page, as in its owner's PageExtent.
 struct PeerExtent {
     const PeerPage* page = nullptr;
     std::uint64_t offset = 0;
     std::uint64_t bytes = 0;
 };
 
-// A range of another process at addresses of this one's, in one piece. At its end its pages go behind what the noted streams were given by then.
+// Contiguous local addresses for a range of another process. The pages are unmapped at destruction,
+// after the recorded streams' work.
 class PeerMap {
 public:
-    // Throws for parts that do not make one range: all but the first begin where their page does, and all but the last end there.
+    // Throws unless the parts make one range: all but the first start at their page's beginning,
+    // and all but the last reach their page's end.
     PeerMap(const Device& device, const std::vector<PeerExtent>& extents) {
         std::vector<vmmgraph_peer_extent_t> given;
         given.reserve(extents.size());
@@ -167,11 +172,11 @@ public:
         handle_ = detail::Owned<vmmgraph_peer_map_t, vmmgraph_peer_map_destroy>(handle);
     }
 
-    // Where the range begins.
+    // Address of the range.
     [[nodiscard]] void* address() const noexcept { return address_; }
-    // Notes that work of `stream`, which exists until this ends, uses the range. Other work is done by then.
+    // Records that `stream` uses the range; the stream must exist until destruction. Other work
+    // must be done by then.
     void used_by(void* stream) { detail::check(vmmgraph_peer_map_used_by(handle(), stream)); }
-    // The C handle, still owned by this object; null if moved from.
     [[nodiscard]] vmmgraph_peer_map_t handle() const noexcept { return handle_.get(); }
 
 private:
@@ -179,29 +184,29 @@ private:
     void* address_ = nullptr;
 };
 
-// Sends descriptors, at most 253, and some bytes, at least one, as one message over a connected unix socket (SCM_RIGHTS); how many of the bytes went.
-// The descriptors stay the caller's.
+// Sends at most 253 descriptors and at least one byte as one message over a connected unix socket
+// (SCM_RIGHTS). Returns the number of bytes sent. The descriptors stay the caller's.
 inline std::size_t send_descriptors(int socket, const std::vector<int>& descriptors, const void* bytes, std::size_t length) {
     std::uint64_t sent = 0;
     detail::check(vmmgraph_send_descriptors(socket, descriptors.data(), descriptors.size(), bytes, length, &sent));
     return static_cast<std::size_t>(sent);
 }
 
-// What one message had.
+// One received message.
 struct Received {
     // 0: the other side has closed.
     std::size_t bytes = 0;
     std::vector<Descriptor> descriptors;
 };
 
-// Receives what send_descriptors sent: as many of the bytes as there is room for, and all descriptors.
+// Receives a message of send_descriptors: as many bytes as fit, and all descriptors.
 inline Received receive_descriptors(int socket, void* bytes, std::size_t length) {
-    // No message has more.
+    // Maximum per message.
     int fds[253];
     std::uint64_t received = 0;
     std::size_t count = 0;
     Received result;
-    // First, so that nothing throws once they are ours.
+    // Reserved first, so nothing throws once the descriptors are owned.
     result.descriptors.reserve(sizeof fds / sizeof *fds);
     detail::check(vmmgraph_receive_descriptors(socket, bytes, length, &received, fds, sizeof fds / sizeof *fds, &count));
     result.bytes = static_cast<std::size_t>(received);

@@ -1,11 +1,13 @@
-// VmmGraph for libtorch: captures whose tensors live in a space. Link VmmGraph::torch, which is VmmGraph::vmmgraph and this.
+// VmmGraph for libtorch: captures with tensors in a space. Link VmmGraph::torch, which includes
+// VmmGraph::vmmgraph.
 //
 //   vmmgraph::SharedVmmAllocator arena(0);
 //   vmmgraph::torch::install();
 //   auto graph = vmmgraph::torch::capture(arena, stream, [&] { logits.copy_(model(input)); });
 //   graph.replay(stream);
 //
-// This header includes no torch header. The library behind it is built for one torch release; built_for() names it.
+// This header includes no torch header. The library is built for one torch release, see
+// built_for().
 
 #ifndef VMMGRAPH_TORCH_HPP
 #define VMMGRAPH_TORCH_HPP
@@ -30,31 +32,32 @@ struct Generator;
 
 namespace vmmgraph::torch {
 
-// torch's c10::cuda::CUDACachingAllocator::CUDAAllocator, which this header only names.
+// torch's c10::cuda::CUDACachingAllocator::CUDAAllocator, only named by this header.
 using TorchAllocator = c10::cuda::CUDACachingAllocator::CUDAAllocator;
 
-// How torch's allocations reach the space.
+// Route of torch's allocations to the space.
 enum class Route {
     // Each tensor is a block: pages are stitched, and frees are seen. Needs install().
     blocks,
-    // Stock torch: a MemPool asks for segments, which stay until the graph goes; cuBLAS's workspace is one for all captures of the
-    // arena, beside its pages. Up to torch 2.9 not with expandable_segments, which keep a pool from its allocator; afterwards, and by
-    // the blocks route, that setting makes no difference.
+    // Stock torch: a MemPool allocates segments, which live as long as the graph. One cuBLAS
+    // workspace, outside the arena's pages, serves all captures. Up to torch 2.9, not with
+    // expandable_segments, which bypass a pool's allocator. Later, and with the blocks route, the
+    // setting makes no difference.
     mempool,
 };
 
 // Limits of a pool of executables; 0: no limit.
 struct ExecutableLimits {
-    // Captured graphs that may have executables at a time; a piecewise graph counts once.
+    // Captured graphs with executables at a time; a piecewise graph counts once.
     std::size_t max_graphs = 0;
-    // Bytes of device memory that executables may take, as measured (ExecutableStats::bytes).
+    // Measured device memory of executables in bytes (ExecutableStats::bytes).
     std::uint64_t max_bytes = 0;
 };
 
-// Contents of a pool of executables, and events since it was made.
+// Contents and counters of a pool of executables.
 struct ExecutableStats {
     ExecutableLimits limits;
-    // Captured graphs of the pool, and those that have executables now; a piecewise graph counts once.
+    // Captured graphs, and those with executables now; a piecewise graph counts once.
     std::uint64_t graphs = 0;
     std::uint64_t instantiated = 0;
     // Executables now, and their nodes.
@@ -62,41 +65,45 @@ struct ExecutableStats {
     std::uint64_t nodes = 0;
     // Nodes of all captured graphs, each about a KiB of host memory.
     std::uint64_t template_nodes = 0;
-    // Bytes of device memory that executables took: the free memory of the device before and after each instantiation. The driver keeps the
-    // memory of destroyed executables for later ones, and gives none back.
+    // Bytes of device memory taken by executables: the change of free device memory at each
+    // instantiation. The driver reuses the memory of destroyed executables and never returns the
+    // memory.
     std::uint64_t bytes = 0;
-    // Graphs that were instantiated, those of them ahead of a replay, and graphs whose executables were destroyed to make room.
+    // Instantiated graphs, those instantiated ahead of a replay, and graphs evicted for room.
     std::uint64_t instantiations = 0;
     std::uint64_t ahead = 0;
     std::uint64_t evictions = 0;
-    // Replays that found their executables ready, and replays that had to instantiate first.
+    // Replays with ready executables, and replays which had to instantiate first.
     std::uint64_t hits = 0;
     std::uint64_t misses = 0;
 };
 
-// The executables of a device's graphs. A captured graph is a template in host memory; its executable (cudaGraphExec_t) takes device memory
-// outside every allocator: 100 to 130 KiB, and 2 to 3 KiB a node. Each graph is instantiated at its first replay, or ahead of it. Beyond the
-// limits the executables of the least recently launched graph are destroyed; its next replay instantiates again, which takes the host about
-// 2 us a node (docs/performance.md). Any thread.
+// Pool of the executables of a device's graphs. A captured graph is a template in host memory. Its
+// executable (cudaGraphExec_t) takes device memory outside every allocator: 100 to 130 KiB, plus 2
+// to 3 KiB per node. A graph is instantiated at its first replay or ahead of it. Beyond the limits,
+// the executables of the least recently launched graph are destroyed; its next replay instantiates
+// again, at about 2 us of host time per node (docs/performance.md). Any thread.
 //
-// Executables stay where a graph allocates memory or has child graphs or conditions, where collectives may be registered with NCCL, and where
-// exec() was called.
+// Never evicted: graphs which allocate memory or have child graphs or conditions, graphs with
+// collectives possibly registered with NCCL, and graphs after exec().
 class VMMGRAPH_API ExecutablePool {
 public:
-    // Of the arena's device; for graphs whose captures name it. Throws Error as CaptureScope for an arena of no CUDA device.
+    // Creates a pool on the arena's device, for captures which name the pool. Throws Error as
+    // CaptureScope unless the arena is on a CUDA device.
     explicit ExecutablePool(const SharedVmmAllocator& arena, const ExecutableLimits& limits = {});
     ExecutablePool(const ExecutablePool&) = delete;
     ExecutablePool& operator=(const ExecutablePool&) = delete;
     ~ExecutablePool();
 
-    // The pool of captures that name none: one for a device, without limits until it is given some. It goes with the last of its graphs and
-    // owners.
+    // Returns the device's default pool, for captures which name none; without limits at first.
+    // Lives as long as its graphs and owners.
     [[nodiscard]] static std::shared_ptr<ExecutablePool> of(const SharedVmmAllocator& arena);
 
-    // Executables beyond them are destroyed at once, except those that are being launched.
+    // Executables beyond the limits are destroyed at once, except while being launched.
     void set_limits(const ExecutableLimits& limits);
     [[nodiscard]] ExecutableStats stats() const;
-    // The counts in Prometheus's text format, with these labels on every sample. The labels `state` and `what` are the library's own.
+    // Returns the counters in Prometheus's text format, with these labels on every sample. `state`
+    // and `what` are reserved labels.
     [[nodiscard]] std::string prometheus(const std::vector<std::pair<std::string, std::string>>& labels = {}) const;
 
 private:
@@ -107,85 +114,94 @@ private:
     std::unique_ptr<State> state_;
 };
 
-// How to capture.
+// Options of a capture.
 struct CaptureOptions {
     Route route = Route::blocks;
-    // What becomes of tensors that are live when the capture ends.
+    // Policy for tensors still live at the end of the capture.
     Retain retain = Retain::inherit;
-    // Fill kernels of torch's stand in the place of memset nodes, which CUDA launches one by one: a graph's launch costs the host a
-    // microsecond less for each (docs/performance.md). Results are the same.
+    // Replaces memset nodes, which CUDA launches one by one, by torch's fill kernels: saves the
+    // host a microsecond per node and launch (docs/performance.md). Results are the same.
     bool memset_kernels = true;
-    // The pool of its executables; null: ExecutablePool::of(arena).
+    // Pool of its executables; null: ExecutablePool::of(arena).
     std::shared_ptr<ExecutablePool> executables = nullptr;
-    // What a body draws random numbers from besides torch's default generator of the device: every replay draws anew and moves them on, as
-    // it does that one. Each is of the arena's device, and none of another capture that is under way. Where torch finds them out by
-    // itself (2.14 and later), whether they are named makes no difference; before, to draw from one that is not is torch's own error.
+    // Random generators of the body, besides torch's default generator of the device. Every replay
+    // draws new numbers and advances the generators. Each must be on the arena's device and in no
+    // other running capture. From torch 2.14 on, torch finds generators itself; before, drawing
+    // from an unnamed generator is torch's error.
     std::vector<std::shared_ptr<const at::Generator>> generators{};
-    // What the captured shape is called: Space::set_label, from the capture's beginning on.
+    // Label of the captured graph group: Space::set_label, from the beginning of the capture.
     std::string label{};
-    // A ring whose units the body acquires and releases (UnitScope with the capture's stream), each that streams once, in the order of use: they are
-    // copied within the graph then, beside its kernels, from what their sources are at each replay. Of the arena's device. It may go before
-    // the graph, whose executable is its own. Not with next_piece().
+    // Ring of units which the body acquires and releases (UnitScope with the capture's stream),
+    // each streamed unit once, in order of use. The graph copies units beside its kernels, from
+    // their sources at each replay. Must be on the arena's device; may be destroyed before the
+    // graph. Makes the executable the graph's own. Not with next_piece().
     Ring* ring = nullptr;
     RingCaptureOptions ring_capture{};
 };
 
-// Puts a forwarding allocator over the one torch has installed. It passes everything on, except what is allocated on a stream of a
-// capture by the blocks route. Throws Error (VMMGRAPH_ERROR_WRONG_STATE) if torch's allocator is not the native one, if its caching is
-// off, or if the torch that is loaded is not the release of built_for(). Twice is once.
+// Installs a forwarding allocator over torch's. Everything is forwarded except allocations of
+// captures by the blocks route, eager scopes and region scopes. Throws Error
+// (VMMGRAPH_ERROR_WRONG_STATE) if torch's allocator is not the native one, if its caching is off,
+// or if the loaded torch is not the release of built_for(). A second call does nothing.
 VMMGRAPH_API void install();
-// Takes it away again; throws Error if something else was installed over it, or while a capture is under way. Blocks that are
-// still live stay valid and can be freed.
+// Removes the forwarding allocator. Throws Error if another allocator was installed over this one,
+// or during a capture. Live blocks stay valid and can be freed.
 VMMGRAPH_API void uninstall();
-// Whether the forwarding allocator is the installed one.
+// Returns true if the forwarding allocator is torch's current one.
 [[nodiscard]] VMMGRAPH_API bool installed() noexcept;
-// The torch release this library was built for, as "2.11.0".
+// The torch release of this build, as "2.11.0".
 [[nodiscard]] VMMGRAPH_API const char* built_for() noexcept;
 
-// A captured graph and the space its tensors live in. Destroying it waits for the arena's replays so far, since what a graph reads
-// often goes with it; one that was moved from throws Error (VMMGRAPH_ERROR_INVALID_HANDLE) or answers 0.
+// A captured graph and the space with its tensors. Destruction waits for the arena's replays so
+// far, since memory read by a graph is often freed with the graph. A moved-from object throws Error
+// (VMMGRAPH_ERROR_INVALID_HANDLE) or returns 0.
 //
-// A tensor of the capture that is still alive keeps the pages under it and nothing else; its bytes are those of the last replay. Freed, they
-// serve others once those replays are done with it, the default stream, torch's current stream where it was freed, and the streams of its
-// record_stream(): note there every other one that reads it outside replays, if it may be freed before that is over.
+// A live tensor of the capture keeps only the pages under the tensor; its bytes are the last
+// replay's. Freed, the memory is reused after these replays, the default stream, torch's current
+// stream at the free, and the streams of record_stream(). Record every other stream which reads the
+// tensor outside replays, if the tensor may be freed before the read is over.
 class VMMGRAPH_API CapturedGraph {
 public:
     CapturedGraph(CapturedGraph&&) noexcept;
     CapturedGraph& operator=(CapturedGraph&&) noexcept;
     ~CapturedGraph();
 
-    // Launches the graph (or its pieces) on `stream` (a cudaStream_t), in order after every earlier replay of the arena. Any thread.
-    // Throws Error (VMMGRAPH_ERROR_STREAM_CAPTURING) for a stream under capture, whose capture goes on. Where torch's current stream is one of
-    // torch's own and this one, nothing is recorded; any other may be destroyed afterwards, which costs an event recorded and one waited for.
+    // Launches the graph (or its pieces) on `stream` (a cudaStream_t), ordered after every earlier
+    // replay of the arena. Any thread. Throws Error (VMMGRAPH_ERROR_STREAM_CAPTURING) for a stream
+    // under capture. Records no event if `stream` is torch's current stream and torch's own. Any
+    // other stream costs an event record and a wait, and may be destroyed afterwards.
     void replay(void* stream);
-    // Launches the pieces of the capture in their order, as one replay: no other graph of the arena runs between them. `between(n)` is called
-    // behind the n-th piece, from 0, but the last, with torch's current stream that one, whatever the call before left; it must not replay
-    // or capture in this arena, nor mark or trim it.
+    // Launches the pieces in order as one replay: no other graph of the arena runs in between.
+    // `between(n)` is called after the n-th piece, from 0, except the last, with `stream` as
+    // torch's current stream. `between` must not replay, capture, mark or trim in this arena.
     void replay(void* stream, const std::function<void(std::size_t)>& between);
-    // How many graphs the capture is made of: 1, and 1 for each CaptureScope::next_piece().
+    // Number of graphs in the capture: 1, plus 1 per CaptureScope::next_piece().
     [[nodiscard]] std::size_t pieces() const noexcept;
-    // As Space::verify: replays twice over differently filled shared pages and compares the outputs, without what runs between pieces. A graph whose outputs change relies
-    // on what other graphs left.
+    // As Space::verify, without the work between pieces. If the outputs differ, the graph relies on
+    // leftovers of other graphs.
     [[nodiscard]] Difference verify(void* stream, const std::vector<Output>& outputs);
-    // How many memset nodes became kernels.
+    // Number of memset nodes replaced by kernels.
     [[nodiscard]] std::size_t memset_kernels() const noexcept;
-    // What the capture used.
+    // Memory and driver calls of the capture.
     [[nodiscard]] const SealReport& report() const;
-    // The space; its blocks are freed by the tensors that own them.
+    // The space; tensors free its blocks.
     [[nodiscard]] const Space& space() const;
-    // The cudaGraphExec_t, of the last piece. From then on it is this graph's own as long as that lives. Throws Error if it cannot be made.
+    // Returns the cudaGraphExec_t of the last piece, which stays this graph's own from then on.
+    // Throws Error if instantiation fails.
     [[nodiscard]] void* exec() const;
-    // That of any piece, from 0. Throws Error (VMMGRAPH_ERROR_INVALID_ARGUMENT) too for one that is not there.
+    // Returns the cudaGraphExec_t of any piece, from 0. Also throws Error
+    // (VMMGRAPH_ERROR_INVALID_ARGUMENT) for an unknown piece.
     [[nodiscard]] void* exec(std::size_t piece) const;
 
-    // Instantiates the graph ahead of its first replay, if the pool's limits leave room without evicting a graph that was launched last or
-    // instantiated since. Returns whether it has executables now. Any thread, but not beside the graph's end. Throws Error (out of memory).
+    // Instantiates the graph ahead of its first replay, unless the limits require evicting a graph
+    // launched last or instantiated since. Returns true if the graph has executables now. Any
+    // thread, but not during destruction. Throws Error (out of memory).
     bool instantiate();
-    // The same on a thread of the pool, soon; errors are logged only.
+    // As instantiate(), soon, on a thread of the pool; errors are only logged.
     void instantiate_soon();
-    // Whether it has executables now.
+    // Returns true if the graph has executables now.
     [[nodiscard]] bool is_instantiated() const;
-    // Bytes of device memory that its executables take, estimated from those of its pool measured so far.
+    // Device memory of its executables in bytes, estimated from the pool's measurements so far.
     [[nodiscard]] std::uint64_t executable_bytes() const;
     // The pool; null up to torch 2.7.
     [[nodiscard]] std::shared_ptr<ExecutablePool> executables() const;
@@ -198,31 +214,37 @@ private:
     std::unique_ptr<State> state_;
 };
 
-// One capture on the calling thread: makes the arena's device the current one, whichever was, and `stream` (a cudaStream_t of that device,
-// not the default stream) torch's current stream, and begins. With the end of the capture both are again what they were. Destroying it
-// without end() abandons the capture and leaves torch and the arena usable.
+// One capture on the calling thread. Begins with the arena's device as the current one and `stream`
+// (a cudaStream_t of this device, not the default stream) as torch's current stream. The end of the
+// capture restores both. Destruction without end() abandons the capture; torch and the arena stay
+// usable.
 class VMMGRAPH_API CaptureScope {
 public:
-    // Throws Error: VMMGRAPH_ERROR_INVALID_ARGUMENT for a ring where torch keeps no captured graph (up to torch 2.7), the default stream, a stream, a generator or a pool of executables of another device
-    // than the arena's, an arena of the host driver, or own pages by the MemPool route, VMMGRAPH_ERROR_STREAM_CAPTURING for a stream under capture, and VMMGRAPH_ERROR_WRONG_STATE before install() (blocks route)
-    // or for what install() refuses. What torch throws passes.
+    // Throws Error. VMMGRAPH_ERROR_INVALID_ARGUMENT: a ring up to torch 2.7, which keeps no
+    // captured graph; the default stream; a stream, generator or pool of executables of another
+    // device; an arena of the host driver; own pages by the MemPool route.
+    // VMMGRAPH_ERROR_STREAM_CAPTURING: a stream under capture. VMMGRAPH_ERROR_WRONG_STATE: before
+    // install() (blocks route), and for states which install() refuses. Torch's errors propagate.
     CaptureScope(SharedVmmAllocator& arena, void* stream, const CaptureOptions& options = {});
     CaptureScope(const CaptureScope&) = delete;
     CaptureScope& operator=(const CaptureScope&) = delete;
     ~CaptureScope();
 
-    // Ends one graph and begins the next in the same space: for work between them that no graph can hold. What is live stays valid, and
-    // memory that one piece freed serves the next. On failure destroy the scope; the capture is lost.
+    // Ends a graph and begins the next in the same space, for work in between which no graph can
+    // hold. Live tensors stay valid, and the next piece reuses memory freed by this one. On failure
+    // destroy the scope; the capture is lost.
     void next_piece();
 
-    // Whether the storage that begins there is memory of this capture, kept or not: its address stays the graph's as long as that lives,
-    // whoever frees it. Everything else (general memory, the host's, another capture's) belongs to those who own it.
+    // Returns true if the storage at this address is memory of this capture, persistent (kept) or
+    // not: the address belongs to the graph for the graph's lifetime, even after a free. All other
+    // memory (general, host, other captures) belongs to its owners.
     [[nodiscard]] bool holds(const void* storage) const;
 
-    // The kernel (a cudaGraphNode_t of this piece) that torch's current stream was given last in this capture, whose parameters are to change from
-    // replay to replay: cudaGraphExecKernelNodeSetParams with it on CapturedGraph::exec(piece), before a replay and not beside one. The graph's
-    // executables are its own from then on. Throws Error: VMMGRAPH_ERROR_WRONG_STATE where the stream was given something else last, or nothing,
-    // or has several streams joined since.
+    // Returns the last kernel of torch's current stream in this capture (a cudaGraphNode_t of this
+    // piece), to change its parameters between replays by cudaGraphExecKernelNodeSetParams on
+    // CapturedGraph::exec(piece), never during a replay. Makes the executables the graph's own.
+    // Throws Error (VMMGRAPH_ERROR_WRONG_STATE) if the stream's last node is missing or no kernel,
+    // or if the stream has joined several streams since.
     [[nodiscard]] void* last_kernel();
 
     // Ends the capture and seals the space. On failure destroy the scope; the capture is lost.
@@ -233,7 +255,8 @@ private:
     std::unique_ptr<State> state_;
 };
 
-// Captures what `body` gives to torch's current stream. What `body` throws arrives at the caller, with the capture abandoned.
+// Captures the work given by `body` to torch's current stream. An exception of `body` abandons the
+// capture and reaches the caller.
 template <class Body>
 [[nodiscard]] CapturedGraph capture(SharedVmmAllocator& arena, void* stream, Body&& body, const CaptureOptions& options = {}) {
     CaptureScope scope(arena, stream, options);
@@ -241,20 +264,20 @@ template <class Body>
     return scope.end();
 }
 
-// While it lives, tensors that its thread allocates in a capture by the blocks route are kept blocks (Space::allocate_kept): those of all
-// graphs of the arena lie packed on common pages, each on bytes of its own, so that an output of a few KiB does not cost a page. May be
-// nested; to be destroyed on its thread. It changes nothing outside captures, by the MemPool route, where torch places tensors in its
-// segments, and for tensors that other threads allocate.
+// Kept scope: tensors allocated by its thread in a capture by the blocks route are persistent
+// (kept) blocks (Space::allocate_kept), packed on common pages, so a small output does not cost a
+// page. May be nested; destroy on the same thread. No effect outside captures, by the MemPool
+// route, and on other threads.
 //
 //   at::Tensor logits;
 //   auto graph = vmmgraph::torch::capture(arena, stream, [&] {
-//       const auto hidden = model(input);                                          // passes
+//       const auto hidden = model(input);                      // temporary
 //       const vmmgraph::torch::KeptScope kept;
-//       logits = hidden.clone();                                                   // stays
+//       logits = hidden.clone();                               // stays
 //   });
 //
-// Only for what stays: a kept block's bytes serve nobody else before its tensor and its graph are gone, also if the tensor goes during the
-// capture. So put the operation that makes the output into the scope, and what leads to it outside. Retain does not matter to it.
+// Only for lasting tensors: the bytes are reused only after both the tensor and its graph are gone.
+// So put only the operation which makes the output into the scope. Independent of Retain.
 class VMMGRAPH_API KeptScope {
 public:
     KeptScope() noexcept;
@@ -262,15 +285,16 @@ public:
     KeptScope& operator=(const KeptScope&) = delete;
     ~KeptScope();
 
-    // Whether this thread is in one.
+    // Returns true if this thread is in a KeptScope.
     [[nodiscard]] static bool active() noexcept;
 };
 
-// While it lives, tensors that its thread allocates in a capture by the blocks route are remote blocks (Space::allocate_remote): buffers that
-// peers read or write by their pages, as those of collectives that NCCL registers in the capture, or that an engine exports after it
-// (share.hpp). If they are freed before the capture ends, its seal exchanges none of their pages; and each lies on one page or on whole ones. May be
-// nested; of it and KeptScope the innermost counts; to be destroyed on its thread. It changes nothing outside captures, by the MemPool route, and for
-// tensors that other threads allocate.
+// Remote scope: tensors allocated by its thread in a capture by the blocks route are peer-visible
+// (remote) blocks (Space::allocate_remote). For buffers which peers access through their pages:
+// collectives registered by NCCL in the capture, or pages exported afterwards (share.hpp). Each
+// lies on one page or on whole ones. If freed before the end of the capture, none of its pages is
+// replaced. May be nested; the innermost of this and KeptScope counts; destroy on the same thread.
+// No effect outside captures, by the MemPool route, and on other threads.
 //
 //   CaptureOptions options;
 //   options.retain = vmmgraph::Retain::shared_remote;
@@ -278,16 +302,16 @@ public:
 //       at::Tensor partial;
 //       {
 //           const vmmgraph::torch::RemoteScope remote;
-//           partial = at::mm(x, weight);                                               // NCCL may register it
+//           partial = at::mm(x, weight);                       // NCCL may register the buffer
 //       }
 //       all_reduce(partial);
-//       output = partial + residual;                                                   // stays, as it always does
+//       output = partial + residual;                           // stays, on pages of its own
 //   }, options);
 //
-// Captures with NCCL's collectives are sealed in place, since nobody knows their buffers, and refused where that cannot be. With
-// Retain::shared_remote the program says that it has marked all of them: then the seal leaves alone what was made in a RemoteScope and gives everything else that
-// stays pages of its own. A capture in which nothing was marked is sealed in place for all that. A buffer that is alive at the end stays on shared
-// pages: copy it out.
+// Captures with NCCL collectives are sealed in place, since their buffers are unknown, or refused
+// if impossible. Retain::shared_remote declares all buffers marked: the seal leaves RemoteScope
+// tensors alone and gives all other live tensors pages of their own. A capture without any mark is
+// sealed in place anyway. A buffer alive at the end stays on shared pages: copy its contents.
 class VMMGRAPH_API RemoteScope {
 public:
     RemoteScope() noexcept;
@@ -295,38 +319,40 @@ public:
     RemoteScope& operator=(const RemoteScope&) = delete;
     ~RemoteScope();
 
-    // Whether this thread is in one, and in no KeptScope inside it.
+    // Returns true if this thread is in a RemoteScope, without a KeptScope inside.
     [[nodiscard]] static bool active() noexcept;
 
 private:
     std::size_t around_;
 };
 
-// For engines that keep their own MemPool and CUDAGraph: an allocator for a MemPool, whose segments are blocks of one space. Open a
-// bump space and make an allocator and a MemPool for each capture, seal it when the capture has ended, and launch through Space::replay.
-// Keep the space as long as its graph. The allocator may outlive it: it keeps the segments that torch has, which can be given back at
-// any time, and hands out no more (an Error).
+// Makes an allocator for a torch MemPool with segments in one space, for engines with their own
+// MemPool and CUDAGraph. For each capture, open a bump space and make an allocator and a MemPool;
+// seal the space after the capture, and launch through Space::replay. Keep the space as long as its
+// graph. The allocator may outlive the space: existing segments can be freed, new ones are an
+// Error.
 //
-// Any thread. Out of memory is null to torch, which makes its own error of it. Throws Error for a moved-from space, and if the
-// torch that is loaded is not the release of built_for().
+// Any thread. Out of memory returns null to torch, which raises its own error. Throws Error for a
+// moved-from space, and if the loaded torch is not the release of built_for().
 //
-// What torch asks of its user, here too: up to 2.10 a MemPool does not own its allocator, so keep it until the pool, its graphs and
-// their tensors are gone; up to 2.7 a MemPoolContext must stand on the capturing thread for the whole capture; destroy no pool while
-// a capture is under way; call at::cuda::clearCublasWorkspaces() before and after each capture, or cuBLAS carries a workspace
+// Requirements of torch: up to 2.10, a MemPool does not own its allocator, so keep the allocator
+// until the pool, its graphs and their tensors are gone. Up to 2.7, a MemPoolContext must exist on
+// the capturing thread for the whole capture. Destroy no pool during a capture. Call
+// at::cuda::clearCublasWorkspaces() before and after each capture, or cuBLAS carries a workspace
 // from one graph's shared pages into the next graph.
 [[nodiscard]] VMMGRAPH_API std::shared_ptr<TorchAllocator> make_allocator(const Space& space);
 
-// The same for engines whose captures are strictly serial, with one allocator for all of them: a segment is a block of the space that
-// is current when torch asks for it. It keeps the arena alive. Throws Error for null too.
+// As above, with one allocator for all captures of an engine with strictly serial captures:
+// segments lie in the arena's current space. Keeps the arena alive. Also throws Error for null.
 //
 //   auto arena = std::make_shared<vmmgraph::SharedVmmAllocator>(0);
 //   auto allocator = vmmgraph::torch::make_allocator(arena);
 //   for each shape:
 //     arena->switch_to_new_virtual_space();
-//     at::cuda::MemPool pool(allocator);                  // a new one: torch reuses the segments of one it has
+//     at::cuda::MemPool pool(allocator);               // a new one: torch reuses a pool's segments
 //     graph.capture_begin(pool.id(), …); …; graph.capture_end();
 //
-// The engine also orders its replays: no two graphs of the arena may run at once.
+// The engine must order its replays: no two graphs of the arena may run at once.
 [[nodiscard]] VMMGRAPH_API std::shared_ptr<TorchAllocator> make_allocator(std::shared_ptr<SharedVmmAllocator> arena);
 
 }  // namespace vmmgraph::torch

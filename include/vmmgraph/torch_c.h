@@ -1,21 +1,26 @@
 /*
- * VmmGraph for programs that keep torch's own graphs (torch.cuda.CUDAGraph, at::cuda::CUDAGraph): what stands around a capture and a replay
- * of theirs, as C functions. The Python package is made of these. C++ programs have CaptureScope in torch.hpp.
+ * VmmGraph for torch's own graphs (torch.cuda.CUDAGraph, at::cuda::CUDAGraph): C functions around
+ * their captures and replays. Used by the Python package. C++ programs use CaptureScope of
+ * torch.hpp.
  *
- * In libvmmgraph_torch, beside the functions of vmmgraph.h, whose conventions hold: statuses, handles that are checked, outputs last.
- * Nothing throws or calls back.
+ * Part of libvmmgraph_torch, with the conventions of vmmgraph.h: statuses, checked handles, outputs
+ * last. Nothing throws or calls back.
  *
  *   vmmgraph_torch_install();
  *   vmmgraph_torch_shape_open(arena, &shape);
  *   for each graph of the shape, with its stream torch's current one:
- *     vmmgraph_torch_capture_begin(shape, pool);   graph.capture_begin(pool);   vmmgraph_torch_capture_begun(shape);
+ *     vmmgraph_torch_capture_begin(shape, pool);
+ *     graph.capture_begin(pool);
+ *     vmmgraph_torch_capture_begun(shape);
  *     the body
- *     graph.capture_end();   vmmgraph_torch_capture_end(shape, &captured, &result);
+ *     graph.capture_end();
+ *     vmmgraph_torch_capture_end(shape, &captured, &result);
  *   vmmgraph_torch_shape_seal(shape, VMMGRAPH_RETAIN_DEFAULT, &report);
  *   vmmgraph_torch_replay(shape, result.piece);
  *
- * `pool` may be the same id for all captures of a program, which shares memory by the arena and not by the id, and a capture may end its
- * pool and begin it again to allocate from another one in between.
+ * `pool` may be one id for all captures of a program: memory is shared through the arena, not
+ * through the id. A capture may leave its pool and begin again, to allocate from another pool in
+ * between.
  */
 
 #ifndef VMMGRAPH_TORCH_C_H
@@ -30,162 +35,180 @@
 extern "C" {
 #endif
 
-// A shape: one space, and the graphs that were captured into it, which are replayed in the order of their captures with nothing else of
-// the arena between them, or each by itself where none reads what another one left. Calls with it are thread-safe.
+// A graph group (shape): one space and the graphs captured into this space. Graphs are replayed in
+// capture order with no other graph of the arena in between, or singly if none reads another's
+// results. Calls are thread-safe.
 typedef struct vmmgraph_torch_shape* vmmgraph_torch_shape_t;
 
-// A graph of torch's whose capture has ended.
+// A torch graph after its capture.
 typedef struct vmmgraph_torch_graph_t {
     // sizeof(vmmgraph_torch_graph_t).
     size_t struct_size;
-    // Its at::cuda::CUDAGraph, which stays there until vmmgraph_torch_drop; null: not known, it is replayed by its owner.
+    // Its at::cuda::CUDAGraph, valid until vmmgraph_torch_drop; null: unknown, its owner replays.
     void* graph;
-    // The id of the pool it was captured into.
+    // Id of the capture's pool.
     uint64_t pool_first;
     uint64_t pool_second;
-    // Its cudaGraph_t, if torch keeps it (raw_cuda_graph()); null: it does not.
+    // Its cudaGraph_t, if torch keeps one (raw_cuda_graph()); else null.
     void* raw;
-    // 1: it keeps its cudaGraph_t for us and was not instantiated: its executable is of the device's pool of executables.
+    // 1: torch keeps the cudaGraph_t and has not instantiated the graph; the device's pool makes
+    // the executable.
     int32_t lend;
-    // 1: fill kernels come in the place of the memset nodes of `raw`, which has not been instantiated.
+    // 1: fill kernels replace the memset nodes of `raw`, which is not instantiated.
     int32_t memset_kernels;
 } vmmgraph_torch_graph_t;
 
-// What became of it.
+// Result of a capture.
 typedef struct vmmgraph_torch_captured_t {
     // Set to sizeof(vmmgraph_torch_captured_t) before the call.
     size_t struct_size;
-    // Its number in the shape, from 0.
+    // Index in the graph group, from 0.
     uint64_t piece;
-    // Memset nodes that became kernels.
+    // Memset nodes replaced by kernels.
     uint64_t memset_kernels;
-    // 1: vmmgraph_torch_replay can replay it; 0: there is no graph of torch's release at `graph`, or none was given.
+    // 1: vmmgraph_torch_replay can replay the graph; 0: `graph` is null, or no graph of the torch
+    // release of this build.
     int32_t replayable;
-    // 1: its executable is of the device's pool; 0: torch instantiates it.
+    // 1: the device's pool makes the executable; 0: torch does.
     int32_t lent;
 } vmmgraph_torch_captured_t;
 
-// A device's pool of executables: vmmgraph::torch::ExecutableStats.
+// Statistics of a device's pool of executables: see vmmgraph::torch::ExecutableStats.
 typedef struct vmmgraph_torch_executables_t {
     // Set to sizeof(vmmgraph_torch_executables_t) before the call.
     size_t struct_size;
-    // Limits: shapes that may have executables at a time, and bytes those may take; 0: no limit.
+    // Limits: graph groups with executables at a time, and bytes of these executables; 0: no limit.
     uint64_t max_shapes;
     uint64_t max_bytes;
-    // Shapes of the pool, and those that have executables now.
+    // Graph groups of the pool, and those with executables now.
     uint64_t shapes;
     uint64_t instantiated;
     // Executables now, their nodes, and the nodes of all captured graphs.
     uint64_t executables;
     uint64_t nodes;
     uint64_t template_nodes;
-    // Bytes of device memory that executables took, as measured when they were instantiated.
+    // Device memory of executables in bytes, measured at instantiation.
     uint64_t bytes;
-    // Shapes that were instantiated, those of them ahead of a replay, and shapes whose executables were destroyed to make room.
+    // Groups instantiated, those ahead of a replay, and groups evicted for room.
     uint64_t instantiations;
     uint64_t ahead;
     uint64_t evictions;
-    // Replays that found their executables ready, and replays that had to instantiate first.
+    // Replays with ready executables, and replays which had to instantiate first.
     uint64_t hits;
     uint64_t misses;
 } vmmgraph_torch_executables_t;
 
-// The torch release the library was built for, as "2.11.0". Static; never fails, whatever torch is loaded.
+// The torch release of this build, as "2.11.0". Static; never fails, with any torch.
 VMMGRAPH_API const char* vmmgraph_torch_built_for(void);
 
-// Why this thread's last call here failed, whichever component said so; empty after one that did not. Copies as
-// vmmgraph_last_error_message does.
+// Message of the failure of this thread's last call here; empty after a success. Copies as
+// vmmgraph_last_error_message.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_last_error_message(char* buffer, size_t capacity, size_t* needed);
 
-// vmmgraph::torch::install(), uninstall() and installed(): 1 or 0.
+// See vmmgraph::torch::install(), uninstall() and installed(), which is 1 or 0.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_install(void);
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_uninstall(void);
 VMMGRAPH_API int32_t vmmgraph_torch_installed(void);
 
-// Opens a shape in an arena of a CUDA device, which may be destroyed before the shape.
+// Opens a graph group in an arena of a CUDA device. The arena may be destroyed first.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_shape_open(vmmgraph_arena_t arena, vmmgraph_torch_shape_t* shape);
-// Its space, which stays the shape's.
+// Returns the group's space, owned by the group.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_shape_space(vmmgraph_torch_shape_t shape, vmmgraph_space_t* space);
-// Closes it; it goes when calls with it have returned. Its graphs must be gone, or never be launched again. Tensors of its captures stay
-// valid.
+// Closes the group, once running calls have returned. Its graphs must be destroyed, or never be
+// launched again. Tensors of its captures stay valid.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_shape_close(vmmgraph_torch_shape_t shape);
 
-// Before torch's capture_begin() into the pool of that id, on its thread: the next pool that this thread begins to allocate to is the
-// shape's. Torch's current stream of the arena's device is to be captured: VMMGRAPH_ERROR_INVALID_ARGUMENT if that is the default stream,
-// VMMGRAPH_ERROR_STREAM_CAPTURING if it is captured already. VMMGRAPH_ERROR_INVALID_ARGUMENT also while another capture into the pool is under
-// way. VMMGRAPH_ERROR_WRONG_STATE for a sealed shape, one that is being captured,
-// before vmmgraph_torch_install, and for a pool that is torch's own: a MemPool, or one that graphs were captured into without us.
+// Call before torch's capture_begin() into this pool, on the same thread: the next pool begun by
+// this thread becomes the group's. The stream to capture must be torch's current stream of the
+// arena's device. VMMGRAPH_ERROR_INVALID_ARGUMENT: the default stream, or another capture into the
+// pool is running. VMMGRAPH_ERROR_STREAM_CAPTURING: the stream is under capture.
+// VMMGRAPH_ERROR_WRONG_STATE: a sealed group or one being captured, no vmmgraph_torch_install, or a
+// pool of torch's own: a MemPool, or one with graphs captured without this library.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_capture_begin(vmmgraph_torch_shape_t shape, uint64_t pool_first, uint64_t pool_second);
-// Right after it, on the same thread. VMMGRAPH_ERROR_WRONG_STATE if torch asked no allocator of ours: the capture goes on in torch's own
-// memory, and what was announced is taken back.
+// Call after torch's capture_begin(), on the same thread. VMMGRAPH_ERROR_WRONG_STATE if torch did
+// not ask this library's allocator: the capture continues in torch's memory, and the announcement
+// is withdrawn.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_capture_begun(vmmgraph_torch_shape_t shape);
-// After torch's capture_end(), on any thread.
+// Call after torch's capture_end(), on any thread.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_capture_end(vmmgraph_torch_shape_t shape, const vmmgraph_torch_graph_t* graph,
                                                           vmmgraph_torch_captured_t* captured);
-// After a capture_begin() or capture_end() of torch's that threw, into the pool of that id: ends what is left of the capture, so that torch
-// and the arena go on. What was captured into the shape before stays. Does nothing where no capture is under way.
+// Call after torch's capture_begin() or capture_end() into this pool threw: ends the rest of the
+// capture, so torch and the arena stay usable. Earlier captures of the group are kept. No effect
+// without a running capture.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_capture_abandon(vmmgraph_torch_shape_t shape, uint64_t pool_first, uint64_t pool_second);
 
-// From here to the matching leave, what this thread allocates in captures of shapes are remote blocks: vmmgraph::torch::RemoteScope of torch.hpp,
-// which says what they are for. May be nested; without effect outside captures.
+// Until the matching leave, this thread's allocations in captures of graph groups are peer-visible
+// (remote) blocks: see vmmgraph::torch::RemoteScope. May be nested; no effect outside captures.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_remote_enter(void);
-// VMMGRAPH_ERROR_WRONG_STATE where this thread has entered none.
+// VMMGRAPH_ERROR_WRONG_STATE if this thread has entered none.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_remote_leave(void);
 
-// From here to the matching leave, what this thread allocates on torch's current stream of the arena's device lies on the arena's shared pages,
-// ordered as one replay of it: vmmgraph::torch::EagerScope of torch_eager.hpp, with its rules and refusals. Neither changes torch's current
-// stream or device. May be nested for different arenas.
+// Until the matching leave, this thread's allocations on torch's current stream of the arena's
+// device lie on the arena's shared pages, as one replay. Rules and errors:
+// vmmgraph::torch::EagerScope (torch_eager.hpp). Does not change torch's current stream or device.
+// May be nested for different arenas.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_eager_enter(vmmgraph_arena_t arena);
-// As vmmgraph_torch_eager_enter, of so many bytes at once at most: pages of the arena that are on lease stay there if that does without them.
+// As vmmgraph_torch_eager_enter, for at most `bytes` at once: leased pages of the arena not needed
+// for this amount stay on lease.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_eager_enter_of(vmmgraph_arena_t arena, uint64_t bytes);
-// Ends the innermost of this thread's. VMMGRAPH_ERROR_WRONG_STATE where it has entered none, or others have ended all.
+// Ends this thread's innermost scope. VMMGRAPH_ERROR_WRONG_STATE if this thread has none, or if all
+// have been ended by other threads.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_eager_leave(void);
-// Ends this thread's scope of the arena, whether others are within it or not. Does nothing where it has none: for a program that may be interrupted as
-// an enter or a leave returns, and cannot know.
+// Ends this thread's scope of the arena, even with scopes inside; no effect without one. For
+// programs which may be interrupted when an enter or leave returns.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_eager_leave_of(vmmgraph_arena_t arena);
-// Ends the one that the arena has, whichever thread entered it: for a program in which whoever comes to the end is not always that thread, as
-// where a collector closes what was left open. What that thread makes afterwards is torch's. VMMGRAPH_ERROR_WRONG_STATE where the arena has
-// none, and on another thread than the scope's if that is on its thread's default stream (cudaStreamPerThread).
+// Ends the arena's scope, whichever thread entered: for programs in which a garbage collector
+// closes scopes. Later allocations of the scope's thread are torch's. VMMGRAPH_ERROR_WRONG_STATE
+// without a scope, and on another thread if the scope is on its thread's default stream
+// (cudaStreamPerThread).
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_eager_end(vmmgraph_arena_t arena);
 
-// Gives what torch has in a pool of its own back to the driver, and leaves that pool empty and in use as before: for a MemPool whose captures
-// and eager work are to be an arena's from now on. Workspaces of cuBLAS that lie there leave torch's tables. To be called outside captures.
-// VMMGRAPH_ERROR_WRONG_STATE, with nothing else changed: something in it is alive, graphs or another thread use it too, or something is captured or
-// allocated to a pool on the device. VMMGRAPH_ERROR_UNSUPPORTED: torch 2.6 and 2.7. VMMGRAPH_ERROR_INTERNAL: another thread began just now, and
-// the pool must never be used or released again.
+// Returns a torch pool's memory to the driver and leaves the pool empty and in use, for a MemPool
+// whose captures and eager work move to an arena. cuBLAS workspaces in the pool leave torch's
+// tables. Call outside captures. VMMGRAPH_ERROR_WRONG_STATE, with nothing else changed: live memory
+// in the pool, use by graphs or another thread, or a capture or pool allocation on the device.
+// VMMGRAPH_ERROR_UNSUPPORTED: torch 2.6 and 2.7. VMMGRAPH_ERROR_INTERNAL: another thread began
+// meanwhile; never use or release the pool again.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_pool_empty(int32_t device, uint64_t pool_first, uint64_t pool_second);
 
-// Ends the shape: no more is captured into it, and it can be replayed. Tensors that are live are treated as `retain` says
-// (VMMGRAPH_RETAIN_*), and keep what the program wrote there since the capture on torch's current stream of the device, on the default one and on those
-// that were captured, by copies; what other streams are at work on must be over. No tensor goes meanwhile, whoever frees it.
-// `report` may be null. On failure it can be called again. Sealed already: does nothing, and reports what it was.
+// Seals the group: no more captures, and replays may begin. Live tensors follow `retain`
+// (VMMGRAPH_RETAIN_*). Copies preserve bytes written since the capture on torch's current stream of
+// the device, the default stream and the captured streams; work on other streams must be over.
+// Frees of these tensors wait meanwhile. `report` may be null. Can be repeated after a failure; a
+// sealed group only reports.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_shape_seal(vmmgraph_torch_shape_t shape, int32_t retain, vmmgraph_seal_report_t* report);
-// The same right behind the end of its only capture, by the arena's own policy, while nobody has written to its tensors: nothing is copied, and what the
-// program writes from then on meets no seal.
+// As vmmgraph_torch_shape_seal with the arena's policy, right after the group's only capture and
+// before any write to its tensors: copies nothing.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_shape_seal_unwritten(vmmgraph_torch_shape_t shape, vmmgraph_seal_report_t* report);
 
-// Instantiates the graphs of a sealed shape ahead of their first replay, which takes the device memory of their executables now. `instantiated`
-// (may be null) is 0 where the limits leave no room without evicting a shape that was replayed last. On out of memory nothing is changed.
+// Instantiates the graphs of a sealed group ahead of their first replay, which takes the
+// executables' device memory now. `instantiated` (may be null) is 0 if the limits would evict a
+// group replayed last. On out of memory nothing has changed.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_shape_instantiate(vmmgraph_torch_shape_t shape, int32_t* instantiated);
 
-// Launches a graph of a sealed shape on torch's current stream of its device, in order after every earlier replay of the arena, as torch's
-// replay() does: random generators go on. Any thread. VMMGRAPH_ERROR_WRONG_STATE for one that is not replayable here, which its owner
-// launches between vmmgraph_space_enter and vmmgraph_space_leave.
+// Replays a graph of a sealed group on torch's current stream of its device, ordered after every
+// earlier replay of the arena. Advances random generators, as torch's replay(). Any thread.
+// VMMGRAPH_ERROR_WRONG_STATE if not replayable here: its owner must launch the graph between
+// vmmgraph_space_enter and vmmgraph_space_leave.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_replay(vmmgraph_torch_shape_t shape, uint64_t piece);
-// Before somebody launches a graph of the shape in any other way than these, from its cudaGraph_t or an executable of his own. Until then, until the
-// first replay and until the device's next capture, whose graph may read it, a tensor of a sealed shape that goes leaves no page of its own in it: the pages from before the seal come back, behind the streams that were
-// captured, the default one, torch's current one and those it was recorded for.
+// Call before launching a graph of the group in any other way: from its cudaGraph_t, or by another
+// executable. Before this call, the first replay, and the device's next capture (whose graph may
+// read the tensor), a free of a sealed group's tensor restores the pages from before the seal and
+// leaves no page of its own. The restore follows the captured streams, the default stream, torch's
+// current stream and the tensor's recorded streams.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_launched_by_hand(vmmgraph_torch_shape_t shape);
-// As vmmgraph_space_verify, of one graph on torch's current stream.
+// As vmmgraph_space_verify, for one graph on torch's current stream.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_verify(vmmgraph_torch_shape_t shape, uint64_t piece, const vmmgraph_output_t* outputs,
                                                      size_t count, vmmgraph_difference_t* difference);
-// Before a graph is reset or destroyed, or gets an executable of its own: the pool's is destroyed.
+// Call before a graph is reset or destroyed, or gets its own executable: destroys the pool's
+// executable.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_drop(vmmgraph_torch_shape_t shape, uint64_t piece);
-// From now on torch's own executable is launched, whoever made it.
+// Launches torch's own executable from now on.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_keep(vmmgraph_torch_shape_t shape, uint64_t piece);
 
-// Limits of the pool of executables of the arena's device, which all shapes of the device share; 0: no limit. Executables beyond them are
-// destroyed by least recent use. VMMGRAPH_ERROR_UNSUPPORTED up to torch 2.7.
+// Limits the pool of executables of the arena's device, shared by all graph groups; 0: no limit.
+// The least recently used executables beyond the limits are destroyed. VMMGRAPH_ERROR_UNSUPPORTED
+// up to torch 2.7.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_set_executable_limits(vmmgraph_arena_t arena, uint64_t max_shapes, uint64_t max_bytes);
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_executable_stats(vmmgraph_arena_t arena, vmmgraph_torch_executables_t* stats);
 #ifdef __cplusplus

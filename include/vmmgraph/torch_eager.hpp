@@ -1,12 +1,12 @@
 // VmmGraph for libtorch: eager work in the memory of an arena's graphs. Link VmmGraph::torch.
 //
 //   vmmgraph::torch::install();
-//   ...                                                             // capture decode graphs in `arena`
+//   ...                                            // capture decode graphs in `arena`
 //   {
 //       const vmmgraph::torch::EagerScope scope(arena, stream);
-//       logits = model.prefill(prompt);                            // its activations lie on the graphs' pages
+//       logits = model.prefill(prompt);            // its activations lie on the graphs' pages
 //   }
-//   decode.replay(stream);                                          // `logits` is intact
+//   decode.replay(stream);                         // `logits` is intact
 //
 // This header includes no torch header.
 
@@ -21,47 +21,53 @@
 
 namespace vmmgraph::torch {
 
-// While it lives, `stream` is torch's current one, and the CUDA storages that its thread makes on that stream lie on the shared pages of the
-// arena. It is one replay of the arena: in order behind those before it, and no other is launched before it ends. So activations take
-// as much as the graphs or as the eager work needs, whichever is more, and not both.
+// An eager scope: CUDA storages made by its thread on `stream` lie on the shared pages of the
+// arena. `stream` is torch's current stream meanwhile. The scope counts as one replay of the arena:
+// ordered after earlier replays, with no other replay before its end. So the arena needs the larger
+// of the graphs' and the eager work's memory, not the sum.
 //
-// Contents are real. A tensor that is alive when the scope ends keeps its address, its pages and its bytes until it is freed, by any
-// thread at any time, whatever is replayed; graphs that used those pages get others at their next replay. What is small and lasts is
-// better made in a KeptScope: no page is exchanged for it.
+// A tensor alive at the end keeps its address, pages and bytes until freed, on any thread at any
+// time; graphs over these pages get others at their next replay. Make small, lasting tensors in a
+// KeptScope, which costs no page.
 //
-// Within a scope memory goes from tensor to tensor in the order of the stream, as torch's own does. A tensor that another stream uses
-// has to know it (record_stream) or to be alive until that stream is done; work on other streams is joined with the scope's before its end.
+// Memory is reused in stream order, as in torch's allocator. A tensor used by another stream needs
+// record_stream(), or must outlive the use. Join other streams with the scope's stream before the
+// end.
 //
-// Refused in a scope, by the thread that has it: replays, captures and scopes of the same arena, and pausing it; other threads' replays wait.
-// Other arenas go on as ever. Storages are not the arena's if they are made on another stream, by another thread, on a stream under capture,
-// in a DisableScope, or in a RegionScope inside this scope; of the two the innermost counts. cuBLAS workspaces that torch makes here leave
-// torch's tables at the end.
+// The scope's thread may not replay, capture, pause or open another scope in this arena; replays of
+// other threads wait. Other arenas are unaffected. Storages are not the arena's if made on another
+// stream or thread, on a stream under capture, in a DisableScope, or in a RegionScope inside this
+// scope; the innermost of the two counts. cuBLAS workspaces made in the scope leave torch's tables
+// at the end.
 //
-// Out of memory is torch's own error, after torch's cache was emptied. To be destroyed on its thread, in the reverse order; to end it may fall to
-// another one.
+// Out of memory is torch's own error, after emptying torch's cache. Destroy the scope on its
+// thread, in reverse order; another thread may call end().
 class VMMGRAPH_API EagerScope {
 public:
-    // `stream`: a cudaStream_t of the arena's device; null is the default stream. Throws Error: VMMGRAPH_ERROR_WRONG_STATE before install() or
-    // for what that refuses, inside a replay or a scope of this arena, and while it is paused; VMMGRAPH_ERROR_STREAM_CAPTURING;
-    // VMMGRAPH_ERROR_INVALID_ARGUMENT for an arena of the host driver; out of memory or budget. Nothing has changed then.
+    // `stream` is a cudaStream_t of the arena's device; null is the default stream. Throws Error,
+    // with nothing changed: VMMGRAPH_ERROR_WRONG_STATE if install() was not called or would refuse,
+    // inside a replay or scope of this arena, or if the arena is paused;
+    // VMMGRAPH_ERROR_STREAM_CAPTURING; VMMGRAPH_ERROR_INVALID_ARGUMENT for the host driver; out of
+    // memory or budget.
     //
-    // Where pages of the arena are on lease (lease.hpp), it asks for every page that the arena's scopes ever used. With `bytes`, the most that
-    // its tensors, and workspaces that cuBLAS makes in it, come to at once and a little for the ends of pages, it goes without those on lease
-    // that so much does not need: they stay on lease, and no tensor lies on them. If it comes to need more, that tensor is refused, or waits
-    // for a recall whose engine is asked within the scope.
+    // With pages on lease (lease.hpp), the scope demands every page ever used by the arena's
+    // scopes. `bytes`, the peak of its tensors and new cuBLAS workspaces plus a little for page
+    // ends, reduces the demand: leased pages beyond stay on lease. A tensor beyond `bytes` is
+    // refused, or waits for a recall whose engine is asked within the scope.
     EagerScope(SharedVmmAllocator& arena, void* stream, std::optional<std::uint64_t> bytes = std::nullopt);
     EagerScope(const EagerScope&) = delete;
     EagerScope& operator=(const EagerScope&) = delete;
-    // No driver call but the question after captures; what is alive is kept, without a copy.
+    // Makes no driver call except the capture query; keeps live tensors without a copy.
     ~EagerScope();
 
-    // Ends it before its destructor, which then only makes torch's current stream what it was. On any thread, for a program in which whoever comes to
-    // the end is not always the scope's own: what that one makes afterwards is torch's. Nothing if it has ended. The work of the scope
-    // has been given to its stream. Throws Error: VMMGRAPH_ERROR_WRONG_STATE for the default stream of another thread (cudaStreamPerThread),
-    // which only that one can name; the scope goes on.
+    // Ends the scope early; the destructor then only restores torch's current stream. Callable on
+    // any thread; later tensors of the scope's thread are torch's own. No effect if already ended.
+    // The scope's work must already be on its stream. Throws Error (VMMGRAPH_ERROR_WRONG_STATE) for
+    // another thread's default stream (cudaStreamPerThread), which only its thread can name; the
+    // scope then continues.
     void end();
 
-    // Whether storages that this thread makes on the scope's stream are an arena's now.
+    // Returns true if storages made by this thread on the scope's stream go to an arena now.
     [[nodiscard]] static bool active() noexcept;
 
 private:

@@ -1,15 +1,17 @@
-// VmmGraph for torch_npu, the torch of Ascend's NPUs: captures whose tensors live in a space. Link VmmGraph::torch_npu.
+// VmmGraph for torch_npu, the torch of Ascend's NPUs: captures with tensors in a space. Link
+// VmmGraph::torch_npu.
 //
 //   vmmgraph::SharedVmmAllocator arena(0);              // with VMMGRAPH_DRIVER=ascend
 //   vmmgraph::torch_npu::install();
-//   vmmgraph::torch_npu::CaptureScope scope(arena);  // on torch_npu's current stream
+//   vmmgraph::torch_npu::CaptureScope scope(arena);     // on torch_npu's current stream
 //   logits.copy_(model(input));
 //   auto graph = scope.end();
 //   graph.replay();
 //
-// Built and linked against torch_npu's own wheel and run over a stand-in of CANN's runtime; never run on a device (docs/porting.md). The smallest part of
-// vmmgraph/torch.hpp: no pieces, generators, rings, shared executables, regions or eager scopes. This header includes no torch header. The library behind
-// it is built for one torch_npu release; built_for() names it.
+// Built and linked against torch_npu's own wheel, and run over a stand-in of CANN's runtime; never
+// run on a device (docs/porting.md). A subset of vmmgraph/torch.hpp: no pieces, generators, rings,
+// shared executables, regions or eager scopes. This header includes no torch header. The library is
+// built for one torch_npu release, named by built_for().
 
 #ifndef VMMGRAPH_TORCH_NPU_HPP
 #define VMMGRAPH_TORCH_NPU_HPP
@@ -21,40 +23,43 @@
 
 namespace vmmgraph::torch_npu {
 
-// Puts a forwarding allocator over the one torch_npu has installed. It passes everything on, except what is allocated on a stream of a capture of ours.
-// Throws Error (VMMGRAPH_ERROR_WRONG_STATE) if torch_npu has none yet. Twice is once.
+// Installs a forwarding allocator over torch_npu's. Only allocations on a stream under a capture of
+// this library are not forwarded. Throws Error (VMMGRAPH_ERROR_WRONG_STATE) if torch_npu has no
+// allocator yet. A second call does nothing.
 VMMGRAPH_API void install();
-// Takes it away again; throws Error if something else was installed over it, or while a capture is under way. Blocks that are still live stay
-// valid and can be freed.
+// Removes the forwarding allocator. Throws Error if another allocator was installed over this one,
+// or during a capture. Live blocks stay valid and can be freed.
 VMMGRAPH_API void uninstall();
-// Whether the forwarding allocator is the installed one.
+// Returns true if the forwarding allocator is torch_npu's current one.
 [[nodiscard]] VMMGRAPH_API bool installed() noexcept;
-// The torch_npu release this library was built for, as "2.14.0".
+// The torch_npu release of this build, as "2.14.0".
 [[nodiscard]] VMMGRAPH_API const char* built_for() noexcept;
 
-// How to capture.
+// Options of a capture.
 struct CaptureOptions {
-    // What becomes of tensors that are live when the capture ends.
+    // Policy for tensors still live at the end of the capture.
     Retain retain = Retain::inherit;
-    // What the captured shape is called: Space::set_label, from the capture's beginning on.
+    // Label of the captured graph group: Space::set_label, from the beginning of the capture.
     std::string label{};
 };
 
-// A captured graph and the space its tensors live in. A tensor of the capture that is still alive keeps the space, and with it the pages that the
-// graph shares with others; freed, its memory serves others once the arena's replays so far are done, and torch_npu's current stream where it was freed,
-// and the streams of its record_stream(). One that was moved from throws Error (VMMGRAPH_ERROR_INVALID_HANDLE).
+// A captured graph and the space with its tensors. A live tensor keeps the space, including the
+// pages shared with other graphs. Freed, its memory is reused after the arena's replays so far, the
+// work of torch_npu's current stream at the free, and the streams of record_stream(). A moved-from
+// object throws Error (VMMGRAPH_ERROR_INVALID_HANDLE).
 class VMMGRAPH_API CapturedGraph {
 public:
     CapturedGraph(CapturedGraph&&) noexcept;
     CapturedGraph& operator=(CapturedGraph&&) noexcept;
     ~CapturedGraph();
 
-    // Executes the graph on torch_npu's current stream of the arena's device, in order after every earlier replay of the arena and after what torch_npu's
-    // queue still holds for the stream. Any thread. Throws Error (VMMGRAPH_ERROR_STREAM_CAPTURING) for a stream under capture.
+    // Launches the graph on torch_npu's current stream of the arena's device, ordered after every
+    // earlier replay of the arena and after torch_npu's queued work for the stream. Any thread.
+    // Throws Error (VMMGRAPH_ERROR_STREAM_CAPTURING) for a stream under capture.
     void replay();
-    // What the capture used.
+    // Memory and driver calls of the capture.
     [[nodiscard]] const SealReport& report() const;
-    // The space; its blocks are freed by the tensors that own them.
+    // The space; tensors free its blocks.
     [[nodiscard]] const Space& space() const;
 
 private:
@@ -65,17 +70,19 @@ private:
     std::unique_ptr<State> state_;
 };
 
-// Captures from its construction to end() on torch_npu's current stream of the arena's device. It is one of torch_npu's own, since that captures no other, and not
-// the default one, and stays the current one meanwhile. Begun and ended by one thread. Without end(), the capture is abandoned.
+// Captures on torch_npu's current stream of the arena's device, from construction to end(), on one
+// thread. The stream stays current, must be torch_npu's own (others cannot be captured), and not
+// the default stream. Destruction without end() abandons the capture.
 class VMMGRAPH_API CaptureScope {
 public:
-    // Throws Error: the allocator is not installed, the arena is of no NPU, the default stream, one under capture already; or what torch_npu throws.
+    // Throws Error if the allocator is not installed, the arena is not on an NPU, or the stream is
+    // the default stream or under capture. Errors of torch_npu propagate.
     explicit CaptureScope(SharedVmmAllocator& arena, const CaptureOptions& options = {});
     CaptureScope(const CaptureScope&) = delete;
     CaptureScope& operator=(const CaptureScope&) = delete;
     ~CaptureScope();
 
-    // Once. If it throws, the capture is abandoned.
+    // May be called once. On an exception the capture is abandoned.
     [[nodiscard]] CapturedGraph end();
 
 private:

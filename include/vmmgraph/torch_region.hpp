@@ -1,4 +1,5 @@
-// VmmGraph for libtorch: tensors in regions, memory that steps aside while captured graphs stay valid. Link VmmGraph::torch.
+// VmmGraph for libtorch: tensors in regions, whose memory can be paused while captured graphs stay
+// valid. Link VmmGraph::torch.
 //
 //   vmmgraph::Region weights(device, "weights", {vmmgraph::Policy::backup});
 //   vmmgraph::torch::install();
@@ -6,9 +7,9 @@
 //       const vmmgraph::torch::RegionScope scope(weights);
 //       model.load(path);
 //   }
-//   ...                                                             // capture and replay
-//   vmmgraph::pause(device, {"weights"}, {{stream}});              // the memory is others' now
-//   vmmgraph::resume(device, {"weights"});                         // the same tensors, the same graphs
+//   ...                                               // capture and replay
+//   vmmgraph::pause(device, {"weights"}, {{stream}}); // other owners may use the memory now
+//   vmmgraph::resume(device, {"weights"});            // the same tensors, the same graphs
 //
 // This header includes no torch header.
 
@@ -21,34 +22,40 @@
 
 namespace vmmgraph::torch {
 
-// While it lives, CUDA storages that its thread makes on the region's device are blocks of the region, big and small, whatever stream is
-// torch's current one. May be nested, the innermost counts; to be destroyed on its thread, in the reverse order.
+// A region scope: while alive, all CUDA storages made by its thread on the region's device are
+// blocks of the region, on any current stream. The innermost scope counts. Destroy on the same
+// thread, in reverse order.
 //
-// Not so: what is made on a stream under capture, which is the capture's, and what a CaptureScope needs for itself; storages on other
-// devices; what other threads make (a backward pass has its own threads).
+// Not affected: storages made on a stream under capture; allocations of a CaptureScope itself;
+// other devices; other threads (a backward pass has its own threads).
 //
-// A tensor keeps the region, also when the Region and the scope are gone: it can be freed by any thread at any time, paused or not, and is
-// paused and resumed by its tag as before. Freed, its bytes serve others once the stream it was made on, those of its record_stream(),
-// the default stream and torch's current one have passed: note there every other one that uses it, also that of a graph's replays, as for
-// torch's own memory. A pause waits for the stream a tensor was made on and for those of its record_stream(); others belong into its fence.
-// While the region is paused, nothing may touch its tensors, and making one throws Error (VMMGRAPH_ERROR_WRONG_STATE).
+// A tensor keeps the region alive after the Region and the scope are gone, and is still paused and
+// resumed by tag. Any thread may free a tensor at any time, paused or not. Its bytes are reused
+// after the stream of creation, the streams of record_stream(), the default stream and torch's
+// current stream. Record every other user stream, also the stream of a graph's replays, as with
+// torch's own memory. A pause waits for the first two only; add others to its fence. While the
+// region is paused, nothing may touch its tensors, and making one throws Error
+// (VMMGRAPH_ERROR_WRONG_STATE).
 //
-// For what stays. What passes costs an event each, and its bytes serve nobody before the device has done what is before its end. What
-// libraries allocate in a scope and keep is the region's too and steps aside with it: but for torch's cuBLAS workspaces, which
-// leave it when the scope ends, let them set themselves up before, or in a DisableScope.
+// For long-lived tensors: a temporary costs one event, and its bytes are reused only after the
+// device's work before the free. Memory which a library allocates in a scope and keeps is paused
+// with the region, except torch's cuBLAS workspaces, which leave the region at the end of the
+// scope. Initialize libraries before the scope, or in a DisableScope.
 //
-// Out of memory is torch's own error, after torch's cache was emptied. Torch's statistics do not count blocks of regions; Region::stats()
-// does. They cannot be shared with another process. When there is no scope on a thread, an allocation costs it one load.
+// Out of memory is torch's own error, after emptying torch's cache. Region::stats() counts region
+// blocks; torch's statistics do not. Region tensors cannot be shared with another process. Without
+// a scope on the thread, an allocation costs one extra load.
 class VMMGRAPH_API RegionScope {
 public:
-    // `policy`: of all blocks made in it. Throws Error: VMMGRAPH_ERROR_INVALID_HANDLE for a region that was moved from,
-    // VMMGRAPH_ERROR_INVALID_ARGUMENT for one of the host driver, VMMGRAPH_ERROR_WRONG_STATE before install() or for what that refuses.
+    // `policy` applies to all blocks made in the scope. Throws Error: VMMGRAPH_ERROR_INVALID_HANDLE
+    // for a moved-from region, VMMGRAPH_ERROR_INVALID_ARGUMENT for the host driver,
+    // VMMGRAPH_ERROR_WRONG_STATE if install() was not called or would refuse.
     explicit RegionScope(const Region& region, Policy policy = Policy::inherit);
     RegionScope(const RegionScope&) = delete;
     RegionScope& operator=(const RegionScope&) = delete;
     ~RegionScope();
 
-    // Whether storages that this thread makes are blocks of a region now.
+    // Returns true if storages made by this thread are currently blocks of a region.
     [[nodiscard]] static bool active() noexcept;
 
 private:
@@ -56,8 +63,8 @@ private:
     std::unique_ptr<State> state_;
 };
 
-// While it lives, the RegionScopes around it on its thread do nothing: storages are torch's own. One inside it counts again. To be
-// destroyed on its thread.
+// Suspends the enclosing RegionScopes of its thread while alive: storages are torch's own. A
+// RegionScope inside counts again. Destroy on the same thread.
 class VMMGRAPH_API DisableScope {
 public:
     DisableScope() noexcept;

@@ -1,4 +1,4 @@
-//! A capture's blocks as torch's allocator calls for them, and what lies beside these: workspaces, and contents that are carried over a seal.
+//! Blocks of a capture for torch's allocator, with workspaces and preserved contents.
 
 use super::different;
 use crate::capi::{GuardedDrop, guarded, retain_of, space_of, stream_of, vmmgraph_space_t};
@@ -10,11 +10,12 @@ use crate::{space, torch, workspace};
 #[cxx::bridge(namespace = "vmmgraph::bridge")]
 mod ffi {
     extern "Rust" {
-        /// What `src/torch.rs` says, as C++ holds it.
+        /// See `src/torch.rs`.
         type VmmTorchAllocator;
-        /// The allocator of the space behind a C handle, whose blocks this keeps alive, and nothing else of it.
+        /// Returns the allocator of the space behind a C handle. Keeps the space's blocks alive,
+        /// not its graph.
         fn torch_allocator(space: usize) -> Result<Box<VmmTorchAllocator>>;
-        /// Allocates for a stream; the status, and the address in `block` if that is 0.
+        /// Allocates for a stream. Returns the status, and on success the address in `block`.
         fn allocate(
             allocator: &VmmTorchAllocator,
             bytes: usize,
@@ -22,73 +23,80 @@ mod ffi {
             kind: BlockKind,
             block: &mut usize,
         ) -> i32;
-        /// Whether other processes can be given the pages under its blocks.
+        /// Returns whether the pages of its blocks can be exported to other processes.
         fn is_shareable(allocator: &VmmTorchAllocator) -> bool;
-        /// Frees a block that the default stream and another one may still read; the status.
+        /// Frees a block which the default stream and `stream` may still read. Returns the status.
         fn release(allocator: &VmmTorchAllocator, block: usize, stream: usize) -> i32;
-        /// Whether its graphs are launched by replays only, from the beginning on; the status.
+        /// Declares whether graphs are launched by replays only, from the first launch on. Returns
+        /// the status.
         fn launch_by_replay_only(allocator: &VmmTorchAllocator, only: bool) -> i32;
-        /// Its short blocks are kept ones where those of earlier captures outlived them; the status.
+        /// Makes short blocks persistent where blocks of earlier captures were live-out. Returns
+        /// the status.
         fn keep_as_before(allocator: &VmmTorchAllocator) -> i32;
-        /// A stream that lasts was captured, on which blocks may be used; the status.
+        /// Declares a permanent stream of the capture, on which blocks may be used. Returns the
+        /// status.
         fn captured_on(allocator: &VmmTorchAllocator, stream: usize) -> i32;
 
         /// A workspace, or none.
         type Workspace;
-        /// None.
+        /// Returns no workspace.
         fn no_workspace() -> Box<Workspace>;
-        /// Makes one of so many bytes at least on the device of a space; the status.
+        /// Creates a workspace of at least `bytes` bytes on the device of a space. Returns the
+        /// status.
         fn make_workspace(workspace: &mut Workspace, allocator: &VmmTorchAllocator, bytes: usize) -> i32;
-        /// Its first address.
+        /// Returns the first address.
         fn workspace_address(workspace: &Workspace) -> usize;
-        /// Before a replay of the only space that was captured with it, on a stream that lasts or, with `anywhere`, on any from now on, which it says then:
-        /// it need not be asked again. The status.
+        /// Call before a replay on `stream` of the only space captured with the workspace; the
+        /// stream must be permanent. With `anywhere`, the replay may be on any stream. Sets
+        /// `anywhere` if later replays on any stream need no call. Returns the status.
         fn use_workspace(
             workspace: &Workspace,
             allocator: &VmmTorchAllocator,
             stream: usize,
             anywhere: &mut bool,
         ) -> i32;
-        /// Whether it can be used by any space of its arena, on any stream, from now on.
+        /// Returns whether any space of the arena may use the workspace on any stream from now on.
         fn keep_workspace(workspace: &Workspace) -> bool;
-        /// It goes behind the arena's replays so far; the status.
+        /// Frees the workspace after the arena's replays so far. Returns the status.
         fn leave_workspace(workspace: &Workspace, allocator: &VmmTorchAllocator) -> i32;
 
-        /// Blocks whose contents are carried over a seal, or none.
+        /// Blocks with contents preserved over a seal, or none.
         type Carry;
-        /// No blocks.
+        /// Returns no blocks.
         fn no_carry() -> Box<Carry>;
-        /// Before a seal by a policy of `VMMGRAPH_RETAIN_*`: until the end of `carry` every block stays where it is; the status.
+        /// Call before a seal with a policy of `VMMGRAPH_RETAIN_*`: until `carry` is dropped no
+        /// block is freed. Returns the status.
         fn begin_carry(carry: &mut Carry, allocator: &VmmTorchAllocator, retain: i32) -> i32;
-        /// Those under which the seal may exchange pages.
+        /// Returns the blocks whose pages the seal may replace.
         fn carried(carry: &Carry) -> Vec<CarriedBlock>;
-        /// Whether the address lies in the space, in a live block or not.
+        /// Returns whether the address is in the space, in a live block or not.
         fn contains(allocator: &VmmTorchAllocator, address: usize) -> bool;
-        /// Notes that a second stream uses a block; the status. `own` is the stream it was allocated
-        /// for if it is parked when it is freed, else 0.
+        /// Records a second stream of a block. Returns the status. Sets `own` to the block's
+        /// allocation stream if the block will be parked when freed, else to 0.
         fn record_stream(allocator: &VmmTorchAllocator, block: usize, stream: usize, own: &mut usize) -> i32;
-        /// Frees a parked block, on whose uses its own stream's next work depends; the status.
+        /// Frees a parked block, once later work of its own stream depends on all its uses. Returns
+        /// the status.
         fn free_parked(allocator: &VmmTorchAllocator, block: usize) -> i32;
     }
 
-    /// What a block of a capture is for.
+    /// Purpose of a block.
     enum BlockKind {
-        /// For what passes, or is retained by the seal.
+        /// Transient, or live-out at the seal.
         Local,
-        /// For what stays.
+        /// Persistent.
         Kept,
-        /// For what peers use too.
+        /// Peer-visible.
         Remote,
     }
 
-    /// A block whose contents are carried over a seal.
+    /// A block with contents preserved over a seal.
     struct CarriedBlock {
         address: usize,
         bytes: usize,
     }
 }
 
-/// The last tensor takes what is left of its space along, so its end is a call too.
+/// Dropping the last tensor may free the space, so the drop is guarded like a call.
 struct VmmTorchAllocator(GuardedDrop<torch::VmmTorchAllocator>);
 
 fn torch_allocator(space: usize) -> Result<Box<VmmTorchAllocator>> {
@@ -135,7 +143,7 @@ fn release(allocator: &VmmTorchAllocator, block: usize, stream: usize) -> i32 {
         || {
             let readers = [Stream::LEGACY, stream_of(stream as *mut _)];
             let freed = allocator.0.free(Address(block as u64), different(&readers));
-            // Torch frees in destructors, where nobody looks at a status.
+            // Torch frees in destructors, which ignore a status.
             freed.inspect_err(|error| tracing::warn!(%error, "torch freed something that is not ours"))
         },
     )
@@ -198,7 +206,7 @@ fn free_parked(allocator: &VmmTorchAllocator, block: usize) -> i32 {
     guarded(|| allocator.0.close_arena(), || allocator.0.free_parked(Address(block as u64)))
 }
 
-/// Its last owner may be an entry of torch's table, so its end is a call too.
+/// The last owner may be an entry of torch's table, so the drop is guarded like a call.
 struct Workspace(Option<GuardedDrop<workspace::Workspace>>);
 
 fn no_workspace() -> Box<Workspace> {
@@ -250,7 +258,7 @@ fn leave_workspace(workspace: &Workspace, allocator: &VmmTorchAllocator) -> i32 
     )
 }
 
-/// What was freed meanwhile goes at its end.
+/// Dropping frees the blocks freed in the meantime.
 struct Carry(Option<GuardedDrop<space::Carry>>);
 
 fn no_carry() -> Box<Carry> {

@@ -1,4 +1,5 @@
-//! What `cpp/torch` asks of a CUDA device, by its number; of one that is not open the answer is none.
+//! Requests of `cpp/torch` to a CUDA device, by number. A device which is not open answers 0 or
+//! false.
 
 use std::time::Duration;
 
@@ -12,24 +13,28 @@ use crate::units::Peers;
 #[cxx::bridge(namespace = "vmmgraph::bridge")]
 mod ffi {
     extern "Rust" {
-        /// The CUDA number of the device of the arena behind a C handle; -1 if another driver opened it.
+        /// Returns the CUDA number of the device of an arena (C handle); -1 if another driver
+        /// opened the device.
         fn cuda_device(arena: usize) -> Result<i32>;
-        /// Bytes of the free pages of a CUDA device, if it is open.
+        /// Returns the bytes of the device's free pages.
         fn idle_bytes(device: i32) -> u64;
-        /// Rings of a CUDA device, if it is open, that have units which stream; below 0: of the process's host device, which tests without a GPU have.
+        /// Returns the number of rings with streamed units. Below 0: of the process's host device,
+        /// for tests without a GPU.
         fn streaming_rings(device: i32) -> u64;
-        /// Gives back what nobody uses of a CUDA device, if it is open; bytes. Waits for nothing.
+        /// Returns unused memory to the driver without waiting. Returns the bytes.
         fn give_back(device: i32) -> u64;
-        /// As `give_back`, if the free pages come to more than so many bytes.
+        /// Like `give_back`, if the free pages exceed `bytes` bytes.
         fn give_back_above(device: i32, bytes: u64) -> u64;
-        /// Gives back what nobody uses of a CUDA device, if it is open, and asks reclaimers for what is missing of so many bytes; whether it is worth
-        /// trying again. Waits for the device no longer than so many milliseconds, and as long for what they gave.
+        /// Returns unused memory to the driver and asks reclaimers for the rest of `bytes`. Waits
+        /// up to `milliseconds` for the device, and as long for reclaimed memory. Returns whether a
+        /// retry may succeed.
         fn make_room(device: i32, bytes: u64, milliseconds: u64) -> bool;
-        /// Marks behind the last replays on a stream of a CUDA device, if it is open, before that is captured.
+        /// Marks the last replays on a stream before the stream is captured.
         fn mark_on(device: i32, stream: usize);
-        /// A capture of torch's own begins on a CUDA device, if that is open.
+        /// Reports the beginning of a capture by torch itself.
         fn note_capture(device: i32);
-        /// Lets a second CUDA device use all pages of one, also of arenas to come; the status.
+        /// Grants a second CUDA device access to all pages of a device, also of later arenas.
+        /// Returns the status.
         fn admit(device: i32, peer: i32) -> i32;
     }
 }
@@ -61,7 +66,7 @@ fn make_room(device: i32, bytes: u64, milliseconds: u64) -> bool {
 }
 
 fn mark_on(device: i32, stream: usize) {
-    // Whoever replays there next is told what stands in the way.
+    // The next replay on the stream reports the error.
     of_device(DriverChoice::CUDA, device, |device| drop(device.mark(stream_of(stream as *mut _))));
 }
 
@@ -74,7 +79,7 @@ fn admit(device: i32, peer: i32) -> i32 {
     guarded(|| (), || Device::admit_to(platform, device, Peers::one(peer)))
 }
 
-/// What a platform's device answers; 0 or no if it is not open.
+/// Asks an open device of a platform; default value if not open.
 fn of_device<T: Default>(choice: DriverChoice<'static>, device: i32, ask: impl FnOnce(&Device) -> T) -> T {
     let mut found = T::default();
     let DriverChoice::Named(platform) = choice else { return found };

@@ -1,4 +1,4 @@
-//! Blocks of an arena's eager work, as torch's allocator calls for them.
+//! Blocks of an arena's eager work for torch's allocator.
 
 use super::different;
 use crate::capi::{GuardedDrop, arena_of, guarded, stream_of, vmmgraph_arena_t};
@@ -9,20 +9,23 @@ use crate::units::{Address, Stream};
 #[cxx::bridge(namespace = "vmmgraph::bridge")]
 mod ffi {
     extern "Rust" {
-        /// The blocks of an arena's eager work, as C++ holds them for the tensors in them.
+        /// Eager blocks of an arena, held by their tensors.
         type EagerMemory;
 
-        /// A scope of eager work, or none.
+        /// An eager scope, or none.
         type EagerTurn;
-        /// The eager memory of the arena behind a C handle, whose blocks this keeps alive, and nothing else of it.
+        /// Returns the eager memory of the arena behind a C handle. Keeps its blocks alive, not the
+        /// arena.
         fn eager_memory(arena: usize) -> Result<Box<EagerMemory>>;
-        /// No scope.
+        /// Returns no scope.
         fn no_turn() -> Box<EagerTurn>;
-        /// Begins eager work on a stream, of at most so many bytes if it is `limited`; the status.
+        /// Begins eager work on a stream, of at most `bytes` bytes if `limited`. Returns the
+        /// status.
         fn begin_eager(turn: &mut EagerTurn, arena: usize, stream: usize, limited: bool, bytes: u64) -> i32;
-        /// Ends it, if it began and has not ended, on any thread; the status.
+        /// Ends an active scope, on any thread. Returns the status.
         fn end_eager(turn: &EagerTurn) -> i32;
-        /// Allocates in the scope under way on a stream, as a kept block or not; the status, and the address in `block` if that is 0.
+        /// Allocates in the active scope of a stream. Returns the status, and on success the
+        /// address in `block`.
         fn allocate_eager(
             memory: &EagerMemory,
             bytes: usize,
@@ -30,17 +33,18 @@ mod ffi {
             kept: bool,
             block: &mut usize,
         ) -> i32;
-        /// Frees a block that the default stream and another one may still read, if its scope is over; the status.
+        /// Frees a block which the default stream and `stream` may still read after its scope.
+        /// Returns the status.
         fn release_eager(memory: &EagerMemory, block: usize, stream: usize) -> i32;
-        /// Notes that a stream uses a block; the status.
+        /// Records a stream which uses a block. Returns the status.
         fn record_stream_eager(memory: &EagerMemory, block: usize, stream: usize) -> i32;
     }
 }
 
-/// The last tensor takes what is left of it along, so its end is a call too.
+/// Dropping the last tensor may free memory, so the drop is guarded like a call.
 struct EagerMemory(GuardedDrop<EagerBlocks>);
 
-/// An eager scope that has begun, and may have ended.
+/// An eager scope, active or ended.
 struct EagerTurn(Option<GuardedDrop<EagerEnd>>);
 
 fn eager_memory(arena: usize) -> Result<Box<EagerMemory>> {

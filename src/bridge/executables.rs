@@ -1,4 +1,4 @@
-//! Pools of executables and their graphs, as `cpp/torch/executables.cpp` holds them.
+//! Pools of executables and their graphs, for `cpp/torch/executables.cpp`.
 
 use std::sync::Arc;
 
@@ -11,49 +11,50 @@ use crate::executables::{self, Limits};
 #[cxx::bridge(namespace = "vmmgraph::bridge")]
 mod ffi {
     extern "Rust" {
-        /// A pool of executables, as C++ holds it.
+        /// A pool of executables.
         type ExecutablePool;
 
-        /// The graphs of one capture in it; empty before `add_graphs`.
+        /// Graphs of one capture in a pool; empty before `add_graphs`.
         type GraphTemplate;
-        /// A pool of the device of the arena behind a C handle. A limit of 0 is no limit.
+        /// Creates a pool for the device of the arena behind a C handle. A limit of 0 is no limit.
         fn executable_pool(arena: usize, max_graphs: usize, max_bytes: u64) -> Result<Box<ExecutablePool>>;
-        /// Changes its limits.
+        /// Sets the limits.
         fn set_executable_limits(pool: &ExecutablePool, max_graphs: usize, max_bytes: u64);
-        /// Its limits and counts.
+        /// Returns limits and counts.
         fn executable_stats(pool: &ExecutablePool) -> ExecutableStats;
-        /// Estimated bytes of device memory of so many executables with so many nodes in all.
+        /// Estimates the device bytes of `executables` executables with `nodes` nodes in total.
         fn expected_executable_bytes(pool: &ExecutablePool, executables: u64, nodes: u64) -> u64;
-        /// All of it in Prometheus's text format; labels are names and values in turn.
+        /// Returns all numbers in Prometheus's text format. `labels` alternates names and values.
         fn executable_prometheus(pool: &ExecutablePool, labels: &[&str]) -> String;
-        /// No graphs yet.
+        /// Returns a template without graphs.
         fn no_template() -> Box<GraphTemplate>;
-        /// Takes graphs (each a cudaGraph_t) into the pool; the status. They outlive the template.
+        /// Adds graphs (each a cudaGraph_t), which must outlive the template. Returns the status.
         fn add_graphs(
             captured: &mut GraphTemplate,
             pool: &ExecutablePool,
             graphs: &[usize],
             pinned: bool,
         ) -> i32;
-        /// The executables (each a cudaGraphExec_t) to launch, before `launched`; the status.
+        /// Returns the executables (each a cudaGraphExec_t) to launch before `launched`. Returns
+        /// the status.
         fn acquire(captured: &GraphTemplate, executables: &mut [usize]) -> i32;
-        /// They were launched.
+        /// Ends `acquire` after the launch.
         fn launched(captured: &GraphTemplate);
-        /// Instantiates ahead of a replay, if the limits leave room; the status.
+        /// Instantiates ahead of a replay if the limits permit. Returns the status.
         fn instantiate(captured: &GraphTemplate, instantiated: &mut bool) -> i32;
-        /// Its executables are never evicted from now on.
+        /// Never evicts the executables from now on.
         fn pin(captured: &GraphTemplate);
-        /// Hints that it launches soon; whether it has executables.
+        /// Hints at an imminent launch. Returns whether executables exist.
         fn touch(captured: &GraphTemplate) -> bool;
-        /// Whether it has executables.
+        /// Returns whether executables exist.
         fn is_instantiated(captured: &GraphTemplate) -> bool;
-        /// Estimated bytes of device memory of its executables.
+        /// Estimates the device bytes of the executables.
         fn executable_bytes(captured: &GraphTemplate) -> u64;
-        /// Nodes of its graphs.
+        /// Returns the number of nodes of the graphs.
         fn template_nodes(captured: &GraphTemplate) -> u64;
     }
 
-    /// Limits of a pool of executables (0: none), its contents, and events.
+    /// Limits (0: none), contents and event counts of a pool.
     struct ExecutableStats {
         max_graphs: usize,
         max_bytes: u64,
@@ -71,10 +72,10 @@ mod ffi {
     }
 }
 
-/// Its end destroys executables, which is a call too.
+/// The drop destroys executables, so it is guarded like a call.
 struct ExecutablePool(GuardedDrop<Arc<executables::ExecutablePool>>);
 
-/// What closes a template's pool after a panic, and the template.
+/// A template; its pool is closed after a panic.
 struct GraphTemplate(Option<GuardedDrop<executables::GraphTemplate>>);
 
 fn limits(max_graphs: usize, max_bytes: u64) -> Limits {
@@ -158,7 +159,8 @@ fn add_graphs(captured: &mut GraphTemplate, pool: &ExecutablePool, graphs: &[usi
     guarded(
         || pool.0.close(),
         || {
-            // SAFETY: cpp/torch gives the graphs of captures that have ended, which it keeps longer than the template.
+            // SAFETY: cpp/torch passes graphs of finished captures and keeps them longer than the
+            // template.
             let graphs: Vec<Graph> =
                 graphs.iter().map(|graph| unsafe { Graph::from_raw(*graph as u64) }).collect();
             // SAFETY: as above.
@@ -168,7 +170,7 @@ fn add_graphs(captured: &mut GraphTemplate, pool: &ExecutablePool, graphs: &[usi
     )
 }
 
-/// A call with what is behind a template, if there is something.
+/// Runs `call` on the template, if any.
 fn with_template<T>(
     captured: &GraphTemplate,
     call: impl FnOnce(&executables::GraphTemplate) -> Result<T>,

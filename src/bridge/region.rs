@@ -1,4 +1,4 @@
-//! A region's blocks, as torch's allocator calls for them.
+//! Blocks of a region for torch's allocator.
 
 use std::sync::Arc;
 
@@ -11,13 +11,14 @@ use crate::units::{Address, Stream};
 #[cxx::bridge(namespace = "vmmgraph::bridge")]
 mod ffi {
     extern "Rust" {
-        /// A region, as C++ holds it for the tensors in it.
+        /// A region, held by its tensors.
         type TorchRegion;
-        /// The region behind a C handle, which this keeps alive.
+        /// Returns the region behind a C handle and keeps the region alive.
         fn torch_region(region: usize) -> Result<Box<TorchRegion>>;
-        /// The CUDA number of its device; -1 if another driver opened it.
+        /// Returns the CUDA number of the device; -1 if another driver opened the device.
         fn cuda_device_of(region: &TorchRegion) -> i32;
-        /// Allocates for a stream, by a policy of `VMMGRAPH_POLICY_*`; the status, and the address in `block` if that is 0.
+        /// Allocates for a stream with a policy of `VMMGRAPH_POLICY_*`. Returns the status, and on
+        /// success the address in `block`.
         fn allocate_in_region(
             region: &TorchRegion,
             bytes: usize,
@@ -25,14 +26,14 @@ mod ffi {
             stream: usize,
             block: &mut usize,
         ) -> i32;
-        /// Frees a block that the default stream and another one may still read; the status.
+        /// Frees a block which the default stream and `stream` may still read. Returns the status.
         fn release_to_region(region: &TorchRegion, block: usize, stream: usize) -> i32;
-        /// Notes that a stream uses a block; the status.
+        /// Records a stream which uses a block. Returns the status.
         fn record_stream_in_region(region: &TorchRegion, block: usize, stream: usize) -> i32;
     }
 }
 
-/// The last tensor takes a region along whose handle is gone, so its end is a call too.
+/// Dropping the last tensor may free the region, so the drop is guarded like a call.
 struct TorchRegion(GuardedDrop<Arc<Region>>);
 
 fn torch_region(region: usize) -> Result<Box<TorchRegion>> {
@@ -69,7 +70,8 @@ fn release_to_region(region: &TorchRegion, block: usize, stream: usize) -> i32 {
         || (),
         || {
             let (at, readers) = (Address(block as u64), [Stream::LEGACY, stream_of(stream as *mut _)]);
-            // A program may drop a tensor right after work that reads it: torch's own memory stays mapped, and so must this.
+            // A program may drop a tensor right after submitting work on the tensor. The memory
+            // stays mapped, as torch's own does.
             let noted = different(&readers).iter().try_for_each(|reader| region.0.record_stream(at, *reader));
             let freed = noted.and_then(|()| region.0.free(at));
             freed.inspect_err(|error| tracing::warn!(%error, "torch freed something that is not ours"))

@@ -1,4 +1,4 @@
-//! Accounts: budgets in a tree, for tenants and models.
+//! Accounts in C: a tree of budgets for tenants and models.
 
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
@@ -13,50 +13,52 @@ use super::text::text;
 use crate::Device;
 use crate::pages::{Account, Limits};
 
-/// Never defined: a vmmgraph_account_t is a key, not an address.
+/// Opaque; never defined.
 pub struct vmmgraph_account {
     _private: (),
 }
 
-/// A budget in the device's tree, for a tenant or a model: what arenas, regions, elastic memory and rings below it hold counts toward it and toward
-/// those above it. Calls with it are thread-safe.
+/// Account: a budget in the device's account tree, for a tenant or a model. Memory of arenas,
+/// regions, elastic memory and rings is charged to their account and to all accounts above.
 pub type vmmgraph_account_t = *mut vmmgraph_account;
 
-/// How to make an account. Zero everything, then set struct_size and what differs from the default; 0 is the default.
+/// Options of vmmgraph_account_create.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_account_options_t {
     /// sizeof(vmmgraph_account_options_t).
     pub struct_size: usize,
-    /// The account that it is below, of the same device; null: the device's.
+    /// Parent account on the same device; null: the device's account.
     pub above: vmmgraph_account_t,
-    /// The most that may count toward it; 0: no limit but those above.
+    /// Limit in bytes; 0: none.
     pub budget_bytes: u64,
-    /// What it is sure to get, which counts toward those above whether it is used or not. Guaranteed only below one that has a budget.
+    /// Guaranteed bytes, charged to the accounts above whether used or not. The guarantee holds
+    /// only below an account with a limit.
     pub least_bytes: u64,
 }
 
-/// What counts toward an account now.
+/// Statistics of an account.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_account_stats_t {
     /// Set to sizeof(vmmgraph_account_stats_t) before the call.
     pub struct_size: usize,
-    /// Bytes of what is below it, of each at least what that is sure to get, and of what the driver is being asked for.
+    /// Bytes charged: memory of the account and of accounts below, each at least its guaranteed
+    /// bytes, and memory being requested from the driver.
     pub charged_bytes: u64,
-    /// Its byte budget; 0: none.
+    /// Byte budget; 0: none.
     pub budget_bytes: u64,
-    /// Bytes that it is sure to get.
+    /// Guaranteed bytes.
     pub least_bytes: u64,
 }
 
-/// An account, and the device that it keeps open.
+/// An account, and a reference which keeps the device open.
 pub(super) struct Budget {
     account: Account,
     device: Arc<Device>,
 }
 
-/// Runs `then` with the account behind a handle; null: with none, which is the device's.
+/// Runs `then` with the account of a handle; `None` for null, which is the device's account.
 pub(super) fn with_account<R>(
     handle: vmmgraph_account_t,
     then: impl FnOnce(Option<&Account>) -> Result<R, Failure>,
@@ -65,11 +67,13 @@ pub(super) fn with_account<R>(
     then(budget.as_ref().map(|budget| &budget.account))
 }
 
-/// Makes an account, named by `label` in messages; others may have the same. `options` may be null. VMMGRAPH_ERROR_OVER_BUDGET if those above have no room
-/// for its least. The account keeps the device open.
+/// Creates an account. Messages name the account by `label`, which need not be unique. `options`
+/// may be null. VMMGRAPH_ERROR_OVER_BUDGET if the accounts above have no room for the guaranteed
+/// bytes.
 ///
 /// # Safety
-/// `label` is null or a zero-terminated string; `options` is null or points to a struct whose struct_size is set; `account` is null or writable.
+/// `label` is null or a zero-terminated string; `options` is null or points to a struct with
+/// struct_size set; `account` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_account_create(
     device: vmmgraph_device_t,
@@ -93,14 +97,14 @@ pub unsafe extern "C" fn vmmgraph_account_create(
     })
 }
 
-/// Ends the handle. What is below the account keeps it, with its limits as they are then.
+/// Destroys the handle. Objects below the account keep it, with its current limits.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_account_destroy(account: vmmgraph_account_t) -> vmmgraph_status_t {
     guard(|| remove::<Budget, _>(account).map(drop))
 }
 
-/// Sets its limits, as in its options. Nothing is taken away: with less than is held, every page that is missing is refused until enough
-/// is given back; a least for which there is no room above holds too, and refuses others.
+/// Sets the limit and the guaranteed bytes, as in vmmgraph_account_options_t. A guarantee beyond
+/// the room of the accounts above also takes effect: other accounts are then refused memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_account_set_limits(
     account: vmmgraph_account_t,
@@ -114,10 +118,10 @@ pub extern "C" fn vmmgraph_account_set_limits(
     })
 }
 
-/// What counts toward it now.
+/// Writes the account's current statistics.
 ///
 /// # Safety
-/// `stats` is null or points to a struct whose struct_size is set.
+/// `stats` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_account_stats(
     account: vmmgraph_account_t,
@@ -138,8 +142,8 @@ pub unsafe extern "C" fn vmmgraph_account_stats(
     })
 }
 
-/// As vmmgraph_device_add_reclaimer, for memory that counts toward this account: asked where its own budget is short, one above it or the device, and
-/// not where only one below it is.
+/// As vmmgraph_device_add_reclaimer, for memory charged to this account. Called if the budget of
+/// this account, of an account above or of the device is short, and not if only a budget below is.
 ///
 /// # Safety
 /// As vmmgraph_device_add_reclaimer.

@@ -1,4 +1,5 @@
-//! When to commit, and what stays: decisions without memory, a clock or a thread.
+//! Policies in C: commits ahead of need, and memory mapped between steps. Without memory, clock or
+//! thread.
 
 use super::guard::{guard, out};
 use super::locked::{create, destroy, with};
@@ -6,31 +7,34 @@ use super::memory::write_number;
 use super::status::vmmgraph_status_t;
 use crate::policy::{Ahead, PreCommit, Standing, Watermarks};
 
-/// Never defined: a vmmgraph_pre_commit_t is a key, not an address.
+/// Opaque; never defined.
 pub struct vmmgraph_pre_commit {
     _private: (),
 }
 
-/// When to commit ahead of need, and when to give back. It has no clock and no thread. Calls with it are thread-safe.
+/// Pre-commit policy: when to commit ahead of need, and when to release. Has no clock and no
+/// thread.
 pub type vmmgraph_pre_commit_t = *mut vmmgraph_pre_commit;
 
-/// Nothing is to be done.
+/// Do nothing.
 pub const VMMGRAPH_AHEAD_NOTHING: i32 = 0;
-/// So many more blocks are to be committed.
+/// Commit more blocks.
 pub const VMMGRAPH_AHEAD_COMMIT: i32 = 1;
-/// The memory of so many free blocks is to be given back.
+/// Release the memory of free blocks.
 pub const VMMGRAPH_AHEAD_GIVE_BACK: i32 = 2;
 
-/// Never defined: a vmmgraph_standing_t is a key, not an address.
+/// Opaque; never defined.
 pub struct vmmgraph_standing {
     _private: (),
 }
 
-/// How much of what steps used stays mapped between them. Calls with it are thread-safe.
+/// Residency policy: how much of the memory used by steps stays mapped between steps.
 pub type vmmgraph_standing_t = *mut vmmgraph_standing;
 
-/// Makes a policy: with fewer than `low` free blocks, as many are committed as make `high`; what is beyond that is given back once there was
-/// too much for `residence` steps. Demand that was seen lately is added to both marks for `lead` steps, which is how long a commit may take.
+/// Creates a pre-commit policy. Below `low` free blocks, commits up to `high`. Blocks beyond `high`
+/// are released after an excess of `residence` steps. Both marks rise by the recent demand for
+/// `lead` steps, the duration of a commit in steps. VMMGRAPH_ERROR_INVALID_ARGUMENT if `low` is
+/// above `high`.
 ///
 /// # Safety
 /// `policy` is null or writable.
@@ -46,14 +50,15 @@ pub unsafe extern "C" fn vmmgraph_pre_commit_create(
     unsafe { create(policy, || PreCommit::new(Watermarks { low, high }, lead, residence)) }
 }
 
-/// Ends a handle, and with it the policy.
+/// Destroys the policy.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_pre_commit_destroy(policy: vmmgraph_pre_commit_t) -> vmmgraph_status_t {
     destroy::<PreCommit, _>(policy)
 }
 
-/// What to do before step number `step`, which never falls: `free` blocks are backed and unused, `coming` are being committed, and `granted`
-/// were handed out since the last call. `action` is one of VMMGRAPH_AHEAD_*, for `blocks` blocks.
+/// Returns the action before step `step`, which never decreases. `free` blocks are backed and
+/// unused, `coming` blocks are being committed, and `granted` blocks were handed out since the last
+/// call. `action` receives one of VMMGRAPH_AHEAD_*, `blocks` the number of blocks.
 ///
 /// # Safety
 /// `action` and `blocks` are null or writable.
@@ -80,8 +85,9 @@ pub unsafe extern "C" fn vmmgraph_pre_commit_step(
     })
 }
 
-/// Makes a policy for memory that comes and goes with steps: what one of the last `residence` steps used stays, and so does less than one in
-/// `gap` parts too much. VMMGRAPH_ERROR_INVALID_ARGUMENT for a gap of 0.
+/// Creates a residency policy. The largest use of the last `residence` steps stays mapped; an
+/// excess below 1/`gap` of the held amount also stays. VMMGRAPH_ERROR_INVALID_ARGUMENT for a gap of
+/// 0.
 ///
 /// # Safety
 /// `standing` is null or writable.
@@ -95,13 +101,13 @@ pub unsafe extern "C" fn vmmgraph_standing_create(
     unsafe { create(standing, || Standing::new(residence, gap)) }
 }
 
-/// Ends a handle, and with it the policy.
+/// Destroys the policy.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_standing_destroy(standing: vmmgraph_standing_t) -> vmmgraph_status_t {
     destroy::<Standing, _>(standing)
 }
 
-/// Step number `step`, which never falls, uses so much, in any unit.
+/// Records the amount used by step `step`, which never decreases. The unit is the caller's choice.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_standing_used(
     standing: vmmgraph_standing_t,
@@ -111,7 +117,8 @@ pub extern "C" fn vmmgraph_standing_used(
     guard(|| with(standing, |standing: &mut Standing| standing.used(step, amount)))
 }
 
-/// At a step that holds so much: how much is to stay, and how much may be given back (0: nothing). Either pointer may be null.
+/// Returns the amount to keep (`wanted`) and the amount to release (`spare`; 0: nothing) at a step
+/// which holds `held`. Either pointer may be null.
 ///
 /// # Safety
 /// `wanted` and `spare` are null or writable.

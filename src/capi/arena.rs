@@ -1,4 +1,4 @@
-//! Arenas.
+//! Arenas in C: options, budget, statistics, current space.
 
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
@@ -13,103 +13,115 @@ use super::text::{copy_text, text};
 use crate::error::Error;
 use crate::{Address, Device, Options, Peers, RetainPolicy, SharedVmmAllocator, Stream};
 
-/// Never defined: a vmmgraph_arena_t is a key, not an address.
+/// Opaque; never defined.
 pub struct vmmgraph_arena {
     _private: (),
 }
 
-/// An arena: physical pages shared by graphs that never run at the same time. Calls with it are thread-safe.
+/// Arena: physical pages shared by graphs which never run at the same time.
 pub type vmmgraph_arena_t = *mut vmmgraph_arena;
 
-/// The arena's policy; in an arena's options: VMMGRAPH_RETAIN_OWN_PAGES.
+/// The arena's policy. In arena options: VMMGRAPH_RETAIN_OWN_PAGES.
 pub const VMMGRAPH_RETAIN_DEFAULT: i32 = 0;
-/// Blocks that are live at the seal move to pages of their own: other graphs never touch them.
+/// Live-out blocks (live at the seal) get pages private to the space: other graphs never overwrite
+/// the contents.
 pub const VMMGRAPH_RETAIN_OWN_PAGES: i32 = 1;
-/// Blocks that are live at the seal stay on shared pages: the next replay of another graph may overwrite them.
+/// Live-out blocks stay on shared pages: the next replay of another graph may overwrite the
+/// contents.
 pub const VMMGRAPH_RETAIN_SHARED_PAGES: i32 = 2;
-/// The pages of blocks that are live at the seal become the space's own as they are, and none is exchanged for another; where another
-/// space, or another part of this one, shows such a page, the seal is VMMGRAPH_ERROR_WRONG_STATE. For captures of whose pages somebody
-/// else has taken hold, as NCCL does when it registers the buffers of captured collectives.
+/// Pages of live-out blocks become private to the space, and no page is replaced. The seal fails
+/// with VMMGRAPH_ERROR_WRONG_STATE if another space, or another part of this space, maps one of
+/// these pages. For captures with pages registered elsewhere: NCCL registers the buffers of
+/// captured collectives.
 pub const VMMGRAPH_RETAIN_IN_PLACE: i32 = 3;
-/// As VMMGRAPH_RETAIN_OWN_PAGES, but for remote blocks, which stay where they are, on shared pages: the next replay of another graph may overwrite
-/// them. For peers that were told of their pages during the capture.
+/// As VMMGRAPH_RETAIN_OWN_PAGES, except for peer-visible (remote) blocks. These stay on shared
+/// pages: the next replay of another graph may overwrite the contents. For peers which learned the
+/// pages during the capture.
 pub const VMMGRAPH_RETAIN_SHARED_REMOTE: i32 = 4;
 
-/// Fills the shared pages of a space before each of its replays, so that a graph which relies on what is left there shows. Also on
-/// with VMMGRAPH_POISON=1 in the environment.
+/// Fills the shared pages of a space before each replay, which exposes graphs depending on leftover
+/// contents. Also enabled by VMMGRAPH_POISON=1 in the environment.
 pub const VMMGRAPH_ARENA_POISON: i32 = 1;
-/// Blocks remember when and by which call stack they were allocated, for vmmgraph_space_blocks_json. Also on with
-/// VMMGRAPH_TRACE_BLOCKS=1 in the environment.
+/// Records the age and the allocating call stack of every block for vmmgraph_space_blocks_json.
+/// Also enabled by VMMGRAPH_TRACE_BLOCKS=1 in the environment.
 pub const VMMGRAPH_ARENA_TRACE_BLOCKS: i32 = 2;
-/// Replays and eager scopes on another stream or another thread than the first one's are VMMGRAPH_ERROR_WRONG_STATE before anything of them is
-/// prepared or recorded, until vmmgraph_arena_lift_serial. For ranks that work together: the waits between streams that order an arena's
-/// replays can deadlock ranks that replay in different orders.
+/// Refuses replays and eager scopes on any stream or thread other than the first one's with
+/// VMMGRAPH_ERROR_WRONG_STATE, before preparing or recording any work, until
+/// vmmgraph_arena_lift_serial. For ranks which work together: the stream waits between an arena's
+/// replays can deadlock ranks replaying in different orders.
 pub const VMMGRAPH_ARENA_SERIAL: i32 = 4;
-/// Each replay is noted, for ranks to compare what they launched by vmmgraph_arena_compare_order. Also on with VMMGRAPH_CHECK_ORDER=1 in the
-/// environment.
+/// Records every replay, for ranks to compare by vmmgraph_arena_compare_order. Also enabled by
+/// VMMGRAPH_CHECK_ORDER=1 in the environment.
 pub const VMMGRAPH_ARENA_CHECK_ORDER: i32 = 8;
 
-/// How to make an arena. Zero everything, then set struct_size and what differs from the default; 0 is the default.
+/// Options of vmmgraph_arena_create.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_arena_options_t {
     /// sizeof(vmmgraph_arena_options_t).
     pub struct_size: usize,
-    /// Bytes of a small page, a power of two; 0: 2 MiB, or the device's granularity if that is larger.
+    /// Bytes of a small page, a power of two; 0: 2 MiB or the device's granularity, whichever is
+    /// larger.
     pub small_page_bytes: u64,
-    /// Bytes of a large page, a multiple of the small one; 0: as expected_bytes says.
+    /// Bytes of a large page, a multiple of the small page; 0: derived from expected_bytes.
     pub large_page_bytes: u64,
     /// One of VMMGRAPH_RETAIN_*.
     pub retain: i32,
-    /// Any of VMMGRAPH_ARENA_*, added up.
+    /// Sum of VMMGRAPH_ARENA_* flags.
     pub flags: i32,
-    /// The most bytes of physical memory the arena may hold; 0: no limit but the device's. See vmmgraph_arena_set_budget.
+    /// Limit in bytes of the arena's physical memory; 0: none. See vmmgraph_arena_set_budget.
     pub budget_bytes: u64,
-    /// Bytes of addresses that the current space (vmmgraph_arena_allocate) has from its beginning on; 0: addresses are reserved as they
-    /// are needed. Rounded up to what the device reserves in.
+    /// Bytes of addresses reserved at creation for the current space (vmmgraph_arena_allocate),
+    /// rounded up to the device's granularity; 0: reserved on demand.
     pub reserve_bytes: u64,
-    /// About how many bytes the hungriest graph has live at once, which says how large the large pages are: the largest power of two
-    /// that is at most a forty-eighth of it, but no less than a small page and no more than 16 MiB; 32 MiB from 8 GiB on. 0: not known,
-    /// 16 MiB or the small page's bytes, whichever is larger.
+    /// Approximate peak of live bytes of the largest graph; sets the size of large pages. A large
+    /// page has the largest power of two up to 1/48 of expected_bytes, at least a small page and at
+    /// most 16 MiB; 32 MiB if expected_bytes is 8 GiB or more. 0: unknown; 16 MiB or a small page,
+    /// whichever is larger.
     pub expected_bytes: u64,
-    /// Other devices of the platform that may read and write the arena's pages, added up: 1 << n for device n, below 64. Every map
-    /// costs more for each. The arena's own counts for nothing; one without peer access is VMMGRAPH_ERROR_INVALID_ARGUMENT.
+    /// Other devices of the platform with read and write access to the arena's pages: sum of 1 << n
+    /// for each device n, n < 64. Each makes every map slower. The arena's own device is ignored. A
+    /// device without peer access is VMMGRAPH_ERROR_INVALID_ARGUMENT.
     pub peers: u64,
-    /// What vmmgraph_device_pause and vmmgraph_device_resume find the arena by, zero-terminated; null: only when they are asked for
-    /// everything.
+    /// Tag for vmmgraph_device_pause and vmmgraph_device_resume. Null: only calls without tags
+    /// include the arena.
     pub tag: *const c_char,
-    /// Bytes that it is sure to get, out of the device's budget: so much of what it has is never lent either.
+    /// Guaranteed bytes (see vmmgraph_account_options_t). This many bytes of the arena are never
+    /// lent.
     pub least_bytes: u64,
-    /// As peers, for the pages of remote and exclusive blocks only: all that other devices read of a collective. What else the arena maps costs no more
-    /// then.
+    /// As peers, but only for pages of peer-visible (remote) and private (exclusive) blocks, which
+    /// is enough for collectives. Maps of other pages do not become slower.
     pub remote_peers: u64,
-    /// The account that its own is below, of the same device: a tenant's, a model's; null: the device's. It need not stay.
+    /// Parent of the arena's own account, on the same device; null: the device's account.
     pub account: vmmgraph_account_t,
 }
 
-/// What an arena holds.
+/// Statistics of an arena.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_arena_stats_t {
     /// Set to sizeof(vmmgraph_arena_stats_t) before the call.
     pub struct_size: usize,
-    /// Bytes of physical memory: shared, retained, kept and exclusive pages.
+    /// Bytes of physical memory: shared pages, and pages of live-out (retained), persistent (kept)
+    /// and private (exclusive) blocks.
     pub physical_bytes: u64,
     /// Bytes of shared pages.
     pub shared_bytes: u64,
-    /// Bytes of the device's free pages, which no space maps and whoever asks next gets; trim gives them back.
+    /// Bytes of the device's free pages: mapped nowhere, used by the next allocation, released by a
+    /// trim.
     pub free_bytes: u64,
-    /// Bytes of pages that belong to single spaces.
+    /// Bytes of pages private to single spaces.
     pub retained_bytes: u64,
-    /// Bytes of addresses reserved.
+    /// Bytes of reserved addresses.
     pub reserved_bytes: u64,
-    /// Bytes of addresses with a page behind them; a page that shows n times counts n times.
+    /// Bytes of mapped addresses; a page mapped n times counts n times.
     pub mapped_bytes: u64,
     /// Bytes of live blocks.
     pub live_bytes: u64,
-    /// The most bytes that any one space has needed: live at once, or handed out in a current space.
+    /// Largest demand of any one space in bytes: peak of live bytes, or bytes handed out in a
+    /// current space.
     pub high_water_bytes: u64,
-    /// Where the next block of the current space (vmmgraph_arena_allocate) goes, in bytes from its beginning.
+    /// Offset in bytes of the next block in the current space (vmmgraph_arena_allocate).
     pub current_offset_bytes: u64,
     /// Live blocks.
     pub blocks: u64,
@@ -117,25 +129,26 @@ pub struct vmmgraph_arena_stats_t {
     pub spaces: u64,
     /// Shared pages.
     pub shared_pages: u64,
-    /// Bytes of pages for kept blocks.
+    /// Bytes of pages for persistent (kept) blocks.
     pub kept_bytes: u64,
-    /// 1 if an internal error closed the arena, which can only be destroyed then; else 0.
+    /// 1 if an internal error closed the arena, else 0. A closed arena can only be destroyed.
     pub closed: u64,
-    /// Bytes that count toward the budget: physical_bytes, and what the driver is being asked for.
+    /// Bytes charged to the budget: physical_bytes, and memory being requested from the driver.
     pub charged_bytes: u64,
-    /// The byte budget; 0: none.
+    /// Byte budget; 0: none.
     pub budget_bytes: u64,
-    /// Replays that were launched.
+    /// Replays launched so far.
     pub replays: u64,
-    /// 1 if it is paused, else 0.
+    /// 1 if the arena is paused, else 0.
     pub paused: u64,
-    /// Bytes of exclusive blocks (vmmgraph_arena_allocate_exclusive), which are no blocks of a space.
+    /// Bytes of private (exclusive) blocks (vmmgraph_arena_allocate_exclusive), which belong to no
+    /// space.
     pub exclusive_bytes: u64,
-    /// Of the shared bytes, those that are on lease (vmmgraph_arena_lend).
+    /// Bytes of shared pages on lease (vmmgraph_arena_lend), part of shared_bytes.
     pub lent_bytes: u64,
 }
 
-/// The policy of a number; `None`: the one that holds anyway.
+/// Converts a policy number; `None` for VMMGRAPH_RETAIN_DEFAULT.
 pub(crate) fn retain_of(retain: i32) -> crate::error::Result<Option<RetainPolicy>> {
     match retain {
         VMMGRAPH_RETAIN_DEFAULT => Ok(None),
@@ -162,15 +175,17 @@ fn flags(given: i32) -> Result<i32, Failure> {
     Err(Error::InvalidArgument { what: "flags", value: i128::from(given), expected }.into())
 }
 
-/// The stream that C names.
+/// Converts a stream from C.
 ///
-/// The functions that use it ask their callers that it exists; those that only note it, for as long as they say.
+/// The C functions document how long their stream must exist: during the call, or longer for a
+/// recorded stream.
 pub(crate) fn stream_of(handle: *mut c_void) -> Stream {
-    // SAFETY: the contract of every C function that takes a stream: `vmmgraph_space_replay`, `vmmgraph_space_record_stream`.
+    // SAFETY: the contract of every C function with a stream argument: `vmmgraph_space_replay`,
+    // `vmmgraph_space_record_stream`.
     unsafe { Stream::from_raw(handle as u64) }
 }
 
-/// What C calls a policy.
+/// Returns the C number of a policy.
 pub(super) fn policy_number(policy: RetainPolicy) -> i32 {
     match policy {
         RetainPolicy::Retain => VMMGRAPH_RETAIN_OWN_PAGES,
@@ -180,7 +195,7 @@ pub(super) fn policy_number(policy: RetainPolicy) -> i32 {
     }
 }
 
-/// Runs a body with the arena behind a handle; a panic closes that arena.
+/// Runs a body with the arena of a handle. A panic closes the arena.
 pub(super) fn with(
     arena: vmmgraph_arena_t,
     body: impl FnOnce(&Arc<SharedVmmAllocator>) -> Result<(), Failure>,
@@ -198,11 +213,13 @@ pub(super) fn with(
     })
 }
 
-/// Makes an arena on a device. `options` may be null. The arena keeps the device open.
+/// Creates an arena on a device. `options` may be null. VMMGRAPH_ERROR_INVALID_SIZE if a page size
+/// does not fit the device. VMMGRAPH_ERROR_OVER_BUDGET if the accounts above have no room for the
+/// guaranteed bytes.
 ///
 /// # Safety
-/// `options` is null or points to a struct whose struct_size is set, its tag null or a zero-terminated string; `arena` is null or
-/// writable.
+/// `options` is null or points to a struct with struct_size set and a null or zero-terminated tag;
+/// `arena` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_arena_create(
     device: vmmgraph_device_t,
@@ -241,14 +258,15 @@ pub unsafe extern "C" fn vmmgraph_arena_create(
     })
 }
 
-/// Ends a handle. The arena's spaces stay until they are destroyed; its pages go when no space needs them.
+/// Destroys the arena. Its spaces stay until destroyed; its pages are freed once no space needs
+/// any.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_arena_destroy(arena: vmmgraph_arena_t) -> vmmgraph_status_t {
     guard(|| remove::<SharedVmmAllocator, _>(arena).map(drop))
 }
 
-/// Gives back to the driver what nobody uses, on the whole device: waits for the arena's replays launched so far and for what was
-/// unmapped behind others, and gives back the device's free pages. `released` (may be null) receives their bytes.
+/// Waits for the arena's replays and for pending unmaps, then releases all free pages of the device
+/// to the driver. `released` (may be null) receives their bytes.
 ///
 /// # Safety
 /// `released` is null or writable.
@@ -267,10 +285,9 @@ pub unsafe extern "C" fn vmmgraph_arena_trim(
     })
 }
 
-/// Limits the bytes of physical memory that the arena's pages take: shared ones, those of its spaces, and those of kept and exclusive blocks; 0: no
-/// limit but the device's. Nothing is taken away: with less than is held, every page that is missing is refused with
-/// VMMGRAPH_ERROR_OVER_BUDGET until enough spaces were destroyed. Exact with any number of threads. Pages that no space maps do not count:
-/// they are the device's. Before an allocation or a seal fails, it waits a moment for what only waits for the device.
+/// Limits the arena's physical memory in bytes; 0: no limit. Exact with any number of threads.
+/// Covers shared pages, pages of the arena's spaces, and pages of persistent (kept) and private
+/// (exclusive) blocks. Free pages count for the device only.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_arena_set_budget(arena: vmmgraph_arena_t, bytes: u64) -> vmmgraph_status_t {
     with(arena, |arena| {
@@ -279,16 +296,17 @@ pub extern "C" fn vmmgraph_arena_set_budget(arena: vmmgraph_arena_t, bytes: u64)
     })
 }
 
-/// Orders everything replayed so far for good: the stream of the last replay may be captured or destroyed afterwards.
+/// Records an event after all replays so far: the stream of the last replay, and streams recorded
+/// for freed blocks, may be captured or destroyed afterwards.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_arena_mark(arena: vmmgraph_arena_t) -> vmmgraph_status_t {
     with(arena, |arena| Ok(arena.mark()?))
 }
 
-/// What the arena holds now.
+/// Writes the arena's current statistics.
 ///
 /// # Safety
-/// `stats` is null or points to a struct whose struct_size is set.
+/// `stats` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_arena_stats(
     arena: vmmgraph_arena_t,
@@ -325,7 +343,8 @@ pub unsafe extern "C" fn vmmgraph_arena_stats(
     })
 }
 
-/// The arena, its spaces, their blocks and the device's pages as one JSON object. Copies as vmmgraph_last_error_message does.
+/// Copies the statistics of the arena, its spaces, their blocks and the device's pages as one JSON
+/// object.
 ///
 /// # Safety
 /// `buffer` is null or points to `capacity` writable bytes; `needed` is null or writable.
@@ -343,14 +362,14 @@ pub unsafe extern "C" fn vmmgraph_arena_stats_json(
     })
 }
 
-/// Seals the current space, if there is one, and opens the next: for engines whose captures are strictly serial. Blocks of
-/// earlier spaces stay valid until the arena is destroyed.
+/// Seals the current space, if any, and opens the next. For engines whose captures are strictly
+/// serial. Blocks of earlier spaces stay valid until the arena is destroyed.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_arena_switch_to_new_virtual_space(arena: vmmgraph_arena_t) -> vmmgraph_status_t {
     with(arena, |arena| Ok(arena.switch_to_new_virtual_space()?))
 }
 
-/// Allocates in the current space, opening one if there is none. As vmmgraph_space_allocate.
+/// Allocates a block in the current space, opening a space if needed. As vmmgraph_space_allocate.
 ///
 /// # Safety
 /// `block` is null or writable.
@@ -369,7 +388,7 @@ pub unsafe extern "C" fn vmmgraph_arena_allocate(
     })
 }
 
-/// Frees a block of the current space or of one before it.
+/// Frees a block of the current space or of an earlier one.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_arena_deallocate(
     arena: vmmgraph_arena_t,

@@ -1,4 +1,4 @@
-//! Arenas that are paused, as regions are, and whose pages are made to fit.
+//! Pause, resume and shrink of an arena in C.
 
 use std::time::Duration;
 
@@ -9,14 +9,18 @@ use super::pause::{
 };
 use super::status::vmmgraph_status_t;
 
-/// Gives all of the arena's memory back to the driver; addresses stay, and graphs over them stay instantiated. Bytes of retained and kept
-/// blocks go to the host and come back with vmmgraph_arena_resume; what lies on shared pages is lost, as it is between replays. Waits for
-/// the fence (null: nothing), the arena's replays and what was given to the streams noted for blocks.
+/// Pauses an arena: releases its memory to the driver, except private (exclusive) blocks. Addresses
+/// stay reserved, and graphs stay instantiated. Contents of live-out (retained) and persistent
+/// (kept) blocks are copied to the host and restored by vmmgraph_arena_resume. Contents of shared
+/// pages are lost, as between replays. Waits for the fence (null: empty), the arena's replays, and
+/// the work on streams recorded for blocks. `report` may be null.
 ///
-/// While it is paused, replays and new spaces are VMMGRAPH_ERROR_WRONG_STATE; blocks may be freed, spaces and the arena destroyed. Goes on
-/// past failures as vmmgraph_device_pause does, and so for arenas with a tag or no tags asked for. While a space is open, or inside a launch
-/// of the arena, it is VMMGRAPH_ERROR_WRONG_STATE; while a stream it waits for is being captured, VMMGRAPH_ERROR_STREAM_CAPTURING; nothing has
-/// changed then. `report` may be null.
+/// While the arena is paused, replays and new spaces are VMMGRAPH_ERROR_WRONG_STATE; blocks may be
+/// freed, and spaces and the arena destroyed. Continues after a failure as vmmgraph_device_pause.
+///
+/// Refused, with state unchanged: VMMGRAPH_ERROR_WRONG_STATE while a space is open, inside a launch
+/// of the arena, and while pages are on lease or pinned for other processes;
+/// VMMGRAPH_ERROR_STREAM_CAPTURING while a stream to wait for is under capture.
 ///
 /// # Safety
 /// `fence` and `report` as in vmmgraph_device_pause.
@@ -35,9 +39,8 @@ pub unsafe extern "C" fn vmmgraph_arena_pause(
     })
 }
 
-/// Brings the arena's memory back, to the same addresses, and returns when the contents are there. While there is no memory it asks again
-/// until the deadline, in microseconds from now; 0: as an allocation does. On failure the arena is paused as before, the host has the
-/// contents, and the call can be repeated. `report` may be null.
+/// Resumes an arena at the same addresses. Returns after the contents are restored. Deadline and
+/// failures as for vmmgraph_device_resume. `report` may be null.
 ///
 /// # Safety
 /// `report` as in vmmgraph_device_pause.
@@ -55,15 +58,17 @@ pub unsafe extern "C" fn vmmgraph_arena_resume(
     })
 }
 
-/// Replaces large pages of which the arena's graphs use little by small ones, where that saves a thirty-second of their shared pages at least. For
-/// arenas whose page size nobody chose (expected_bytes): call it once when all captures are made. Addresses stay, and graphs over them stay
-/// instantiated; what shared pages hold is lost, as it is between replays. Waits as vmmgraph_arena_pause does, and replays and new spaces
-/// are VMMGRAPH_ERROR_WRONG_STATE meanwhile. The large pages are the device's then: vmmgraph_arena_trim gives them to the driver. `saved`
-/// (may be null) receives how many bytes fewer the arena holds.
+/// Replaces sparsely used large pages of the arena by small ones, if at least 1/32 of the shared
+/// pages is saved. For arenas without a chosen page size (expected_bytes): call once after all
+/// captures. Addresses stay, and graphs stay instantiated; contents of shared pages are lost, as
+/// between replays. Waits as vmmgraph_arena_pause; replays and new spaces are
+/// VMMGRAPH_ERROR_WRONG_STATE meanwhile. The large pages become free pages of the device, to be
+/// released by vmmgraph_arena_trim. `saved` (may be null) receives the bytes saved.
 ///
-/// It needs memory for the small pages before the large ones are free: VMMGRAPH_ERROR_OUT_OF_MEMORY or VMMGRAPH_ERROR_OVER_BUDGET without; some
-/// spaces show small pages then, and the call can be repeated. While the arena is paused or has pages on lease, and as vmmgraph_arena_pause says,
-/// it is refused, and nothing has changed.
+/// The small pages are allocated before the large pages are free. After
+/// VMMGRAPH_ERROR_OUT_OF_MEMORY or VMMGRAPH_ERROR_OVER_BUDGET, some spaces use small pages, and the
+/// call can be repeated. Refused, with state unchanged, while the arena is paused, and wherever
+/// vmmgraph_arena_pause is refused.
 ///
 /// # Safety
 /// `fence` as in vmmgraph_device_pause; `saved` is null or writable.

@@ -1,4 +1,4 @@
-//! Which blocks of a cache to use: bookkeeping without memory.
+//! Block pool in C: numbers of free and used cache blocks, without memory.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -11,77 +11,78 @@ use super::sized::OutStruct;
 use super::status::vmmgraph_status_t;
 use crate::{BlockPool, Candidate};
 
-/// Never defined: a vmmgraph_block_pool_t is a key, not an address.
+/// Opaque; never defined.
 pub struct vmmgraph_block_pool {
     _private: (),
 }
 
-/// Which blocks of a cache are used, and which to use next. It holds no memory. Calls with it are thread-safe.
+/// Block pool: chooses the blocks of a cache to use. Owns no memory.
 pub type vmmgraph_block_pool_t = *mut vmmgraph_block_pool;
 
-/// What a block pool has.
+/// Statistics of a block pool.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_block_pool_stats_t {
     /// Set to sizeof(vmmgraph_block_pool_stats_t) before the call.
     pub struct_size: usize,
-    /// Blocks there are, backed or not.
+    /// Total blocks, backed or not.
     pub blocks: u64,
-    /// Blocks below this are handed out.
+    /// Limit: only blocks below this number are handed out.
     pub limit_blocks: u64,
     /// Blocks in use.
     pub in_use: u64,
-    /// Blocks that could be handed out now: backed, unused, below the limit and not reserved.
+    /// Blocks available now: backed, unused, below the limit and not reserved.
     pub available: u64,
-    /// Blocks set aside.
+    /// Reserved blocks.
     pub reserved: u64,
-    /// Bytes of backed pages on which nothing is used.
+    /// Bytes of backed pages without used blocks.
     pub empty_bytes: u64,
 }
 
-/// A page that would come free, and the blocks in use on it. It never grows.
+/// Page which becomes empty after freeing its used blocks. Never grows; no struct_size.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_candidate_t {
-    /// Its number.
+    /// Page number.
     pub page: u64,
-    /// The blocks in use on it.
+    /// Used blocks on the page.
     pub blocks: *const u64,
-    /// How many.
+    /// Number of used blocks.
     pub block_count: usize,
 }
 
-/// What an engine is asked to vacate.
+/// Request to an engine to vacate pages.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_ask_t {
     /// sizeof(vmmgraph_ask_t) of the library.
     pub struct_size: usize,
-    /// Pages, those that cost it least first, as many as are needed.
+    /// Pages to vacate, cheapest first, as many as needed.
     pub pages: *const vmmgraph_candidate_t,
-    /// How many.
+    /// Number of pages.
     pub page_count: usize,
-    /// Bytes that are wanted.
+    /// Bytes requested.
     pub bytes: u64,
-    /// Bytes that there would be, those of pages that are empty already included.
+    /// Empty bytes after all these pages are vacated, including pages already empty.
     pub there: u64,
-    /// Until when, in the caller's own units.
+    /// Deadline, in the caller's units.
     pub by: u64,
 }
 
-/// Whether the engine could give a block in use up: 0 or not. Must not throw. No lock of the library's is held.
+/// Returns not 0 if the engine can evict a used block, else 0. Must not throw.
 pub type vmmgraph_evictable_fn = Option<unsafe extern "C" fn(block: u64, user: *mut c_void) -> i32>;
 
-/// Asks the engine to vacate pages: it frees what it can of their blocks by vmmgraph_block_pool_free, there or soon. `ask` is valid during
-/// the call. Must not throw. No lock of the library's is held.
+/// Vacates pages: frees as many of their blocks as possible by vmmgraph_block_pool_free, during the
+/// call or soon after. `ask` is valid during the call. Must not throw.
 pub type vmmgraph_evict_fn = Option<unsafe extern "C" fn(ask: *const vmmgraph_ask_t, user: *mut c_void)>;
 
 fn with<R>(pool: vmmgraph_block_pool_t, act: impl FnOnce(&mut BlockPool) -> R) -> Result<R, Failure> {
     locked::with(pool, act)
 }
 
-/// Makes a pool of so many blocks, none backed, of which `blocks_a_page` behind one another share pages; `block_bytes` is a block's of all
-/// planes: numbers that vmmgraph_kv_cache_stats has.
+/// Creates a pool of `blocks` blocks, none backed. `blocks_a_page` consecutive blocks share pages,
+/// and `block_bytes` is the size of a block in all planes; vmmgraph_kv_cache_stats returns these
+/// numbers.
 ///
 /// # Safety
 /// `pool` is null or writable.
@@ -96,13 +97,13 @@ pub unsafe extern "C" fn vmmgraph_block_pool_create(
     unsafe { locked::create(pool, || BlockPool::new(blocks, blocks_a_page, block_bytes)) }
 }
 
-/// Ends a handle, and with it the pool.
+/// Destroys the pool.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_block_pool_destroy(pool: vmmgraph_block_pool_t) -> vmmgraph_status_t {
     locked::destroy::<BlockPool, _>(pool)
 }
 
-/// The pages that these blocks cover have memory now.
+/// Marks the pages fully covered by blocks `first` to below `end` as backed by memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_block_pool_back(
     pool: vmmgraph_block_pool_t,
@@ -112,8 +113,9 @@ pub extern "C" fn vmmgraph_block_pool_back(
     guard(|| with(pool, |pool| pool.back(&(first..end))))
 }
 
-/// The pages that these blocks cover, and on which none is used, have no memory any more. To be said before the memory goes. `lost`, which
-/// may be null, is how many reserved blocks that costs.
+/// Marks the pages fully covered by blocks `first` to below `end` as not backed, except pages with
+/// used blocks. Call before the memory is released. `lost` (may be null) receives the number of
+/// reserved blocks lost.
 ///
 /// # Safety
 /// `lost` is null or writable.
@@ -131,7 +133,7 @@ pub unsafe extern "C" fn vmmgraph_block_pool_unback(
     })
 }
 
-/// Writes blocks that were handed out, and whether there were.
+/// Writes the blocks handed out, and whether the pool had enough.
 ///
 /// # Safety
 /// `blocks` is good for writes of `count` numbers, or `count` is 0; `there` is null or writable.
@@ -152,8 +154,8 @@ unsafe fn hand_out(
     Ok(())
 }
 
-/// Hands out `count` blocks (`there` is 1), or none (0): a miss is no error. New blocks go to the page with the least room that has
-/// enough, so that other pages run empty.
+/// Hands out `count` blocks (`there` is 1), or none (`there` is 0; no error). Prefers the page with
+/// the fewest free blocks which fits the request, so that other pages become empty.
 ///
 /// # Safety
 /// `blocks` points to `count` writable numbers; `there` is null or writable.
@@ -168,7 +170,8 @@ pub unsafe extern "C" fn vmmgraph_block_pool_allocate(
     guard(|| unsafe { hand_out(count, blocks, there, || with(pool, |pool| pool.allocate(count))) })
 }
 
-/// Sets `count` blocks aside for vmmgraph_block_pool_allocate_reserved; `there` is 1 if there were, else 0.
+/// Reserves `count` blocks for vmmgraph_block_pool_allocate_reserved. `there` is 1, or 0 if too few
+/// are available.
 ///
 /// # Safety
 /// `there` is null or writable.
@@ -186,7 +189,7 @@ pub unsafe extern "C" fn vmmgraph_block_pool_reserve(
     })
 }
 
-/// Gives up so many reserved blocks, or as many as there are.
+/// Cancels the reservation of `count` blocks, or of all if fewer are reserved.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_block_pool_unreserve(
     pool: vmmgraph_block_pool_t,
@@ -195,7 +198,7 @@ pub extern "C" fn vmmgraph_block_pool_unreserve(
     guard(|| with(pool, |pool| pool.unreserve(count)))
 }
 
-/// As vmmgraph_block_pool_allocate, of the reserved blocks.
+/// As vmmgraph_block_pool_allocate, from the reserved blocks.
 ///
 /// # Safety
 /// As vmmgraph_block_pool_allocate.
@@ -210,8 +213,9 @@ pub unsafe extern "C" fn vmmgraph_block_pool_allocate_reserved(
     guard(|| unsafe { hand_out(count, blocks, there, || with(pool, |pool| pool.allocate_reserved(count))) })
 }
 
-/// Blocks are not used any more. `emptied`, which may be null, is how many pages came empty by that: vmmgraph_block_pool_surplus says which
-/// memory may be given back. A block that is not in use, or is named twice, is VMMGRAPH_ERROR_INVALID_ARGUMENT, with nothing changed.
+/// Frees blocks. `emptied` (may be null) receives the number of pages which became empty;
+/// vmmgraph_block_pool_surplus returns the memory to release. VMMGRAPH_ERROR_INVALID_ARGUMENT, with
+/// nothing changed, if a block is not in use or is listed twice.
 ///
 /// # Safety
 /// `blocks` points to `count` numbers; `emptied` is null or writable.
@@ -231,8 +235,8 @@ pub unsafe extern "C" fn vmmgraph_block_pool_free(
     })
 }
 
-/// Only blocks below `blocks` are handed out from now on. Used ones stay used. `lost`, which may be null, is how many reserved ones that
-/// costs.
+/// Hands out only blocks below `blocks` from now on. Used blocks stay used. `lost` (may be null)
+/// receives the number of reserved blocks lost.
 ///
 /// # Safety
 /// `lost` is null or writable.
@@ -249,11 +253,13 @@ pub unsafe extern "C" fn vmmgraph_block_pool_set_limit(
     })
 }
 
-/// The blocks from `first` to below `end` that are in use, in order: those beyond a new limit are what vmmgraph_kv_cache_shrink_to is to
-/// leave. Writes at most `capacity` ranges, and how many there are.
+/// Returns the used blocks from `first` to below `end` as ranges in order. Used blocks beyond a new
+/// limit are the `busy` ranges of vmmgraph_kv_cache_shrink_to. `range_count` receives the total
+/// number.
 ///
 /// # Safety
-/// `ranges` points to `capacity` writable ranges, or `capacity` is 0; `range_count` is null or writable.
+/// `ranges` points to `capacity` writable ranges, or `capacity` is 0; `range_count` is null or
+/// writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_block_pool_used(
     pool: vmmgraph_block_pool_t,
@@ -270,8 +276,8 @@ pub unsafe extern "C" fn vmmgraph_block_pool_used(
     })
 }
 
-/// What is to be backed so that `count` blocks are available: ranges in whole pages, the lowest first. `there` is 1, or 0 if the limit
-/// leaves too few: then there are no ranges. Writes at most `capacity` ranges, and how many there are.
+/// Returns the blocks to back so that `count` blocks become available: ranges of whole pages,
+/// lowest first. `there` is 1, or 0 without ranges if the limit leaves too few blocks.
 ///
 /// # Safety
 /// As vmmgraph_block_pool_used; `there` is null or writable.
@@ -295,9 +301,9 @@ pub unsafe extern "C" fn vmmgraph_block_pool_shortfall(
     })
 }
 
-/// Backed pages on which nothing is used: those beyond the limit, and the highest others as long as `keep` blocks and the reserved ones
-/// are free without them. Ranges in whole pages, in order: for vmmgraph_block_pool_unback, then vmmgraph_kv_cache_release. Writes at most
-/// `capacity` ranges, and how many there are.
+/// Returns backed pages without used blocks, as block ranges in order: pages beyond the limit, and
+/// the highest other pages, as long as `keep` blocks and the reserved blocks stay free. For
+/// vmmgraph_block_pool_unback, then vmmgraph_kv_cache_release.
 ///
 /// # Safety
 /// As vmmgraph_block_pool_used.
@@ -316,13 +322,15 @@ pub unsafe extern "C" fn vmmgraph_block_pool_surplus(
     })
 }
 
-/// Asks the engine to vacate pages so that `bytes` bytes can be given back until `by`, in units of its own: pages all of whose used blocks
-/// it calls `evictable` (null: all are), those beyond the limit first, then those with the fewest used blocks. `evict` is called once, unless
-/// no page is to be had or needed, and frees what it can. `empty_bytes`, which may be null, is what is empty afterwards. Blocks may come
-/// and go on other threads meanwhile, so the engine looks at what it still has of those that it is asked for.
+/// Asks the engine to vacate pages until `bytes` bytes are empty. Candidates are pages on which
+/// `evictable` accepts every used block (null: all pages): pages beyond the limit first, then pages
+/// with the fewest used blocks. Calls `evict` once, unless no page is needed or available. `by` is
+/// a deadline in the engine's units. `empty_bytes` (may be null) receives the empty bytes
+/// afterwards. Other threads may allocate and free blocks meanwhile, so the engine checks which of
+/// the blocks are still in use.
 ///
 /// # Safety
-/// The functions may be called so, with `user`, on this thread; `empty_bytes` is null or writable.
+/// The functions may be called with `user` on this thread; `empty_bytes` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_block_pool_ask(
     pool: vmmgraph_block_pool_t,
@@ -340,11 +348,11 @@ pub unsafe extern "C" fn vmmgraph_block_pool_ask(
     })
 }
 
-/// As vmmgraph_block_pool_ask, of the pages only that the blocks in `ranges` lie on: what a recall of a lease wants back. What
-/// can be given back afterwards says vmmgraph_block_pool_unused.
+/// As vmmgraph_block_pool_ask, limited to the pages of the blocks in `ranges`, as for the recall of
+/// a lease. vmmgraph_block_pool_unused then returns the memory to release.
 ///
 /// # Safety
-/// As vmmgraph_block_pool_ask; `ranges` points to `range_count` ranges, or that is 0.
+/// As vmmgraph_block_pool_ask; `ranges` points to `range_count` ranges, or `range_count` is 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_block_pool_ask_of(
     pool: vmmgraph_block_pool_t,
@@ -363,11 +371,12 @@ pub unsafe extern "C" fn vmmgraph_block_pool_ask_of(
     })
 }
 
-/// The pages on which no block is used, of those that the blocks in `among` lie on: what can be given back now, as ranges of blocks. Writes at
-/// most `capacity` ranges, and how many there are.
+/// Returns pages without used blocks, among the pages of the blocks in `among`, as block ranges:
+/// the memory which can be released now.
 ///
 /// # Safety
-/// `among` points to `among_count` ranges, or that is 0; `ranges` to `capacity` writable ranges, or that is 0; `count` is null or writable.
+/// `among` points to `among_count` ranges, or `among_count` is 0; `ranges` points to `capacity`
+/// writable ranges, or `capacity` is 0; `count` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_block_pool_unused(
     pool: vmmgraph_block_pool_t,
@@ -386,7 +395,7 @@ pub unsafe extern "C" fn vmmgraph_block_pool_unused(
     })
 }
 
-/// Asks, of all pages or of those that some blocks lie on.
+/// Asks the engine to vacate pages, of the whole pool or of some blocks.
 ///
 /// # Safety
 /// As vmmgraph_block_pool_ask.
@@ -397,7 +406,7 @@ unsafe fn ask(
     (evictable, evict, user): (vmmgraph_evictable_fn, vmmgraph_evict_fn, *mut c_void),
 ) -> Result<(), Failure> {
     let evict = evict.ok_or_else(|| null("evict"))?;
-    // As it is now: the engine is asked without the lock.
+    // A snapshot: the engine is called without the lock.
     let seen = with(pool, |pool| pool.clone())?;
     // SAFETY: the caller's contract.
     let may = |block| evictable.is_none_or(|may| unsafe { may(block, user) } != 0);
@@ -426,10 +435,10 @@ unsafe fn ask(
     Ok(())
 }
 
-/// What the pool has now.
+/// Writes the pool's current statistics.
 ///
 /// # Safety
-/// `stats` is null or points to a struct whose struct_size is set.
+/// `stats` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_block_pool_stats(
     pool: vmmgraph_block_pool_t,

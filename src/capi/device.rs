@@ -1,4 +1,4 @@
-//! Devices.
+//! Devices in C: opening, statistics, budget.
 
 use std::ffi::{c_char, c_void};
 
@@ -14,36 +14,39 @@ use crate::error::Error;
 use crate::units::Peers;
 use crate::{Device, DeviceOptions, DriverChoice, Handles};
 
-/// Never defined: a vmmgraph_device_t is a key, not an address.
+/// Opaque; never defined.
 pub struct vmmgraph_device {
     _private: (),
 }
 
-/// A device: its driver and its page pool. Calls with it are thread-safe.
+/// Device: its driver and its page pool.
 pub type vmmgraph_device_t = *mut vmmgraph_device;
 
-/// Choose by VMMGRAPH_DRIVER (cuda, hip, ascend, mlu or host) if set; else the first of these with a usable device.
+/// Selected by VMMGRAPH_DRIVER in the environment (cuda, hip, ascend, mlu or host); without the
+/// variable, the first of these with a usable device.
 pub const VMMGRAPH_DRIVER_AUTO: i32 = 0;
-/// CUDA, or an error that says what is missing.
+/// CUDA. If unusable, the error message names the missing part.
 pub const VMMGRAPH_DRIVER_CUDA: i32 = 1;
-/// This machine's memory; addresses are ordinary pointers of this process.
+/// Memory of this machine; addresses are ordinary pointers of this process.
 pub const VMMGRAPH_DRIVER_HOST: i32 = 2;
-/// HIP on AMD GPUs, ROCm 6.2 and newer, or an error that says what is missing. Never run on a device: see README.
+/// HIP on AMD GPUs, ROCm 6.2 and later. Never run on a device: see README.
 pub const VMMGRAPH_DRIVER_HIP: i32 = 3;
-/// Ascend NPUs by CANN's ACL runtime, 8.5 and newer, or an error that says what is missing. Never run on a device: see README.
+/// Ascend NPUs through CANN's ACL runtime, 8.5 and later. Never run on a device: see README.
 pub const VMMGRAPH_DRIVER_ASCEND: i32 = 4;
-/// Cambricon MLUs by CNDrv 2.15, or an error that says what is missing. Never run on a device, nor held against the vendor's header: see
-/// README.
+/// Cambricon MLUs through CNDrv 2.15. Never run on a device, nor checked against the vendor's
+/// header: see README.
 pub const VMMGRAPH_DRIVER_MLU: i32 = 5;
 
-/// Pages stay in this process.
+/// Pages cannot be exported.
 pub const VMMGRAPH_SHARING_NONE: i32 = 0;
-/// Pages can be exported as POSIX file descriptors, one a page; none is taken before. Not on HIP, Ascend and MLU.
+/// Pages can be exported as POSIX file descriptors, one per page, created on export. Not on HIP,
+/// Ascend and MLU.
 pub const VMMGRAPH_SHARING_FD: i32 = 1;
-/// As VMMGRAPH_SHARING_FD, and by handles of the fabric, which reach other hosts, where the device makes one when it is opened.
+/// As VMMGRAPH_SHARING_FD, plus fabric handles, which reach other hosts, if the device can make one
+/// when opened.
 pub const VMMGRAPH_SHARING_FABRIC: i32 = 2;
 
-/// How to open a device. Zero everything, then set struct_size and what differs from the default; 0 is the default.
+/// Options of vmmgraph_device_open.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_device_options_t {
@@ -51,27 +54,31 @@ pub struct vmmgraph_device_options_t {
     pub struct_size: usize,
     /// VMMGRAPH_DRIVER_AUTO, _CUDA, _HIP, _ASCEND, _MLU or _HOST.
     pub driver: i32,
-    /// The device's number with that driver, from 0.
+    /// Device number of the driver, from 0.
     pub device: i32,
-    /// Bytes of physical memory the device's page pool may hold; 0: no limit. Set at open and by vmmgraph_device_set_budget.
+    /// Limit in bytes of the device's page pool; 0: none, or unchanged if the device is already
+    /// open. See vmmgraph_device_set_budget.
     pub budget_bytes: u64,
     /// Host driver: mapping granularity in bytes, a power of two; 0: 2 MiB.
     pub host_granularity_bytes: u64,
     /// Host driver: bytes of the device; 0: this machine's memory.
     pub host_memory_bytes: u64,
-    /// VMMGRAPH_SHARING_NONE, _FD or _FABRIC: what other processes can be given the device's pages by. Where it cannot be, opening fails; so it does if
-    /// the device is open without it. What a device without fabric grants for _FABRIC is _FD, and for _NONE too, where it can and NCCL_GRAPH_REGISTER=0 is
-    /// in the environment, which promises that NCCL takes no hold of captured buffers: see vmmgraph_device_info.
+    /// How pages can be exported to other processes: VMMGRAPH_SHARING_NONE, _FD or _FABRIC. Opening
+    /// fails if the device cannot, or is already open without the requested sharing. A device
+    /// without fabric grants _FD for _FABRIC. With NCCL_GRAPH_REGISTER=0 in the environment, _NONE
+    /// also grants _FD where possible: NCCL then registers no captured buffers. See sharing in
+    /// vmmgraph_device_info_t.
     pub sharing: i32,
-    /// 1: network cards may read and write its pages (gpuDirectRDMACapable of CUDA, which makes every map dearer). Where that cannot be, opening fails;
-    /// so it does if the device is open without it.
+    /// 1: network cards may read and write the pages (gpuDirectRDMACapable of CUDA, which makes
+    /// every map slower). Opening fails if the device cannot, or is already open without RDMA.
     pub rdma: i32,
-    /// Other devices of the platform that may read and write all its pages, added up: 1 << n for device n, below 64; at once if it is open. Every map
-    /// costs more for each. One without peer access is VMMGRAPH_ERROR_INVALID_ARGUMENT.
+    /// Other devices of the platform with read and write access to all pages: sum of 1 << n for
+    /// each device n, n < 64. Applies at once to an open device. Each makes every map slower. A
+    /// device without peer access is VMMGRAPH_ERROR_INVALID_ARGUMENT.
     pub peers: u64,
 }
 
-/// What does not change about a device.
+/// Properties of a device.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_device_info_t {
@@ -79,59 +86,61 @@ pub struct vmmgraph_device_info_t {
     pub struct_size: usize,
     /// VMMGRAPH_DRIVER_CUDA, _HIP, _ASCEND, _MLU or _HOST.
     pub driver: i32,
-    /// The device's number.
+    /// Device number.
     pub device: i32,
-    /// What mapped lengths and addresses are multiples of, in bytes.
+    /// Mapping granularity: lengths and addresses of mappings are multiples of this number of
+    /// bytes.
     pub granularity_bytes: u64,
-    /// Bytes of the device.
+    /// Bytes of device memory.
     pub total_bytes: u64,
-    /// The device's name, zero-terminated.
+    /// Device name, zero-terminated.
     pub name: [c_char; 128],
-    /// What other processes can be given its pages by: VMMGRAPH_SHARING_NONE, _FD or _FABRIC.
+    /// Granted sharing of pages: VMMGRAPH_SHARING_NONE, _FD or _FABRIC.
     pub sharing: i32,
-    /// Whether network cards may read and write its pages.
+    /// 1 if network cards may read and write the pages, else 0.
     pub rdma: i32,
-    /// Other devices that may read and write all its pages, added up: 1 << n for device n.
+    /// Other devices with read and write access to all pages: sum of 1 << n for each device n.
     pub peers: u64,
 }
 
-/// Exact counts of a device's page pool since the device was opened.
+/// Statistics of a device's page pool since the device was opened. All counts are exact.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_device_stats_t {
     /// Set to sizeof(vmmgraph_device_stats_t) before the call.
     pub struct_size: usize,
-    /// Bytes held from the driver now.
+    /// Bytes of pages held from the driver.
     pub physical_bytes: u64,
-    /// The most bytes ever held at once.
+    /// Peak of physical_bytes.
     pub peak_physical_bytes: u64,
-    /// Bytes of pages that belong to single spaces (retained blocks).
+    /// Bytes of pages of single spaces, and of persistent (kept) and private (exclusive) blocks.
     pub retained_bytes: u64,
-    /// Bytes of pages that are mapped nowhere.
+    /// Bytes of free pages, which are mapped nowhere.
     pub free_bytes: u64,
-    /// The byte budget; 0: none.
+    /// Byte budget; 0: none.
     pub budget_bytes: u64,
-    /// Pages held now.
+    /// Pages held from the driver.
     pub pages: u64,
     /// Pages created so far.
     pub pages_created: u64,
-    /// Pages given back so far.
+    /// Pages released to the driver so far.
     pub pages_released: u64,
-    /// Mappings that exist now.
+    /// Current mappings.
     pub mappings: u64,
     /// Mappings made so far.
     pub maps: u64,
-    /// Mappings taken away so far.
+    /// Mappings removed so far.
     pub unmaps: u64,
-    /// Bytes of addresses reserved now.
+    /// Bytes of reserved addresses.
     pub reserved_bytes: u64,
-    /// Reservations that exist now.
+    /// Current address reservations.
     pub reservations: u64,
-    /// Things that wait until the device is done with them, and things the driver refused to take back: trim tries both again.
+    /// Resources waiting for the device, and resources which the driver refused to take back. A
+    /// trim retries both.
     pub pending: u64,
-    /// How often a free page was had without a call to the driver.
+    /// Free pages reused so far without a driver call.
     pub pages_reused: u64,
-    /// Bytes of pages that other processes have too: they stay until that is over.
+    /// Bytes of pages pinned for other processes.
     pub exported_bytes: u64,
 }
 
@@ -155,10 +164,11 @@ fn number_of_handles(handles: Handles) -> i32 {
     }
 }
 
-/// Opens a device. Opening one again gives another handle to the same page pool. `options` may be null.
+/// Opens a device, or returns another handle to the same page pool if the device is already open.
+/// `options` may be null. VMMGRAPH_ERROR_DEVICE_IN_USE if the device is open with other settings.
 ///
 /// # Safety
-/// `options` is null or points to a struct whose struct_size is set; `device` is null or writable.
+/// `options` is null or points to a struct with struct_size set; `device` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_open(
     options: *const vmmgraph_device_options_t,
@@ -207,16 +217,16 @@ pub unsafe extern "C" fn vmmgraph_device_open(
     })
 }
 
-/// Ends a handle. The device itself closes when its arenas and other handles are gone too.
+/// Destroys the handle. The device closes once all its objects and handles are destroyed.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_device_close(device: vmmgraph_device_t) -> vmmgraph_status_t {
     guard(|| remove::<Device, _>(device).map(drop))
 }
 
-/// What does not change about the device.
+/// Writes the properties of the device.
 ///
 /// # Safety
-/// `info` is null or points to a struct whose struct_size is set.
+/// `info` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_info(
     device: vmmgraph_device_t,
@@ -245,7 +255,7 @@ pub unsafe extern "C" fn vmmgraph_device_info(
     })
 }
 
-/// Limits the bytes of physical memory the device's page pool may hold; 0: no limit. Nothing is taken away.
+/// Limits the physical memory of the device's page pool in bytes; 0: no limit.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_device_set_budget(device: vmmgraph_device_t, bytes: u64) -> vmmgraph_status_t {
     guard(|| {
@@ -254,10 +264,10 @@ pub extern "C" fn vmmgraph_device_set_budget(device: vmmgraph_device_t, bytes: u
     })
 }
 
-/// The counts of the device's page pool as they are now.
+/// Writes the current statistics of the device's page pool.
 ///
 /// # Safety
-/// `stats` is null or points to a struct whose struct_size is set.
+/// `stats` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_stats(
     device: vmmgraph_device_t,
@@ -291,8 +301,9 @@ pub unsafe extern "C" fn vmmgraph_device_stats(
     })
 }
 
-/// Before a stream is captured or destroyed, by whomever: arenas whose last replay was there are marked behind it, so that other threads may replay in
-/// them meanwhile. As vmmgraph_space_mark in each of those; the first error, after all were tried.
+/// Marks every arena with its last replay on `stream`, as vmmgraph_space_mark. Call before any code
+/// captures or destroys `stream`: other threads can then replay in these arenas meanwhile. All
+/// arenas are tried; the first error is returned.
 ///
 /// # Safety
 /// `stream` is a stream of the device.
@@ -304,8 +315,11 @@ pub unsafe extern "C" fn vmmgraph_device_mark(
     guard(|| Ok(get::<Device, _>(device)?.mark(stream_of(stream))?))
 }
 
-/// A capture begins on this device for which no space was opened, by whomever: its graph may read blocks of spaces that are sealed already. What is freed
-/// from now on is there for it as for the graphs of spaces captured meanwhile. Where the blocks route into libtorch is installed, captures through libtorch say so by themselves, torch's own too.
+/// Announces a capture on this device without a space of the library. The captured graph may read
+/// blocks of sealed spaces. Blocks freed from now on are treated as for graphs captured in spaces:
+/// no earlier graph, eager work or lease reuses their bytes while the graph writing to the bytes
+/// exists. With VmmGraph's block allocator installed in libtorch, torch's captures call this
+/// function themselves.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_device_note_capture(device: vmmgraph_device_t) -> vmmgraph_status_t {
     guard(|| {
@@ -314,8 +328,8 @@ pub extern "C" fn vmmgraph_device_note_capture(device: vmmgraph_device_t) -> vmm
     })
 }
 
-/// Gives the device's free pages back to the driver, after waiting for what the device still uses of what is gone, and tries again what
-/// the driver refused to take back earlier. `released` (may be null) receives the bytes of the pages.
+/// Waits for pending unmaps, releases the device's free pages to the driver, and retries releases
+/// which the driver refused earlier. `released` (may be null) receives the bytes of the pages.
 ///
 /// # Safety
 /// `released` is null or writable.

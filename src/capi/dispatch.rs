@@ -1,4 +1,4 @@
-//! Dispatchers.
+//! Dispatchers in C.
 
 use std::ffi::{CStr, c_char};
 use std::sync::Arc;
@@ -20,67 +20,71 @@ pub struct vmmgraph_dispatcher {
     _private: (),
 }
 
-/// A dispatcher: decides which graph runs a step, and counts why. It holds no graph. Calls with it are thread-safe.
+/// Dispatcher: selects the graph of each step and counts the reasons. Owns no graph. Thread-safe.
 pub type vmmgraph_dispatcher_t = *mut vmmgraph_dispatcher;
 
-/// Options only: decode tries full graphs, then piecewise ones; the other phases piecewise ones.
+/// In options only. Decode: full graphs, then piecewise graphs. Other phases: piecewise graphs.
 pub const VMMGRAPH_MODE_DEFAULT: i32 = 0;
 /// No graph.
 pub const VMMGRAPH_MODE_EAGER: i32 = 1;
-/// Graphs between the attention calls.
+/// One graph per piece between attention calls.
 pub const VMMGRAPH_MODE_PIECEWISE: i32 = 2;
-/// One graph.
+/// One graph for the whole step.
 pub const VMMGRAPH_MODE_FULL: i32 = 3;
 
 /// All sequences decode.
 pub const VMMGRAPH_PHASE_DECODE: i32 = 0;
 /// All sequences prefill.
 pub const VMMGRAPH_PHASE_PREFILL: i32 = 1;
-/// Some of each.
+/// Sequences of both kinds.
 pub const VMMGRAPH_PHASE_MIXED: i32 = 2;
 
-/// A graph of exactly this shape is there.
+/// A graph with the exact shape exists.
 pub const VMMGRAPH_REASON_HIT: i32 = 0;
-/// A graph of a larger shape is there.
+/// A graph with a larger shape exists.
 pub const VMMGRAPH_REASON_PADDED: i32 = 1;
-/// A graph was captured for this step, or is to be.
+/// A graph is captured for this step.
 pub const VMMGRAPH_REASON_CAPTURED: i32 = 2;
-/// Eager: the options say so for this phase.
+/// Eager: the options choose eager for this phase.
 pub const VMMGRAPH_REASON_MODE_EAGER: i32 = 3;
 /// Eager: more tokens than most_tokens.
 pub const VMMGRAPH_REASON_ABOVE_THRESHOLD: i32 = 4;
 /// Eager: no bucket covers the step.
 pub const VMMGRAPH_REASON_TOO_LARGE: i32 = 5;
-/// Eager: the caller says that this step cannot be in a graph.
+/// Eager: the caller declared the step not capturable.
 pub const VMMGRAPH_REASON_NOT_CAPTURABLE: i32 = 6;
-/// Eager: the graph is not there, and graphs are not captured while serving.
+/// Eager: the graph is missing, and captures during serving are off.
 pub const VMMGRAPH_REASON_NOT_CAPTURED: i32 = 7;
 /// Eager: the graph is being captured elsewhere.
 pub const VMMGRAPH_REASON_BEING_CAPTURED: i32 = 8;
-/// Eager: most_graphs are there.
+/// Eager: most_graphs graphs exist.
 pub const VMMGRAPH_REASON_BUDGET: i32 = 9;
-/// Eager: capturing this bucket failed, now or before.
+/// Eager: a capture of this bucket failed, now or before.
 pub const VMMGRAPH_REASON_CAPTURE_FAILED: i32 = 10;
-/// The graph of this shape is not there, and a larger one that is runs the step.
+/// The graph of the nearest bucket is missing; a larger existing graph runs the step.
 pub const VMMGRAPH_REASON_STAND_IN: i32 = 11;
 
-/// A capture ahead of traffic begins. The slot is the caller's until the capture is reported as done, failed or abandoned.
+/// Begins a capture ahead of traffic. The caller owns the slot until the capture is reported as
+/// captured, failed or abandoned.
 pub const VMMGRAPH_GRAPH_BEGIN: i32 = 0;
-/// The graph is there.
+/// The graph was captured.
 pub const VMMGRAPH_GRAPH_CAPTURED: i32 = 1;
-/// The capture failed: its step runs eagerly, and the bucket has no graph until it is forgiven.
+/// The capture failed: its step runs eagerly, and the bucket has no graph until
+/// VMMGRAPH_GRAPH_FORGIVEN.
 pub const VMMGRAPH_GRAPH_FAILED: i32 = 2;
-/// The graph was dropped; it may be captured again.
+/// The graph was destroyed and may be captured again.
 pub const VMMGRAPH_GRAPH_EVICTED: i32 = 3;
-/// A failed bucket may be tried again.
+/// Permits a new attempt for a failed bucket.
 pub const VMMGRAPH_GRAPH_FORGIVEN: i32 = 4;
-/// The capture did not come about: all is as before it, and its step is counted when it comes again.
+/// The capture was not attempted: the slot returns to its previous state. The step is counted when
+/// dispatched again.
 pub const VMMGRAPH_GRAPH_ABANDONED: i32 = 5;
-/// A step runs by this graph, or with UINT32_MAX for a slot eagerly, because others decided so: ranks that have to run it the same way.
-/// Counted beside what was decided for it here; the graph counts as used.
+/// A step runs with this graph, or eagerly with slot UINT32_MAX, by the decision of another rank.
+/// Counted in addition to the local decision; the graph counts as used.
 pub const VMMGRAPH_GRAPH_IMPOSED: i32 = 6;
 
-/// How a dispatcher decides. Zero everything, then set struct_size and what differs from the default; 0 is the default.
+/// Options of a dispatcher. Zero the struct, set struct_size, then the fields which differ from the
+/// default 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_dispatcher_options_t {
@@ -88,55 +92,57 @@ pub struct vmmgraph_dispatcher_options_t {
     pub struct_size: usize,
     /// Buckets of full graphs, in any order.
     pub full: *const vmmgraph_key_t,
-    /// How many.
+    /// Number of buckets in `full`.
     pub full_count: usize,
     /// Buckets of piecewise graphs, in any order.
     pub piecewise: *const vmmgraph_key_t,
-    /// How many.
+    /// Number of buckets in `piecewise`.
     pub piecewise_count: usize,
-    /// What one more along each axis costs; all 0: a token costs 1 and nothing else counts.
+    /// Cost of one unit along each axis. All 0: a token costs 1, other axes nothing.
     pub weights: [u16; 4],
-    /// Bits of a step's variant that do not count for piecewise graphs.
+    /// Bits of a step's variant ignored for piecewise graphs.
     pub piecewise_ignores: u32,
-    /// Steps of more tokens run eagerly; 0: no limit.
+    /// Steps with more tokens run eagerly; 0: no limit.
     pub most_tokens: u32,
-    /// Most graphs that are there or being captured at once; 0: no limit.
+    /// Maximum number of graphs, including captures in progress; 0: no limit.
     pub most_graphs: u32,
-    /// 1: a graph that is not there is not captured by the step that needs it.
+    /// 1: a step never captures its missing graph.
     pub ahead_only: i32,
-    /// The modes that steps of each VMMGRAPH_PHASE try, first and second.
+    /// Modes tried for each VMMGRAPH_PHASE, first and second.
     pub modes: [[i32; 2]; 3],
-    /// A graph that is not there may be stood in for by one that weighs at most so many times as much; 0: twice, 1: by none heavier.
+    /// Maximum weight of a replacement graph for a missing one, as a multiple of the missing
+    /// graph's weight. 0: 2; 1: no heavier graph.
     pub stand_in: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u32,
 }
 
-/// What became of a dispatcher's graphs and steps so far.
+/// Statistics of a dispatcher.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_dispatcher_stats_t {
     /// Set to sizeof(vmmgraph_dispatcher_stats_t) before the call.
     pub struct_size: usize,
-    /// Graphs that are there or being captured.
+    /// Graphs, including captures in progress.
     pub graphs: u64,
-    /// Captures that succeeded.
+    /// Successful captures.
     pub captures: u64,
-    /// Captures that failed.
+    /// Failed captures.
     pub failures: u64,
-    /// Graphs that were dropped.
+    /// Evicted graphs.
     pub evictions: u64,
-    /// Weight of the steps that graphs ran, and what padding added to it.
+    /// Weight of the steps run by graphs, without padding.
     pub requested: u64,
-    /// See `requested`.
+    /// Weight of the padding in those steps.
     pub padding: u64,
-    /// Steps that ran as others decided (VMMGRAPH_GRAPH_IMPOSED), beside what was decided, and counted, for them here.
+    /// Steps run by the decision of another rank (VMMGRAPH_GRAPH_IMPOSED), in addition to the local
+    /// decisions.
     pub imposed: u64,
-    /// Of those, the eager ones.
+    /// Eager steps in `imposed`.
     pub imposed_eager: u64,
 }
 
-/// What to do with a step, and why.
+/// Decision for a step, and its reason.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_decision_t {
@@ -144,15 +150,16 @@ pub struct vmmgraph_decision_t {
     pub struct_size: usize,
     /// VMMGRAPH_MODE_EAGER, _PIECEWISE or _FULL.
     pub mode: i32,
-    /// A VMMGRAPH_REASON.
+    /// One of VMMGRAPH_REASON_*.
     pub reason: i32,
-    /// 1: capture the graph, and report VMMGRAPH_GRAPH_CAPTURED, _FAILED or _ABANDONED; 0: replay it, or run eagerly.
+    /// 1: capture the graph, then report VMMGRAPH_GRAPH_CAPTURED, _FAILED or _ABANDONED. 0: replay
+    /// the graph or run eagerly.
     pub capture: i32,
-    /// The graph's number, from 0; UINT32_MAX for an eager step.
+    /// Number of the graph, from 0; UINT32_MAX for an eager step.
     pub slot: u32,
-    /// The shape to pad to; zeros for an eager step.
+    /// Shape to pad to; all 0 for an eager step.
     pub bucket: vmmgraph_key_t,
-    /// 0.
+    /// Always 0.
     pub reserved: u32,
 }
 
@@ -175,11 +182,11 @@ fn modes_of(given: [[i32; 2]; 3]) -> Result<Modes, Failure> {
     })
 }
 
-/// Makes a dispatcher without any graph.
+/// Creates a dispatcher without graphs. Null options: no buckets.
 ///
 /// # Safety
-/// `options` is null or points to a struct whose struct_size is set and whose arrays have as many keys as it says; `dispatcher` is
-/// null or writable.
+/// `options` is null or points to a struct with struct_size set, whose arrays have full_count and
+/// piecewise_count keys. `dispatcher` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_dispatcher_create(
     options: *const vmmgraph_dispatcher_options_t,
@@ -218,7 +225,7 @@ pub unsafe extern "C" fn vmmgraph_dispatcher_create(
     })
 }
 
-/// Ends a dispatcher.
+/// Destroys a dispatcher.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_dispatcher_destroy(dispatcher: vmmgraph_dispatcher_t) -> vmmgraph_status_t {
     guard(|| remove::<Dispatcher, _>(dispatcher).map(drop))
@@ -235,10 +242,11 @@ fn write(decision: &Decision, to: &OutStruct<vmmgraph_decision_t>) {
     to.write(vmmgraph_decision_t { struct_size, mode, reason, capture, slot, bucket, reserved: 0 });
 }
 
-/// Decides for one step and counts the decision, one to capture when it is reported. `capturable` is 0 if the caller knows that the step cannot be in a graph, else 1.
+/// Decides one step and counts the decision; a capture is counted when reported. `capturable` is 0
+/// if the step cannot run in a graph, else 1.
 ///
 /// # Safety
-/// `step` is null or readable; `decision` is null or points to a struct whose struct_size is set.
+/// `step` is null or readable; `decision` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_dispatch(
     dispatcher: vmmgraph_dispatcher_t,
@@ -258,11 +266,12 @@ pub unsafe extern "C" fn vmmgraph_dispatch(
     })
 }
 
-/// The index-th graph to capture ahead of traffic, from 0, largest first in each mode: its mode, slot and bucket. Counts nothing.
-/// VMMGRAPH_ERROR_INVALID_ARGUMENT behind the last.
+/// Writes the mode, slot and bucket of graph number `index`, from 0, for captures ahead of traffic.
+/// The order is largest first in each mode. Counts nothing. VMMGRAPH_ERROR_INVALID_ARGUMENT beyond
+/// the last.
 ///
 /// # Safety
-/// `decision` is null or points to a struct whose struct_size is set.
+/// `decision` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_dispatcher_slot(
     dispatcher: vmmgraph_dispatcher_t,
@@ -284,7 +293,8 @@ pub unsafe extern "C" fn vmmgraph_dispatcher_slot(
     })
 }
 
-/// Tells a dispatcher what became of a graph: one of VMMGRAPH_GRAPH. VMMGRAPH_ERROR_WRONG_STATE if that cannot be.
+/// Reports an event of a graph, one of VMMGRAPH_GRAPH_*. VMMGRAPH_ERROR_WRONG_STATE if the slot's
+/// state does not permit the event; VMMGRAPH_ERROR_INVALID_ARGUMENT for an unknown slot or event.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_dispatcher_report(
     dispatcher: vmmgraph_dispatcher_t,
@@ -306,8 +316,9 @@ pub extern "C" fn vmmgraph_dispatcher_report(
     })
 }
 
-/// The graph to drop first when room is needed: of those that are there, the one whose last use is the longest ago, but never `kept`
-/// (UINT32_MAX: any). Writes UINT32_MAX if there is none. Report VMMGRAPH_GRAPH_EVICTED once it is gone.
+/// Finds the graph to evict first: the least recently used, except `kept` (UINT32_MAX: no
+/// exception). Writes UINT32_MAX if none exists. Report VMMGRAPH_GRAPH_EVICTED after the graph is
+/// destroyed.
 ///
 /// # Safety
 /// `slot` is null or writable.
@@ -326,10 +337,10 @@ pub unsafe extern "C" fn vmmgraph_dispatcher_least_recently_used(
     })
 }
 
-/// The counts as they are now.
+/// Writes the current statistics.
 ///
 /// # Safety
-/// `stats` is null or points to a struct whose struct_size is set.
+/// `stats` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_dispatcher_stats(
     dispatcher: vmmgraph_dispatcher_t,
@@ -355,7 +366,7 @@ pub unsafe extern "C" fn vmmgraph_dispatcher_stats(
     })
 }
 
-/// Steps that ran in that mode for that reason.
+/// Writes the number of steps run in mode `mode` for reason `reason`.
 ///
 /// # Safety
 /// `steps` is null or writable.
@@ -376,13 +387,14 @@ pub unsafe extern "C" fn vmmgraph_dispatcher_steps(
     })
 }
 
-/// All counters in Prometheus's text exposition format, with `count` labels on every sample: their names, then as many values, UTF-8.
-/// Copies at most `capacity` bytes, zero-terminated if capacity is not 0, and writes the bytes needed (terminator included) to `needed`;
-/// either may be null.
+/// Copies all counters in Prometheus text format, with `count` labels on every sample: `labels` has
+/// `count` names, then `count` values, UTF-8. Copies at most `capacity` bytes, zero-terminated if
+/// `capacity` is not 0. `needed` receives the full length in bytes with terminator. `buffer` and
+/// `needed` may be null.
 ///
 /// # Safety
-/// `labels` points to 2 * `count` zero-terminated texts, or `count` is 0; `buffer` is null or points to `capacity` writable bytes;
-/// `needed` is null or writable.
+/// `labels` points to 2 * `count` zero-terminated strings, or `count` is 0. `buffer` is null or
+/// points to `capacity` writable bytes. `needed` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_dispatcher_prometheus(
     dispatcher: vmmgraph_dispatcher_t,

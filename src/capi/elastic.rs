@@ -1,4 +1,4 @@
-//! Elastic buffers: addresses for the most, pages for what is used.
+//! Elastic buffers in C: addresses for the maximum size, pages for the part in use.
 
 use std::ffi::{c_char, c_void};
 use std::ops::Range;
@@ -23,7 +23,8 @@ pub struct vmmgraph_elastic_buffer {
     _private: (),
 }
 
-/// Addresses for the most that something may ever be, and pages for what is used of it. Calls with it are thread-safe.
+/// Elastic buffer: reserves addresses for the maximum size and has pages only for committed parts.
+/// Thread-safe.
 pub type vmmgraph_elastic_buffer_t = *mut vmmgraph_elastic_buffer;
 
 /// Never defined: a vmmgraph_pending_t is a key, not an address.
@@ -31,7 +32,7 @@ pub struct vmmgraph_pending {
     _private: (),
 }
 
-/// A commit under way on a thread of the library. Calls with it are thread-safe.
+/// An asynchronous commit. Thread-safe.
 pub type vmmgraph_pending_t = *mut vmmgraph_pending;
 
 /// Never defined: a vmmgraph_elastic_observer_t is a key, not an address.
@@ -39,108 +40,115 @@ pub struct vmmgraph_elastic_observer {
     _private: (),
 }
 
-/// Functions that are told when elastic memory comes and goes, until it is destroyed.
+/// Callbacks for mapping and unmapping of elastic memory, active until destroyed.
 pub type vmmgraph_elastic_observer_t = *mut vmmgraph_elastic_observer;
 
-/// How to make elastic memory. Zero everything, then set struct_size and what differs from the default; 0 is the default.
+/// Options of elastic memory. Zero the struct, set struct_size, then the fields which differ from
+/// the default 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_elastic_options_t {
     /// sizeof(vmmgraph_elastic_options_t).
     pub struct_size: usize,
-    /// Its name in messages, zero-terminated; null: none.
+    /// Name for messages, zero-terminated; null: none.
     pub name: *const c_char,
-    /// Bytes of every page, a multiple of the device's granularity; 0: about a sixty-fourth of the longest range of addresses, 16 MiB
-    /// at most. Calls cost per page and not per byte, and memory comes and goes by the page.
+    /// Bytes of every page, a multiple of the device's granularity. 0: about 1/64 of the longest
+    /// address range, at most 16 MiB. Driver calls cost time per page, not per byte, and memory is
+    /// committed by the page.
     pub page_bytes: u64,
-    /// The most bytes of physical memory it may hold; 0: no limit but the device's.
+    /// Limit of physical bytes; 0: only the device's limit.
     pub budget_bytes: u64,
-    /// Bytes that it is sure to get, out of the device's budget.
+    /// Guaranteed bytes, reserved in the device's budget.
     pub least_bytes: u64,
-    /// The account that its own is below, of the same device: a tenant's, a model's; null: the device's. It need not stay.
+    /// Parent account on the same device (a tenant's, a model's); null: the device's. The handle
+    /// may be destroyed after the call.
     pub account: vmmgraph_account_t,
 }
 
-/// What a commit did. Pages that were there already are not counted.
+/// Result of a commit. Pages already committed are not counted.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_committed_t {
     /// Set to sizeof(vmmgraph_committed_t) before the call.
     pub struct_size: usize,
-    /// Bytes that were mapped.
+    /// Mapped bytes.
     pub bytes: u64,
-    /// Pages that were mapped.
+    /// Mapped pages.
     pub pages: u64,
-    /// Of these, created by the driver. The others were free ones of the device.
+    /// Pages created by the driver, part of `pages`; the other pages were free pages of the device.
     pub created: u64,
-    /// Pages that were decommitted before and had not gone yet: they stay, without a call, and earlier work may still use them.
+    /// Decommitted pages still mapped and now reused without a driver call. Earlier work may still
+    /// access them.
     pub revived: u64,
 }
 
-/// What elastic memory holds, and what it did since it was made.
+/// Statistics of elastic memory. Counters begin at creation.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_elastic_stats_t {
     /// Set to sizeof(vmmgraph_elastic_stats_t) before the call.
     pub struct_size: usize,
-    /// Its number, unique in the process.
+    /// Number, unique in the process.
     pub id: u64,
     /// Bytes of a page.
     pub page_bytes: u64,
-    /// Bytes of addresses.
+    /// Reserved address bytes.
     pub reserved_bytes: u64,
-    /// Bytes that are there to be used.
+    /// Committed bytes.
     pub committed_bytes: u64,
-    /// The most there ever were.
+    /// Maximum of committed_bytes so far.
     pub peak_committed_bytes: u64,
-    /// Bytes that commits under way are mapping.
+    /// Bytes being mapped by commits in progress.
     pub coming_bytes: u64,
-    /// Bytes that were decommitted and are still mapped: their fence is not over, or nobody has looked since.
+    /// Decommitted bytes still mapped: their fence is not complete or was not polled since.
     pub leaving_bytes: u64,
-    /// Commits that succeeded, also those with nothing to do.
+    /// Successful commits, including commits without effect.
     pub commits: u64,
-    /// Attempts of commits that failed and were undone.
+    /// Failed and undone attempts to commit.
     pub refused: u64,
-    /// Decommits of anything that was there.
+    /// Decommits with effect.
     pub decommits: u64,
     /// Pages mapped.
     pub pages_mapped: u64,
-    /// Of these, created by the driver.
+    /// Mapped pages created by the driver.
     pub pages_created: u64,
-    /// Pages that were committed again before they went.
+    /// Decommitted pages committed again while still mapped.
     pub pages_revived: u64,
     /// Pages unmapped.
     pub pages_unmapped: u64,
-    /// Bytes that count toward its budget.
+    /// Bytes charged to the budget.
     pub charged_bytes: u64,
-    /// Its byte budget; 0: none.
+    /// Byte budget; 0: none.
     pub budget_bytes: u64,
 }
 
-/// Elastic memory that has come or goes.
+/// Elastic memory just mapped or about to be unmapped.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_shown_t {
-    /// sizeof(vmmgraph_shown_t) of the library.
+    /// sizeof(vmmgraph_shown_t) in the library.
     pub struct_size: usize,
-    /// The name of the buffer or cache, zero-terminated.
+    /// Name of the buffer or cache, zero-terminated.
     pub name: *const c_char,
-    /// Its number, as in its statistics.
+    /// Number of the buffer or cache, as in its statistics.
     pub buffer: u64,
-    /// The addresses, in order.
+    /// Address ranges, in order.
     pub ranges: *const vmmgraph_range_t,
-    /// How many.
+    /// Number of ranges.
     pub range_count: usize,
 }
 
-/// Told that elastic memory has come or goes; `shown` is valid during the call. Must not throw. No lock of the library's is held; what
-/// would wait there for pages that another thread moves is VMMGRAPH_ERROR_WRONG_STATE.
+/// Callback for elastic memory; `shown` is valid during the call. Must not throw. No library lock
+/// is held. Calls which would wait for pages moved by another thread are VMMGRAPH_ERROR_WRONG_STATE
+/// inside the callback.
 pub type vmmgraph_shown_fn = Option<unsafe extern "C" fn(shown: *const vmmgraph_shown_t, user: *mut c_void)>;
 
-/// Reserves `bytes` of addresses, without memory yet. `options` may be null. The buffer keeps the device open.
+/// Reserves `bytes` bytes of addresses, without memory. `options` may be null. The buffer keeps the
+/// device open. Fails with VMMGRAPH_ERROR_INVALID_SIZE, VMMGRAPH_ERROR_OUT_OF_ADDRESSES, or
+/// VMMGRAPH_ERROR_OVER_BUDGET if least_bytes do not fit.
 ///
 /// # Safety
-/// `options` is null or points to a struct whose struct_size is set; `buffer` is null or writable.
+/// `options` is null or points to a struct with struct_size set; `buffer` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_elastic_buffer_create(
     device: vmmgraph_device_t,
@@ -159,13 +167,15 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_create(
     })
 }
 
-/// Ends a handle, and with it the buffer. Before that, everything is decommitted behind a fence, or the device is done with it.
+/// Destroys the buffer. Before, decommit all memory with a fence, or complete all device work on
+/// the buffer.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_elastic_buffer_destroy(buffer: vmmgraph_elastic_buffer_t) -> vmmgraph_status_t {
     guard(|| remove::<ElasticBuffer, _>(buffer).map(drop))
 }
 
-/// The first address, which never changes. What is not committed has no memory: a device that uses it faults.
+/// Writes the base address, which never changes. Uncommitted parts have no memory: device accesses
+/// fault.
 ///
 /// # Safety
 /// `base` is null or writable.
@@ -182,13 +192,14 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_base(
     })
 }
 
-/// Makes every byte from `offset` on usable: maps those of its pages, rounded outward, that are not there. All of them or none. Free
-/// pages of the device are taken first; before there is no memory, others are asked to give some back. Contents of pages that come are
-/// anything. Pages that a decommit has not let go yet stay: work on other streams than those of its fence is to wait for
-/// vmmgraph_elastic_buffer_before. Out of memory leaves everything as it was. `done` may be null.
+/// Commits `bytes` bytes at `offset`, rounded outward to pages: maps all missing pages, or none.
+/// Uses free pages of the device first; if memory is short, asks reclaimers before failing. New
+/// pages have undefined contents. Decommitted pages which are still mapped stay, with their
+/// contents: work on streams other than those of their fence must first call
+/// vmmgraph_elastic_buffer_before. A failed call changes nothing. `done` may be null.
 ///
 /// # Safety
-/// `done` is null or points to a struct whose struct_size is set.
+/// `done` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_elastic_buffer_commit(
     buffer: vmmgraph_elastic_buffer_t,
@@ -203,8 +214,9 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_commit(
     })
 }
 
-/// As vmmgraph_elastic_buffer_commit, on a thread of the library. Nobody is asked to give memory up for it. What becomes of it is said by
-/// vmmgraph_pending_wait; `pending` is to be destroyed, and may be null: then nobody is told.
+/// Like vmmgraph_elastic_buffer_commit, on a thread of the library and without asking reclaimers.
+/// Returns at once; vmmgraph_pending_wait returns the result. The caller destroys `pending`, which
+/// may be null to ignore the result.
 ///
 /// # Safety
 /// `pending` is null or writable.
@@ -223,13 +235,14 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_commit_async(
     })
 }
 
-/// Gives back the pages of `bytes` bytes from `offset` on, rounded inward. They are not to be used from now on, and go behind `fence`
-/// (null: at once); nobody waits for the device. Until they went they count toward the budget. Its events need to be there during the call
-/// only. `gone`, which may be null, is the bytes of what was there.
+/// Decommits `bytes` bytes at `offset`, rounded inward to pages. The memory must not be used by
+/// later work. The pages are unmapped after `fence` (null: at once) and count toward the budget
+/// until then. Never waits for the device. Events of the fence must exist only during the call.
+/// `gone` (may be null) receives the decommitted bytes.
 ///
 /// # Safety
-/// `fence` is null or points to a struct whose struct_size is set, with as many streams and recorded events as it says; `gone` is null
-/// or writable.
+/// `fence` is null or points to a struct with struct_size set, stream_count streams and event_count
+/// recorded events. `gone` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_elastic_buffer_decommit(
     buffer: vmmgraph_elastic_buffer_t,
@@ -248,7 +261,8 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_decommit(
     })
 }
 
-/// Unmaps what was decommitted and is no longer in use. Does not wait. `gone`, which may be null, is the bytes.
+/// Unmaps decommitted pages whose fence is complete. Does not wait. `gone` (may be null) receives
+/// the bytes.
 ///
 /// # Safety
 /// `gone` is null or writable.
@@ -261,7 +275,8 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_settle(
     guard(|| unsafe { write_number(gone, get::<ElasticBuffer, _>(buffer)?.settle()) })
 }
 
-/// Makes later work of a stream wait for what may still use pages that were committed again before they went. Does not block.
+/// Makes later work of `stream` wait for earlier users of pages decommitted and committed again
+/// while still mapped. Does not block.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_elastic_buffer_before(
     buffer: vmmgraph_elastic_buffer_t,
@@ -270,7 +285,7 @@ pub extern "C" fn vmmgraph_elastic_buffer_before(
     guard(|| Ok(get::<ElasticBuffer, _>(buffer)?.before(stream_of(stream))?))
 }
 
-/// Limits the bytes of physical memory that the buffer may hold; 0: no limit but the device's. Nothing is taken away.
+/// Limits the physical bytes of the buffer; 0: only the device's limit. Memory already held stays.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_elastic_buffer_set_budget(
     buffer: vmmgraph_elastic_buffer_t,
@@ -279,7 +294,8 @@ pub extern "C" fn vmmgraph_elastic_buffer_set_budget(
     guard(|| set_budget(get::<ElasticBuffer, _>(buffer)?.account(), bytes))
 }
 
-/// The parts that are committed, in order, in whole pages. Writes at most `capacity` of them, and how many there are.
+/// Writes the committed parts, in order, as ranges of whole pages: at most `capacity`. `count`
+/// receives their total.
 ///
 /// # Safety
 /// `ranges` points to `capacity` writable ranges, or `capacity` is 0; `count` is null or writable.
@@ -303,10 +319,10 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_committed(
     })
 }
 
-/// What the buffer holds now.
+/// Writes the current statistics of the buffer.
 ///
 /// # Safety
-/// `stats` is null or points to a struct whose struct_size is set.
+/// `stats` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_elastic_buffer_stats(
     buffer: vmmgraph_elastic_buffer_t,
@@ -319,12 +335,13 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_stats(
     })
 }
 
-/// Calls `after_map` when memory of the buffer is there, before the commit returns, and `before_unmap` when it is not used any more and is
-/// unmapped next. Either may be null. For registrations that hold pages: RDMA's, for one.
+/// Registers callbacks: `after_map` for memory just mapped, before the commit returns, and
+/// `before_unmap` for memory no longer in use and about to be unmapped. Either may be null. For
+/// registrations of pages, such as RDMA's.
 ///
 /// # Safety
-/// The functions may be called with `user` from any thread until vmmgraph_elastic_observer_destroy and the calls that were under way then
-/// have returned; `observer` is null or writable.
+/// The callbacks may be called with `user` from any thread, until vmmgraph_elastic_observer_destroy
+/// and all calls in progress have returned. `observer` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_elastic_buffer_observe(
     buffer: vmmgraph_elastic_buffer_t,
@@ -340,7 +357,7 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_observe(
     })
 }
 
-/// The functions are called no more, but by calls that are under way.
+/// Removes the callbacks. Calls in progress still complete.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_elastic_observer_destroy(
     observer: vmmgraph_elastic_observer_t,
@@ -348,7 +365,7 @@ pub extern "C" fn vmmgraph_elastic_observer_destroy(
     guard(|| remove::<Observer, _>(observer).map(drop))
 }
 
-/// Whether a commit is over: 1, else 0.
+/// Sets `over` to 1 if the commit is finished, else to 0.
 ///
 /// # Safety
 /// `over` is null or writable.
@@ -365,11 +382,11 @@ pub unsafe extern "C" fn vmmgraph_pending_done(
     })
 }
 
-/// Blocks until a commit is over; its status is the commit's. Waits for the driver's calls only, never for work of the device. May be
-/// called again. `done` may be null.
+/// Blocks until the commit is finished and returns its status. Waits for driver calls only, never
+/// for device work. May be called again. `done` may be null.
 ///
 /// # Safety
-/// `done` is null or points to a struct whose struct_size is set.
+/// `done` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_pending_wait(
     pending: vmmgraph_pending_t,
@@ -382,7 +399,7 @@ pub unsafe extern "C" fn vmmgraph_pending_wait(
     })
 }
 
-/// Ends a handle; the commit goes on.
+/// Destroys the handle; the commit continues.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_pending_destroy(pending: vmmgraph_pending_t) -> vmmgraph_status_t {
     guard(|| remove::<Pending, _>(pending).map(drop))

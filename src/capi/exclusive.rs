@@ -1,4 +1,4 @@
-//! Memory of an arena that nothing else shares.
+//! Private (exclusive) blocks of an arena in C.
 
 use std::ffi::c_void;
 
@@ -8,14 +8,17 @@ use super::share::{copy_extents, vmmgraph_page_extent_t};
 use super::status::vmmgraph_status_t;
 use crate::Address;
 
-/// Allocates an exclusive block: one page of its own, mapped at addresses of its own until it is freed or the arena and all its spaces are gone. No graph
-/// shares it, nothing else lies on it, poison does not fill it, and no seal, lending or eager work moves it; a pause of the arena leaves it where it is,
-/// with its memory. For what peers write without waiting for this device, and for what keeps its contents from replay to replay: workspaces, signal pads,
-/// windows that a library registers. It is zero when this returns, for any stream and any peer: waits for one fill. Before a capture, rather than in one:
-/// on platforms where nobody may wait while something is captured it is VMMGRAPH_ERROR_STREAM_CAPTURING then.
+/// Allocates a private (exclusive) block: one page of its own at addresses of its own, until the
+/// block is freed or the arena and all its spaces are destroyed. No graph shares the page, no other
+/// block lies on it, and poison does not fill it. No seal, lending, eager work or pause moves or
+/// releases it. For memory written by peers without waiting for this device, and for contents which
+/// last from replay to replay: workspaces, signal pads, registered windows.
 ///
-/// granularity, a power of two and a multiple of the device's, is what its address and its bytes, rounded up, are multiples of; 0: a small page's
-/// bytes; what cannot be one is VMMGRAPH_ERROR_INVALID_SIZE. It counts toward the arena's budget.
+/// The call waits until the block is zero for every stream and peer. Allocate before a capture:
+/// platforms which forbid waits during a capture return VMMGRAPH_ERROR_STREAM_CAPTURING.
+/// `granularity` divides the address and the rounded length, and is a power of two and a multiple
+/// of the device's granularity; 0: a small page. VMMGRAPH_ERROR_INVALID_SIZE for any other value.
+/// The block counts toward the arena's budget.
 ///
 /// # Safety
 /// `block` is null or writable.
@@ -34,8 +37,10 @@ pub unsafe extern "C" fn vmmgraph_arena_allocate_exclusive(
     })
 }
 
-/// Frees an exclusive block. Its memory goes behind the arena's replays so far; other work that uses it is over by now, and peers have closed it, or it stays
-/// theirs (vmmgraph_device_page_exported). VMMGRAPH_ERROR_FOREIGN_POINTER for what is none, or none any more.
+/// Frees a private (exclusive) block after the arena's replays so far. Other work on the block must
+/// be complete. Peers must have closed its page, or the page stays pinned
+/// (vmmgraph_device_page_exported). VMMGRAPH_ERROR_FOREIGN_POINTER unless `block` is a live private
+/// block.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_arena_free_exclusive(
     arena: vmmgraph_arena_t,
@@ -44,8 +49,9 @@ pub extern "C" fn vmmgraph_arena_free_exclusive(
     with(arena, |arena| Ok(arena.free_exclusive(Address(block as u64))?))
 }
 
-/// The page behind an exclusive block or a part of it, as vmmgraph_space_export says it of a space's blocks: one extent. It is the same for as long as the block
-/// lives, and can be exported at any time.
+/// Returns the page under a private (exclusive) block or a part of the block, as
+/// vmmgraph_space_export: one extent. The page stays the same for the block's life, and can be
+/// exported at any time.
 ///
 /// # Safety
 /// `extents` points to `capacity` writable items, or `capacity` is 0; `count` is null or writable.

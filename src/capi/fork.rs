@@ -1,8 +1,9 @@
-//! A process that was forked after a device was opened.
+//! Detection of a process forked after a device was opened.
 //!
-//! The child has one thread; a lock that another thread of the parent held is held for ever there, and CUDA does not work there
-//! at all. So every call but those that explain a failure is refused in the child before it takes a lock: it can neither hang in
-//! a destructor at its exit nor give back what the parent still uses.
+//! The child has one thread. A lock held by another thread of the parent stays locked forever, and
+//! CUDA does not work in the child. Every call is therefore refused before taking a lock, except
+//! the calls which explain a failure. The child can neither hang in a destructor at exit nor
+//! release resources still used by the parent.
 
 use std::ffi::c_int;
 use std::sync::Once;
@@ -22,17 +23,17 @@ unsafe extern "C" fn in_the_child() {
     FORKED.store(true, Ordering::Relaxed);
 }
 
-/// Watches for forks from now on.
+/// Registers the fork handler once.
 pub(super) fn watch() {
     static WATCH: Once = Once::new();
     WATCH.call_once(|| {
-        // SAFETY: the handler only stores to a static, which is allowed after a fork. It fails for lack of memory only, and then
-        // forks go unnoticed.
+        // SAFETY: the handler only stores to a static, which is allowed after a fork. Registration
+        // fails only without memory; forks then stay undetected.
         unsafe { pthread_atfork(None, None, Some(in_the_child)) };
     });
 }
 
-/// Whether the library may be used in this process.
+/// Returns an error in a forked child.
 pub(super) fn usable() -> Result<()> {
     if !FORKED.load(Ordering::Relaxed) {
         return Ok(());

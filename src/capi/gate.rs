@@ -1,4 +1,4 @@
-//! The capture gate in C.
+//! Capture gate of a device in C.
 
 use std::sync::Arc;
 
@@ -17,27 +17,32 @@ fn with(device: vmmgraph_device_t, body: impl FnOnce(&CaptureGate) -> Result<()>
     })
 }
 
-/// Waits until nobody is between vmmgraph_device_begin_capture or _begin_replay and its end, and keeps everybody else out until
-/// vmmgraph_device_end_capture on this thread: for engines that want no replay while they capture. Nothing else looks at this gate.
+/// Waits until no capture or replay is in the gate, then keeps both out until
+/// vmmgraph_device_end_capture on this thread. The library itself never uses the gate: an option
+/// for engines without replays during captures. VMMGRAPH_ERROR_WRONG_STATE if this thread is in the
+/// gate.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_device_begin_capture(device: vmmgraph_device_t) -> vmmgraph_status_t {
     with(device, CaptureGate::begin_capture)
 }
 
-/// Lets the others in again.
+/// Ends this thread's capture and opens the gate. VMMGRAPH_ERROR_WRONG_STATE if this thread has
+/// none.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_device_end_capture(device: vmmgraph_device_t) -> vmmgraph_status_t {
     with(device, CaptureGate::end_capture)
 }
 
-/// Waits until nobody captures or waits to, and keeps captures out until vmmgraph_device_end_replay on this thread. Any number of
-/// threads may be in here at once, each any number of times.
+/// Waits until no capture is active or pending, then keeps captures out until
+/// vmmgraph_device_end_replay on this thread. Any number of threads may enter at once, each any
+/// number of times. VMMGRAPH_ERROR_WRONG_STATE if this thread is capturing.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_device_begin_replay(device: vmmgraph_device_t) -> vmmgraph_status_t {
     with(device, CaptureGate::begin_replay)
 }
 
-/// Ends what this thread's last vmmgraph_device_begin_replay began.
+/// Ends this thread's last vmmgraph_device_begin_replay. VMMGRAPH_ERROR_WRONG_STATE if this thread
+/// has none.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_device_end_replay(device: vmmgraph_device_t) -> vmmgraph_status_t {
     with(device, CaptureGate::end_replay)

@@ -1,4 +1,4 @@
-//! Who may begin: decisions without memory, a clock or a thread.
+//! Admission policies: decisions without memory, clock or thread.
 
 use super::guard::{copy_items, guard, items, out};
 use super::locked::{create, destroy, with};
@@ -11,53 +11,54 @@ pub struct vmmgraph_grants {
     _private: (),
 }
 
-/// One number of pages for the KV memory and the activations of all steps under way. Calls with it are thread-safe.
+/// Page budget shared by the KV memory and the activations of all running steps. Thread-safe.
 pub type vmmgraph_grants_t = *mut vmmgraph_grants;
 
-/// Both are the step's now.
+/// The KV pages and the activation pages are granted.
 pub const VMMGRAPH_GRANT_GRANTED: i32 = 0;
-/// Neither; it keeps its place, and is to ask again when something came back.
+/// Nothing is granted. The step keeps its place in the queue; ask again after pages were given
+/// back.
 pub const VMMGRAPH_GRANT_NOT_NOW: i32 = 1;
-/// There are not so many pages, and it waits no more.
+/// The budget is too small for the request. The step left the queue.
 pub const VMMGRAPH_GRANT_NEVER: i32 = 2;
 
-/// What was granted.
+/// Statistics of a vmmgraph_grants_t.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_grants_stats_t {
     /// Set to sizeof(vmmgraph_grants_stats_t) before the call.
     pub struct_size: usize,
-    /// Pages in all.
+    /// Pages in total.
     pub pages: u64,
-    /// Pages that nobody was granted.
+    /// Pages not granted.
     pub free: u64,
     /// Pages granted for KV memory.
     pub kv: u64,
     /// Pages granted for activations.
     pub activations: u64,
-    /// Steps that wait.
+    /// Steps in the queue.
     pub waiting: u64,
 }
 
-/// A sequence that grows by a token a step. Never grows itself, so it has no struct_size.
+/// A sequence which grows by one token per step. The struct never grows, so without struct_size.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct vmmgraph_growing_t {
-    /// Tokens that it holds memory for.
+    /// Tokens with KV memory.
     pub tokens: u64,
-    /// Tokens that are still to come, known or predicted: then it ends and holds none.
+    /// Tokens still to come, known or predicted. Then the sequence ends and frees its memory.
     pub left: u64,
 }
 
-/// What waits for its turn. Never grows, so it has no struct_size.
+/// A request with a deadline. Never grows, so without struct_size.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct vmmgraph_due_t {
-    /// When it is to be over, in any unit.
+    /// Deadline, in any unit of time.
     pub by: u64,
-    /// How long it takes.
+    /// Duration of the service.
     pub takes: u64,
-    /// When it is first, in time or not: nothing waits for ever.
+    /// Time after which the request goes first, whether on time or not.
     pub patience: u64,
 }
 
@@ -66,10 +67,11 @@ pub struct vmmgraph_lengths {
     _private: (),
 }
 
-/// How long sequences become, by those that ended. Calls with it are thread-safe.
+/// Predictor of sequence lengths, from the sequences which ended. Thread-safe.
 pub type vmmgraph_lengths_t = *mut vmmgraph_lengths;
 
-/// Makes grants of so many pages; a step that waits is overtaken by at most `overtakes` others that leave it too little.
+/// Creates a budget of `pages` pages. At most `overtakes` grants may overtake a waiting step and
+/// leave too few pages for the waiting step.
 ///
 /// # Safety
 /// `grants` is null or writable.
@@ -83,21 +85,22 @@ pub unsafe extern "C" fn vmmgraph_grants_create(
     unsafe { create(grants, || Ok(Grants::new(pages, overtakes))) }
 }
 
-/// Ends a handle, and with it the grants.
+/// Destroys the budget.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_grants_destroy(grants: vmmgraph_grants_t) -> vmmgraph_status_t {
     destroy::<Grants, _>(grants)
 }
 
-/// So many pages in all from now on. What was granted beyond them stays granted until it is given back.
+/// Sets the total number of pages. Pages already granted stay granted until given back.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_grants_set_pages(grants: vmmgraph_grants_t, pages: u64) -> vmmgraph_status_t {
     guard(|| with(grants, |grants: &mut Grants| grants.set_pages(pages)))
 }
 
-/// Step `who`, a number of the caller's, asks for pages of KV memory, which it keeps until its sequences end, and of activations, which it
-/// keeps until it ends itself. It gets both or neither, so that steps never hold what each other wait for. `answer` is one of
-/// VMMGRAPH_GRANT_*. One that waits may ask for something else than before.
+/// Requests `kv` pages of KV memory, kept until the step's sequences end, and `activations` pages,
+/// kept until the step ends. Both are granted or neither, so that steps cannot deadlock. `who` is
+/// the caller's number of the step. `answer` receives one of VMMGRAPH_GRANT_*. A waiting step may
+/// change its request.
 ///
 /// # Safety
 /// `answer` is null or writable.
@@ -121,8 +124,8 @@ pub unsafe extern "C" fn vmmgraph_grants_ask(
     })
 }
 
-/// Takes so many KV pages for a step under way that cannot go on without, past everybody who waits. `there` is 1, or 0 if there are
-/// fewer: then none are taken.
+/// Takes `kv` more KV pages for a running step, ahead of all waiting steps. `there` receives 1 if
+/// granted. If fewer pages are free, `there` receives 0 and none are taken.
 ///
 /// # Safety
 /// `there` is null or writable.
@@ -140,13 +143,14 @@ pub unsafe extern "C" fn vmmgraph_grants_extend(
     })
 }
 
-/// Step `who` waits no more.
+/// Removes step `who` from the queue.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_grants_forget(grants: vmmgraph_grants_t, who: u64) -> vmmgraph_status_t {
     guard(|| with(grants, |grants: &mut Grants| grants.forget(who)))
 }
 
-/// Pages came back: the KV memory of sequences that ended, the activations of a step that did; at most what was granted.
+/// Gives pages back: KV pages of ended sequences and activation pages of an ended step, at most the
+/// pages granted.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_grants_give(
     grants: vmmgraph_grants_t,
@@ -156,10 +160,10 @@ pub extern "C" fn vmmgraph_grants_give(
     guard(|| with(grants, |grants: &mut Grants| grants.give(Need { kv, activations })))
 }
 
-/// What is granted now.
+/// Writes the current statistics.
 ///
 /// # Safety
-/// `stats` is null or points to a struct whose struct_size is set.
+/// `stats` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_grants_stats(
     grants: vmmgraph_grants_t,
@@ -181,12 +185,13 @@ pub unsafe extern "C" fn vmmgraph_grants_stats(
     })
 }
 
-/// The most blocks of `block_tokens` tokens that these sequences will ever hold together if each grows by a token a step until it ends, at
-/// most one too many for each: one more may begin if, among these, they stay within what there is. So those that run are not preempted
-/// for those that came later. VMMGRAPH_ERROR_INVALID_ARGUMENT for blocks of no tokens.
+/// Computes the peak number of blocks, of `block_tokens` tokens each, held together by `sequences`
+/// if each grows by one token per step until its end. May exceed the exact peak by one block per
+/// sequence. Admit a sequence if the peak including it fits: running sequences are then never
+/// preempted for later ones. VMMGRAPH_ERROR_INVALID_ARGUMENT if `block_tokens` is 0.
 ///
 /// # Safety
-/// `sequences` points to `count` items, or that is 0; `blocks` is null or writable.
+/// `sequences` points to `count` items, or `count` is 0; `blocks` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_admission_peak(
     block_tokens: u64,
@@ -204,12 +209,15 @@ pub unsafe extern "C" fn vmmgraph_admission_peak(
     })
 }
 
-/// The order in which most of `all` are over in time if they are served one after the other from `now` on, as positions in it, and how many
-/// of them, the first, those are: what has run out of patience, oldest first; then what will be in time, by when it is due; then
-/// the rest, by patience. Where not all can be in time, the longest are left for later. `timely` may be null.
+/// Computes the deadline order: the serial service order from time `now` in which most requests of
+/// `all` meet their deadline. `order` receives indices of `all`: first the requests out of
+/// patience, oldest first; then the requests which will be on time, by deadline; then the rest, by
+/// patience. If not all can be on time, the longest are postponed. `timely` (may be null) receives
+/// the number of requests in the first two groups.
 ///
 /// # Safety
-/// `all` points to `count` items and `order` to as many writable numbers, or that is 0; `timely` is null or writable.
+/// `all` points to `count` items and `order` to `count` writable numbers, or `count` is 0. `timely`
+/// is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_in_turn(
     now: u64,
@@ -223,7 +231,7 @@ pub unsafe extern "C" fn vmmgraph_in_turn(
         let all = unsafe { items(all, count, "all") }?;
         let due = |one: &vmmgraph_due_t| Due { by: one.by, takes: one.takes, patience: one.patience };
         let (turns, first) = in_turn(now, &all.iter().map(due).collect::<Vec<_>>());
-        // SAFETY: the caller's contract; there are `count` turns.
+        // SAFETY: the caller's contract; `turns` has `count` entries.
         unsafe {
             copy_items(&turns, order, count)?;
             if let Some(timely) = timely.as_mut() {
@@ -234,8 +242,9 @@ pub unsafe extern "C" fn vmmgraph_in_turn(
     })
 }
 
-/// Makes a policy that predicts lengths: it remembers the last `window` sequences that ended, says what `per_mille` of 1000 do not exceed,
-/// and `first` more tokens where none was as long. VMMGRAPH_ERROR_INVALID_ARGUMENT for an empty window, and above 1000.
+/// Creates a predictor of sequence lengths from the last `window` ended sequences: the quantile at
+/// `per_mille` of 1000. Predicts `first` more tokens if no remembered sequence was longer.
+/// VMMGRAPH_ERROR_INVALID_ARGUMENT if `window` is 0 or `per_mille` exceeds 1000.
 ///
 /// # Safety
 /// `lengths` is null or writable.
@@ -250,19 +259,20 @@ pub unsafe extern "C" fn vmmgraph_lengths_create(
     unsafe { create(lengths, || Lengths::new(window, per_mille, first)) }
 }
 
-/// Ends a handle, and with it the policy.
+/// Destroys the predictor.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_lengths_destroy(lengths: vmmgraph_lengths_t) -> vmmgraph_status_t {
     destroy::<Lengths, _>(lengths)
 }
 
-/// A sequence ended with so many tokens generated.
+/// Records the number of generated tokens of an ended sequence.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_lengths_ended(lengths: vmmgraph_lengths_t, tokens: u64) -> vmmgraph_status_t {
     guard(|| with(lengths, |lengths: &mut Lengths| lengths.ended(tokens)))
 }
 
-/// How many tokens one that has generated so many will have in the end, by those that became longer than it is.
+/// Predicts the final number of tokens of a sequence with `generated` tokens so far, from the
+/// remembered sequences longer than `generated`.
 ///
 /// # Safety
 /// `total` is null or writable.

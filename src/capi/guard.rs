@@ -1,4 +1,5 @@
-//! What stands around every C function: null checks, the end of every panic, and log lines once no lock is held.
+//! Wrapper of every C function: checks pointers, catches panics, and delivers log lines after all
+//! locks are released.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -10,7 +11,7 @@ use super::status::{
 };
 use crate::error::Error;
 
-/// Why a C function fails: one of the crate's errors, or a mistake that only C can make.
+/// Failure of a C function: an error of the crate, or a mistake only possible in C.
 pub(super) enum Failure {
     Error(Error),
     Status(vmmgraph_status_t, Error),
@@ -22,17 +23,19 @@ impl From<Error> for Failure {
     }
 }
 
-/// Runs a C function's body. Inside the function, not a macro around it, so that cbindgen sees the signature.
+/// Runs the body of a C function. A closure inside the function and not a macro around it, since
+/// cbindgen must see the signature.
 pub(super) fn guard(body: impl FnOnce() -> Result<(), Failure>) -> vmmgraph_status_t {
     guard_closing(|| {}, body)
 }
 
-/// As [`guard`], for what takes no lock: also in a forked child, where it tells why everything else is refused.
+/// As [`guard`], for functions without locks. Also runs in a forked child, where these functions
+/// explain why all others are refused.
 pub(super) fn guard_anywhere(body: impl FnOnce() -> Result<(), Failure>) -> vmmgraph_status_t {
     run(|| {}, body)
 }
 
-/// [`guard_closing`] for the bridge, whose bodies fail with the crate's errors only.
+/// [`guard_closing`] for the bridge: bodies fail only with the crate's errors.
 #[cfg(feature = "bridge")]
 pub(crate) fn guarded(
     close: impl FnOnce(),
@@ -41,8 +44,9 @@ pub(crate) fn guarded(
     guard_closing(close, || Ok(body()?))
 }
 
-/// What the bridge gives to C++: its destructor runs as a C function does, so that a panic in it stays here and its log lines come
-/// once no lock is held. In the child of a fork it does nothing: what it would give back is the parent's.
+/// Value owned by C++ through the bridge. The destructor runs like a C function: panics are caught,
+/// and log lines follow after all locks are released. In a forked child the destructor does
+/// nothing, since the resources belong to the parent.
 #[cfg(feature = "bridge")]
 pub(crate) struct GuardedDrop<T>(std::mem::ManuallyDrop<T>);
 
@@ -66,14 +70,15 @@ impl<T> std::ops::Deref for GuardedDrop<T> {
 impl<T> Drop for GuardedDrop<T> {
     fn drop(&mut self) {
         guard(|| {
-            // SAFETY: nobody has the value any more, and nothing drops it again.
+            // SAFETY: this destructor runs once, and the value is not used afterwards.
             unsafe { std::mem::ManuallyDrop::drop(&mut self.0) };
             Ok(())
         });
     }
 }
 
-/// As [`guard`]; a panic also runs `close`, since the state it leaves behind is unknown (parking_lot's locks do not poison).
+/// As [`guard`]; a panic also runs `close`, since the panic may leave inconsistent state
+/// (parking_lot's locks do not poison).
 pub(super) fn guard_closing(
     close: impl FnOnce(),
     body: impl FnOnce() -> Result<(), Failure>,
@@ -85,7 +90,8 @@ pub(super) fn guard_closing(
 }
 
 fn run(close: impl FnOnce(), body: impl FnOnce() -> Result<(), Failure>) -> vmmgraph_status_t {
-    // First, so that it ends last: what the body logs, its destructors and its panic included, is handed over then.
+    // First, so dropped last: log lines of the body, its destructors and its panic are delivered
+    // then.
     let _call = Call::begin();
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => VMMGRAPH_OK,
@@ -97,7 +103,7 @@ fn run(close: impl FnOnce(), body: impl FnOnce() -> Result<(), Failure>) -> vmmg
                 .map(|text| (*text).to_owned())
                 .or_else(|| panic.downcast_ref::<String>().cloned())
                 .unwrap_or_else(|| "a panic without a message".to_owned());
-            // Neither the payload's destructor nor closing may end the process.
+            // Neither the payload's destructor nor `close` may end the process.
             let _ = catch_unwind(AssertUnwindSafe(move || drop(panic)));
             let _ = catch_unwind(AssertUnwindSafe(close));
             remember_as(VMMGRAPH_ERROR_INTERNAL, Error::Internal { what })
@@ -105,7 +111,7 @@ fn run(close: impl FnOnce(), body: impl FnOnce() -> Result<(), Failure>) -> vmmg
     }
 }
 
-/// The failure of a null pointer given as the argument `what`.
+/// Returns the failure of a null pointer in argument `what`.
 pub(super) fn null(what: &'static str) -> Failure {
     let error = Error::InvalidArgument { what, value: 0, expected: "a pointer that is not null" };
     Failure::Status(VMMGRAPH_ERROR_NULL_ARGUMENT, error)
@@ -115,19 +121,19 @@ pub(super) fn not_null<T>(pointer: *const T, what: &'static str) -> Result<(), F
     if pointer.is_null() { Err(null(what)) } else { Ok(()) }
 }
 
-/// The place that the argument `what` points to.
+/// Dereferences the output pointer in argument `what`.
 ///
 /// # Safety
-/// The pointer is null or good for reads and writes while the reference lives.
+/// The pointer is null, or valid for reads and writes while the reference lives.
 pub(super) unsafe fn out<'a, T>(pointer: *mut T, what: &'static str) -> Result<&'a mut T, Failure> {
     // SAFETY: the caller's contract.
     unsafe { pointer.as_mut() }.ok_or_else(|| null(what))
 }
 
-/// The items that the argument `what` points to.
+/// Returns the array in argument `what` as a slice.
 ///
 /// # Safety
-/// The pointer is null or good for reads of `count` items while the slice lives.
+/// The pointer is null, or valid for reads of `count` items while the slice lives.
 pub(super) unsafe fn items<'a, T>(
     pointer: *const T,
     count: usize,
@@ -137,14 +143,16 @@ pub(super) unsafe fn items<'a, T>(
         return Ok(&[]);
     }
     check_items(pointer, count, size_of::<T>(), what)?;
-    // SAFETY: not null, and `count` items by the caller's contract, which are no more than a slice may have.
+    // SAFETY: not null, and `count` items by the caller's contract, within the size limit of a
+    // slice.
     Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
 }
 
-/// The items that the argument `what` points to, to be written.
+/// Returns the array in argument `what` as a writable slice.
 ///
 /// # Safety
-/// The pointer is null or good for reads and writes of `count` items, by nobody else, while the slice lives.
+/// The pointer is null, or valid for exclusive reads and writes of `count` items while the slice
+/// lives.
 pub(super) unsafe fn items_mut<'a, T>(
     pointer: *mut T,
     count: usize,
@@ -158,7 +166,7 @@ pub(super) unsafe fn items_mut<'a, T>(
     Ok(unsafe { std::slice::from_raw_parts_mut(pointer, count) })
 }
 
-/// Whether a pointer can be one to `count` items of `each` bytes.
+/// Checks a pointer to `count` items of `each` bytes: not null, and a possible size.
 pub(super) fn check_items<T>(
     pointer: *const T,
     count: usize,
@@ -172,20 +180,21 @@ pub(super) fn check_items<T>(
     not_null(pointer, what)
 }
 
-/// Copies as many items as there is room for.
+/// Copies at most `capacity` items.
 ///
 /// # Safety
-/// `to` is null or good for writes of `capacity` items.
+/// `to` is null or valid for writes of `capacity` items.
 pub(super) unsafe fn copy_items<T: Copy>(from: &[T], to: *mut T, capacity: usize) -> Result<(), Failure> {
     if capacity > 0 {
         not_null(to, "the place for the items")?;
-        // SAFETY: not null, so good for `capacity` items by the caller's contract; both have as many as are copied.
+        // SAFETY: not null, so valid for `capacity` items by the caller's contract. The number of
+        // copied items exceeds neither length.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len().min(capacity)) };
     }
     Ok(())
 }
 
-/// What a number of C stands for: its place in `all`.
+/// Maps a number from C to the entry of `all` at this index.
 pub(super) fn pick<T: Copy>(what: &'static str, number: i32, all: &[T]) -> Result<T, Failure> {
     let found = usize::try_from(number).ok().and_then(|number| all.get(number).copied());
     let expected = "one of the header's numbers for it";

@@ -1,7 +1,7 @@
-//! Handles: keys into one table, dressed as pointers.
+//! Handles: generational keys of one process-wide table, cast to pointers.
 //!
-//! A handle is never dereferenced. Its value is a slot and the slot's generation, so a handle that was destroyed, that belongs to
-//! another kind of object, or that is no handle at all is an error and not undefined behaviour.
+//! A handle is never dereferenced. Its value holds a slot and the slot's generation, so a
+//! destroyed, foreign or invented handle is an error and not undefined behaviour.
 
 use std::sync::{Arc, OnceLock};
 
@@ -57,14 +57,14 @@ enum Object {
     PeerMap(Arc<PeerMap>),
 }
 
-/// An object that C knows by handle.
+/// Object with a C handle.
 pub(super) trait Handled: Sized {
     const NAME: &'static str;
     fn wrap(object: Arc<Self>) -> ObjectBox;
     fn unwrap(object: &ObjectBox) -> Option<&Arc<Self>>;
 }
 
-/// A registered object; opaque outside this file.
+/// Registered object; opaque outside this file.
 pub(super) struct ObjectBox(Object);
 
 macro_rules! handled {
@@ -122,10 +122,10 @@ fn table() -> &'static Table {
     TABLE.get_or_init(Table::default)
 }
 
-/// The key a handle stands for; the null key, which is never in the table, for what no key looks like.
+/// Returns the key of a handle, or the null key (never in the table) for an impossible value.
 fn key<P>(handle: *mut P) -> DefaultKey {
     let data = KeyData::from_ffi(handle as u64);
-    // `from_ffi` rounds numbers that are no keys to ones that are.
+    // `from_ffi` rounds an invalid number to a valid key.
     if data.as_ffi() == handle as u64 { data.into() } else { DefaultKey::null() }
 }
 
@@ -138,18 +138,18 @@ fn refuse<T: Handled, P>(handle: *mut P) -> Failure {
     Failure::Status(VMMGRAPH_ERROR_INVALID_HANDLE, error)
 }
 
-/// A new handle to an object.
+/// Registers an object and returns its new handle.
 pub(super) fn register<T: Handled, P>(object: Arc<T>) -> *mut P {
     table().write().insert(T::wrap(object)).data().as_ffi() as *mut P
 }
 
-/// The object behind a handle.
+/// Returns the object of a handle.
 pub(super) fn get<T: Handled, P>(handle: *mut P) -> Result<Arc<T>, Failure> {
     let table = table().read();
     table.get(key(handle)).and_then(T::unwrap).cloned().ok_or_else(|| refuse::<T, P>(handle))
 }
 
-/// Ends a handle and returns the object. Its destructor runs with the caller, outside the table's lock.
+/// Removes a handle and returns the object. The caller drops the object outside the table's lock.
 pub(super) fn remove<T: Handled, P>(handle: *mut P) -> Result<Arc<T>, Failure> {
     let mut table = table().write();
     let object = table.get(key(handle)).and_then(T::unwrap).cloned().ok_or_else(|| refuse::<T, P>(handle))?;
@@ -157,19 +157,19 @@ pub(super) fn remove<T: Handled, P>(handle: *mut P) -> Result<Arc<T>, Failure> {
     Ok(object)
 }
 
-/// The space behind a handle, for the bridge.
+/// Returns the space of a handle, for the bridge.
 #[cfg(feature = "bridge")]
 pub(crate) fn space_of(space: super::vmmgraph_space_t) -> crate::error::Result<Arc<Space>> {
     object_of(space)
 }
 
-/// The arena behind a handle, for the bridge.
+/// Returns the arena of a handle, for the bridge.
 #[cfg(feature = "bridge")]
 pub(crate) fn arena_of(arena: super::vmmgraph_arena_t) -> crate::error::Result<Arc<SharedVmmAllocator>> {
     object_of(arena)
 }
 
-/// The region behind a handle, for the bridge.
+/// Returns the region of a handle, for the bridge.
 #[cfg(feature = "bridge")]
 pub(crate) fn region_of(region: super::vmmgraph_region_t) -> crate::error::Result<Arc<Region>> {
     object_of(region)

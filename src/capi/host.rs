@@ -1,4 +1,4 @@
-//! The host memory that contents wait in while their pages are gone.
+//! Host pool of a device: host memory for the contents of paused pages.
 
 use super::device::vmmgraph_device_t;
 use super::guard::guard;
@@ -8,32 +8,33 @@ use super::sized::limit;
 use super::status::vmmgraph_status_t;
 use crate::Device;
 
-/// What the host pool of a device holds.
+/// Statistics of a device's host pool.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_host_stats_t {
     /// Set to sizeof(vmmgraph_host_stats_t) before the call.
     pub struct_size: usize,
-    /// Bytes held from the operating system.
+    /// Bytes obtained from the operating system.
     pub held_bytes: u64,
-    /// Those of them that are registered with the device.
+    /// Bytes registered with the device (pinned), part of held_bytes.
     pub registered_bytes: u64,
-    /// Bytes that no contents are in.
+    /// Bytes without contents, part of held_bytes.
     pub free_bytes: u64,
-    /// The most it may hold; 0: no limit.
+    /// Limit of held_bytes; 0: no limit.
     pub limit_bytes: u64,
 }
 
-/// Makes sure that the device's host pool holds `bytes` at least, in use or not: mapped, faulted in, and registered where that is
-/// granted, so that a pause need not do it. VMMGRAPH_ERROR_INVALID_SIZE beyond 2^46 bytes;
-/// VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY beyond the pool's limit and beyond the memory that the machine, or
-/// the control group of the process, has available. A call that fails holds no more than before.
+/// Grows the device's host pool to at least `bytes`, used bytes included. The memory is mapped,
+/// faulted in and registered with the device where the driver permits, so that a later pause need
+/// not do so. VMMGRAPH_ERROR_INVALID_SIZE beyond 2^46 bytes. VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY
+/// beyond the pool's limit, or beyond the memory available to the machine or to the process's
+/// control group. A failed call leaves the pool's size unchanged.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_device_prepare_backup(device: vmmgraph_device_t, bytes: u64) -> vmmgraph_status_t {
     guard(|| Ok(get::<Device, _>(device)?.host_pool().prepare(bytes)?))
 }
 
-/// Limits the bytes that the device's host pool may hold; 0: no limit. Nothing is taken away.
+/// Limits the bytes of the device's host pool; 0: no limit. Memory already held stays.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_device_set_host_budget(
     device: vmmgraph_device_t,
@@ -45,7 +46,8 @@ pub extern "C" fn vmmgraph_device_set_host_budget(
     })
 }
 
-/// Gives back to the operating system what no contents are in. `released` (may be null) receives the bytes.
+/// Returns unused memory of the device's host pool to the operating system. `released` (may be
+/// null) receives the bytes.
 ///
 /// # Safety
 /// `released` is null or writable.
@@ -64,10 +66,10 @@ pub unsafe extern "C" fn vmmgraph_device_trim_host(
     })
 }
 
-/// What the device's host pool holds now.
+/// Writes the current statistics of the device's host pool.
 ///
 /// # Safety
-/// `stats` is null or points to a struct whose struct_size is set.
+/// `stats` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_host_stats(
     device: vmmgraph_device_t,

@@ -1,4 +1,4 @@
-//! Host memory that a ring's units are copied from.
+//! Host buffers: sources of a ring's units.
 
 use std::ffi::c_void;
 
@@ -15,16 +15,20 @@ pub struct vmmgraph_host_buffer {
     _private: (),
 }
 
-/// Host memory that units are copied from, in one piece at one address. Calls with it are thread-safe.
+/// Contiguous host memory from which a ring copies its units. Thread-safe.
 pub type vmmgraph_host_buffer_t = *mut vmmgraph_host_buffer;
 
-/// Host memory that cannot be registered with the device is VMMGRAPH_ERROR_HOST_NOT_REGISTERED. Never falls back silently.
+/// Host memory must be registered with the device (pinned), else
+/// VMMGRAPH_ERROR_HOST_NOT_REGISTERED.
 pub const VMMGRAPH_PINNING_REQUIRED: i32 = 0;
-/// It will do: copies go over the host pool's ring of small registered buffers then, and the caller of an acquire waits for each.
+/// Unregistered memory is accepted: copies then use the host pool's ring of small registered
+/// buffers, and the thread which acquires a unit waits for each copy.
 pub const VMMGRAPH_PINNING_PREFERRED: i32 = 1;
 
-/// Takes `bytes` bytes of host memory, at most 1 GiB, from the device's host pool, for the sources of a ring's units. Their contents are
-/// anything. `pinning` is one of VMMGRAPH_PINNING_*. The buffer keeps the device open.
+/// Allocates `bytes` bytes of host memory, at most 1 GiB, from the device's host pool. The contents
+/// are undefined. `pinning` is one of VMMGRAPH_PINNING_*. The buffer keeps the device open. Fails
+/// with VMMGRAPH_ERROR_INVALID_SIZE, VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY or
+/// VMMGRAPH_ERROR_HOST_NOT_REGISTERED.
 ///
 /// # Safety
 /// `buffer` is null or writable.
@@ -45,16 +49,18 @@ pub unsafe extern "C" fn vmmgraph_host_buffer_create(
     })
 }
 
-/// Ends a handle. The memory stays for as long as a ring has it as a source, and goes back to the host pool behind the copies from it. Blocks
-/// nobody.
+/// Destroys the handle. The memory stays while a ring uses the buffer as a source, and returns to
+/// the host pool after all copies. Does not block.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_host_buffer_destroy(buffer: vmmgraph_host_buffer_t) -> vmmgraph_status_t {
     guard(|| remove::<HostBuffer, _>(buffer).map(drop))
 }
 
-/// Where the memory begins in this process, its bytes, and whether it is registered with the device (1, else 0). Any may be null. Who writes
-/// there waits for the copies from it first (vmmgraph_host_buffer_wait), lets no ring copy meanwhile, and says so afterwards
-/// (vmmgraph_host_buffer_changed). The address is good while the handle is, or a ring has the buffer as a source.
+/// Returns the address of the memory in this process, its bytes, and whether the memory is
+/// registered with the device (1, else 0). Each pointer may be null. To write through the address:
+/// stop every ring from copying, call vmmgraph_host_buffer_wait, write, then call
+/// vmmgraph_host_buffer_changed. The address is valid while the handle exists or a ring uses the
+/// buffer as a source.
 ///
 /// # Safety
 /// `base`, `bytes` and `registered` are null or writable.
@@ -80,11 +86,14 @@ pub unsafe extern "C" fn vmmgraph_host_buffer_info(
     })
 }
 
-/// Writes `bytes` bytes of `from` to the buffer, from `at` on. Blocks until the copies from it and to it that were given are over. What rings hold of it is out
-/// of date then: the next use copies it again. VMMGRAPH_ERROR_INVALID_SIZE beyond the end; nothing is written on failure.
+/// Writes `bytes` bytes from `from` to the buffer at offset `at`. Blocks until all submitted copies
+/// to and from the buffer, and all launches of captured steps reading the buffer, are complete.
+/// Copies in ring slots become stale: the next use copies again. VMMGRAPH_ERROR_INVALID_SIZE beyond
+/// the end; VMMGRAPH_ERROR_WRONG_STATE while a captured step reading the buffer is being launched.
+/// A failed call writes nothing.
 ///
 /// # Safety
-/// `from` points to `bytes` readable bytes that are not the buffer's own, or that is 0.
+/// `from` points to `bytes` readable bytes outside the buffer, or `bytes` is 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_host_buffer_write(
     buffer: vmmgraph_host_buffer_t,
@@ -100,14 +109,17 @@ pub unsafe extern "C" fn vmmgraph_host_buffer_write(
     })
 }
 
-/// Copies `bytes` bytes of the device to the buffer, from `at` on: behind what `stream` was given so far, behind the copies from the buffer and the launches of captured steps
-/// that read it, and beside whatever comes later, by the engine of the other direction. Does not block. What rings hold of it is out of date then: the next use
-/// copies it again, behind this. Who writes those bytes of the device again does so on a stream that waits (vmmgraph_host_buffer_before).
-/// VMMGRAPH_ERROR_INVALID_SIZE beyond the end, VMMGRAPH_ERROR_HOST_NOT_REGISTERED, VMMGRAPH_ERROR_STREAM_CAPTURING, and VMMGRAPH_ERROR_WRONG_STATE while a captured
-/// step that reads it is being launched.
+/// Copies `bytes` bytes of device memory at `from` to the buffer at offset `at`. The copy runs
+/// after the work submitted to `stream` so far, and after all readers of the buffer: copies and
+/// launches of captured steps. The copy overlaps later work, on the device-to-host copy engine.
+/// Does not block. Copies in ring slots become stale: the next use copies again, after this copy.
+/// Before the device memory is written again, call vmmgraph_host_buffer_before on the writing
+/// stream. VMMGRAPH_ERROR_INVALID_SIZE beyond the end; VMMGRAPH_ERROR_HOST_NOT_REGISTERED;
+/// VMMGRAPH_ERROR_STREAM_CAPTURING; VMMGRAPH_ERROR_WRONG_STATE while a captured step reading the
+/// buffer is being launched.
 ///
 /// # Safety
-/// `from` is an address of `bytes` mapped bytes of the device, until the copy is over.
+/// `from` is a device address of `bytes` bytes, mapped until the copy is complete.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_host_buffer_store(
     buffer: vmmgraph_host_buffer_t,
@@ -127,8 +139,9 @@ pub unsafe extern "C" fn vmmgraph_host_buffer_store(
     })
 }
 
-/// Makes later work of a stream wait for the stores that the buffer was given, so that what they copy may be written again. Does not block.
-/// VMMGRAPH_ERROR_STREAM_CAPTURING for a stream under capture.
+/// Makes later work of `stream` wait for all submitted vmmgraph_host_buffer_store copies, after
+/// which their device memory may be written again. Does not block. VMMGRAPH_ERROR_STREAM_CAPTURING
+/// if the stream is being captured.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_host_buffer_before(
     buffer: vmmgraph_host_buffer_t,
@@ -137,10 +150,11 @@ pub extern "C" fn vmmgraph_host_buffer_before(
     guard(|| Ok(get::<HostBuffer, _>(buffer)?.before(stream_of(stream))?))
 }
 
-/// Reads `bytes` bytes of the buffer, from `at` on, to `into`, when the copies to it are over. VMMGRAPH_ERROR_INVALID_SIZE beyond the end.
+/// Reads `bytes` bytes from the buffer at offset `at` to `into`. Blocks until all submitted copies
+/// to the buffer are complete. VMMGRAPH_ERROR_INVALID_SIZE beyond the end.
 ///
 /// # Safety
-/// `into` points to `bytes` writable bytes that are not the buffer's own, or that is 0.
+/// `into` points to `bytes` writable bytes outside the buffer, or `bytes` is 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_host_buffer_read(
     buffer: vmmgraph_host_buffer_t,
@@ -156,7 +170,8 @@ pub unsafe extern "C" fn vmmgraph_host_buffer_read(
     })
 }
 
-/// Says that the contents were changed otherwise than by vmmgraph_host_buffer_write: the next use of what rings hold of it copies it again.
+/// Reports a write through the address of vmmgraph_host_buffer_info. Copies in ring slots become
+/// stale: the next use copies again.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_host_buffer_changed(buffer: vmmgraph_host_buffer_t) -> vmmgraph_status_t {
     guard(|| {
@@ -165,8 +180,10 @@ pub extern "C" fn vmmgraph_host_buffer_changed(buffer: vmmgraph_host_buffer_t) -
     })
 }
 
-/// Blocks the caller until the copies from it and to it that were given are over. VMMGRAPH_ERROR_STREAM_CAPTURING where a platform allows no wait while
-/// something is captured.
+/// Blocks the calling thread until all submitted copies to and from the buffer, and all launches of
+/// captured steps reading the buffer, are complete. VMMGRAPH_ERROR_WRONG_STATE while such a step is
+/// being launched. VMMGRAPH_ERROR_STREAM_CAPTURING during a capture on platforms which forbid waits
+/// then.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_host_buffer_wait(buffer: vmmgraph_host_buffer_t) -> vmmgraph_status_t {
     guard(|| Ok(get::<HostBuffer, _>(buffer)?.wait()?))

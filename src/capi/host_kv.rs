@@ -1,4 +1,4 @@
-//! How much KV memory waits on the host: counts without memory, a clock or a thread.
+//! Accounting of KV memory in host memory: counters only, without memory, clock or thread.
 
 use super::guard::{Failure, guard, out, pick};
 use super::locked::{create, destroy, with};
@@ -13,22 +13,22 @@ pub struct vmmgraph_host_kv {
     _private: (),
 }
 
-/// How much host memory the KV of waiting sequences may have, and has. It holds none itself. Calls with it are thread-safe.
+/// Counter of host memory for the KV of waiting sequences. Owns no memory. Thread-safe.
 pub type vmmgraph_host_kv_t = *mut vmmgraph_host_kv;
 
-/// What KV on the host takes.
+/// Statistics of a vmmgraph_host_kv_t.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_host_kv_stats_t {
     /// Set to sizeof(vmmgraph_host_kv_stats_t) before the call.
     pub struct_size: usize,
-    /// Bytes that there are.
+    /// Bytes in total.
     pub physical_bytes: u64,
-    /// Of these, bytes that are used at most.
+    /// Bytes usable by vmmgraph_host_kv_put, at most physical_bytes.
     pub logical_bytes: u64,
-    /// Bytes that are used.
+    /// Bytes in use.
     pub held_bytes: u64,
-    /// By so many sequences.
+    /// Sequences with bytes in use.
     pub sequences: u64,
 }
 
@@ -37,18 +37,19 @@ pub struct vmmgraph_slo_control {
     _private: (),
 }
 
-/// A size that follows who is late. Calls with it are thread-safe.
+/// Controller of a size in bytes, driven by latency violations. Thread-safe.
 pub type vmmgraph_slo_control_t = *mut vmmgraph_slo_control;
 
-/// The size stays.
+/// The size is unchanged.
 pub const VMMGRAPH_SLO_KEEP: i32 = 0;
-/// It is twice as much now: first tokens were late.
+/// The size was raised, at most doubled: first tokens were late.
 pub const VMMGRAPH_SLO_RAISED: i32 = 1;
-/// It is half as much now: later tokens were late.
+/// The size was lowered, at most halved: later tokens were late.
 pub const VMMGRAPH_SLO_LOWERED: i32 = 2;
 
-/// Makes a count of so many bytes of host memory for KV, all of them to be used: a prompt whose KV memory has no room on the device yet is
-/// prefilled all the same, its KV goes to the host, and comes back when there is room.
+/// Creates a counter of `physical_bytes` of host memory for KV; the logical size begins as large.
+/// For engines which prefill a prompt before the device has room for its KV: the KV waits on the
+/// host.
 ///
 /// # Safety
 /// `host_kv` is null or writable.
@@ -61,19 +62,21 @@ pub unsafe extern "C" fn vmmgraph_host_kv_create(
     unsafe { create(host_kv, || Ok(HostKv::new(checked_bytes("host memory for KV", physical_bytes)?))) }
 }
 
-/// Ends a handle, and with it the count.
+/// Destroys the counter.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_host_kv_destroy(host_kv: vmmgraph_host_kv_t) -> vmmgraph_status_t {
     destroy::<HostKv, _>(host_kv)
 }
 
-/// It is used for so many bytes at most: the physical ones at most. What is there beyond stays until it is taken.
+/// Sets the logical size: the limit of vmmgraph_host_kv_put. Capped at the physical size. Bytes in
+/// use beyond the new limit stay until taken.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_host_kv_set_logical(host_kv: vmmgraph_host_kv_t, bytes: u64) -> vmmgraph_status_t {
     guard(|| with(host_kv, |host_kv: &mut HostKv| host_kv.set_logical(bytes)))
 }
 
-/// Room for a sequence's bytes within the logical size. `there` is 1, or 0 if there is not so much, or if it is there already.
+/// Reserves `bytes` for `sequence` within the logical size. Sets `there` to 1. Sets `there` to 0 if
+/// the bytes do not fit or the sequence already has a reservation.
 ///
 /// # Safety
 /// `there` is null or writable.
@@ -88,7 +91,8 @@ pub unsafe extern "C" fn vmmgraph_host_kv_put(
     guard(|| unsafe { put(host_kv, there, |host_kv| host_kv.put(sequence, bytes)) })
 }
 
-/// As vmmgraph_host_kv_put, within the physical size only: for a sequence that would lose its KV memory otherwise.
+/// Like vmmgraph_host_kv_put, but within the physical size. For a sequence about to lose its KV
+/// memory.
 ///
 /// # Safety
 /// As vmmgraph_host_kv_put.
@@ -103,7 +107,7 @@ pub unsafe extern "C" fn vmmgraph_host_kv_rescue(
     guard(|| unsafe { put(host_kv, there, |host_kv| host_kv.rescue(sequence, bytes)) })
 }
 
-/// Says whether there was room.
+/// Runs `act` and writes its result.
 ///
 /// # Safety
 /// `there` is null or writable.
@@ -118,8 +122,8 @@ unsafe fn put(
     Ok(())
 }
 
-/// A sequence's bytes are on the device again, or nobody's. `bytes`, which may be null, is how many. VMMGRAPH_ERROR_INVALID_ARGUMENT for
-/// one that is not there.
+/// Ends the reservation of `sequence`, once its KV is on the device or discarded. `bytes` (may be
+/// null) receives the reserved bytes. VMMGRAPH_ERROR_INVALID_ARGUMENT if the sequence has none.
 ///
 /// # Safety
 /// `bytes` is null or writable.
@@ -136,10 +140,10 @@ pub unsafe extern "C" fn vmmgraph_host_kv_take(
     })
 }
 
-/// What is there now.
+/// Writes the current statistics.
 ///
 /// # Safety
-/// `stats` is null or points to a struct whose struct_size is set.
+/// `stats` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_host_kv_stats(
     host_kv: vmmgraph_host_kv_t,
@@ -160,8 +164,9 @@ pub unsafe extern "C" fn vmmgraph_host_kv_stats(
     })
 }
 
-/// Makes a size between `least` and `most`, beginning at `value`, for vmmgraph_host_kv_set_logical: as eLLM does with the logical size of its
-/// buffer. VMMGRAPH_ERROR_INVALID_ARGUMENT for a least of 0, from which nothing grows, and for a value out of these bounds.
+/// Creates a controller of a size in bytes between `least` and `most` with initial value `value`,
+/// for vmmgraph_host_kv_set_logical. The rule is eLLM's. VMMGRAPH_ERROR_INVALID_ARGUMENT if `least`
+/// is 0 (a size of 0 cannot grow) or `value` is out of bounds.
 ///
 /// # Safety
 /// `control` is null or writable.
@@ -176,15 +181,17 @@ pub unsafe extern "C" fn vmmgraph_slo_control_create(
     unsafe { create(control, || SloControl::new(least, value, most)) }
 }
 
-/// Ends a handle, and with it the control.
+/// Destroys the controller.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_slo_control_destroy(control: vmmgraph_slo_control_t) -> vmmgraph_status_t {
     destroy::<SloControl, _>(control)
 }
 
-/// An iteration is over: whether a first token was late in it (1, else 0), or another one. The size doubles when first tokens were late in
-/// three of the last five iterations, halves when later tokens were, and stays when both were; after a change only new iterations are looked
-/// at. `change` is one of VMMGRAPH_SLO_*, `value` the size from now on; either may be null.
+/// Reports one finished iteration: `first_late` is 1 if a first token was late, else 0;
+/// `other_late` the same for later tokens. The size doubles if first tokens were late in three of
+/// the last five iterations, halves if later tokens were, and stays if both were. Iterations before
+/// the last decision no longer count. `change` receives one of VMMGRAPH_SLO_*, `value` the new size
+/// in bytes; either may be null.
 ///
 /// # Safety
 /// `change` and `value` are null or writable.

@@ -1,4 +1,4 @@
-//! Input plans.
+//! Input plans in C.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::Arc;
@@ -18,29 +18,30 @@ pub struct vmmgraph_input_plan {
     _private: (),
 }
 
-/// An input plan: where a graph's inputs and outputs lie in one arena, packed anew for each bucket. It holds no memory. Calls with it
-/// are thread-safe.
+/// Input plan: layout of a graph's inputs and outputs in one device arena, packed separately for
+/// each bucket. Owns no memory. Thread-safe.
 pub type vmmgraph_input_plan_t = *mut vmmgraph_input_plan;
 
-/// Written by the host before every step; travels with the other host inputs in one copy.
+/// Written by the host before every step. One copy transfers all host inputs.
 pub const VMMGRAPH_ROLE_HOST_INPUT: i32 = 0;
 /// Written by the device before the graph runs.
 pub const VMMGRAPH_ROLE_DEVICE_INPUT: i32 = 1;
 /// Written by the graph.
 pub const VMMGRAPH_ROLE_OUTPUT: i32 = 2;
 
-/// Missing elements are 0.
+/// Missing elements are filled with 0.
 pub const VMMGRAPH_PAD_ZERO: i32 = 0;
-/// Missing elements are the nearest one that the step has, in every dimension.
+/// Missing elements repeat the nearest element of the step, in every dimension.
 pub const VMMGRAPH_PAD_REPEAT_LAST: i32 = 1;
-/// Missing elements are pad_bits.
+/// Missing elements are filled with pad_bits.
 pub const VMMGRAPH_PAD_VALUE: i32 = 2;
 
-/// Always `times` long.
+/// The length is `times`.
 pub const VMMGRAPH_EXTENT_FIXED: i32 = 0;
-/// `times` the bucket's size along `axis`, plus `plus`.
+/// The length is the bucket's size along `axis`, multiplied by `times`, plus `plus`.
 pub const VMMGRAPH_EXTENT_ALONG: i32 = 1;
-/// At most `times` long, as each step needs it; the first dimension only. The rest is neither padded nor copied.
+/// The length is set by each step, at most `times`. First dimension only. The rest is neither
+/// padded nor copied.
 pub const VMMGRAPH_EXTENT_UP_TO: i32 = 2;
 
 /// One byte: false or true.
@@ -66,95 +67,95 @@ pub const VMMGRAPH_DTYPE_F64: i32 = 9;
 /// Any float of 8 bits.
 pub const VMMGRAPH_DTYPE_F8: i32 = 10;
 
-/// How long a dimension is. Never grows, so it has no struct_size.
+/// Length of a dimension. Never grows, so without struct_size.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_extent_t {
     /// VMMGRAPH_EXTENT_FIXED, _ALONG or _UP_TO.
     pub kind: i32,
-    /// Which of a key's extents, from 0; _ALONG only.
+    /// Index of a key's extent, from 0; _ALONG only.
     pub axis: i32,
-    /// The length or the factor.
+    /// Length, limit or factor.
     pub times: u32,
-    /// The summand; _ALONG only.
+    /// Summand; _ALONG only.
     pub plus: u32,
 }
 
-/// An input or output, declared once.
+/// Declaration of an input or output.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_input_t {
     /// sizeof(vmmgraph_input_t).
     pub struct_size: usize,
-    /// Its name, unique, UTF-8, zero-terminated; copied.
+    /// Name, unique in the plan, UTF-8, zero-terminated; copied.
     pub name: *const c_char,
-    /// A VMMGRAPH_DTYPE.
+    /// One of VMMGRAPH_DTYPE_*.
     pub dtype: i32,
-    /// A VMMGRAPH_ROLE.
+    /// One of VMMGRAPH_ROLE_*.
     pub role: i32,
-    /// A VMMGRAPH_PAD.
+    /// One of VMMGRAPH_PAD_*.
     pub pad: i32,
-    /// Dimensions, 1 to 4.
+    /// Number of dimensions, 1 to 4.
     pub rank: i32,
-    /// VMMGRAPH_PAD_VALUE: an element's bits, little-endian.
+    /// Bits of the fill element for VMMGRAPH_PAD_VALUE, little-endian.
     pub pad_bits: u64,
-    /// The dimensions, outermost first.
+    /// Dimensions, outermost first.
     pub shape: [vmmgraph_extent_t; 4],
 }
 
-/// What an input plan needs.
+/// Memory requirements of an input plan.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_input_plan_info_t {
     /// Set to sizeof(vmmgraph_input_plan_info_t) before the call.
     pub struct_size: usize,
-    /// Bytes of the device arena. It must be aligned as the inputs are.
+    /// Bytes of the device arena, whose base must have the plan's alignment.
     pub arena_bytes: u64,
-    /// Bytes of host staging memory that every bucket fits.
+    /// Bytes of host staging memory, enough for every bucket.
     pub staging_bytes: u64,
-    /// Where outputs begin in the arena, for every bucket.
+    /// Offset of the outputs in the arena, equal for all buckets.
     pub outputs_offset: u64,
 }
 
-/// An input's or output's place in one bucket.
+/// Location of an input or output in one bucket.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_input_view_t {
     /// Set to sizeof(vmmgraph_input_view_t) before the call.
     pub struct_size: usize,
-    /// Bytes from the start of the arena; for a host input, also from the start of staging memory.
+    /// Offset in bytes from the start of the arena; for a host input, also from the start of
+    /// staging memory.
     pub offset: u64,
-    /// Bytes of the whole shape.
+    /// Bytes of the full shape.
     pub bytes: u64,
-    /// The shape, outermost dimension first; 0 behind the last.
+    /// Shape, outermost dimension first; unused entries are 0.
     pub shape: [u32; 4],
-    /// Its dimensions.
+    /// Number of dimensions.
     pub rank: i32,
-    /// 0.
+    /// Always 0.
     pub reserved: i32,
 }
 
-/// A step's data for one host input.
+/// Data of one host input for one step.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_step_input_t {
     /// sizeof(vmmgraph_step_input_t).
     pub struct_size: usize,
-    /// Which one, by its number in the declaration.
+    /// Index of the input in the declaration.
     pub input: usize,
-    /// The elements, contiguous; may be null where there are none.
+    /// Elements, contiguous; may be null if `bytes` is 0.
     pub data: *const c_void,
-    /// Their bytes.
+    /// Bytes of `data`.
     pub bytes: usize,
-    /// The shape, outermost dimension first. With a 0 in it, all of the input is padding.
+    /// Shape, outermost dimension first. With a 0 in the shape, the whole input is padding.
     pub shape: [u32; 4],
-    /// Its dimensions.
+    /// Number of dimensions.
     pub rank: i32,
-    /// A VMMGRAPH_DTYPE.
+    /// One of VMMGRAPH_DTYPE_*.
     pub dtype: i32,
 }
 
-/// A plan and the buckets it is for.
 pub(super) struct PlannedInputs {
     plan: InputPlan,
     buckets: BucketSet,
@@ -178,6 +179,8 @@ fn extent_of(given: &vmmgraph_extent_t) -> Result<Extent, Failure> {
     )
 }
 
+/// Converts a declaration from C.
+///
 /// # Safety
 /// The name is null or zero-terminated.
 unsafe fn input_of(given: &vmmgraph_input_t) -> Result<Input, Failure> {
@@ -204,11 +207,12 @@ unsafe fn input_of(given: &vmmgraph_input_t) -> Result<Input, Failure> {
     })
 }
 
-/// Lays inputs and outputs out for every bucket, each at a multiple of `alignment` bytes (a power of two from 256 to 2 MiB; 0: 512).
+/// Creates a layout of inputs and outputs for every bucket. Each starts at a multiple of
+/// `alignment` bytes: a power of two from 256 to 2 MiB; 0: 512.
 ///
 /// # Safety
-/// `inputs` points to `input_count` structs, all with their struct_size, or that is 0; `buckets` to `bucket_count` keys, or that is 0;
-/// `plan` is null or writable.
+/// `inputs` points to `input_count` structs with struct_size set, or the count is 0. `buckets`
+/// points to `bucket_count` keys, or the count is 0. `plan` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_input_plan_create(
     inputs: *const vmmgraph_input_t,
@@ -236,16 +240,16 @@ pub unsafe extern "C" fn vmmgraph_input_plan_create(
     })
 }
 
-/// Ends an input plan.
+/// Destroys an input plan.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_input_plan_destroy(plan: vmmgraph_input_plan_t) -> vmmgraph_status_t {
     guard(|| remove::<PlannedInputs, _>(plan).map(drop))
 }
 
-/// What the plan needs.
+/// Writes the memory requirements of the plan.
 ///
 /// # Safety
-/// `info` is null or points to a struct whose struct_size is set.
+/// `info` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_input_plan_info(
     plan: vmmgraph_input_plan_t,
@@ -265,10 +269,11 @@ pub unsafe extern "C" fn vmmgraph_input_plan_info(
     })
 }
 
-/// The place of an input or output, by its number in the declaration, in a bucket.
+/// Writes the location of input or output number `input` (its index in the declaration) in a
+/// bucket. VMMGRAPH_ERROR_INVALID_ARGUMENT for an unknown bucket or index.
 ///
 /// # Safety
-/// `bucket` is null or readable; `view` is null or points to a struct whose struct_size is set.
+/// `bucket` is null or readable; `view` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_input_plan_view(
     plan: vmmgraph_input_plan_t,
@@ -297,8 +302,10 @@ pub unsafe extern "C" fn vmmgraph_input_plan_view(
     })
 }
 
+/// Converts a step's input from C.
+///
 /// # Safety
-/// The data is null or has as many bytes as the struct says.
+/// The data is null or has the number of bytes in the struct.
 #[inline]
 unsafe fn step_input_of(given: &vmmgraph_step_input_t) -> Result<StepInput<'_>, Failure> {
     let Some(shape) = given.shape.get(..given.rank.max(0) as usize) else {
@@ -311,15 +318,17 @@ unsafe fn step_input_of(given: &vmmgraph_step_input_t) -> Result<StepInput<'_>, 
     Ok(StepInput { input: given.input, dtype, shape, data })
 }
 
-/// Writes the host inputs of a step into staging memory, padded to the bucket, and where in staging memory the last of them ends. One
-/// copy of so many bytes, from the start of staging memory to the start of the arena, covers the step.
+/// Writes the host inputs of a step into staging memory, padded to the bucket. `end` receives the
+/// end of the last input in staging memory: one copy of `end` bytes, from the start of staging
+/// memory to the start of the arena, transfers the step.
 ///
-/// Inputs come in the order of their declaration, each once; what staging memory has of one that is not among them stays as it is. All
-/// are checked before anything is written: on failure staging memory is as it was.
+/// List the inputs in the order of their declaration, each at most once. Staging memory of an
+/// unlisted input is unchanged. All inputs are checked first: a failed call writes nothing.
 ///
 /// # Safety
-/// `bucket` is null or readable; `inputs` points to `input_count` structs, all with their struct_size and with as many bytes of data as
-/// they say, or that is 0; `staging` points to `staging_bytes` writable bytes that overlap no data; `end` is null or writable.
+/// `bucket` is null or readable. `inputs` points to `input_count` structs with struct_size set and
+/// `bytes` bytes of data each, or the count is 0. `staging` points to `staging_bytes` writable
+/// bytes which overlap no data. `end` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_input_plan_pack(
     plan: vmmgraph_input_plan_t,

@@ -1,4 +1,4 @@
-//! Looking into a space: what is live in it, and whether its graph relies on what others left.
+//! Inspection of a space in C: live blocks, and dependence of a graph on leftover contents.
 
 use std::ffi::{c_char, c_void};
 
@@ -11,8 +11,9 @@ use super::text::copy_text;
 use crate::Address;
 use crate::stats::to_json;
 
-/// The blocks that are live now as a JSON array, by address: address, bytes, which allocation of the space it was (from 1), and in an
-/// arena with VMMGRAPH_ARENA_TRACE_BLOCKS its age and the call stack that allocated it. Copies as vmmgraph_last_error_message does.
+/// Copies the live blocks as a JSON array in address order: address, bytes, and number of the
+/// allocation in the space, from 1. With VMMGRAPH_ARENA_TRACE_BLOCKS also the age and the
+/// allocating call stack.
 ///
 /// # Safety
 /// `buffer` is null or points to `capacity` writable bytes; `needed` is null or writable.
@@ -31,38 +32,39 @@ pub unsafe extern "C" fn vmmgraph_space_blocks_json(
     })
 }
 
-/// Device memory that vmmgraph_space_verify compares.
+/// Output compared by vmmgraph_space_verify: device memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_output_t {
-    /// Its address.
+    /// First address.
     pub address: *const c_void,
-    /// Its bytes.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
-/// What vmmgraph_space_verify found.
+/// Result of vmmgraph_space_verify.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_difference_t {
     /// Set to sizeof(vmmgraph_difference_t) before the call.
     pub struct_size: usize,
-    /// 1 if an output depends on what was on the shared pages, else 0.
+    /// 1 if an output depends on leftover contents of shared pages, else 0.
     pub found: u64,
-    /// The number of the space.
+    /// Number of the space.
     pub space: u64,
-    /// Which of the outputs, from 0.
+    /// Index of the output, from 0.
     pub output: u64,
-    /// The first byte that differs, from the output's beginning.
+    /// Offset of the first differing byte in the output.
     pub offset: u64,
 }
 
-/// Replays twice over shared pages filled with one pattern and then another, and compares the outputs to the bit. `launch(user)` must
-/// give the same work to `stream` both times, over inputs that it leaves as they were, without random numbers. Waits for the device.
+/// Replays twice, over shared pages filled with two different patterns, and compares the outputs
+/// bitwise. `launch(user)` must submit the same work to `stream` both times, with unchanged inputs
+/// and without random numbers. Waits for the device.
 ///
 /// # Safety
-/// As vmmgraph_space_replay; `outputs` points to `count` outputs, which are device memory of the caller; `difference` is null or
-/// points to a struct whose struct_size is set.
+/// As vmmgraph_space_replay; `outputs` points to `count` outputs in device memory of the caller;
+/// `difference` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_verify(
     space: vmmgraph_space_t,

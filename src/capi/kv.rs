@@ -1,4 +1,4 @@
-//! KV caches: planes of blocks that grow and shrink together.
+//! KV caches in C: planes of blocks which grow and shrink together.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -26,64 +26,67 @@ pub struct vmmgraph_kv_cache {
     _private: (),
 }
 
-/// A KV cache: planes of blocks over elastic memory. Calls with it are thread-safe.
+/// KV cache: planes of blocks over elastic memory. Thread-safe.
 pub type vmmgraph_kv_cache_t = *mut vmmgraph_kv_cache;
 
-/// Each plane has addresses of its own, its blocks behind one another.
+/// One address range per plane, with contiguous blocks.
 pub const VMMGRAPH_KV_BY_PLANE: i32 = 0;
-/// One range of addresses, block after block, in each the planes behind one another: a range of blocks takes the fewest mappings.
+/// One address range of contiguous blocks, each with its planes contiguous. Needs the fewest
+/// mappings per range of blocks.
 pub const VMMGRAPH_KV_BY_BLOCK: i32 = 1;
 
-/// The limit holds, and no block beyond it has memory.
+/// The limit is set, and no block beyond it has memory.
 pub const VMMGRAPH_LIMIT_APPLIED: i32 = 0;
-/// It holds for all that is granted from now on; blocks beyond it have memory until they are released.
+/// The limit is set for later commits; some blocks beyond still have memory until released.
 pub const VMMGRAPH_LIMIT_DEFERRED: i32 = 1;
-/// A later revision is known: ignored.
+/// Ignored: a later revision is already set.
 pub const VMMGRAPH_LIMIT_STALE: i32 = 2;
-/// This revision said something else before: ignored.
+/// Ignored: the same revision was set with another limit.
 pub const VMMGRAPH_LIMIT_CONFLICT: i32 = 3;
 
-/// How to make a KV cache. Zero everything, then set struct_size, the planes and blocks_most, and what differs from the default.
+/// Options of a KV cache. Zero the struct, set struct_size, the planes and blocks_most, then the
+/// fields which differ from the default.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_kv_options_t {
     /// sizeof(vmmgraph_kv_options_t).
     pub struct_size: usize,
-    /// Bytes of a block in each plane: a layer's keys, a layer's values. Any number of planes, each of any bytes.
+    /// Bytes of a block in each plane, for example one plane for a layer's keys and one for its
+    /// values. Any number of planes of any size.
     pub planes: *const u64,
-    /// How many planes.
+    /// Number of planes.
     pub plane_count: usize,
-    /// The most blocks it may ever have: addresses for them are reserved.
+    /// Maximum number of blocks; addresses are reserved for all.
     pub blocks_most: u64,
-    /// Name, pages, budget; null: the default.
+    /// Name, page size and budget; null: default.
     pub memory: *const vmmgraph_elastic_options_t,
     /// VMMGRAPH_KV_BY_PLANE or _BY_BLOCK.
     pub layout: i32,
-    /// 0.
+    /// Must be 0.
     pub reserved: i32,
 }
 
-/// Where a plane lies.
+/// Location of a plane.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_kv_plane_t {
     /// Set to sizeof(vmmgraph_kv_plane_t) before the call.
     pub struct_size: usize,
-    /// Where its block 0 lies, backed or not.
+    /// Address of block 0, backed or not.
     pub address: u64,
-    /// Bytes from one block to the next.
+    /// Distance of consecutive blocks in bytes.
     pub stride_bytes: u64,
-    /// Bytes of a block.
+    /// Bytes of a block in this plane.
     pub block_bytes: u64,
 }
 
-/// Blocks from one number to below another. It never grows.
+/// A range of blocks. Never grows, so without struct_size.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_block_range_t {
-    /// The first.
+    /// First block.
     pub first: u64,
-    /// Behind the last.
+    /// Last block plus one.
     pub end: u64,
 }
 
@@ -93,31 +96,32 @@ impl vmmgraph_block_range_t {
     }
 }
 
-/// What a KV cache has. Its memory's statistics are those of vmmgraph_kv_cache_memory.
+/// Statistics of a KV cache. See vmmgraph_kv_cache_memory for its memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_kv_stats_t {
     /// Set to sizeof(vmmgraph_kv_stats_t) before the call.
     pub struct_size: usize,
-    /// Planes.
+    /// Number of planes.
     pub planes: u64,
-    /// Blocks that it may be used with now: numbers below this, where they are backed.
+    /// Usable blocks: numbers below this, if backed.
     pub blocks: u64,
-    /// The most that was set from outside, or that there are addresses for.
+    /// Limit on blocks: set by vmmgraph_kv_cache_set_limit, else most_blocks.
     pub limit_blocks: u64,
-    /// The revision of that.
+    /// Revision of the limit.
     pub revision: u64,
-    /// 1 if any was set, else 0.
+    /// 1 if a limit was set, else 0.
     pub limited: u64,
-    /// The most there are addresses for.
+    /// Blocks with reserved addresses.
     pub most_blocks: u64,
-    /// Blocks that have memory.
+    /// Blocks with memory.
     pub backed_blocks: u64,
-    /// Of these, beyond `blocks`: they go as they are released.
+    /// Backed blocks at or beyond `blocks`, freed when released.
     pub beyond_blocks: u64,
-    /// Bytes of a block of all planes.
+    /// Bytes of a block over all planes.
     pub block_bytes: u64,
-    /// How many blocks behind one another share pages, the first of them a multiple of this: what a block pool is to know.
+    /// Number of consecutive blocks which share pages, starting at a multiple of this number; for
+    /// vmmgraph_block_pool_t.
     pub blocks_a_page: u64,
 }
 
@@ -132,11 +136,12 @@ fn change_number(change: LimitChange) -> i32 {
     }
 }
 
-/// Reserves addresses for the most blocks of all planes, without memory yet. The cache keeps the device open.
+/// Reserves addresses for all blocks of all planes, without memory. The cache keeps the device
+/// open.
 ///
 /// # Safety
-/// `options` is null or points to a struct whose struct_size is set, with as many planes as it says, and whose memory is null or points to
-/// such a struct; `cache` is null or writable.
+/// `options` is null or points to a struct with struct_size set and plane_count planes. Its
+/// `memory` is null or points to a struct with struct_size set. `cache` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_create(
     device: vmmgraph_device_t,
@@ -161,18 +166,19 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_create(
     })
 }
 
-/// Ends a handle, and with it the cache, once commits under way on the library's thread are over. Before that, everything is released
-/// behind a fence, or the device is done with it.
+/// Destroys the cache, after asynchronous commits end. Before, release all blocks with a fence, or
+/// complete all device work on the cache.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_kv_cache_destroy(cache: vmmgraph_kv_cache_t) -> vmmgraph_status_t {
     guard(|| remove::<KvCache, _>(cache).map(drop))
 }
 
-/// Where a plane lies. It never changes, so graphs captured over it stay valid however the cache grows and shrinks; what is not backed has
-/// no memory, and a device that uses it faults.
+/// Writes the location of plane number `plane`. The location never changes, so captured graphs stay
+/// valid when the cache grows or shrinks. Blocks without memory must not be accessed: the device
+/// faults.
 ///
 /// # Safety
-/// `place` is null or points to a struct whose struct_size is set.
+/// `place` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_plane(
     cache: vmmgraph_kv_cache_t,
@@ -194,11 +200,11 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_plane(
     })
 }
 
-/// Backs the blocks below `blocks` in all planes, or in none, and lets the cache be used with so many. What is backed stays as it is.
-/// Fewer than it has: nothing is taken away. Otherwise as vmmgraph_kv_cache_commit.
+/// Backs all blocks below `blocks`, in all planes or in none, and makes them usable. Backed blocks
+/// stay unchanged, and fewer blocks than usable changes nothing. Else as vmmgraph_kv_cache_commit.
 ///
 /// # Safety
-/// `done` is null or points to a struct whose struct_size is set.
+/// `done` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_grow_to(
     cache: vmmgraph_kv_cache_t,
@@ -209,13 +215,15 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_grow_to(
     unsafe { vmmgraph_kv_cache_commit(cache, 0, blocks, done) }
 }
 
-/// Backs the blocks from `first` to below `end` in all planes, or in none; if it ends beyond what the cache could be used with, it now can
-/// be with those. Contents of what comes are anything; blocks that were released and had not gone yet keep theirs, and work on other
-/// streams than those of their fence is to wait for vmmgraph_kv_cache_before. Before there is no memory, others are asked to give some
-/// back. Out of memory, or VMMGRAPH_ERROR_OVER_BUDGET beyond the limit, leaves everything as it was. `done` may be null.
+/// Backs the blocks `first` to `end` - 1, in all planes or in none. Raises the number of usable
+/// blocks to `end` if smaller. New memory has undefined contents. Released blocks which are still
+/// mapped keep their contents: work on streams other than those of their fence must first call
+/// vmmgraph_kv_cache_before. If memory is short, asks reclaimers before failing.
+/// VMMGRAPH_ERROR_OVER_BUDGET also beyond the limit. A failed call changes nothing. `done` may be
+/// null.
 ///
 /// # Safety
-/// `done` is null or points to a struct whose struct_size is set.
+/// `done` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_commit(
     cache: vmmgraph_kv_cache_t,
@@ -230,9 +238,10 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_commit(
     })
 }
 
-/// As vmmgraph_kv_cache_commit, on a thread of the library. Nobody is asked to give memory up for it. Its order with other calls is that of
-/// its beginning there; but what a shrink took away meanwhile it does not bring back. What becomes of it is said by
-/// vmmgraph_pending_wait; `pending` is to be destroyed, and may be null: then nobody is told.
+/// Like vmmgraph_kv_cache_commit, on a thread of the library and without asking reclaimers. Ordered
+/// among other calls by its start on the thread; blocks removed by a shrink in the meantime stay
+/// removed. vmmgraph_pending_wait returns the result. The caller destroys `pending`, which may be
+/// null to ignore the result.
 ///
 /// # Safety
 /// `pending` is null or writable.
@@ -251,13 +260,15 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_commit_async(
     })
 }
 
-/// Lets the cache be used with so many blocks at most, from now on. Blocks beyond that which are in none of the `busy` ranges go behind
-/// `fence` (null: at once); the busy ones keep their memory until vmmgraph_kv_cache_release. `left`, which may be null, is how many those
-/// are. Nobody waits for the device. The fence's events need to be there during the call only.
+/// Lowers the number of usable blocks to `blocks`. Later blocks outside the `busy` ranges are
+/// unmapped after `fence` (null: at once); busy blocks keep their memory until
+/// vmmgraph_kv_cache_release. `left` (may be null) receives the number of busy blocks beyond
+/// `blocks`. Never waits for the device. Events of the fence must exist only during the call.
 ///
 /// # Safety
-/// `busy` points to `busy_count` ranges, or that is 0; `fence` is null or points to a struct whose struct_size is set, with as many
-/// streams and recorded events as it says; `left` is null or writable.
+/// `busy` points to `busy_count` ranges, or the count is 0. `fence` is null or points to a struct
+/// with struct_size set, stream_count streams and event_count recorded events. `left` is null or
+/// writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_shrink_to(
     cache: vmmgraph_kv_cache_t,
@@ -279,8 +290,9 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_shrink_to(
     })
 }
 
-/// Blocks are not used any more, wherever they are: their pages go behind `fence` (null: at once) once no other block on them is backed.
-/// Does not wait; while another thread grows the cache, they go when it is done. Blocks that have no memory are left out.
+/// Releases the blocks `first` to `end` - 1: later work must not use them. Their pages are unmapped
+/// after `fence` (null: at once) once no other backed block shares them. Does not wait: while
+/// another thread grows the cache, its call unmaps the pages. Blocks without memory are ignored.
 ///
 /// # Safety
 /// `fence` as in vmmgraph_kv_cache_shrink_to.
@@ -299,9 +311,9 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_release(
     })
 }
 
-/// Sets the most blocks from outside: nothing beyond is granted from now on. Revisions grow; one that is not the latest is ignored. More
-/// than there are addresses for is as many as there are. `change`, which may be null, is one of VMMGRAPH_LIMIT_APPLIED, _DEFERRED,
-/// _STALE, _CONFLICT.
+/// Sets the limit on blocks for all later commits, capped at most_blocks. `revision` must grow: an
+/// older revision is ignored. `change` (may be null) receives VMMGRAPH_LIMIT_APPLIED, _DEFERRED,
+/// _STALE or _CONFLICT.
 ///
 /// # Safety
 /// `change` is null or writable.
@@ -322,7 +334,8 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_set_limit(
     })
 }
 
-/// Blocks that have memory, in order. Writes at most `capacity` ranges, and how many there are.
+/// Writes the blocks with memory, in order: at most `capacity` ranges. `count` receives their
+/// total.
 ///
 /// # Safety
 /// `ranges` points to `capacity` writable ranges, or `capacity` is 0; `count` is null or writable.
@@ -337,7 +350,8 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_backed(
     guard(|| unsafe { write_ranges(&get::<KvCache, _>(cache)?.backed(), ranges, capacity, count) })
 }
 
-/// Blocks that have memory beyond what the cache may be used with: they are to be released. As vmmgraph_kv_cache_backed.
+/// Writes the blocks with memory beyond the usable blocks, to be released. Like
+/// vmmgraph_kv_cache_backed.
 ///
 /// # Safety
 /// As vmmgraph_kv_cache_backed.
@@ -352,7 +366,8 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_beyond(
     guard(|| unsafe { write_ranges(&get::<KvCache, _>(cache)?.beyond(), ranges, capacity, count) })
 }
 
-/// Unmaps what was released and is no longer in use. Does not wait. `gone`, which may be null, is the bytes.
+/// Unmaps released memory whose fence is complete. Does not wait. `gone` (may be null) receives the
+/// bytes.
 ///
 /// # Safety
 /// `gone` is null or writable.
@@ -365,7 +380,8 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_settle(
     guard(|| unsafe { write_number(gone, get::<KvCache, _>(cache)?.settle()) })
 }
 
-/// Makes later work of a stream wait for what may still use blocks that were backed again before they went. Does not block.
+/// Makes later work of `stream` wait for earlier users of blocks released and backed again while
+/// still mapped. Does not block.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_kv_cache_before(
     cache: vmmgraph_kv_cache_t,
@@ -374,16 +390,16 @@ pub extern "C" fn vmmgraph_kv_cache_before(
     guard(|| Ok(get::<KvCache, _>(cache)?.before(stream_of(stream))?))
 }
 
-/// Limits the bytes of physical memory that the cache may hold; 0: no limit but the device's. Nothing is taken away.
+/// Limits the physical bytes of the cache; 0: only the device's limit. Memory already held stays.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_kv_cache_set_budget(cache: vmmgraph_kv_cache_t, bytes: u64) -> vmmgraph_status_t {
     guard(|| set_budget(get::<KvCache, _>(cache)?.account(), bytes))
 }
 
-/// What the cache has now.
+/// Writes the current statistics of the cache.
 ///
 /// # Safety
-/// `stats` is null or points to a struct whose struct_size is set.
+/// `stats` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_stats(
     cache: vmmgraph_kv_cache_t,
@@ -411,10 +427,10 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_stats(
     })
 }
 
-/// What the cache's memory holds now.
+/// Writes the current statistics of the cache's memory.
 ///
 /// # Safety
-/// `stats` is null or points to a struct whose struct_size is set.
+/// `stats` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_memory(
     cache: vmmgraph_kv_cache_t,
@@ -427,7 +443,7 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_memory(
     })
 }
 
-/// As vmmgraph_elastic_buffer_observe, of a cache's memory.
+/// Like vmmgraph_elastic_buffer_observe, for a cache's memory.
 ///
 /// # Safety
 /// As vmmgraph_elastic_buffer_observe.

@@ -1,4 +1,4 @@
-//! Pages of an arena on lease to elastic memory.
+//! Leases in C: pages of an arena lent to elastic memory.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -28,7 +28,7 @@ pub struct vmmgraph_lease {
     _private: (),
 }
 
-/// Pages of an arena that show in elastic memory as well. Calls with it are thread-safe.
+/// Pages of an arena, also mapped in elastic memory. Thread-safe.
 pub type vmmgraph_lease_t = *mut vmmgraph_lease;
 
 /// Never defined: a vmmgraph_vacating_t is a key, not an address.
@@ -36,35 +36,39 @@ pub struct vmmgraph_vacating {
     _private: (),
 }
 
-/// A recall under way, while its borrower is asked.
+/// A recall in progress, valid during vmmgraph_vacate_fn.
 pub type vmmgraph_vacating_t = *mut vmmgraph_vacating;
 
-/// What the user of pages on lease is asked for: which of these, so many bytes, by then.
+/// Request of a recall to the borrower.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_vacate_t {
-    /// sizeof(vmmgraph_vacate_t) of the library.
+    /// sizeof(vmmgraph_vacate_t) in the library.
     pub struct_size: usize,
-    /// The lease's number.
+    /// Number of the lease.
     pub lease: u64,
-    /// Of a buffer: bytes from its base, one range, all of which are to go. Of a cache: the blocks with memory that lie on the lease's pages.
+    /// Buffer: one range of bytes from the buffer's base, to be vacated completely. Cache: the
+    /// blocks with memory on the lease's pages.
     pub ranges: *const vmmgraph_block_range_t,
-    /// How many.
+    /// Number of ranges.
     pub range_count: usize,
-    /// What else has memory there and is not on lease: bytes, or blocks.
+    /// Alternatives: committed memory of the buffer (bytes) or cache (blocks) which is not on
+    /// lease.
     pub instead: *const vmmgraph_block_range_t,
-    /// How many.
+    /// Number of ranges in `instead`.
     pub instead_count: usize,
-    /// Bytes of pages that are wanted.
+    /// Bytes of pages requested.
     pub bytes: u64,
-    /// How much time is left, in microseconds.
+    /// Time left, in microseconds.
     pub micros: u64,
 }
 
-/// Stops using what it is asked for, says which blocks it gave up by vmmgraph_vacating_add (of a buffer: all of the range, without saying so)
-/// and behind what by vmmgraph_vacating_behind, and returns 0; anything else: it needs them all, and the recall fails. `asked` and
-/// `vacating` are valid during the call, which comes on the thread that recalls, with no lock of the library's held. It may commit other
-/// parts, and not wait for this lease. Must not throw.
+/// Borrower callback: stops using the requested memory. A cache's borrower reports the vacated
+/// blocks by vmmgraph_vacating_add; a buffer's borrower always vacates the whole range. Report work
+/// in progress by vmmgraph_vacating_behind. Returns 0; any other value refuses, and the recall
+/// fails. `asked` and `vacating` are valid during the call, which runs on the recalling thread
+/// without a library lock. The callback may commit other memory, but must not wait for this lease.
+/// Must not throw.
 pub type vmmgraph_vacate_fn = Option<
     unsafe extern "C" fn(
         asked: *const vmmgraph_vacate_t,
@@ -73,20 +77,20 @@ pub type vmmgraph_vacate_fn = Option<
     ) -> i32,
 >;
 
-/// What a borrower has said so far.
+/// Answers of a borrower so far.
 pub(super) struct Vacating {
     device: Arc<Device>,
     said: Mutex<Vacated>,
 }
 
-/// A function of C that is asked.
+/// C callback of a borrower.
 struct Asked {
     vacate: unsafe extern "C" fn(*const vmmgraph_vacate_t, vmmgraph_vacating_t, *mut c_void) -> i32,
     user: *mut c_void,
     device: Arc<Device>,
 }
 
-// SAFETY: the caller of a lend function promises that it may be called with `user` from any thread.
+// SAFETY: the caller of a lend function guarantees calls with `user` from any thread.
 unsafe impl Send for Asked {}
 // SAFETY: as above.
 unsafe impl Sync for Asked {}
@@ -121,9 +125,9 @@ impl Asked {
         };
         let vacating = Arc::new(Vacating { device: Arc::clone(&self.device), said: Mutex::default() });
         let handle: vmmgraph_vacating_t = register(Arc::clone(&vacating));
-        // SAFETY: the caller of a lend function promised that it may be called so.
+        // SAFETY: the caller of a lend function guarantees this call.
         let refused = unsafe { (self.vacate)(&raw const asked, handle, self.user) } != 0;
-        // C may not have ended it: it has no function for that.
+        // C has no function to destroy this handle.
         drop(remove::<Vacating, _>(handle));
         if refused {
             return Err(Error::wrong_state(
@@ -149,17 +153,21 @@ impl BlockBorrower for Asked {
     }
 }
 
-/// Lends large pages of an arena to `bytes` bytes of a buffer from `offset` on, whole pages where nothing is committed: they show there too and
-/// are usable, with undefined contents, and stay mapped for the graphs. Those that show one are not replayed until a recall
-/// (VMMGRAPH_ERROR_WRONG_STATE), nor do captures and eager work get them; vmmgraph_arena_set_recall makes them wait. Of the pages that are
-/// not on lease those go that the fewest graphs show. They count for the arena; what its account, and those above it, are sure to get
-/// is not lent. First work on them waits for vmmgraph_lease_before. Waits for the end of a replay that another thread is launching. Another
-/// thread may have them recalled before this returns: whoever keeps account of what he has notes them before, and looks again afterwards. What
-/// fails changes nothing.
+/// Lends large pages of an arena to `bytes` bytes of a buffer at `offset`: whole pages, uncommitted
+/// so far. The pages are also mapped in the buffer and usable, with undefined contents, and stay
+/// mapped for the graphs. Until a recall, replays of graphs mapping a lent page are
+/// VMMGRAPH_ERROR_WRONG_STATE, and captures and eager work do not get lent pages;
+/// vmmgraph_arena_set_recall makes replays recall instead. Pages mapped by the fewest graphs are
+/// lent first. Lent pages count for the arena. Memory guaranteed to the arena's account or its
+/// parents is not lent. The page sizes of arena and buffer must be equal.
+///
+/// First call vmmgraph_lease_before on the stream of the first work. Waits for a replay in progress
+/// on another thread. Another thread may recall the pages before this call returns: update your own
+/// bookkeeping before the call and check again afterwards. A failed call changes nothing.
 ///
 /// # Safety
-/// `vacate` may be called with `user` from any thread that recalls, until the lease is over and the recalls that were under way then have
-/// returned; `lease` is null or writable.
+/// `vacate` may be called with `user` from any recalling thread, until the lease is over and all
+/// recalls in progress have returned. `lease` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_arena_lend(
     arena: vmmgraph_arena_t,
@@ -180,8 +188,9 @@ pub unsafe extern "C" fn vmmgraph_arena_lend(
     })
 }
 
-/// As vmmgraph_arena_lend, for blocks of a KV cache from `first` to below `end`, of which none has memory: they are backed in all planes, or
-/// nothing has changed. Wherever a page of theirs is missing, one is lent; VMMGRAPH_ERROR_OVER_BUDGET beyond the cache's limit.
+/// Like vmmgraph_arena_lend, for the blocks `first` to `end` - 1 of a KV cache, all without memory.
+/// Backs the blocks in all planes, or changes nothing. Lends a page only where one is missing.
+/// VMMGRAPH_ERROR_OVER_BUDGET beyond the cache's limit.
 ///
 /// # Safety
 /// As vmmgraph_arena_lend.
@@ -205,8 +214,9 @@ pub unsafe extern "C" fn vmmgraph_arena_lend_blocks(
     })
 }
 
-/// What becomes of replays, eager work and captures of the arena that need pages on lease, from now on: with microseconds, they recall those
-/// leases themselves and wait so long at most; 0, as at first: they are refused. Nothing runs over such pages either way.
+/// Sets the behaviour of replays, eager work and captures which need lent pages. `micros` above 0:
+/// recall the leases and wait up to `micros` microseconds. 0, the default: fail. In either case no
+/// work runs on lent pages.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_arena_set_recall(arena: vmmgraph_arena_t, micros: u64) -> vmmgraph_status_t {
     guard(|| {
@@ -216,8 +226,8 @@ pub extern "C" fn vmmgraph_arena_set_recall(arena: vmmgraph_arena_t, micros: u64
     })
 }
 
-/// Recalls every lease in the way of a space's replay, or every lease of the arena if `space` is null, within so many microseconds. All are
-/// tried; the status is the first failure's.
+/// Recalls all leases which block a replay of `space`, or all leases of the arena if `space` is
+/// null, within `micros` microseconds in total. Tries all; returns the status of the first failure.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_arena_recall(
     arena: vmmgraph_arena_t,
@@ -234,7 +244,8 @@ pub extern "C" fn vmmgraph_arena_recall(
     })
 }
 
-/// How many bytes could be lent now to somebody who shares none of the arena's accounts, and how many are lent. Either may be null.
+/// Writes the bytes the arena can lend to a borrower without a common account, and the bytes on
+/// lease. Either pointer may be null.
 ///
 /// # Safety
 /// `lendable` and `lent` are null or writable.
@@ -253,8 +264,8 @@ pub unsafe extern "C" fn vmmgraph_arena_lendable(
     })
 }
 
-/// The numbers of the leases on pages that a space shows: as long as there are any, it is not replayed. Writes at most `capacity`, and how
-/// many there are.
+/// Writes the numbers of the leases on pages mapped by a space; any such lease blocks the space's
+/// replay. Writes at most `capacity` numbers; `count` receives their total.
 ///
 /// # Safety
 /// `leases` points to `capacity` writable numbers, or `capacity` is 0; `count` is null or writable.
@@ -269,7 +280,8 @@ pub unsafe extern "C" fn vmmgraph_space_leases(
     guard(|| unsafe { copy_counted(&get::<Space, _>(space)?.leases(), leases, capacity, count) })
 }
 
-/// A lease's number, and its bytes that are still on lease; 0: it is over. Either may be null.
+/// Writes a lease's number and its bytes still on lease; 0 bytes: the lease is over. Either pointer
+/// may be null.
 ///
 /// # Safety
 /// `number` and `bytes` are null or writable.
@@ -288,16 +300,19 @@ pub unsafe extern "C" fn vmmgraph_lease_bytes(
     })
 }
 
-/// Makes later work of a stream, the borrower's first on these pages, wait for the graphs that used them before. Does not block.
+/// Makes later work of `stream`, the borrower's first on the pages, wait for the graphs which used
+/// the pages before. Does not block.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_lease_before(lease: vmmgraph_lease_t, stream: *mut c_void) -> vmmgraph_status_t {
     guard(|| Ok(get::<Lease, _>(lease)?.before(stream_of(stream))?))
 }
 
-/// Has `bytes` bytes of pages given back, or all of them if 0: asks the borrower, waits for its fence, and unmaps them from its memory; over
-/// already: nothing. One thread recalls at a time. VMMGRAPH_ERROR_WRONG_STATE if the borrower refused or gave up too little, or if its fence
-/// is not over within so many microseconds: then the pages are no longer the borrower's, and come back when somebody looks again.
-/// Until they are back, nothing is committed in their places.
+/// Recalls `bytes` bytes of the lease, or all if 0: asks the borrower, waits for its fence, and
+/// unmaps the pages from the borrower's memory. No effect on a finished lease. One thread recalls
+/// at a time. VMMGRAPH_ERROR_WRONG_STATE if the borrower refuses or vacates too little, or if its
+/// fence is not complete within `micros` microseconds. After such a timeout the pages no longer
+/// belong to the borrower and return at a later poll. Until they return, commits in their place are
+/// VMMGRAPH_ERROR_WRONG_STATE.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_lease_recall(
     lease: vmmgraph_lease_t,
@@ -310,13 +325,13 @@ pub extern "C" fn vmmgraph_lease_recall(
     })
 }
 
-/// Ends a handle; the lease goes on until the borrower has its pages no more.
+/// Destroys the handle. The lease continues while the borrower has pages.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_lease_destroy(lease: vmmgraph_lease_t) -> vmmgraph_status_t {
     guard(|| remove::<Lease, _>(lease).map(drop))
 }
 
-/// The borrower gave up the blocks from `first` to below `end`. While it is asked only.
+/// Reports the blocks `first` to `end` - 1 as vacated. Valid only inside vmmgraph_vacate_fn.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_vacating_add(
     vacating: vmmgraph_vacating_t,
@@ -339,11 +354,13 @@ pub extern "C" fn vmmgraph_vacating_add(
     })
 }
 
-/// What the borrower gave up is in use until this fence is over (null: nothing). While it is asked only; several fences add up, and their
-/// events need to be there during this call only.
+/// Adds a fence of the vacated memory: the device may use the memory until the fence is complete.
+/// Null: no use. Several fences add up. Valid only inside vmmgraph_vacate_fn; events must exist
+/// only during this call.
 ///
 /// # Safety
-/// `fence` is null or points to a struct whose struct_size is set, with as many streams and recorded events as it says.
+/// `fence` is null or points to a struct with struct_size set, stream_count streams and event_count
+/// recorded events.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_vacating_behind(
     vacating: vmmgraph_vacating_t,

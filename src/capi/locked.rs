@@ -1,4 +1,4 @@
-//! Plain objects behind a lock and a handle.
+//! Handles of plain objects behind a lock.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::status::vmmgraph_status_t;
 use crate::error::Result as Made;
 use crate::sync::Mutex;
 
-/// Registers what `make` makes.
+/// Registers the object made by `make` and writes its handle.
 ///
 /// # Safety
 /// `place` is null or writable.
@@ -24,7 +24,6 @@ where
     })
 }
 
-/// Ends a handle, and with it the object.
 pub(super) fn destroy<T, P>(handle: *mut P) -> vmmgraph_status_t
 where
     Mutex<T>: Handled,
@@ -32,7 +31,7 @@ where
     guard(|| remove::<Mutex<T>, _>(handle).map(drop))
 }
 
-/// Acts on the object, alone.
+/// Runs `act` on the object under its lock.
 pub(super) fn with<T, P, R>(handle: *mut P, act: impl FnOnce(&mut T) -> R) -> Result<R, Failure>
 where
     Mutex<T>: Handled,

@@ -1,8 +1,9 @@
-//! The library's events, handed to a C function.
+//! Delivery of the library's log events to a C function.
 //!
-//! Events happen under the library's locks, and a sink may ask the library anything. So a line waits on its thread until the outermost
-//! C function there has ended, when the thread holds no lock. Where there is no C function around it (Rust callers, destructors at a
-//! thread's end), nobody here can know what is held: such a line goes to a thread that holds nothing, for as long as there are any.
+//! Events occur under the library's locks, and a sink may call the library. A line therefore waits
+//! on its thread until the outermost C function ends, when the thread holds no lock. An event
+//! outside any C function (Rust callers, thread-local destructors) may be under unknown locks: its
+//! line goes to a background thread, which ends after the last line.
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_void};
@@ -23,40 +24,43 @@ use super::fork;
 use super::guard::guard;
 use super::status::{keeping_last, vmmgraph_status_t};
 
-/// Nothing is logged.
+/// No log lines.
 pub const VMMGRAPH_LOG_OFF: i32 = 0;
-/// A failure that could not be undone.
+/// Failures whose undo failed.
 pub const VMMGRAPH_LOG_ERROR: i32 = 1;
-/// A failure that was undone, or memory that could not be given back.
+/// Failures which were undone, and memory which could not be returned.
 pub const VMMGRAPH_LOG_WARN: i32 = 2;
-/// Devices and arenas come and go.
+/// Opening and closing of devices and arenas.
 pub const VMMGRAPH_LOG_INFO: i32 = 3;
-/// Captures, and what they used.
+/// Captures and their memory use.
 pub const VMMGRAPH_LOG_DEBUG: i32 = 4;
-/// Everything.
+/// All events.
 pub const VMMGRAPH_LOG_TRACE: i32 = 5;
 
-/// Receives one line of text: `length` bytes of UTF-8, not zero-terminated, valid during the call. May be called from any thread, by
-/// several at once; must not throw. No lock of the library's is held: a sink may call every function, vmmgraph_set_log_sink too,
-/// but what it causes is not logged, and its failures are not kept for vmmgraph_last_error.
+/// Log sink: receives one line, `length` bytes of UTF-8 without terminator, valid during the call.
+/// Called from any thread, also concurrently. Must not throw. No library lock is held: a sink may
+/// call every function, vmmgraph_set_log_sink included. Events caused by the sink are not logged,
+/// and its failures are not kept for vmmgraph_last_error.
 ///
-/// The lines of a call come in their order, on its thread, just before it returns; those of calls that a launch function makes, just
-/// before the replay returns. What is logged outside of every call (by Rust code, or at a thread's end) comes soon after, still in the
-/// order of its thread, on a thread of the library's. Without a sink, lines go to stderr at once.
+/// Lines of a C function arrive in order, on its thread, just before the function returns. Lines of
+/// functions called by a launch function arrive just before the replay returns. Lines from outside
+/// any C function (Rust code, thread exit) arrive soon afterwards on a thread of the library, in
+/// the order of their thread. Without a sink, lines go to stderr at once.
 pub type vmmgraph_log_fn =
     Option<unsafe extern "C" fn(level: i32, text: *const c_char, length: usize, user: *mut c_void)>;
 
-/// Called once with `user` when a sink is no longer in use.
+/// Called once with `user` when the sink is no longer in use.
 pub type vmmgraph_drop_fn = Option<unsafe extern "C" fn(user: *mut c_void)>;
 
-/// A sink and what belongs to it. Shared with the calls that are under way, so that replacing it frees nothing in use.
+/// A sink and its data. Shared with calls in progress, so that a replaced sink stays valid until
+/// they end.
 struct Sink {
     write: unsafe extern "C" fn(i32, *const c_char, usize, *mut c_void),
     user: *mut c_void,
     drop: vmmgraph_drop_fn,
 }
 
-// SAFETY: the caller of vmmgraph_set_log_sink promises that the functions may be called with `user` from any thread.
+// SAFETY: the caller of vmmgraph_set_log_sink guarantees calls with `user` from any thread.
 unsafe impl Send for Sink {}
 // SAFETY: as above.
 unsafe impl Sync for Sink {}
@@ -71,26 +75,26 @@ impl Drop for Sink {
 }
 
 static SINK: RwLock<Option<Arc<Sink>>> = RwLock::new(None);
-/// Changes only under SINK's write lock, so that whoever holds it to read sees the two agree.
+/// Written only under SINK's write lock, so that a reader of SINK sees a matching level.
 static LEVEL: AtomicI32 = AtomicI32::new(VMMGRAPH_LOG_OFF);
-/// What VMMGRAPH_LOG asks for on stderr.
+/// Level for stderr, from VMMGRAPH_LOG.
 static STDERR_LEVEL: AtomicI32 = AtomicI32::new(VMMGRAPH_LOG_OFF);
 
-/// An event as text.
+/// A formatted event.
 struct Line {
     level: i32,
     text: String,
 }
 
-/// What a thread is in the middle of. Without a destructor, so that it is there until the thread is gone.
+/// Per-thread state. Without a destructor, so that the state is valid until the thread is gone.
 struct Here {
-    /// C functions of the library, inside one another.
+    /// Depth of nested C functions of the library.
     calls: Cell<u32>,
-    /// Inside a sink: what the sink causes is not logged.
+    /// Inside a sink: its events are not logged.
     busy: Cell<bool>,
-    /// There are lines in WAITING.
+    /// WAITING has lines.
     waiting: Cell<bool>,
-    /// There may be lines of this thread in ELSEWHERE.
+    /// ELSEWHERE may have lines of this thread.
     elsewhere: Cell<bool>,
 }
 
@@ -98,20 +102,20 @@ thread_local! {
     static HERE: Here = const {
         Here { calls: Cell::new(0), busy: Cell::new(false), waiting: Cell::new(false), elsewhere: Cell::new(false) }
     };
-    /// Lines that this thread hands over when its outermost C function ends.
+    /// Lines to deliver when this thread's outermost C function ends.
     static WAITING: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
 }
 
-/// The lines that a thread of the library's hands over.
+/// Lines for the background thread.
 struct Elsewhere {
     lines: Vec<Line>,
-    /// The thread is there, and looks here once more before it ends.
+    /// The background thread is running and checks `lines` again before exit.
     running: bool,
 }
 
 static ELSEWHERE: Mutex<Elsewhere> = Mutex::new(Elsewhere { lines: Vec::new(), running: false });
 
-/// A C function of the library, from its beginning to its end: lines wait for the end of the outermost one.
+/// Scope of one C function. Lines wait for the end of the outermost scope.
 pub(super) struct Call(PhantomData<*const ()>);
 
 impl Call {
@@ -133,9 +137,9 @@ impl Drop for Call {
     }
 }
 
-/// Hands this thread's lines over: here, or behind what it has elsewhere.
+/// Delivers this thread's lines: directly, or after its lines in ELSEWHERE.
 fn hand_over_in_order(here: &Here, lines: Vec<Line>) {
-    // The child of a fork has no sink to call; the locks below may be held for ever.
+    // The child of a fork has no sink to call, and the locks below may stay locked for ever.
     if fork::usable().is_err() {
         return;
     }
@@ -147,7 +151,7 @@ fn hand_over_in_order(here: &Here, lines: Vec<Line>) {
             return;
         }
         here.elsewhere.set(false);
-        // Left there if no thread could be started.
+        // These lines are left over if no thread could be started.
         let mut left = std::mem::take(&mut elsewhere.lines);
         left.append(&mut all);
         all = left;
@@ -160,12 +164,12 @@ fn hand_over(here: &Here, lines: Vec<Line>) {
     for Line { level, text } in lines {
         let (sink, wanted) = {
             let sink = SINK.read();
-            // Asked again, since the sink may have changed since `enabled`.
+            // Checked again: the sink may have changed since `enabled`.
             (sink.clone(), level <= LEVEL.load(Ordering::Relaxed))
         };
         match sink {
             _ if !wanted => {}
-            // SAFETY: the promise made to vmmgraph_set_log_sink; the text lives until the call returns.
+            // SAFETY: the contract of vmmgraph_set_log_sink; the text lives until the call returns.
             Some(sink) => unsafe { (sink.write)(level, text.as_ptr().cast(), text.len(), sink.user) },
             None => to_stderr(&text),
         }
@@ -174,11 +178,11 @@ fn hand_over(here: &Here, lines: Vec<Line>) {
 }
 
 fn to_stderr(text: &str) {
-    // Not eprintln!, which panics when stderr is closed.
+    // Not eprintln!, which panics if stderr is closed.
     drop(writeln!(std::io::stderr(), "vmmgraph: {text}"));
 }
 
-/// Leaves a line to a thread that holds no lock, and starts it if there is none.
+/// Queues a line for the background thread and starts the thread if necessary.
 fn leave_elsewhere(here: &Here, line: Line) {
     here.elsewhere.set(true);
     let start = {
@@ -187,7 +191,7 @@ fn leave_elsewhere(here: &Here, line: Line) {
         !std::mem::replace(&mut elsewhere.running, true)
     };
     if start && thread::Builder::new().name("vmmgraph-log".to_owned()).spawn(hand_over_elsewhere).is_err() {
-        // The lines stay for whoever comes next.
+        // The lines stay for the next delivery.
         ELSEWHERE.lock().running = false;
     }
 }
@@ -206,8 +210,8 @@ fn hand_over_elsewhere() {
     }
 }
 
-/// Sends log lines up to `max_level` to `sink` from now on; null: to nobody, or to stderr if VMMGRAPH_LOG says so. The sink
-/// before is dropped once nobody is inside it.
+/// Sets the log sink for lines up to level `max_level`. Null: no sink; lines go to stderr if
+/// VMMGRAPH_LOG is set. The previous sink is dropped after its last call ends.
 ///
 /// # Safety
 /// `sink` and `drop` are null or may be called with `user` from any thread.
@@ -230,13 +234,14 @@ pub unsafe extern "C" fn vmmgraph_set_log_sink(
             LEVEL.store(level, Ordering::Relaxed);
             std::mem::replace(&mut *sink, new)
         };
-        // Here, not under the lock: this may call `drop`.
+        // Outside the lock: this may call `drop`.
         std::mem::drop(old);
         Ok(())
     })
 }
 
-/// Starts to watch for forks and to listen, once. VMMGRAPH_LOG (error, warn, info, debug or trace) writes to stderr as long as no sink is set.
+/// Installs the fork watch and the subscriber, once. VMMGRAPH_LOG (error, warn, info, debug or
+/// trace) writes to stderr while no sink is set.
 pub(super) fn start() {
     static START: Once = Once::new();
     START.call_once(|| {
@@ -251,7 +256,7 @@ pub(super) fn start() {
         });
         STDERR_LEVEL.store(level, Ordering::Relaxed);
         LEVEL.store(level, Ordering::Relaxed);
-        // A Rust program that listens already keeps its own subscriber.
+        // A Rust program with its own subscriber keeps the latter.
         let _ = tracing::subscriber::set_global_default(registry().with(ToSink));
     });
 }
@@ -270,7 +275,7 @@ struct ToSink;
 
 impl<S: Subscriber> Layer<S> for ToSink {
     fn register_callsite(&self, _: &'static Metadata<'static>) -> tracing::subscriber::Interest {
-        // The level can change at any time, so the answer must not be remembered.
+        // The level can change at any time, so the answer must not be cached.
         tracing::subscriber::Interest::sometimes()
     }
 
@@ -280,14 +285,14 @@ impl<S: Subscriber> Layer<S> for ToSink {
 
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         HERE.with(|here| {
-            // In the child of a fork, a lock below may be held for ever.
+            // In the child of a fork, a lock below may stay locked for ever.
             if here.busy.get() || fork::usable().is_err() {
                 return;
             }
             let mut words = Words::default();
             event.record(&mut words);
             let line = Line { level: number(event.metadata().level()), text: words.message + &words.fields };
-            // Writing to stderr needs no lock of the library's, and a line that is there at once is there before a crash.
+            // Stderr needs no library lock, and an immediate line survives a crash.
             if SINK.read().is_none() {
                 return to_stderr(&line.text);
             }
@@ -300,7 +305,7 @@ impl<S: Subscriber> Layer<S> for ToSink {
                     here.waiting.set(true);
                 });
             }
-            // Outside of every call, or on a thread that is ending.
+            // Outside any C function, or on an ending thread.
             if let Some(line) = line {
                 leave_elsewhere(here, line);
             }
@@ -308,7 +313,7 @@ impl<S: Subscriber> Layer<S> for ToSink {
     }
 }
 
-/// An event in words: the message, then the fields.
+/// Text of an event: the message, then the fields.
 #[derive(Default)]
 struct Words {
     message: String,
@@ -317,7 +322,7 @@ struct Words {
 
 impl Visit for Words {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        // Writing to a String does not fail.
+        // Writing to a String cannot fail.
         let _ = if field.name() == "message" {
             write!(self.message, "{value:?}")
         } else {
@@ -337,7 +342,7 @@ mod tests {
     static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
     unsafe extern "C" fn keep(_: i32, text: *const c_char, length: usize, _: *mut c_void) {
-        // SAFETY: what every sink is promised.
+        // SAFETY: the contract of a sink.
         let text = unsafe { std::slice::from_raw_parts(text.cast::<u8>(), length) };
         let text = String::from_utf8_lossy(text).into_owned();
         // Other tests log too.
@@ -391,7 +396,7 @@ mod tests {
         });
         assert_eq!((status, lines()), (VMMGRAPH_ERROR_INTERNAL, vec!["planted before a panic".to_owned()]));
 
-        // A thread that ends inside a call takes its lines along.
+        // A thread which ends inside a call loses its lines.
         let ended = thread::spawn(|| {
             std::mem::forget(Call::begin());
             tracing::warn!("planted and lost");
@@ -399,7 +404,7 @@ mod tests {
         ended.join().unwrap();
         assert!(lines().is_empty());
 
-        // The order of a thread's destructors is not ours: before or after that of its lines, in both orders of first use.
+        // Thread-local destructors run in unspecified order: test both orders of first use.
         for first in [true, false] {
             let ending = thread::spawn(move || {
                 if first {
@@ -418,7 +423,7 @@ mod tests {
             }
             assert_eq!(lines(), ["planted in the thread", "planted at the thread's end"]);
         }
-        // SAFETY: there is no sink to call.
+        // SAFETY: no sink to call.
         assert_eq!(unsafe { vmmgraph_set_log_sink(None, null_mut(), None, VMMGRAPH_LOG_OFF) }, 0);
     }
 }

@@ -1,4 +1,4 @@
-//! The page map: which graph shows which page, as JSON, as a web page, as text.
+//! Page map in C: the pages of each space as JSON, web page, table and timeline.
 
 use std::ffi::c_char;
 
@@ -9,26 +9,27 @@ use super::status::vmmgraph_status_t;
 use super::text::{copy_text, text};
 use crate::ArenaMap;
 
-/// What a map says that the library does not know. Zero everything, then set struct_size and what is known.
+/// Options of vmmgraph_arena_map_json: facts unknown to the library.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_map_options_t {
     /// sizeof(vmmgraph_map_options_t).
     pub struct_size: usize,
-    /// What the graphs' executables took of the device, which is outside every pool; 0: not known.
+    /// Bytes of device memory used by graph executables, outside every pool; 0: unknown.
     pub executables_bytes: u64,
-    /// A line for people: which engine, which rank. Copied; may be null.
+    /// Title for people, such as engine and rank; may be null.
     pub title: *const c_char,
 }
 
-/// Which space shows which page of the arena, what blocks covered at each one's peak, what dropping one gives back, and who else has
-/// memory of the device, as one JSON object ("format": 1; its keys: vmmgraph::map::ArenaMap in the Rust documentation, docs/map.md).
-/// `options` may be null. Asks every space and walks the device's pages; nothing is stopped for it. Copies as
-/// vmmgraph_last_error_message does; the arena may have changed between two calls.
+/// Copies the page map as one JSON object: pages mapped by each space, bytes covered by blocks at
+/// its peak, bytes freed by destroying it, and other users of device memory. The keys ("format": 1)
+/// are documented in docs/map.md and at vmmgraph::map::ArenaMap in the Rust documentation.
+/// `options` may be null. Queries every space and walks the device's pages, and stops no work: the
+/// arena may change between two calls.
 ///
 /// # Safety
-/// `options` is null or points to a struct whose struct_size is set, and its title is null or a zero-terminated string; `buffer` is
-/// null or points to `capacity` writable bytes; `needed` is null or writable.
+/// `options` is null or points to a struct with struct_size set and a null or zero-terminated
+/// title; `buffer` is null or points to `capacity` writable bytes; `needed` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_arena_map_json(
     arena: vmmgraph_arena_t,
@@ -54,8 +55,10 @@ pub unsafe extern "C" fn vmmgraph_arena_map_json(
     })
 }
 
-/// Spaces that are opened from now on note every block that comes and goes (`on` is not 0), or do not, for the map's view of one
-/// capture; also on with VMMGRAPH_TRACE_EVENTS=1 in the environment. Costs host memory for every block, as long as the space is there.
+/// Enables (`on` is not 0) or disables event tracing: spaces opened from now on record every
+/// allocation and free of a block, for the map's view of one capture. Also enabled by
+/// VMMGRAPH_TRACE_EVENTS=1 in the environment. Costs host memory for each block while the space
+/// exists.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_arena_trace_events(arena: vmmgraph_arena_t, on: i32) -> vmmgraph_status_t {
     with(arena, |arena| {
@@ -64,10 +67,10 @@ pub extern "C" fn vmmgraph_arena_trace_events(arena: vmmgraph_arena_t, on: i32) 
     })
 }
 
-/// What becomes of a map's JSON text.
+/// Renders the JSON text of a map.
 ///
 /// # Safety
-/// As [`vmmgraph_map_html`].
+/// As vmmgraph_map_html.
 unsafe fn rendered(
     map: *const c_char,
     buffer: *mut c_char,
@@ -82,11 +85,12 @@ unsafe fn rendered(
     Ok(())
 }
 
-/// A web page of a map, given as the JSON text of vmmgraph_arena_map_json: one file that fetches nothing. Needs no device.
-/// VMMGRAPH_ERROR_INVALID_ARGUMENT for what is no map, or one of another format. Copies as vmmgraph_last_error_message does.
+/// Renders a map, the JSON text of vmmgraph_arena_map_json, as one self-contained web page. Needs
+/// no device. VMMGRAPH_ERROR_INVALID_ARGUMENT if the text is no map, or a map of another format.
 ///
 /// # Safety
-/// `map` is null or a zero-terminated string; `buffer` is null or points to `capacity` writable bytes; `needed` is null or writable.
+/// `map` is null or a zero-terminated string; `buffer` is null or points to `capacity` writable
+/// bytes; `needed` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_map_html(
     map: *const c_char,
@@ -98,11 +102,11 @@ pub unsafe extern "C" fn vmmgraph_map_html(
     guard(|| unsafe { rendered(map, buffer, capacity, needed, ArenaMap::to_html) })
 }
 
-/// A map as a table of plain text that fits a log: three lines that say the most, and a line for each of the 40 hungriest shapes. As
-/// vmmgraph_map_html beyond that.
+/// As vmmgraph_map_html, as a plain text table for logs: three lines of summary, and a line for
+/// each of the 40 largest graph shapes.
 ///
 /// # Safety
-/// As [`vmmgraph_map_html`].
+/// As vmmgraph_map_html.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_map_report(
     map: *const c_char,
@@ -114,11 +118,11 @@ pub unsafe extern "C" fn vmmgraph_map_report(
     guard(|| unsafe { rendered(map, buffer, capacity, needed, ArenaMap::report) })
 }
 
-/// The captures of a map as a timeline in the trace event format, which Perfetto opens: a slice for each, and counters. As
-/// vmmgraph_map_html beyond that.
+/// As vmmgraph_map_html, as a timeline of the captures in the trace event format, for Perfetto: a
+/// slice per capture, and counters.
 ///
 /// # Safety
-/// As [`vmmgraph_map_html`].
+/// As vmmgraph_map_html.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_map_perfetto(
     map: *const c_char,

@@ -1,4 +1,5 @@
-//! What buffers and caches have in common in C: options, fences, results of commits, statistics, observers.
+//! Common parts of elastic buffers and KV caches in C: options, fences, commit results, statistics,
+//! observers.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -21,10 +22,10 @@ use crate::error;
 use crate::pages::{Account, Fence, Limits};
 use crate::{Address, Committed, Device, ElasticObserver, ElasticOptions, ElasticStats, Pending, Shown};
 
-/// Runs `then` with the options that C describes; null: the default.
+/// Runs `then` with the options from C; null: the defaults.
 ///
 /// # Safety
-/// `given` is null or points to a struct whose struct_size is set and whose name is null or a zero-terminated string.
+/// `given` is null or points to a struct with struct_size set and a null or zero-terminated name.
 pub(super) unsafe fn with_options<R>(
     given: *const vmmgraph_elastic_options_t,
     then: impl FnOnce(&ElasticOptions<'_>) -> Result<R, Failure>,
@@ -44,10 +45,12 @@ pub(super) unsafe fn with_options<R>(
     })
 }
 
-/// The fence that C describes, of events that need not stay; null: nothing.
+/// Builds the fence described in C, of events which may be destroyed after the call; null: an empty
+/// fence.
 ///
 /// # Safety
-/// `fence` is null or points to a struct whose struct_size is set, with as many streams and recorded events as it says.
+/// `fence` is null or points to a struct with struct_size set and valid arrays of streams and
+/// recorded events.
 pub(super) unsafe fn fence_of(device: &Device, fence: *const vmmgraph_fence_t) -> Result<Fence, Failure> {
     let mut made = Fence::default();
     // SAFETY: the caller's contract.
@@ -56,7 +59,7 @@ pub(super) unsafe fn fence_of(device: &Device, fence: *const vmmgraph_fence_t) -
     // SAFETY: the caller's contract.
     for event in unsafe { items(given.events, given.event_count, "events") }? {
         not_null(*event, "an event")?;
-        // SAFETY: a recorded event of the caller's, that is there during the call.
+        // SAFETY: a recorded event of the caller, existing during the call.
         if let Some(mark) = unsafe { events.follow(Event::from_raw(*event as u64)) }? {
             made.add_mark(mark);
         }
@@ -68,10 +71,10 @@ pub(super) unsafe fn fence_of(device: &Device, fence: *const vmmgraph_fence_t) -
     Ok(made)
 }
 
-/// The ranges that C names.
+/// Reads block ranges from C.
 ///
 /// # Safety
-/// `ranges` points to `count` ranges, or that is 0.
+/// `ranges` points to `count` ranges, or `count` is 0.
 pub(super) unsafe fn read_ranges(
     ranges: *const vmmgraph_block_range_t,
     count: usize,
@@ -80,10 +83,10 @@ pub(super) unsafe fn read_ranges(
     Ok(unsafe { items(ranges, count, "ranges") }?.iter().map(|range| range.first..range.end).collect())
 }
 
-/// Commits, and says what that did to whom it concerns.
+/// Commits, and writes the result to `done` unless null.
 ///
 /// # Safety
-/// `done` is null or points to a struct whose struct_size is set.
+/// `done` is null or points to a struct with struct_size set.
 pub(super) unsafe fn committed(
     done: *mut vmmgraph_committed_t,
     commit: impl FnOnce() -> error::Result<Committed>,
@@ -97,7 +100,7 @@ pub(super) unsafe fn committed(
     Ok(())
 }
 
-/// Writes a number, if somebody wants it.
+/// Writes a number, unless the pointer is null.
 ///
 /// # Safety
 /// The pointer is null or writable.
@@ -109,7 +112,7 @@ pub(super) unsafe fn write_number(to: *mut u64, value: u64) -> Result<(), Failur
     Ok(())
 }
 
-/// Copies as many items as there is room for, and says how many there are.
+/// Copies at most `capacity` items, and writes the total number to `count`.
 ///
 /// # Safety
 /// `to` points to `capacity` writable items, or `capacity` is 0; `count` is null or writable.
@@ -127,10 +130,10 @@ pub(super) unsafe fn copy_counted<T: Copy>(
     Ok(())
 }
 
-/// Writes what elastic memory holds.
+/// Writes the statistics of elastic memory.
 ///
 /// # Safety
-/// `to` is null or points to a struct whose struct_size is set.
+/// `to` is null or points to a struct with struct_size set.
 pub(super) unsafe fn write_stats(
     to: *mut vmmgraph_elastic_stats_t,
     stats: impl FnOnce() -> ElasticStats,
@@ -159,7 +162,7 @@ pub(super) unsafe fn write_stats(
     Ok(())
 }
 
-/// Writes at most `capacity` ranges, and how many there are.
+/// Writes at most `capacity` ranges, and the total number to `count`.
 ///
 /// # Safety
 /// As [`copy_counted`].
@@ -174,16 +177,17 @@ pub(super) unsafe fn write_ranges(
     unsafe { copy_counted(&found, ranges, capacity, count) }
 }
 
-/// Limits what an account may have.
+/// Sets the limit of an account.
 pub(super) fn set_budget(account: &Account, bytes: u64) -> Result<(), Failure> {
     account.set_limits(Limits { most: limit(bytes), least: account.stats().least_bytes });
     Ok(())
 }
 
-/// Has C functions told.
+/// Registers C functions as an observer.
 ///
 /// # Safety
-/// The functions may be called with the pointer from any thread until the observer is destroyed; `observer` is null or writable.
+/// The functions may be called with the pointer from any thread until the observer is destroyed;
+/// `observer` is null or writable.
 pub(super) unsafe fn observed(
     (after_map, before_unmap, user): (vmmgraph_shown_fn, vmmgraph_shown_fn, *mut c_void),
     observer: *mut vmmgraph_elastic_observer_t,
@@ -198,7 +202,7 @@ pub(super) unsafe fn observed(
     Ok(())
 }
 
-/// Gives somebody a handle to a commit under way, if he wants one.
+/// Writes a handle of a pending commit, unless the pointer is null.
 ///
 /// # Safety
 /// `to` is null or writable.
@@ -209,14 +213,14 @@ pub(super) unsafe fn hand_over(pending: Pending, to: *mut vmmgraph_pending_t) {
     }
 }
 
-/// C functions that are told.
+/// Observer implemented by C functions.
 pub(super) struct Observer {
     after_map: vmmgraph_shown_fn,
     before_unmap: vmmgraph_shown_fn,
     user: *mut c_void,
 }
 
-// SAFETY: the caller of an observe function promises that the functions may be called with `user` from any thread.
+// SAFETY: the caller of an observe function allowed calls with `user` from any thread.
 unsafe impl Send for Observer {}
 // SAFETY: as above.
 unsafe impl Sync for Observer {}
@@ -235,7 +239,7 @@ impl Observer {
             ranges: ranges.as_ptr(),
             range_count: ranges.len(),
         };
-        // SAFETY: the caller of an observe function promised that it may be called so.
+        // SAFETY: the caller of an observe function allowed this call.
         unsafe { function(&raw const told, self.user) };
     }
 }

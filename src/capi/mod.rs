@@ -1,11 +1,12 @@
-//! The C ABI: `include/vmmgraph/vmmgraph.h` is written from this folder by cbindgen (`make header`).
+//! C ABI: cbindgen generates `include/vmmgraph/vmmgraph.h` from this folder (`make header`).
 //!
-//! One file a noun. Every function is a `guard` around a call into the crate: handles are looked up, never
-//! dereferenced; a panic becomes a status; details of the last failure are kept for the thread.
+//! One file per subject. Every C function runs its body in a `guard`: handles are looked up and
+//! never dereferenced, a panic becomes a status, and the thread keeps the details of its last
+//! failure. Conventions common to all C functions are in `cbindgen.toml`.
 
 #![allow(non_camel_case_types, reason = "the names are C's")]
 
-// In the order the header is read.
+// Modules in the order of the header.
 #[rustfmt::skip]
 mod status;
 mod account;
@@ -98,16 +99,17 @@ pub(crate) use handle::{arena_of, region_of, space_of};
 #[cfg(feature = "bridge")]
 pub(crate) use region::policy_of;
 
-/// Version of the C ABI: calls, structs and numbers of the same ABI version work together.
+/// Version of the C ABI. Calls, structs and numbers of equal ABI versions are compatible.
 pub const VMMGRAPH_ABI_VERSION: u32 = 1;
 
-/// The ABI version of the library that is loaded; compare it with VMMGRAPH_ABI_VERSION of the header.
+/// Returns the ABI version of the loaded library, to be compared with the header's
+/// VMMGRAPH_ABI_VERSION.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_abi_version() -> u32 {
     VMMGRAPH_ABI_VERSION
 }
 
-/// The version of the library that is loaded, as "major.minor.patch". Static, zero-terminated.
+/// Returns the version of the loaded library as "major.minor.patch". The string is static.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()

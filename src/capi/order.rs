@@ -1,4 +1,4 @@
-//! The order of replays across ranks in C.
+//! Order of replays across ranks in C.
 
 use std::ffi::c_void;
 
@@ -10,52 +10,56 @@ use super::status::vmmgraph_status_t;
 use crate::error::{Error, Result};
 use crate::{Agreement, SharedVmmAllocator};
 
-/// Bytes that vmmgraph_arena_compare_order and vmmgraph_arena_agree_on have gathered from each rank.
+/// Bytes per rank in the all-gather of vmmgraph_arena_compare_order and vmmgraph_arena_agree_on.
 pub const VMMGRAPH_ORDER_DIGEST_BYTES: usize = 2080;
 const _: () = assert!(VMMGRAPH_ORDER_DIGEST_BYTES == SharedVmmAllocator::digest_bytes());
 
-/// An all-gather of the engine's: writes the `bytes` bytes of each rank to `all`, in the order of the ranks' numbers, of which `mine` are this
-/// rank's, and returns 0; anything else: it failed. Called with no lock of the library's held: it may call any function. What hangs in it
-/// is the engine's to end, by a deadline of its process group. Must not throw.
+/// All-gather of the engine: writes the `bytes` bytes of each rank to `all`, in the order of the
+/// rank numbers; `mine` is this rank's part. Returns 0 on success. No library lock is held: the
+/// callback may call every function. The engine must bound its duration, for example by a timeout
+/// of its process group. Must not throw.
 pub type vmmgraph_gather_fn = Option<
     unsafe extern "C" fn(mine: *const c_void, bytes: usize, all: *mut c_void, user: *mut c_void) -> i32,
 >;
 
-/// What came of comparing the replays of several ranks: the same on all of them.
+/// Result of comparing the replays of several ranks; equal on all ranks.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_order_report_t {
     /// Set to sizeof(vmmgraph_order_report_t) before the call.
     pub struct_size: usize,
-    /// Where no difference was found, the number of the last replay up to which all ranks had the same; 0: none yet, or some rank is so far
-    /// behind that the others do not remember what it launched last.
+    /// Without a difference: number of the last replay up to which all ranks agree. 0: none yet, or
+    /// one rank is so far behind that the keys of its last replays are no longer stored on the
+    /// other ranks.
     pub same: u64,
-    /// Where no difference was found, the replays of the rank that is furthest.
+    /// Without a difference: replays of the most advanced rank.
     pub most: u64,
-    /// The number of the first replay that is not the same on all ranks, from 1; 0: no difference was found.
+    /// Number of the first differing replay, from 1; 0: no difference.
     pub replay: u64,
-    /// 1: it is that replay; 0: that one or one before, which are forgotten.
+    /// 1: `replay` is exact; 0: the difference is at `replay` or earlier, beyond the stored keys.
     pub exact: i32,
-    /// 1: some rank has launched it, and the arena launches nothing more until vmmgraph_arena_restart_order; 0: nobody has.
+    /// 1: a rank launched the differing replay, and the arena refuses launches until
+    /// vmmgraph_arena_restart_order; 0: no rank launched it.
     pub launched: i32,
-    /// The lowest rank that is otherwise than most.
+    /// Lowest rank outside the majority.
     pub rank: u32,
-    /// The lowest rank of most; of groups of one size, the one of the lowest rank is most.
+    /// Lowest rank of the majority. Of groups of equal size, the group with the lowest rank counts
+    /// as the majority.
     pub other: u32,
-    /// 1 if `rank` has that replay and its key is known, else 0.
+    /// 1 if `rank` has the replay and its key is stored, else 0.
     pub has: i32,
-    /// 1 if `other` has that replay and its key is known, else 0.
+    /// 1 if `other` has the replay and its key is stored, else 0.
     pub other_has: i32,
-    /// Ranks that are otherwise than most.
+    /// Number of ranks outside the majority.
     pub ranks: u64,
-    /// The key of that replay on `rank`; 0 if it is not known.
+    /// Key of the replay on `rank`; 0 if unknown.
     pub had: u64,
-    /// The key of that replay on `other`; 0 if it is not known.
+    /// Key of the replay on `other`; 0 if unknown.
     pub other_had: u64,
 }
 
-/// How many replays of an arena were launched, eager scopes among them: the same on ranks that replay alike. Inside a launch it is the number of
-/// that replay.
+/// Writes the number of replays launched in an arena, eager scopes included; equal on ranks with
+/// equal replays. Inside a launch: the number of the current replay.
 ///
 /// # Safety
 /// `replays` is null or writable.
@@ -72,25 +76,30 @@ pub unsafe extern "C" fn vmmgraph_arena_replay_seq(
     })
 }
 
-/// Lets the next replay of an arena with VMMGRAPH_ARENA_SERIAL say anew on which stream and thread all later ones have to be. Waits for the
-/// end of a replay or scope that another thread is at; inside one of this thread it is VMMGRAPH_ERROR_WRONG_STATE. The replays of the new
-/// place wait for those before, as in any arena. Without effect in an arena that is not serial.
+/// Unbinds an arena with VMMGRAPH_ARENA_SERIAL from its stream and thread; the next replay binds
+/// the arena again. Waits for a replay or eager scope in progress on another thread.
+/// VMMGRAPH_ERROR_WRONG_STATE inside a replay of this thread. Later replays still wait for earlier
+/// ones. No effect without VMMGRAPH_ARENA_SERIAL.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_arena_lift_serial(arena: vmmgraph_arena_t) -> vmmgraph_status_t {
     arena::with(arena, |arena| Ok(arena.lift_serial()?))
 }
 
-/// Compares with the other ranks what was launched so far in an arena with VMMGRAPH_ARENA_CHECK_ORDER: each replay's key
-/// (vmmgraph_space_set_order_key; eager scopes have one of their own), in order. Any time, on any thread; all ranks call it, each with its
-/// own number below `ranks` (4096 at most). A rank that is merely behind is no difference. The last 256 replays are known by key: ranks
-/// that compare no less often learn which replay was the first that differs. `report` (may be null) is written where they agree and where
-/// they do not: VMMGRAPH_ERROR_RANKS_DIFFER, on every rank the same one. From then on replays and eager scopes of the arena are refused
-/// with that status, rather than launched to wait for each other for ever, until vmmgraph_arena_restart_order. VMMGRAPH_ERROR_WRONG_STATE
-/// if the check is off, and if `gather` failed; VMMGRAPH_ERROR_INVALID_ARGUMENT for numbers of ranks that cannot be, and where it wrote
-/// something else.
+/// Compares the launches of an arena with VMMGRAPH_ARENA_CHECK_ORDER across ranks: the key of each
+/// replay (vmmgraph_space_set_order_key; eager scopes share one fixed key), in order. All ranks
+/// must call, at any time and on any thread, each with its number `rank` below `ranks` (at most
+/// 4096). A rank merely behind is no difference. The last 256 replays are stored by key: ranks
+/// which compare at least as often learn the exact first difference.
+///
+/// `report` (may be null) is written on agreement and on VMMGRAPH_ERROR_RANKS_DIFFER, equally on
+/// every rank. After a difference in launched replays, replays and eager scopes of the arena fail
+/// with VMMGRAPH_ERROR_RANKS_DIFFER until vmmgraph_arena_restart_order, instead of a hang.
+/// VMMGRAPH_ERROR_WRONG_STATE if the check is off or `gather` failed.
+/// VMMGRAPH_ERROR_INVALID_ARGUMENT for invalid rank numbers or an invalid result of `gather`.
 ///
 /// # Safety
-/// `gather` is null or may be called with `user`; `report` is null or points to a struct whose struct_size is set.
+/// `gather` is null or may be called with `user`; `report` is null or points to a struct with
+/// struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_arena_compare_order(
     arena: vmmgraph_arena_t,
@@ -110,10 +119,11 @@ pub unsafe extern "C" fn vmmgraph_arena_compare_order(
     })
 }
 
-/// As vmmgraph_arena_compare_order, before a launch, or before anything else that all ranks must do alike: also `next` must be the same, and
-/// no rank may be behind. It may be any number: the key of the space that is to be replayed, a hash of a step's mode and bucket, the
-/// layout_hash of what was just captured. It is not noted: the replay is. Where nobody has launched what differs (launched is 0 in the
-/// report), nothing is refused afterwards: the ranks may decide anew.
+/// Like vmmgraph_arena_compare_order, before a launch or any other step common to all ranks: `next`
+/// must also be equal, and no rank may be behind. `next` is any number: the key of the space about
+/// to be replayed, a hash of the step's mode and bucket, or the layout_hash of a new capture.
+/// `next` is not recorded; the replay is. If no rank launched the difference (`launched` is 0),
+/// later replays are not refused, and the ranks may decide again.
 ///
 /// # Safety
 /// As vmmgraph_arena_compare_order.
@@ -137,16 +147,16 @@ pub unsafe extern "C" fn vmmgraph_arena_agree_on(
     })
 }
 
-/// Forgets what was launched and what differed: the check counts from 1 again. For all ranks at one point of their programs.
-/// VMMGRAPH_ERROR_WRONG_STATE if the check is off.
+/// Clears the history and the recorded difference: the check counts from 1 again. Call on all ranks
+/// at the same point of the program. VMMGRAPH_ERROR_WRONG_STATE if the check is off.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_arena_restart_order(arena: vmmgraph_arena_t) -> vmmgraph_status_t {
     arena::with(arena, |arena| Ok(arena.restart_order()?))
 }
 
-/// What ranks know a space's replays by, in an arena with VMMGRAPH_ARENA_CHECK_ORDER; 0, as at first: its layout_hash. For spaces whose
-/// ranks differ in their blocks and not in what they run, for bump spaces, and for several graphs over one space, each with a key of its
-/// own set before it is replayed.
+/// Sets the key of a space's replays for VMMGRAPH_ARENA_CHECK_ORDER; 0, the default: the space's
+/// layout_hash. For ranks with different blocks but equal work, for bump spaces, and for several
+/// graphs over one space (set the key before each replay).
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_space_set_order_key(space: vmmgraph_space_t, key: u64) -> vmmgraph_status_t {
     space::with(space, |space| {
@@ -155,7 +165,7 @@ pub extern "C" fn vmmgraph_space_set_order_key(space: vmmgraph_space_t, key: u64
     })
 }
 
-/// Compares by a callback of C, and says what came of it.
+/// Compares through a C callback and fills the report.
 ///
 /// # Safety
 /// As [`vmmgraph_arena_compare_order`].
@@ -169,7 +179,7 @@ unsafe fn reported(
     // SAFETY: the caller's contract.
     let report = if report.is_null() { None } else { Some(unsafe { OutStruct::new(report, "report") }?) };
     let compared = compare(&|mine, all| {
-        // SAFETY: the caller's contract; `all` has room for as many times `mine` as there are ranks.
+        // SAFETY: the caller's contract; `all` has room for one `mine` per rank.
         if unsafe { gather(mine.as_ptr().cast(), mine.len(), all.as_mut_ptr().cast(), user) } == 0 {
             return Ok(());
         }

@@ -1,32 +1,33 @@
-//! Whether prompts wait for those that decode: decisions without memory, a clock or a thread.
+//! Pacing of prefills and decodes in C: decisions without memory, clock or thread.
 
 use super::guard::{guard, items, out};
 use super::status::vmmgraph_status_t;
 use crate::policy::{Decoding, Due, Prompt, prefill_waits};
 
-/// A prompt that waits to begin. Times in one unit, whichever. Never grows, so it has no struct_size.
+/// Prompt waiting for its prefill. Times are in any one unit. Never grows; no struct_size.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct vmmgraph_prompt_t {
-    /// When it came.
+    /// Arrival time.
     pub since: u64,
-    /// When its first token is due.
+    /// Time at which the first token is due.
     pub by: u64,
-    /// How long that takes.
+    /// Duration from the start of the prefill to the first token.
     pub takes: u64,
-    /// When it begins, whoever is late by that: nothing waits for ever.
+    /// Time at which the prefill starts even if sequences become late, so that no prompt waits
+    /// forever.
     pub patience: u64,
 }
 
-/// A sequence that decodes. Never grows, so it has no struct_size.
+/// Sequence being decoded. Never grows; no struct_size.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct vmmgraph_decoding_t {
-    /// When it had its first token.
+    /// Time of the first token.
     pub since: u64,
-    /// Tokens that it has.
+    /// Tokens generated so far.
     pub tokens: u64,
-    /// How long each may take on average.
+    /// Average time allowed per token.
     pub each: u64,
 }
 
@@ -37,8 +38,10 @@ impl vmmgraph_prompt_t {
     }
 }
 
-/// Whether a prompt's KV memory is rather to go to the host than to be waited for (1 or 0): half of the time is over for which it may wait and
-/// still be in time. One that goes there at once has its first token early, and its others late.
+/// Sets `to_host` to 1 if a prompt's KV memory should go to the host instead of waiting for device
+/// memory, else to 0. The result is 1 once half of the time which the prompt can wait without being
+/// late has passed. A prompt sent to the host at once has an early first token and late later
+/// tokens.
 ///
 /// # Safety
 /// `prompt` is null or readable, `to_host` null or writable.
@@ -56,12 +59,14 @@ pub unsafe extern "C" fn vmmgraph_prompt_to_host(
     })
 }
 
-/// Whether a prefill of these prompts that `takes` so long is to wait for another step of the sequences that decode (1 or 0): behind it more than
-/// three in ten of those would be late, and none of the prompts presses, as one does that has no more patience, or of whose time to wait a tenth is
-/// left. One that is late already does not.
+/// Sets `waits` to 1 if a prefill of these prompts, of duration `takes`, should wait for another
+/// decode step, else to 0. The prefill waits if it makes more than 3 in 10 sequences late and no
+/// prompt is urgent. A prompt is urgent from its `patience` time on, or with at most a tenth of its
+/// waiting time left; a late prompt only from its `patience` time on.
 ///
 /// # Safety
-/// `prompts` points to `prompt_count` items and `decoding` to `decoding_count`, or that is 0; `waits` is null or writable.
+/// `prompts` points to `prompt_count` items, or `prompt_count` is 0; likewise `decoding`; `waits`
+/// is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_prefill_waits(
     now: u64,

@@ -1,4 +1,4 @@
-//! Regions step aside and come back: fences, reports, hooks.
+//! Pause and resume in C: fences, reports, hooks.
 
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
@@ -17,139 +17,140 @@ use crate::driver::Event;
 use crate::pages::{CopyPath, Fence, Moved, PauseHooks, PauseReport, ResumeReport};
 use crate::{Address, Device, Region};
 
-/// Never defined: a vmmgraph_pause_hooks_t is a key, not an address.
+/// Opaque; never defined.
 pub struct vmmgraph_pause_hooks {
     _private: (),
 }
 
-/// Hooks that are told when memory goes and comes, until they are destroyed.
+/// Hooks called before a pause unmaps memory and after a resume maps memory, until destroyed.
 pub type vmmgraph_pause_hooks_t = *mut vmmgraph_pause_hooks;
 
 /// Nothing was copied.
 pub const VMMGRAPH_COPY_NONE: i32 = 0;
-/// From and to registered host memory, at the link's speed.
+/// Copied through registered (pinned) host memory, at the link's speed.
 pub const VMMGRAPH_COPY_REGISTERED: i32 = 1;
-/// Registration was refused: over a ring of small registered buffers.
+/// Copied through a ring of small registered buffers: registration of the host memory was refused.
 pub const VMMGRAPH_COPY_RING: i32 = 2;
-/// Not even those: as the driver copies pageable memory.
+/// Copied as pageable memory by the driver: no buffer could be registered.
 pub const VMMGRAPH_COPY_PAGEABLE: i32 = 3;
 
-/// What must be over before memory steps aside. Zero everything, then set struct_size and what there is.
+/// Fence: work to complete before memory is unmapped.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_fence_t {
     /// sizeof(vmmgraph_fence_t).
     pub struct_size: usize,
-    /// Streams: everything given to them so far.
+    /// Streams: all work submitted so far.
     pub streams: *const *mut c_void,
-    /// How many.
+    /// Number of streams.
     pub stream_count: usize,
-    /// Events (CUevent or cudaEvent_t) that were recorded and stay until the call returns.
+    /// Recorded events (CUevent or cudaEvent_t), which must exist until the call returns.
     pub events: *const *mut c_void,
-    /// How many.
+    /// Number of events.
     pub event_count: usize,
 }
 
-/// What a pause did.
+/// Report of a pause.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_pause_report_t {
     /// Set to sizeof(vmmgraph_pause_report_t) before the call.
     pub struct_size: usize,
-    /// Regions and arenas paused by this call; those that were before are not counted.
+    /// Regions and arenas paused by this call, without those already paused.
     pub regions: u64,
-    /// Pages that went.
+    /// Pages released.
     pub pages: u64,
-    /// Their bytes.
+    /// Bytes of these pages.
     pub bytes: u64,
     /// Bytes copied to the host.
     pub copied_bytes: u64,
-    /// Bytes that were not copied, because the host has them from an earlier pause.
+    /// Bytes not copied, since the host holds the contents of an earlier pause.
     pub clean_bytes: u64,
-    /// Bytes that stay by their policy.
+    /// Bytes resident by policy, or as private (exclusive) blocks.
     pub kept_bytes: u64,
-    /// Bytes that stay because something failed.
+    /// Bytes resident because of a failure.
     pub left_bytes: u64,
-    /// Pages that were said to be unwritten and were not (VMMGRAPH_REGION_VERIFY_CLEAN).
+    /// Pages reported as unwritten but changed (VMMGRAPH_REGION_VERIFY_CLEAN).
     pub stale_pages: u64,
-    /// Calls to the driver.
+    /// Driver calls.
     pub calls: u64,
     /// Failures; the call returns the status of the first.
     pub failures: u64,
-    /// All of it, in microseconds.
+    /// Total duration in microseconds.
     pub micros: u64,
-    /// From the first copy to the end of the last, in microseconds.
+    /// Microseconds from the start of the first copy to the end of the last.
     pub copy_micros: u64,
-    /// Copied bytes in GiB a second of that time; 0: nothing was copied.
+    /// Copied GiB per second of copy_micros; 0: nothing was copied.
     pub copy_gib_per_second: f64,
     /// One of VMMGRAPH_COPY_*.
     pub path: i32,
-    /// 0.
+    /// Always 0.
     pub reserved: i32,
 }
 
-/// What a resume did.
+/// Report of a resume.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_resume_report_t {
     /// Set to sizeof(vmmgraph_resume_report_t) before the call.
     pub struct_size: usize,
-    /// Regions and arenas that came back by this call.
+    /// Regions and arenas resumed by this call.
     pub regions: u64,
-    /// Pages that came.
+    /// Pages mapped.
     pub pages: u64,
-    /// Their bytes.
+    /// Bytes of these pages.
     pub bytes: u64,
     /// Bytes copied from the host.
     pub copied_bytes: u64,
     /// Bytes set to zero.
     pub zeroed_bytes: u64,
-    /// Calls to the driver.
+    /// Driver calls.
     pub calls: u64,
-    /// All of it, in microseconds.
+    /// Total duration in microseconds.
     pub micros: u64,
-    /// Of these, until the memory was had, in microseconds.
+    /// Part of micros before all memory was available.
     pub waited_micros: u64,
-    /// From the first copy to the end of the last, in microseconds; 0: nobody waited for that.
+    /// Microseconds from the start of the first copy to the end of the last; 0: the call did not
+    /// wait.
     pub copy_micros: u64,
-    /// Copied bytes in GiB a second of that time.
+    /// Copied GiB per second of copy_micros.
     pub copy_gib_per_second: f64,
     /// One of VMMGRAPH_COPY_*.
     pub path: i32,
-    /// 0.
+    /// Always 0.
     pub reserved: i32,
 }
 
-/// A stretch of device addresses. It never grows.
+/// Range of device addresses. Never grows; no struct_size.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_range_t {
-    /// Where it begins.
+    /// First address.
     pub address: u64,
-    /// Its bytes.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
-/// Memory that goes or has come.
+/// Memory about to be unmapped, or mapped again.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_moved_t {
     /// sizeof(vmmgraph_moved_t) of the library.
     pub struct_size: usize,
-    /// The region's tag, zero-terminated.
+    /// Tag of the region or arena, zero-terminated.
     pub tag: *const c_char,
-    /// The region's number, or the arena's, unique in the process.
+    /// Number of the region or arena, unique in the process.
     pub region: u64,
-    /// Counts its mappings.
+    /// Counts the mappings of the memory; a registration is valid for one generation.
     pub generation: u64,
-    /// The addresses, in order.
+    /// Address ranges in order.
     pub ranges: *const vmmgraph_range_t,
-    /// How many.
+    /// Number of ranges.
     pub range_count: usize,
 }
 
-/// Told that memory goes or has come; `moved` is valid during the call. Must not throw. No lock of the library's is held; pausing or
-/// resuming the same region there is VMMGRAPH_ERROR_WRONG_STATE.
+/// Receives memory about to be unmapped, or mapped again; `moved` is valid during the call. Must
+/// not throw. Pausing or resuming the same region inside is VMMGRAPH_ERROR_WRONG_STATE.
 pub type vmmgraph_moved_fn = Option<unsafe extern "C" fn(moved: *const vmmgraph_moved_t, user: *mut c_void)>;
 
 fn path_number(path: CopyPath) -> i32 {
@@ -161,19 +162,19 @@ fn path_number(path: CopyPath) -> i32 {
     }
 }
 
-/// The tags that C names.
+/// Reads tags from C.
 ///
 /// # Safety
-/// `tags` is null or points to `count` pointers as [`text`] wants them.
+/// `tags` is null or points to `count` pointers as for [`text`].
 unsafe fn tags_of(tags: *const *const c_char, count: usize) -> Result<Vec<String>, Failure> {
     // SAFETY: the caller's contract.
     unsafe { items(tags, count, "tags")?.iter().map(|tag| text(*tag, "a tag")).collect() }
 }
 
-/// The fence that C describes; null: nothing.
+/// Builds the fence described in C; null: an empty fence.
 ///
 /// # Safety
-/// As vmmgraph_device_pause asks.
+/// As for vmmgraph_device_pause.
 pub(super) unsafe fn fence_of(device: &Device, fence: *const vmmgraph_fence_t) -> Result<Fence, Failure> {
     let mut made = Fence::default();
     // SAFETY: the caller's contract.
@@ -187,16 +188,16 @@ pub(super) unsafe fn fence_of(device: &Device, fence: *const vmmgraph_fence_t) -
     // SAFETY: the caller's contract.
     for event in unsafe { items(given.events, given.event_count, "events") }? {
         not_null(*event, "an event")?;
-        // SAFETY: recorded events of the caller's that stay, by the caller's contract.
+        // SAFETY: recorded events, existing until the call returns by the caller's contract.
         unsafe { made.add_event(events, Event::from_raw(*event as u64)) };
     }
     Ok(made)
 }
 
-/// Where a report goes, if somebody wants it.
+/// Wraps the caller's report, unless null.
 ///
 /// # Safety
-/// The pointer is null or points to a struct whose struct_size is set.
+/// The pointer is null or points to a struct with struct_size set.
 pub(super) unsafe fn wanted<T: Copy>(report: *mut T) -> Result<Option<OutStruct<T>>, Failure> {
     if report.is_null() {
         return Ok(None);
@@ -285,16 +286,20 @@ pub unsafe extern "C" fn vmmgraph_region_resume(
     })
 }
 
-/// Pauses the regions and arenas with one of these tags; none: all of the device. Waits for the fence (null: nothing) and for what was given to the
-/// streams noted for their blocks; then pages go as their policy says. The caller submits nothing that uses them meanwhile.
+/// Pauses all regions and arenas with one of the tags; without tags, all of the device. Waits for
+/// the fence (null: empty) and for the work on streams recorded for blocks. Then releases pages by
+/// policy, and the device's free pages. The caller must not submit work with this memory meanwhile.
 ///
-/// Goes on past failures: then the status is that of the first, `report` (may be null) is written all the same, what failed stays with
-/// its contents, and the next pause tries it again. What is paused already stays so. While a stream of the fence or of a block is
-/// being captured, it is VMMGRAPH_ERROR_STREAM_CAPTURING and nothing more is paused; while an arena has an open space, VMMGRAPH_ERROR_WRONG_STATE. The device's free pages go back to the driver too.
+/// Continues after a failure: the call returns the status of the first failure, and `report` (may
+/// be null) is written anyway. Failed memory stays resident with its contents, and the next pause
+/// retries. Memory already paused stays paused. VMMGRAPH_ERROR_STREAM_CAPTURING while a stream of
+/// the fence or of a block is under capture, and VMMGRAPH_ERROR_WRONG_STATE while an arena has an
+/// open space: the call then pauses nothing more.
 ///
 /// # Safety
-/// `tags` is null or points to `tag_count` zero-terminated strings; `fence` is null or points to a struct whose struct_size is set, with
-/// as many streams and recorded events as it says; `report` is null or points to a struct whose struct_size is set.
+/// `tags` is null or points to `tag_count` zero-terminated strings; `fence` is null or points to a
+/// struct with struct_size set and valid arrays of streams and recorded events; `report` is null or
+/// points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_pause(
     device: vmmgraph_device_t,
@@ -315,9 +320,11 @@ pub unsafe extern "C" fn vmmgraph_device_pause(
     })
 }
 
-/// Resumes the regions and arenas with one of these tags, all or none; no tag: all of the device. Returns when the contents are there. While there is no
-/// memory it asks again until the deadline, in microseconds from now; 0: as an allocation does. On failure everything is paused as
-/// before, the host has the contents, and the call can be repeated. What is there already stays. `report` may be null.
+/// Resumes all regions and arenas with one of the tags, all or none; without tags, all of the
+/// device. Returns after the contents are restored. Without enough memory, retries until the
+/// deadline, in microseconds from now; 0: as often as an allocation. After a failure everything is
+/// paused as before, the host holds the contents, and the call can be repeated. Resident memory is
+/// skipped. `report` may be null.
 ///
 /// # Safety
 /// `tags` and `report` as in vmmgraph_device_pause.
@@ -339,9 +346,10 @@ pub unsafe extern "C" fn vmmgraph_device_resume(
     })
 }
 
-/// As vmmgraph_device_resume, but returns as soon as everything is mapped. The contents are copied in the order of the tags; `ready` (may be
-/// null) receives a handle for the contents of each, which the caller destroys. A stream that needs a region's contents waits for
-/// them by vmmgraph_ready_before or vmmgraph_region_before.
+/// As vmmgraph_device_resume, but returns once everything is mapped. Contents are then restored in
+/// the order of the tags. `ready` (may be null) receives a handle per tag, destroyed by the caller.
+/// A stream which needs a region's contents waits by vmmgraph_ready_before or
+/// vmmgraph_region_before. Copies from unregistered host memory complete before the call returns.
 ///
 /// # Safety
 /// As vmmgraph_device_resume; `ready` is null or points to `tag_count` handles.
@@ -367,14 +375,14 @@ pub unsafe extern "C" fn vmmgraph_device_resume_async(
     })
 }
 
-/// C functions that are told.
+/// Pause hooks implemented by C functions.
 pub(super) struct Hooks {
     before_unmap: vmmgraph_moved_fn,
     after_map: vmmgraph_moved_fn,
     user: *mut c_void,
 }
 
-// SAFETY: the caller of vmmgraph_device_add_pause_hooks promises that the functions may be called with `user` from any thread.
+// SAFETY: the caller of vmmgraph_device_add_pause_hooks allowed calls with `user` from any thread.
 unsafe impl Send for Hooks {}
 // SAFETY: as above.
 unsafe impl Sync for Hooks {}
@@ -394,7 +402,7 @@ impl Hooks {
             ranges: ranges.as_ptr(),
             range_count: ranges.len(),
         };
-        // SAFETY: the caller of vmmgraph_device_add_pause_hooks promised that it may be called so.
+        // SAFETY: the caller of vmmgraph_device_add_pause_hooks allowed this call.
         unsafe { function(&raw const told, self.user) };
     }
 }
@@ -408,12 +416,15 @@ impl PauseHooks for Hooks {
     }
 }
 
-/// Calls `before_unmap` when memory with this tag is not used any more and is unmapped next, and `after_map` when it is there again, on
-/// other pages; an empty tag: of all regions. Either may be null. For registrations that hold pages: NCCL's, RDMA's.
+/// Adds hooks for memory with the tag; an empty tag: for all memory. `before_unmap` is called when
+/// no work uses the memory any more, just before the unmap. `after_map` is called after the memory
+/// is mapped again, on other pages. Either may be null. For registrations of pages, by NCCL or for
+/// RDMA.
 ///
 /// # Safety
-/// `tag` is null or a zero-terminated string; the functions may be called with `user` from any thread until vmmgraph_pause_hooks_destroy
-/// and the pauses and resumes that were under way then have returned; `hooks` is null or writable.
+/// `tag` is null or a zero-terminated string. The functions may be called with `user` from any
+/// thread until vmmgraph_pause_hooks_destroy and all pauses and resumes then in progress have
+/// returned. `hooks` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_add_pause_hooks(
     device: vmmgraph_device_t,
@@ -435,7 +446,7 @@ pub unsafe extern "C" fn vmmgraph_device_add_pause_hooks(
     })
 }
 
-/// The hooks are called no more, but by pauses and resumes that are under way.
+/// Destroys the hooks. Pauses and resumes in progress may still call the functions.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_pause_hooks_destroy(hooks: vmmgraph_pause_hooks_t) -> vmmgraph_status_t {
     guard(|| remove::<Hooks, _>(hooks).map(drop))

@@ -1,4 +1,4 @@
-//! Pages of other processes, and descriptors over a socket.
+//! Import of pages of other processes, and file descriptors over a socket, in C.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{BorrowedFd, IntoRawFd};
@@ -13,42 +13,44 @@ use super::status::vmmgraph_status_t;
 use crate::error::Error;
 use crate::{Device, PeerExtent, PeerMap, PeerPage, receive_descriptors, send_descriptors};
 
-/// Never defined: a vmmgraph_peer_page_t is a key, not an address.
+/// Opaque; never defined.
 pub struct vmmgraph_peer_page {
     _private: (),
 }
 
-/// A page of another process, imported once. Calls with it are thread-safe.
+/// Page imported from another process.
 pub type vmmgraph_peer_page_t = *mut vmmgraph_peer_page;
 
-/// Never defined: a vmmgraph_peer_map_t is a key, not an address.
+/// Opaque; never defined.
 pub struct vmmgraph_peer_map {
     _private: (),
 }
 
-/// A range of another process at addresses of this one's. Calls with it are thread-safe.
+/// Range of another process, mapped in this process.
 pub type vmmgraph_peer_map_t = *mut vmmgraph_peer_map;
 
-/// A part of another process's page, as its owner's vmmgraph_page_extent_t says it.
+/// Part of an imported page, as in the owner's vmmgraph_page_extent_t. Never grows; no struct_size.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_peer_extent_t {
-    /// The page.
+    /// Imported page.
     pub page: vmmgraph_peer_page_t,
-    /// Where in the page the part begins, in bytes.
+    /// Offset of the part in the page, in bytes.
     pub offset: u64,
-    /// Its bytes.
+    /// Length of the part in bytes.
     pub bytes: u64,
 }
 
-/// By what another process imports a page over the fabric (CUmemFabricHandle). Plain bytes: copied and sent as they are.
+/// Fabric handle of an exported page (CUmemFabricHandle): plain bytes, copied and sent unchanged.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_fabric_handle_t {
-    /// The driver's.
+    /// Bytes of the driver.
     pub data: [u8; 64],
 }
 
+/// Borrows a file descriptor from C.
+///
 /// # Safety
 /// The descriptor is open while the result is used, or negative.
 unsafe fn descriptor<'a>(what: &'static str, fd: c_int) -> Result<BorrowedFd<'a>, Failure> {
@@ -56,12 +58,14 @@ unsafe fn descriptor<'a>(what: &'static str, fd: c_int) -> Result<BorrowedFd<'a>
         let expected = "an open file descriptor";
         return Err(Error::InvalidArgument { what, value: fd.into(), expected }.into());
     }
-    // SAFETY: not -1, and then open by the caller's contract.
+    // SAFETY: not negative, so open by the caller's contract.
     Ok(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-/// Imports a page of `bytes` that another process exported (vmmgraph_page_extent_t's page_bytes); its memory stays as long as this does, whatever
-/// its owner does. The device was opened with VMMGRAPH_SHARING_FD. The descriptor stays the caller's and is not needed afterwards.
+/// Imports a page exported by another process. `bytes` is page_bytes in the owner's
+/// vmmgraph_page_extent_t. The memory lives as long as the import or a mapping of the page,
+/// whatever the owner does. The caller keeps `fd` and may close it after the call.
+/// VMMGRAPH_ERROR_WRONG_STATE unless the device was opened with VMMGRAPH_SHARING_FD.
 ///
 /// # Safety
 /// `fd` is open or negative; `page` is null or writable.
@@ -81,10 +85,11 @@ pub unsafe extern "C" fn vmmgraph_device_import(
     })
 }
 
-/// As vmmgraph_device_import, by what vmmgraph_device_export_fabric gave on this host or another. The device was granted VMMGRAPH_SHARING_FABRIC.
+/// As vmmgraph_device_import, from a handle of vmmgraph_device_export_fabric on this or another
+/// host. VMMGRAPH_ERROR_WRONG_STATE unless the device granted VMMGRAPH_SHARING_FABRIC.
 ///
 /// # Safety
-/// `handle` is null or points to one; `page` is null or writable.
+/// `handle` is null or points to a handle; `page` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_import_fabric(
     device: vmmgraph_device_t,
@@ -102,14 +107,15 @@ pub unsafe extern "C" fn vmmgraph_device_import_fabric(
     })
 }
 
-/// Closes another process's page. Its memory stays where it is mapped.
+/// Closes an imported page. Mapped memory stays mapped.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_peer_page_close(page: vmmgraph_peer_page_t) -> vmmgraph_status_t {
     guard(|| remove::<PeerPage, _>(page).map(drop))
 }
 
-/// Maps the parts of another process's range, one behind the other, at addresses of this one's; `address` receives where it begins. All parts but the
-/// first begin where their page does, and all but the last end there.
+/// Maps the parts of another process's range contiguously in this process; `address` receives the
+/// first address. VMMGRAPH_ERROR_INVALID_ARGUMENT unless every part but the first begins at the
+/// start of its page, and every part but the last ends at its page's end.
 ///
 /// # Safety
 /// `extents` points to `count` items; `map` and `address` are null or writable.
@@ -139,7 +145,8 @@ pub unsafe extern "C" fn vmmgraph_peer_map_create(
     })
 }
 
-/// Notes that work of a stream uses the range: at its end its pages go behind what the stream was given by then. The stream exists until then.
+/// Records use of the range on a stream: the unmap waits for the work submitted by then. The stream
+/// must exist until then.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_peer_map_used_by(
     map: vmmgraph_peer_map_t,
@@ -151,18 +158,21 @@ pub extern "C" fn vmmgraph_peer_map_used_by(
     })
 }
 
-/// Unmaps the range, once what was given to the noted streams is done; does not block. Work on streams that were not noted is done already.
+/// Unmaps the range after the work submitted to the recorded streams. Does not block. Work on other
+/// streams must be complete.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_peer_map_destroy(map: vmmgraph_peer_map_t) -> vmmgraph_status_t {
     guard(|| remove::<PeerMap, _>(map).map(drop))
 }
 
-/// Sends descriptors, at most 253, and some bytes, at least one, as one message over a connected unix socket (SCM_RIGHTS): so no process need look into
-/// another one, which containers forbid. Those given here stay the caller's. `sent` (may be null) receives how many of the bytes went; the
-/// descriptors went with the first.
+/// Sends at most 253 file descriptors, and at least one byte, as one message over a connected unix
+/// socket (SCM_RIGHTS). No process needs access to another process, which containers forbid. The
+/// caller keeps its descriptors. `sent` (may be null) receives the number of bytes sent; the
+/// descriptors are sent with the first byte.
 ///
 /// # Safety
-/// `socket` and the `count` items of `fds` are open or negative; `bytes` points to `length` bytes; `sent` is null or writable.
+/// `socket` and the `count` items of `fds` are open or negative; `bytes` points to `length` bytes;
+/// `sent` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_send_descriptors(
     socket: c_int,
@@ -189,12 +199,13 @@ pub unsafe extern "C" fn vmmgraph_send_descriptors(
     })
 }
 
-/// Receives what vmmgraph_send_descriptors sent, in one message: as many of the bytes as there is room for, and the descriptors, which are the caller's;
-/// those for which there is no room are closed again. `received` is 0 if the other side has closed.
+/// Receives one message of vmmgraph_send_descriptors: as many bytes as fit in `length`, and at most
+/// `capacity` descriptors, owned by the caller. Further descriptors are closed. `count` receives
+/// the number of descriptors stored. `received` is 0 if the other side has closed the socket.
 ///
 /// # Safety
-/// `socket` is open or negative; `bytes` points to `length` writable bytes and `fds` to `capacity` writable items, or these are 0; `received` and
-/// `count` are null or writable.
+/// `socket` is open or negative; `bytes` points to `length` writable bytes and `fds` to `capacity`
+/// writable items, or these are 0; `received` and `count` are null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_receive_descriptors(
     socket: c_int,
@@ -217,7 +228,7 @@ pub unsafe extern "C" fn vmmgraph_receive_descriptors(
         let (came, descriptors) = receive_descriptors(socket, bytes)?;
         (*received, *count) = (came as u64, descriptors.len().min(capacity));
         for (place, fd) in descriptors.into_iter().take(capacity).enumerate() {
-            // SAFETY: room for so many by the caller's contract.
+            // SAFETY: `fds` has room for `capacity` items by the caller's contract.
             unsafe { fds.add(place).write(fd.into_raw_fd()) };
         }
         Ok(())

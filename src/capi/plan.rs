@@ -1,4 +1,4 @@
-//! Shapes and the choice of buckets.
+//! Bucket planning in C.
 
 use super::guard::{Failure, copy_items, guard, items, out, pick};
 use super::sized::{OutStruct, options};
@@ -9,13 +9,14 @@ use crate::dispatch::{
 };
 use crate::error::Error;
 
-/// A shape: of a step, or of the graph that runs it (a bucket). Never grows, so it has no struct_size.
+/// Shape of a step, or of a graph (a bucket). Never grows, so without struct_size.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct vmmgraph_key_t {
-    /// What but size makes graphs differ; compared for equality.
+    /// Properties other than size which change the graph; compared for equality.
     pub variant: u32,
-    /// Sizes that padding may raise: tokens, batch, KV-cache pages, one of the caller's own. 0 where an axis plays no part.
+    /// Sizes which padding may raise: tokens, batch, KV-cache pages, and one for the caller. 0 on
+    /// an unused axis.
     pub extents: [u32; 4],
 }
 
@@ -31,80 +32,82 @@ impl From<vmmgraph_key_t> for Key {
     }
 }
 
-/// The list of xLLM: 1, 2, 4, 8, then multiples of 16 up to the first that holds `max`.
+/// List of xLLM: 1, 2, 4, 8, then multiples of 16 up to the first size of at least `max`.
 pub const VMMGRAPH_SIZES_XLLM: i32 = 0;
-/// The default list of vLLM: 1, 2, 4, multiples of 8 below 256, then multiples of 16 up to `max`.
+/// Default list of vLLM: 1, 2, 4, multiples of 8 below 256, then multiples of 16 up to `max`.
 pub const VMMGRAPH_SIZES_VLLM: i32 = 1;
 
-/// Streams and layers of an Ascend deployment, for the number of ACL graphs that it can hold by vLLM-Ascend's formula. Zero
-/// everything, then set struct_size and what differs from the default; 0 is the default.
+/// Parameters of an Ascend deployment for vLLM-Ascend's limit of ACL graphs. Zero the struct, set
+/// struct_size, then the fields which differ from the default 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_acl_graph_streams_t {
     /// sizeof(vmmgraph_acl_graph_streams_t).
     pub struct_size: usize,
-    /// Streams that captures may take; 0: 1800, which is a device's 2048 less what is kept back.
+    /// Streams available to captures; 0: 1800, a device's 2048 less a reserve.
     pub streams: u32,
-    /// The model's hidden layers.
+    /// Hidden layers of the model.
     pub layers: u32,
-    /// Layers of the draft model; 0: there is none.
+    /// Layers of the draft model; 0: none.
     pub draft_layers: u32,
-    /// The data-parallel and tensor-parallel sizes; each above 1 is a communication group.
+    /// Data-parallel size. Each of data_parallel and tensor_parallel above 1 adds a communication
+    /// group.
     pub data_parallel: u32,
-    /// See `data_parallel`.
+    /// Tensor-parallel size.
     pub tensor_parallel: u32,
-    /// 1: HCCL_OP_EXPANSION_MODE is AIV.
+    /// 1: HCCL_OP_EXPANSION_MODE is AIV; else 0.
     pub aiv: i32,
-    /// AIV: further concurrent streams (1 each for expert parallelism, an overlapped shared expert, data parallelism of a
-    /// mixture-of-experts model).
+    /// AIV: further concurrent streams (1 each for expert parallelism, an overlapped shared expert,
+    /// data parallelism of a mixture-of-experts model).
     pub extra: u32,
-    /// AIV: 1 keeps one graph's worth of streams back, as later versions do for dense models.
+    /// AIV: 1 reserves the streams of one graph, as later versions do for dense models.
     pub reserve_one: i32,
-    /// Without AIV: how many of the prefill and decode context-parallel sizes are above 1.
+    /// Without AIV: how many of the prefill and decode context-parallel sizes exceed 1.
     pub context_groups: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u32,
 }
 
-/// What graphs may take and cost. Zero everything, then set struct_size and what differs from the default; 0 is the default.
+/// Limits and costs of graphs. Zero the struct, set struct_size, then the fields which differ from
+/// the default 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_plan_options_t {
     /// sizeof(vmmgraph_plan_options_t).
     pub struct_size: usize,
-    /// What one more along each axis costs; all 0: a token costs 1 and nothing else counts.
+    /// Cost of one unit along each axis. All 0: a token costs 1, other axes nothing.
     pub weights: [u16; 4],
-    /// Most graphs; 0: no limit.
+    /// Maximum number of graphs; 0: no limit.
     pub most_graphs: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u32,
-    /// Most bytes that graphs add by themselves; 0: no limit.
+    /// Maximum of bytes private to graphs; 0: no limit.
     pub most_graph_bytes: u64,
-    /// Bytes that one more graph adds (executable graph, retained blocks).
+    /// Bytes added by each graph (executable graph, live-out blocks).
     pub graph_bytes: u64,
-    /// Most bytes of shared pages; 0: no limit.
+    /// Maximum of bytes of shared pages; 0: no limit.
     pub most_pool_bytes: u64,
-    /// Bytes of shared pages that the smallest graph needs.
+    /// Bytes of shared pages of the smallest graph.
     pub pool_base_bytes: u64,
-    /// Bytes of shared pages for each unit of a bucket's weight.
+    /// Bytes of shared pages per unit of bucket weight.
     pub pool_unit_bytes: u64,
-    /// What an eager step costs in the unit of padding; 0: more than any padding.
+    /// Cost of an eager step in the unit of padding; 0: more than any padding.
     pub eager_step: u64,
     /// Streams of an Ascend device; null: no limit by streams.
     pub streams: *const vmmgraph_acl_graph_streams_t,
 }
 
-/// What a set of buckets does with given traffic. Numbers beyond 64 bits are UINT64_MAX, here and below.
+/// Waste of a set of buckets for given traffic. Numbers beyond 64 bits are UINT64_MAX, also below.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_waste_t {
     /// Set to sizeof(vmmgraph_waste_t) before the call.
     pub struct_size: usize,
-    /// Weight of what graphs compute and nobody asked for.
+    /// Weight of the padding in graphs.
     pub padding: u64,
-    /// Steps that graphs run.
+    /// Steps run by graphs.
     pub graph_steps: u64,
-    /// Steps that no bucket covers.
+    /// Steps not covered by a bucket.
     pub eager_steps: u64,
 }
 
@@ -116,53 +119,53 @@ impl vmmgraph_waste_t {
     }
 }
 
-/// A bucket of a plan and what it buys. Never grows, so it has no struct_size.
+/// A bucket of a plan and its savings. Never grows, so without struct_size.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct vmmgraph_planned_bucket_t {
     /// The bucket.
     pub key: vmmgraph_key_t,
-    /// 0.
+    /// Always 0.
     pub reserved: u32,
-    /// Steps that it runs.
+    /// Steps run by the bucket.
     pub steps: u64,
-    /// Weight of the padding in those.
+    /// Weight of the padding in those steps.
     pub padding: u64,
-    /// What those steps would cost more without it, in the unit of padding.
+    /// Additional cost of those steps without the bucket, in the unit of padding.
     pub saves: u64,
 }
 
-/// Of VMMGRAPH_LIMITED_BY: no part of the budget limits the number of graphs.
+/// The number of graphs is not limited.
 pub const VMMGRAPH_LIMITED_BY_NOTHING: i32 = 0;
-/// most_graphs does.
+/// most_graphs limits the number of graphs.
 pub const VMMGRAPH_LIMITED_BY_GRAPHS: i32 = 1;
-/// streams does.
+/// streams limits the number of graphs.
 pub const VMMGRAPH_LIMITED_BY_STREAMS: i32 = 2;
-/// most_graph_bytes does.
+/// most_graph_bytes limits the number of graphs.
 pub const VMMGRAPH_LIMITED_BY_GRAPH_BYTES: i32 = 3;
 
-/// What became of a plan.
+/// Result of a plan.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_plan_result_t {
     /// Set to sizeof(vmmgraph_plan_result_t) before the call.
     pub struct_size: usize,
-    /// Set before the call: where the cost curve goes, and how many numbers there is room for; null and 0: nowhere. The k-th, from 0,
-    /// is what the best choice of at most k graphs costs, in the unit of padding.
+    /// Input: destination of the cost curve, or null. Entry k, from 0, is the cost of the best
+    /// choice of at most k graphs, in the unit of padding.
     pub curve: *mut u64,
-    /// See `curve`.
+    /// Input: capacity of `curve` in numbers.
     pub curve_capacity: usize,
-    /// Numbers of the curve: one more than the graphs that were worth having.
+    /// Numbers in the curve: the useful graphs plus one.
     pub curve_count: usize,
-    /// Buckets chosen.
+    /// Number of chosen buckets.
     pub buckets: usize,
-    /// The most graphs that the budget allows; UINT32_MAX: any number.
+    /// Maximum number of graphs in the budget; UINT32_MAX: no limit.
     pub most_graphs: u32,
-    /// The part of the budget that says so, a VMMGRAPH_LIMITED_BY.
+    /// Limiting part of the budget, one of VMMGRAPH_LIMITED_BY_*.
     pub limited_by: i32,
-    /// Weight of the heaviest bucket that the pool has room for; UINT64_MAX: any; 0: none.
+    /// Weight of the heaviest bucket which fits the pool; UINT64_MAX: no limit; 0: no bucket fits.
     pub heaviest: u64,
-    /// What the buckets do with the traffic planned for.
+    /// Waste of the buckets for the planned traffic.
     pub waste: vmmgraph_waste_t,
 }
 
@@ -170,7 +173,7 @@ fn narrow(number: u128) -> u64 {
     u64::try_from(number).unwrap_or(u64::MAX)
 }
 
-/// The keys that a pointer points to.
+/// Reads an array of keys.
 ///
 /// # Safety
 /// As [`items`].
@@ -179,7 +182,7 @@ pub(super) unsafe fn keys(keys: *const vmmgraph_key_t, count: usize) -> Result<V
     Ok(unsafe { items(keys, count, "keys") }?.iter().map(|key| (*key).into()).collect())
 }
 
-/// The key that a pointer points to.
+/// Reads one key.
 ///
 /// # Safety
 /// Null or readable.
@@ -192,7 +195,8 @@ pub(super) fn weights_of(weights: [u16; 4]) -> Result<Weights, Failure> {
     if weights == [0; 4] { Ok(Weights::default()) } else { Ok(Weights::new(weights)?) }
 }
 
-/// The sizes of a VMMGRAPH_SIZES list up to `max`, at most 2^20, ascending. Writes at most `capacity` of them and how many there are.
+/// Writes the sizes of a VMMGRAPH_SIZES list up to `max` (at most 2^20), ascending: at most
+/// `capacity` sizes. `count` receives their total.
 ///
 /// # Safety
 /// `sizes` points to `capacity` writable numbers, or `capacity` is 0; `count` is null or writable.
@@ -220,13 +224,15 @@ pub unsafe extern "C" fn vmmgraph_sizes(
     })
 }
 
-/// The longest list that is written out.
+/// Bound on `max`, and so on the length of a list.
 const MOST_TOKENS: u32 = 1 << 20;
 
-/// The most ACL graphs that fit the streams of an Ascend device, by the formula of vLLM-Ascend's `update_aclgraph_sizes`; 0 if none does.
+/// Writes the maximum number of ACL graphs in the streams of an Ascend device, by the formula of
+/// vLLM-Ascend's `update_aclgraph_sizes`; 0 if none fits.
 ///
 /// # Safety
-/// `streams` is null (the default: no layers, no groups) or points to a struct whose struct_size is set; `graphs` is null or writable.
+/// `streams` is null (the default: no layers, no groups) or points to a struct with struct_size
+/// set; `graphs` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_acl_graph_limit(
     streams: *const vmmgraph_acl_graph_streams_t,
@@ -240,7 +246,7 @@ pub unsafe extern "C" fn vmmgraph_acl_graph_limit(
     })
 }
 
-/// The streams that a pointer points to; none for null.
+/// Reads the stream parameters; none for null.
 ///
 /// # Safety
 /// As [`options`].
@@ -261,10 +267,10 @@ unsafe fn streams_of(
     }))
 }
 
-/// The traffic that two arrays describe.
+/// Reads the traffic from two arrays.
 ///
 /// # Safety
-/// Both point to `count` items, or that is 0.
+/// Both point to `count` items, or `count` is 0.
 unsafe fn traffic_of(
     shapes: *const vmmgraph_key_t,
     steps: *const u64,
@@ -279,14 +285,18 @@ unsafe fn traffic_of(
     Ok(traffic)
 }
 
-/// Chooses the buckets that pad least for steps of these shapes, so many of each, within the limits: exactly along one axis, soundly along
-/// several. VMMGRAPH_ERROR_INVALID_ARGUMENT beyond 2^24 shapes times graphs of a variant, beyond 2^14 shapes of one that differ along several axes, and
-/// where there are too many variants for so many graphs. Writes at most `capacity` of them with what each buys, ascending; there are no more of them than shapes. `result` may be null.
+/// Chooses the buckets with the least padding for the given steps, within the limits. `steps[i]` is
+/// the number of steps of `shapes[i]`. The choice is optimal along one axis, and a good
+/// approximation along several. Writes at most `capacity` buckets with their savings, ascending; a
+/// plan never has more buckets than shapes. `result` may be null. VMMGRAPH_ERROR_INVALID_ARGUMENT
+/// for too large a plan: shapes times graphs of one variant beyond 2^24; shapes of one variant
+/// beyond 2^14 if several axes differ; too many variants times graphs.
 ///
 /// # Safety
-/// `shapes` and `steps` point to `shape_count` items, or that is 0; `options` points to a struct whose struct_size is set, as `streams`
-/// in it does; `buckets` points to `capacity` writable buckets, or that is 0; `result` is null or points to a struct whose struct_size,
-/// curve and curve_capacity are set.
+/// `shapes` and `steps` point to `shape_count` items, or the count is 0. `options` is null or
+/// points to a struct with struct_size set, as does its `streams`. `buckets` points to `capacity`
+/// writable buckets, or the capacity is 0. `result` is null or points to a struct with struct_size,
+/// curve and curve_capacity set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_plan(
     shapes: *const vmmgraph_key_t,
@@ -348,12 +358,15 @@ pub unsafe extern "C" fn vmmgraph_plan(
     })
 }
 
-/// What these buckets do with that traffic, to compare an engine's list with a plan. `weights` is null or has a weight for each axis; null
-/// and all 0: a token costs 1 and nothing else counts.
+/// Computes the waste of a set of buckets for given traffic, to compare an engine's list with a
+/// plan. `weights` is null or has one weight per axis. Null or all 0: a token costs 1, other axes
+/// nothing.
 ///
 /// # Safety
-/// `buckets` points to `bucket_count` keys, `shapes` and `steps` to `shape_count` items, or those are 0; `weights` is null or points to
-/// four numbers; `waste` is null or points to a struct whose struct_size is set.
+/// `buckets` points to `bucket_count` keys, `shapes` and `steps` to `shape_count` items, or the
+/// counts are
+/// 0. `weights` is null or points to four numbers. `waste` is null or points to a struct with
+///    struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_plan_evaluate(
     buckets: *const vmmgraph_key_t,

@@ -1,4 +1,4 @@
-//! Contents of a tag that a resume without waiting still copies.
+//! Handles of contents which vmmgraph_device_resume_async is still restoring.
 
 use std::sync::Arc;
 
@@ -14,16 +14,17 @@ pub struct vmmgraph_ready {
     _private: (),
 }
 
-/// The contents of one tag on their way after vmmgraph_device_resume_async, until it is destroyed. Calls with it are thread-safe.
+/// Restored contents of one tag after vmmgraph_device_resume_async. Valid until destroyed.
+/// Thread-safe.
 pub type vmmgraph_ready_t = *mut vmmgraph_ready;
 
-/// What a handle stands for.
+/// Object behind a handle.
 pub(super) struct Shared(Mutex<Ready>);
 
-/// Gives out one handle for each of `tags`, the same contents for the same tag.
+/// Writes one handle for each of `tags`. Equal tags get the same contents.
 ///
 /// # Safety
-/// `to` is null or points to as many handles as there are tags.
+/// `to` is null or points to as many handles as `tags` has entries.
 pub(super) unsafe fn hand_out(ready: &[Ready], tags: &[&str], to: *mut vmmgraph_ready_t) {
     if to.is_null() {
         return;
@@ -42,12 +43,12 @@ fn with<T>(
     act: impl FnOnce(&mut Ready) -> crate::error::Result<T>,
 ) -> Result<T, Failure> {
     let shared = get::<Shared, _>(ready)?;
-    // On a copy: a call that waits keeps no other from asking.
+    // On a copy: a waiting call must not block other callers.
     let mut ready = shared.0.lock().clone();
     Ok(act(&mut ready)?)
 }
 
-/// Whether the contents are there: 1, or 0.
+/// Sets `done` to 1 if the contents are restored, else to 0. Does not block.
 ///
 /// # Safety
 /// `done` is null or writable.
@@ -61,8 +62,8 @@ pub unsafe extern "C" fn vmmgraph_ready_done(ready: vmmgraph_ready_t, done: *mut
     })
 }
 
-/// Makes later work of a stream (CUstream or cudaStream_t) wait for the contents. Does not block. VMMGRAPH_ERROR_STREAM_CAPTURING while
-/// the stream is being captured.
+/// Makes later work of `stream` (CUstream or cudaStream_t) wait until the contents are restored.
+/// Does not block. VMMGRAPH_ERROR_STREAM_CAPTURING if the stream is being captured.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_ready_before(
     ready: vmmgraph_ready_t,
@@ -71,13 +72,13 @@ pub extern "C" fn vmmgraph_ready_before(
     guard(|| with(ready, |ready| ready.before(stream_of(stream))))
 }
 
-/// Blocks the caller until the contents are there.
+/// Blocks the calling thread until the contents are restored.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_ready_wait(ready: vmmgraph_ready_t) -> vmmgraph_status_t {
     guard(|| with(ready, Ready::wait))
 }
 
-/// Forgets the handle; the contents come all the same.
+/// Destroys the handle. The restore continues.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_ready_destroy(ready: vmmgraph_ready_t) -> vmmgraph_status_t {
     guard(|| remove::<Shared, _>(ready).map(drop))

@@ -1,4 +1,4 @@
-//! An engine that is asked for memory.
+//! Reclaimers in C: callbacks of an engine when memory is short.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -10,18 +10,19 @@ use super::status::vmmgraph_status_t;
 use crate::Device;
 use crate::pages::{AccountId, Reclaimer};
 
-/// Never defined: a vmmgraph_reclaimer_t is a key, not an address.
+/// Opaque; never defined.
 pub struct vmmgraph_reclaimer {
     _private: (),
 }
 
-/// A function that is asked for memory, until it is destroyed.
+/// Reclaimer: a function called when memory is short, until destroyed.
 pub type vmmgraph_reclaimer_t = *mut vmmgraph_reclaimer;
 
-/// Gives back what it can of `bytes` that are missing, and returns how many bytes that was. Must not throw.
+/// Releases as much as possible of the `bytes` bytes missing, and returns the number of bytes
+/// released. Must not throw.
 pub type vmmgraph_reclaim_fn = Option<unsafe extern "C" fn(bytes: u64, user: *mut c_void) -> u64>;
 
-/// A C function that is asked.
+/// Reclaimer implemented by a C function.
 pub(super) struct Asked {
     reclaim: unsafe extern "C" fn(u64, *mut c_void) -> u64,
     user: *mut c_void,
@@ -29,14 +30,14 @@ pub(super) struct Asked {
     cost: u64,
 }
 
-// SAFETY: the caller of vmmgraph_device_add_reclaimer promises that the function may be called with `user` from any thread.
+// SAFETY: the caller of vmmgraph_device_add_reclaimer allowed calls with `user` from any thread.
 unsafe impl Send for Asked {}
 // SAFETY: as above.
 unsafe impl Sync for Asked {}
 
 impl Reclaimer for Asked {
     fn reclaim(&self, bytes: u64) -> u64 {
-        // SAFETY: the caller of vmmgraph_device_add_reclaimer promised that it may be called so.
+        // SAFETY: the caller of vmmgraph_device_add_reclaimer allowed this call.
         unsafe { (self.reclaim)(bytes, self.user) }
     }
 
@@ -49,10 +50,10 @@ impl Reclaimer for Asked {
     }
 }
 
-/// Has a C function asked for memory, of an account or of any of the device.
+/// Adds a C function as a reclaimer of an account, or of the whole device.
 ///
 /// # Safety
-/// That of vmmgraph_device_add_reclaimer.
+/// As for vmmgraph_device_add_reclaimer.
 pub(super) unsafe fn asked(
     device: &Arc<Device>,
     account: Option<AccountId>,
@@ -69,20 +70,25 @@ pub(super) unsafe fn asked(
     Ok(())
 }
 
-/// Asks `reclaim` for memory when the device or its budget is short, before a call fails: for an engine's caches, prefixes of prompts, idle models. Not
-/// where the budget of an account below it, an arena's, a region's, is, since only memory of that would help: see vmmgraph_account_add_reclaimer. It is told of all that the call lacks, in bytes,
-/// and may be called again for the same call as long as somebody gave something: eight times at most, and for a resume until its deadline.
+/// Adds a reclaimer: `reclaim` is called when the device or its budget is short, before a call
+/// fails. For an engine with a cache, prompt prefixes or idle models to drop. Not called if the
+/// budget of an account below the device's is short: see vmmgraph_account_add_reclaimer. Its
+/// argument is all the memory missing for the call, in bytes. For one call it runs at most eight
+/// times while memory is released; for a resume, until the deadline.
 ///
-/// It is called from whichever thread runs short, by several at once, with no lock of the library's held, also while that thread captures: so it must not
-/// synchronize with the device there. It may call every function: shrink a cache, free blocks, destroy spaces and regions, pause other models, also one
-/// that another thread is resuming (it is paused while that thread is short of memory); what runs short on its thread meanwhile asks nobody. What it gives back must have come to the library's device: memory of torch's or of cudaMalloc counts where it went
-/// back to the driver.
+/// Any thread short of memory calls the function, several at once, also during a capture: the
+/// function must not synchronize with the device then. The function may call every function of the
+/// library: shrink a cache, free blocks, destroy spaces and regions, pause other models, even one
+/// which another thread is resuming (still paused while short of memory). A shortage on the thread
+/// meanwhile calls no reclaimer. Released memory must reach the library's device: memory of torch
+/// or cudaMalloc counts once returned to the driver.
 ///
-/// Those that cost least are asked first, until one gave enough: 0 are what regions and elastic memory do not use any more, 1 are addresses kept for eager work.
+/// Reclaimers run in order of `cost`, lowest first, until enough is released. Cost 0 is unused
+/// memory of regions and elastic memory; cost 1 is addresses kept for eager work.
 ///
 /// # Safety
-/// The function may be called with `user` from any thread until vmmgraph_reclaimer_destroy and the calls that were under way then have
-/// returned; `reclaimer` is null or writable.
+/// The function may be called with `user` from any thread until vmmgraph_reclaimer_destroy and the
+/// calls that were under way then have returned; `reclaimer` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_add_reclaimer(
     device: vmmgraph_device_t,
@@ -98,7 +104,7 @@ pub unsafe extern "C" fn vmmgraph_device_add_reclaimer(
     })
 }
 
-/// The function is asked no more, but by calls that are under way.
+/// Destroys the reclaimer. Calls in progress may still call the function.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_reclaimer_destroy(reclaimer: vmmgraph_reclaimer_t) -> vmmgraph_status_t {
     guard(|| remove::<Asked, _>(reclaimer).map(drop))

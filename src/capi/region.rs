@@ -1,4 +1,4 @@
-//! Regions: memory that steps aside and comes back at the same addresses.
+//! Regions in C: memory which can be paused, and resumed at the same addresses.
 
 use std::ffi::{c_char, c_void};
 
@@ -15,87 +15,87 @@ use super::text::text;
 use crate::error::Error;
 use crate::{Address, Device, Policy, Region, RegionOptions};
 
-/// Never defined: a vmmgraph_region_t is a key, not an address.
+/// Opaque; never defined.
 pub struct vmmgraph_region {
     _private: (),
 }
 
-/// A region: memory with a tag that can step aside. Calls with it are thread-safe.
+/// Region: memory with a tag which can be paused.
 pub type vmmgraph_region_t = *mut vmmgraph_region;
 
-/// In a block's policy: the region's. In a region's: VMMGRAPH_POLICY_DISCARD.
+/// In a block's policy: the region's policy. In a region's policy: VMMGRAPH_POLICY_DISCARD.
 pub const VMMGRAPH_POLICY_DEFAULT: i32 = 0;
-/// The contents are lost when memory steps aside: what comes back holds anything.
+/// A pause discards the contents: undefined after a resume.
 pub const VMMGRAPH_POLICY_DISCARD: i32 = 1;
-/// What comes back is zero.
+/// The contents are zero after a resume.
 pub const VMMGRAPH_POLICY_ZERO: i32 = 2;
-/// The contents go to host memory and come back.
+/// A pause copies the contents to host memory, and a resume restores the contents.
 pub const VMMGRAPH_POLICY_BACKUP: i32 = 3;
-/// The memory stays.
+/// A pause leaves the memory resident.
 pub const VMMGRAPH_POLICY_KEEP: i32 = 4;
 
-/// The blocks are written once, before the first pause: the host keeps what it copied then, and later pauses copy nothing. What is
-/// written later all the same is to be said by vmmgraph_region_mark_written.
+/// Blocks are written once, before the first pause: the host keeps that backup, and later pauses
+/// copy nothing. Report later writes by vmmgraph_region_mark_written.
 pub const VMMGRAPH_REGION_READ_ONLY: i32 = 1;
-/// For finding bugs: a pause copies all the same, and compares with what the host has. Costs the copy.
+/// For debugging: a pause copies anyway and compares with the backup on the host. Costs the copy.
 pub const VMMGRAPH_REGION_VERIFY_CLEAN: i32 = 2;
 
-/// How to make a region. Zero everything, then set struct_size and what differs from the default; 0 is the default.
+/// Options of vmmgraph_region_create.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_region_options_t {
     /// sizeof(vmmgraph_region_options_t).
     pub struct_size: usize,
-    /// One of VMMGRAPH_POLICY_*: what becomes of its blocks, but for those that say otherwise.
+    /// Default policy of the region's blocks: one of VMMGRAPH_POLICY_*.
     pub policy: i32,
-    /// Any of VMMGRAPH_REGION_*, added up.
+    /// Sum of VMMGRAPH_REGION_* flags.
     pub flags: i32,
-    /// The most bytes of physical memory it may hold; 0: no limit but the device's.
+    /// Limit in bytes of the region's physical memory; 0: none.
     pub budget_bytes: u64,
-    /// Bytes of every page, a multiple of the device's granularity, for regions whose pages others shall borrow; 0: as fits, up to
-    /// 1 GiB.
+    /// Bytes of every page, a multiple of the device's granularity, for regions with pages to be
+    /// lent; 0: automatic, up to 1 GiB.
     pub page_bytes: u64,
-    /// The account that its own is below, of the same device: a tenant's, a model's; null: the device's. It need not stay.
+    /// Parent of the region's own account, on the same device; null: the device's account.
     pub account: vmmgraph_account_t,
 }
 
-/// What a region holds.
+/// Statistics of a region.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_region_stats_t {
     /// Set to sizeof(vmmgraph_region_stats_t) before the call.
     pub struct_size: usize,
-    /// Bytes of pages that are there.
+    /// Bytes of resident pages.
     pub resident_bytes: u64,
-    /// Bytes of pages that stepped aside.
+    /// Bytes of paused (non-resident) pages.
     pub paused_bytes: u64,
     /// Bytes of contents on the host.
     pub host_bytes: u64,
     /// Bytes of live blocks.
     pub live_bytes: u64,
-    /// Bytes of places that no block has.
+    /// Bytes without a block.
     pub free_bytes: u64,
-    /// Bytes of addresses.
+    /// Bytes of reserved addresses.
     pub reserved_bytes: u64,
     /// Live blocks.
     pub blocks: u64,
-    /// Pages, there or not.
+    /// Pages, resident or not.
     pub pages: u64,
-    /// Counts its mappings, from 1 on: what was registered under one generation is not there under another.
+    /// Counts the mappings of the region, from 1; a registration is valid for one generation.
     pub generation: u64,
-    /// 1 if it is paused, else 0.
+    /// 1 if the region is paused, else 0.
     pub paused: u64,
-    /// Bytes that count toward its budget.
+    /// Bytes charged to the budget.
     pub charged_bytes: u64,
-    /// Its byte budget; 0: none.
+    /// Byte budget; 0: none.
     pub budget_bytes: u64,
 }
 
-/// What C calls these policies, from VMMGRAPH_POLICY_DEFAULT on.
+/// Policies by C number, from VMMGRAPH_POLICY_DEFAULT.
 const POLICIES: [Option<Policy>; 5] =
     [None, Some(Policy::Discard), Some(Policy::Zero), Some(Policy::Backup), Some(Policy::Keep)];
 
-/// The policy that C calls so, for the bridge; `None`: the region's.
+/// Converts a policy number, for the bridge; `None`: the region's policy.
 #[cfg(feature = "bridge")]
 pub(crate) fn policy_of(number: i32) -> crate::error::Result<Option<Policy>> {
     pick("policy", number, &POLICIES).map_err(|failure| match failure {
@@ -103,11 +103,11 @@ pub(crate) fn policy_of(number: i32) -> crate::error::Result<Option<Policy>> {
     })
 }
 
-/// Makes a region on a device, found by `tag`; several may have one tag. `options` may be null. The region keeps the device open.
+/// Creates a region on a device. Several regions may have the same `tag`. `options` may be null.
 ///
 /// # Safety
-/// `tag` is null or a zero-terminated string; `options` is null or points to a struct whose struct_size is set; `region` is null or
-/// writable.
+/// `tag` is null or a zero-terminated string; `options` is null or points to a struct with
+/// struct_size set; `region` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_region_create(
     device: vmmgraph_device_t,
@@ -140,16 +140,18 @@ pub unsafe extern "C" fn vmmgraph_region_create(
     })
 }
 
-/// Ends a handle, and with it the region and all its blocks, paused or not. Their memory goes behind what was given to the streams
-/// noted for them.
+/// Destroys the region and all its blocks, paused or not. Memory is freed after the work on the
+/// streams recorded for the blocks.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_region_destroy(region: vmmgraph_region_t) -> vmmgraph_status_t {
     guard(|| remove::<Region, _>(region).map(drop))
 }
 
-/// Allocates a block, used on `stream` first. Its address stays the same for as long as it lives. `policy` is one of
-/// VMMGRAPH_POLICY_*. VMMGRAPH_ERROR_WRONG_STATE while the region is paused. The stream exists until the block is freed. Where contents of blocks that
-/// are gone still come back (vmmgraph_device_resume_async), the stream's later work waits for them, or the call if the stream is being captured.
+/// Allocates a block of at least `bytes` bytes for work on `stream`, at an address fixed for the
+/// block's life. `policy` is one of VMMGRAPH_POLICY_*. `stream` must exist until the block is
+/// freed. VMMGRAPH_ERROR_WRONG_STATE while the region is paused. The block may reuse bytes which
+/// vmmgraph_device_resume_async is still restoring: later work of `stream` then waits for the copy,
+/// or the call waits if `stream` is under capture.
 ///
 /// # Safety
 /// `block` is null or writable.
@@ -174,13 +176,15 @@ pub unsafe extern "C" fn vmmgraph_region_allocate(
     })
 }
 
-/// Frees a block, also while the region is paused. Its bytes are another's behind what its streams were given.
+/// Frees a block, also while the region is paused. Its bytes are reused after the work on its
+/// recorded streams.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_region_free(region: vmmgraph_region_t, block: *mut c_void) -> vmmgraph_status_t {
     guard(|| Ok(get::<Region, _>(region)?.free(Address(block as u64))?))
 }
 
-/// Notes that a stream uses a block: a free and a pause wait for what it was given by then. The stream exists until the block is freed.
+/// Records use of a block on a stream: a free and a pause wait for the work submitted by then. The
+/// stream must exist until the block is freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_region_record_stream(
     region: vmmgraph_region_t,
@@ -190,8 +194,9 @@ pub extern "C" fn vmmgraph_region_record_stream(
     guard(|| Ok(get::<Region, _>(region)?.record_stream(Address(block as u64), stream_of(stream))?))
 }
 
-/// Says that a block was written since its backup, or (null) that all were: the next pause of a VMMGRAPH_REGION_READ_ONLY region
-/// copies it again.
+/// Reports a write to a block since its backup; null: to all blocks. The next pause of a
+/// VMMGRAPH_REGION_READ_ONLY region copies the block again. VMMGRAPH_ERROR_WRONG_STATE unless the
+/// region is resident.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_region_mark_written(
     region: vmmgraph_region_t,
@@ -203,8 +208,9 @@ pub extern "C" fn vmmgraph_region_mark_written(
     })
 }
 
-/// Copies `bytes` bytes of a paused block's backup, from `skip` on, to `into`, without resuming: all of them, or it is an error and
-/// `into` stays as it was.
+/// Copies `bytes` bytes of a paused block's backup, from offset `skip`, to `into`, without
+/// resuming. VMMGRAPH_ERROR_WRONG_STATE unless the region is paused and the host has all these
+/// bytes; VMMGRAPH_ERROR_INVALID_SIZE beyond the block's end.
 ///
 /// # Safety
 /// `into` is null or points to `bytes` writable bytes.
@@ -224,8 +230,9 @@ pub unsafe extern "C" fn vmmgraph_region_get_backup(
     })
 }
 
-/// Makes later work of a stream wait for contents that a resume without waiting still copies. Does not block. VMMGRAPH_ERROR_WRONG_STATE unless the
-/// region is resident: what is paused, or on its way on another thread, must not be used.
+/// Makes later work of `stream` wait for contents which vmmgraph_device_resume_async is still
+/// restoring. Does not block. VMMGRAPH_ERROR_WRONG_STATE unless the region is resident: memory
+/// paused, or being resumed by another thread, must not be used.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_region_before(
     region: vmmgraph_region_t,
@@ -234,7 +241,7 @@ pub extern "C" fn vmmgraph_region_before(
     guard(|| Ok(get::<Region, _>(region)?.before(stream_of(stream))?))
 }
 
-/// Limits the bytes of physical memory that the region may hold; 0: no limit but the device's. Nothing is taken away.
+/// Limits the region's physical memory in bytes; 0: no limit.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_region_set_budget(region: vmmgraph_region_t, bytes: u64) -> vmmgraph_status_t {
     guard(|| {
@@ -243,10 +250,11 @@ pub extern "C" fn vmmgraph_region_set_budget(region: vmmgraph_region_t, bytes: u
     })
 }
 
-/// What the region holds now. Pages go on which nothing is left, if what freed blocks waited for is over by now.
+/// Writes the region's current statistics. Also frees pages without blocks, once the work before
+/// their release is complete.
 ///
 /// # Safety
-/// `stats` is null or points to a struct whose struct_size is set.
+/// `stats` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_region_stats(
     region: vmmgraph_region_t,

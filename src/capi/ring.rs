@@ -1,4 +1,4 @@
-//! Rings: units that stream from the host through a few slots, each at addresses of its own.
+//! Rings in C: units streamed from the host through a few slots, each unit at fixed addresses.
 
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
@@ -26,108 +26,115 @@ pub struct vmmgraph_ring {
     _private: (),
 }
 
-/// Units that are read in one order, again and again, and are not all on the device. Calls with it are thread-safe; one step is under way at a
-/// time, as a slot has one user at a time.
+/// Ring: units read in the same order in every step, only some of them on the device at a time.
+/// Thread-safe. One step at a time, as a slot has one user at a time.
 pub type vmmgraph_ring_t = *mut vmmgraph_ring;
 
-/// Nothing is copied ahead for the next step, since its sources will be others.
+/// Copies nothing ahead for the next step, whose sources will differ.
 pub const VMMGRAPH_RING_WITHIN_STEP: i32 = 1;
 
-/// How to make a ring. Zero everything, then set struct_size and what differs from the default; 0 is the default.
+/// Options of a ring. Zero the struct, set struct_size, then the fields which differ from the
+/// default 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_ring_options_t {
     /// sizeof(vmmgraph_ring_options_t).
     pub struct_size: usize,
-    /// Its name in messages, zero-terminated; null: none.
+    /// Name for messages, zero-terminated; null: none.
     pub name: *const c_char,
-    /// Slots that the streamed units share; 0: three, of which one is read, one is filled and one is ready.
+    /// Slots shared by the streamed units. 0: three, one being read, one being filled, one ready.
     pub slots: usize,
-    /// What to do with units that the slots do not divide, one of VMMGRAPH_REMAINDER_*.
+    /// Treatment of units in excess of a multiple of the slots, one of VMMGRAPH_REMAINDER_*.
     pub remainder: i32,
-    /// Any of VMMGRAPH_RING_*, added up.
+    /// Sum of VMMGRAPH_RING_* flags.
     pub flags: i32,
-    /// Bytes of every page, a multiple of the device's granularity; 0: the longest unit, if all places together are no longer then; else
-    /// about an eighth of it, 16 MiB at most. Calls cost per page and not per byte; a place is as long as whole pages.
+    /// Bytes of every page, a multiple of the device's granularity. 0: the longest unit, if this
+    /// does not lengthen all places together, else about 1/8 of the longest unit, at most 16 MiB.
+    /// Driver calls cost time per page, not per byte; a place is a whole number of pages.
     pub page_bytes: u64,
-    /// The most bytes of physical memory it may hold; 0: no limit but the device's.
+    /// Limit of physical bytes; 0: only the device's limit.
     pub budget_bytes: u64,
-    /// GiB a second that the link brings from pinned host memory, measured. What vmmgraph_ring_ceiling_text says is logged then before anything is
-    /// built, without the budget. 0: it is not known.
+    /// Measured copy bandwidth from pinned host memory, in GiB per second. If set, the text of
+    /// vmmgraph_ring_ceiling_text (without the budget) is logged first. 0: unknown.
     pub link_gib_per_second: f64,
-    /// Seconds that a step takes with everything resident; only beside the link's speed.
+    /// Seconds per step with all units resident; used only with link_gib_per_second.
     pub compute_seconds: f64,
-    /// Tokens of a step, all sequences together; 0: one.
+    /// Tokens per step over all sequences; 0: one.
     pub tokens: u64,
-    /// The account that its own is below, of the same device: a tenant's, a model's; null: the device's. It need not stay.
+    /// Parent account on the same device (a tenant's, a model's); null: the device's. The handle
+    /// may be destroyed after the call.
     pub account: vmmgraph_account_t,
 }
 
-/// Bytes of host memory that go to a place in a unit. Never grows, so it has no struct_size.
+/// A part of a unit's source in host memory. Never grows, so without struct_size.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_host_run_t {
-    /// The host memory, of the ring's device.
+    /// Host buffer, on the ring's device.
     pub source: vmmgraph_host_buffer_t,
-    /// From its beginning, in bytes.
+    /// Offset in the host buffer, in bytes.
     pub from: u64,
-    /// From the unit's beginning, in bytes.
+    /// Offset in the unit, in bytes.
     pub to: u64,
-    /// How many; 0: nothing is to be copied.
+    /// Bytes to copy; 0: none.
     pub bytes: u64,
 }
 
-/// What a ring holds, and what it did since it was made.
+/// Statistics of a ring. Counters begin at creation.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_ring_stats_t {
     /// Set to sizeof(vmmgraph_ring_stats_t) before the call.
     pub struct_size: usize,
-    /// Its number, unique in the process.
+    /// Number, unique in the process.
     pub id: u64,
-    /// Its units.
+    /// Number of units.
     pub units: u64,
-    /// Those of them that stream.
+    /// Number of streamed units.
     pub streamed: u64,
-    /// The slots they share.
+    /// Number of slots.
     pub slots: u64,
     /// Bytes of a page.
     pub page_bytes: u64,
-    /// Bytes of addresses.
+    /// Reserved address bytes.
     pub reserved_bytes: u64,
-    /// Bytes of the device: slots and resident units.
+    /// Device bytes of slots and resident units.
     pub device_bytes: u64,
-    /// Units that are acquired now.
+    /// Units acquired at present.
     pub acquired: u64,
-    /// Copies that were given.
+    /// Submitted copies.
     pub copies: u64,
-    /// Their bytes.
+    /// Bytes of `copies`.
     pub copied_bytes: u64,
-    /// Units that were acquired.
+    /// Acquires.
     pub acquires: u64,
-    /// Units that were filled ahead of their acquire.
+    /// Units filled ahead of their acquire.
     pub filled_ahead: u64,
-    /// Units that were filled by their acquire, whose stream then waits for the copy.
+    /// Units filled by their acquire; the acquiring stream waits for the copy.
     pub filled_late: u64,
-    /// Fillings ahead that failed. The acquire tries again, and says so if that fails too.
+    /// Failures to fill ahead. The acquire tries again and reports its own failure.
     pub ahead_failed: u64,
-    /// How often it was aborted.
+    /// Aborts.
     pub aborts: u64,
-    /// Bytes that count toward its budget.
+    /// Bytes charged to the budget.
     pub charged_bytes: u64,
-    /// Its byte budget; 0: none.
+    /// Byte budget; 0: none.
     pub budget_bytes: u64,
-    /// Captured steps that were launched. Their copies are among the copies, their units among nothing else.
+    /// Launches of captured steps. Their copies count in `copies`; no other counter includes their
+    /// units.
     pub launches: u64,
 }
 
-/// Makes a ring over these units, in the order of use: addresses for each, pages for the slots and for the resident ones. Nothing is copied
-/// yet. What it comes to at best, where the link's speed is given, and what is otherwise than asked are logged, and said by vmmgraph_ring_places. `options` may be null. The ring keeps the device open. Out of
-/// memory, budget or addresses leaves everything as it was; VMMGRAPH_ERROR_INVALID_ARGUMENT on a platform where a page shows once.
+/// Creates a ring over `units`, in the order of use: addresses for each unit, pages for slots and
+/// resident units. Copies nothing yet. Logs deviations from the request, also reported by
+/// vmmgraph_ring_places. `options` may be null. The ring keeps the device open. A failed call
+/// changes nothing, also out of memory, budget or addresses. VMMGRAPH_ERROR_INVALID_ARGUMENT on a
+/// platform without aliased mappings.
 ///
 /// # Safety
-/// `units` points to `unit_count` units, or that is 0; `options` is null or points to a struct whose struct_size is set, and whose name is
-/// null or a zero-terminated string; `ring` is null or writable.
+/// `units` points to `unit_count` units, or the count is 0. `options` is null or points to a struct
+/// with struct_size set, whose `name` is null or a zero-terminated string. `ring` is null or
+/// writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_create(
     device: vmmgraph_device_t,
@@ -174,15 +181,16 @@ pub unsafe extern "C" fn vmmgraph_ring_create(
     })
 }
 
-/// Ends a handle, and with it the ring, in use or not. Waits for nobody: addresses and pages go behind the copies and the readers there are, a unit
-/// that is still acquired behind everything that its stream has been given by now. That stream exists until then.
+/// Destroys the ring, in use or not. Does not wait: addresses and pages are freed after all copies
+/// and readers. For a unit still acquired, this includes all work submitted to its stream so far;
+/// the stream must exist until the call.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_ring_destroy(ring: vmmgraph_ring_t) -> vmmgraph_status_t {
     guard(|| remove::<Ring, _>(ring).map(drop))
 }
 
-/// The first address of a unit, counted from 0. It never changes, resident or streamed; its contents are there from the unit's acquire to its
-/// release only.
+/// Writes the first address of unit number `unit`, which never changes. The contents are valid only
+/// between acquire and release of the unit.
 ///
 /// # Safety
 /// `address` is null or writable.
@@ -200,11 +208,12 @@ pub unsafe extern "C" fn vmmgraph_ring_address(
     })
 }
 
-/// Where each unit's contents are. Writes the places of at most `capacity` units, by unit, and to `result` what they come to, as
-/// vmmgraph_ring_schedule does; either may be null.
+/// Writes the places of at most `capacity` units, by unit, and the summary to `result`, like
+/// vmmgraph_ring_schedule. Either pointer may be null.
 ///
 /// # Safety
-/// `places` points to `capacity` writable places, or that is 0; `result` is null or points to a struct whose struct_size is set.
+/// `places` points to `capacity` writable places, or the capacity is 0; `result` is null or points
+/// to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_places(
     ring: vmmgraph_ring_t,
@@ -219,14 +228,15 @@ pub unsafe extern "C" fn vmmgraph_ring_places(
     })
 }
 
-/// Says what a unit is copied from, from its next acquire on; no runs: that it needs no copy, and finds whatever its slot holds. Runs that lie behind
-/// one another on both sides are one copy. The ring keeps the buffers. What reads the unit now goes on with what it has; a copy of the old
-/// source that is under way is finished, and done again from the new one before the unit is read. Does not block.
-/// VMMGRAPH_ERROR_INVALID_ARGUMENT for a run beyond the unit's end or its source's, one on another's bytes, and a source of another device; the
-/// source is as before then.
+/// Sets the source of a unit from its next acquire on. Without runs, the unit needs no copy and has
+/// the slot's current contents. Runs adjacent in both host buffer and unit become one copy. The
+/// ring keeps the buffers alive. Current readers of the unit are unaffected. A copy of the old
+/// source in progress completes, and the new source is copied before the next use. Does not block.
+/// VMMGRAPH_ERROR_INVALID_ARGUMENT for a run beyond the end of the unit or of its source,
+/// overlapping runs, or a source on another device; the old source then stays.
 ///
 /// # Safety
-/// `runs` points to `run_count` runs, or that is 0.
+/// `runs` points to `run_count` runs, or the count is 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_set_source(
     ring: vmmgraph_ring_t,
@@ -247,11 +257,14 @@ pub unsafe extern "C" fn vmmgraph_ring_set_source(
     })
 }
 
-/// Makes later work of a stream find a unit's bytes at its addresses, until vmmgraph_ring_release. Does not block, unless a source is not registered.
-/// The units behind it are copied ahead, as far as their slots are free: any order of units is right, the order of use is fast. Work reads the
-/// unit only; what it writes there is lost. VMMGRAPH_ERROR_WRONG_STATE if the unit has no source, is acquired, or another of its slot is;
-/// VMMGRAPH_ERROR_STREAM_CAPTURING while the stream is captured. It is not acquired then, and the call can be repeated. The stream exists
-/// until the release.
+/// Makes later work of `stream` see the contents of a unit at its addresses, until
+/// vmmgraph_ring_release. Does not block if the source is registered. Copies the following units
+/// ahead into free slots: any order of acquires is correct, the order of use is fast. Work may only
+/// read the unit; writes are lost. The stream must exist until the release.
+/// VMMGRAPH_ERROR_WRONG_STATE if the unit has no source or is acquired, or if another unit of its
+/// slot is acquired. VMMGRAPH_ERROR_STREAM_CAPTURING if the stream is captured outside
+/// vmmgraph_ring_capture_begin. After a failure the unit is not acquired, and the call can be
+/// repeated.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_ring_acquire(
     ring: vmmgraph_ring_t,
@@ -261,9 +274,11 @@ pub extern "C" fn vmmgraph_ring_acquire(
     guard(|| Ok(get::<Ring, _>(ring)?.acquire(unit, stream_of(stream))?))
 }
 
-/// Says that what a stream was given so far is the last that reads a unit's bytes: its slot is filled again behind that. A stream other than that of the
-/// acquire is one whose work is behind all that read the unit. VMMGRAPH_ERROR_WRONG_STATE unless it is acquired;
-/// VMMGRAPH_ERROR_STREAM_CAPTURING while the stream is captured. It is still acquired then, and the call can be repeated. Does not block.
+/// Ends the use of a unit: work submitted to `stream` so far is its last reader, and the slot is
+/// refilled afterwards. On a stream other than the acquiring one, order the stream after all
+/// readers first. VMMGRAPH_ERROR_WRONG_STATE if the unit is not acquired.
+/// VMMGRAPH_ERROR_STREAM_CAPTURING if the stream is captured outside vmmgraph_ring_capture_begin.
+/// After a failure the unit is still acquired, and the call can be repeated. Does not block.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_ring_release(
     ring: vmmgraph_ring_t,
@@ -273,9 +288,10 @@ pub extern "C" fn vmmgraph_ring_release(
     guard(|| Ok(get::<Ring, _>(ring)?.release(unit, stream_of(stream))?))
 }
 
-/// Copies the resident units and the first ones that stream, where their places do not hold what they are to: before the first step, after an
-/// abort, when sources have changed. Places that are read now are left as they are. `filled`, which may be null, is how many units were.
-/// VMMGRAPH_ERROR_WRONG_STATE for a unit without a source; those before it are filled then.
+/// Copies resident units and the first streamed units into empty or stale places. Call before the
+/// first step, after an abort, or after a change of sources. Places being read are skipped.
+/// `filled` (may be null) receives the number of copied units. VMMGRAPH_ERROR_WRONG_STATE for a
+/// unit without source; earlier units are then already filled.
 ///
 /// # Safety
 /// `filled` is null or writable.
@@ -285,8 +301,9 @@ pub unsafe extern "C" fn vmmgraph_ring_prime(ring: vmmgraph_ring_t, filled: *mut
     guard(|| unsafe { write_number(filled, get::<Ring, _>(ring)?.prime()?) })
 }
 
-/// A step ends before its end: every unit that is acquired is released behind all that its stream was given, and what places hold counts no more, so
-/// that the next use of a unit copies it again. Sources stay. Does not fail; a stream that is captured is asked again later.
+/// Aborts a step. Releases every acquired unit after all work submitted to its stream so far, and
+/// marks all places as empty: the next use of each unit copies again. Sources stay. Never fails;
+/// for a stream under capture, the work is tracked once the capture ends.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_ring_abort(ring: vmmgraph_ring_t) -> vmmgraph_status_t {
     guard(|| {
@@ -295,10 +312,10 @@ pub extern "C" fn vmmgraph_ring_abort(ring: vmmgraph_ring_t) -> vmmgraph_status_
     })
 }
 
-/// What a ring holds now.
+/// Writes the current statistics of the ring.
 ///
 /// # Safety
-/// `stats` is null or points to a struct whose struct_size is set.
+/// `stats` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_stats(
     ring: vmmgraph_ring_t,

@@ -1,4 +1,4 @@
-//! Steps of rings in captured graphs.
+//! Captured steps of rings.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -18,31 +18,37 @@ pub struct vmmgraph_ring_graph {
     _private: (),
 }
 
-/// A step of a ring that was captured into a graph. It keeps the ring. One launch of a ring is given at a time. It stays as long as the graph may
-/// be launched.
+/// A step of a ring captured into a graph. Keeps the ring alive. Must exist as long as the graph
+/// may be launched. One launch of a ring at a time.
 pub type vmmgraph_ring_graph_t = *mut vmmgraph_ring_graph;
 
-/// How a step is captured. Zero everything, then set struct_size and what differs from the default; 0 is the default.
+/// Options of a capture. Zero the struct, set struct_size, then the fields which differ from the
+/// default 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_ring_capture_options_t {
     /// sizeof(vmmgraph_ring_capture_options_t).
     pub struct_size: usize,
-    /// Units of the next step that are copied at this one's end, at most as many as there are slots; 0: one, or none with
-    /// VMMGRAPH_RING_WITHIN_STEP. One keeps the link busy between two steps; the end of a step waits for more.
+    /// Units of the next step copied at the end of this step, at most the number of slots. 0: one,
+    /// or none with VMMGRAPH_RING_WITHIN_STEP. One keeps the link busy between steps; with more,
+    /// the end of a step waits for their copies.
     pub tail: usize,
-    /// The most runs that the source of a unit will have, each a node of the graph, which costs the host a microsecond a launch while it
-    /// copies, at most 4096; 0: as many as the sources have now, and one at least.
+    /// Copy nodes per unit: the largest number of runs a source may later have, at most 4096. Each
+    /// copying node costs the host a microsecond per launch. 0: the runs of the current sources, at
+    /// least one.
     pub most_runs: usize,
 }
 
-/// A step is being captured on `stream`, which is under capture, from here on: vmmgraph_ring_acquire and vmmgraph_ring_release with a stream under capture
-/// are part of it, and no bytes move. Every unit that streams is acquired once, in the order of use, and released in that order. `options` may be null. One
-/// capture at a time; eager work may go on beside it. VMMGRAPH_ERROR_WRONG_STATE if one is under way or the stream is not captured;
-/// VMMGRAPH_ERROR_INVALID_ARGUMENT on a platform whose graphs the library does not know.
+/// Begins the capture of one step on `stream`, which must be under capture. Until
+/// vmmgraph_ring_capture_end, vmmgraph_ring_acquire and vmmgraph_ring_release with a capturing
+/// stream belong to the step, and no bytes move. Acquire every streamed unit once, in the order of
+/// use, and release in the same order. One capture per ring at a time; eager work may continue
+/// beside the capture. `options` may be null. VMMGRAPH_ERROR_WRONG_STATE if a capture is active or
+/// the stream is not under capture. VMMGRAPH_ERROR_INVALID_ARGUMENT for more than 4096 runs, or on
+/// a platform without graph support.
 ///
 /// # Safety
-/// `options` is null or points to a struct whose struct_size is set.
+/// `options` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_capture_begin(
     ring: vmmgraph_ring_t,
@@ -60,8 +66,9 @@ pub unsafe extern "C" fn vmmgraph_ring_capture_begin(
     })
 }
 
-/// The end of the step, before that of the stream's capture: nothing of the ring is captured behind it. VMMGRAPH_ERROR_WRONG_STATE unless a capture is
-/// under way, if a call of it failed, or if units were not acquired or not released; it is given up then.
+/// Ends the capture of a step. Call before the stream's own capture ends; the ring captures nothing
+/// afterwards. VMMGRAPH_ERROR_WRONG_STATE if no capture is active, if a call of the capture failed,
+/// or if a unit was not acquired or released. A failure abandons the capture.
 ///
 /// # Safety
 /// `graph` is null or writable.
@@ -80,7 +87,7 @@ pub unsafe extern "C" fn vmmgraph_ring_capture_end(
     })
 }
 
-/// Gives a capture up: the graph, if there is one, is not to be launched. Nothing if none is under way.
+/// Abandons an active capture, if any. A graph captured so far must not be launched.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_ring_capture_abandon(ring: vmmgraph_ring_t) -> vmmgraph_status_t {
     guard(|| {
@@ -89,13 +96,13 @@ pub extern "C" fn vmmgraph_ring_capture_abandon(ring: vmmgraph_ring_t) -> vmmgra
     })
 }
 
-/// Ends a handle: the graph is launched no more.
+/// Destroys the handle. The graph must not be launched again.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_ring_graph_destroy(graph: vmmgraph_ring_graph_t) -> vmmgraph_status_t {
     guard(|| remove::<RingGraph, _>(graph).map(drop))
 }
 
-/// How many copies the graph has, those that have nothing to copy included.
+/// Writes the number of copy nodes in the graph, including nodes without a copy.
 ///
 /// # Safety
 /// `copies` is null or writable.
@@ -108,7 +115,9 @@ pub unsafe extern "C" fn vmmgraph_ring_graph_copies(
     guard(|| unsafe { write_number(copies, get::<RingGraph, _>(graph)?.copies() as u64) })
 }
 
-/// The executable that was launched last is gone, or was updated otherwise: the next one is told everything, also where it has the same handle.
+/// Forgets the last launched executable, because of its destruction or an update by other means.
+/// The next vmmgraph_ring_graph_enter sets all copy nodes again, also for an executable with the
+/// same handle.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_ring_graph_forget_executable(graph: vmmgraph_ring_graph_t) -> vmmgraph_status_t {
     guard(|| {
@@ -117,16 +126,22 @@ pub extern "C" fn vmmgraph_ring_graph_forget_executable(graph: vmmgraph_ring_gra
     })
 }
 
-/// Before each launch: brings resident units, and those that the graph expects to be there; tells the executable what has changed in the sources; and
-/// makes `stream` wait for eager work of the ring. Until vmmgraph_ring_graph_leave, which must follow whatever happens, the ring is its. Sources that are set
-/// meanwhile count from the next launch on; to write host memory that it reads is VMMGRAPH_ERROR_WRONG_STATE meanwhile.
+/// Prepares a launch; call before each. Loads resident units and the units the graph expects in its
+/// slots. Updates the executable for changed sources. Makes `stream` wait for eager work of the
+/// ring. The launch owns the ring until vmmgraph_ring_graph_leave, which must follow in any case.
+/// Sources set in between take effect at the next launch. Writes to host buffers read by the graph
+/// are VMMGRAPH_ERROR_WRONG_STATE in between.
 ///
-/// VMMGRAPH_ERROR_WRONG_STATE beside another launch, while a unit is acquired, and for a unit without a source; VMMGRAPH_ERROR_INVALID_ARGUMENT for one with
-/// more runs than the graph has copies; VMMGRAPH_ERROR_STREAM_CAPTURING. There is nothing to leave then, and the call can be repeated.
+/// VMMGRAPH_ERROR_WRONG_STATE during another launch, while a unit is acquired, or for a unit
+/// without source. VMMGRAPH_ERROR_INVALID_ARGUMENT for a unit with more runs than copy nodes.
+/// VMMGRAPH_ERROR_HOST_NOT_REGISTERED; VMMGRAPH_ERROR_STREAM_CAPTURING. After a failure do not call
+/// vmmgraph_ring_graph_leave; the call can be repeated.
 ///
 /// # Safety
-/// `executable` is null or the driver's executable graph (CUgraphExec), made of the graph that this was captured into, which is there, and
-/// nobody else uses it meanwhile. What it was told before is as it was, unless vmmgraph_ring_graph_forget_executable was called.
+/// `executable` is null or a driver's executable graph (CUgraphExec), instantiated from the graph
+/// of this capture, which still exists. No other thread uses the executable until the call returns.
+/// Its copy nodes are unchanged since the last call, or vmmgraph_ring_graph_forget_executable was
+/// called.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_graph_enter(
     graph: vmmgraph_ring_graph_t,
@@ -143,8 +158,8 @@ pub unsafe extern "C" fn vmmgraph_ring_graph_enter(
     })
 }
 
-/// Behind vmmgraph_ring_graph_enter: the graph was launched on `stream` (1), or nothing was, or it is not known (0).
-/// VMMGRAPH_ERROR_WRONG_STATE if it was not entered.
+/// Ends a launch begun by vmmgraph_ring_graph_enter. `launched` is 1 if the graph was launched on
+/// `stream`; 0 if not, or if unknown. VMMGRAPH_ERROR_WRONG_STATE without vmmgraph_ring_graph_enter.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_ring_graph_leave(
     graph: vmmgraph_ring_graph_t,

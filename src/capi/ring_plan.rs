@@ -1,4 +1,4 @@
-//! What a ring can come to at best, before anything is built: no device, no memory.
+//! Ring planning in C: schedules and performance bounds by arithmetic, without device or memory.
 
 use std::ffi::c_char;
 
@@ -10,9 +10,10 @@ use crate::ring::{
     Adjustment, Bound, Ceiling, Demand, Remainder, Residency, RingUnit, SLOTS, Schedule, ceiling,
 };
 
-/// Of a ring's units that its slots do not divide, as many as are too many stay on the device, evenly spread.
+/// If the number of streamed units is not a multiple of the slots, the surplus units become
+/// resident, evenly spread.
 pub const VMMGRAPH_REMAINDER_KEEP_RESIDENT: i32 = 0;
-/// They are VMMGRAPH_ERROR_INVALID_ARGUMENT.
+/// A surplus is VMMGRAPH_ERROR_INVALID_ARGUMENT.
 pub const VMMGRAPH_REMAINDER_REFUSE: i32 = 1;
 
 /// The copies take longer than the work.
@@ -20,117 +21,123 @@ pub const VMMGRAPH_BOUND_LINK: i32 = 0;
 /// The work takes longer: streaming costs nothing.
 pub const VMMGRAPH_BOUND_COMPUTE: i32 = 1;
 
-/// A piece of what a step reads, mostly a layer; an array of them is in the order of use. Never grows, so it has no struct_size.
+/// A unit of a step's data, usually a layer. Arrays of units are in the order of use. Never grows,
+/// so without struct_size.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct vmmgraph_ring_unit_t {
-    /// Its bytes.
+    /// Bytes of the unit.
     pub bytes: u64,
-    /// 1: it is to stay on the device, copied once and again when its source changes. 0: it streams.
+    /// 1: stays on the device, copied once and again when its source changes. 0: streams.
     pub resident: i32,
-    /// 0.
+    /// Must be 0.
     pub reserved: i32,
 }
 
-/// Where a unit's contents are. Never grows, so it has no struct_size.
+/// Location of a unit's contents. Never grows, so without struct_size.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct vmmgraph_ring_place_t {
-    /// The place: a slot, counted from 0, or behind the slots one of its own. Units of one place show the same memory.
+    /// Number of the place: a slot, from 0, or above the slots a place private to one resident
+    /// unit. Units of one place are mapped to the same memory.
     pub place: u64,
-    /// Which of the units that stream it is in a step, counted from 0; UINT64_MAX: it is resident.
+    /// Position of the unit in the sequence of streamed units, from 0; UINT64_MAX: resident.
     pub turn: u64,
 }
 
-/// Which units stream, and through how many slots.
+/// Schedule of a ring: streamed units and their slots.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_ring_schedule_t {
     /// Set to sizeof(vmmgraph_ring_schedule_t) before the call.
     pub struct_size: usize,
-    /// Units.
+    /// Number of units.
     pub units: u64,
-    /// Those of them that stream.
+    /// Number of streamed units.
     pub streamed: u64,
-    /// Slots that these share: fewer than asked for where some would never be used twice; 0: nothing streams.
+    /// Number of slots. Fewer than requested if a slot would never be used twice; 0: no unit
+    /// streams.
     pub slots: u64,
-    /// Slots and resident units.
+    /// Number of slots plus resident units.
     pub places: u64,
-    /// Units that were to stream and are resident all the same: the slots do not divide the others, or hold all of them.
+    /// Units to be streamed which are resident: a surplus over a multiple of the slots, or all if
+    /// the slots hold all of them.
     pub kept_resident: u64,
 }
 
-/// What a step has to do and what there is for it. Zero everything, then set struct_size and what there is.
+/// Demand of a step and the available resources. Zero the struct, then set struct_size and the
+/// known fields.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_ring_demand_t {
     /// sizeof(vmmgraph_ring_demand_t).
     pub struct_size: usize,
-    /// The units, in the order of use.
+    /// Units, in the order of use.
     pub units: *const vmmgraph_ring_unit_t,
-    /// How many.
+    /// Number of units.
     pub unit_count: usize,
-    /// Slots that are wanted; 0: three.
+    /// Requested slots; 0: three.
     pub slots: usize,
     /// One of VMMGRAPH_REMAINDER_*.
     pub remainder: i32,
-    /// 0.
+    /// Must be 0.
     pub reserved: i32,
-    /// Bytes of a page: places are as long as whole ones; 0: no matter.
+    /// Bytes of a page: places are a whole number of pages; 0: any size.
     pub page_bytes: u64,
-    /// The most bytes of the device that slots and resident units may take; 0: no limit.
+    /// Limit of device bytes for slots and resident units; 0: no limit.
     pub budget_bytes: u64,
-    /// Tokens of a step, all sequences together; 0: one.
+    /// Tokens per step over all sequences; 0: one.
     pub tokens: u64,
-    /// GiB a second that the link brings from pinned host memory; above 0. Measure it: the library has no number for it.
+    /// Measured copy bandwidth from pinned host memory, in GiB per second; must be above 0.
     pub link_gib_per_second: f64,
-    /// Seconds that a step takes with everything resident; from 0 on.
+    /// Seconds per step with all units resident; at least 0.
     pub compute_seconds: f64,
 }
 
-/// What a step comes to with so many units resident. Never grows, so it has no struct_size.
+/// Best case of a step for one number of resident units. Never grows, so without struct_size.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_ring_residency_t {
-    /// Units that are resident.
+    /// Number of resident units.
     pub resident: u64,
-    /// Bytes of the device: slots and resident units.
+    /// Device bytes of slots and resident units.
     pub device_bytes: u64,
-    /// Bytes that go over the link in a step.
+    /// Bytes copied over the link per step.
     pub link_bytes: u64,
-    /// Seconds of a step at best.
+    /// Shortest time of a step, in seconds.
     pub step_seconds: f64,
-    /// Tokens a second at best; infinity for a step that takes no time.
+    /// Highest rate in tokens per second; infinity for a step of 0 seconds.
     pub tokens_per_second: f64,
-    /// What bounds it, one of VMMGRAPH_BOUND_*.
+    /// Bottleneck, one of VMMGRAPH_BOUND_*.
     pub bound: i32,
-    /// 0.
+    /// Always 0.
     pub reserved: i32,
 }
 
-/// The best that can be had. No arrangement of copies is faster; how near a ring comes is to be measured.
+/// Upper bound of a ring's performance. No arrangement of copies is faster; measure the real ring.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_ring_ceiling_t {
     /// Set to sizeof(vmmgraph_ring_ceiling_t) before the call.
     pub struct_size: usize,
-    /// With the units that stream as asked, or as near to that as slots and budget allow.
+    /// For the requested streaming, as far as slots and budget permit.
     pub asked: vmmgraph_ring_residency_t,
-    /// Seconds of the copies alone, at the link's speed.
+    /// Seconds of the copies alone, at the link's bandwidth.
     pub link_seconds: f64,
     /// Seconds of the work alone.
     pub compute_seconds: f64,
-    /// Bytes of the device if everything were resident.
+    /// Device bytes with all units resident.
     pub all_resident_bytes: u64,
-    /// Units.
+    /// Number of units.
     pub units: u64,
-    /// Those of them that stream.
+    /// Number of streamed units.
     pub streamed: u64,
-    /// Slots that these share: fewer than asked for where the budget holds no more or some would never be used twice; 0: nothing streams.
+    /// Number of slots. Fewer than requested if limited by the budget or if a slot would never be
+    /// used twice; 0: no unit streams.
     pub slots: u64,
-    /// Units that were to stream and are resident all the same.
+    /// Units to be streamed which are resident.
     pub kept_resident: u64,
-    /// Rows of more residency that fit the budget.
+    /// Number of rows with more resident units within the budget.
     pub residency_count: usize,
 }
 
@@ -156,10 +163,10 @@ pub(super) fn remainder_of(number: i32) -> Result<Remainder, Failure> {
     pick("remainder", number, &[Remainder::KeepResident, Remainder::Refuse])
 }
 
-/// The units that C describes.
+/// Reads an array of units.
 ///
 /// # Safety
-/// `units` points to `count` units, or that is 0.
+/// `units` points to `count` units, or `count` is 0.
 pub(super) unsafe fn units_of(
     units: *const vmmgraph_ring_unit_t,
     count: usize,
@@ -171,7 +178,7 @@ pub(super) unsafe fn units_of(
     unsafe { items(units, count, "units") }?.iter().map(unit).collect()
 }
 
-/// How many units were to stream and do not.
+/// Returns the number of units to be streamed which are resident.
 fn kept_resident(schedule: &Schedule) -> u64 {
     let kept = |adjustment: &Adjustment| match adjustment {
         Adjustment::KeptResident { units } => units.len() as u64,
@@ -181,10 +188,11 @@ fn kept_resident(schedule: &Schedule) -> u64 {
     schedule.adjustments().iter().map(kept).sum()
 }
 
-/// Copies as many places as there is room for, and says the rest if somebody wants it.
+/// Writes at most `capacity` places, and the summary if `result` is not null.
 ///
 /// # Safety
-/// `places` points to `capacity` writable places, or that is 0; `result` is null or points to a struct whose struct_size is set.
+/// `places` points to `capacity` writable places, or `capacity` is 0; `result` is null or points to
+/// a struct with struct_size set.
 pub(super) unsafe fn write_schedule(
     schedule: &Schedule,
     places: *mut vmmgraph_ring_place_t,
@@ -213,10 +221,10 @@ pub(super) unsafe fn write_schedule(
     Ok(())
 }
 
-/// The ceiling of what C describes.
+/// Computes the upper bound for a demand from C.
 ///
 /// # Safety
-/// `demand` is null or points to a struct whose struct_size is set, with as many units as it says.
+/// `demand` is null or points to a struct with struct_size set and unit_count units.
 unsafe fn ceiling_of(demand: *const vmmgraph_ring_demand_t) -> Result<Ceiling, Failure> {
     // SAFETY: the caller's contract.
     let given = unsafe { options(demand) }?.ok_or_else(|| null("demand"))?;
@@ -234,13 +242,14 @@ unsafe fn ceiling_of(demand: *const vmmgraph_ring_demand_t) -> Result<Ceiling, F
     })?)
 }
 
-/// Which of these units would stream, through which of so many slots (0: three). Plain arithmetic: nothing is made, no device is asked, and any
-/// thread may call it. Writes the places of at most `capacity` units, by unit, and to `result` what they come to; either may be null.
-/// VMMGRAPH_ERROR_INVALID_ARGUMENT without units, and with VMMGRAPH_REMAINDER_REFUSE if the slots do not divide those that stream.
+/// Computes the schedule of a ring with `slots` slots (0: three). Plain arithmetic on any thread,
+/// without a device. Writes the places of at most `capacity` units, by unit, and the summary to
+/// `result`; either pointer may be null. VMMGRAPH_ERROR_INVALID_ARGUMENT without units, or with
+/// VMMGRAPH_REMAINDER_REFUSE if the number of streamed units is not a multiple of the slots.
 ///
 /// # Safety
-/// `units` points to `unit_count` units, or that is 0; `places` points to `capacity` writable places, or that is 0; `result` is null or
-/// points to a struct whose struct_size is set.
+/// `units` points to `unit_count` units, or the count is 0. `places` points to `capacity` writable
+/// places, or the capacity is 0. `result` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_schedule(
     units: *const vmmgraph_ring_unit_t,
@@ -262,14 +271,17 @@ pub unsafe extern "C" fn vmmgraph_ring_schedule(
     })
 }
 
-/// The best that a ring can do for such a step: bytes over the link, seconds, tokens a second, and what bounds them. Plain arithmetic, as
-/// vmmgraph_ring_schedule. Slots that do not fit the budget become fewer. Writes at most `capacity` rows of what more residency
-/// would buy, from the next more up to all and 256 at most, as far as the budget holds them. VMMGRAPH_ERROR_INVALID_SIZE for a unit that is empty or too long, and
-/// if the budget does not hold one slot and what is to be resident; VMMGRAPH_ERROR_INVALID_ARGUMENT for a link without speed and for times that are none.
+/// Computes an upper bound of a ring's performance: bytes over the link, seconds, tokens per second
+/// and the bottleneck. Plain arithmetic, as vmmgraph_ring_schedule. Uses fewer slots if the budget
+/// requires. Writes at most `capacity` rows with more resident units, up to all units and at most
+/// 256 rows, within the budget. VMMGRAPH_ERROR_INVALID_SIZE for a unit of 0 or too many bytes, and
+/// if the budget is too small for one slot and the resident units. VMMGRAPH_ERROR_INVALID_ARGUMENT
+/// for an invalid bandwidth or time.
 ///
 /// # Safety
-/// `demand` is null or points to a struct whose struct_size is set, with as many units as it says; `rows` points to `capacity` writable
-/// rows, or that is 0; `result` is null or points to a struct whose struct_size is set.
+/// `demand` is null or points to a struct with struct_size set and unit_count units. `rows` points
+/// to `capacity` writable rows, or the capacity is 0. `result` is null or points to a struct with
+/// struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_ceiling(
     demand: *const vmmgraph_ring_demand_t,
@@ -299,12 +311,13 @@ pub unsafe extern "C" fn vmmgraph_ring_ceiling(
     })
 }
 
-/// The same in words, for people and logs, a line each: what bounds a step, everything that is otherwise than asked, what residency would buy, and from
-/// where on the work hides the link.
-/// Copies as vmmgraph_last_error_message does.
+/// Like vmmgraph_ring_ceiling, as text for logs, one item per line: the bottleneck, deviations from
+/// the request, the effect of more resident units, and the number of resident units which hides the
+/// link. Copies like vmmgraph_last_error_message.
 ///
 /// # Safety
-/// `demand` as in vmmgraph_ring_ceiling; `buffer` is null or points to `capacity` writable bytes; `needed` is null or writable.
+/// `demand` as in vmmgraph_ring_ceiling; `buffer` is null or points to `capacity` writable bytes;
+/// `needed` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_ceiling_text(
     demand: *const vmmgraph_ring_demand_t,

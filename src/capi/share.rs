@@ -1,4 +1,4 @@
-//! Pages for other processes.
+//! Export of pages to other processes in C.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::IntoRawFd;
@@ -13,24 +13,25 @@ use super::status::vmmgraph_status_t;
 use crate::pages::{Extent, PageId};
 use crate::{Address, Device, Space};
 
-/// A part of a page, and where it shows.
+/// Part of a page, mapped at one address. Never grows; no struct_size.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_page_extent_t {
-    /// The page: a number that no other page of the device has or had.
+    /// Page number, never reused by the device.
     pub page: u64,
-    /// Where in the page the part begins, in bytes.
+    /// Offset of the part in the page, in bytes.
     pub offset: u64,
-    /// Its bytes.
+    /// Length of the part in bytes.
     pub bytes: u64,
-    /// Where it shows.
+    /// Address of the mapping.
     pub address: *mut c_void,
-    /// Bytes of the page, which whoever imports it has to know.
+    /// Bytes of the page, needed to import the page.
     pub page_bytes: u64,
 }
 
-/// The pages behind a range of the space's addresses, such as a block's, in order: as many as there is room for, and how many there are. Asks nothing
-/// of the driver and pins nothing. A seal may exchange pages under retained blocks: ask again after it.
+/// Returns the pages under a range of the space's addresses, such as a block, in order. Makes no
+/// driver call and pins nothing. A seal may replace pages under live-out (retained) blocks: call
+/// again afterwards. VMMGRAPH_ERROR_WRONG_STATE while the arena is paused.
 ///
 /// # Safety
 /// `extents` points to `capacity` writable items, or `capacity` is 0; `count` is null or writable.
@@ -50,8 +51,10 @@ pub unsafe extern "C" fn vmmgraph_space_export(
     })
 }
 
+/// Writes extents for C.
+///
 /// # Safety
-/// As [`vmmgraph_space_export`].
+/// As vmmgraph_space_export.
 pub(super) unsafe fn copy_extents(
     found: &[Extent],
     extents: *mut vmmgraph_page_extent_t,
@@ -70,9 +73,11 @@ pub(super) unsafe fn copy_extents(
     unsafe { copy_counted(&found, extents, capacity, count) }
 }
 
-/// A page of an arena for other processes: a file descriptor, the caller's to send and to close, by which they import it; once a page, however many
-/// graphs show it. The page is pinned once more (vmmgraph_device_page_exported): until that is taken away it is not given back, lent, paused or
-/// exchanged. The device was opened with VMMGRAPH_SHARING_FD.
+/// Exports a page of an arena to other processes as a file descriptor, which the caller sends and
+/// closes. Export each page once, however many graphs map the page. Adds a pin to the page (see
+/// vmmgraph_device_page_exported): a pinned page is not released, lent, paused or replaced.
+/// VMMGRAPH_ERROR_WRONG_STATE unless the device was opened with VMMGRAPH_SHARING_FD, and while the
+/// arena is paused.
 ///
 /// # Safety
 /// `fd` is null or writable.
@@ -91,8 +96,9 @@ pub unsafe extern "C" fn vmmgraph_device_export_page(
     })
 }
 
-/// As vmmgraph_device_export_page, for processes of other hosts too, by a handle of the fabric: 64 bytes to be sent as they are, good as long as the page is
-/// pinned. VMMGRAPH_ERROR_WRONG_STATE unless the device was granted VMMGRAPH_SHARING_FABRIC.
+/// As vmmgraph_device_export_page, also for processes of other hosts: a fabric handle of 64 bytes,
+/// to be sent unchanged, valid while the page is pinned. VMMGRAPH_ERROR_WRONG_STATE unless the
+/// device granted VMMGRAPH_SHARING_FABRIC.
 ///
 /// # Safety
 /// `handle` is null or writable.
@@ -111,9 +117,9 @@ pub unsafe extern "C" fn vmmgraph_device_export_fabric(
     })
 }
 
-/// Says that so many processes more have a page, or, with a negative number, fewer: pins that vmmgraph_device_export_page made go so, when the
-/// processes have closed the page or are gone. With more, the page need not be exported by this library. Pins that are left when the device closes
-/// go with it.
+/// Adds `delta` pins to a page, or removes pins if `delta` is negative. Remove the pins of
+/// vmmgraph_device_export_page after the importing processes have closed the page or ended. Pins
+/// may be added without an export by this library. Closing the device removes all pins.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_device_page_exported(
     device: vmmgraph_device_t,

@@ -1,5 +1,5 @@
-//! Structs that begin with their size. They only grow at the end, and 0 is what every field of an input means when it is not there;
-//! so a caller's struct may be shorter or longer than this library's.
+//! Structs which begin with their size. Structs only grow at the end, and 0 is the default of every
+//! input field. So a caller's struct may be shorter or longer than this library's.
 
 use std::borrow::Cow;
 use std::mem::MaybeUninit;
@@ -10,28 +10,28 @@ use super::guard::{Failure, check_items, not_null};
 use super::status::VMMGRAPH_ERROR_STRUCT_SIZE;
 use crate::error::Error;
 
-/// The shortest struct: its size and something to say.
+/// Bytes of the shortest struct: struct_size and one field.
 const SHORTEST: usize = 2 * WORD;
-/// The longest struct that is believed; more is a size that nobody set.
+/// Bytes of the longest struct accepted; a larger struct_size was never set.
 const LONGEST: usize = 4096;
-/// What the structs are aligned to, so that every sizeof is a multiple of it.
+/// Alignment of the structs: every sizeof is a multiple.
 const WORD: usize = size_of::<usize>();
 
-/// What C calls a limit: 0 is none.
+/// Converts a limit from C: 0 means none.
 pub(super) fn limit(most: u64) -> Option<u64> {
     (most > 0).then_some(most)
 }
 
-/// The `bytes` bytes from `offset` on. If the end does not fit in 64 bits the range ends at the highest
-/// number, which is beyond the end of every object.
+/// Returns the range of `bytes` bytes from `offset`. If the end overflows 64 bits, the range ends
+/// at `u64::MAX`, which is beyond the end of every object.
 pub(super) fn range(offset: u64, bytes: u64) -> Range<u64> {
     offset..offset.saturating_add(bytes)
 }
 
-/// The struct_size at the beginning of a struct, if a struct can have it.
+/// Reads and checks the struct_size of a struct.
 ///
 /// # Safety
-/// The pointer is good to read a `usize` from.
+/// The pointer is valid for reading a `usize`.
 unsafe fn size_at<T>(pointer: *const T) -> Result<usize, Failure> {
     // SAFETY: the caller's contract; nothing else is read before the size is known.
     let size = unsafe { *pointer.cast::<usize>() };
@@ -46,11 +46,12 @@ fn refused(size: usize, expected: &'static str) -> Failure {
     Failure::Status(VMMGRAPH_ERROR_STRUCT_SIZE, error)
 }
 
-/// Reads the caller's struct of `size` bytes: 0 where it is shorter than a `T`. What it has more must be 0, since this library does
-/// not know what it asks for.
+/// Reads the caller's struct of `size` bytes. Missing fields are 0. Bytes beyond `T` must be 0,
+/// since this library does not know their meaning.
 ///
 /// # Safety
-/// The pointer is good to read `size` bytes from; a `T` is a struct of numbers and pointers, of which all may be 0.
+/// The pointer is valid for reading `size` bytes. `T` is a struct of numbers and pointers, for
+/// which 0 is a valid value.
 unsafe fn read<T: Copy>(from: *const T, size: usize) -> Result<T, Failure> {
     let known = size.min(size_of::<T>());
     // SAFETY: within the `size` bytes of the caller's contract.
@@ -64,24 +65,25 @@ unsafe fn read<T: Copy>(from: *const T, size: usize) -> Result<T, Failure> {
     Ok(unsafe { prefix(from, known) })
 }
 
-/// The first `known` bytes of a struct, and 0 behind them.
+/// Copies the first `known` bytes of a struct; the remaining bytes are 0.
 ///
 /// # Safety
-/// As [`read`], and `known` is no more than a `T` has.
+/// As [`read`]; `known` is at most the size of `T`.
 unsafe fn prefix<T: Copy>(from: *const T, known: usize) -> T {
     let mut value = MaybeUninit::<T>::zeroed();
-    // SAFETY: `known` bytes are readable by the caller's contract, and a `T` has as many. All its fields are set then, to the caller's
-    // bytes or to 0, which numbers and pointers may be.
+    // SAFETY: `known` bytes are readable by the caller's contract and fit in `T`. Every field is
+    // then set, to the caller's bytes or to 0, both valid for numbers and pointers.
     unsafe {
         ptr::copy_nonoverlapping(from.cast::<u8>(), value.as_mut_ptr().cast::<u8>(), known);
         value.assume_init()
     }
 }
 
-/// The options a pointer points to, or none for null.
+/// Reads an options struct; none for null.
 ///
 /// # Safety
-/// The pointer is null or points to a struct that begins with its size and has as many readable bytes; a `T` is as in [`read`].
+/// The pointer is null or points to a struct which begins with its size and has as many readable
+/// bytes. `T` is as in [`read`].
 pub(super) unsafe fn options<T: Copy>(pointer: *const T) -> Result<Option<T>, Failure> {
     if pointer.is_null() {
         return Ok(None);
@@ -90,10 +92,12 @@ pub(super) unsafe fn options<T: Copy>(pointer: *const T) -> Result<Option<T>, Fa
     unsafe { read(pointer, size_at(pointer)?) }.map(Some)
 }
 
-/// The structs that the argument `what` points to: of any size, but all of the same. Copied if the size is not this library's.
+/// Reads the array of structs in the argument `what`. All elements must have the same struct_size.
+/// Borrows the array if struct_size equals the size of `T`, else copies.
 ///
 /// # Safety
-/// The pointer is null or points to `count` structs, each as [`options`] wants it, which stay as they are while the slice lives.
+/// The pointer is null or points to `count` structs, each as for [`options`], unchanged while the
+/// slice lives.
 pub(super) unsafe fn sized_items<'a, T: Copy>(
     pointer: *const T,
     count: usize,
@@ -103,39 +107,41 @@ pub(super) unsafe fn sized_items<'a, T: Copy>(
         return Ok(Cow::Borrowed(&[]));
     }
     check_items(pointer, count, size_of::<T>(), what)?;
-    // SAFETY: not null, and there is a first one.
+    // SAFETY: not null, and `count` is at least 1.
     let stride = unsafe { size_at(pointer) }?;
     check_items(pointer, count, stride, what)?;
-    // SAFETY: the structs lie behind one another, each with as many bytes as the first says, by the caller's contract.
+    // SAFETY: the structs are contiguous with a stride of the first one's size, by the caller's
+    // contract.
     let at = |index: usize| unsafe { pointer.byte_add(index * stride) };
     for index in 1..count {
-        // SAFETY: the beginning of a struct, by the caller's contract.
+        // SAFETY: start of a struct, by the caller's contract.
         let size = unsafe { *at(index).cast::<usize>() };
         if size != stride {
             return Err(refused(size, "the same for all structs of an array"));
         }
     }
     if stride == size_of::<T>() {
-        // SAFETY: not null, `count` of them by the caller's contract, and no more than a slice may have.
+        // SAFETY: not null, `count` elements by the caller's contract, and within the size limit of
+        // a slice.
         return Ok(Cow::Borrowed(unsafe { slice::from_raw_parts(pointer, count) }));
     }
     // SAFETY: each has `stride` bytes by the caller's contract.
     (0..count).map(|index| unsafe { read(at(index), stride) }).collect::<Result<_, _>>().map(Cow::Owned)
 }
 
-/// A caller's struct that is to be filled. Never a reference to a `T`: the caller's may be shorter.
+/// Output struct of a caller. Never a reference to a `T`: the caller's struct may be shorter.
 pub(super) struct OutStruct<T> {
     place: *mut T,
-    /// As the caller set it.
+    /// Value set by the caller.
     pub(super) struct_size: usize,
 }
 
 impl<T: Copy> OutStruct<T> {
-    /// The struct that the argument `what` points to.
+    /// Wraps the struct in the argument `what`.
     ///
     /// # Safety
-    /// The pointer is null or points to a struct that begins with its size, and has as many bytes to read and write while the result
-    /// lives; a `T` is as in [`read`].
+    /// The pointer is null or points to a struct which begins with its size. The struct has as many
+    /// bytes, readable and writable while the result lives. `T` is as in [`read`].
     pub(super) unsafe fn new(place: *mut T, what: &'static str) -> Result<Self, Failure> {
         not_null(place, what)?;
         // SAFETY: not null, so it points to a struct by the caller's contract.
@@ -146,17 +152,19 @@ impl<T: Copy> OutStruct<T> {
         self.struct_size.min(size_of::<T>())
     }
 
-    /// What is in it; 0 where it is shorter than a `T`.
+    /// Reads the struct; missing fields are 0.
     pub(super) fn read(&self) -> T {
-        // SAFETY: `new` was promised `struct_size` bytes, of which these are no more than a `T` has.
+        // SAFETY: `new` required `struct_size` valid bytes, and `known` is no more, nor more than
+        // `T` has.
         unsafe { prefix(self.place, self.known()) }
     }
 
-    /// Writes as much as it has room for. Its struct_size stays as it is, as does what it has more than a `T`.
+    /// Writes the fields for which the struct has room. struct_size and bytes beyond `T` stay
+    /// unchanged.
     pub(super) fn write(&self, value: T) {
         let from = (&raw const value).cast::<u8>();
-        // SAFETY: `new` was promised `struct_size` bytes, of which these are no more than a `T` has; every struct begins with its size,
-        // a word.
+        // SAFETY: `new` required `struct_size` valid bytes, and `known` is no more, nor more than
+        // `T` has. Every struct begins with its size, one word.
         unsafe {
             ptr::copy_nonoverlapping(from.add(WORD), self.place.cast::<u8>().add(WORD), self.known() - WORD);
         }

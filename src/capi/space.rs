@@ -1,4 +1,4 @@
-//! Spaces.
+//! Spaces in C: blocks, seal, replays.
 
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
@@ -11,68 +11,72 @@ use super::status::vmmgraph_status_t;
 use super::text::{copy_text, text};
 use crate::{Address, Phase, Space};
 
-/// Never defined: a vmmgraph_space_t is a key, not an address.
+/// Opaque; never defined.
 pub struct vmmgraph_space {
     _private: (),
 }
 
-/// A space: the addresses of one capture. Calls with it are thread-safe.
+/// Space: the addresses of one capture.
 pub type vmmgraph_space_t = *mut vmmgraph_space;
 
-/// Being captured: blocks may be allocated.
+/// Capture in progress: blocks may be allocated.
 pub const VMMGRAPH_SPACE_OPEN: i32 = 0;
-/// Captured: it may be replayed.
+/// Capture complete: the graph may be replayed.
 pub const VMMGRAPH_SPACE_SEALED: i32 = 1;
-/// Undoing a failed driver call failed as well: it can only be destroyed.
+/// A failed driver call could not be undone: the space can only be destroyed.
 pub const VMMGRAPH_SPACE_BROKEN: i32 = 2;
-/// Its graph is gone; only what lies under live blocks is left.
+/// The graph is destroyed; only mappings under live blocks are left.
 pub const VMMGRAPH_SPACE_RETIRED: i32 = 3;
 
-/// Launches a graph. Must not throw. No lock is held meanwhile: it may call any function, but replaying, marking, trimming and opening
-/// spaces in the same arena, and a replay in another one that would wait for this one, is VMMGRAPH_ERROR_WRONG_STATE.
+/// Launches a graph. Must not throw. The function may call any function of the library, with two
+/// exceptions (VMMGRAPH_ERROR_WRONG_STATE): a replay, mark, trim or opening of a space in the same
+/// arena, and a replay in another arena which would wait for this one.
 pub type vmmgraph_launch_fn = Option<unsafe extern "C" fn(user: *mut c_void)>;
 
-/// What a capture used.
+/// Report of a seal.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_seal_report_t {
     /// Set to sizeof(vmmgraph_seal_report_t) before the call.
     pub struct_size: usize,
-    /// The most bytes that were live at once.
+    /// Peak of live bytes.
     pub peak_live_bytes: u64,
-    /// Small shared pages the space shows.
+    /// Small shared pages mapped in the space.
     pub small_pages: u64,
-    /// Large shared pages the space shows.
+    /// Large shared pages mapped in the space.
     pub large_pages: u64,
     /// Mappings made.
     pub maps: u64,
-    /// Bytes of pages that became the space's own.
+    /// Bytes of pages which became private to the space.
     pub retained_bytes: u64,
-    /// Blocks that are still live.
+    /// Blocks live after the seal.
     pub retained_blocks: u64,
-    /// Calls made to the driver: to reserve, create, map, set access and unmap.
+    /// Driver calls made: reserve, create, map, set access and unmap.
     pub driver_calls: u64,
-    /// Nanoseconds spent in them, waiting for other spaces' calls included.
+    /// Nanoseconds spent in driver calls, including waits for the calls of other spaces.
     pub driver_ns: u64,
-    /// Blocks that were allocated in all.
+    /// Blocks allocated in total.
     pub allocations: u64,
-    /// A hash of the capture's plan: page sizes, which numbered page is where, every block's place and bytes in order, what is live at its
-    /// end and the policy for that. In a stitched space the same for the same requests, in any process and whatever was captured before,
-    /// so that ranks can compare what they captured. Places of kept blocks do not count; those of a bump space depend on the arena's tape
-    /// too, from its second range of addresses on.
+    /// Hash of the capture's layout: page sizes, page numbers by address, place and bytes of every
+    /// block in order, live-out blocks, policy. Equal requests give equal hashes in any process and
+    /// after any earlier captures, so ranks can compare captures. Places of persistent (kept)
+    /// blocks do not count. In a bump space, the arena's earlier bump pages count from the second
+    /// address range on.
     pub layout_hash: u64,
-    /// Of the live blocks, remote ones (vmmgraph_space_allocate_remote). With 0, this seal exchanged no page that remote blocks are or were on. Else, by
-    /// VMMGRAPH_RETAIN_OWN_PAGES, those under them and under what lies beside may be others: peers are to be told after the seal. By other policies
-    /// they are where they were.
+    /// Live peer-visible (remote) blocks (vmmgraph_space_allocate_remote). If 0, the seal replaced
+    /// no page which a peer-visible block uses or used. Otherwise, with VMMGRAPH_RETAIN_OWN_PAGES,
+    /// the pages under these blocks and their neighbours may be new: tell peers the pages after the
+    /// seal. Other policies keep the pages.
     pub remote_blocks: u64,
-    /// Their bytes.
+    /// Bytes of these blocks.
     pub remote_bytes: u64,
-    /// Bytes of device memory that executables of the capture's graphs take while they have some, by what others took: of what
-    /// VmmGraph for libtorch captures, or torch in a shape whose graphs borrow, from torch 2.8 on. Else 0.
+    /// Estimated bytes of device memory for the executables of the capture's graphs while
+    /// instantiated, derived from other executables. Set for captures by VmmGraph for libtorch, or
+    /// by torch 2.8 and later in a graph group with borrowing graphs; else 0.
     pub executable_bytes: u64,
 }
 
-/// What a space uses.
+/// Statistics of a space.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_space_stats_t {
@@ -82,25 +86,25 @@ pub struct vmmgraph_space_stats_t {
     pub id: u64,
     /// VMMGRAPH_SPACE_OPEN, _SEALED, _BROKEN or _RETIRED.
     pub phase: i32,
-    /// What its seal does with live blocks unless it is told otherwise: VMMGRAPH_RETAIN_OWN_PAGES or _SHARED_PAGES.
+    /// Default policy of the seal: one of VMMGRAPH_RETAIN_* other than VMMGRAPH_RETAIN_DEFAULT.
     pub retain: i32,
     /// Live blocks.
     pub blocks: u64,
-    /// Their bytes, rounded up to 512 each.
+    /// Bytes of live blocks, each rounded up to 512.
     pub live_bytes: u64,
-    /// The most bytes that were live at once.
+    /// Peak of live bytes.
     pub peak_live_bytes: u64,
-    /// Bytes of addresses reserved.
+    /// Bytes of reserved addresses.
     pub reserved_bytes: u64,
-    /// Bytes of addresses with a page behind them.
+    /// Bytes of mapped addresses; a page mapped n times counts n times.
     pub mapped_bytes: u64,
-    /// Bytes of pages that are the space's own.
+    /// Bytes of pages private to the space.
     pub retained_bytes: u64,
     /// Mappings made so far.
     pub maps: u64,
 }
 
-/// Runs a body with the space behind a handle; a panic closes its arena.
+/// Runs a body with the space of a handle. A panic closes the space's arena.
 pub(super) fn with(
     space: vmmgraph_space_t,
     body: impl FnOnce(&Arc<Space>) -> Result<(), Failure>,
@@ -118,8 +122,10 @@ pub(super) fn with(
     })
 }
 
-/// Opens a space for a capture. The arena's pages stay while the space does, also after the arena is destroyed. Replays so far are
-/// marked, so that their stream may be captured; whatever state that stream is in, this does not fail because of it.
+/// Opens a space for a capture. The space keeps the arena's pages, also after the arena is
+/// destroyed. Records an event after the arena's replays so far, so their stream may be captured; a
+/// stream already under capture is no error. VMMGRAPH_ERROR_WRONG_STATE while the arena is paused
+/// and inside a launch of the arena.
 ///
 /// # Safety
 /// `space` is null or writable.
@@ -136,11 +142,12 @@ pub unsafe extern "C" fn vmmgraph_space_open(
     })
 }
 
-/// Opens a bump space for a capture: its blocks lie behind one another and none of their addresses serves twice. For the segments
-/// of a torch MemPool, which stay until the graph goes. Its seal leaves live blocks on shared pages.
+/// Opens a bump space for a capture: blocks are placed one after another, and no address is reused.
+/// For the segments of a torch MemPool, which stay until the graph is destroyed. The seal leaves
+/// live blocks on shared pages.
 ///
 /// # Safety
-/// As [`vmmgraph_space_open`].
+/// As vmmgraph_space_open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_open_bump(
     arena: vmmgraph_arena_t,
@@ -154,8 +161,9 @@ pub unsafe extern "C" fn vmmgraph_space_open_bump(
     })
 }
 
-/// Names a space after the shape that it is for ("decode 64"): in statistics, log lines, the message of what fails for lack of memory, and
-/// on the page map. The text, UTF-8 of 1024 bytes at most, is copied; an empty one takes the name away.
+/// Sets the label of a space, usually its graph's shape ("decode 64"). The label appears in
+/// statistics, log lines, out-of-memory messages and on the page map. An empty label removes the
+/// current one. VMMGRAPH_ERROR_INVALID_SIZE beyond 1024 bytes.
 ///
 /// # Safety
 /// `label` is null or a zero-terminated string.
@@ -171,8 +179,8 @@ pub unsafe extern "C" fn vmmgraph_space_set_label(
     })
 }
 
-/// Says where in the caller's program a space is captured ("model.cpp:120"), for the page map. The text, UTF-8 of 1024 bytes at most, is
-/// copied; an empty one takes it away.
+/// Sets the source location of a capture ("model.cpp:120") for the page map. An empty text removes
+/// the current one. VMMGRAPH_ERROR_INVALID_SIZE beyond 1024 bytes.
 ///
 /// # Safety
 /// `site` is null or a zero-terminated string.
@@ -188,7 +196,7 @@ pub unsafe extern "C" fn vmmgraph_space_set_site(
     })
 }
 
-/// The label of a space; empty if it has none. Copies as vmmgraph_last_error_message does.
+/// Copies the label of a space; empty if none is set.
 ///
 /// # Safety
 /// `buffer` is null or points to `capacity` writable bytes; `needed` is null or writable.
@@ -206,16 +214,20 @@ pub unsafe extern "C" fn vmmgraph_space_label(
     })
 }
 
-/// Destroys a space. Does not block: once its arena's replays so far are done, it is unmapped and its addresses go back, by whoever comes
-/// by then: the end of something else, vmmgraph_arena_trim, vmmgraph_device_trim, or an allocation that is short of memory. Its graph must
-/// be gone, or never be launched again. Pages under blocks that a torch tensor still owns stay until that is freed.
+/// Destroys the space without blocking. The graph must be destroyed, or never launched again. Work
+/// launched other than through vmmgraph_space_replay or vmmgraph_space_enter must be complete.
+///
+/// The space is unmapped after the arena's replays so far: by a later destroy, vmmgraph_arena_trim,
+/// vmmgraph_device_trim, or an allocation short of memory. Pages under blocks still owned by torch
+/// tensors stay until the tensors are freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_space_destroy(space: vmmgraph_space_t) -> vmmgraph_status_t {
     guard(|| remove::<Space, _>(space).map(drop))
 }
 
-/// Allocates a block of at least `bytes` for work on `stream` (a CUstream or cudaStream_t; null: the default stream), aligned to
-/// 512 bytes, with undefined contents. May be called while the stream is captured. On failure nothing has changed.
+/// Allocates a block of at least `bytes` bytes for work on `stream`, aligned to 512 bytes, with
+/// undefined contents. `stream` may be under capture. VMMGRAPH_ERROR_WRONG_STATE unless the space
+/// is open.
 ///
 /// # Safety
 /// `block` is null or writable.
@@ -234,9 +246,10 @@ pub unsafe extern "C" fn vmmgraph_space_allocate(
     })
 }
 
-/// As vmmgraph_space_allocate, for a block that the caller will keep when the capture ends: an output, a workspace. The kept blocks of
-/// all spaces lie packed on common pages, each on bytes of its own until it is freed and its space is destroyed, so that a few KiB do
-/// not cost a page.
+/// As vmmgraph_space_allocate, for a persistent (kept) block, which the caller keeps after the
+/// capture: an output or a workspace. Persistent blocks of all spaces are packed on common pages,
+/// so a few KiB do not cost a page. No other block gets their bytes before the block is freed and
+/// its space destroyed.
 ///
 /// # Safety
 /// `block` is null or writable.
@@ -255,12 +268,16 @@ pub unsafe extern "C" fn vmmgraph_space_allocate_kept(
     })
 }
 
-/// As vmmgraph_space_allocate, for a block that peers use too: a buffer of a captured collective, which other devices or processes read and write by
-/// what they were told of its page, by vmmgraph_space_export or by a library that registers what it meets in the capture. It lies on one page, or, if it
-/// is longer than a large page, on whole ones (its bytes are rounded up to those); beside it lie remote blocks of the same stream only. So a seal, which
-/// exchanges pages under local blocks that are retained, exchanges none that a peer knows, and such pages are neither lent nor given to eager work from
-/// the seal on. Other graphs share them as any page: what peers do with it is over when the replay is. Free it before the seal: one that is live then
-/// is treated as the policy says and counted in the report. VMMGRAPH_ERROR_WRONG_STATE in a bump space.
+/// As vmmgraph_space_allocate, for a peer-visible (remote) block: a buffer of a captured
+/// collective, read and written by other devices or processes. Peers learn its page from
+/// vmmgraph_space_export, or from a library which registers the buffers of a capture. The block
+/// lies on one page; a block longer than a large page is rounded up to whole large pages. Only
+/// peer-visible blocks of the same stream share these pages.
+///
+/// A seal which replaces pages under local live-out blocks replaces none of these. After the seal,
+/// the pages are neither lent nor given to eager work. Other graphs share the pages as usual: peer
+/// access must end with the replay. Free the block before the seal: a live block is treated by the
+/// policy and counted in the report. VMMGRAPH_ERROR_WRONG_STATE in a bump space.
 ///
 /// # Safety
 /// `block` is null or writable.
@@ -279,18 +296,20 @@ pub unsafe extern "C" fn vmmgraph_space_allocate_remote(
     })
 }
 
-/// Frees a block. Before the seal its pages serve the next block of the same stream; afterwards a retained block's pages return
-/// to the arena, once the streams noted for it have passed. Its addresses stay mapped, since the graph writes there.
+/// Frees a block. Before the seal, the next block of the same stream reuses its pages. After the
+/// seal, pages of a live-out block return to the arena once the work on its recorded streams is
+/// complete. The addresses stay mapped, since the graph writes to these addresses.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_space_free(space: vmmgraph_space_t, block: *mut c_void) -> vmmgraph_status_t {
     with(space, |space| Ok(space.free(Address(block as u64))?))
 }
 
-/// Notes that `stream` uses the block as well. During the capture: once freed, it stays busy until the seal. After it: once freed, its
-/// bytes are nobody else's before what `stream` was given until then is done.
+/// Records use of the block on another stream. If freed before the seal, the block stays
+/// unavailable until the seal. If freed later, its bytes are reused only after the work submitted
+/// to `stream` by the time of the free.
 ///
 /// # Safety
-/// `stream` is a stream of the device that exists until the block is freed or its space destroyed.
+/// `stream` is a stream of the device and exists until the block is freed or its space destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_record_stream(
     space: vmmgraph_space_t,
@@ -300,11 +319,13 @@ pub unsafe extern "C" fn vmmgraph_space_record_stream(
     with(space, |space| Ok(space.record_stream(Address(block as u64), stream_of(stream))?))
 }
 
-/// Ends the capture. Blocks that are still live are treated as `retain` (one of VMMGRAPH_RETAIN_*) says. `report` may be null. On
-/// failure the space is open as before, and the call can be repeated.
+/// Ends the capture. `retain`, one of VMMGRAPH_RETAIN_*, decides about blocks still live; a bump
+/// space accepts only VMMGRAPH_RETAIN_DEFAULT and VMMGRAPH_RETAIN_SHARED_PAGES. `report` may be
+/// null. VMMGRAPH_ERROR_WRONG_STATE if a page pinned for other processes would be replaced. After a
+/// failure the space is still open, and the call can be repeated.
 ///
 /// # Safety
-/// `report` is null or points to a struct whose struct_size is set.
+/// `report` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_seal(
     space: vmmgraph_space_t,
@@ -341,27 +362,34 @@ pub unsafe extern "C" fn vmmgraph_space_seal(
     })
 }
 
-/// Blocks the caller until the replays of the arena that were launched so far are done, this space's among them: afterwards what its
-/// graph reads and writes may go. Destroying the space does not wait. VMMGRAPH_ERROR_STREAM_CAPTURING if the stream of the last replay is
-/// being captured and was not marked before.
+/// Blocks the calling thread until the arena's replays launched so far are complete, including this
+/// space's. Memory used by the graph may be freed afterwards. Destroying the space does not wait.
+/// VMMGRAPH_ERROR_STREAM_CAPTURING if the stream of the last replay is under capture and was not
+/// marked before.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_space_wait(space: vmmgraph_space_t) -> vmmgraph_status_t {
     with(space, |space| Ok(space.wait()?))
 }
 
-/// Puts a mark behind the arena's replays so far, so that the stream of the last one may be destroyed: for whoever replays on streams that may not
-/// last. Costs a record, and the next replay a wait, on that stream too. `vmmgraph_arena_mark` does what else waits for the end of a stream as well.
+/// Records an event after the arena's replays so far: the stream of the last replay may be
+/// destroyed afterwards. For callers with short-lived streams. Costs one event record, and an event
+/// wait in the next replay even on this stream. vmmgraph_arena_mark also covers streams recorded
+/// for freed blocks.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_space_mark(space: vmmgraph_space_t) -> vmmgraph_status_t {
     with(space, |space| Ok(space.mark()?))
 }
 
-/// Calls `launch(user)`, which gives the space's graph to `stream`, in order after every earlier replay of the arena: no two of
-/// them overlap, whatever their streams and threads. The same stream as the last replay costs one question to the driver: a stream under
-/// capture is VMMGRAPH_ERROR_STREAM_CAPTURING, and its capture goes on.
+/// Calls `launch(user)`, which submits the space's graph to `stream`, ordered after every earlier
+/// replay of the arena. Replays never overlap, on any streams and threads. On the stream of the
+/// last replay the call costs one driver query; on another stream, also an event wait.
+///
+/// VMMGRAPH_ERROR_WRONG_STATE unless the space is sealed, while the arena is paused, and while
+/// pages of the space are on lease (see vmmgraph_arena_set_recall). VMMGRAPH_ERROR_STREAM_CAPTURING
+/// if `stream` is under capture; the capture continues. After a failure `launch` was not called.
 ///
 /// # Safety
-/// `launch` is null or may be called with `user`; it must not throw.
+/// `launch` is null or callable with `user`; it must not throw.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_replay(
     space: vmmgraph_space_t,
@@ -376,22 +404,24 @@ pub unsafe extern "C" fn vmmgraph_space_replay(
     })
 }
 
-/// vmmgraph_space_replay for whoever cannot launch from a callback, as a language with a lock of its own: what this thread gives to `stream`
-/// until it calls vmmgraph_space_leave is in order after every earlier replay of the arena. Until then other replays of the arena wait, so
-/// leave whatever happens. On failure there is nothing to leave. As the other one beyond that.
+/// Begins a replay without a callback, for callers with a lock of their own, such as language
+/// runtimes. Work which this thread submits to `stream` until vmmgraph_space_leave is ordered after
+/// every earlier replay of the arena. Other replays of the arena wait until then, so always leave.
+/// After a failure, do not leave. Errors as vmmgraph_space_replay.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_space_enter(space: vmmgraph_space_t, stream: *mut c_void) -> vmmgraph_status_t {
     with(space, |space| Ok(space.enter(stream_of(stream))?))
 }
 
-/// Ends what vmmgraph_space_enter began on this thread. VMMGRAPH_ERROR_WRONG_STATE if it has not entered.
+/// Ends the replay begun by vmmgraph_space_enter on this thread. VMMGRAPH_ERROR_WRONG_STATE if no
+/// replay was begun.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_space_leave(space: vmmgraph_space_t) -> vmmgraph_status_t {
     with(space, |space| Ok(space.leave()?))
 }
 
-/// The blocks that are live now, in address order: after the seal, those that were retained and not freed since. Copies at most
-/// `capacity` pointers and writes how many there are to `count`. `blocks` may be null if capacity is 0.
+/// Copies the addresses of live blocks in address order. After the seal, these are live-out blocks
+/// not yet freed.
 ///
 /// # Safety
 /// `blocks` points to `capacity` writable pointers; `count` is null or writable.
@@ -406,12 +436,12 @@ pub unsafe extern "C" fn vmmgraph_space_live_blocks(
         // SAFETY: the caller's contract.
         let count = unsafe { out(count, "count") }?;
         if capacity > 0 {
-            // SAFETY: only tells null apart.
+            // SAFETY: null, or writable by the caller's contract, since `capacity` is not 0.
             unsafe { out(blocks, "blocks") }?;
         }
         let live = space.live_blocks();
         for (index, block) in live.iter().take(capacity).enumerate() {
-            // SAFETY: `index` < `capacity`, which the caller has room for.
+            // SAFETY: `index` < `capacity`, the caller's room.
             unsafe { *blocks.add(index) = block.0 as *mut c_void };
         }
         *count = live.len();
@@ -419,10 +449,10 @@ pub unsafe extern "C" fn vmmgraph_space_live_blocks(
     })
 }
 
-/// What the space uses now.
+/// Writes the space's current statistics.
 ///
 /// # Safety
-/// `stats` is null or points to a struct whose struct_size is set.
+/// `stats` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_stats(
     space: vmmgraph_space_t,

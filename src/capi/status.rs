@@ -1,4 +1,4 @@
-//! Statuses, and the details of a thread's last failure.
+//! Status codes, and the details of a thread's last failure.
 
 use std::cell::RefCell;
 use std::ffi::c_char;
@@ -8,64 +8,69 @@ use super::sized::OutStruct;
 use super::text::copy_text;
 use crate::error::Error;
 
-/// The result of a call: VMMGRAPH_OK or one of the VMMGRAPH_ERROR numbers. Numbers are never reused; treat an unknown one as a
-/// failure.
+/// Result of a call: VMMGRAPH_OK or one of the VMMGRAPH_ERROR numbers. Numbers are never reused.
+/// Treat an unknown number as a failure.
 pub type vmmgraph_status_t = i32;
 
-/// The call did what it says.
+/// Success.
 pub const VMMGRAPH_OK: i32 = 0;
-/// A pointer that must not be null is null.
+/// A required pointer is null.
 pub const VMMGRAPH_ERROR_NULL_ARGUMENT: i32 = 1;
-/// A number is outside its domain.
+/// An argument is out of range.
 pub const VMMGRAPH_ERROR_INVALID_ARGUMENT: i32 = 2;
-/// A size is zero or beyond 2^46 bytes, or a page size does not fit the device.
+/// A size is 0 or beyond 2^46 bytes, or a page size does not fit the device.
 pub const VMMGRAPH_ERROR_INVALID_SIZE: i32 = 3;
-/// A handle was destroyed, is of another kind, or never was one.
+/// A handle is destroyed, of another type, or was never valid.
 pub const VMMGRAPH_ERROR_INVALID_HANDLE: i32 = 4;
-/// The driver has no device of that number.
+/// The driver has no device with this number.
 pub const VMMGRAPH_ERROR_INVALID_DEVICE: i32 = 5;
 /// A pointer is not the start of a live block.
 pub const VMMGRAPH_ERROR_FOREIGN_POINTER: i32 = 6;
-/// A block was freed before.
+/// The block is already freed.
 pub const VMMGRAPH_ERROR_DOUBLE_FREE: i32 = 7;
-/// A struct_size is none that a struct can have, or the struct sets fields that this library does not know.
+/// A struct_size is impossible, or the struct sets fields unknown to this library.
 pub const VMMGRAPH_ERROR_STRUCT_SIZE: i32 = 8;
-/// The library that is loaded has another ABI version than the header (the C++ API checks this).
+/// The loaded library and the header have different ABI versions (checked by the C++ API).
 pub const VMMGRAPH_ERROR_ABI_MISMATCH: i32 = 9;
-/// The object is in another state than the call needs.
+/// The object's state does not permit the call.
 pub const VMMGRAPH_ERROR_WRONG_STATE: i32 = 100;
-/// The object was closed by an earlier internal error; it can only be destroyed.
+/// The object was closed by an earlier internal error and can only be destroyed.
 pub const VMMGRAPH_ERROR_CLOSED: i32 = 101;
-/// The device is open with other settings.
+/// The device is already open with other settings.
 pub const VMMGRAPH_ERROR_DEVICE_IN_USE: i32 = 102;
-/// The stream of the last replay is being captured; or something is, on a platform where nobody may wait for the device then.
+/// A stream of the call is being captured. Also: any stream is, on platforms which forbid waits for
+/// the device during a capture.
 pub const VMMGRAPH_ERROR_STREAM_CAPTURING: i32 = 103;
-/// Ranks that compare their replays had different ones; vmmgraph_last_error_message names the first.
+/// Ranks launched different replays; vmmgraph_last_error_message names the first difference.
 pub const VMMGRAPH_ERROR_RANKS_DIFFER: i32 = 104;
-/// The device's memory is used up. Nothing has changed.
+/// No device memory is left. State is unchanged.
 pub const VMMGRAPH_ERROR_OUT_OF_MEMORY: i32 = 200;
-/// The byte budget of the device or of the arena is used up; vmmgraph_last_error_message says whose. Nothing has changed.
+/// The byte budget of the device, an account or an arena is used up; vmmgraph_last_error_message
+/// names the budget. State is unchanged.
 pub const VMMGRAPH_ERROR_OVER_BUDGET: i32 = 201;
-/// No address range of that length is left. Nothing has changed.
+/// No address range of the length is left. State is unchanged.
 pub const VMMGRAPH_ERROR_OUT_OF_ADDRESSES: i32 = 202;
-/// The process has no file descriptor left (host driver). Nothing has changed.
+/// The process has no file descriptor left (host driver). State is unchanged.
 pub const VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS: i32 = 203;
-/// No host memory is left for contents: the host pool's limit is reached, or the machine has no more.
+/// No host memory is left: the limit of the host pool is reached, or the machine has no more.
 pub const VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY: i32 = 204;
-/// The driver refused a call; vmmgraph_last_error names the call and its result.
+/// A driver call failed; vmmgraph_last_error holds the driver's result, vmmgraph_last_error_message
+/// the name of the call.
 pub const VMMGRAPH_ERROR_DRIVER: i32 = 300;
 /// The driver's library cannot be loaded.
 pub const VMMGRAPH_ERROR_DRIVER_MISSING: i32 = 301;
-/// The driver's library is too old, or not one that this library works with.
+/// The driver's library is too old or incompatible.
 pub const VMMGRAPH_ERROR_DRIVER_TOO_OLD: i32 = 302;
-/// The device has no virtual memory management, or does not offer what the call needs.
+/// The device has no virtual memory management, or lacks a feature required by the call.
 pub const VMMGRAPH_ERROR_UNSUPPORTED: i32 = 303;
-/// Host memory could not be registered with the device (pinned), and the call takes no other.
+/// Host memory could not be registered with the device (pinned), and the call requires
+/// registration.
 pub const VMMGRAPH_ERROR_HOST_NOT_REGISTERED: i32 = 304;
-/// A bug in the library; the arena is closed, the process goes on.
+/// A bug in the library. The arena is closed; the process continues.
 pub const VMMGRAPH_ERROR_INTERNAL: i32 = 900;
 
-/// The name of a status, such as "out of memory"; "unknown status" for any other number. Static, zero-terminated.
+/// Returns the name of a status, such as "out of memory"; "unknown status" for an unknown number.
+/// The string is static and zero-terminated.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_status_name(status: vmmgraph_status_t) -> *const c_char {
     let name = match status {
@@ -100,23 +105,24 @@ pub extern "C" fn vmmgraph_status_name(status: vmmgraph_status_t) -> *const c_ch
     name.as_ptr()
 }
 
-/// The numbers behind a failure. What does not apply is 0, the device -1.
+/// Details of a failure. Fields without meaning for the failure are 0, `device` -1.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_error_info_t {
     /// Set to sizeof(vmmgraph_error_info_t) before the call.
     pub struct_size: usize,
-    /// The status the call returned.
+    /// Status of the failed call.
     pub status: vmmgraph_status_t,
-    /// The driver's own result.
+    /// Result of the failed driver call.
     pub driver_result: i32,
-    /// The device's number.
+    /// Device number.
     pub device: i32,
-    /// 0.
+    /// Always 0.
     pub reserved: i32,
-    /// Bytes asked for, or missing where memory was short; or the address or argument that was refused.
+    /// Bytes requested, or bytes missing when memory was short; else the refused address or
+    /// argument.
     pub requested: u64,
-    /// Bytes there were: free on the device, or left in the budget, or the limit of a size.
+    /// Bytes available: free on the device, left in the budget, or the limit of the size.
     pub available: u64,
 }
 
@@ -124,23 +130,23 @@ thread_local! {
     static LAST: RefCell<Option<(vmmgraph_status_t, Error)>> = const { RefCell::new(None) };
 }
 
-/// Keeps a failure for the thread; its status.
+/// Stores a failure for the calling thread. Returns its status.
 pub(super) fn remember(error: Error) -> vmmgraph_status_t {
     remember_as(status_of(&error), error)
 }
 
 pub(super) fn remember_as(status: vmmgraph_status_t, error: Error) -> vmmgraph_status_t {
-    // A thread that is ending has no place for it any more.
+    // A thread in its thread-local destructors has no storage left.
     let _ = LAST.try_with(|last| *last.borrow_mut() = Some((status, error)));
     status
 }
 
-/// The thread's last failure; none on a thread that is ending.
+/// Returns the calling thread's last failure; none on an ending thread.
 fn last() -> Option<(vmmgraph_status_t, Error)> {
     LAST.try_with(|last| last.borrow().clone()).ok().flatten()
 }
 
-/// Runs what may fail for reasons of its own: the thread's last failure is the same before and after.
+/// Runs `body` and restores the calling thread's last failure.
 pub(super) fn keeping_last(body: impl FnOnce()) {
     let kept = LAST.try_with(|last| last.borrow().clone());
     body();
@@ -234,10 +240,11 @@ fn describe(status: vmmgraph_status_t, error: &Error) -> vmmgraph_error_info_t {
     info
 }
 
-/// The numbers behind this thread's last failure; status VMMGRAPH_OK if there was none. Successful calls leave it alone.
+/// Writes the details of the calling thread's last failure; status VMMGRAPH_OK if no call failed.
+/// Successful calls keep the last failure.
 ///
 /// # Safety
-/// `info` is null or points to a vmmgraph_error_info_t whose struct_size is set.
+/// `info` is null or points to a vmmgraph_error_info_t with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_last_error(info: *mut vmmgraph_error_info_t) -> vmmgraph_status_t {
     guard_anywhere(|| {
@@ -251,8 +258,9 @@ pub unsafe extern "C" fn vmmgraph_last_error(info: *mut vmmgraph_error_info_t) -
     })
 }
 
-/// This thread's last failure in words, for people. Copies at most `capacity` bytes, always zero-terminated if capacity is not 0,
-/// and writes the bytes needed (terminator included) to `needed`. Either pointer may be null.
+/// Copies the message of the calling thread's last failure: at most `capacity` bytes,
+/// zero-terminated if `capacity` is not 0. `needed` receives the full length in bytes with
+/// terminator. Either pointer may be null.
 ///
 /// # Safety
 /// `buffer` is null or points to `capacity` writable bytes; `needed` is null or writable.

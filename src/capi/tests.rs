@@ -1,4 +1,4 @@
-//! A bug below the C functions: the call answers with a status, and the arena is closed for all but destruction.
+//! A bug below the C functions: the call returns a status, and the arena permits only destruction.
 
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::driver::{
 use crate::error::Result;
 use crate::{Address, Device, HostOptions, Options, Peers, SharedVmmAllocator, Stream};
 
-/// The host driver with a bug in `reserve`.
+/// The host driver with a panic in `reserve`.
 #[derive(Debug)]
 struct Buggy(HostDriver);
 
@@ -27,13 +27,13 @@ impl Driver for Buggy {
 macro_rules! forward {
     ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {$(
         unsafe fn $name(&self, $($arg: $type),*) -> $result {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller's contract.
             unsafe { self.0.$name($($arg),*) }
         }
     )*};
 }
 
-// SAFETY: what is done is done by the host driver, with the callers' promises.
+// SAFETY: the host driver does all work, under the callers' contract.
 unsafe impl Memory for Buggy {
     fn reserve(&self, _: u64) -> Result<Address> {
         panic!("planted")
@@ -97,15 +97,15 @@ fn buggy_arena() -> (vmmgraph_arena_t, vmmgraph_space_t) {
     let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
     let arena: vmmgraph_arena_t = handle::register(Arc::new(arena));
     let mut space = null_mut();
-    // SAFETY: the out pointer is good.
+    // SAFETY: the out pointer is valid.
     assert_eq!(unsafe { vmmgraph_space_open(arena, &raw mut space) }, VMMGRAPH_OK);
     (arena, space)
 }
 
-/// After the panic: nothing but destruction works.
+/// Asserts that only destruction works after the panic.
 fn assert_closed(arena: vmmgraph_arena_t, space: vmmgraph_space_t) {
     let (mut other, mut block) = (null_mut(), null_mut());
-    // SAFETY: the out pointers are good.
+    // SAFETY: the out pointers are valid.
     unsafe {
         assert_eq!(vmmgraph_space_open(arena, &raw mut other), VMMGRAPH_ERROR_CLOSED);
         assert_eq!(vmmgraph_space_allocate(space, 1, null_mut(), &raw mut block), VMMGRAPH_ERROR_CLOSED);
@@ -118,7 +118,7 @@ fn assert_closed(arena: vmmgraph_arena_t, space: vmmgraph_space_t) {
 fn a_panic_below_a_space_function_closes_the_arena() {
     let (arena, space) = buggy_arena();
     let mut block = null_mut();
-    // SAFETY: the out pointer is good.
+    // SAFETY: the out pointer is valid.
     let status = unsafe { vmmgraph_space_allocate(space, 1, null_mut(), &raw mut block) };
     assert_eq!((status, block), (VMMGRAPH_ERROR_INTERNAL, null_mut()));
     assert_closed(arena, space);

@@ -1,4 +1,5 @@
-//! The two plain functions that torch's `CUDAPluggableAllocator` can load by name from the shared library.
+//! Allocation and free functions for torch's `CUDAPluggableAllocator`, loaded by name from the
+//! shared library.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -21,13 +22,14 @@ fn arenas() -> &'static Arenas {
     ARENAS.get_or_init(Arenas::default)
 }
 
-/// The arena of a device, made with default options at the first need.
+/// Returns the arena of a device. The first call creates one with default options.
 fn arena_of(device: i32) -> Result<Arc<SharedVmmAllocator>> {
     if let Some(arena) = arenas().lock().get(&device) {
         return Ok(Arc::clone(arena));
     }
     start();
-    // Outside the lock: opening a device starts a driver. If two threads do it, the first to finish is kept.
+    // Outside the lock: opening a device starts a driver. If two threads open, the first to finish
+    // wins.
     let opened = Device::open(DriverChoice::Auto, device, HostOptions::default())?;
     let arena = Arc::new(SharedVmmAllocator::new(&opened, &Options::default())?);
     Ok(Arc::clone(arenas().lock().entry(device).or_insert(arena)))
@@ -40,8 +42,9 @@ fn close(device: i32) {
     }
 }
 
-/// Makes `arena` the one that vmmgraph_torch_alloc uses on its device, in place of a default one. It stays so, also after its
-/// handle is destroyed, until another takes its place. Null: the next call makes a default one on device `device` again.
+/// Sets the arena that vmmgraph_torch_alloc uses on device `device`, which must be the arena's
+/// device. The setting keeps the arena alive, also after its handle is destroyed. Null removes the
+/// setting: the next allocation creates an arena with default options.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_torch_set_arena(device: i32, arena: vmmgraph_arena_t) -> vmmgraph_status_t {
     guard(|| {
@@ -58,21 +61,22 @@ pub extern "C" fn vmmgraph_torch_set_arena(device: i32, arena: vmmgraph_arena_t)
             }
             arenas().lock().insert(device, arena)
         };
-        // Here, not under the lock: the last reference unmaps.
+        // Outside the lock: dropping the last reference unmaps memory.
         drop(replaced);
         Ok(())
     })
 }
 
-/// Allocates in the current space of the device's arena: the `alloc_fn` of torch's CUDAPluggableAllocator. Null, with
-/// vmmgraph_last_error set, if that fails; torch makes its own out-of-memory error of it.
+/// Allocates `size` bytes in the current space of the device's arena: the `alloc_fn` of torch's
+/// CUDAPluggableAllocator. Returns null on failure, with vmmgraph_last_error set; torch then
+/// reports out of memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_torch_alloc(size: isize, device: i32, stream: *mut c_void) -> *mut c_void {
     let mut block = std::ptr::null_mut();
     guard_closing(
         || close(device),
         || {
-            // A negative size becomes one beyond every limit.
+            // A negative size becomes a number beyond every limit.
             block = arena_of(device)?.allocate(size as u64, stream_of(stream))?.0 as *mut c_void;
             Ok(())
         },
@@ -80,7 +84,8 @@ pub extern "C" fn vmmgraph_torch_alloc(size: isize, device: i32, stream: *mut c_
     block
 }
 
-/// Frees such a block: the `free_fn` of torch's CUDAPluggableAllocator. A failure is kept for vmmgraph_last_error and logged.
+/// Frees a block of vmmgraph_torch_alloc: the `free_fn` of torch's CUDAPluggableAllocator. Null is
+/// ignored. A failure is logged and kept for vmmgraph_last_error.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_torch_free(block: *mut c_void, _size: isize, device: i32, _stream: *mut c_void) {
     if block.is_null() {

@@ -1,18 +1,18 @@
-//! The shapes that graphs are captured for.
+//! Buckets: the shapes for which graphs are captured.
 
 use crate::error::{Error, Result};
 
 use super::key::{AXES, Key, Weights};
 
-/// Most buckets of one set.
+/// Maximum number of buckets in a set.
 pub const MAX_BUCKETS: usize = 1 << 16;
 
-/// xLLM's sizes (`CudaGraphExecutorImpl::get_bucket_num_tokens`, jd-opensource/xllm): 1, 2, 4, 8, then multiples of 16, up to the
-/// first that holds `max`. Empty for 0.
+/// Returns xLLM's sizes (`CudaGraphExecutorImpl::get_bucket_num_tokens`, jd-opensource/xllm): 1, 2,
+/// 4, 8, then multiples of 16, up to the first size of at least `max`. Empty for 0.
 #[must_use]
 pub fn xllm_sizes(max: u32) -> Vec<u32> {
     let mut sizes = Vec::new();
-    // In 64 bits: the last multiple of 16 may lie above 2^32 and is then left out.
+    // In 64 bits: the last multiple of 16 may exceed 2^32 and is then left out.
     let rule =
         [1, 2, 4, 8].into_iter().chain((16..).step_by(16)).map_while(|size: u64| u32::try_from(size).ok());
     for size in rule {
@@ -24,10 +24,11 @@ pub fn xllm_sizes(max: u32) -> Vec<u32> {
     sizes
 }
 
-/// vLLM's default sizes (`VllmConfig._set_cudagraph_sizes`, vllm-project/vllm): 1, 2, 4, multiples of 8 below 256, then multiples of 16 up
-/// to `max`, which is `min(2 * max_num_seqs * tokens a decode, 512)` unless set (newer releases: 1024 on data-center Blackwell). A `max`
-/// between two of these sizes is not one itself; newer releases add `max_num_batched_tokens` if it is within `max`, and have a list for
-/// interactive use that starts with 1 to 32.
+/// Returns vLLM's default sizes (`VllmConfig._set_cudagraph_sizes`, vllm-project/vllm): 1, 2, 4,
+/// multiples of 8 below 256, then multiples of 16 up to `max`. In vLLM, `max` is `min(2 *
+/// max_num_seqs * tokens a decode, 512)` unless set (newer releases: 1024 on data-center
+/// Blackwell). A `max` between two sizes is not added. Newer releases add `max_num_batched_tokens`
+/// if within `max`, and have a list for interactive use, starting with 1 to 32.
 #[must_use]
 pub fn vllm_sizes(max: u32) -> Vec<u32> {
     let small = [1, 2, 4].into_iter().filter(|size| *size <= max);
@@ -36,18 +37,18 @@ pub fn vllm_sizes(max: u32) -> Vec<u32> {
     small.chain(eights).chain(sixteens).collect()
 }
 
-/// Buckets, each with a number: its place in the order of variant, weight, sizes.
+/// Set of buckets. A bucket's number is its index in the order of variant, weight, sizes.
 ///
-/// Invariants: distinct, no bucket without a size, at most [`MAX_BUCKETS`].
+/// Invariants: distinct, every bucket has a size above 0, at most [`MAX_BUCKETS`].
 #[derive(Clone, Debug)]
 pub struct BucketSet {
     entries: Vec<Entry>,
     weights: Weights,
-    /// All ones along the axes that some bucket uses: the others do not bear on the choice.
+    /// All ones along the axes used by a bucket; other axes do not affect the choice.
     used: [u32; AXES],
-    /// How many buckets use each axis.
+    /// Number of buckets using each axis.
     users: [usize; AXES],
-    /// The bits of the variant that count.
+    /// Variant bits which must match.
     variant_bits: u32,
 }
 
@@ -59,10 +60,12 @@ struct Entry {
 }
 
 impl BucketSet {
-    /// The set of these buckets, in any order. An axis along which all of them are 0 does not bear on the choice of a bucket.
+    /// Creates a set from buckets in any order. An axis on which all buckets are 0 does not affect
+    /// the choice of a bucket.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a bucket that appears twice, one without any size, and for too many.
+    /// [`Error::InvalidArgument`] for a duplicate bucket, a bucket of size 0 on all axes, and too
+    /// many buckets.
     pub fn new(buckets: impl IntoIterator<Item = Key>, weights: Weights) -> Result<Self> {
         let refuse = |what, value, expected| Err(Error::InvalidArgument { what, value, expected });
         let mut entries = Vec::new();
@@ -87,7 +90,7 @@ impl BucketSet {
         Ok(Self { entries, weights, used, users, variant_bits: u32::MAX })
     }
 
-    /// One bucket for each number of tokens, in variant 0.
+    /// Creates one bucket for each number of tokens, in variant 0.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -95,22 +98,22 @@ impl BucketSet {
         Self::new(sizes.into_iter().map(Key::tokens), Weights::default())
     }
 
-    /// Makes these bits of a step's variant not count: a piecewise graph runs uniform and mixed steps alike. Buckets must not have
-    /// them set, or nothing will match.
+    /// Ignores these bits of a step's variant: a piecewise graph runs uniform and mixed steps
+    /// alike. Buckets with one of these bits set never match.
     #[must_use]
     pub fn ignoring_variant_bits(mut self, bits: u32) -> Self {
         self.variant_bits = !bits;
         self
     }
 
-    /// The number of the bucket that covers a step with the least weight. Logarithmic along one axis; with several, it looks at
-    /// the buckets that weigh between the step and its answer.
+    /// Returns the number of the lightest bucket covering a step. Logarithmic along one axis. With
+    /// several axes, scans the buckets between the weight of the step and the weight of the result.
     #[must_use]
     pub fn nearest(&self, step: &Key) -> Option<usize> {
         self.covering(step).next()
     }
 
-    /// The numbers of all buckets that cover a step, lightest first.
+    /// Returns the numbers of all buckets covering a step, lightest first.
     pub fn covering(&self, step: &Key) -> impl Iterator<Item = usize> + '_ {
         let step = self.relevant(step);
         let start = (step.variant, self.weights.of(&step));
@@ -120,7 +123,7 @@ impl BucketSet {
         covering.map(move |(offset, _)| first + offset)
     }
 
-    /// The part of a step's shape that bears on the choice.
+    /// Returns the part of a step's shape which affects the choice.
     #[must_use]
     pub fn relevant(&self, step: &Key) -> Key {
         let mut key = Key { variant: step.variant & self.variant_bits, extents: step.extents };
@@ -130,43 +133,43 @@ impl BucketSet {
         key
     }
 
-    /// Whether some axis would not bear on the choice any more without this bucket.
+    /// Returns whether this bucket is the only user of an axis.
     pub(super) fn is_alone_along_an_axis(&self, number: usize) -> bool {
         let Some(key) = self.get(number) else { return false };
         (0..AXES).any(|axis| key.extents[axis] > 0 && self.users[axis] == 1)
     }
 
-    /// The number of the bucket that is exactly this shape. Logarithmic.
+    /// Returns the number of the bucket with exactly this shape. Logarithmic.
     #[must_use]
     pub fn find(&self, bucket: &Key) -> Option<usize> {
         let entry = Entry { variant: bucket.variant, weight: self.weights.of(bucket), key: *bucket };
         self.entries.binary_search(&entry).ok()
     }
 
-    /// The bucket of that number.
+    /// Returns a bucket by number.
     #[must_use]
     pub fn get(&self, number: usize) -> Option<Key> {
         self.entries.get(number).map(|entry| entry.key)
     }
 
-    /// All buckets in the order of their numbers.
+    /// Returns all buckets in the order of their numbers.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Key> + '_ {
         self.entries.iter().map(|entry| entry.key)
     }
 
-    /// How many there are.
+    /// Returns the number of buckets.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// What padding is measured with.
+    /// Returns the weights which measure padding.
     #[must_use]
     pub fn weights(&self) -> Weights {
         self.weights

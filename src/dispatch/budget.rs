@@ -1,46 +1,48 @@
-//! How many graphs may exist.
+//! Limits on the number of graphs.
 
 use crate::error::{Error, Result};
 
-/// Streams that captures may take on an Ascend device: its 2048 less 248 kept back.
+/// Streams available to captures on an Ascend device: 2048 less a reserve of 248.
 pub const ACL_GRAPH_STREAMS: u32 = 1800;
 
-/// What vLLM-Ascend lets an ACL graph deployment capture, as a number of graphs.
+/// Number of graphs in an ACL graph deployment by vLLM-Ascend's formula.
 ///
-/// The formula of `update_aclgraph_sizes` (vllm-project/vllm-ascend, `vllm_ascend/utils.py`). A device has 2048 streams; a piecewise
-/// graph takes one for each of its pieces (a layer, and one more), times what communication adds to each:
+/// The formula is `update_aclgraph_sizes` (vllm-project/vllm-ascend, `vllm_ascend/utils.py`). A
+/// device has 2048 streams. A piecewise graph needs one stream per piece (one per layer, and one
+/// more), multiplied by a factor for communication:
 ///
 /// ```text
-///   AIV expansion:  (streams - reserve) / pieces / (1 + groups + expert parallel + overlapped shared expert + ...)
-///   otherwise:      (streams - 40 * groups - 100 * context-parallel groups) / pieces / (1 + 2 * groups)
+///   AIV expansion: (streams - reserve) / pieces / (1 + groups + extra)
+///   otherwise: (streams - 40 * groups - 100 * context_groups) / pieces / (1 + 2 * groups)
 /// ```
 ///
-/// Its comments work through 48 layers, data parallel 1, tensor parallel 4, with 1920 streams: 19 with AIV and 12 without. With the
-/// 1800 streams that the code came to use, the same deployment gets 18 and 11. A later version of the AIV branch keeps back, for
-/// dense models, one graph's worth ([`reserve_one`](Self::reserve_one)). Newer releases have dropped the formula and let a capture fail.
+/// Its comments compute 48 layers, data parallel 1, tensor parallel 4, with 1920 streams: 19 graphs
+/// with AIV and 12 without. With the 1800 streams of the later code, the same deployment gets 18
+/// and 11. A later version of the AIV branch reserves, for dense models, the streams of one graph
+/// ([`reserve_one`](Self::reserve_one)). Newer releases dropped the formula and let a capture fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AclGraphStreams {
-    /// Streams that captures may take; [`ACL_GRAPH_STREAMS`] unless known better.
+    /// Streams available to captures; default [`ACL_GRAPH_STREAMS`].
     pub streams: u32,
-    /// The model's hidden layers.
+    /// Hidden layers of the model.
     pub layers: u32,
-    /// The hidden layers of the draft model, if there is one.
+    /// Hidden layers of the draft model, if any.
     pub draft_layers: Option<u32>,
-    /// Communication groups: how many of the data-parallel and tensor-parallel sizes are above 1.
+    /// Communication groups: how many of the data-parallel and tensor-parallel sizes exceed 1.
     pub groups: u32,
     /// Whether `HCCL_OP_EXPANSION_MODE` is `AIV`.
     pub aiv: bool,
-    /// AIV only: further concurrent streams (1 each for expert parallelism, an overlapped shared expert, data parallelism of a
-    /// mixture-of-experts model).
+    /// AIV only: further concurrent streams (1 each for expert parallelism, an overlapped shared
+    /// expert, data parallelism of a mixture-of-experts model).
     pub extra: u32,
-    /// AIV only: keep one graph's worth of streams back, as later versions do for dense models.
+    /// AIV only: reserve the streams of one graph, as later versions do for dense models.
     pub reserve_one: bool,
-    /// Without AIV: how many of the prefill and decode context-parallel sizes are above 1.
+    /// Without AIV: how many of the prefill and decode context-parallel sizes exceed 1.
     pub context_groups: u32,
 }
 
 impl AclGraphStreams {
-    /// A dense model without draft model or context parallelism.
+    /// Creates the parameters of a dense model without draft model or context parallelism.
     #[must_use]
     pub fn new(layers: u32, data_parallel: u32, tensor_parallel: u32, aiv: bool) -> Self {
         let groups = u32::from(data_parallel > 1) + u32::from(tensor_parallel > 1);
@@ -56,7 +58,7 @@ impl AclGraphStreams {
         }
     }
 
-    /// The most graphs that fit; 0 if none does.
+    /// Returns the maximum number of graphs; 0 if none fits.
     #[must_use]
     pub fn max_graphs(&self) -> u32 {
         let (streams, groups) = (u64::from(self.streams), u64::from(self.groups));
@@ -67,34 +69,36 @@ impl AclGraphStreams {
         } else {
             (40 * groups + 100 * u64::from(self.context_groups), 1 + 2 * groups)
         };
-        // At most `streams`, which has 32 bits.
+        // At most `streams`, a 32-bit number.
         (streams.saturating_sub(reserve) / pieces / factor) as u32
     }
 }
 
-/// What graphs may take. `None`: no limit.
+/// Limits of graphs. `None`: no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Budget {
-    /// Graphs.
+    /// Number of graphs.
     pub graphs: Option<u32>,
     /// Streams of an Ascend device.
     pub streams: Option<AclGraphStreams>,
-    /// Bytes of what each graph adds by itself: executable graph, retained blocks.
+    /// Bytes private to each graph: executable graph, live-out blocks.
     pub graph_bytes: Option<u64>,
-    /// Bytes of the arena's shared pages, which cost what the hungriest graph costs, however many there are.
+    /// Bytes of the arena's shared pages. Set by the peak shape, independent of the number of
+    /// graphs.
     pub pool_bytes: Option<u64>,
 }
 
-/// What graphs cost, measured by the engine.
+/// Memory and time costs of graphs, measured by the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Costs {
-    /// Bytes that one more graph adds whatever its shape: executable graph, retained blocks.
+    /// Bytes added by each graph, whatever its shape: executable graph, live-out blocks.
     pub graph_bytes: u64,
-    /// Bytes of shared pages that the smallest graph needs.
+    /// Bytes of shared pages of the smallest graph.
     pub pool_base_bytes: u64,
-    /// Bytes of shared pages for each unit of a bucket's weight (by default, for each token).
+    /// Bytes of shared pages per unit of bucket weight (by default, per token).
     pub pool_unit_bytes: u64,
-    /// What running a step eagerly costs, in the unit of padding. The default is more than any padding: eager steps are avoided first.
+    /// Cost of an eager step, in the unit of padding. The default exceeds any padding: eager steps
+    /// are avoided first.
     pub eager_step: u64,
 }
 
@@ -104,10 +108,10 @@ impl Default for Costs {
     }
 }
 
-/// The part of a [`Budget`] that allows the fewest graphs.
+/// Part of a [`Budget`] which limits the number of graphs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LimitedBy {
-    /// None: there is no limit.
+    /// No limit.
     Nothing = 0,
     /// [`Budget::graphs`].
     Graphs = 1,
@@ -117,22 +121,22 @@ pub enum LimitedBy {
     GraphBytes = 3,
 }
 
-/// What a [`Budget`] comes to.
+/// Result of applying a [`Budget`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// The most graphs.
+    /// Maximum number of graphs.
     pub graphs: u32,
-    /// Which part of the budget says so.
+    /// Limiting part of the budget.
     pub by: LimitedBy,
-    /// The heaviest bucket that the pool has room for; `None`: no bucket at all.
+    /// Weight of the heaviest bucket which fits the pool; `None`: no bucket fits.
     pub weight: Option<u64>,
 }
 
 impl Budget {
-    /// The most graphs and the heaviest bucket.
+    /// Returns the maximum number of graphs and the heaviest bucket.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for byte limits that `costs` gives no meaning to (a limit with a cost of zero).
+    /// [`Error::InvalidArgument`] for a byte limit whose cost in `costs` is zero.
     pub fn limit(&self, costs: &Costs) -> Result<Limit> {
         let zero = |what| {
             let expected = "above zero where the budget limits it";

@@ -1,52 +1,52 @@
-//! How often each decision was taken, readable while it happens.
+//! Counters of decisions and graph events, readable at any time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::dispatcher::GraphMode;
 use super::exposition::{Exposition, Kind, Metric};
 
-/// Why a step runs the way it does.
+/// Reason of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// A graph of exactly this shape is there.
+    /// A graph with the exact shape exists.
     Hit = 0,
-    /// A graph of a larger shape is there.
+    /// A graph with a larger shape exists.
     Padded = 1,
-    /// A graph was captured for this step, or is to be.
+    /// A graph is captured for this step.
     Captured = 2,
-    /// Eager: the engine's modes say so for this phase.
+    /// Eager: the modes choose eager for this phase.
     ModeEager = 3,
     /// Eager: more tokens than the threshold.
     AboveThreshold = 4,
     /// Eager: no bucket covers the step.
     TooLarge = 5,
-    /// Eager: the engine says that this step cannot be in a graph.
+    /// Eager: the engine declared the step not capturable.
     NotCapturable = 6,
-    /// Eager: the graph is not there, and graphs are not captured while serving.
+    /// Eager: the graph is missing, and captures during serving are off.
     NotCaptured = 7,
     /// Eager: the graph is being captured elsewhere.
     BeingCaptured = 8,
-    /// Eager: no room for another graph.
+    /// Eager: the maximum number of graphs is reached.
     Budget = 9,
-    /// Eager: capturing this bucket failed, now or before.
+    /// Eager: a capture of this bucket failed, now or before.
     CaptureFailed = 10,
-    /// The graph of this shape is not there, and a larger one that is runs the step.
+    /// The graph of the nearest bucket is missing; a larger existing graph runs the step.
     StandIn = 11,
 }
 
-/// What becomes of graphs, counted for all of them together.
+/// Event of a graph, counted over all graphs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
     /// A capture succeeded.
     Captured = 0,
     /// A capture failed.
     Failed = 1,
-    /// A graph was dropped.
+    /// A graph was destroyed.
     Evicted = 2,
 }
 
 impl Reason {
-    /// Every reason, in the order of their numbers.
+    /// All reasons, in the order of their numbers.
     pub(crate) const ALL: [Self; 12] = [
         Self::Hit,
         Self::Padded,
@@ -62,7 +62,7 @@ impl Reason {
         Self::StandIn,
     ];
 
-    /// The reason in snake case, as metrics name it.
+    /// Returns the reason in snake case, for metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -82,14 +82,15 @@ impl Reason {
     }
 }
 
-/// Counters of decisions, steps and weights. They only grow; each is exact by itself, and a reader may see one step's counters apart.
+/// Counters of decisions, steps and weights. Counters only grow. Each is exact; a reader may see
+/// only some counters of a step in progress.
 #[derive(Debug, Default)]
 pub struct Counters {
     decisions: [[AtomicU64; Reason::ALL.len()]; 3],
     requested: AtomicU64,
     padding: AtomicU64,
     events: [AtomicU64; 3],
-    /// By mode.
+    /// Indexed by mode.
     imposed: [AtomicU64; 3],
 }
 
@@ -116,7 +117,7 @@ const PADDING: Metric = Metric {
 };
 
 impl Counters {
-    /// Counts one step; `requested` and `padding` are weights, 0 for an eager step.
+    /// Counts one step. `requested` and `padding` are weights, 0 for an eager step.
     pub(super) fn count(&self, mode: GraphMode, reason: Reason, requested: u64, padding: u64) {
         self.decisions[mode as usize][reason as usize].fetch_add(1, Ordering::Relaxed);
         if requested > 0 {
@@ -135,39 +136,40 @@ impl Counters {
         self.imposed[mode as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Steps that ran so because others decided it, whatever was decided, and counted, here.
+    /// Returns the steps run in this mode by the decision of another rank, in addition to the local
+    /// decisions.
     #[must_use]
     pub fn imposed(&self, mode: GraphMode) -> u64 {
         self.imposed[mode as usize].load(Ordering::Relaxed)
     }
 
-    /// How often that happened to a graph.
+    /// Returns the number of events of this kind.
     #[must_use]
     pub fn events(&self, event: Event) -> u64 {
         self.events[event as usize].load(Ordering::Relaxed)
     }
 
-    /// Steps that ran so for this reason.
+    /// Returns the steps run in this mode for this reason.
     #[must_use]
     pub fn steps(&self, mode: GraphMode, reason: Reason) -> u64 {
         self.decisions[mode as usize][reason as usize].load(Ordering::Relaxed)
     }
 
-    /// Weight of the steps that graphs ran, without padding.
+    /// Returns the weight of the steps run by graphs, without padding.
     #[must_use]
     pub fn requested(&self) -> u64 {
         self.requested.load(Ordering::Relaxed)
     }
 
-    /// Weight of the padding of those.
+    /// Returns the weight of the padding in those steps.
     #[must_use]
     pub fn padding(&self) -> u64 {
         self.padding.load(Ordering::Relaxed)
     }
 
-    /// All counters and how many graphs there are, in Prometheus's text exposition format, with these labels on every sample (a
-    /// device, a model). Samples that were never counted are 0, so that a rate has a start. A label whose name the format does not allow, or that the library
-    /// uses itself (`mode`, `reason`), is left out.
+    /// Returns all counters and the number of graphs in Prometheus's text exposition format, with
+    /// `labels` on every sample (a device, a model). Unused counters appear as 0, so that a rate
+    /// has a start. Labels with an invalid or reserved name (`mode`, `reason`) are left out.
     #[must_use]
     pub fn prometheus(&self, labels: &[(&str, &str)], graphs: u32) -> String {
         let mut text = Exposition::new(labels, &["mode", "reason"]);
@@ -203,7 +205,7 @@ mod tests {
 
     type Labels = BTreeMap<String, String>;
 
-    /// A strict reader of the format's grammar for counters and gauges.
+    /// Strict parser of the format's grammar for counters and gauges.
     fn parse(text: &str) -> Option<BTreeMap<(String, Labels), u64>> {
         let mut samples = BTreeMap::new();
         let mut declared = "";

@@ -1,10 +1,10 @@
-//! Which graph runs a step, or why none does.
+//! Dispatcher: selects the graph of each step, or eager execution with a reason.
 //!
-//! Where a step's own graph is not there and may not be captured, a larger one that is there stands in for it:
+//! If a step's own graph is missing and cannot be captured, a larger existing graph stands in:
 //!
 //! ```text
-//!   step of 13 ──> 16 failed, absent ... ──> 24 ready, weighs at most twice 16 ──> replay of 24 (reason: stand-in)
-//!                                     └────> 40 ready, weighs more             ──> eager, for the reason that 16 has
+//!   step of 13 ──> 16 failed, absent ... ──> 24 ready, weighs at most twice 16 ──> replay 24
+//!                                     └────> 40 ready, weighs more ──> eager, for the reason of 16
 //! ```
 //!
 //! A decision is a search and a few atomic additions: no lock, no allocation, any thread.
@@ -18,14 +18,14 @@ use super::slots::{Slots, State};
 
 pub use super::slots::Slot;
 
-/// How a step runs.
+/// Execution mode of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GraphMode {
     /// No graph.
     Eager = 0,
-    /// Graphs between the attention calls.
+    /// One graph per piece between attention calls.
     Piecewise = 1,
-    /// One graph.
+    /// One graph for the whole step.
     Full = 2,
 }
 
@@ -33,7 +33,7 @@ impl GraphMode {
     /// All modes, in the order of their numbers.
     pub(crate) const ALL: [Self; 3] = [Self::Eager, Self::Piecewise, Self::Full];
 
-    /// The mode as metrics name it.
+    /// Returns the mode's name in metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -49,18 +49,18 @@ impl GraphMode {
     }
 }
 
-/// What the sequences of a step are doing.
+/// Phase of a step's sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// All of them decode.
+    /// All sequences decode.
     Decode,
-    /// All of them prefill.
+    /// All sequences prefill.
     Prefill,
-    /// Some of each.
+    /// Sequences of both kinds.
     Mixed,
 }
 
-/// Which modes each phase tries, in order; [`GraphMode::Eager`] ends a list.
+/// Modes tried for each phase, in order; [`GraphMode::Eager`] ends a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Modes {
     /// For [`Phase::Decode`].
@@ -72,25 +72,26 @@ pub struct Modes {
 }
 
 impl Default for Modes {
-    /// Full graphs for decode, else piecewise; piecewise for everything with a prefill in it.
+    /// Decode: full graphs, then piecewise graphs. Steps with a prefill: piecewise graphs.
     fn default() -> Self {
         let piecewise = [GraphMode::Piecewise, GraphMode::Eager];
         Self { decode: [GraphMode::Full, GraphMode::Piecewise], prefill: piecewise, mixed: piecewise }
     }
 }
 
-/// How a dispatcher decides.
+/// Options of a dispatcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DispatcherOptions {
     /// The modes of each phase.
     pub modes: Modes,
-    /// Steps of more tokens than this run eagerly.
+    /// Steps with more tokens run eagerly.
     pub most_tokens: u32,
-    /// Whether a graph that is not there is captured at the first step that needs it.
+    /// Whether a missing graph is captured by the first step which needs the graph.
     pub lazy: bool,
-    /// Most graphs that are there or being captured at once.
+    /// Maximum number of graphs, including captures in progress.
     pub most_graphs: u32,
-    /// A graph that is not there may be stood in for by one that weighs at most so many times as much; 1: by none that is heavier.
+    /// Maximum weight of a replacement graph for a missing one, as a multiple of the missing
+    /// graph's weight. 1: no heavier graph.
     pub stand_in: u32,
 }
 
@@ -104,38 +105,39 @@ impl Default for DispatcherOptions {
 /// A step to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Its shape.
+    /// Shape of the step.
     pub key: Key,
-    /// What its sequences do.
+    /// Phase of its sequences.
     pub phase: Phase,
-    /// Whether the engine could put it into a graph at all (sequence lengths, features, sampling).
+    /// Whether the step can run in a graph at all (sequence lengths, features, sampling).
     pub capturable: bool,
 }
 
-/// What to do with a step.
+/// Action for a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Run it without a graph.
+    /// Run without a graph.
     Eager,
     /// Pad it to this bucket and replay the graph.
     Replay(Slot, Key),
-    /// Pad it to this bucket and capture. The slot is the caller's until it reports [`Dispatcher::captured`],
-    /// [`Dispatcher::capture_failed`] or [`Dispatcher::abandoned`]; others do without this graph meanwhile.
+    /// Pad to this bucket and capture. The caller owns the slot until [`Dispatcher::captured`],
+    /// [`Dispatcher::capture_failed`] or [`Dispatcher::abandoned`]; meanwhile no other step uses
+    /// the graph.
     Capture(Slot, Key),
 }
 
-/// What to do with a step, and why.
+/// Decision for a step, and its reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// How it runs.
+    /// Execution mode.
     pub mode: GraphMode,
-    /// With which graph.
+    /// Action, with the graph.
     pub action: Action,
-    /// Why.
+    /// Reason.
     pub reason: Reason,
 }
 
-/// Decides for every step which graph runs it. All calls are thread-safe.
+/// Selects the graph of every step. Thread-safe.
 #[derive(Debug)]
 pub struct Dispatcher {
     full: BucketSet,
@@ -147,14 +149,15 @@ pub struct Dispatcher {
 }
 
 impl Dispatcher {
-    /// A dispatcher without any graph. Full and piecewise graphs have buckets of their own; either set may be empty.
+    /// Creates a dispatcher without graphs. Full and piecewise graphs have separate buckets; either
+    /// set may be empty.
     #[must_use]
     pub fn new(full: BucketSet, piecewise: BucketSet, options: DispatcherOptions) -> Self {
         let slots = Slots::new(full.len() + piecewise.len(), options.most_graphs);
         Self { full, piecewise, options, slots, counters: Counters::default() }
     }
 
-    /// Decides for one step and counts the decision. One to capture is counted when what became of it is reported.
+    /// Decides one step and counts the decision. A capture is counted when its result is reported.
     pub fn dispatch(&self, step: &Step) -> Decision {
         let decision = self.decide(step).unwrap_or_else(|reason| Decision {
             mode: GraphMode::Eager,
@@ -194,7 +197,7 @@ impl Dispatcher {
         if first.is_ok() || modes[1] == GraphMode::Eager || modes[1] == modes[0] {
             return first;
         }
-        // If the second mode cannot either, the first one's reason is the one to look into.
+        // If the second mode fails too, the first mode's reason is the useful one.
         self.try_mode(modes[1], step).or(first)
     }
 
@@ -243,11 +246,11 @@ impl Dispatcher {
         }
     }
 
-    /// A step runs as others decided, ranks that have to run it the same way, and not as was decided here: by the graph of this slot,
-    /// or eagerly. Counted beside what was decided for it, if anything was; the graph counts as used.
+    /// Records a step run by the decision of another rank: with the graph of this slot, or eagerly.
+    /// Counted in addition to the local decision; the graph counts as used.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for no slot.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for an unknown slot.
     pub fn imposed(&self, slot: Option<Slot>) -> Result<()> {
         let mode = match slot {
             Some(slot) => {
@@ -260,20 +263,23 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Takes a slot for a capture ahead of traffic; report as after [`Action::Capture`]. It is no step and counted as none.
+    /// Reserves a slot for a capture ahead of traffic. Report the result as after
+    /// [`Action::Capture`]. Counts no step.
     ///
     /// # Errors
-    /// [`Error::WrongState`](crate::Error::WrongState) if its graph is there, being captured or failed before, or no graph more is allowed;
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for no slot.
+    /// [`Error::WrongState`](crate::Error::WrongState) if the graph exists, is being captured or
+    /// failed before, or the maximum number of graphs is reached;
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for an unknown slot.
     pub fn begin_capture(&self, slot: Slot) -> Result<()> {
         self.slots.begin(slot)
     }
 
-    /// The graph of a slot that was to be captured is there, and runs the step it was captured for.
+    /// Reports a successful capture; the graph runs the step of the capture.
     ///
     /// # Errors
     /// [`Error::WrongState`](crate::Error::WrongState) if the slot is not being captured;
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for no slot. So for the calls below.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for an unknown slot. The same for
+    /// the functions below.
     pub fn captured(&self, slot: Slot) -> Result<()> {
         if let Some(requested) = self.slots.finish(slot, State::Ready)? {
             let (mode, weight) = self.kind(slot);
@@ -283,7 +289,8 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// The capture failed: the step it was for runs eagerly, and the bucket has no graph until [`forgive`](Self::forgive).
+    /// Reports a failed capture: its step runs eagerly, and the bucket has no graph until
+    /// [`forgive`](Self::forgive).
     ///
     /// # Errors
     /// As [`captured`](Self::captured).
@@ -295,7 +302,8 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// The capture did not come about: the slot is as it was before, and the step is counted when it comes again.
+    /// Cancels a capture: the slot returns to its previous state, and the step is counted when
+    /// dispatched again.
     ///
     /// # Errors
     /// As [`captured`](Self::captured).
@@ -303,7 +311,7 @@ impl Dispatcher {
         self.slots.finish(slot, State::Absent).map(drop)
     }
 
-    /// The graph was dropped; it may be captured again.
+    /// Reports the destruction of a graph, which may be captured again.
     ///
     /// # Errors
     /// [`Error::WrongState`](crate::Error::WrongState) if the slot has no graph.
@@ -313,22 +321,22 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Lets a bucket whose capture failed be tried again.
+    /// Permits a new capture of a bucket after a failure.
     ///
     /// # Errors
-    /// [`Error::WrongState`](crate::Error::WrongState) if it did not fail.
+    /// [`Error::WrongState`](crate::Error::WrongState) if the slot did not fail.
     pub fn forgive(&self, slot: Slot) -> Result<()> {
         self.slots.forgive(slot)
     }
 
-    /// The graph to drop first when room is needed: of those that are there, the one whose last use is the longest ago. Never
-    /// `kept`. A search over all slots.
+    /// Returns the graph to evict first: the least recently used, except `kept`. Searches all
+    /// slots.
     #[must_use]
     pub fn least_recently_used(&self, kept: Option<Slot>) -> Option<Slot> {
         self.slots.least_recently_used(kept)
     }
 
-    /// A slot's mode and the weight of its bucket.
+    /// Returns a slot's mode and the weight of its bucket.
     fn kind(&self, slot: Slot) -> (GraphMode, u64) {
         let number = slot.0 as usize;
         let full = number < self.full.len();
@@ -337,8 +345,8 @@ impl Dispatcher {
         (mode, set.get(number - start).map_or(0, |bucket| set.weights().of(&bucket)))
     }
 
-    /// Every slot with its mode and bucket, largest weight first in each mode: the order in which captures need the least memory
-    /// from an allocator that cannot split what smaller graphs left.
+    /// Returns every slot with its mode and bucket, largest weight first in each mode. In this
+    /// order an allocator which cannot split the memory of smaller graphs needs the least memory.
     pub fn slots(&self) -> impl Iterator<Item = (Slot, GraphMode, Key)> + '_ {
         [GraphMode::Full, GraphMode::Piecewise].into_iter().flat_map(|mode| {
             let (set, start) = self.set(mode);
@@ -351,25 +359,26 @@ impl Dispatcher {
         })
     }
 
-    /// Steps that a slot's graphs ran; 0 for no slot.
+    /// Returns the steps run by a slot's graphs; 0 for an unknown slot.
     #[must_use]
     pub fn replays(&self, slot: Slot) -> u64 {
         self.slots.replays(slot)
     }
 
-    /// Graphs that are there or being captured.
+    /// Returns the number of graphs, including captures in progress.
     #[must_use]
     pub fn graphs(&self) -> u32 {
         self.slots.graphs()
     }
 
-    /// The counters.
+    /// Returns the counters.
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// The counters and the number of graphs in Prometheus's text format; see [`Counters::prometheus`].
+    /// Returns the counters and the number of graphs in Prometheus's text format; see
+    /// [`Counters::prometheus`].
     #[must_use]
     pub fn prometheus(&self, labels: &[(&str, &str)]) -> String {
         self.counters.prometheus(labels, self.graphs())

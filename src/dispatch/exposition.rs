@@ -1,30 +1,29 @@
-//! Prometheus's text exposition format, for counters and gauges.
+//! Writer of Prometheus's text exposition format, for counters and gauges.
 
 use std::fmt::Write as _;
 
-/// A metric with what it is.
 pub(crate) struct Metric {
     pub(crate) name: &'static str,
     pub(crate) help: &'static str,
 }
 
-/// How a metric moves.
 #[derive(Clone, Copy)]
 pub(crate) enum Kind {
-    /// It only grows; its name ends in `_total`.
+    /// Only grows; the name ends in `_total`.
     Counter,
     Gauge,
 }
 
-/// A text in that format, with the same labels on every sample.
+/// Text under construction, with common labels on every sample.
 pub(crate) struct Exposition {
     text: String,
-    /// As they stand between the braces.
+    /// Common labels in text form, without braces.
     common: String,
 }
 
 impl Exposition {
-    /// With these labels; one whose name the format does not allow, that comes twice, or that is among `reserved`, is left out.
+    /// Creates a text with these labels. Skips labels with an invalid name, duplicates, and names
+    /// in `reserved`.
     pub(crate) fn new(labels: &[(&str, &str)], reserved: &[&str]) -> Self {
         let mut common = String::new();
         for (place, (name, value)) in labels.iter().enumerate() {
@@ -36,7 +35,7 @@ impl Exposition {
         Self { text: String::new(), common }
     }
 
-    /// Says what the samples that follow are.
+    /// Starts a metric: writes its help text and type.
     pub(crate) fn family(&mut self, metric: &Metric, kind: Kind) {
         let kind = match kind {
             Kind::Counter => "counter",
@@ -47,7 +46,7 @@ impl Exposition {
         let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
-    /// One sample of it, with labels of its own behind the common ones.
+    /// Adds a sample, with `labels` after the common labels.
     pub(crate) fn sample(&mut self, metric: &Metric, labels: &[(&str, &str)], value: u64) {
         let mut all = self.common.clone();
         labels.iter().for_each(|(name, value)| push(&mut all, name, value));
@@ -55,13 +54,11 @@ impl Exposition {
         let _ = writeln!(self.text, "{}{labels} {value}", metric.name);
     }
 
-    /// A metric of one sample.
     pub(crate) fn single(&mut self, metric: &Metric, kind: Kind, value: u64) {
         self.family(metric, kind);
         self.sample(metric, &[], value);
     }
 
-    /// The text.
     pub(crate) fn finish(self) -> String {
         self.text
     }
@@ -72,7 +69,6 @@ fn push(labels: &mut String, name: &str, value: &str) {
     let _ = write!(labels, "{comma}{name}=\"{}\"", Escaped(value));
 }
 
-/// Whether the format allows a label of that name.
 pub(super) fn is_label_name(name: &str) -> bool {
     let mut letters = name.chars();
     letters.next().is_some_and(|first| first.is_ascii_alphabetic() || first == '_')
@@ -80,7 +76,7 @@ pub(super) fn is_label_name(name: &str) -> bool {
         && !name.starts_with("__")
 }
 
-/// A label's value with backslash, quote and line feed escaped.
+/// A label value with escaped backslash, quote and line feed.
 struct Escaped<'a>(&'a str);
 
 impl std::fmt::Display for Escaped<'_> {

@@ -1,17 +1,17 @@
-//! How often each shape comes up.
+//! Histogram of step shapes.
 
 use std::collections::BTreeMap;
 
 use super::key::{AXES, Axis, Key};
 
-/// Steps of real traffic, counted by shape.
+/// Number of steps of real traffic per shape.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Histogram {
     steps: BTreeMap<Key, u64>,
 }
 
 impl Histogram {
-    /// Counts `steps` more steps of a shape.
+    /// Adds `steps` steps of a shape.
     pub fn record(&mut self, shape: Key, steps: u64) {
         if steps > 0 {
             let count = self.steps.entry(shape).or_default();
@@ -19,7 +19,7 @@ impl Histogram {
         }
     }
 
-    /// The same steps with only some axes kept: the others become 0.
+    /// Returns the same steps with only `axes` kept; the other axes become 0.
     #[must_use]
     pub fn project(&self, axes: &[Axis]) -> Self {
         let mut projected = Self::default();
@@ -33,25 +33,25 @@ impl Histogram {
         projected
     }
 
-    /// Shapes and their counts; every count is above zero.
+    /// Returns the shapes and their counts, all above zero.
     pub fn iter(&self) -> impl Iterator<Item = (Key, u64)> + '_ {
         self.steps.iter().map(|(shape, steps)| (*shape, *steps))
     }
 
-    /// The number of different shapes.
+    /// Returns the number of different shapes.
     #[must_use]
     pub fn shapes(&self) -> usize {
         self.steps.len()
     }
 
-    /// The number of steps.
+    /// Returns the number of steps.
     #[must_use]
     pub fn total(&self) -> u128 {
         self.steps.values().map(|steps| u128::from(*steps)).sum()
     }
 }
 
-/// From numbers of tokens and their counts.
+/// From pairs of token number and count.
 impl FromIterator<(u32, u64)> for Histogram {
     fn from_iter<I: IntoIterator<Item = (u32, u64)>>(steps: I) -> Self {
         let mut histogram = Self::default();

@@ -1,4 +1,4 @@
-//! Inputs and outputs of a graph, as an engine declares them once.
+//! Declarations of a graph's inputs and outputs.
 
 use std::fmt::Display;
 
@@ -6,10 +6,10 @@ use crate::error::{Error, Result};
 
 use super::key::{Axis, Key};
 
-/// Most dimensions of an input.
+/// Maximum number of dimensions of an input.
 pub const MAX_RANK: usize = 4;
 
-/// What an element is.
+/// Element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "the names are torch's")]
 pub enum Dtype {
@@ -27,7 +27,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// All of them, in the order of their numbers.
+    /// All types, in the order of their numbers.
     pub(crate) const ALL: [Self; 11] = [
         Self::Bool,
         Self::U8,
@@ -42,7 +42,7 @@ impl Dtype {
         Self::F8,
     ];
 
-    /// Bytes of an element.
+    /// Returns the bytes of an element.
     #[must_use]
     pub fn size(self) -> usize {
         match self {
@@ -54,12 +54,13 @@ impl Dtype {
     }
 }
 
-/// How long a dimension is.
+/// Length of a dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// Always so long.
+    /// Fixed length.
     Fixed(u32),
-    /// `times` the bucket's size along an axis, plus `plus`: one row for each token, batch + 1 offsets.
+    /// `times` the bucket's size along an axis, plus `plus`: for example one row per token, or
+    /// batch + 1 offsets.
     Along {
         /// The axis.
         axis: Axis,
@@ -68,25 +69,27 @@ pub enum Extent {
         /// Summand.
         plus: u32,
     },
-    /// At most so long, as each step needs it; first dimension only. Kernels learn the length from another input (page indices from
-    /// their offsets), so the rest is neither padded nor copied.
+    /// Length set by each step, at most this value; first dimension only. Kernels learn the length
+    /// from another input (page indices from their offsets), so the rest is neither padded nor
+    /// copied.
     UpTo(u32),
 }
 
 impl Extent {
-    /// One for each unit along an axis.
+    /// Returns a length of one element per unit along an axis.
     #[must_use]
     pub fn along(axis: Axis) -> Self {
         Self::Along { axis, times: 1, plus: 0 }
     }
 
-    /// One more than the size along an axis: offsets of so many rows.
+    /// Returns the size along an axis plus one: the length of an offset array.
     #[must_use]
     pub fn offsets(axis: Axis) -> Self {
         Self::Along { axis, times: 1, plus: 1 }
     }
 
-    /// The length in a bucket; `None` beyond 32 bits, or along an axis that the bucket does not have.
+    /// Returns the length in a bucket; `None` beyond 32 bits, or if the bucket's size along the
+    /// axis is 0.
     pub(super) fn resolve(self, bucket: &Key) -> Option<u32> {
         match self {
             Self::Fixed(extent) | Self::UpTo(extent) => Some(extent),
@@ -98,10 +101,10 @@ impl Extent {
     }
 }
 
-/// Who writes an input, and whether it is one.
+/// Writer of an input or output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// Written by the host before every step; travels with the others in one copy.
+    /// Written by the host before every step. One copy transfers all host inputs.
     HostInput = 0,
     /// Written by the device before the graph runs.
     DeviceInput = 1,
@@ -110,51 +113,52 @@ pub enum Role {
 }
 
 impl Role {
-    /// All of them, in the order of their numbers, which is that of their regions.
+    /// All roles, in the order of their numbers and of their regions.
     pub(crate) const ALL: [Self; 3] = [Self::HostInput, Self::DeviceInput, Self::Output];
 }
 
-/// What stands where a step is smaller than its bucket.
+/// Fill value where a step is smaller than its bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PadRule {
     /// Zero.
     Zero,
-    /// The nearest element that the step has, in every dimension: offsets go on as empty rows. Zero if the step has none.
+    /// The nearest element of the step, in every dimension: offsets continue as empty rows. Zero
+    /// for an empty step.
     RepeatLast,
-    /// An element of the input's dtype, as its little-endian bits.
+    /// A constant element of the input's dtype, as little-endian bits.
     Value(u64),
 }
 
 /// An input or output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Input {
-    /// Its name, unique in a plan.
+    /// Name, unique in a plan.
     pub name: String,
-    /// Its elements.
+    /// Element type.
     pub dtype: Dtype,
-    /// Its dimensions, outermost first; elements are contiguous.
+    /// Dimensions, outermost first; elements are contiguous.
     pub shape: Vec<Extent>,
-    /// Who writes it.
+    /// Writer.
     pub role: Role,
-    /// How a smaller step is padded; host inputs only.
+    /// Padding of smaller steps; host inputs only.
     pub pad: PadRule,
 }
 
 impl Input {
-    /// A host input, padded with zeros.
+    /// Declares a host input, padded with zeros.
     #[must_use]
     pub fn host(name: &str, dtype: Dtype, shape: &[Extent]) -> Self {
         let role = Role::HostInput;
         Self { name: name.to_owned(), dtype, shape: shape.to_vec(), role, pad: PadRule::Zero }
     }
 
-    /// An output.
+    /// Declares an output.
     #[must_use]
     pub fn output(name: &str, dtype: Dtype, shape: &[Extent]) -> Self {
         Self { role: Role::Output, ..Self::host(name, dtype, shape) }
     }
 
-    /// The same with another pad rule.
+    /// Sets the pad rule.
     #[must_use]
     pub fn padded_with(mut self, pad: PadRule) -> Self {
         self.pad = pad;

@@ -1,4 +1,4 @@
-//! What a graph is captured for.
+//! Shape of a step or a graph.
 //!
 //! ```text
 //!   batch
@@ -14,71 +14,74 @@ use crate::error::{Error, Result};
 /// Number of axes of a key.
 pub const AXES: usize = 4;
 
-/// A size of a step that padding may raise. The library gives no meaning to them beyond their names.
+/// A size of a step which padding may raise. Except for their names, axes have no meaning to the
+/// library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Axis {
-    /// Tokens of the step; the dispatcher's threshold is about this one.
+    /// Tokens of the step; compared with the dispatcher's threshold.
     Tokens = 0,
     /// Sequences of the step.
     Batch = 1,
-    /// KV-cache pages, of all sequences or of the longest one.
+    /// KV-cache pages of all sequences or of the longest sequence.
     Pages = 2,
-    /// The engine's own.
+    /// Free for the engine.
     Other = 3,
 }
 
 impl Axis {
-    /// All axes in the order of [`Key::extents`].
+    /// All axes, in the order of [`Key::extents`].
     pub(crate) const ALL: [Self; AXES] = [Self::Tokens, Self::Batch, Self::Pages, Self::Other];
 }
 
 /// Bit of [`Key::variant`]: every sequence has the same number of tokens.
 pub const UNIFORM_DECODE: u32 = 1;
 
-/// A shape: sizes that may be padded and a variant that must be equal (a uniform-decode flag, LoRA ranks, ...).
+/// A shape: sizes, which may be padded, and a variant, which must be equal (a uniform-decode flag,
+/// LoRA ranks, ...).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
-    /// What kernels other than size make the graph differ; compared for equality. Bit 0 is [`UNIFORM_DECODE`].
+    /// Properties other than size which change the graph; compared for equality. Bit 0 is
+    /// [`UNIFORM_DECODE`].
     pub variant: u32,
-    /// The size along each [`Axis`]; 0 where the axis plays no part.
+    /// Size along each [`Axis`]; 0 on an unused axis.
     pub extents: [u32; AXES],
 }
 
 impl Key {
-    /// A shape of so many tokens.
+    /// Returns a shape with this number of tokens.
     #[must_use]
     pub fn tokens(tokens: u32) -> Self {
         Self::default().with(Axis::Tokens, tokens)
     }
 
-    /// The same shape with another size along one axis.
+    /// Sets the size along one axis.
     #[must_use]
     pub fn with(mut self, axis: Axis, extent: u32) -> Self {
         self.extents[axis as usize] = extent;
         self
     }
 
-    /// The same sizes in another variant.
+    /// Sets the variant.
     #[must_use]
     pub fn of_variant(mut self, variant: u32) -> Self {
         self.variant = variant;
         self
     }
 
-    /// The size along an axis.
+    /// Returns the size along an axis.
     #[must_use]
     pub fn extent(&self, axis: Axis) -> u32 {
         self.extents[axis as usize]
     }
 
-    /// Whether a graph of this shape can run that one.
+    /// Returns whether a graph of this shape can run a step of shape `other`.
     #[must_use]
     pub fn covers(&self, other: &Self) -> bool {
         self.variant == other.variant
             && self.extents.iter().zip(other.extents).all(|(mine, its)| *mine >= its)
     }
 
-    /// The smallest sizes that cover both, in this one's variant.
+    /// Returns the smallest shape covering the sizes of both, in the variant of `self`.
     #[must_use]
     pub fn join(mut self, other: &Self) -> Self {
         for (mine, its) in self.extents.iter_mut().zip(other.extents) {
@@ -88,14 +91,15 @@ impl Key {
     }
 }
 
-/// What one more along each axis costs, in any unit; padding is measured with it. By default a token costs 1 and nothing else counts.
+/// Cost of one unit along each axis, in any unit; measures padding. Default: a token costs 1, other
+/// axes nothing.
 ///
 /// Invariant: not all zero. 16 bits each, so that no sum overflows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Weights([u16; AXES]);
 
 impl Weights {
-    /// Keeps the weights, in the order of [`Key::extents`].
+    /// Creates weights, in the order of [`Key::extents`].
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if all are zero.
@@ -107,7 +111,7 @@ impl Weights {
         Ok(Self(weights))
     }
 
-    /// The weight of a shape.
+    /// Returns the weight of a shape.
     #[must_use]
     pub fn of(&self, key: &Key) -> u64 {
         self.0.iter().zip(key.extents).map(|(weight, extent)| u64::from(*weight) * u64::from(extent)).sum()

@@ -1,7 +1,8 @@
-//! Where inputs and outputs lie: one device arena, laid out anew for each bucket.
+//! Input layout: inputs and outputs in one device arena, packed separately for each bucket.
 //!
-//! Replay needs fixed addresses, but only those of its own graph, and each bucket has its own graph. So inputs need not stand at
-//! the offsets that their maximum shapes would take. Each bucket packs its inputs to **its** sizes at the start of the arena:
+//! Replay needs fixed addresses only within one graph, and each bucket has its own graph. So inputs
+//! need no offsets for their maximum shapes. Each bucket packs its inputs to **its** sizes at the
+//! start of the arena:
 //!
 //! ```text
 //!   arena     | host inputs          | device inputs | outputs            |
@@ -10,18 +11,19 @@
 //!             0^^^^^^^^^^^^^^^^^^^^ one copy from staging memory of the same layout
 //! ```
 //!
-//! One host-to-device copy then covers a step's host inputs, and what it moves in vain is alignment and the bucket's padding, never
-//! the maximum of an input. (Fixed offsets for all buckets would make it move the gaps between maxima, or need a copy for each input,
-//! or a scatter kernel in every graph.) The arena is no larger than the maximum shapes one behind another, since buckets lie over each
-//! other.
+//! One host-to-device copy then transfers a step's host inputs. The only waste is alignment and the
+//! bucket's padding, never the maximum of an input. (Fixed offsets for all buckets would need a
+//! copy of the gaps between maxima, a copy per input, or a scatter kernel in every graph.) The
+//! layouts of all buckets overlap, so the arena is no larger than the sum of the maximum shapes.
 //!
-//! Inputs whose length only the step knows ([`Extent::UpTo`](super::Extent::UpTo)) stand last, the largest of them at the very end, so that the copy
-//! can stop where that one's data does. A second one is copied at its full length: make it an axis of the key
-//! ([`Axis::Pages`](super::Axis::Pages)) if that is much.
+//! Inputs with a length set by the step ([`Extent::UpTo`](super::Extent::UpTo)) come last. The
+//! largest is at the very end, so that the copy can stop at the end of its data. Any other such
+//! input is copied at full length; if large, make its length an axis of the key
+//! ([`Axis::Pages`](super::Axis::Pages)).
 //!
-//! The three regions start at the same offsets for every bucket. Preparing the next step of another bucket overwrites inputs only;
-//! outputs of the last step stay until a graph writes them. Staging memory may be written again when its copy is done: an engine
-//! that prepares ahead keeps two.
+//! The three regions start at the same offsets for every bucket. Preparing the next step of another
+//! bucket overwrites inputs only; outputs of the last step stay until a graph writes to their
+//! region. Staging memory may be reused after its copy; an engine which prepares ahead keeps two.
 
 use crate::error::{Error, Result};
 use crate::units::checked_bytes;
@@ -30,38 +32,39 @@ use super::bucket::BucketSet;
 use super::input::{Input, MAX_RANK, Role};
 use super::key::Key;
 
-/// Smallest alignment of an input, in bytes: what kernels that load vectors, and torch itself, take for granted.
+/// Smallest alignment of an input, in bytes; assumed by kernels with vector loads and by torch.
 pub const MIN_ALIGNMENT: u64 = 256;
 
 /// Largest alignment, in bytes: a small page.
 pub const MAX_ALIGNMENT: u64 = 2 << 20;
 
-/// An input's or output's place in one bucket.
+/// Location of an input or output in one bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
-    /// Bytes from the start of the arena; for a host input, also from the start of staging memory.
+    /// Offset in bytes from the start of the arena; for a host input, also from the start of
+    /// staging memory.
     pub offset: u64,
-    /// Bytes of the whole shape.
+    /// Bytes of the full shape.
     pub bytes: u64,
     pub(super) shape: [u32; MAX_RANK],
     pub(super) rank: usize,
 }
 
 impl View {
-    /// The shape in this bucket.
+    /// Returns the shape in this bucket.
     #[must_use]
     pub fn shape(&self) -> &[u32] {
         &self.shape[..self.rank]
     }
 
-    /// The first byte behind it.
+    /// Returns the end offset.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.offset + self.bytes
     }
 }
 
-/// The layout of one bucket.
+/// Layout of one bucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BucketLayout {
     pub(super) key: Key,
@@ -70,26 +73,26 @@ pub struct BucketLayout {
 }
 
 impl BucketLayout {
-    /// The bucket.
+    /// Returns the bucket.
     #[must_use]
     pub fn key(&self) -> Key {
         self.key
     }
 
-    /// The views of all inputs and outputs, in the order of their declaration.
+    /// Returns the views of all inputs and outputs, in the order of their declaration.
     #[must_use]
     pub fn views(&self) -> &[View] {
         &self.views
     }
 
-    /// Bytes that the host inputs span, from offset 0; the most that a copy moves.
+    /// Returns the bytes of all host inputs from offset 0: the maximum length of a copy.
     #[must_use]
     pub fn host_bytes(&self) -> u64 {
         self.host_bytes
     }
 }
 
-/// The layouts of all buckets over one arena.
+/// Layouts of all buckets over one arena.
 #[derive(Clone, Debug)]
 pub struct InputPlan {
     inputs: Vec<Input>,
@@ -99,13 +102,15 @@ pub struct InputPlan {
 }
 
 impl InputPlan {
-    /// Lays the inputs out for every bucket, each at a multiple of `alignment` bytes (a power of two from [`MIN_ALIGNMENT`]
-    /// to [`MAX_ALIGNMENT`]; 512 is what torch's own allocator gives).
+    /// Creates the layout for every bucket. Each input starts at a multiple of `alignment` bytes: a
+    /// power of two from [`MIN_ALIGNMENT`] to [`MAX_ALIGNMENT`]. Torch's own allocator aligns to
+    /// 512.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an alignment that is none; [`Error::InputMismatch`] for an input that cannot be declared so:
-    /// a name twice or empty, no or too many dimensions, a dimension of zero or along an axis that a bucket does not have;
-    /// [`Error::InvalidSize`] if the arena would be beyond [`MAX_BYTES`](crate::units::MAX_BYTES).
+    /// [`Error::InvalidArgument`] for an invalid alignment. [`Error::InputMismatch`] for an invalid
+    /// declaration: a duplicate or empty name, no or too many dimensions, a dimension of 0 or along
+    /// an axis unused by a bucket. [`Error::InvalidSize`] for an arena beyond
+    /// [`MAX_BYTES`](crate::units::MAX_BYTES).
     pub fn new(inputs: Vec<Input>, buckets: &BucketSet, alignment: u64) -> Result<Self> {
         if !alignment.is_power_of_two() || !(MIN_ALIGNMENT..=MAX_ALIGNMENT).contains(&alignment) {
             let expected = "a power of two from 256 to 2 MiB";
@@ -132,7 +137,7 @@ impl InputPlan {
         let mut start = 0_u64;
         for (region, most) in regions.iter_mut().zip(most) {
             *region = (start, most);
-            // Each below 2^46, so no sum wraps.
+            // Each is below 2^46, so the sum cannot overflow.
             start = (start + most).next_multiple_of(alignment);
         }
         checked_bytes("input arena", start)?;
@@ -144,50 +149,50 @@ impl InputPlan {
         Ok(Self { inputs, layouts, regions, alignment })
     }
 
-    /// The inputs and outputs as declared.
+    /// Returns the declarations.
     #[must_use]
     pub fn inputs(&self) -> &[Input] {
         &self.inputs
     }
 
-    /// The number of an input, by name.
+    /// Returns the index of an input, by name.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<usize> {
         self.inputs.iter().position(|input| input.name == name)
     }
 
-    /// The layout of a bucket, by its number in the bucket set.
+    /// Returns the layout of a bucket, by its number in the bucket set.
     #[must_use]
     pub fn layout(&self, bucket: usize) -> Option<&BucketLayout> {
         self.layouts.get(bucket)
     }
 
-    /// Bytes of the arena; its start must be aligned as the inputs are.
+    /// Returns the bytes of the arena, whose base must have the plan's alignment.
     #[must_use]
     pub fn arena_bytes(&self) -> u64 {
         self.regions.map(|(start, bytes)| start + bytes).into_iter().max().unwrap_or(0)
     }
 
-    /// Bytes of staging memory that every bucket's host inputs fit.
+    /// Returns the bytes of staging memory, enough for every bucket.
     #[must_use]
     pub fn staging_bytes(&self) -> u64 {
         self.regions[Role::HostInput as usize].1
     }
 
-    /// Start and length of a role's region, in bytes.
+    /// Returns start and length of a role's region, in bytes.
     #[must_use]
     pub fn region(&self, role: Role) -> (u64, u64) {
         self.regions[role as usize]
     }
 
-    /// What every view's offset is a multiple of.
+    /// Returns the alignment of every view's offset, in bytes.
     #[must_use]
     pub fn alignment(&self) -> u64 {
         self.alignment
     }
 }
 
-/// Bucket-sized inputs as declared, then step-sized ones, shortest first.
+/// Order of packing: bucket-sized inputs as declared, then step-sized inputs by size.
 fn order(inputs: &[Input]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..inputs.len()).collect();
     let weight = |input: &Input| {
@@ -204,7 +209,8 @@ fn order(inputs: &[Input]) -> Vec<usize> {
     order
 }
 
-/// The views of one bucket, offsets from the start of their regions, and the regions' lengths.
+/// Packs one bucket. Returns the views, with offsets relative to their regions, and the regions'
+/// lengths.
 fn pack(inputs: &[Input], order: &[usize], key: &Key, alignment: u64) -> Result<(Vec<View>, [u64; 3])> {
     let mut views = vec![View { offset: 0, bytes: 0, shape: [0; MAX_RANK], rank: 0 }; inputs.len()];
     let mut lengths = [0_u64; 3];

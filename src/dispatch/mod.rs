@@ -1,26 +1,27 @@
-//! Which graph runs a step, which graphs are worth having, and where their inputs lie: plain code, no driver.
+//! Graph selection, graph planning and input layout: plain code without a driver.
 //!
-//! A graph is captured for one [`Key`] (a **bucket**) and runs every step that the bucket covers, padded:
+//! A graph is captured for one [`Key`] (a **bucket**) and runs every step covered by the bucket,
+//! padded:
 //!
 //! ```text
 //!   step: 13 tokens ──> Dispatcher ──> bucket of 16, replay (reason: padded) ──> counters
 //!                           │ no bucket, above the threshold, over budget, failed before ...
-//!                           └────────> eager, and why
+//!                           └────────> eager, with the reason
 //!
-//!   plan:     Histogram of real steps + Budget ──> BucketSet, and what each bucket buys
+//!   plan:     Histogram of real steps + Budget ──> BucketSet, and the savings of each bucket
 //!   inputs:   declared once + BucketSet        ──> InputPlan: one arena, one copy a step
 //! ```
 //!
 //! | module | decides |
 //! |---|---|
-//! | [`key`] | when a bucket covers a step, and how much bigger it is |
-//! | [`bucket`] | the nearest bucket; the lists of xLLM and vLLM |
-//! | [`budget`] | how many graphs may exist, with vLLM-Ascend's stream formula |
-//! | [`plan`](mod@plan) | the buckets that waste least |
-//! | [`dispatcher`] | replay, capture or eager, and why |
-//! | `slots` | which graphs are there, and which goes first |
-//! | [`counters`], `exposition` | how often, as numbers and for Prometheus |
-//! | [`input`], [`layout`], [`pack`] | addresses of inputs and outputs; a step's bytes for one copy |
+//! | [`key`] | when a bucket covers a step, and the amount of padding |
+//! | [`bucket`] | the nearest bucket; the size lists of xLLM and vLLM |
+//! | [`budget`] | the maximum number of graphs, with vLLM-Ascend's stream formula |
+//! | [`plan`](mod@plan) | the buckets with the least waste |
+//! | [`dispatcher`] | replay, capture or eager, and the reason |
+//! | `slots` | existing graphs and the eviction order |
+//! | [`counters`], `exposition` | counts of decisions, also for Prometheus |
+//! | [`input`], [`layout`], [`pack`] | addresses of inputs and outputs; one copy per step |
 
 pub mod bucket;
 pub mod budget;

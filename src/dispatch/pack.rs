@@ -1,35 +1,36 @@
-//! A step's host inputs into staging memory: checked, padded, ready for one copy.
+//! Packs a step's host inputs into staging memory: checked, padded, ready for one copy.
 
 use crate::error::{Error, Result};
 
 use super::input::{Dtype, Input, PadRule, Role};
 use super::layout::{BucketLayout, InputPlan, View};
 
-/// A step's data for one host input.
+/// Data of one host input for one step.
 #[derive(Clone, Copy, Debug)]
 pub struct StepInput<'a> {
-    /// Which one, by its number in the order of declaration.
+    /// Index of the input in the declaration.
     pub input: usize,
-    /// What its elements are.
+    /// Element type.
     pub dtype: Dtype,
-    /// Its dimensions, outermost first. One of 0: the step has no element of it, and all of it is padding.
+    /// Dimensions, outermost first. With a 0, the whole input is padding.
     pub shape: &'a [u32],
-    /// Its elements, contiguous.
+    /// Elements, contiguous.
     pub data: &'a [u8],
 }
 
 impl InputPlan {
-    /// Writes the host inputs of a step into staging memory, padded to its bucket, and returns where the last of them ends: one copy
-    /// of so many bytes, from the start of staging memory to the start of the arena, covers the step.
+    /// Writes the host inputs of a step into staging memory, padded to the bucket. Returns the end
+    /// of the last input: one copy of this many bytes, from the start of staging memory to the
+    /// start of the arena, transfers the step.
     ///
-    /// `layout` is one of this plan's. Inputs come in the order of their declaration, each once; what staging memory has of one that is
-    /// not among them stays as it is.
+    /// `layout` belongs to this plan. List the inputs in the order of their declaration, each at
+    /// most once. Staging memory of an unlisted input is unchanged.
     ///
     /// # Errors
-    /// [`Error::InputMismatch`] for another dtype, another number of dimensions, a dimension longer than the bucket's, data of
-    /// another length than the shape says, and for what is no host input; [`Error::InvalidArgument`] for a number that no input has, or
-    /// that is not above the one before it; [`Error::InvalidSize`] for staging memory that is too short. All inputs are checked
-    /// before anything is written: staging memory is as it was.
+    /// [`Error::InputMismatch`] for a wrong dtype, rank, shape or data length, and for an input
+    /// which is not a host input. [`Error::InvalidArgument`] for an unknown or not increasing
+    /// index. [`Error::InvalidSize`] for too little staging memory. All inputs are checked first:
+    /// on failure staging memory is unchanged.
     pub fn pack_step(
         &self,
         layout: &BucketLayout,
@@ -39,8 +40,8 @@ impl InputPlan {
         self.pack_each(layout, step.iter().map(|given| Ok(*given)), staging)
     }
 
-    /// As [`pack_step`](Self::pack_step), for inputs that the caller has in another form: each is made twice, once to be checked and
-    /// once to be written, so that nobody needs a place for all of them.
+    /// Like [`pack_step`](Self::pack_step), for inputs in another form. Each input is converted
+    /// twice, once to check and once to write, so that no buffer for all inputs is needed.
     pub(crate) fn pack_each<'a, E: From<Error>>(
         &self,
         layout: &BucketLayout,
@@ -61,14 +62,14 @@ impl InputPlan {
                 let (bytes, limit) = (staging.len() as u64, self.staging_bytes());
                 return Err(Error::InvalidSize { what: "staging memory", bytes, limit }.into());
             }
-            // Some input has the number, so there is one above it.
+            // The index is below the number of inputs, so the sum cannot overflow.
             (least, last) = (given.input + 1, end.max(last));
         }
         for given in step {
             let given = given?;
             let (declared, view) = self.declared(layout, given.input)?;
             let (start, end) = span(declared, view, given.shape);
-            // Staging memory reaches so far, so both are sizes.
+            // Both are within staging memory, so the casts are exact.
             write(&mut staging[start as usize..end as usize], declared, view, &given);
         }
         Ok(last)
@@ -83,7 +84,7 @@ impl InputPlan {
     }
 }
 
-/// From where to where in staging memory an input goes. A step-sized one ends where the step does.
+/// Returns start and end of an input in staging memory. A step-sized input ends with its data.
 #[inline]
 fn span(declared: &Input, view: &View, shape: &[u32]) -> (u64, u64) {
     let rows = if declared.is_step_sized() { shape[0] } else { view.shape[0] };
@@ -92,10 +93,9 @@ fn span(declared: &Input, view: &View, shape: &[u32]) -> (u64, u64) {
     (view.offset, view.offset.saturating_add(bytes as u64))
 }
 
-/// Writes one input, which was checked, to its span.
 fn write(place: &mut [u8], declared: &Input, view: &View, given: &StepInput<'_>) {
     if given.data.len() == place.len() {
-        // As large as its room, so as large in every dimension.
+        // Same length, so equal in every dimension.
         place.copy_from_slice(given.data);
         return;
     }
@@ -135,7 +135,7 @@ fn check(input: &Input, view: &View, given: &StepInput<'_>) -> Result<()> {
             format!("at most {room:?} in this bucket"),
         ));
     }
-    // No more than the view's bytes, which fit.
+    // Within the view's bytes, so no overflow.
     let bytes = bytes_of(dtype, shape);
     if data.len() != bytes {
         return Err(input.mismatch("the length of the data in bytes", data.len(), bytes));
@@ -147,11 +147,11 @@ fn bytes_of(dtype: Dtype, shape: &[u32]) -> usize {
     shape.iter().fold(dtype.size(), |bytes, extent| bytes.saturating_mul(*extent as usize))
 }
 
-/// Copies `data` of `shape` into the corner of `place` of `room` and pads the rest, outermost dimension first: with an element, or with
-/// what stands before it. `data` is not empty.
+/// Copies `data` of `shape` to the start of `place` of `room` and pads the rest, outermost
+/// dimension first: with `element`, or with the preceding elements. `data` is not empty.
 fn pad_into(place: &mut [u8], room: &[u32], data: &[u8], shape: &[u32], element: Option<&[u8]>) {
     let done = if room[1..].iter().eq(&shape[1..]) {
-        // Rows of one length: one copy.
+        // Rows of equal length: one copy.
         place[..data.len()].copy_from_slice(data);
         data.len()
     } else {
@@ -167,10 +167,10 @@ fn pad_into(place: &mut [u8], room: &[u32], data: &[u8], shape: &[u32], element:
     }
 }
 
-/// Fills `place`, some elements long, with one element.
+/// Fills `place` with copies of one element; `place` holds a whole number of elements.
 fn fill(place: &mut [u8], element: &[u8]) {
     if element.iter().all(|byte| *byte == element[0]) {
-        // Zero, minus one, any single byte.
+        // One repeated byte, as in 0 or -1.
         place.fill(element[0]);
     } else if let Some(first) = place.get_mut(..element.len()) {
         first.copy_from_slice(element);
@@ -178,8 +178,8 @@ fn fill(place: &mut [u8], element: &[u8]) {
     }
 }
 
-/// Fills `place` from `done` on with the `unit` bytes before it, over and over. Each copy is as long as all that is there, so there are
-/// few of them.
+/// Fills `place` from `done` with repetitions of the preceding `unit` bytes. Copies double in
+/// length.
 fn repeat(place: &mut [u8], mut done: usize, unit: usize) {
     let start = done - unit;
     while done < place.len() {
@@ -225,7 +225,7 @@ mod tests {
         let slots = of(0, Dtype::I32, &[3], &bytes[..12]);
         let mut staging = [7; 256 + 16];
         let mut refusal = |last| {
-            // What comes before it is right.
+            // All earlier inputs are valid.
             let error = plan.pack_step(layout, &[slots, last], &mut staging).unwrap_err();
             assert_eq!(staging, [7; 256 + 16]);
             error.to_string()
@@ -271,7 +271,7 @@ mod tests {
             steps in prop::collection::vec(prop::option::of(0..=4_u32), 1..8),
             up_to in prop::option::of(0..8_usize),
         ) {
-            // As many elements as it has, of one row of four; nothing for an input that is not given.
+            // The first elements of one row of four; none for a missing input.
             let declared = (0..steps.len()).map(|number| {
                 let rule = [PadRule::Zero, PadRule::RepeatLast, PadRule::Value(0x0102)][number % 3];
                 let extent = if up_to == Some(number) { Extent::UpTo(4) } else { Extent::Fixed(4) };
@@ -316,7 +316,7 @@ mod tests {
             let it = StepInput { input: 1, dtype: Dtype::I16, shape: &shape, data: &data };
             let end = plan.pack_step(layout, &[it], &mut staging).unwrap();
 
-            // The twin asks, element by element, what stands there.
+            // Naive model, element by element.
             let mut filled = room.clone();
             if step_sized { filled[0] = shape[0]; }
             let total: u32 = filled.iter().product();

@@ -1,22 +1,22 @@
-//! The cheapest cuts of a sequence into runs: an exact dynamic programme.
+//! Cheapest cuts of a sequence into runs, by exact dynamic programming.
 //!
 //! ```text
 //!   items    0 1 2 3 4 5 6        cheapest[k][j]: items before j in k runs
 //!   runs    [0 1][2][3 4 5]  6          = min over i of cheapest[k-1][i] + cost(i..j)
 //! ```
 
-/// A cost that no sum reaches: the run is not allowed.
+/// Cost of a forbidden run; no sum reaches this value.
 pub(super) const FORBIDDEN: u128 = u128::MAX;
 
-/// Cheapest costs of every prefix in every number of runs.
+/// Cheapest cost of every prefix for every number of runs.
 pub(super) struct Cuts {
     cheapest: Vec<Vec<u128>>,
     last_cut: Vec<Vec<u32>>,
 }
 
 impl Cuts {
-    /// Cuts `items` items into up to `runs` runs. `costs(j, row)` sets `row[i]` to the cost of the run `i..j` for every `i < j`;
-    /// a longer run of the same end must not cost less.
+    /// Cuts `items` items into up to `runs` runs. `costs(j, row)` sets `row[i]` to the cost of the
+    /// run `i..j` for every `i < j`. Of runs with the same end, a longer one must not cost less.
     pub(super) fn new(items: usize, runs: usize, mut costs: impl FnMut(usize, &mut [u128])) -> Self {
         let mut cheapest = vec![vec![FORBIDDEN; items + 1]; runs + 1];
         let mut last_cut = vec![vec![0; items + 1]; runs + 1];
@@ -27,7 +27,7 @@ impl Cuts {
             for k in 1..=runs.min(j) {
                 let (mut best, mut from) = (FORBIDDEN, 0);
                 for i in (k - 1..j).rev() {
-                    // Longer runs cost no less, so nothing further on can win.
+                    // Longer runs cost no less, so the rest cannot win.
                     if row[i] >= best {
                         break;
                     }
@@ -43,9 +43,9 @@ impl Cuts {
         Self { cheapest, last_cut }
     }
 
-    /// As [`new`](Self::new), for costs of which the next item of a run is dearer the longer the run is:
-    /// `cost(a, d) + cost(b, c) >= cost(a, c) + cost(b, d)` for a <= b <= c <= d. Then the last run of more items
-    /// begins no earlier, so each number of runs takes `items` times its logarithm steps.
+    /// Like [`new`](Self::new), for costs where an item adds more to a longer run: `cost(a, d) +
+    /// cost(b, c) >= cost(a, c) + cost(b, d)` for a <= b <= c <= d. The start of the last run then
+    /// grows with the end, so each number of runs takes O(`items` log `items`) steps.
     pub(super) fn of_monotone(items: usize, runs: usize, cost: impl Fn(usize, usize) -> u128) -> Self {
         let mut cheapest = vec![vec![FORBIDDEN; items + 1]; runs + 1];
         let mut last_cut = vec![vec![0; items + 1]; runs + 1];
@@ -53,7 +53,7 @@ impl Cuts {
         for k in 1..=runs.min(items) {
             let (before, now) = cheapest.split_at_mut(k);
             let (before, now, cuts) = (&before[k - 1], &mut now[0], &mut last_cut[k]);
-            // Ends whose cuts are to be found, and where those can be.
+            // Ranges of ends without a cut, and the range of possible cuts.
             let mut open = vec![(k..items + 1, k - 1..items)];
             while let Some((ends, within)) = open.pop() {
                 if ends.is_empty() {
@@ -63,7 +63,7 @@ impl Cuts {
                 let (mut best, mut from) = (FORBIDDEN, within.start);
                 for start in (within.start..within.end.min(end)).rev() {
                     let run = cost(start, end);
-                    // Longer runs cost no less, so nothing further on can win.
+                    // Longer runs cost no less, so the rest cannot win.
                     if run >= best {
                         break;
                     }
@@ -81,12 +81,13 @@ impl Cuts {
         Self { cheapest, last_cut }
     }
 
-    /// The cost of the first `end` items in exactly `runs` runs; [`FORBIDDEN`] if there is no way.
+    /// Returns the cost of the first `end` items in exactly `runs` runs; [`FORBIDDEN`] if
+    /// impossible.
     pub(super) fn cost(&self, runs: usize, end: usize) -> u128 {
         self.cheapest[runs][end]
     }
 
-    /// Those runs, last first. Only for a cost that is not forbidden.
+    /// Returns these runs, last first. The cost must not be forbidden.
     pub(super) fn runs(&self, mut runs: usize, mut end: usize) -> Vec<std::ops::Range<usize>> {
         let mut found = Vec::new();
         while runs > 0 && end > 0 {
@@ -104,7 +105,7 @@ mod tests {
 
     use super::*;
 
-    /// All ways to cut, one after the other.
+    /// Tries all cuts.
     fn naive(cost: &dyn Fn(usize, usize) -> u128, runs: usize, end: usize) -> u128 {
         match (runs, end) {
             (0, 0) => 0,
@@ -121,7 +122,7 @@ mod tests {
         fn no_other_cut_is_cheaper(
             steps in prop::collection::vec((0..50_u128, 0..6_u128), 1..9), limit in 0..300_u128, runs in 0..9_usize,
         ) {
-            // Costs of the kind that are used: what the last item's size leaves empty, forbidden above a limit.
+            // Realistic costs: the padding below the last item's size, forbidden above a limit.
             let cost = |i: usize, j: usize| {
                 let top: u128 = steps[..j].iter().map(|(gap, _)| gap).sum();
                 let mut sizes = steps.iter().scan(0, |size, (gap, count)| { *size += gap; Some((*size, *count)) });
@@ -169,7 +170,7 @@ mod tests {
             let asked = std::cell::Cell::new(0_u64);
             Cuts::of_monotone(items, 16, |i, j| {
                 asked.set(asked.get() + 1);
-                // Runs up to the next multiple of 7 are dear, so that much is looked at.
+                // Steps at multiples of 7 delay the early exit.
                 ((j - i) as u128).pow(2) / 7
             });
             asked.get()

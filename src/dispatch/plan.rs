@@ -1,19 +1,22 @@
-//! The buckets that waste least on given traffic, under given limits.
+//! Plan: the buckets with the least waste for given traffic and limits.
 //!
-//! Along one axis the answer is exact: no other set of buckets within the limits costs less. The best buckets lie on sizes that
-//! occur (lowering one to the largest size it serves only saves), each serves a run of neighbouring sizes, and the cheapest cut into
-//! runs is a dynamic programme in O(shapes x log shapes x graphs), and in O(shapes^2 x graphs) with several axes:
+//! Along one axis the plan is exact: no other set of buckets within the limits costs less. The best
+//! buckets have sizes which occur (lowering a bucket to its largest step only saves), and each
+//! serves a run of neighbouring sizes. The cheapest cut into runs is a dynamic programme in
+//! O(shapes x log shapes x graphs), or O(shapes^2 x graphs) with several axes:
 //!
 //! ```text
 //!   steps  █       ▂
 //!          █ ▆     █ ▃   ▁         a bucket at the last shape of each run;
-//!          1 2 3 4 8 9   20        shapes behind the last run are eager
+//!          1 2 3 4 8 9   20        shapes beyond the last run are eager
 //!         └───┘   └───┘ └──┘
 //! ```
 //!
-//! With several axes, shapes stand in the order of their weight, and the bucket of a run covers them all. That is the best of the sets
-//! that serve neighbours in that order; the true best may be another, so the plan reports what its buckets really cost. Variants cannot
-//! share a graph: each has a cost for every number of graphs, and graphs are dealt out to them exactly.
+//! With several axes, shapes are ordered by weight, and the bucket of a run covers all shapes of
+//! the run. The plan is then the best of the sets which serve neighbours in this order, not always
+//! the overall best. The plan therefore reports the real cost of its buckets. Variants cannot share
+//! a graph: each has a cost per number of graphs, and graphs are distributed over the variants
+//! exactly.
 
 use std::collections::BTreeMap;
 
@@ -25,68 +28,69 @@ use super::histogram::Histogram;
 use super::key::{AXES, Key, Weights};
 use super::partition::{Cuts, FORBIDDEN};
 
-/// Most shapes times graphs of one variant that a plan looks at.
+/// Maximum number of shapes times graphs in one variant.
 const MAX_CELLS: usize = 1 << 24;
 
-/// Most shapes of one variant that differ along several axes: each is looked at with each.
+/// Maximum number of shapes of one variant differing along several axes: the algorithm is
+/// quadratic.
 const MAX_SHAPES: usize = 1 << 14;
-/// Most sums that dealing graphs out to variants takes.
+/// Maximum number of sums when distributing graphs over variants.
 const MAX_SUMS: usize = 1 << 28;
 
-/// What a set of buckets does with given traffic.
+/// Waste of a set of buckets for given traffic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waste {
-    /// Weight of what graphs compute and nobody asked for.
+    /// Weight of the padding in graphs.
     pub padding: u128,
-    /// Steps that graphs run.
+    /// Steps run by graphs.
     pub graph_steps: u128,
-    /// Steps that no bucket covers.
+    /// Steps not covered by a bucket.
     pub eager_steps: u128,
 }
 
 impl Waste {
-    /// All of it in the unit of padding.
+    /// Returns the total cost in the unit of padding.
     #[must_use]
     pub fn cost(&self, costs: &Costs) -> u128 {
         self.padding.saturating_add(self.eager_steps.saturating_mul(u128::from(costs.eager_step)))
     }
 }
 
-/// A bucket of a plan and what it buys.
+/// A bucket of a plan and its savings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlannedBucket {
     /// The bucket.
     pub key: Key,
-    /// Steps it runs.
+    /// Steps run by the bucket.
     pub steps: u128,
-    /// Weight of the padding in those.
+    /// Weight of the padding in those steps.
     pub padding: u128,
-    /// What those steps would cost more without it, in the unit of padding.
+    /// Additional cost of those steps without the bucket, in the unit of padding.
     pub saves: u128,
 }
 
-/// A choice of buckets.
+/// A chosen set of buckets.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The buckets.
     pub buckets: BucketSet,
-    /// What each buys, in the order of their numbers.
+    /// Savings of each bucket, in the order of bucket numbers.
     pub bought: Vec<PlannedBucket>,
-    /// What limited the choice.
+    /// Limits of the choice.
     pub limit: Limit,
-    /// What the buckets do with the traffic planned for.
+    /// Waste for the planned traffic.
     pub waste: Waste,
-    /// What the best choice of at most k graphs costs, from k = 0 to as many as were worth having: what the next graph would buy.
+    /// Cost of the best choice of at most k graphs, for k = 0 up to the number of useful graphs.
     pub curve: Vec<u128>,
 }
 
-/// What these buckets do with that traffic.
+/// Returns the waste of a set of buckets for given traffic.
 #[must_use]
 pub fn evaluate(buckets: &BucketSet, traffic: &Histogram) -> Waste {
     evaluate_by(buckets, traffic, |shape| buckets.nearest(shape))
 }
 
-/// What they do if `choose` says which of them runs a shape.
+/// Like [`evaluate`], with the bucket of each shape chosen by `choose`.
 fn evaluate_by(buckets: &BucketSet, traffic: &Histogram, choose: impl Fn(&Key) -> Option<usize>) -> Waste {
     let mut waste = Waste::default();
     for (shape, steps) in traffic.iter() {
@@ -108,17 +112,17 @@ fn padding(buckets: &BucketSet, number: usize, shape: &Key) -> u128 {
     u128::from(bucket - weights.of(&relevant))
 }
 
-/// One variant's shapes and the cheapest ways to serve them.
+/// Shapes of one variant and the cheapest ways to serve them.
 struct Group {
     shapes: Vec<(Key, u64)>,
     cuts: Cuts,
-    /// For each number of graphs: the cost, the graphs really used, the shapes they serve (the first so many).
+    /// Per number of graphs: cost, graphs actually used, number of leading shapes served.
     ways: Vec<(u128, usize, usize)>,
 }
 
 impl Group {
     fn new(shapes: Vec<(Key, u64)>, weights: Weights, limit: &Limit, costs: &Costs) -> Result<Self> {
-        // The shapes that the pool has room for; they stand in the order of weight.
+        // Number of shapes which fit the pool; shapes are ordered by weight.
         let room =
             limit.weight.map_or(0, |most| shapes.partition_point(|(shape, _)| weights.of(shape) <= most));
         let graphs = room.min(usize::try_from(limit.graphs).unwrap_or(usize::MAX));
@@ -127,7 +131,7 @@ impl Group {
             let value = (room as i128 + 1) * (graphs as i128 + 1);
             return Err(Error::InvalidArgument { what: "shapes times graphs", value, expected });
         }
-        // Each shape covers those before it: the bucket of a run is its last shape.
+        // Each shape covers all earlier ones, so the bucket of a run is its last shape.
         let nested = shapes[..room].windows(2).all(|pair| pair[1].0.join(&pair[0].0) == pair[1].0);
         if !nested && room > MAX_SHAPES {
             let expected = "at most 2^14 of several axes: round the shapes";
@@ -161,13 +165,13 @@ impl Group {
         let mut ways: Vec<(u128, usize, usize)> = Vec::with_capacity(graphs + 1);
         for used in 0..=graphs {
             let best = (0..=room).map(|end| (cuts.cost(used, end).saturating_add(eager[end]), used, end));
-            // Of equals, the one with fewer graphs.
+            // Of equal costs, choose fewer graphs.
             ways.extend(ways.last().copied().into_iter().chain(best).min_by_key(|way| (way.0, way.1)));
         }
         Ok(Self { shapes, cuts, ways })
     }
 
-    /// The cheapest cuts of shapes of which each covers those before it, by sums over all before a shape.
+    /// Computes the cheapest cuts of nested shapes with prefix sums.
     fn cuts_of_nested(shapes: &[(Key, u64)], room: usize, graphs: usize, weights: Weights) -> Cuts {
         let mut sums = vec![(0_u128, 0_u128)];
         for (shape, count) in &shapes[..room] {
@@ -194,11 +198,11 @@ impl Group {
     }
 }
 
-/// Chooses buckets for this traffic. Where no traffic is known yet, count every size once.
+/// Chooses buckets for this traffic. Without known traffic, record every size once.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for a shape without any size, for more work than a plan may be (round the shapes to multiples of
-/// something then), and as [`Budget::limit`].
+/// [`Error::InvalidArgument`] for a shape of size 0 on all axes, for too much work (round the
+/// shapes to multiples then), and as [`Budget::limit`].
 pub fn plan(traffic: &Histogram, weights: Weights, budget: &Budget, costs: &Costs) -> Result<Plan> {
     let limit = budget.limit(costs)?;
     let mut variants = BTreeMap::<u32, Vec<(Key, u64)>>::new();
@@ -215,7 +219,8 @@ pub fn plan(traffic: &Histogram, weights: Weights, budget: &Budget, costs: &Cost
         groups.push(Group::new(shapes, weights, &limit, costs)?);
     }
 
-    // Deals the graphs out: `curve[k]` is the least cost of the groups so far with k graphs, `dealt[g][k]` group g's share of them.
+    // Distributes the graphs: `curve[k]` is the least cost of the groups so far with k graphs,
+    // `dealt[g][k]` the share of group g.
     let (mut sums, mut shares) = (0_usize, 0_usize);
     let mut curve = vec![0_u128];
     let mut dealt = Vec::with_capacity(groups.len());
@@ -241,7 +246,7 @@ pub fn plan(traffic: &Histogram, weights: Weights, budget: &Budget, costs: &Cost
         curve = next.iter().map(|(cost, _)| *cost).collect();
         dealt.push(next);
     }
-    // `ways` and so `curve` never rise; no more graphs than are worth having.
+    // `ways` and so `curve` never rise. Use no more graphs than reduce the cost.
     let mut left = curve.iter().position(|cost| Some(cost) == curve.last()).unwrap_or(0);
     curve.truncate(left + 1);
     let mut keys = Vec::new();
@@ -250,7 +255,7 @@ pub fn plan(traffic: &Histogram, weights: Weights, budget: &Budget, costs: &Cost
         keys.extend(group.buckets(share));
         left -= share;
     }
-    // Two runs may come to the same bucket where there are several axes.
+    // With several axes, two runs may have the same bucket.
     keys.sort_unstable();
     keys.dedup();
 

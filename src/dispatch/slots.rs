@@ -1,4 +1,4 @@
-//! Which graphs are there, and when each was used.
+//! State and last use of every graph of a dispatcher.
 //!
 //! ```text
 //!   a slot:   absent ──a step claims it──> capturing ──finish──> ready ──evict──> absent
@@ -14,11 +14,10 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use super::counters::Reason;
 use crate::error::{Error, Result};
 
-/// A graph's place: one for each bucket of each mode.
+/// Number of a graph: one slot per bucket and mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u32);
 
-/// What is in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Absent = 0,
@@ -54,19 +53,18 @@ impl State {
 #[derive(Debug, Default)]
 struct Place {
     state: AtomicU8,
-    /// Steps that its graphs ran.
+    /// Steps run by the graphs of this slot.
     replays: AtomicU64,
-    /// When it was used last, by the clock of all slots.
+    /// Time of last use, on the clock of all slots.
     used: AtomicU64,
-    /// Weight of the step that it is being captured for.
+    /// Weight of the step for which the graph is being captured.
     asked: AtomicU64,
 }
 
-/// The slots of a dispatcher.
 #[derive(Debug)]
 pub(super) struct Slots {
     places: Box<[Place]>,
-    /// Those that are ready or being captured.
+    /// Number of slots ready or being captured.
     graphs: AtomicU32,
     most_graphs: u32,
     clock: AtomicU64,
@@ -78,9 +76,9 @@ impl Slots {
         Self { places, graphs: AtomicU32::new(0), most_graphs, clock: AtomicU64::new(0) }
     }
 
-    /// Absent for no slot.
+    /// Returns the state; absent for an invalid slot.
     pub(super) fn state(&self, slot: Slot) -> State {
-        // Acquire: whoever made the graph stored it before it reported the capture.
+        // Acquire: the graph was stored before its capture was reported.
         self.places
             .get(slot.0 as usize)
             .map_or(State::Absent, |place| State::of(place.state.load(Ordering::Acquire)))
@@ -94,7 +92,7 @@ impl Slots {
         self.places.get(slot.0 as usize).map_or(0, |place| place.replays.load(Ordering::Relaxed))
     }
 
-    /// A graph that is there ran a step.
+    /// Records a step run by an existing graph.
     pub(super) fn use_now(&self, slot: Slot) {
         if let Some(place) = self.places.get(slot.0 as usize) {
             place.replays.fetch_add(1, Ordering::Relaxed);
@@ -102,7 +100,8 @@ impl Slots {
         }
     }
 
-    /// A step is run by this graph whatever was decided, if it is there; else it is going to be captured.
+    /// Records a step run by this graph by the decision of another rank. A missing graph is
+    /// captured by the caller.
     pub(super) fn impose(&self, slot: Slot) -> Result<()> {
         self.place(slot)?;
         if self.state(slot) == State::Ready {
@@ -115,14 +114,14 @@ impl Slots {
         place.used.store(self.clock.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
-    /// Notes the weight of the step for which a slot was claimed.
+    /// Stores the weight of the step for which a slot was claimed.
     pub(super) fn ask(&self, slot: Slot, weight: u64) {
         if let Some(place) = self.places.get(slot.0 as usize) {
             place.asked.store(weight, Ordering::Relaxed);
         }
     }
 
-    /// Takes an absent slot and room for its graph.
+    /// Reserves an absent slot within the graph limit.
     pub(super) fn claim(&self, slot: Slot, to: State) -> std::result::Result<(), Reason> {
         let more = |graphs: u32| (graphs < self.most_graphs).then_some(graphs + 1);
         self.graphs.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| Reason::Budget)?;
@@ -132,7 +131,7 @@ impl Slots {
         })
     }
 
-    /// Takes a slot for a capture ahead of traffic.
+    /// Reserves a slot for a capture ahead of traffic.
     pub(super) fn begin(&self, slot: Slot) -> Result<()> {
         self.place(slot)?;
         let found = self.state(slot);
@@ -146,11 +145,12 @@ impl Slots {
         }))
     }
 
-    /// Ends a capture; the weight of the step that it was for, if it was for one.
+    /// Ends a capture. Returns the weight of its step; `None` for a capture ahead of traffic.
     pub(super) fn finish(&self, slot: Slot, to: State) -> Result<Option<u64>> {
         let place = self.place(slot)?;
         if to == State::Ready {
-            // Before it is ready, or it could be found the least recently used at once.
+            // Before the slot is ready: otherwise the new graph could be chosen as least recently
+            // used.
             self.touch(place);
         }
         let asked = place.asked.load(Ordering::Relaxed);
@@ -166,7 +166,6 @@ impl Slots {
         Ok(step)
     }
 
-    /// A graph was dropped.
     pub(super) fn evict(&self, slot: Slot) -> Result<()> {
         self.change(slot, State::Ready, State::Absent, "ready")?;
         self.graphs.fetch_sub(1, Ordering::Relaxed);
@@ -177,7 +176,7 @@ impl Slots {
         self.change(slot, State::Failed, State::Absent, "failed")
     }
 
-    /// Of the graphs that are there, the one whose last use is the longest ago; never `kept`.
+    /// Returns the least recently used existing graph, except `kept`.
     pub(super) fn least_recently_used(&self, kept: Option<Slot>) -> Option<Slot> {
         let ready = (0..self.places.len())
             .map(|number| Slot(number as u32))
@@ -193,7 +192,7 @@ impl Slots {
 
     fn change(&self, slot: Slot, from: State, to: State, expected: &'static str) -> Result<()> {
         let state = &self.place(slot)?.state;
-        // Release: what the caller stored before is there for who finds the slot ready.
+        // Release: stores of the caller are visible to readers which find the slot ready.
         let changed = state.compare_exchange(from as u8, to as u8, Ordering::AcqRel, Ordering::Acquire);
         let wrong = |found| {
             let found = State::of(found).name();

@@ -1,23 +1,23 @@
-//! Device memory of executables, estimated from what instantiating them took.
+//! Device memory of executables, estimated from measured instantiations.
 
-/// Bytes of an executable and of one of its nodes before anything was measured: the upper ends of what an H200 with CUDA 13.0 took
-/// (docs/performance.md).
+/// Default bytes of an executable and of one node, before any measurement: upper ends of the values
+/// on an H200 with CUDA 13.0 (docs/performance.md).
 const EXECUTABLE: u64 = 128 << 10;
 const NODE: u64 = 3 << 10;
 /// Instantiations that are measured.
 const MEASURES: u32 = 32;
 
-/// The size of a set of executables.
+/// Size of a set of executables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Size {
-    /// Executables: one for each graph of the set.
+    /// Number of executables, one per graph of the set.
     pub executables: u64,
-    /// Nodes of all of them.
+    /// Number of nodes over all executables.
     pub nodes: u64,
 }
 
 impl Size {
-    /// The bytes one would expect, having measured nothing.
+    /// Returns the default estimate in bytes.
     fn expected(self) -> u64 {
         self.executables * EXECUTABLE + self.nodes * NODE
     }
@@ -25,34 +25,38 @@ impl Size {
 
 /// Device memory of all executables of a pool.
 ///
-/// The driver keeps what a destroyed executable had, and makes the next ones from it: so bytes follow the most that there ever was.
+/// The driver keeps the memory of destroyed executables for later ones, so bytes follow the maximum
+/// so far.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
-    /// Expected bytes of what there is, and the most of that.
+    /// Default estimate of the existing executables, and its maximum so far.
     expected: u64,
     most_expected: u64,
-    /// Bytes by which the device had less when executables were made: the first ones measured, later ones estimated from those.
+    /// Decrease of free device memory by instantiations, in bytes: the first ones measured, later ones
+    /// estimated.
     measured: u64,
     measures: u32,
     pub(super) now: Size,
 }
 
 impl Ledger {
-    /// Whether the next instantiation is worth measuring: asking the device twice costs more host time than instantiating a small graph.
+    /// Returns whether the next instantiation is measured. Two queries of free memory cost the host
+    /// more than the instantiation of a small graph.
     pub(super) fn wants_measure(&self) -> bool {
         self.measures < MEASURES
     }
 
-    /// Executables were instantiated. `bytes`: by how much the device had less afterwards, where that was measured.
+    /// Records an instantiation. `bytes`: measured decrease of free device memory; `None`: not measured.
     pub(super) fn made(&mut self, size: Size, bytes: Option<u64>) {
         self.now.executables += size.executables;
         self.now.nodes += size.nodes;
         self.expected += size.expected();
         let grown = self.expected.saturating_sub(self.most_expected);
         self.measured += match bytes {
-            // What other threads allocate in the same moment is measured too: no executable takes several times the estimate.
+            // The measurement includes allocations of other threads, so it is capped at four times the
+            // estimate.
             Some(bytes) => bytes.min(4 * size.expected()),
-            // The driver has memory of destroyed executables for the rest.
+            // The rest comes from destroyed executables, whose memory the driver keeps.
             None => self.scaled(grown),
         };
         self.most_expected += grown;
@@ -65,17 +69,18 @@ impl Ledger {
         self.expected -= size.expected();
     }
 
-    /// Bytes that executables took from the device and that the driver keeps for them.
+    /// Returns the bytes taken from the device, including memory kept by the driver.
     pub(super) fn bytes(&self) -> u64 {
         self.measured
     }
 
-    /// Bytes that a set of that size takes, estimated from those measured so far.
+    /// Estimates the bytes of a set of this size, scaled by the measurements so far.
     pub(super) fn share(&self, size: Size) -> u64 {
         self.scaled(size.expected())
     }
 
-    /// Bytes in use once some executables are made and others destroyed, estimated likewise.
+    /// Estimates the bytes in use after making and dropping executables, scaled by the measurements
+    /// so far.
     pub(super) fn bytes_after(&self, made: Size, dropped: Size) -> u64 {
         self.scaled((self.expected + made.expected()).saturating_sub(dropped.expected()))
     }

@@ -1,4 +1,4 @@
-//! A pool's numbers for Prometheus.
+//! Prometheus metrics of a pool of executables.
 
 use super::{ExecutablePool, ExecutableStats};
 use crate::dispatch::exposition::{Exposition, Kind, Metric};
@@ -18,8 +18,8 @@ const REPLAYS: Metric = Metric {
 };
 
 impl ExecutablePool {
-    /// All numbers in Prometheus's text exposition format, with these labels on every sample. The labels `state` and `what` are
-    /// the library's own.
+    /// Returns all numbers in Prometheus's text exposition format, with `labels` on every sample.
+    /// The labels `state` and `what` are reserved.
     #[must_use]
     pub fn prometheus(&self, labels: &[(&str, &str)]) -> String {
         self.stats().prometheus(labels)

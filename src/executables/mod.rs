@@ -1,13 +1,17 @@
-//! Executable graphs: instantiated at a graph's first replay or ahead of it, destroyed by least recent use.
+//! Pools of executable graphs: instantiated at the first replay or ahead, evicted by least recent
+//! use.
 //!
-//! A captured graph is a *template* in host memory. Its executable (`cudaGraphExec_t`) takes device memory outside every allocator: about
-//! 100 KiB and some KiB a node (docs/performance.md). A pool bounds the memory of all executables of a device: beyond its limits the least
-//! recently launched graph loses its executables and is instantiated again when it is needed.
+//! A captured graph is a *template* in host memory. Its executable (`cudaGraphExec_t`) takes device
+//! memory outside every allocator: about 100 KiB and some KiB per node (docs/performance.md). A
+//! pool bounds the memory of all executables of a device: beyond its limits the least recently
+//! launched graph loses its executables, and is instantiated again when needed.
 //!
-//! Executables are never updated to another graph (`cudaGraphExecUpdate`): an executable of more than 200 nodes that was updated to other
-//! grids or functions replays 10 to 20 % slower for ever (H200, driver 580, docs/performance.md).
+//! Executables are never updated to another graph (`cudaGraphExecUpdate`): an executable of more
+//! than 200 nodes, updated to other grids or functions, replays 10 to 20 % slower for ever (H200,
+//! driver 580, docs/performance.md).
 //!
-//! `policy` decides; this file carries out. No driver call is made under the lock, and none waits for the device.
+//! `policy` decides; this file executes. No driver call is made under the lock, and none waits for
+//! the device.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,14 +31,14 @@ pub use policy::{Counts, Limits};
 
 use policy::{GraphKey, Policy, Step, Why};
 
-/// The executables of one template, one for each of its graphs.
+/// Executables of one template, one per graph.
 type Set = Arc<[Executable]>;
 
 #[derive(Debug, Default)]
 struct State {
     policy: Policy,
     sets: SecondaryMap<GraphKey, Set>,
-    /// Executables that the driver refused to destroy; tried again at the next destruction.
+    /// Executables the driver refused to destroy; tried again at the next destruction.
     undestroyed: Vec<Executable>,
 }
 
@@ -45,7 +49,7 @@ impl State {
     }
 }
 
-/// The executables of a device's graphs. Any thread.
+/// Pool of the executables of a device's graphs. Thread-safe.
 #[derive(Debug)]
 pub struct ExecutablePool {
     driver: SharedDriver,
@@ -54,27 +58,28 @@ pub struct ExecutablePool {
     closed: AtomicBool,
 }
 
-/// Contents of a pool, and events since it was made.
+/// Contents of a pool, and event counts since its creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExecutableStats {
     /// Captured graphs of the pool; a piecewise capture counts once.
     pub graphs: u64,
-    /// Graphs that have executables now.
+    /// Graphs with executables.
     pub instantiated: u64,
-    /// Executables and their nodes, now.
+    /// Current executables and their nodes.
     pub now: Size,
-    /// Nodes of all graphs; each takes about a KiB of host memory.
+    /// Nodes of all graphs; each takes about 1 KiB of host memory.
     pub template_nodes: u64,
-    /// Bytes of device memory that executables took. The driver keeps the memory of destroyed executables for later ones. The free memory
-    /// of the device before and after each of the first 32 instantiations, which includes what other threads took or gave meanwhile; later
-    /// ones are estimated from those.
+    /// Bytes of device memory taken by executables. The driver keeps the memory of destroyed
+    /// executables for later ones. The first 32 instantiations are measured as the decrease of free
+    /// device memory, so concurrent allocations of other threads are included; later ones are
+    /// estimated from those.
     pub bytes: u64,
-    /// Events.
+    /// Event counts.
     pub counts: Counts,
 }
 
 impl ExecutablePool {
-    /// Makes an empty pool for a device.
+    /// Creates an empty pool for a device.
     ///
     /// # Errors
     /// [`Error::WrongState`] on a platform without graphs.
@@ -89,7 +94,7 @@ impl ExecutablePool {
         Ok(Arc::new(pool))
     }
 
-    /// Changes the limits. Executables beyond them are destroyed, except those that are being launched.
+    /// Sets the limits. Executables beyond them are destroyed, except during a launch.
     pub fn set_limits(&self, limits: Limits) {
         let evicted = self.state.change(|state| {
             let evicted = state.policy.set_limits(limits);
@@ -104,7 +109,7 @@ impl ExecutablePool {
         self.read(|policy| policy.limits())
     }
 
-    /// Returns the counts as they are now.
+    /// Returns the current counts.
     #[must_use]
     pub fn stats(&self) -> ExecutableStats {
         self.read(|policy| {
@@ -120,20 +125,21 @@ impl ExecutablePool {
         })
     }
 
-    /// Returns the bytes of device memory that executables of that size would take, estimated from those measured so far.
+    /// Estimates the device bytes of executables of this size from the measurements so far.
     #[must_use]
     pub fn expected_bytes(&self, size: Size) -> u64 {
         self.read(|policy| policy.ledger.share(size))
     }
 
-    /// Adds the graphs of one capture, which are launched together and in this order, and instantiates none. `pinned` executables are never
-    /// evicted. Graphs that allocate, or that may contain such graphs, are always pinned: their executables own memory.
+    /// Adds the graphs of one capture, launched together and in this order, without instantiation.
+    /// `pinned` executables are never evicted. Graphs which allocate, or may contain such graphs,
+    /// are always pinned: their executables own memory.
     ///
     /// # Errors
-    /// Errors of the driver.
+    /// Driver errors.
     ///
     /// # Safety
-    /// The graphs are of this device, outlive the template, and are not changed.
+    /// The graphs belong to this device, outlive the template, and never change.
     pub unsafe fn add(self: &Arc<Self>, graphs: &[Graph], pinned: bool) -> Result<GraphTemplate> {
         let door = self.door()?;
         let (mut size, mut pinned) = (Size::default(), pinned);
@@ -148,7 +154,7 @@ impl ExecutablePool {
         Ok(GraphTemplate { pool: Arc::clone(self), graphs: graphs.into(), key, size })
     }
 
-    /// After a panic, makes every later call but destruction an error.
+    /// Makes every later call fail after a panic, except destruction.
     #[cfg(feature = "bridge")]
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
@@ -168,13 +174,14 @@ impl ExecutablePool {
         self.state.wait_for(|state| read.take().map(|read| read(&state.policy)))
     }
 
-    /// Destroys executables, and those that the driver refused to destroy before.
+    /// Destroys executables, including those the driver refused to destroy before.
     fn destroy(&self, executables: impl IntoIterator<Item = Executable>) {
         let Some(door) = self.driver.graphs() else { return };
         let undestroyed = self.state.change(|state| std::mem::take(&mut state.undestroyed));
         let mut refused = Vec::new();
         for executable in undestroyed.into_iter().chain(executables) {
-            // SAFETY: made by this pool and in no set any more; the driver keeps it until its last launch is done.
+            // SAFETY: made by this pool and removed from its set; the driver keeps the executable
+            // until its last launch is done.
             if let Err(error) = unsafe { door.executable_destroy(executable) } {
                 tracing::warn!(%error, "cannot destroy an executable now: trying again later");
                 refused.push(executable);
@@ -195,12 +202,13 @@ impl ExecutablePool {
 impl Drop for ExecutablePool {
     fn drop(&mut self) {
         let left: Vec<Set> = self.state.change(|state| state.sets.drain().map(|(_, set)| set).collect());
-        // Also those that could not be destroyed before.
+        // Also retries executables which could not be destroyed before.
         self.destroy(left.iter().flat_map(|set| set.iter().copied()));
     }
 }
 
-/// The graphs of one capture in a pool. Launched by one thread at a time: replays of an arena are ordered.
+/// Graphs of one capture in a pool. Launched by one thread at a time: replays of an arena are
+/// ordered.
 #[derive(Debug)]
 pub struct GraphTemplate {
     pool: Arc<ExecutablePool>,
@@ -222,41 +230,44 @@ impl GraphTemplate {
         &self.pool
     }
 
-    /// Returns the bytes of device memory that its executables take, estimated from those measured so far.
+    /// Estimates the device bytes of its executables from the measurements so far.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.pool.read(|policy| policy.bytes_of(self.key))
     }
 
-    /// Returns whether it has executables now.
+    /// Returns whether executables exist.
     #[must_use]
     pub fn is_instantiated(&self) -> bool {
         self.pool.read(|policy| policy.has_executables(self.key))
     }
 
-    /// Hints that this graph launches soon: its executables are evicted last. Returns whether it has some.
+    /// Hints that this graph launches soon: its executables are evicted last. Returns whether
+    /// executables exist.
     pub fn touch(&self) -> bool {
         self.pool.state.change(|state| state.policy.touch(self.key))
     }
 
-    /// Never evicts its executables from now on: for callers that change them, or keep their handles.
+    /// Never evicts the executables from now on: for callers which modify executables or keep their
+    /// handles.
     pub fn pin(&self) {
         self.pool.state.change(|state| state.policy.pin(self.key));
     }
 
-    /// Calls `give` with the position and the executable of each graph, to be launched before [`launched`](Self::launched) is called.
-    /// Instantiates the graphs first where they have no executables, and evicts others for that where the limits or the device ask for it.
+    /// Calls `give` with position and executable of each graph, to be launched before
+    /// [`launched`](Self::launched). Instantiates missing executables first, and evicts others if
+    /// required by the limits or the device.
     ///
     /// # Errors
-    /// Errors of the driver, such as out of memory; the template and the pool stay usable.
+    /// Driver errors, such as out of memory; template and pool stay usable.
     pub fn acquire(&self, mut give: impl FnMut(usize, Executable)) -> Result<()> {
         let set = self.set_for(Why::Replay)?;
-        // A replay is never refused.
+        // The policy never refuses a replay.
         set.iter().flat_map(|set| set.iter().enumerate()).for_each(|(place, one)| give(place, *one));
         Ok(())
     }
 
-    /// Ends [`acquire`](Self::acquire): the graphs were launched.
+    /// Ends [`acquire`](Self::acquire) after the launch.
     pub fn launched(&self) {
         let evicted = self.pool.state.change(|state| {
             let evicted = state.policy.launched(self.key);
@@ -265,8 +276,8 @@ impl GraphTemplate {
         self.pool.destroy_sets(evicted);
     }
 
-    /// Instantiates ahead of a replay, from any thread, if the limits leave room without evicting a graph that was wanted at the last replay
-    /// or since. Returns whether it has executables.
+    /// Instantiates ahead of a replay, on any thread, if the limits permit without evicting a graph
+    /// wanted at or after the last replay. Returns whether executables exist.
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire).
@@ -274,7 +285,7 @@ impl GraphTemplate {
         Ok(self.set_for(Why::Ahead)?.is_some())
     }
 
-    /// The executables; `None` only ahead of a replay.
+    /// Returns the executables; `None` only ahead of a replay.
     fn set_for(&self, why: Why) -> Result<Option<Set>> {
         enum Next {
             Ready(Option<Set>),
@@ -323,11 +334,12 @@ impl GraphTemplate {
         }
     }
 
-    /// New executables, and by how many bytes the device has less since, where that is measured.
+    /// Instantiates all graphs. Returns the executables and, if measured, the decrease of free device
+    /// memory in bytes.
     fn try_instantiate(&self) -> Result<(Vec<Executable>, Option<u64>)> {
         let door = self.pool.door()?;
         let measure = self.pool.read(|policy| policy.ledger.wants_measure());
-        // A figure for the statistics: no reason to fail.
+        // For statistics only, so an error is ignored.
         let free = || measure.then(|| self.pool.driver.free_bytes().ok()).flatten();
         let before = free();
         let mut made = Vec::with_capacity(self.graphs.len());

@@ -1,4 +1,4 @@
-//! Decides which captured graphs have executables: plain code without a driver. Its clock counts replays.
+//! Eviction policy of executables: plain code without a driver. Its clock counts replays.
 
 use slotmap::{SlotMap, new_key_type};
 
@@ -9,53 +9,54 @@ new_key_type! {
     pub(super) struct GraphKey;
 }
 
-/// Bounds on the executables of a pool.
+/// Limits of the executables of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Captured graphs that may have executables at a time; a piecewise capture counts once. `None`: no bound.
+    /// Maximum number of captured graphs with executables; a piecewise capture counts once. `None`:
+    /// no limit.
     pub graphs: Option<usize>,
-    /// Bytes of device memory that executables may take. `None`: no bound.
+    /// Maximum bytes of device memory for executables. `None`: no limit.
     pub bytes: Option<u64>,
 }
 
-/// Events since the pool was made.
+/// Event counts since creation of the pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Graphs that were instantiated; a piecewise capture counts once.
+    /// Instantiations of captured graphs; a piecewise capture counts once.
     pub instantiated: u64,
-    /// Those of `instantiated` that were instantiated ahead of a replay.
+    /// Instantiations ahead of a replay, part of `instantiated`.
     pub ahead: u64,
-    /// Graphs whose executables were destroyed to stay within the limits or to make room on the device.
+    /// Graphs whose executables were destroyed for the limits or for lack of device memory.
     pub evicted: u64,
-    /// Replays that found their executables ready.
+    /// Replays with existing executables.
     pub hits: u64,
-    /// Replays that had to instantiate first.
+    /// Replays which had to instantiate first.
     pub misses: u64,
 }
 
-/// Why a graph wants executables.
+/// Reason of a request for executables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Why {
-    /// It is launched now.
+    /// Launch now.
     Replay,
-    /// It may be launched soon.
+    /// A launch may follow soon.
     Ahead,
 }
 
-/// The next step of a caller that wants executables.
+/// Next step of a caller which requests executables.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// The graph has executables.
+    /// The executables exist.
     Ready,
-    /// Another thread launches or instantiates this graph: ask again when something has changed.
+    /// Another thread launches or instantiates this graph: retry after a change.
     Wait,
-    /// Destroy the executables of these graphs, instantiate this one, then report with [`Policy::made`] or [`Policy::failed`].
+    /// Destroy the executables of these graphs, instantiate the requested graph, then report with
+    /// [`Policy::made`] or [`Policy::failed`].
     Instantiate(Vec<GraphKey>),
-    /// Only ahead of a replay: the limits leave no room without evicting a graph that was wanted more recently.
+    /// Only ahead of a replay: the limits would require evicting a more recently wanted graph.
     Refuse,
 }
 
-/// Whether an entry has executables, and who uses the entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Empty,
@@ -67,10 +68,10 @@ enum State {
 #[derive(Debug)]
 struct Entry {
     size: Size,
-    /// Its executables are never evicted.
+    /// Never evict the executables.
     pinned: bool,
     state: State,
-    /// The replay at which it was last launched or expected.
+    /// Clock of the last launch or hint.
     last_wanted: u64,
 }
 
@@ -80,7 +81,7 @@ impl Entry {
     }
 }
 
-/// The graphs of a pool and which of them have executables.
+/// Graphs of a pool and the state of their executables.
 #[derive(Debug, Default)]
 pub(super) struct Policy {
     limits: Limits,
@@ -89,13 +90,13 @@ pub(super) struct Policy {
     pub(super) counts: Counts,
     /// Nodes of all graphs.
     nodes: u64,
-    /// Graphs that have executables.
+    /// Graphs with executables.
     instantiated: usize,
     replays: u64,
 }
 
 impl Policy {
-    /// Changes the limits. Returns the graphs whose executables are to be destroyed.
+    /// Sets the limits. Returns the graphs whose executables the caller must destroy.
     pub(super) fn set_limits(&mut self, limits: Limits) -> Vec<GraphKey> {
         self.limits = limits;
         self.shrink()
@@ -105,7 +106,7 @@ impl Policy {
         self.limits
     }
 
-    /// Graphs, those that have executables, and the nodes of all graphs.
+    /// Returns the number of graphs, of graphs with executables, and of nodes.
     pub(super) fn totals(&self) -> (usize, usize, u64) {
         (self.graphs.len(), self.instantiated, self.nodes)
     }
@@ -115,7 +116,7 @@ impl Policy {
         self.graphs.insert(Entry { size, pinned, state: State::Empty, last_wanted: 0 })
     }
 
-    /// Forgets a graph that no thread launches or instantiates.
+    /// Removes a graph which no thread launches or instantiates.
     pub(super) fn remove(&mut self, key: GraphKey) {
         if let Some(gone) = self.graphs.remove(key) {
             self.nodes -= gone.size.nodes;
@@ -126,12 +127,13 @@ impl Policy {
         }
     }
 
-    /// Bytes that a graph's executables take, estimated from those measured so far.
+    /// Estimates the bytes of a graph's executables from the measurements so far.
     pub(super) fn bytes_of(&self, key: GraphKey) -> u64 {
         self.graphs.get(key).map_or(0, |graph| self.ledger.share(graph.size))
     }
 
-    /// Marks a graph as wanted soon, so that it is evicted last. Returns whether it has executables.
+    /// Marks a graph as wanted soon, so that the graph is evicted last. Returns whether executables
+    /// exist.
     pub(super) fn touch(&mut self, key: GraphKey) -> bool {
         let replays = self.replays;
         self.graphs.get_mut(key).is_some_and(|graph| {
@@ -144,14 +146,14 @@ impl Policy {
         self.graphs.get(key).is_some_and(Entry::has_executables)
     }
 
-    /// From now on the graph's executables, present or future, are never evicted.
+    /// Never evicts the graph's present or future executables from now on.
     pub(super) fn pin(&mut self, key: GraphKey) {
         if let Some(graph) = self.graphs.get_mut(key) {
             graph.pinned = true;
         }
     }
 
-    /// The first step towards executables for a graph.
+    /// Returns the first step towards executables for a graph.
     pub(super) fn acquire(&mut self, key: GraphKey, why: Why) -> Step {
         let Some(graph) = self.graphs.get_mut(key) else { return Step::Refuse };
         match (graph.state, why) {
@@ -179,7 +181,7 @@ impl Policy {
         }
     }
 
-    /// The graph was instantiated, which left the device with so many bytes less, where that was measured.
+    /// Records an instantiation. `bytes`: measured decrease of free device memory; `None`: not measured.
     pub(super) fn made(&mut self, key: GraphKey, why: Why, bytes: Option<u64>) {
         let Some(graph) = self.graphs.get_mut(key) else { return };
         self.counts.instantiated += 1;
@@ -199,19 +201,19 @@ impl Policy {
         self.ledger.made(graph.size, bytes);
     }
 
-    /// The graph could not be instantiated.
     pub(super) fn failed(&mut self, key: GraphKey) {
         self.set_state(key, State::Empty);
     }
 
-    /// Evicts the least recently wanted graph, for a device that has no memory left. Returns that graph.
+    /// Evicts and returns the least recently wanted graph, for a device without free memory.
     pub(super) fn evict_one(&mut self) -> Option<GraphKey> {
         let (victim, _) = *self.evictable(self.replays + 1).first()?;
         self.evict(&[victim]);
         Some(victim)
     }
 
-    /// The replay was launched. Returns the graphs whose executables are to be destroyed.
+    /// Records the launch of a replay. Returns the graphs whose executables the caller must
+    /// destroy.
     pub(super) fn launched(&mut self, key: GraphKey) -> Vec<GraphKey> {
         self.set_state(key, State::Idle);
         self.shrink()
@@ -223,13 +225,14 @@ impl Policy {
         }
     }
 
-    /// Whether the limits hold if some graphs are instantiated and some are evicted: how many of each, and their sizes in all.
+    /// Returns whether the limits hold after adding and evicting graphs, each given by count and
+    /// total size.
     fn fits(&self, added: (usize, Size), evicted: (usize, Size)) -> bool {
         self.limits.graphs.is_none_or(|limit| self.instantiated + added.0 <= limit + evicted.0)
             && self.limits.bytes.is_none_or(|limit| self.ledger.bytes_after(added.1, evicted.1) <= limit)
     }
 
-    /// Graphs that may be evicted and were last wanted before a replay, the least recently wanted first.
+    /// Returns the evictable graphs last wanted before a replay, least recently wanted first.
     fn evictable(&self, before: u64) -> Vec<(GraphKey, Size)> {
         let idle = |graph: &Entry| graph.state == State::Idle && !graph.pinned && graph.last_wanted < before;
         let mut idle: Vec<_> = self.graphs.iter().filter(|(_, graph)| idle(graph)).collect();
@@ -237,7 +240,8 @@ impl Policy {
         idle.into_iter().map(|(key, graph)| (key, graph.size)).collect()
     }
 
-    /// The graphs to evict until the limits hold with `added`, and whether they hold then. Only graphs that were last wanted before a replay.
+    /// Returns the graphs to evict until the limits hold with `added`, and whether they hold then.
+    /// Considers only graphs last wanted before replay `before`.
     fn victims(&self, added: (usize, Size), before: u64) -> (Vec<GraphKey>, bool) {
         let (mut victims, mut freed) = (Vec::new(), Size::default());
         if self.fits(added, (0, freed)) {
@@ -265,8 +269,9 @@ impl Policy {
         }
     }
 
-    /// Evicts until a graph of this size fits. A replay may evict every idle graph, and exceeds the limits where that is not enough. Ahead
-    /// of a replay, a graph that was wanted at the last one stays; `None` where nothing else makes enough room.
+    /// Evicts until a graph of this size fits. A replay may evict every idle graph, and exceeds the
+    /// limits if insufficient. Ahead of a replay, a graph wanted at the last replay stays; `None`
+    /// if the rest is insufficient.
     fn make_room(&mut self, size: Size, why: Why) -> Option<Vec<GraphKey>> {
         let before = if why == Why::Ahead { self.replays } else { self.replays + 1 };
         let (victims, fits) = self.victims((1, size), before);
@@ -277,7 +282,7 @@ impl Policy {
         Some(victims)
     }
 
-    /// Evicts until the limits hold, but never the graph that was wanted last.
+    /// Evicts until the limits hold, except the last wanted graph.
     fn shrink(&mut self) -> Vec<GraphKey> {
         let (victims, _) = self.victims((0, Size::default()), self.replays);
         self.evict(&victims);

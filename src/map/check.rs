@@ -1,4 +1,4 @@
-//! Whether a map that somebody gave makes sense: what follows relies on it.
+//! Validation of a page map read from JSON; later code relies on valid indices and sums.
 
 use serde::Deserialize;
 
@@ -9,7 +9,6 @@ fn invalid<T>(problem: String) -> Result<T> {
     Err(Error::InvalidMap { problem })
 }
 
-/// Which format a text says it has.
 pub(super) fn format_of(text: &str) -> Option<u64> {
     #[derive(Deserialize)]
     struct Head {
@@ -23,12 +22,12 @@ pub(super) fn other_format(format: u64) -> Error {
 }
 
 impl ArenaMap {
-    /// Every index leads to a page, and nothing is covered by more than there is.
+    /// Checks all indices and sizes.
     pub(super) fn check(&self) -> Result<()> {
         if self.format != MAP_FORMAT {
             return Err(other_format(self.format));
         }
-        // What a script in a browser can count exactly, so that no sum of pages is more than a number holds.
+        // The sum of page bytes must be exact in JavaScript, which also bounds every sum of pages.
         let mut all = 0_u64;
         for (number, page) in self.pages.iter().enumerate() {
             all = all.saturating_add(page.bytes);

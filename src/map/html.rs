@@ -1,10 +1,10 @@
-//! The map as one HTML file that fetches nothing: the template, and the data as JSON in it.
+//! The page map as one self-contained HTML file: the template with the data as JSON.
 
 use super::ArenaMap;
 
 const TEMPLATE: &str = include_str!("page/map.html");
 const STYLE: &str = include_str!("page/map.css");
-/// One scope: a file may use what another declares, and `facts.js` comes before, `page.js` behind all others.
+/// One scope: files may use each other's declarations. `facts.js` must be first, `page.js` last.
 const SCRIPT: &str = concat!(
     include_str!("page/facts.js"),
     include_str!("page/figures.js"),
@@ -15,10 +15,11 @@ const SCRIPT: &str = concat!(
 );
 
 impl ArenaMap {
-    /// The map as a web page: one file, which needs no network and no other file.
+    /// Returns the map as a web page: one file without network access or other files.
     #[must_use]
     pub fn to_html(&self) -> String {
-        // Within JSON, `<` stands in strings only, and nothing in there can end the script element or begin a comment.
+        // In JSON, `<` occurs in strings only; escaped, no string can end the script element or
+        // start a comment.
         let data = self.to_json().replace('<', "\\u003c");
         let mut page = String::with_capacity(TEMPLATE.len() + STYLE.len() + SCRIPT.len() + data.len());
         let mut rest = TEMPLATE;

@@ -1,12 +1,12 @@
-//! The page map: which graph shows which page of an arena, and what dropping a graph gives back. Data, JSON, a page to look at, a table
-//! for logs.
+//! Page map: shows the mapped pages of every graph of an arena, and the bytes freed by dropping
+//! each graph. As data, JSON, a web page, and a table for logs.
 //!
 //! ```text
 //!   take      from an arena as it is now: pages from the pool, blocks from the spaces
-//!   sums      what follows from that: shown, alone, given back, the curve
+//!   sums      derived numbers: mapped, unshared and freed bytes, the curve
 //!   check     of a map that was read from JSON
-//!   report    a table for logs            html     one file, which needs nothing else
-//!   perfetto  what a timeline viewer opens
+//!   report    a table for logs            html     one self-contained file
+//!   perfetto  a timeline for a trace viewer
 //! ```
 
 use serde::{Deserialize, Serialize};
@@ -24,168 +24,173 @@ mod take;
 
 pub(crate) use take::take;
 
-/// The version of the format.
+/// Version of the format.
 pub const MAP_FORMAT: u64 = 1;
 
-/// What a page is for.
+/// Use of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PageClass {
-    /// A large shared page: most blocks.
+    /// Large shared page: most blocks.
     Large,
-    /// A stretch of the tape that bump spaces show.
+    /// Part of the tape mapped by bump spaces.
     Tape,
-    /// A small shared page for small blocks.
+    /// Small shared page for small blocks.
     Slab,
-    /// A small shared page beside retained blocks, where only blocks that are freed were.
+    /// Small shared page next to live-out blocks, for freed blocks only.
     Filler,
-    /// A shared page that was a space's own once; no number.
+    /// Shared page formerly owned by a space; without number.
     Spare,
-    /// One space's own, under what it retained.
+    /// Page of one space, under its live-out (retained) blocks.
     Own,
-    /// Blocks that were said to be kept, of any spaces.
+    /// Page of persistent (kept) blocks of any spaces.
     Kept,
-    /// An exclusive block, which no space needs.
+    /// Page of a private (exclusive) block, used by no space.
     Exclusive,
 }
 
 /// A physical page of the arena.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MapPage {
-    /// What it is for.
+    /// Use of the page.
     pub class: PageClass,
-    /// Its number within its class, from 0. Those of large pages, slabs and fillers are what spaces ask for: the same requests, the same
-    /// numbers. Others are counted as they are found.
+    /// Number within the class, from 0. For large pages, slabs and fillers, the number requested by
+    /// spaces: equal requests get equal numbers. Pages of other classes are numbered in order of
+    /// discovery.
     pub number: u64,
-    /// Its bytes.
+    /// Bytes of the page.
     pub bytes: u64,
-    /// The space that it belongs to, if it is one's own.
+    /// Owning space, for a page of class [`Own`](PageClass::Own).
     pub owner: Option<u64>,
-    /// Where it lies for all spaces, if it is for kept blocks or an exclusive one; others have addresses in each space.
+    /// Common address of a page of kept or exclusive blocks; other pages have addresses in each
+    /// space.
     pub address: Option<u64>,
-    /// How many spaces need it; 0: it is an exclusive block's, or goes as soon as the device is done with what is gone.
+    /// Number of spaces which need the page. 0: an exclusive block's page, or freed as soon as the
+    /// device is done with destroyed graphs.
     pub spaces: u64,
-    /// Its arena is paused, and it has no memory: it counts for what spaces need, and not for what is held.
+    /// The arena is paused and the page non-resident: counted as needed by spaces, not as held.
     #[serde(default)]
     pub absent: bool,
-    /// The lease that it is on, at its borrower's addresses too: the spaces that need it are not replayed until that is over.
+    /// Lease of the page, which is also mapped at its borrower's addresses. Spaces which need the
+    /// page cannot replay until the lease is over.
     #[serde(default)]
     pub lease: Option<u64>,
 }
 
-/// A page at an address of a space.
+/// A page mapped at an address of a space.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MapTile {
     /// Index in [`ArenaMap::pages`].
     pub page: u64,
-    /// The address; the page lies there as a whole.
+    /// Address of the page's first byte.
     pub address: u64,
-    /// How many of its bytes were under live blocks at the space's peak. A page that shows at several addresses has its blocks at one
-    /// of them each.
+    /// Bytes of the mapping covered by live blocks at the space's peak. With several mappings of a
+    /// page, each block is counted at its own address.
     pub covered_bytes: u64,
 }
 
 /// A block.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MapBlock {
-    /// Its address.
+    /// Address.
     pub address: u64,
-    /// Its bytes, rounded up to 512.
+    /// Bytes, rounded up to 512.
     pub bytes: u64,
-    /// It was the space's n-th, from 1.
+    /// Position in the space's allocations, from 1.
     pub allocation: u64,
 }
 
-/// A space: one captured shape.
+/// A space: the addresses of one captured graph.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MapSpace {
-    /// Its number, unique in the process; later captures have larger ones.
+    /// Number, unique in the process; later captures have larger numbers.
     pub id: u64,
-    /// What its owner calls it.
+    /// Label set by the owner.
     pub label: Option<String>,
-    /// Where in the owner's program it was captured, if the owner said so: "model.py:120".
+    /// Source location of the capture, if set by the owner: "model.py:120".
     #[serde(default)]
     pub site: Option<String>,
-    /// "open", "sealed", "retired" (its graph is gone and somebody has a block of it) or "broken".
+    /// "open", "sealed", "retired" (the graph is destroyed and some block still live) or "broken".
     pub phase: String,
-    /// Blocks that were allocated in all.
+    /// Number of allocated blocks in total.
     pub allocations: u64,
-    /// Bytes of blocks that are live now.
+    /// Bytes of live blocks at present.
     pub live_bytes: u64,
-    /// The most bytes that were live at once.
+    /// Maximum bytes of live blocks.
     pub peak_live_bytes: u64,
-    /// Of the live bytes, those of kept blocks.
+    /// Bytes of kept blocks, part of live_bytes.
     pub kept_bytes: u64,
-    /// Bytes of addresses with a page behind them; a page that shows n times counts n times.
+    /// Bytes of mapped addresses; a page with n mappings counts n times.
     pub mapped_bytes: u64,
-    /// Bytes of the pages that it needs, each counted once.
+    /// Bytes of the needed pages, each counted once.
     pub shown_bytes: u64,
     /// Bytes of its own pages.
     pub retained_bytes: u64,
-    /// Bytes of shared pages that no other space needs.
+    /// Bytes of shared pages needed by no other space.
     pub alone_bytes: u64,
-    /// Bytes that nobody needs any more when the space and all its blocks are gone: those alone, its own ones, and kept pages on which
-    /// nobody else has a block.
+    /// Bytes freed by dropping the space and all its blocks: unshared pages, its own pages, and
+    /// kept pages without blocks of other spaces.
     pub drop_gives_bytes: u64,
-    /// The pages at its addresses, in address order.
+    /// Mappings, in address order.
     pub maps: Vec<MapTile>,
-    /// The blocks that were live at its peak, in address order; in a bump space all that were handed out.
+    /// Blocks live at the peak, in address order; in a bump space, all blocks handed out.
     pub blocks: Vec<MapBlock>,
-    /// Its kept blocks, on the arena's kept pages.
+    /// Kept blocks, on the arena's kept pages.
     pub kept: Vec<MapBlock>,
-    /// The kept pages that those are on, as indices in [`ArenaMap::pages`].
+    /// Kept pages of these blocks, as indices in [`ArenaMap::pages`].
     pub kept_pages: Vec<u64>,
-    /// Every block of its capture, in order, if that was traced.
+    /// All blocks of the capture, in order, if traced.
     pub events: Option<Vec<TracedBlock>>,
 }
 
-/// A point of the curve: what the hungriest spaces need.
+/// A point of the curve: memory need of the largest spaces.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MapPoint {
-    /// The space with which it is reached: they come by the bytes of the pages that they need, the hungriest first.
+    /// Space added at this point. Spaces are ordered by bytes of needed pages, largest first.
     pub space: u64,
-    /// Bytes that it and those before it need together.
+    /// Bytes needed by this space and all earlier ones together.
     pub with_bytes: u64,
-    /// Bytes that the others need together, once it and those before it are gone.
+    /// Bytes needed by the remaining spaces without this space and all earlier ones.
     pub without_bytes: u64,
 }
 
-/// Whoever else has memory of the device's pool.
+/// Another owner of memory in the device's pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MapHolder {
-    /// "arena", "region", "elastic", "ring", "workspaces", "free" (of the pool: whoever asks next gets it) or "leaving" (the driver would not take it back).
+    /// "arena", "region", "elastic", "ring", "workspaces", "exported" (still open in other
+    /// processes), "free" (free pages of the pool) or "leaving" (refused by the driver).
     pub kind: String,
-    /// What it is called.
+    /// Name of the owner.
     pub name: String,
-    /// Its pages.
+    /// Number of pages.
     pub pages: u64,
-    /// Their bytes.
+    /// Bytes of these pages.
     pub bytes: u64,
 }
 
-/// An arena as one can see it: pages, the spaces that show them, and who else has memory of the device.
+/// Map of an arena: pages, the spaces which map them, and other owners of device memory.
 ///
-/// Sizes are bytes, addresses the device's. In JSON the keys are the field names.
+/// Sizes are bytes, addresses the device's. JSON keys are the field names.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArenaMap {
-    /// The version of this format: [`MAP_FORMAT`].
+    /// Format version: [`MAP_FORMAT`].
     pub format: u64,
-    /// A line of the caller's: which engine, which rank.
+    /// Title set by the caller, such as engine and rank.
     pub title: String,
-    /// The platform's name.
+    /// Platform name.
     pub driver: String,
-    /// The device's number.
+    /// Device number.
     pub device: i32,
-    /// The device's name.
+    /// Device name.
     pub device_name: String,
-    /// The device's bytes.
+    /// Total bytes of the device.
     pub device_total_bytes: u64,
-    /// Those that the driver calls free; `None` if it did not say.
+    /// Free bytes by the driver; `None` if unknown.
     pub device_free_bytes: Option<u64>,
-    /// The arena's number.
+    /// Number of the arena.
     pub arena: u64,
-    /// Whether nothing moved while the map was taken. Pages, and all that follows from them, are of one moment in any case; what
-    /// blocks covered may then be of a later one.
+    /// Whether nothing changed while the map was taken. Pages and derived numbers are always of one
+    /// moment; otherwise the blocks may be of a later moment.
     pub settled: bool,
     /// Bytes of a small page.
     pub small_page_bytes: u64,
@@ -193,35 +198,35 @@ pub struct ArenaMap {
     pub large_page_bytes: u64,
     /// Bytes of all pages of the arena.
     pub held_bytes: u64,
-    /// The most that any one space has needed at a time: no arena for these captures could hold less.
+    /// Lower bound: peak bytes of the largest space. No arena for these captures can hold less.
     pub floor_bytes: u64,
-    /// What the spaces' peaks come to: the least that they would take with memory of their own each.
+    /// Sum of the spaces' peaks: lower bound for captures with separate memory.
     pub apart_bytes: u64,
-    /// The arena's budget.
+    /// Byte budget of the arena.
     pub budget_bytes: Option<u64>,
-    /// What executables took of the device, if the caller knows: no page of the pool.
+    /// Device bytes of executables, if known by the caller; not in the pool.
     pub executables_bytes: Option<u64>,
-    /// The pages, by class and number.
+    /// Pages, by class and number.
     pub pages: Vec<MapPage>,
-    /// The spaces, in the order they were opened.
+    /// Spaces, in the order of opening.
     pub spaces: Vec<MapSpace>,
-    /// A point for each space, the hungriest first.
+    /// One point per space, largest first.
     pub curve: Vec<MapPoint>,
-    /// Who else has memory of the pool.
+    /// Other owners of memory in the pool.
     pub holders: Vec<MapHolder>,
 }
 
 impl ArenaMap {
-    /// The map as one JSON object.
+    /// Returns the map as one JSON object.
     #[must_use]
     pub fn to_json(&self) -> String {
         to_json(self)
     }
 
-    /// A map from its JSON text. Keys that this version does not know are dropped.
+    /// Reads a map from JSON. Unknown keys are ignored.
     ///
     /// # Errors
-    /// [`Error::InvalidMap`] says what is wrong: no such JSON, another format, an index that leads nowhere.
+    /// [`Error::InvalidMap`] with the problem: invalid JSON, another format, or an invalid index.
     pub fn from_json(text: &str) -> Result<Self> {
         let invalid = |problem: String| Error::InvalidMap { problem };
         let map: Self = match serde_json::from_str(text) {

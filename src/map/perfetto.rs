@@ -1,15 +1,15 @@
-//! The captures of an arena as a timeline: JSON of the trace event format, which Perfetto and Chrome open.
+//! Captures of an arena as a timeline: JSON in the trace event format of Perfetto and Chrome.
 //!
-//! Time is counted in allocations and frees, a microsecond each, and captures stand one behind another: what is to be seen is their order
-//! and their shape. Blocks lie on top of each other, so they are counters and no slices.
+//! One microsecond stands for one allocation or free, and captures follow each other: the timeline
+//! shows order and shape only. Blocks overlap, so they appear as counters, not as slices.
 
 use serde_json::{Value, json};
 
 use super::ArenaMap;
 
 impl ArenaMap {
-    /// A slice for each capture, in the order they were opened; how many bytes the arena needs for those so far; and, where events were
-    /// traced, the bytes of live blocks.
+    /// Returns one slice per capture, in the order of opening. Counters show the bytes needed by
+    /// the arena so far and, for traced captures, the bytes of live blocks.
     #[must_use]
     pub fn to_perfetto(&self) -> String {
         let arena = self.arena;

@@ -1,4 +1,4 @@
-//! The map as text that fits a log.
+//! The page map as a text table for logs.
 
 use std::fmt;
 
@@ -6,11 +6,11 @@ use super::{ArenaMap, MapPage, MapSpace, PageClass};
 
 const MIB: u64 = 1 << 20;
 
-/// Most columns for pages, and most rows for shapes.
+/// Maximum number of page columns and of rows.
 const COLUMNS: usize = 40;
 const ROWS: usize = 40;
 
-/// Bytes in MiB: whole ones, or one decimal of few.
+/// Formats bytes as MiB: whole numbers, or one decimal if small.
 struct Mib(u64);
 
 impl fmt::Display for Mib {
@@ -26,7 +26,7 @@ impl fmt::Display for Mib {
 }
 
 impl MapSpace {
-    /// What it is called: its label without what would break a line, or its number.
+    /// Returns the label without control characters, or the number.
     pub(super) fn name(&self) -> String {
         match &self.label {
             Some(label) => label.chars().map(|c| if c.is_control() { ' ' } else { c }).collect(),
@@ -35,7 +35,6 @@ impl MapSpace {
     }
 }
 
-/// At most so many characters.
 fn cut(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
         return text.to_owned();
@@ -48,12 +47,13 @@ fn is_column(page: &MapPage) -> bool {
 }
 
 impl ArenaMap {
-    /// The map as a table of plain text: three lines that say what is held, what for, and what could be had back, and a line for each
-    /// shape, the hungriest first, of the 40 hungriest. A column stands for one large page or for several neighbours.
+    /// Returns the map as a plain text table: three lines with the held memory, its use and the
+    /// possible savings, then one line for each of the 40 largest spaces. A column stands for one
+    /// or several adjacent large pages.
     #[must_use]
     pub fn report(&self) -> String {
         let mut text = String::new();
-        // Writing to a String does not fail.
+        // Writing to a String cannot fail.
         let _ = self.write_report(&mut text);
         text
     }
@@ -98,7 +98,7 @@ impl ArenaMap {
         self.write_table(f)
     }
 
-    /// What could be had back, the most first.
+    /// Writes the possible savings, largest first.
     fn write_drops(&self, f: &mut impl fmt::Write) -> fmt::Result {
         let mut drops: Vec<&MapSpace> =
             self.spaces.iter().filter(|space| space.drop_gives_bytes > 0).collect();
@@ -177,7 +177,7 @@ impl ArenaMap {
             .chunks(each)
             .map(|pages| pages.iter().map(|p| self.pages[*p].spaces).max().unwrap_or(0))
             .collect();
-        // Ten steps of how many shapes show a page: 9 is all of them.
+        // Share of the spaces which map a page, in ninths; 9 is all.
         let most = self.spaces.len() as u64;
         let digits: String = used
             .iter()

@@ -1,9 +1,10 @@
-//! What follows from which space needs which page: what dropping one gives back, and the curve. Plain code over page numbers.
+//! Numbers derived from the pages needed by each space: bytes freed by dropping a space, and the
+//! curve. Plain code over page indices.
 
 use super::{ArenaMap, MapPoint, PageClass};
 
 impl ArenaMap {
-    /// The pages that each space needs, each once, as indices.
+    /// Returns the indices of the pages needed by each space, without duplicates.
     pub(super) fn needs(&self) -> Vec<Vec<usize>> {
         let of_space = |space: &super::MapSpace| {
             let shown = space.maps.iter().map(|tile| tile.page).chain(space.kept_pages.iter().copied());
@@ -15,7 +16,7 @@ impl ArenaMap {
         self.spaces.iter().map(of_space).collect()
     }
 
-    /// Fills in what follows from pages, maps and kept pages.
+    /// Computes the derived fields from pages, mappings and kept pages.
     pub(super) fn sum(&mut self) {
         let needs = self.needs();
         let mut users = vec![0_u64; self.pages.len()];

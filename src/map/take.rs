@@ -1,7 +1,8 @@
-//! A map of an arena as it is now.
+//! Takes a page map of an arena without stopping the arena.
 //!
-//! Nothing is stopped for it. Each space is asked under its own lock, then the pool once for all pages and where they show; if anything
-//! moved meanwhile, that is done again a few times. Pages and mappings are of one moment in any case.
+//! Each space is read under its own lock, then the pool once for all pages and mappings. If
+//! anything changed in between, the read is repeated a few times. Pages and mappings are always of
+//! one moment.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
@@ -10,10 +11,9 @@ use super::{ArenaMap, MAP_FORMAT, MapBlock, MapHolder, MapPage, MapSpace, MapTil
 use crate::pages::{Class, Holder, Other, PageId, PageName, RangeId, SurveyedPage};
 use crate::space::{Common, Core, Phase, Picture, Spot};
 
-/// How often a map is taken again because something moved.
+/// Maximum number of attempts while the arena changes.
 const TRIES: u32 = 4;
 
-/// The map of an arena.
 pub(crate) fn take(common: &Common, floor_bytes: u64) -> ArenaMap {
     let pool = common.pool();
     let (mut tries, mut before) = (0, pool.stats());
@@ -58,7 +58,8 @@ pub(crate) fn take(common: &Common, floor_bytes: u64) -> ArenaMap {
     map
 }
 
-/// What the arena's spaces say, those that are only held by blocks included, in the order they were opened.
+/// Returns the pictures of all spaces in the order of opening, including retired spaces with live
+/// blocks.
 fn pictures(common: &Common) -> Vec<Picture> {
     let living: Vec<_> = common.spaces.lock().values().filter_map(Weak::upgrade).collect();
     let mut cores: Vec<Arc<Core>> = living.iter().map(|space| Arc::clone(space.core())).collect();
@@ -66,12 +67,12 @@ fn pictures(common: &Common) -> Vec<Picture> {
     cores.extend(retired);
     let mut pictures: Vec<Picture> = cores.iter().map(|core| core.picture()).collect();
     pictures.sort_unstable_by_key(|picture| picture.id);
-    // A graph may have gone between the two lists.
+    // A graph may have been destroyed between the two lists.
     pictures.dedup_by_key(|picture| picture.id);
     pictures
 }
 
-/// The pages as the map says them, in order, each with where it shows.
+/// Converts the pages to map pages, in order, each with its mappings.
 fn named(
     pages: Vec<SurveyedPage>,
     names: &HashMap<PageId, PageName>,
@@ -79,7 +80,7 @@ fn named(
 ) -> Vec<(MapPage, SurveyedPage)> {
     let mut named: Vec<_> =
         pages.into_iter().map(|page| (class_and_number(&page, names, slabs), page)).collect();
-    // Those without a number in the order of their addresses, so that a map of the same captures is the same.
+    // Pages without number are sorted by address, so that equal captures give equal maps.
     named.sort_by_key(|(name, page)| (*name, page.shown.iter().map(|(_, at)| *at).min()));
     let mut counts: HashMap<PageClass, u64> = HashMap::new();
     let numbered = named.into_iter().map(|((class, number), page)| {
@@ -94,7 +95,7 @@ fn named(
             Holder::Retained { space, .. } => Some(space),
             _ => None,
         };
-        // Kept and exclusive blocks lie at addresses of the arena's, the same for all.
+        // Kept and exclusive blocks have addresses of the arena, equal for all spaces.
         let common = matches!(class, PageClass::Kept | PageClass::Exclusive);
         let address = page.shown.first().filter(|_| common).map(|(_, at)| at.0);
         let (bytes, absent, lease) = (page.bytes, page.absent, page.lease);
@@ -134,7 +135,7 @@ fn spaces(pictures: Vec<Picture>, pages: &[(MapPage, SurveyedPage)]) -> Vec<MapS
                 None if page.class == PageClass::Kept => {
                     kept_at.insert(at.0, number);
                 }
-                // Of a space that came or went meanwhile.
+                // Mapping of a space opened or destroyed in the meantime.
                 None => {}
             }
         }
@@ -144,7 +145,7 @@ fn spaces(pictures: Vec<Picture>, pages: &[(MapPage, SurveyedPage)]) -> Vec<MapS
         tiles.sort_unstable();
         space(picture, &tiles, &kept_at, pages)
     })
-    // An allocator may hold on to a space of which nothing is left.
+    // An allocator may hold a space without memory.
     .filter(|space| {
         space.phase != phase(Phase::Retired) || !(space.maps.is_empty() && space.kept_pages.is_empty())
     })
@@ -161,7 +162,7 @@ fn space(
     let mut maps = Vec::with_capacity(tiles.len());
     for (address, number) in tiles {
         let end = address + bytes(*number);
-        // Sorted and apart, so their ends are in order as well.
+        // Spots are sorted and disjoint, so their ends are sorted too.
         let first = picture.peak.partition_point(|spot| spot.address.0 + spot.bytes <= *address);
         let inside = picture.peak[first..].iter().take_while(|spot| spot.address.0 < end);
         let covered =
@@ -212,7 +213,7 @@ fn phase(phase: Phase) -> &'static str {
     }
 }
 
-/// Everybody else, one row for each by name.
+/// Sums the other owners by name, one row each.
 fn holders(others: Vec<Other>) -> Vec<MapHolder> {
     let mut rows: BTreeMap<(&'static str, String), (u64, u64)> = BTreeMap::new();
     for Other { holder, name, pages, bytes } in others {

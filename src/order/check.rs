@@ -1,23 +1,23 @@
-//! The check that ranks launch the same replays in the same order: what this one launched, and what came of comparing it.
+//! Check of equal replay order on all ranks: the launches of this rank and the result of
+//! comparisons.
 
 use super::compare::{Agreement, Difference, compare};
 use super::history::{DIGEST_BYTES, History};
 use crate::error::{Error, Result};
 use crate::sync::Mutex;
 
-/// More ranks than this are a number that nobody meant.
+/// Larger numbers of ranks are refused as mistakes.
 const RANKS_MOST: u32 = 4096;
 
-/// What one rank knows. The lock is never held while anybody is called.
+/// State of one rank. The lock is never held during a callback.
 #[derive(Debug)]
 pub(super) struct OrderCheck(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
     history: History,
-    /// Ranks launched different replays: nothing more is launched.
+    /// Launched replays differ: further launches are refused.
     difference: Option<Error>,
-    /// How often it began anew.
     restarts: u64,
 }
 
@@ -34,25 +34,25 @@ impl OrderCheck {
         Self(Mutex::new(State { history: History::new(), difference: None, restarts: 0 }))
     }
 
-    /// That no difference was found.
+    /// Returns the recorded difference as an error, if any.
     pub(super) fn usable(&self) -> Result<()> {
         self.0.lock().difference.clone().map_or(Ok(()), Err)
     }
 
-    /// A replay of this key is launched.
     pub(super) fn note(&self, key: u64) {
         self.0.lock().history.note(key);
     }
 
-    /// Begins anew, with replay 1.
+    /// Clears the state: the next replay has number 1.
     pub(super) fn restart(&self) {
         let state = &mut *self.0.lock();
         (state.history, state.difference) = (History::new(), None);
         state.restarts += 1;
     }
 
-    /// Compares with the other ranks what was launched; with a key, as if a replay of it was launched now. `gather` is called without a
-    /// lock, also when a difference is known already: the other ranks may wait for this one.
+    /// Compares the launches of all ranks; with `next`, as if a replay of this key had been
+    /// launched. `gather` is called without a lock, also after a known difference: other ranks may
+    /// wait in their gather.
     pub(super) fn compare(
         &self,
         (rank, ranks): (u32, u32),
@@ -94,7 +94,7 @@ impl OrderCheck {
         compare(&histories).map_err(|found| {
             let error = Error::from(found);
             let mut state = self.0.lock();
-            // What was compared may be forgotten by now; and what nobody launched does no harm.
+            // A restart invalidates the result, and a difference before any launch is harmless.
             if found.launched && state.restarts == restarts {
                 state.difference.get_or_insert_with(|| error.clone());
             }

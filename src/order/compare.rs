@@ -1,37 +1,41 @@
-//! Where the replays of several ranks differ first.
+//! Finds the first difference between the replays of several ranks.
 //!
-//! Plain code, as [`history`](super::history): every rank has the same bytes of all ranks, and comes to the same end.
+//! Plain code, as [`history`](super::history). Every rank has the same input and computes the same
+//! result.
 
 use super::history::History;
 
-/// As far as ranks were compared, they had the same replays.
+/// Result of a comparison without differences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreement {
-    /// The number of the last replay up to which all ranks had the same; 0: there is none yet, or some rank is so far behind that the
-    /// others do not remember what it launched last.
+    /// Number of the last replay up to which all ranks agree. 0: none yet, or one rank is so far
+    /// behind that the keys of its last replays are no longer stored on the other ranks.
     pub same: u64,
-    /// Replays of the rank that is furthest.
+    /// Replays of the most advanced rank.
     pub most: u64,
 }
 
-/// The first replay that is not the same on all ranks.
+/// First difference between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Difference {
-    /// Its number, from 1.
+    /// Replay number, from 1.
     pub(super) replay: u64,
-    /// It is that one; else that one or one before, which are forgotten.
+    /// Whether `replay` is exact; else the difference is at `replay` or earlier, beyond the stored
+    /// keys.
     pub(super) exact: bool,
-    /// The lowest rank that is otherwise than most, and the key it had; `None`: it has no such replay, or it is forgotten.
+    /// Lowest rank outside the majority, and its key; `None` if missing or no longer stored.
     pub(super) rank: (u32, Option<u64>),
-    /// The lowest rank of most, in the same way; of groups of one size, the one of the lowest rank is most.
+    /// Lowest rank of the majority, and its key. Of groups of equal size, the one with the lowest
+    /// rank counts.
     pub(super) other: (u32, Option<u64>),
-    /// Ranks that are otherwise than most.
+    /// Number of ranks outside the majority.
     pub(super) ranks: u32,
-    /// Some rank has launched it. Else all were asked in time, and may decide anew.
+    /// Whether a rank launched the replay. Otherwise the ranks may decide again.
     pub(super) launched: bool,
 }
 
-/// Compares what each rank launched. A rank that is behind is no difference, unless somebody asks before a launch: then all are to be there.
+/// Compares the launches of all ranks. A rank merely behind is no difference, unless one rank
+/// compares before a launch: then all must be equally far.
 pub(super) fn compare(ranks: &[History]) -> Result<Agreement, Difference> {
     let first = ranks.iter().map(History::first_known).max().unwrap_or(1);
     let last = ranks.iter().map(History::last).min().unwrap_or(0);
@@ -42,7 +46,7 @@ pub(super) fn compare(ranks: &[History]) -> Result<Agreement, Difference> {
         let launched = ranks.iter().any(|rank| rank.launched(replay));
         Difference { replay, exact, rank: had(odd.rank), other: had(odd.other), ranks: odd.ranks, launched }
     };
-    // What was before all that everybody knows by key, if everybody knows the hash up to there.
+    // First the replays before the stored keys, if every rank knows the hash up to the same number.
     let met = first <= last + 1;
     if met {
         if let Some(odd) = odd(ranks, |rank| rank.hash_to(first - 1)) {
@@ -60,21 +64,21 @@ pub(super) fn compare(ranks: &[History]) -> Result<Agreement, Difference> {
     Ok(Agreement { same: if met { last } else { 0 }, most })
 }
 
-/// Who is otherwise than most.
+/// Ranks outside the majority.
 struct Odd {
     rank: usize,
     other: usize,
     ranks: u32,
 }
 
-/// Who is otherwise than most by what `of` says; nobody if all are the same.
+/// Finds the ranks whose value of `of` differs from the majority; `None` if all are equal.
 fn odd<T: PartialEq>(ranks: &[History], of: impl Fn(&History) -> T) -> Option<Odd> {
     let values: Vec<T> = ranks.iter().map(of).collect();
     let same_as = |rank: usize| values.iter().filter(|value| **value == values[rank]).count();
     if values.is_empty() || same_as(0) == values.len() {
         return None;
     }
-    // Only where they differ, once: of the largest groups the one of the lowest rank.
+    // Only on a difference, so once. Of the largest groups, the one with the lowest rank.
     let other = (0..values.len()).rev().max_by_key(|rank| same_as(*rank))?;
     let rank = (0..values.len()).find(|rank| values[*rank] != values[other])?;
     Some(Odd { rank, other, ranks: (values.len() - same_as(other)) as u32 })

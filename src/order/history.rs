@@ -1,43 +1,43 @@
-//! What a rank launched, short enough to be sent to others: the last replays by key, and a hash over those before.
+//! Launch history of a rank in a fixed size: keys of the last replays and a hash over earlier ones.
 //!
-//! Plain code: no driver, no lock, no clock.
+//! Plain code: no driver, lock or clock.
 
 use std::collections::VecDeque;
 
 use crate::units::mix;
 
-/// So many replays are remembered by key. Ranks that compare no less often than that learn which replay it was.
+/// Number of replays stored by key. Ranks which compare at least as often learn the exact
+/// difference.
 pub(super) const RING: usize = 256;
 
-/// Bytes of a [digest](History::digest), the same on all ranks: what a gather moves for each of them.
+/// Bytes of a [digest](History::digest), equal on all ranks: the size per rank of a gather.
 pub(crate) const DIGEST_BYTES: usize = 32 + 8 * RING;
 
-/// The first eight bytes of a digest: another library's, or another version's, is told apart.
+/// First eight bytes of a digest; identifies library and version.
 const MAGIC: u64 = u64::from_le_bytes(*b"vmmgord1");
 
-/// No process launches more.
+/// Upper bound of the launches in a process.
 const COUNT_MOST: u64 = 1 << 62;
 
-/// The replays of a rank: how many, the keys of the last ones, a hash over the others.
+/// Replays of a rank: count, last keys, hash over earlier keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct History {
-    /// Over the keys that the ring has no room for, in order.
+    /// Hash over the keys dropped from `keys`, in order.
     before: u64,
-    /// Of the last ones.
+    /// Keys of the last replays.
     keys: VecDeque<u64>,
-    /// Replays so far; the last one has this number.
+    /// Number of replays; replays are numbered from 1.
     count: u64,
-    /// Whether the last one is only about to be launched.
+    /// Whether the last replay is not launched yet.
     ahead: bool,
 }
 
 impl History {
-    /// Nothing launched.
     pub(super) fn new() -> Self {
         Self { before: 0, keys: VecDeque::with_capacity(RING), count: 0, ahead: false }
     }
 
-    /// One more replay. Allocates nothing.
+    /// Records a replay. Never allocates.
     pub(super) fn note(&mut self, key: u64) {
         if self.keys.len() == RING
             && let Some(oldest) = self.keys.pop_front()
@@ -48,7 +48,7 @@ impl History {
         self.count += 1;
     }
 
-    /// As it will be if a replay of this key is launched now.
+    /// Returns the history as if a replay with this key were launched now.
     pub(super) fn ahead(&self, key: u64) -> Self {
         let mut ahead = self.clone();
         ahead.note(key);
@@ -56,33 +56,33 @@ impl History {
         ahead
     }
 
-    /// Whether its last replay is only about to be launched.
+    /// Returns whether the last replay is not launched yet.
     pub(super) fn is_ahead(&self) -> bool {
         self.ahead
     }
 
-    /// Whether a replay of this number was launched.
     pub(super) fn launched(&self, number: u64) -> bool {
         number <= self.count - u64::from(self.ahead)
     }
 
-    /// The number of its last replay; 0: there is none.
+    /// Returns the number of the last replay; 0 without replays.
     pub(super) fn last(&self) -> u64 {
         self.count
     }
 
-    /// The number of the first replay whose key is known; one more than the last if none is.
+    /// Returns the number of the first replay with a stored key; the last number plus one if none
+    /// is stored.
     pub(super) fn first_known(&self) -> u64 {
         self.count - self.keys.len() as u64 + 1
     }
 
-    /// The key of a replay, if it was launched and is known.
+    /// Returns the key of a replay, if stored.
     pub(super) fn key(&self, number: u64) -> Option<u64> {
         let place = number.checked_sub(self.first_known())?;
         self.keys.get(usize::try_from(place).ok()?).copied()
     }
 
-    /// A hash over all keys up to this number; `None` if that is not known (any more).
+    /// Returns a hash over all keys up to this number; `None` if not computable.
     pub(super) fn hash_to(&self, number: u64) -> Option<u64> {
         if number > self.count {
             return None;
@@ -96,7 +96,8 @@ impl History {
         )
     }
 
-    /// As bytes: little-endian numbers of eight bytes; magic, count, whether the last is ahead, the hash, and the keys, behind them zeros.
+    /// Encodes the history as little-endian 64-bit numbers: magic, count, ahead flag, hash, keys,
+    /// then zeros.
     pub(super) fn digest(&self) -> [u8; DIGEST_BYTES] {
         let mut bytes = [0; DIGEST_BYTES];
         let head = [MAGIC, self.count, u64::from(self.ahead), self.before];
@@ -107,7 +108,7 @@ impl History {
         bytes
     }
 
-    /// Of a digest's bytes; `None`: they are none.
+    /// Decodes a digest; `None` for invalid bytes.
     pub(super) fn of_digest(bytes: &[u8]) -> Option<Self> {
         if bytes.len() != DIGEST_BYTES {
             return None;
@@ -121,7 +122,7 @@ impl History {
         }
         let known = usize::try_from(count).map_or(RING, |count| count.min(RING));
         let keys: VecDeque<u64> = numbers.by_ref().take(known).collect();
-        // Zeros where no key is, and no hash over nothing.
+        // Unused keys must be 0, and the hash over no keys is 0.
         let clean = numbers.all(|number| number == 0) && (count > RING as u64 || before == 0);
         clean.then_some(Self { before, keys, count, ahead: ahead == 1 })
     }

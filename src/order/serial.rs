@@ -1,19 +1,19 @@
-//! Where the replays of a serial order have to be: on one stream, launched by one thread.
+//! Serial order: binds all replays to one stream and one thread.
 //!
-//! Both, since either alone lets ranks come to different orders: two threads by who comes first, two streams by the waits that order
-//! them. The first replay that is launched says which; nothing but [`lift`](Serial::lift) lets it be said anew, not even the end of
-//! that thread.
+//! Both, since either alone lets ranks diverge: two threads by scheduling, two streams by the waits
+//! between them. The first launched replay binds; only [`lift`](Serial::lift) unbinds, not the end
+//! of the thread.
 
 use crate::error::{Error, Result};
 use crate::pages::NamedStream;
 use crate::sync::{Mutex, thread_token};
 
-/// Asked and told within a turn only.
+/// Accessed inside the exclusive section only.
 #[derive(Debug, Default)]
 pub(super) struct Serial(Mutex<Option<(NamedStream, u64)>>);
 
 impl Serial {
-    /// That a replay may be here.
+    /// Checks the stream and the calling thread of a replay.
     pub(super) fn check(&self, stream: NamedStream) -> Result<()> {
         match *self.0.lock() {
             Some(first) if first != (stream, thread_token()) => Err(Error::wrong_state(
@@ -24,12 +24,12 @@ impl Serial {
         }
     }
 
-    /// A replay is launched here.
+    /// Binds to the stream and the calling thread, unless bound.
     pub(super) fn bind(&self, stream: NamedStream) {
         self.0.lock().get_or_insert_with(|| (stream, thread_token()));
     }
 
-    /// The next replay says anew where the others have to be.
+    /// Unbinds: the next replay binds again.
     pub(super) fn lift(&self) {
         *self.0.lock() = None;
     }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::compare::{Agreement, Difference, compare};
 use super::history::{DIGEST_BYTES, History, RING};
 
-/// A rank by its whole past: the keys that it launched, and what it is about to.
+/// A rank with its full history: launched keys and the next key.
 #[derive(Clone, Debug)]
 struct Rank {
     launched: Vec<u64>,
@@ -13,7 +13,7 @@ struct Rank {
 }
 
 impl Rank {
-    /// What the others get of it.
+    /// Digest sent to the other ranks.
     fn digest(&self) -> [u8; DIGEST_BYTES] {
         let mut history = History::new();
         self.launched.iter().for_each(|key| history.note(*key));
@@ -31,7 +31,7 @@ fn compared(ranks: &[Rank]) -> Result<Agreement, Difference> {
     compare(&histories)
 }
 
-/// Who is otherwise than most, by hand: the lowest of them, the lowest of most, and how many.
+/// Naive majority search: lowest rank outside, lowest rank inside, number outside.
 fn odd<T: Ord + Clone>(values: &[T]) -> (usize, usize, usize) {
     let mut groups: BTreeMap<T, Vec<usize>> = BTreeMap::new();
     for (rank, value) in values.iter().enumerate() {
@@ -43,7 +43,7 @@ fn odd<T: Ord + Clone>(values: &[T]) -> (usize, usize, usize) {
     ((0..values.len()).find(outside).unwrap(), other, values.len() - most)
 }
 
-/// The same, of all that ever was, one number after the other.
+/// Naive comparison over the full history.
 fn naive(ranks: &[Rank]) -> Result<Agreement, Difference> {
     let all: Vec<Vec<u64>> = ranks.iter().map(Rank::all).collect();
     let last = all.iter().map(Vec::len).min().unwrap();
@@ -80,7 +80,7 @@ fn naive(ranks: &[Rank]) -> Result<Agreement, Difference> {
     Ok(Agreement { same: if met { last as u64 } else { 0 }, most: most as u64 })
 }
 
-/// Ranks that follow one program, some of them not to its end, and some with another key somewhere.
+/// Ranks of one program. Some stop early, some have one different key.
 fn ranks() -> impl Strategy<Value = Vec<Rank>> {
     let program = prop::collection::vec(0_u64..3, 0..900);
     let way = (0_usize..4, 0_usize..320, prop::option::weighted(0.3, (0_usize..900, 0_u64..3)), 0_u64..6);
@@ -115,7 +115,8 @@ proptest! {
         let mut digest = Rank { launched, next }.digest();
         let read = History::of_digest(&digest).expect("a digest");
         prop_assert_eq!(read.digest(), digest);
-        // Another digest, or none; never one that is taken for the first, and nothing that panics when it is compared.
+        // A changed digest decodes to a different history or to none, and never panics in a
+        // comparison.
         digest[place] ^= change;
         if let Some(other) = History::of_digest(&digest) {
             prop_assert_ne!(&other, &read);
@@ -154,7 +155,7 @@ fn a_rank_that_is_behind_is_none_until_somebody_asks_before_a_launch() {
     assert_eq!((apart.rank, apart.other), ((1, None), (0, Some(1))));
     let other = compared(&[rank(3, Some(2)), rank(3, Some(1)), rank(3, Some(1))]).unwrap_err();
     assert_eq!((other.replay, other.rank, other.other), (4, (0, Some(2)), (1, Some(1))));
-    // Somebody is so far behind that nobody remembers.
+    // One rank is so far behind that its last keys are no longer stored.
     assert_eq!(compared(&[rank(1, None), rank(900, None)]), Ok(Agreement { same: 0, most: 900 }));
     let far = compared(&[rank(1, Some(1)), rank(900, None)]).unwrap_err();
     assert_eq!((far.replay, far.exact, far.launched), (3, false, true));

@@ -27,7 +27,7 @@ fn a_bucket_is_captured_once_and_replayed_then() {
     assert_eq!((first.mode, first.reason, key), (GraphMode::Full, Reason::Captured, bucket));
     assert_eq!(dispatcher.graphs(), 1);
 
-    // Another thread comes while it is being captured: a piecewise graph will do.
+    // A second thread during the capture gets a piecewise graph.
     let second = dispatcher.dispatch(&decode(14));
     assert_eq!((second.mode, second.reason), (GraphMode::Piecewise, Reason::Captured));
     let counters = dispatcher.counters();
@@ -63,7 +63,7 @@ fn a_capture_is_counted_by_what_became_of_it() {
     assert_eq!(counters.steps(GraphMode::Eager, Reason::CaptureFailed), 1);
     assert_eq!(counters.steps(GraphMode::Piecewise, Reason::Captured), 0);
     dispatcher.forgive(slot).unwrap();
-    // Ahead of traffic there is no step to count.
+    // A capture ahead of traffic has no step to count.
     dispatcher.begin_capture(slot).unwrap();
     dispatcher.captured(slot).unwrap();
     assert_eq!(counters.steps(GraphMode::Piecewise, Reason::Captured), 0);
@@ -185,7 +185,7 @@ fn threads_never_capture_one_bucket_twice_nor_more_graphs_than_allowed() {
     assert_eq!((captures, dispatcher.graphs()), (5, 5));
     let counters = dispatcher.counters();
     let pairs = GraphMode::ALL.into_iter().flat_map(|mode| Reason::ALL.map(|reason| (mode, reason)));
-    // What is to be captured was not reported.
+    // Unreported captures are not counted.
     assert_eq!(pairs.map(|(mode, reason)| counters.steps(mode, reason)).sum::<u64>(), 8000 - 5);
 }
 
@@ -197,7 +197,7 @@ proptest! {
     ) {
         let options = DispatcherOptions { most_graphs, stand_in, ..DispatcherOptions::default() };
         let dispatcher = dispatcher(options);
-        // Oldest use first.
+        // Least recently used first.
         let mut ready: Vec<Slot> = Vec::new();
         let mut failed = 0;
         for (tokens, uniform, then) in steps {
@@ -255,7 +255,7 @@ fn a_decision_of_others_counts_beside_the_own_one_and_uses_the_graph() {
         .into();
     slots.iter().for_each(|slot| dispatcher.captured(*slot).unwrap());
     assert_eq!(dispatcher.least_recently_used(None), Some(slots[0]));
-    // What was decided stays counted.
+    // The local decision stays counted.
     assert_eq!(dispatcher.dispatch(&decode(2)).reason, Reason::Hit);
     dispatcher.imposed(Some(slots[0])).unwrap();
     dispatcher.imposed(None).unwrap();
@@ -264,7 +264,7 @@ fn a_decision_of_others_counts_beside_the_own_one_and_uses_the_graph() {
     assert_eq!(GraphMode::ALL.map(|mode| counters.imposed(mode)), [1, 0, 1]);
     assert_eq!(dispatcher.least_recently_used(None), Some(slots[1]), "the other one was used since");
     assert_eq!((dispatcher.replays(slots[0]), dispatcher.replays(slots[1])), (2, 2));
-    // One that is not there is going to be captured.
+    // A missing graph is captured by the caller.
     let absent = dispatcher.slots().map(|(slot, ..)| slot).find(|slot| !slots.contains(slot)).unwrap();
     dispatcher.imposed(Some(absent)).unwrap();
     assert_eq!(dispatcher.replays(absent), 0);

@@ -12,7 +12,8 @@ fn plan_tokens(traffic: &Histogram, limit: u32) -> Plan {
     plan(traffic, Weights::default(), &graphs(limit), &Costs::default()).unwrap()
 }
 
-/// Decode batches of a quiet service, of a busy one, and prompt lengths: heads, waves and a long tail.
+/// Decode batches of a quiet and of a busy service, and prompt lengths with peaks, waves and a long
+/// tail.
 fn histograms() -> [(&'static str, Histogram); 3] {
     let quiet = (1..=64).map(|batch: u32| (batch, 100_000 / u64::from(batch * batch)));
     let busy = (1..=512_u32).map(|batch| {
@@ -53,7 +54,7 @@ fn a_bucket_says_what_it_buys() {
     assert_eq!(bought, [(1, 10, 0, 70), (8, 9, 5, 13 * 5 + 12 * 4 - 5), (20, 1, 0, eager)]);
     assert_eq!(plan.waste, Waste { padding: 5, graph_steps: 20, eager_steps: 0 });
     assert_eq!(plan.curve, [20 * eager, 19 * 10 + 13 * 5 + 12 * 4, 75, 5]);
-    // A fourth graph is worth 5, a fifth nothing.
+    // A fourth graph saves 5, a fifth nothing.
     assert_eq!(plan_tokens(&traffic, 9).buckets.len(), 4);
 }
 
@@ -96,7 +97,7 @@ fn hostile_numbers_are_errors_or_answers() {
     assert!(plan(&wide, Weights::default(), &Budget::default(), &costs).is_err());
 }
 
-/// All sets of at most `left` of these buckets, tried one by one.
+/// Tries all sets of at most `left` of these buckets.
 fn brute_force(candidates: &[Key], left: u32, traffic: &Histogram, weights: Weights, costs: &Costs) -> u128 {
     (0_u32..1 << candidates.len())
         .filter(|set| set.count_ones() <= left)
@@ -123,7 +124,7 @@ proptest! {
         let budget = Budget { pool_bytes: most.map(|most| most * 3), ..graphs(limit) };
         let costs = Costs { eager_step, pool_unit_bytes: 3, ..Costs::default() };
         let planned = plan(&traffic, Weights::default(), &budget, &costs).unwrap();
-        // Every size is a candidate, whether it occurs or not; the pool has room for the smaller ones only.
+        // Every size is a candidate, occurring or not; only the smaller ones fit the pool.
         let top = most.map_or(6, |most| most.min(6) as u32);
         let candidates: Vec<Key> =
             (1..=top).flat_map(|size| (0..2).map(move |variant| Key::tokens(size).of_variant(variant))).collect();
@@ -148,7 +149,7 @@ proptest! {
         let cost = planned.waste.cost(&Costs::default());
         prop_assert_eq!(planned.waste.eager_steps, 0);
         prop_assert!(planned.buckets.len() <= limit as usize);
-        // What it promises holds, and lies between the best of all sets and one bucket for everything.
+        // The reported cost holds, between the best of all sets and one bucket for all shapes.
         prop_assert!(cost <= *planned.curve.last().unwrap());
         let candidates: Vec<Key> = (1..5)
             .flat_map(|tokens| (1..3).map(move |batch| Key::tokens(tokens).with(Axis::Batch, batch)))

@@ -12,7 +12,8 @@ fn add(policy: &mut Policy, count: usize) -> Vec<GraphKey> {
     (0..count).map(|_| policy.add(SIZE, false)).collect()
 }
 
-/// Acquires executables, instantiating where that is asked for. Returns whether that was necessary; `None` where it was refused.
+/// Acquires executables and instantiates when asked. Returns whether instantiation was necessary;
+/// `None` if refused.
 fn acquire(policy: &mut Policy, graph: GraphKey, why: Why) -> Option<bool> {
     match policy.acquire(graph, why) {
         Step::Ready => Some(false),
@@ -76,7 +77,7 @@ fn executables_that_are_being_launched_are_not_evicted() {
     let graphs = add(&mut policy, 3);
     assert_eq!(acquire(&mut policy, graphs[0], Why::Replay), Some(true));
     assert_eq!(policy.acquire(graphs[0], Why::Replay), Step::Wait);
-    // The replay of another arena, in the middle of the first one: beyond the limit for that long.
+    // A replay of another arena during the first one: exceeds the limit for this time.
     assert_eq!(acquire(&mut policy, graphs[1], Why::Replay), Some(true));
     assert_eq!(policy.ledger.now.executables, 2);
     assert_eq!(policy.launched(graphs[1]), []);
@@ -165,8 +166,8 @@ fn a_removed_graph_leaves_nothing_behind() {
     assert_eq!((policy.totals(), policy.ledger.now), ((0, 0, 0), Size::default()));
 }
 
-/// A random walk over batch sizes with a jump now and then, as batches that grow and shrink with prompts between them; both neighbours are
-/// instantiated ahead, as `GraphExecutor` does.
+/// A random walk over batch sizes with occasional jumps, as of batches which grow and shrink with
+/// prompts in between. Both neighbours are instantiated ahead, as `GraphExecutor` does.
 #[test]
 fn on_ordinary_traffic_instantiating_ahead_leaves_one_miss_in_twenty_steps() {
     for limit in [8, 16] {

@@ -1,6 +1,6 @@
-// What the pointer is over, and the shape that is chosen.
+// Pointer hover and graph selection.
 
-// ---- what is under the pointer ----
+// ---- hover ----
 const tip = $("tip");
 const say = (x, y, title, lines, codes) => {
   tip.replaceChildren(el("b", {}, title), ...lines.map((line) => el("p", {}, line)), ...codes.map((code) => el("code", {}, code)));
@@ -55,7 +55,7 @@ const listen = (made, space) => {
   made.addEventListener("mouseleave", hush);
 };
 
-// ---- a choice ----
+// ---- selection ----
 const pick = (space) => {
   picked = space;
   pickedPages = new Set(space ? space.tiles.keys() : []);

@@ -1,9 +1,9 @@
-// What the other files share: the map, words for it, colours, and what is chosen.
+// Shared by the other files: the map, texts, colours, and the selection.
 const map = JSON.parse(document.getElementById("map").textContent);
 const $ = (id) => document.getElementById(id);
 const MIB = 1048576;
 
-// ---- words and numbers ----
+// ---- texts and numbers ----
 const bytes = (n) => {
   if (n === 0) return "0";
   if (n < 1024) return `${n} B`;
@@ -31,7 +31,7 @@ const el = (tag, attributes, ...inside) => {
 const amount = (tag, n, attributes) =>
   el(tag, { ...attributes, "data-bytes": n, className: `${attributes?.className || ""}${n ? "" : " none"}` }, n ? bytes(n) : "–");
 
-// ---- what is asked of the data again and again ----
+// ---- derived data ----
 const spaces = map.spaces.map((space, index) => {
   const tiles = new Map();
   for (const tile of space.maps) {
@@ -82,7 +82,7 @@ const canvas = (width, height) => {
 };
 
 // ---- state ----
-let picked = null; // a space
+let picked = null; // the selected space
 let pickedPages = new Set();
 let sortedBy = "need";
 let find = "";
@@ -92,4 +92,4 @@ let columns = [];
 let matrixWidth = 0;
 const MOST_ROWS = 400;
 const ROW = 15;
-const NUMBER = 82; // pixels of a column of numbers, as in the style
+const NUMBER = 82; // width of a number column in pixels, as in map.css

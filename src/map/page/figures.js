@@ -1,4 +1,4 @@
-// What is held, the curve of the hungriest shapes, and who has the device's memory.
+// Held memory, the curve of the largest graphs, and the owners of device memory.
 
 // ---- the sums ----
 const drawSums = () => {

@@ -1,6 +1,6 @@
-// One capture: its pages and the blocks on them.
+// One capture: its pages and their blocks.
 
-// ---- one capture from inside ----
+// ---- one capture ----
 const drawInside = () => {
   const space = picked || [...spaces].sort(SORTS.need[1])[0];
   $("inside").hidden = !space;
@@ -9,7 +9,7 @@ const drawInside = () => {
   const events = space.events && space.events.length ? space.events : null;
   const shown = [...space.tiles.keys()].filter((page) => !space.tiles.get(page).kept).sort((a, b) => a - b);
   const total = shown.reduce((sum, page) => sum + map.pages[page].bytes, 0);
-  // Traced: pages from top to bottom, true to scale, events across. Else: a line for each page, its bytes across.
+  // Traced: pages from top to bottom, to scale, events across. Else: one line per page, its bytes across.
   const least = shown.length > 30 ? 0 : 1;
   const height = events ? 360 : Math.min(720, Math.max(80, 15 * shown.length));
   const scale = shown.length ? (height - least * shown.length) / Math.max(1, total) : 0;

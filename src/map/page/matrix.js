@@ -1,4 +1,4 @@
-// Shapes down, pages across.
+// Matrix of graphs (rows) and pages (columns).
 
 // ---- the matrix ----
 const BANDS = { large: 1, tape: 1, spare: 1, kept: 1, exclusive: 1, slab: 0.55, filler: 0.55 };
@@ -76,7 +76,7 @@ const drawHead = () => {
       const count = index - begin + 1;
       const size = column.own === undefined ? ` of ${bytes(map.pages[column.page].bytes)}` : "";
       const texts = column.own === undefined ? [`${column.class}: ${count}${size}`, column.class] : ["own pages", "own"];
-      // The last band may begin its word in the gap before it.
+      // The last band's label may start in the gap before the band.
       const room = width + (next ? 8 : 18);
       const text = texts.find((one) => pen.measureText(one).width <= room);
       pen.textAlign = next ? "left" : "right";

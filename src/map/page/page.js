@@ -1,6 +1,6 @@
-// All of it drawn, themes, keys and paper. The last of the files: it begins.
+// Draws the page; themes, keys and printing. Last file: starts the page.
 
-// ---- together ----
+// ---- page ----
 const drawAll = () => {
   readInk();
   hush();
@@ -17,7 +17,7 @@ const wished = () => (/[#&]dark/.test(location.hash) ? "dark" : /[#&]light/.test
 dark.addEventListener("change", () => theme(wished()));
 $("theme").addEventListener("click", () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
 $("find").addEventListener("input", (event) => { find = event.target.value.toLowerCase(); drawMatrix(); });
-// On paper the page has one width, whatever the window's is.
+// In print the page width is fixed, independent of the window.
 const press = (on) => { printing = on; document.documentElement.classList.toggle("printing", on); };
 let before = "light";
 window.addEventListener("beforeprint", () => { before = document.documentElement.dataset.theme; press(true); theme("light"); });
